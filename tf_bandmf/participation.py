@@ -1,0 +1,167 @@
+"""Participation: at which steps one example (or user) may contribute.
+
+One object describes what the sampler does, and the accountant analyses the same
+object: a mismatch between the two cannot be expressed.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, Dict, Mapping, Optional
+
+
+def _positive_int(name: str, value: Any) -> int:
+    if isinstance(value, bool) or int(value) != value or value < 1:
+        raise ValueError(f"{name} must be a whole number >= 1, found {value!r}.")
+    return int(value)
+
+
+class Participation(abc.ABC):
+    """Which sets of steps one example may take part in."""
+
+    kind: ClassVar[str]
+
+    @abc.abstractmethod
+    def separation(self) -> int:
+        """b: two participations i < j of one example have j - i >= b."""
+
+    @abc.abstractmethod
+    def participations(self, num_steps: int) -> int:
+        """k: how often one example takes part in `num_steps` steps, at most."""
+
+    @abc.abstractmethod
+    def validate_num_steps(self, num_steps: int) -> None:
+        """Raises ValueError if a run of `num_steps` steps contradicts this object."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """One sentence for the privacy statement."""
+
+    def to_config(self) -> Dict[str, Any]:
+        return {"kind": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSep(Participation):
+    """b-min-separation, asserted by the caller (amplified-banded-mf, section 3).
+
+    The sampler is the caller's: a federated server, say, whose devices keep a timer.
+    The guarantee holds only if the caller enforces the separation.
+
+    Args:
+      min_separation: b >= 1.
+      max_participations: k, the most often that one example takes part, or None for the
+        most that the separation permits, `ceil(n / b)`.
+    """
+
+    min_separation: int
+    max_participations: Optional[int] = None
+    kind: ClassVar[str] = "min_sep"
+
+    def __post_init__(self) -> None:
+        b = _positive_int("min_separation", self.min_separation)
+        object.__setattr__(self, "min_separation", b)
+        if self.max_participations is not None:
+            k = _positive_int("max_participations", self.max_participations)
+            object.__setattr__(self, "max_participations", k)
+
+    def separation(self) -> int:
+        return self.min_separation
+
+    def participations(self, num_steps: int) -> int:
+        possible = -(-num_steps // self.min_separation)
+        return min(possible, self.max_participations or possible)
+
+    def validate_num_steps(self, num_steps: int) -> None:
+        if self.min_separation > num_steps:
+            raise ValueError(
+                f"min_separation must be <= num_steps = {num_steps}, found "
+                f"{self.min_separation}. For a single participation give "
+                f"MinSep(num_steps, 1)."
+            )
+
+    def describe(self) -> str:
+        k = self.max_participations
+        limit = "" if k is None else f", at most {k} times"
+        return (
+            f"Each example takes part at most once in any {self.min_separation} "
+            f"consecutive steps{limit}. The caller asserts and enforces this."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedEpochOrder(Participation):
+    """Every example exactly once per epoch, always at the same position of the epoch.
+
+    The (k, b)-participation of multi-epoch training (amplified-banded-mf, section 2):
+    an example takes part at the steps i, i + b, ..., i + (k - 1) b for one i < b. The
+    batches are cut once from one order of the examples; shuffling again in each epoch
+    would lower the separation to 1 and is impossible here.
+
+    Args:
+      num_examples: size of the training set.
+      batch_size: examples per step. If it does not divide `num_examples` the batches of
+        an epoch differ by one example in size.
+      epochs: k.
+      order_seed: the order of the examples is a pseudorandom function of this number.
+        The order is not secret: nothing is claimed from it.
+    """
+
+    num_examples: int
+    batch_size: int
+    epochs: int
+    order_seed: int = 0
+    kind: ClassVar[str] = "fixed_epoch_order"
+
+    def __post_init__(self) -> None:
+        for name in ("num_examples", "batch_size", "epochs"):
+            object.__setattr__(self, name, _positive_int(name, getattr(self, name)))
+        if self.batch_size > self.num_examples:
+            raise ValueError(
+                f"batch_size must be <= num_examples = {self.num_examples}, found "
+                f"{self.batch_size}."
+            )
+        if isinstance(self.order_seed, bool) or self.order_seed < 0:
+            raise ValueError(f"order_seed must be >= 0, found {self.order_seed!r}.")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.num_examples // self.batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+    def separation(self) -> int:
+        return self.steps_per_epoch
+
+    def participations(self, num_steps: int) -> int:
+        return min(self.epochs, -(-num_steps // self.steps_per_epoch))
+
+    def validate_num_steps(self, num_steps: int) -> None:
+        if num_steps != self.num_steps:
+            raise ValueError(
+                f"{self.epochs} epochs of {self.steps_per_epoch} steps are "
+                f"{self.num_steps} steps, found num_steps = {num_steps}. Leave "
+                f"num_steps out, or change epochs or batch_size."
+            )
+
+    def describe(self) -> str:
+        return (
+            f"Fixed epoch order: {self.num_examples} examples, each exactly once per "
+            f"epoch of {self.steps_per_epoch} steps, at the same position in all "
+            f"{self.epochs} epochs. The batch schedule enforces this."
+        )
+
+
+_KINDS = {cls.kind: cls for cls in (MinSep, FixedEpochOrder)}
+
+
+def from_config(config: Mapping[str, Any]) -> Participation:
+    """Rebuilds the participation of a `to_config` dictionary."""
+    arguments = dict(config)
+    kind = arguments.pop("kind", None)
+    if kind not in _KINDS:
+        raise ValueError(f"Unknown participation {kind!r}: saved by a newer version?")
+    return _KINDS[kind](**arguments)

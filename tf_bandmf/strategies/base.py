@@ -1,0 +1,110 @@
+"""What every strategy is: a matrix C, where it came from, and how noise is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, Mapping
+
+import numpy as np
+
+from tf_bandmf import bands, error
+from tf_bandmf import sensitivity as sensitivity_lib
+from tf_bandmf.participation import Participation
+from tf_bandmf.workloads import Workload
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Strategy:
+    """A strategy matrix `C` for a fixed number of steps.
+
+    Attributes:
+      family: "identity", "lambda_cgd", "bsr", "bisr", ...
+      matrix: `C`, n x n.
+      parameters: the numbers that define it within its family, for tables and plans.
+      diagnostics: how it was found: for an optimized strategy whether the optimizer
+        converged, its gradient norm, the certified optimality gap and so on. Not part
+        of the guarantee.
+    """
+
+    family: str
+    matrix: bands.LowerTriangular
+    parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    diagnostics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        return self.matrix.num_rows
+
+    @property
+    def core(self) -> bands.LowerTriangular:
+        """`C` before its columns were scaled."""
+        matrix = self.matrix
+        return matrix.inner if isinstance(matrix, bands.ColumnScaled) else matrix
+
+    @property
+    def is_inverse_banded(self) -> bool:
+        """Whether `C^-1` is banded: noise is regenerated and nothing is kept."""
+        return isinstance(self.core, bands.Inverse)
+
+    @property
+    def noise_bands(self) -> int:
+        """Bands of `C`, or of `C^-1` if that is the banded one."""
+        core = self.core
+        return core.inner.bands if isinstance(core, bands.Inverse) else core.bands
+
+    @property
+    def is_column_normalized(self) -> bool:
+        return bool(np.ptp(self.matrix.column_norms()) < 1e-9)
+
+    @property
+    def memory_vectors(self) -> int:
+        """Vectors of the model's size that the noise generator keeps between steps."""
+        return 0 if self.is_inverse_banded else self.noise_bands - 1
+
+    @property
+    def regenerations_per_step(self) -> int:
+        """Earlier noise vectors that each step generates again."""
+        return self.noise_bands - 1 if self.is_inverse_banded else 0
+
+    def sensitivity(self, participation: Participation) -> sensitivity_lib.Sensitivity:
+        """Sensitivity under a participation; see `tf_bandmf.sensitivity`."""
+        return sensitivity_lib.sensitivity(self.matrix, participation, self.num_steps)
+
+    def per_step_squared_error(self, workload: Workload) -> np.ndarray:
+        """`||row i of A C^-1||^2`, shape [n]; see `tf_bandmf.error`."""
+        return error.per_step_squared_error(self.matrix, workload)
+
+    def rmse(self, workload: Workload, participation: Participation) -> float:
+        """Root mean squared error of the models at noise multiplier 1.
+
+        dp-lambda-cgd, eq. 6: `||A C^-1||_F / sqrt(n) * sens(C)`.
+        """
+        mean = error.root_mean_squared_error(self.per_step_squared_error(workload))
+        return mean * self.sensitivity(participation).value
+
+    def max_se(self, workload: Workload, participation: Participation) -> float:
+        """Largest error of a model at noise multiplier 1 (dp-lambda-cgd, eq. 7)."""
+        largest = error.max_error(self.per_step_squared_error(workload))
+        return largest * self.sensitivity(participation).value
+
+    def normalize_columns(self) -> "Strategy":
+        """The same strategy with columns of `C` scaled to norm 1."""
+        parameters = {**self.parameters, "column_normalized": True}
+        return dataclasses.replace(
+            self, matrix=self.matrix.normalize_columns(), parameters=parameters
+        )
+
+    def to_config(self) -> Dict[str, Any]:
+        return {
+            "family": self.family,
+            "matrix": self.matrix.to_config(),
+            "parameters": dict(self.parameters),
+            "diagnostics": dict(self.diagnostics),
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Strategy":
+        matrix = bands.from_config(config["matrix"])
+        return cls(
+            config["family"], matrix, config["parameters"], config["diagnostics"]
+        )

@@ -1,0 +1,100 @@
+"""Square-root strategies: C is, or is close to, the square root of the workload.
+
+* BSR keeps the first bands of `C = A^(1/2)`: Kalinin, Lampert, "Banded Square Root
+  Matrix Factorization for Differentially Private Model Training", arXiv:2405.13763.
+* BISR keeps the first bands of `C^-1 = A^(-1/2)`: Kalinin, McKenna, Upadhyay, Lampert,
+  "Back to Square Roots", arXiv:2505.12128 (cited as banded-inverse-square-root).
+
+Both take the Toeplitz part of the workload; a learning-rate schedule does not change
+them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tf_bandmf import bands as bands_lib
+from tf_bandmf import toeplitz
+from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.workloads import Workload
+
+
+def square_root_coefficients(workload: Workload, num_terms: int) -> np.ndarray:
+    """First column of `A^(1/2)`, shape [num_terms].
+
+    For SGD with momentum beta and decay alpha
+    `c[k] = sum_i alpha^(k-i) r[k-i] r[i] beta^i` with `r[k] = |binom(-1/2, k)|`
+    (banded-square-root, the lemma on regularized SGD with momentum).
+    """
+    if workload.momentum is None or workload.decay is None:
+        return toeplitz.square_root(workload.first_column(), num_terms)
+    return toeplitz.multiply(
+        toeplitz.inverse_square_root_of_linear(workload.decay, num_terms),
+        toeplitz.inverse_square_root_of_linear(workload.momentum, num_terms),
+        num_terms,
+    )
+
+
+def inverse_square_root_coefficients(workload: Workload, num_terms: int) -> np.ndarray:
+    """First column of `A^(-1/2)`, shape [num_terms].
+
+    banded-inverse-square-root, Lemma 1 (eq. 9): the product of the series of
+    `(1 - alpha x)^(1/2)` and `(1 - beta x)^(1/2)`.
+    """
+    if workload.momentum is None or workload.decay is None:
+        return toeplitz.square_root(workload.inverse_coefficients, num_terms)
+    return toeplitz.multiply(
+        toeplitz.square_root_of_linear(workload.decay, num_terms),
+        toeplitz.square_root_of_linear(workload.momentum, num_terms),
+        num_terms,
+    )
+
+
+def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
+    """Banded square root: the first `bands` diagonals of `C = A^(1/2)`.
+
+    The noise generator keeps `bands - 1` vectors of the model's size.
+
+    Args:
+      workload: A.
+      bands: number of diagonals of `C`, 1 <= bands <= n. With bands <= b the
+        sensitivity is that of orthogonal columns.
+      column_normalized: scale the columns of `C` to norm 1.
+
+    Raises:
+      ValueError: if bands is out of range.
+    """
+    _check_bands(bands, workload.num_steps)
+    coefficients = square_root_coefficients(workload, bands)
+    matrix = bands_lib.ToeplitzBanded(coefficients, workload.num_steps)
+    strategy = Strategy("bsr", matrix, {"bands": int(bands)})
+    return strategy.normalize_columns() if column_normalized else strategy
+
+
+def bisr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
+    """Banded inverse square root: the first `bands` diagonals of `C^-1 = A^(-1/2)`.
+
+    banded-inverse-square-root, Definition 1. The noise generator keeps nothing and
+    generates `bands - 1` earlier vectors again at each step.
+
+    Args:
+      workload: A.
+      bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
+      column_normalized: scale the columns of `C` to norm 1.
+
+    Raises:
+      ValueError: if bands is out of range.
+    """
+    _check_bands(bands, workload.num_steps)
+    coefficients = inverse_square_root_coefficients(workload, bands)
+    inverse = bands_lib.ToeplitzBanded(coefficients, workload.num_steps)
+    strategy = Strategy("bisr", bands_lib.Inverse(inverse), {"bands": int(bands)})
+    return strategy.normalize_columns() if column_normalized else strategy
+
+
+def _check_bands(bands: int, num_steps: int) -> None:
+    if isinstance(bands, bool) or int(bands) != bands or not 1 <= bands <= num_steps:
+        raise ValueError(
+            f"bands must be a whole number from 1 to num_steps = {num_steps}, found "
+            f"{bands!r}."
+        )

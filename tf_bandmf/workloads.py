@@ -1,0 +1,155 @@
+"""Workloads: which sums of noisy gradients the released models are.
+
+Row `i` of the workload matrix `A` says how the model after step `i` adds up the
+gradients of the steps so far. Every workload here is `A = T^-1 diag(learning_rates)`
+with a banded Toeplitz `T`: that is what makes errors computable in O(n).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+import numpy as np
+
+from tf_bandmf import bands
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Workload:
+    """The `n x n` lower-triangular workload `A = T^-1 diag(learning_rates)`.
+
+    Build one with `prefix_sum`, `momentum_sgd`, `identity` or `from_inverse`.
+
+    Attributes:
+      name: for tables and statements.
+      num_steps: n, always explicit.
+      inverse_coefficients: the diagonals of the banded Toeplitz `T`, shape [q + 1].
+      learning_rates: relative learning rate of each step, shape [n], > 0, or None for
+        a constant one. Only ratios matter to the choice of a strategy.
+      momentum, decay: as given to `momentum_sgd`; 0 and 1 otherwise. The closed forms
+        of the square-root strategies use them; None if they do not describe `T`.
+    """
+
+    name: str
+    num_steps: int
+    inverse_coefficients: np.ndarray
+    learning_rates: Optional[np.ndarray] = None
+    momentum: Optional[float] = None
+    decay: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        # Validates num_steps and the coefficients.
+        toeplitz = bands.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
+        object.__setattr__(self, "inverse_coefficients", toeplitz.coefficients)
+        object.__setattr__(self, "num_steps", toeplitz.num_rows)
+        if self.learning_rates is not None:
+            rates = np.array(self.learning_rates, dtype=np.float64)
+            rates.flags.writeable = False
+            if rates.shape != (self.num_steps,):
+                raise ValueError(
+                    f"learning_rates must give one rate for each of the "
+                    f"{self.num_steps} steps, found shape {rates.shape}."
+                )
+            if not np.all(np.isfinite(rates) & (rates > 0.0)):
+                raise ValueError("learning_rates must be finite and > 0.")
+            object.__setattr__(self, "learning_rates", rates)
+
+    @property
+    def is_toeplitz(self) -> bool:
+        return self.learning_rates is None
+
+    def inverse(self) -> bands.LowerTriangular:
+        """`A^-1`, banded: row `i` of `T` divided by the learning rate of step `i`."""
+        toeplitz = bands.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
+        if self.learning_rates is None:
+            return toeplitz
+        return bands.RowBanded(bands.as_rows(toeplitz) / self.learning_rates[:, None])
+
+    def first_column(self) -> np.ndarray:
+        """The first column of the Toeplitz part `T^-1`, shape [n]."""
+        toeplitz = bands.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
+        return toeplitz.solve(np.eye(1, self.num_steps)[0])
+
+    def to_dense(self) -> np.ndarray:
+        """Materializes `A`, shape [n, n]."""
+        return bands.Inverse(self.inverse()).to_dense()
+
+    def to_config(self) -> Dict[str, Any]:
+        return {
+            "name": self.name,
+            "num_steps": self.num_steps,
+            "inverse_coefficients": self.inverse_coefficients,
+            "learning_rates": self.learning_rates,
+            "momentum": self.momentum,
+            "decay": self.decay,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Workload":
+        return cls(**config)
+
+
+def prefix_sum(num_steps: int, learning_rates: Optional[Sequence[float]] = None) -> Workload:
+    """Plain SGD: the model is the sum of all gradients so far (all ones below)."""
+    return Workload(
+        name="prefix",
+        num_steps=num_steps,
+        inverse_coefficients=np.array([1.0, -1.0][: max(num_steps, 1)]),
+        learning_rates=learning_rates,
+        momentum=0.0,
+        decay=1.0,
+    )
+
+
+def momentum_sgd(
+    num_steps: int,
+    momentum: float = 0.0,
+    decay: float = 1.0,
+    learning_rates: Optional[Sequence[float]] = None,
+) -> Workload:
+    """SGD with momentum and weight decay (banded-inverse-square-root, eq. 4).
+
+    `m[i] = momentum m[i-1] + x[i]`, `theta[i] = decay theta[i-1] - eta m[i]`, so that
+    `A^-1 = (I - decay S)(I - momentum S)` with the shift `S`.
+
+    Args:
+      num_steps: n.
+      momentum: beta in [0, 1).
+      decay: alpha in (0, 1], the factor by which a step shrinks the weights; a Keras
+        `weight_decay` of w at learning rate eta is `decay = 1 - eta w`.
+      learning_rates: optional relative learning rate of each step, shape [n].
+
+    Raises:
+      ValueError: if momentum or decay is out of range, or momentum >= decay.
+    """
+    if not 0.0 <= momentum < 1.0:
+        raise ValueError(f"momentum must be in [0, 1), found {momentum}.")
+    if not 0.0 < decay <= 1.0:
+        raise ValueError(f"decay must be in (0, 1], found {decay}.")
+    if momentum >= decay:
+        raise ValueError(f"momentum must be < decay, found {momentum} and {decay}.")
+    product = np.trim_zeros(np.convolve([1.0, -decay], [1.0, -momentum]), "b")
+    return Workload(
+        name=f"sgd(momentum={momentum:g}, decay={decay:g})",
+        num_steps=num_steps,
+        inverse_coefficients=product[:num_steps],
+        learning_rates=learning_rates,
+        momentum=float(momentum),
+        decay=float(decay),
+    )
+
+
+def identity(num_steps: int) -> Workload:
+    """Each step's noisy gradient is wanted by itself: `A = I`."""
+    return Workload("identity", num_steps, np.array([1.0]))
+
+
+def from_inverse(
+    num_steps: int,
+    inverse_coefficients: Sequence[float],
+    learning_rates: Optional[Sequence[float]] = None,
+    name: str = "custom",
+) -> Workload:
+    """Any optimizer that is a linear recurrence: the diagonals of the banded `A^-1`."""
+    return Workload(name, num_steps, np.asarray(inverse_coefficients), learning_rates)
