@@ -92,14 +92,7 @@ class Workload:
 
 def prefix_sum(num_steps: int, learning_rates: Optional[Sequence[float]] = None) -> Workload:
     """Plain SGD: the model is the sum of all gradients so far (all ones below)."""
-    return Workload(
-        name="prefix",
-        num_steps=num_steps,
-        inverse_coefficients=np.array([1.0, -1.0][: max(num_steps, 1)]),
-        learning_rates=learning_rates,
-        momentum=0.0,
-        decay=1.0,
-    )
+    return momentum_sgd(num_steps, learning_rates=learning_rates)
 
 
 def momentum_sgd(
@@ -129,9 +122,10 @@ def momentum_sgd(
         raise ValueError(f"decay must be in (0, 1], found {decay}.")
     if momentum >= decay:
         raise ValueError(f"momentum must be < decay, found {momentum} and {decay}.")
+    plain = momentum == 0.0 and decay == 1.0
     product = np.trim_zeros(np.convolve([1.0, -decay], [1.0, -momentum]), "b")
     return Workload(
-        name=f"sgd(momentum={momentum:g}, decay={decay:g})",
+        name="prefix" if plain else f"sgd(momentum={momentum:g}, decay={decay:g})",
         num_steps=num_steps,
         inverse_coefficients=product[:num_steps],
         learning_rates=learning_rates,

@@ -16,7 +16,7 @@ from tf_bandmf.workloads import Workload
 
 
 def lambda_cgd(
-    num_steps: int, fraction: float, column_normalized: bool = False
+    num_steps: int, lambda_: float, column_normalized: bool = False
 ) -> Strategy:
     """`C^-1` has ones on its diagonal and `-lambda` below it (dp-lambda-cgd, eq. 8, 9).
 
@@ -25,21 +25,21 @@ def lambda_cgd(
 
     Args:
       num_steps: n.
-      fraction: lambda in [0, 1), the fraction of the previous noise that is cancelled;
+      lambda_: lambda in [0, 1), the fraction of the previous noise that is cancelled;
         0 is DP-SGD.
       column_normalized: scale the columns of `C` to norm 1 (dp-lambda-cgd, App. A).
 
     Raises:
       ValueError: if lambda is outside of [0, 1) or not finite.
     """
-    if not 0.0 <= fraction < 1.0:
+    if not 0.0 <= lambda_ < 1.0:
         raise ValueError(
-            f"lambda must be in [0, 1), found {fraction}: 0 is DP-SGD, and at 1 the "
+            f"lambda must be in [0, 1), found {lambda_}: 0 is DP-SGD, and at 1 the "
             f"sensitivity grows without limit."
         )
-    diagonals = np.array([1.0, -fraction])[: 2 if num_steps > 1 and fraction else 1]
+    diagonals = np.array([1.0, -lambda_])[: 2 if num_steps > 1 and lambda_ else 1]
     matrix = bands.Inverse(bands.ToeplitzBanded(diagonals, num_steps))
-    strategy = Strategy("lambda_cgd", matrix, {"lambda": float(fraction)})
+    strategy = Strategy("lambda_cgd", matrix, {"lambda": float(lambda_)})
     return strategy.normalize_columns() if column_normalized else strategy
 
 

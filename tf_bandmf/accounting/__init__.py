@@ -1,0 +1,1 @@
+"""Accounting: from noise to (epsilon, delta) and back; one file per mechanism."""

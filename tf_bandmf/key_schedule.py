@@ -1,0 +1,73 @@
+"""Keys: one secret of 256 bits per run, from which every step gets a key of its own.
+
+A step's key is a keyed hash (BLAKE2b, RFC 7693) of the step's number: whoever guessed
+the key of one step learns nothing about another one's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import NoReturn
+
+import numpy as np
+
+_KEY_BYTES = 32
+# A Philox key of 64 bits and the upper 64 of its 128-bit counter.
+_STEP_KEY_BYTES = 16
+
+
+class NoiseKey:
+    """The secret of one run. Whoever has it can remove the noise.
+
+    It does not appear in `repr` and refuses to be pickled or copied; `secret_bytes` is
+    for a private state file alone.
+
+    Raises:
+      ValueError: if the secret does not have 32 bytes.
+    """
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) != _KEY_BYTES:
+            raise ValueError(
+                f"A noise key has {_KEY_BYTES} bytes, found {len(secret)}."
+            )
+        self._secret = bytes(secret)
+
+    @classmethod
+    def from_operating_system(cls) -> NoiseKey:
+        """A fresh key: the only kind that protects anybody."""
+        return cls(secrets.token_bytes(_KEY_BYTES))
+
+    @classmethod
+    def for_testing(cls, seed: int) -> NoiseKey:
+        """A known key. For tests only: noise from it gives no privacy."""
+        return cls(hashlib.sha256(f"tf-bandmf test seed {seed}".encode()).digest())
+
+    def secret_bytes(self) -> bytes:
+        """The 32 secret bytes."""
+        return self._secret
+
+    def step_keys(self, num_steps: int) -> np.ndarray:
+        """The keys of the steps 0, ..., num_steps - 1; uint64, shape [num_steps, 2].
+
+        About a second and 16 MB for 10**6 steps. As secret as the key itself.
+        """
+        parts = [
+            hashlib.blake2b(
+                step.to_bytes(8, "little"),
+                key=self._secret,
+                digest_size=_STEP_KEY_BYTES,
+                person=b"tf-bandmf step",
+            ).digest()
+            for step in range(num_steps)
+        ]
+        return np.frombuffer(b"".join(parts), dtype="<u8").reshape(num_steps, 2)
+
+    def __repr__(self) -> str:
+        return "NoiseKey(<secret>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A noise key is secret: it is not pickled or copied.")

@@ -1,0 +1,439 @@
+"""The plan: the one object that says what a private run does.
+
+A plan fixes strategy, number of steps, participation, noise multiplier and budget.
+Everything that trains consumes a plan and may do nothing that the plan does not say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import warnings
+from typing import Any, Dict, Mapping, Optional, Sequence, Union
+
+import numpy as np
+
+from tf_bandmf import mechanisms, storage, workloads
+from tf_bandmf import participation as participation_lib
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.sampling.batches import BatchSchedule
+from tf_bandmf.sensitivity import Sensitivity
+from tf_bandmf.statement import PrivacyStatement
+from tf_bandmf.strategies import Strategy
+from tf_bandmf.workloads import Workload
+
+_FORMAT = 1
+# Saved numbers are compared with freshly computed ones; other versions of NumPy and
+# SciPy round differently.
+_RELATIVE_TOLERANCE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """An immutable, serializable description of one private training run.
+
+    Build it with `tf_bandmf.plan`, which calibrates the noise. The constructor
+    validates: a plan whose numbers do not fit together does not exist.
+
+    Attributes:
+      workload: A, what the models sum.
+      strategy: C, for `num_steps` steps.
+      participation: at which steps one example may take part.
+      l2_norm_clip: zeta, the bound on the l2 norm of each example's gradient.
+      noise_multiplier: sigma, noise standard deviation per unit of sensitivity.
+      epsilon, delta: the guarantee, with `accountant`.
+      expected_batch_size: the public constant by which the noisy sum of clipped
+        gradients is divided; None if the consumer of the plan has its own.
+      accountant: what computed (epsilon, delta) from noise_multiplier.
+      test_seed: None, or a seed from which noise is generated FOR TESTS ONLY: anyone
+        who knows it can remove the noise.
+      sensitivity: of the strategy under the participation. Computed; one that is given
+        (by a file) must agree with the computed one, and is then used to the last bit.
+    """
+
+    workload: Workload
+    strategy: Strategy
+    participation: Participation
+    l2_norm_clip: float
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    expected_batch_size: Optional[float] = None
+    accountant: str = gaussian.NAME
+    test_seed: Optional[int] = None
+    sensitivity: Optional[Sensitivity] = None
+
+    def __post_init__(self) -> None:
+        n = self.strategy.num_steps
+        if self.workload.num_steps != n:
+            raise ValueError(
+                f"The workload has {self.workload.num_steps} steps, the strategy {n}."
+            )
+        self.participation.validate_num_steps(n)
+        for name in ("l2_norm_clip", "noise_multiplier", "epsilon"):
+            _check_positive(name, getattr(self, name))
+        if self.expected_batch_size is not None:
+            _check_positive("expected_batch_size", self.expected_batch_size)
+        if self.accountant != gaussian.NAME:
+            raise ValueError(f"Unknown accountant {self.accountant!r}.")
+        computed = self.strategy.sensitivity(self.participation)
+        if self.sensitivity is None:
+            object.__setattr__(self, "sensitivity", computed)
+        elif not math.isclose(
+            self.sensitivity.value, computed.value, rel_tol=_RELATIVE_TOLERANCE
+        ):
+            raise ValueError(
+                f"The plan states {self.sensitivity}, but found {computed}: it was "
+                f"damaged. Make the plan again."
+            )
+        spent = gaussian.gaussian_delta(self.noise_multiplier, self.epsilon)
+        if spent > self.delta * (1.0 + _RELATIVE_TOLERANCE):
+            raise ValueError(
+                f"noise_multiplier = {self.noise_multiplier} gives delta = {spent} at "
+                f"epsilon = {self.epsilon}, more than the plan's {self.delta}."
+            )
+
+    @property
+    def num_steps(self) -> int:
+        """n, the horizon: a step past it raises."""
+        return self.strategy.num_steps
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of each entry of `Z`, the noise before `C^-1`.
+
+        `noise_multiplier * sensitivity * l2_norm_clip`: on the *sum* of clipped
+        gradients.
+        """
+        assert self.sensitivity is not None  # set by __post_init__
+        return self.noise_multiplier * self.sensitivity.value * self.l2_norm_clip
+
+    @property
+    def zcdp_rho(self) -> float:
+        """rho of zCDP of the whole run."""
+        return gaussian.zcdp_rho(self.noise_multiplier)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over every privacy-relevant field, as 64 hexadecimal digits."""
+        content = self.to_config()
+        del content["strategy"]["diagnostics"]
+        return hashlib.sha256(storage.canonical_bytes(content)).hexdigest()
+
+    @property
+    def plan_id(self) -> int:
+        """The first 63 bits of the fingerprint, to travel with batches."""
+        return int(self.fingerprint[:16], 16) >> 1
+
+    def rmse(self) -> float:
+        """RMSE of the noisy models per coordinate, at this noise multiplier.
+
+        In units of l2_norm_clip: `||A C^-1||_F / sqrt(n) * sens(C) * sigma`.
+        """
+        return self.noise_multiplier * self.strategy.rmse(
+            self.workload, self.participation
+        )
+
+    def batches(self, x: Any, y: Any = None, sample_weight: Any = None) -> BatchSchedule:
+        """The batches of the run, in the order that the accountant assumes.
+
+        Args:
+          x: array or nested structure of arrays, first dimension `num_examples`.
+          y: targets, or None.
+          sample_weight: shape [num_examples], or None.
+
+        Raises:
+          TypeError: if the plan's participation is asserted by the caller and has no
+            schedule of its own.
+          ValueError: if the number of examples is not the plan's.
+        """
+        if not isinstance(self.participation, FixedEpochOrder):
+            raise TypeError(
+                f"Under {type(self.participation).__name__} the caller makes the "
+                f"batches and enforces the separation; only FixedEpochOrder has a "
+                f"schedule."
+            )
+        return BatchSchedule(self.participation, self.plan_id, x, y, sample_weight)
+
+    def statement(self) -> PrivacyStatement:
+        """The privacy statement of a run of this plan."""
+        return PrivacyStatement(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            zcdp_rho=self.zcdp_rho,
+            accountant=self.accountant,
+            participation=self.participation.describe(),
+            mechanism=_describe_mechanism(self.strategy),
+            num_steps=self.num_steps,
+            noise_multiplier=self.noise_multiplier,
+            sensitivity=str(self.sensitivity),
+            l2_norm_clip=self.l2_norm_clip,
+            fingerprint=self.fingerprint,
+            test_only=self.test_seed is not None,
+        )
+
+    def to_config(self) -> Dict[str, Any]:
+        """Plain values and arrays; `from_config` rebuilds the plan."""
+        return {
+            "format": _FORMAT,
+            "workload": self.workload.to_config(),
+            "strategy": self.strategy.to_config(),
+            "participation": self.participation.to_config(),
+            "l2_norm_clip": self.l2_norm_clip,
+            "noise_multiplier": self.noise_multiplier,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "expected_batch_size": self.expected_batch_size,
+            "accountant": self.accountant,
+            "test_seed": self.test_seed,
+            "sensitivity": dataclasses.asdict(self.sensitivity),  # type: ignore[call-overload]
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Plan":
+        """Rebuilds a plan and validates it anew.
+
+        Raises:
+          ValueError: if the format is not known or the numbers do not fit together.
+        """
+        fields = dict(config)
+        found = fields.pop("format", None)
+        if found != _FORMAT:
+            raise ValueError(
+                f"The plan has format {found!r}; this version of tf-bandmf reads format "
+                f"{_FORMAT}."
+            )
+        return cls(
+            workload=Workload.from_config(fields.pop("workload")),
+            strategy=Strategy.from_config(fields.pop("strategy")),
+            participation=participation_lib.from_config(fields.pop("participation")),
+            sensitivity=Sensitivity(**fields.pop("sensitivity")),
+            **fields,
+        )
+
+    def save(self, path: str) -> None:
+        """Writes `path` (JSON) and beside it, with suffix .npz, the arrays.
+
+        A plan holds no secret: it can be published with the model.
+        """
+        storage.save(path, {"plan": self.to_config(), "fingerprint": self.fingerprint})
+
+    @classmethod
+    def load(cls, path: str) -> "Plan":
+        """Reads a saved plan; recomputes sensitivity and budget.
+
+        Raises:
+          ValueError: if the file was changed: its fingerprint does not fit.
+        """
+        content = storage.load(path)
+        plan = cls.from_config(content["plan"])
+        if plan.fingerprint != content["fingerprint"]:
+            raise ValueError(
+                f"{path} does not have the fingerprint that it states: it was changed "
+                f"or damaged after it was saved. Make the plan again."
+            )
+        return plan
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({_describe_mechanism(self.strategy)}, num_steps={self.num_steps}, "
+            f"epsilon={self.epsilon:g}, delta={self.delta:g}, "
+            f"noise_multiplier={self.noise_multiplier:.4g}, "
+            f"fingerprint={self.fingerprint[:12]})"
+        )
+
+
+def plan(
+    mechanism: Union[str, Strategy],
+    *,
+    epsilon: Optional[float] = None,
+    delta: Optional[float] = None,
+    noise_multiplier: Optional[float] = None,
+    num_examples: Optional[int] = None,
+    batch_size: Optional[int] = None,
+    epochs: Optional[int] = None,
+    num_steps: Optional[int] = None,
+    participation: Optional[Participation] = None,
+    workload: Optional[Workload] = None,
+    momentum: float = 0.0,
+    decay: float = 1.0,
+    learning_rates: Optional[Sequence[float]] = None,
+    l2_norm_clip: float = 1.0,
+    bands: Optional[int] = None,
+    lambda_: Optional[float] = None,
+    column_normalized: Optional[bool] = None,
+    objective: Optional[str] = None,
+    test_seed: Optional[int] = None,
+) -> Plan:
+    """Plans a private run: from a budget to a strategy and its noise.
+
+    Say how the data are used in one of two ways: `num_examples`, `batch_size` and
+    `epochs` (a fixed epoch order, which `Plan.batches` enforces), or `num_steps` and
+    `participation` (whose separation the caller enforces). No amplification by sampling
+    is claimed for either.
+
+    Formal guarantee: a run of the plan's training step over at most `num_steps` steps,
+    on batches that respect the participation, is (epsilon, delta)-DP under zero-out
+    adjacency, in ideal real arithmetic and with a secret noise key.
+
+    Args:
+      mechanism: "identity" (DP-SGD), "lambda_cgd", "bsr", "bisr", or a `Strategy`.
+      epsilon: budget, > 0; together with delta.
+      delta: budget, in (0, 1); warned about if it is not below 1 / num_examples.
+      noise_multiplier: instead of epsilon: noise standard deviation per unit of
+        sensitivity; epsilon is then computed at delta.
+      num_examples: size of the training set.
+      batch_size: examples per step (with a participation: the expected number by which
+        the noisy sum is divided).
+      epochs: passes over the data.
+      num_steps: n, with `participation`.
+      participation: for example `MinSep(min_separation=342, max_participations=6)`.
+      workload: what the released models sum; by default SGD with the given `momentum`,
+        `decay` and `learning_rates`.
+      momentum: of the SGD optimizer that consumes the noisy gradients, in [0, 1).
+      decay: factor by which a step shrinks the weights, in (0, 1].
+      learning_rates: relative learning rate of each step, shape [n]; None: constant.
+      l2_norm_clip: zeta > 0.
+      bands: of "bsr" and "bisr"; by default the best power of two up to 32 and b.
+      lambda_: of "lambda_cgd"; by default the one with the smallest RMSE.
+      column_normalized: scale the columns of C to norm 1; default False.
+      objective: "mean" or "max", of "lambda_cgd" without a given lambda.
+      test_seed: for tests only: noise from a known seed. The statement says so.
+
+    Returns:
+      A `Plan`.
+
+    Raises:
+      ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
+        use of the data is missing, contradictory or invalid.
+    """
+    participation, steps, expected_batch_size = _resolve_participation(
+        num_examples, batch_size, epochs, num_steps, participation
+    )
+    noise_multiplier, epsilon, delta = _resolve_budget(
+        epsilon, delta, noise_multiplier, num_examples
+    )
+    _check_positive("l2_norm_clip", l2_norm_clip)
+    if workload is None:
+        workload = workloads.momentum_sgd(steps, momentum, decay, learning_rates)
+    elif momentum != 0.0 or decay != 1.0 or learning_rates is not None:
+        raise ValueError(
+            "Give either workload or momentum, decay and learning_rates: a workload "
+            "contains them."
+        )
+    options = {
+        "bands": bands,
+        "lambda_": lambda_,
+        "column_normalized": column_normalized,
+        "objective": objective,
+    }
+    if isinstance(mechanism, Strategy):
+        given = [name for name, value in options.items() if value is not None]
+        if given:
+            raise ValueError(
+                f"The strategy is built already: {', '.join(given)} cannot change it."
+            )
+        strategy = mechanism
+    else:
+        strategy = mechanisms.build_strategy(
+            mechanism, workload, participation, **options
+        )
+    return Plan(
+        workload=workload,
+        strategy=strategy,
+        participation=participation,
+        l2_norm_clip=float(l2_norm_clip),
+        noise_multiplier=noise_multiplier,
+        epsilon=epsilon,
+        delta=delta,
+        expected_batch_size=expected_batch_size,
+        test_seed=test_seed,
+    )
+
+
+def _resolve_participation(
+    num_examples: Optional[int],
+    batch_size: Optional[int],
+    epochs: Optional[int],
+    num_steps: Optional[int],
+    participation: Optional[Participation],
+) -> "tuple[Participation, int, Optional[float]]":
+    if participation is None:
+        missing = [
+            name
+            for name, value in (
+                ("num_examples", num_examples),
+                ("batch_size", batch_size),
+                ("epochs", epochs),
+            )
+            if value is None
+        ]
+        if missing:
+            raise ValueError(
+                f"{', '.join(missing)} missing: give num_examples, batch_size and "
+                f"epochs, or num_steps and participation."
+            )
+        participation = FixedEpochOrder(num_examples, batch_size, epochs)  # type: ignore[arg-type]
+    elif epochs is not None:
+        raise ValueError(
+            "Give either epochs or participation: a participation says how often an "
+            "example takes part."
+        )
+    if isinstance(participation, FixedEpochOrder):
+        steps = participation.num_steps if num_steps is None else num_steps
+        participation.validate_num_steps(steps)
+        expected = participation.num_examples / participation.steps_per_epoch
+        return participation, steps, expected
+    if num_steps is None:
+        raise ValueError("num_steps is missing: it is never inferred.")
+    participation.validate_num_steps(num_steps)
+    return participation, num_steps, None if batch_size is None else float(batch_size)
+
+
+def _resolve_budget(
+    epsilon: Optional[float],
+    delta: Optional[float],
+    noise_multiplier: Optional[float],
+    num_examples: Optional[int],
+) -> "tuple[float, float, float]":
+    if delta is None:
+        raise ValueError("delta is missing: a common choice is below 1 / num_examples.")
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError(
+            f"Give exactly one of epsilon and noise_multiplier, found epsilon = "
+            f"{epsilon}, noise_multiplier = {noise_multiplier}."
+        )
+    if epsilon is None:
+        assert noise_multiplier is not None
+        epsilon = gaussian.gaussian_epsilon(noise_multiplier, delta)
+        if epsilon == 0.0:
+            raise ValueError(
+                f"noise_multiplier = {noise_multiplier} gives epsilon = 0 at delta = "
+                f"{delta}: delta is too large for a meaningful statement."
+            )
+    else:
+        noise_multiplier = gaussian.calibrate_noise_multiplier(epsilon, delta)
+    if num_examples is not None and delta >= 1.0 / num_examples:
+        warnings.warn(
+            f"delta = {delta} is not below 1 / num_examples = {1.0 / num_examples:.3g}: "
+            f"such a delta permits to publish somebody's data.",
+            stacklevel=3,
+        )
+    return float(noise_multiplier), float(epsilon), float(delta)
+
+
+def _describe_mechanism(strategy: Strategy) -> str:
+    values = (
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in strategy.parameters.items()
+    )
+    inside = ", ".join(values)
+    return f"{strategy.family}({inside})" if inside else strategy.family
+
+
+def _check_positive(name: str, value: Any) -> None:
+    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not number or not (math.isfinite(value) and value > 0.0):
+        raise ValueError(f"{name} must be finite and > 0, found {value!r}.")

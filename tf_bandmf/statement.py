@@ -1,0 +1,112 @@
+"""The privacy statement: what is guaranteed, to whom, under which assumptions.
+
+Its points follow amplified-banded-mf, App. K.1, which follows Ponomareva et al., 2023,
+section 5.3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import List, Tuple
+
+_NOT_COVERED = (
+    "Training metrics (loss, accuracy and norms on training data) are exact functions "
+    "of the data: do not publish them.",
+    "Choosing hyper-parameters, models or checkpoints by looking at private data.",
+    "Further runs on the same data: each spends its own budget.",
+    "Floating-point effects: the guarantee is for ideal real arithmetic.",
+    "The noise generator (Philox, keyed for each step from a secret 256-bit key) is not "
+    "proven to be cryptographically secure.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyStatement:
+    """A statement to publish with a model; `str()` is text, `to_markdown()` Markdown.
+
+    Attributes:
+      epsilon, delta, zcdp_rho: the guarantee.
+      accountant: what computed it.
+      participation: how the data are used, one sentence.
+      mechanism: the strategy and its parameters.
+      num_steps: n.
+      noise_multiplier: per unit of sensitivity.
+      sensitivity: with the theorem it rests on, or marked as a bound.
+      l2_norm_clip: zeta.
+      fingerprint: of the plan.
+      test_only: the noise came from a known seed: no guarantee at all.
+      unit: whose presence is hidden.
+      sampling: what is claimed from the randomness of the sampling.
+    """
+
+    epsilon: float
+    delta: float
+    zcdp_rho: float
+    accountant: str
+    participation: str
+    mechanism: str
+    num_steps: int
+    noise_multiplier: float
+    sensitivity: str
+    l2_norm_clip: float
+    fingerprint: str
+    test_only: bool = False
+    unit: str = "one training example"
+    sampling: str = "No amplification by sampling is claimed."
+
+    def points(self) -> List[Tuple[str, str]]:
+        """The points of the statement: (title, text)."""
+        guarantee = (
+            f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP; "
+            f"{self.zcdp_rho:.6g}-zCDP."
+        )
+        if self.test_only:
+            guarantee = (
+                "NONE. The noise comes from a known test seed: anyone can remove it. "
+                f"With a secret key it would be {guarantee}"
+            )
+        return [
+            ("Formal statement", guarantee),
+            (
+                "DP setting",
+                "Central DP: the party that trains is trusted with the data, the noise "
+                "key and the correct implementation.",
+            ),
+            (
+                "Data accesses covered",
+                f"One training run of {self.num_steps} steps.",
+            ),
+            (
+                "Mechanism output",
+                "The sequence of all noisy gradients, hence every intermediate model "
+                "and the final one.",
+            ),
+            ("Unit of privacy", f"{self.unit[0].upper()}{self.unit[1:]}."),
+            (
+                "Adjacency",
+                "Zero-out: the contribution of one unit is replaced by zero "
+                "(add-or-remove with a public number of steps and batch size).",
+            ),
+            ("Type of accounting", f"{self.accountant}. {self.sampling}"),
+            ("Accounting assumptions", self.participation),
+            (
+                "Mechanism",
+                f"{self.mechanism}; {self.sensitivity}; noise multiplier "
+                f"{self.noise_multiplier:.6g} per unit of sensitivity; l2 norm clip "
+                f"{self.l2_norm_clip:g}.",
+            ),
+            ("Not covered", " ".join(_NOT_COVERED)),
+            ("Verifiability", f"tf-bandmf, plan fingerprint {self.fingerprint}."),
+        ]
+
+    def __str__(self) -> str:
+        lines = [f"{i}. {name}: {text}" for i, (name, text) in self._numbered()]
+        return "\n".join(["Privacy statement", *lines])
+
+    def to_markdown(self) -> str:
+        """The statement as a Markdown section."""
+        lines = [f"{i}. **{name}.** {text}" for i, (name, text) in self._numbered()]
+        return "\n".join(["## Privacy statement", "", *lines, ""])
+
+    def _numbered(self) -> "enumerate[Tuple[str, str]]":
+        return enumerate(self.points(), start=1)
