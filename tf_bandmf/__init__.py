@@ -1,0 +1,33 @@
+"""Differentially private training with correlated noise for TensorFlow.
+
+    plan = tf_bandmf.plan("lambda_cgd", epsilon=4, delta=1e-5, num_examples=60_000,
+                          batch_size=512, epochs=10)
+
+`tf_bandmf.keras` trains Keras 3 models with it; it is imported by name, so that the rest
+works without Keras.
+"""
+
+from tf_bandmf import participation, strategies, workloads
+from tf_bandmf._version import __version__
+from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
+from tf_bandmf.plan import Plan, plan
+from tf_bandmf.sensitivity import Sensitivity
+from tf_bandmf.statement import PrivacyStatement
+from tf_bandmf.strategies import Strategy
+from tf_bandmf.workloads import Workload
+
+__all__ = [
+    "FixedEpochOrder",
+    "MinSep",
+    "Participation",
+    "Plan",
+    "PrivacyStatement",
+    "Sensitivity",
+    "Strategy",
+    "Workload",
+    "__version__",
+    "participation",
+    "plan",
+    "strategies",
+    "workloads",
+]

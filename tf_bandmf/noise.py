@@ -100,7 +100,7 @@ class NoiseGenerator:
         self.num_steps = strategy.num_steps
         self.num_parameters = int(num_parameters)
         self.memory_vectors = strategy.memory_vectors
-        self._regenerates = strategy.is_inverse_banded
+        self.regenerates = strategy.is_inverse_banded
         matrix, core = strategy.matrix, strategy.core
         banded = core.inner if isinstance(core, bands.Inverse) else core
         self._terms = banded.bands
@@ -137,12 +137,12 @@ class NoiseGenerator:
           InvalidArgumentError: if step is not in [0, num_steps), in graphs too.
           ValueError: if traced under XLA, which drops the assertion: call it outside.
         """
-        _refuse_xla()
+        refuse_xla()
         return self._next_function(state, tf.cast(step, tf.int64))
 
     def _next(self, state: NoiseState, step: tf.Tensor) -> Tuple[tf.Tensor, NoiseState]:
         step = self.checked_step(step)
-        if self._regenerates:
+        if self.regenerates:
             return self.regenerated(state.step_keys, step), state
         output, core_output = self.buffered(state.step_keys, state.buffer, step)
         if not self.memory_vectors:
@@ -172,7 +172,7 @@ class NoiseGenerator:
 
         def term(j: tf.Tensor) -> tf.Tensor:
             # Steps before the first have weight 0.
-            key = step_keys[tf.maximum(step - tf.cast(j, tf.int64), 0)]
+            key = tf.gather(step_keys, tf.maximum(step - tf.cast(j, tf.int64), 0))
             return weights[j] * standard_normals(key, self.num_parameters)
 
         if self._terms <= _UNROLLED_TERMS:
@@ -205,7 +205,8 @@ class NoiseGenerator:
           The noise, and the core output to be kept in slot `step % memory_vectors`.
         """
         weights = self._weights(step)
-        fresh = standard_normals(step_keys[step], self.num_parameters)
+        key = tf.gather(step_keys, step)
+        fresh = standard_normals(key, self.num_parameters)
         if self.memory_vectors:
             # Slot s was written j = 1 + (step - 1 - s) mod memory steps ago.
             slots = tf.range(self.memory_vectors, dtype=tf.int64)
@@ -221,17 +222,17 @@ class NoiseGenerator:
         there is still no noise that was used before.
         """
         rows = tf.constant(self._rows)
-        row = rows[0] if rows.shape[0] == 1 else rows[step]
+        row = rows[0] if rows.shape[0] == 1 else tf.gather(rows, step)
         exists = tf.range(self._terms, dtype=tf.int64) <= step
         return tf.where(step < self.num_steps, tf.where(exists, row, 0.0), np.nan)
 
     def _scaled(self, vector: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         if self._row_scale is None:
             return vector
-        return vector * tf.constant(self._row_scale)[step]
+        return vector * tf.gather(tf.constant(self._row_scale), step)
 
 
-def _refuse_xla() -> None:
+def refuse_xla() -> None:
     """Raises ValueError if this is traced into a function that XLA compiles."""
     from tensorflow.python.framework import ops
     from tensorflow.python.ops import control_flow_util

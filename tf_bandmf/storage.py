@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import zlib
 from typing import Any, Dict
 
 import numpy as np
 
 _ARRAY_KEY = "__array__"
+_ENCODED_KEY = "__zlib_base64__"
 
 
 def canonical_bytes(config: Any) -> bytes:
@@ -84,3 +87,25 @@ def _resolve(value: Any, path: str, arrays: Any) -> Any:
     if isinstance(value, list):
         return [_resolve(item, path, arrays) for item in value]
     return value
+
+
+def dumps(config: Any) -> str:
+    """One string for a configuration with arrays, for places that take only text."""
+
+    def encode(array: np.ndarray) -> Dict[str, Any]:
+        data = base64.b64encode(zlib.compress(array.tobytes())).decode()
+        return {_ENCODED_KEY: data, "dtype": str(array.dtype), "shape": array.shape}
+
+    return json.dumps(_plain(config, encode), allow_nan=False)
+
+
+def loads(text: str) -> Any:
+    """Reads what `dumps` wrote."""
+
+    def decode(value: Dict[str, Any]) -> Any:
+        if _ENCODED_KEY not in value:
+            return value
+        data = zlib.decompress(base64.b64decode(value[_ENCODED_KEY]))
+        return np.frombuffer(data, value["dtype"]).reshape(value["shape"])
+
+    return json.loads(text, object_hook=decode)

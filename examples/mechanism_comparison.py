@@ -1,0 +1,171 @@
+"""Trains one model with several mechanisms at one budget; table, statement, picture.
+
+Shared by the examples; each of them brings data and a model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import matplotlib
+import numpy as np
+import rich.console
+import rich.progress
+import rich.table
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt  # noqa: E402  (after the choice of a backend)
+
+Data = Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+# Many models are traced one after the other: TensorFlow would warn about it.
+tf.get_logger().setLevel("ERROR")
+
+console = rich.console.Console()
+
+TITLES = {
+    "identity": "DP-SGD",
+    "lambda_cgd": "DP-λCGD",
+    "bsr": "BSR",
+    "bisr": "BISR",
+}
+
+
+@dataclasses.dataclass
+class Run:
+    """One trained model: its plan, learning rate and test accuracy after each epoch."""
+
+    plan: tf_bandmf.Plan
+    learning_rate: float
+    seed: int
+    accuracy: List[float]
+
+
+def train(
+    plan: tf_bandmf.Plan,
+    build_model: Callable[[], keras.Model],
+    data: Data,
+    learning_rate: float,
+    seed: int,
+    on_epoch: Callable[[], None] = lambda: None,
+) -> Run:
+    """Trains once; `seed` fixes the initial weights, never the noise."""
+    x_train, y_train, x_test, y_test = data
+    keras.utils.set_random_seed(seed)
+    model = tf_bandmf.keras.make_private(build_model())
+    model.compile(
+        optimizer=tf_bandmf.keras.PrivateOptimizer(
+            keras.optimizers.SGD(learning_rate), plan
+        ),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    tick = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: on_epoch())
+    history = model.fit(
+        plan.batches(x_train, y_train),
+        epochs=plan.participation.epochs,
+        validation_data=(x_test, y_test),
+        validation_batch_size=1024,
+        callbacks=[tick],
+        verbose=0,
+    )
+    return Run(plan, learning_rate, seed, history.history["val_accuracy"])
+
+
+def train_all(
+    plans: Dict[str, tf_bandmf.Plan],
+    build_model: Callable[[], keras.Model],
+    data: Data,
+    learning_rates: Dict[str, Sequence[float]],
+    seeds: Sequence[int],
+) -> Dict[str, List[Run]]:
+    """Trains with each mechanism at its learning rates and seeds, showing progress."""
+    jobs = [
+        (name, rate, seed) for name in plans for rate in learning_rates[name] for seed in seeds
+    ]
+    runs: Dict[str, List[Run]] = {name: [] for name in plans}
+    total = sum(plans[name].participation.epochs for name, _, _ in jobs)
+    with rich.progress.Progress(console=console) as progress:
+        task = progress.add_task("training", total=total)
+        for name, rate, seed in jobs:
+            progress.update(task, description=f"{TITLES[name]}, learning rate {rate:g}")
+            run = train(
+                plans[name], build_model, data, rate, seed, lambda: progress.advance(task)
+            )
+            runs[name].append(run)
+    return runs
+
+
+def extra_memory(plan: tf_bandmf.Plan) -> str:
+    """Vectors of the model's size that the mechanism keeps, beyond DP-SGD."""
+    vectors = plan.strategy.memory_vectors
+    return "none" if vectors == 0 else f"{vectors} x model"
+
+
+def print_table(title: str, runs: Dict[str, List[Run]]) -> None:
+    """One row per mechanism; accuracy as mean and standard error over the seeds."""
+    table = rich.table.Table(title=title)
+    table.add_column("mechanism", no_wrap=True)
+    for column in ("noise\nmultiplier", "sens(C)", "RMSE", "extra\nmemory"):
+        table.add_column(column)
+    table.add_column("learning\nrate")
+    table.add_column("test accuracy", no_wrap=True)
+    for name, group in runs.items():
+        plan = group[0].plan
+        mean, error = mean_and_standard_error([run.accuracy[-1] for run in group])
+        table.add_row(
+            TITLES[name],
+            f"{plan.noise_multiplier:.4f}",
+            f"{plan.sensitivity.value:.3f}",
+            f"{plan.rmse():.2f}",
+            extra_memory(plan),
+            f"{group[0].learning_rate:g}",
+            f"{mean:.2%} ± {error:.2%}" if len(group) > 1 else f"{mean:.2%}",
+        )
+    console.print(table)
+
+
+def mean_and_standard_error(values: Sequence[float]) -> Tuple[float, float]:
+    """Mean, and its standard error (0 for a single value)."""
+    if len(values) == 1:
+        return float(values[0]), 0.0
+    return float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+def save_picture(path: str, runs: Dict[str, List[Run]]) -> None:
+    """Test accuracy, and the noise that has accumulated in the model, per step."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for name, group in runs.items():
+        accuracy = np.mean([run.accuracy for run in group], axis=0)
+        left.plot(np.arange(1, len(accuracy) + 1), accuracy, label=TITLES[name])
+        plan = group[0].plan
+        per_step = plan.strategy.per_step_squared_error(plan.workload)
+        right.plot(np.sqrt(per_step) * plan.noise_stddev, label=TITLES[name])
+    left.set(xlabel="epoch", ylabel="test accuracy")
+    right.set(
+        xlabel="step", ylabel="standard deviation of the noise in the\nsum of gradients"
+    )
+    for axes in (left, right):
+        axes.legend()
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def best_learning_rate(runs: List[Run]) -> float:
+    """The learning rate with the best mean accuracy."""
+    rates = sorted({run.learning_rate for run in runs})
+
+    def mean_accuracy(rate: float) -> Any:
+        return np.mean([run.accuracy[-1] for run in runs if run.learning_rate == rate])
+
+    return max(rates, key=mean_accuracy)

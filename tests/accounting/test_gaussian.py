@@ -1,0 +1,71 @@
+"""The exact Gaussian mechanism."""
+
+import math
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from scipy import stats
+
+from tf_bandmf.accounting import gaussian
+
+SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
+
+
+def balle_wang_delta(sigma, epsilon):
+    # banded-inverse-square-root, Theorem 2, with sensitivity 1.
+    return stats.norm.cdf(0.5 / sigma - epsilon * sigma) - math.exp(
+        epsilon
+    ) * stats.norm.cdf(-0.5 / sigma - epsilon * sigma)
+
+
+@pytest.mark.parametrize(("sigma", "epsilon"), [(1.0, 1.0), (0.5, 4.0), (5.0, 0.1)])
+def test_delta_is_the_analytic_formula(sigma, epsilon):
+    found = gaussian.gaussian_delta(sigma, epsilon)
+    np.testing.assert_allclose(found, balle_wang_delta(sigma, epsilon), rtol=1e-9)
+
+
+@SETTINGS
+@hypothesis.given(
+    epsilon=st.floats(0.01, 50.0), log10_delta=st.floats(-12.0, -1.0)
+)
+def test_calibration_is_safe_and_tight(epsilon, log10_delta):
+    delta = 10.0**log10_delta
+    sigma = gaussian.calibrate_noise_multiplier(epsilon, delta)
+    assert gaussian.gaussian_delta(sigma, epsilon) <= delta
+    assert gaussian.gaussian_delta(sigma * (1 - 1e-6), epsilon) > delta
+    found = gaussian.gaussian_epsilon(sigma, delta)
+    np.testing.assert_allclose(found, epsilon, rtol=1e-5)
+    assert gaussian.gaussian_delta(sigma, found) <= delta
+
+
+def test_zcdp():
+    assert gaussian.zcdp_rho(2.0) == 0.125
+
+
+def test_noise_that_is_ample_gives_epsilon_zero():
+    assert gaussian.gaussian_epsilon(1000.0, 0.1) == 0.0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: gaussian.calibrate_noise_multiplier(0.0, 1e-5),
+        lambda: gaussian.calibrate_noise_multiplier(-1.0, 1e-5),
+        lambda: gaussian.calibrate_noise_multiplier(math.nan, 1e-5),
+        lambda: gaussian.calibrate_noise_multiplier(math.inf, 1e-5),
+        lambda: gaussian.calibrate_noise_multiplier(1.0, 0.0),
+        lambda: gaussian.calibrate_noise_multiplier(1.0, 1.0),
+        lambda: gaussian.calibrate_noise_multiplier(1e-12, 1e-13),
+        lambda: gaussian.calibrate_noise_multiplier(1e12, 1e-5),
+        lambda: gaussian.gaussian_delta(0.0, 1.0),
+        lambda: gaussian.gaussian_delta(1.0, -1.0),
+        lambda: gaussian.gaussian_epsilon(1.0, math.nan),
+        lambda: gaussian.gaussian_epsilon(1e-4, 1e-5),
+        lambda: gaussian.zcdp_rho(0.0),
+    ],
+)
+def test_invalid_or_infeasible_budgets_are_refused(call):
+    with pytest.raises(ValueError):
+        call()

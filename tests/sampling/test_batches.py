@@ -1,0 +1,87 @@
+"""The batch schedule of the fixed epoch order."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+
+
+def make_plan(num_examples=20, batch_size=6, epochs=3):
+    return tf_bandmf.plan(
+        "identity",
+        epsilon=4.0,
+        delta=1e-5,
+        num_examples=num_examples,
+        batch_size=batch_size,
+        epochs=epochs,
+    )
+
+
+def test_invariant_2_every_example_once_per_epoch_at_the_same_position():
+    plan = make_plan()
+    ids = np.arange(20)
+    epochs = [[] for _ in range(3)]
+    for batch in plan.batches(ids):
+        step = int(batch["step"])
+        epochs[step // 4].append(batch["x"].numpy().tolist())
+    assert epochs[0] == epochs[1] == epochs[2]
+    assert sorted(sum(epochs[0], [])) == ids.tolist()
+    assert {len(batch) for batch in epochs[0]} == {5}
+
+
+def test_uneven_batches_differ_by_one():
+    schedule = make_plan(num_examples=22).batches(np.arange(22))
+    sizes = [len(schedule.example_indices(step)) for step in range(4)]
+    assert sum(sizes) == 22
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_restart_continues_where_the_run_stopped():
+    schedule = make_plan().batches(np.arange(20), np.arange(20) * 2)
+    straight = list(schedule.dataset())
+    resumed = list(schedule.dataset(first_step=5))
+    for a, b in zip(straight[5:], resumed):
+        assert int(a["step"]) == int(b["step"])
+        np.testing.assert_array_equal(a["x"], b["x"])
+        np.testing.assert_array_equal(a["y"], 2 * a["x"])
+    assert len(resumed) == len(straight) - 5
+
+
+def test_indices_and_dataset_agree():
+    schedule = make_plan(num_examples=22).batches(np.arange(22))
+    for batch in schedule:
+        indices = schedule.example_indices(int(batch["step"]))
+        np.testing.assert_array_equal(batch["x"], indices)
+
+
+def test_order_depends_on_its_seed_only():
+    def order(seed):
+        participation = tf_bandmf.FixedEpochOrder(20, 6, 3, order_seed=seed)
+        plan = tf_bandmf.plan(
+            "identity", epsilon=4.0, delta=1e-5, participation=participation
+        )
+        schedule = plan.batches(np.arange(20))
+        return np.concatenate([schedule.example_indices(i) for i in range(4)]).tolist()
+
+    assert order(0) == order(0) != order(1)
+
+
+def test_structures_and_weights():
+    inputs = {"a": np.zeros((20, 2)), "b": np.ones((20, 3))}
+    batch = next(iter(make_plan().batches(inputs, sample_weight=np.arange(20.0))))
+    assert batch["x"]["a"].shape == (5, 2)
+    assert batch["sample_weight"].shape == (5,)
+    assert "y" not in batch
+
+
+def test_wrong_data_are_refused():
+    plan = make_plan()
+    with pytest.raises(ValueError, match="20 examples"):
+        plan.batches(np.zeros((21, 2)))
+    with pytest.raises(ValueError, match="20 examples"):
+        plan.batches(np.zeros((20, 2)), np.zeros(19))
+    with pytest.raises(TypeError, match="arrays"):
+        plan.batches(tf.data.Dataset.range(20))
+    with pytest.raises(ValueError, match="step"):
+        plan.batches(np.zeros(20)).example_indices(12)

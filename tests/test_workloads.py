@@ -1,0 +1,69 @@
+"""Workload matrices against the optimizers that they describe."""
+
+import numpy as np
+import pytest
+
+from tf_bandmf import workloads
+
+
+def test_prefix_sum_is_all_ones():
+    dense = workloads.prefix_sum(5).to_dense()
+    np.testing.assert_allclose(dense, np.tril(np.ones((5, 5))))
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_momentum_sgd_is_what_the_optimizer_does(scheduled):
+    n, momentum, decay = 7, 0.6, 0.9
+    rng = np.random.default_rng(0)
+    rates = 0.5 + rng.random(n) if scheduled else np.ones(n)
+    gradients = rng.normal(size=n)
+    theta, velocity, models = 0.0, 0.0, []
+    for gradient, rate in zip(gradients, rates):
+        velocity = momentum * velocity + rate * gradient
+        theta = decay * theta + velocity
+        models.append(theta)
+    workload = workloads.momentum_sgd(
+        n, momentum, decay, rates if scheduled else None
+    )
+    np.testing.assert_allclose(workload.to_dense() @ gradients, models, atol=1e-12)
+
+
+def test_momentum_workload_has_the_entries_of_the_paper():
+    # banded-inverse-square-root, eq. 4.
+    alpha, beta = 0.9, 0.5
+    column = workloads.momentum_sgd(4, beta, alpha).first_column()
+    expected = [
+        sum(alpha**j * beta ** (i - j) for j in range(i + 1)) for i in range(4)
+    ]
+    np.testing.assert_allclose(column, expected)
+
+
+def test_identity_and_custom_inverse():
+    np.testing.assert_array_equal(workloads.identity(3).to_dense(), np.eye(3))
+    custom = workloads.from_inverse(4, [1.0, -0.2, 0.1])
+    inverse = np.linalg.inv(custom.to_dense())
+    np.testing.assert_allclose(inverse[:, 0], [1.0, -0.2, 0.1, 0.0], atol=1e-14)
+
+
+def test_config_round_trip():
+    workload = workloads.momentum_sgd(3, 0.5, 0.9, [1.0, 2.0, 3.0])
+    again = workloads.Workload.from_config(workload.to_config())
+    np.testing.assert_array_equal(again.to_dense(), workload.to_dense())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"momentum": 1.0},
+        {"momentum": -0.1},
+        {"decay": 0.0},
+        {"decay": 1.1},
+        {"momentum": 0.9, "decay": 0.5},
+        {"learning_rates": [1.0, 1.0]},
+        {"learning_rates": [1.0, 0.0, 1.0]},
+        {"learning_rates": [1.0, np.nan, 1.0]},
+    ],
+)
+def test_invalid_workloads_are_refused(arguments):
+    with pytest.raises(ValueError):
+        workloads.momentum_sgd(3, **arguments)

@@ -1,0 +1,309 @@
+"""Private models: the training step that clips each example's gradient."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Dict, Tuple
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import (
+    ClippedGradients,
+    check_supported,
+    clipped_gradient_sums,
+    self_check,
+)
+from tf_bandmf.keras.optimizer import PrivateOptimizer
+from tf_bandmf.participation import FixedEpochOrder
+from tf_bandmf.sampling import batches as batches_lib
+from tf_bandmf.sampling.batches import BatchSchedule
+
+
+class PrivateTraining:
+    """Mixin that trains a Keras model privately; put it before `keras.Model`.
+
+        class MyModel(tf_bandmf.keras.PrivateTraining, keras.Model): ...
+
+    `make_private` does that for Sequential and Functional models. Evaluation,
+    prediction and saving are those of the model.
+
+    Formal guarantee: with a `PrivateOptimizer` the training step is the only way in
+    which the training data reach the weights: gradients are clipped for each example,
+    summed, and noised as the plan says; anything else raises before it computes.
+    """
+
+    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+        """As `keras.Model.fit`, on the batches of the plan.
+
+        Args:
+          x: `plan.batches(...)`. If the plan's separation is asserted by the caller
+            (`MinSep`): a `tf.data.Dataset` or generator that respects it.
+          y: not used.
+          **kwargs: as for `keras.Model.fit`. `epochs` times the steps per epoch must
+            not exceed the steps that are left.
+
+        Raises:
+          TypeError, ValueError: if the data are not the plan's, or the plan has fewer
+            steps left than asked for. Nothing was trained then.
+        """
+        optimizer = self._private_optimizer()
+        if isinstance(x, BatchSchedule):
+            x, kwargs = self._resolve_schedule(optimizer, x, y, kwargs)
+        elif isinstance(optimizer.plan.participation, FixedEpochOrder):
+            raise TypeError(
+                f"The plan's accountant assumes a fixed epoch order, found data of type "
+                f"{type(x).__name__}: train with model.fit(plan.batches(x, y), ...)."
+            )
+        elif y is not None or not _is_stream(x):
+            raise TypeError(
+                "Keras would shuffle arrays in every epoch and break the separation "
+                "that the plan assumes. Give a tf.data.Dataset that respects it."
+            )
+        return super().fit(x, **kwargs)  # type: ignore[misc]
+
+    def _resolve_schedule(
+        self,
+        optimizer: PrivateOptimizer,
+        schedule: BatchSchedule,
+        y: Any,
+        kwargs: Dict[str, Any],
+    ) -> Tuple[tf.data.Dataset, Dict[str, Any]]:
+        plan = optimizer.plan
+        refused = ("class_weight", "sample_weight", "validation_split", "batch_size")
+        given = [name for name in refused if kwargs.get(name)]
+        if y is not None or given:
+            raise ValueError(
+                f"plan.batches holds the training data: {', '.join(given) or 'y'} cannot "
+                f"change them. Give targets and sample weights to plan.batches; "
+                f"validation data as validation_data."
+            )
+        if schedule.plan_id != plan.plan_id:
+            raise ValueError(
+                "The batches belong to another plan than the optimizer. Use the same "
+                "plan for both."
+            )
+        taken = optimizer.steps_taken
+        left = plan.num_steps - taken
+        per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch
+        asked = (kwargs.get("epochs", 1) - kwargs.get("initial_epoch", 0)) * per_epoch
+        # After an interruption within an epoch the last epoch may be cut short.
+        if asked > left and not (taken % per_epoch and asked - left < per_epoch):
+            raise ValueError(
+                f"fit asks for {asked} steps, but {left} of the plan's "
+                f"{plan.num_steps} steps are left. The budget is for no more: fit fewer "
+                f"epochs, or make a plan for more."
+            )
+        dataset = schedule.dataset(first_step=taken)
+        if self._self_check_is_due:
+            batch = next(iter(dataset))
+            x, targets, weight = _unpack_schedule(batch)
+            self_check(self, x, targets, weight)
+            object.__setattr__(self, "_self_check_is_due", False)
+        return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
+
+    _self_check_is_due = True
+
+    def train_step(self, data: Any) -> Dict[str, Any]:
+        """One private step; see the class."""
+        optimizer = self._private_optimizer()
+        if not optimizer.built:
+            self._build_for_training(data)
+            optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+        step = optimizer.checked_step()
+        x, y, sample_weight, checks = self._unpack(optimizer, data, step)
+        with tf.control_dependencies([step, *checks]):
+            x = tf.nest.map_structure(tf.identity, x)
+        clipped = self._compiled_clipping()(x, y, sample_weight)
+        optimizer.apply_private(clipped, self.trainable_variables, step)  # type: ignore[attr-defined]
+        # Training metrics are exact functions of the data: outside of the guarantee.
+        batch_size = tf.cast(tf.shape(clipped.losses)[0], tf.float32)
+        mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
+        self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)  # type: ignore[attr-defined]
+        return self.compute_metrics(x, y, clipped.outputs, sample_weight)  # type: ignore[attr-defined]
+
+    def _build_for_training(self, data: Any) -> None:
+        if not self.built:  # type: ignore[attr-defined]
+            x = _unpack_schedule(data)[0] if batches_lib.is_scheduled_batch(data) else (
+                keras.utils.unpack_x_y_sample_weight(data)[0]
+            )
+            self(x, training=False)  # type: ignore[operator]
+        check_supported(self)
+
+    def _unpack(
+        self, optimizer: PrivateOptimizer, data: Any, step: tf.Tensor
+    ) -> Tuple[Any, Any, Any, list]:
+        """Inputs, targets, weights, and the assertions that they are this step's."""
+        data = _unwrap_single(data)
+        if batches_lib.is_scheduled_batch(data):
+            message = (
+                "This batch is not the one that the plan has for this step: the fixed "
+                "epoch order would be broken. Iterate over plan.batches(x, y) from the "
+                "optimizer's step on, or use model.fit(plan.batches(x, y))."
+            )
+            checks = [
+                tf.debugging.assert_equal(data[batches_lib.STEP], step, message),
+                tf.debugging.assert_equal(
+                    data[batches_lib.PLAN_ID],
+                    tf.constant(optimizer.plan.plan_id, tf.int64),
+                    "The batch belongs to another plan than the optimizer.",
+                ),
+            ]
+            return (*_unpack_schedule(data), checks)
+        if isinstance(optimizer.plan.participation, FixedEpochOrder):
+            raise TypeError(
+                "The plan's accountant assumes a fixed epoch order: the training step "
+                "takes only batches of plan.batches(x, y)."
+            )
+        return (*keras.utils.unpack_x_y_sample_weight(data), [])
+
+    def _private_optimizer(self) -> PrivateOptimizer:
+        optimizer = getattr(self, "optimizer", None)
+        if not isinstance(optimizer, PrivateOptimizer):
+            raise TypeError(
+                f"A private model trains only with a PrivateOptimizer, found "
+                f"{type(optimizer).__name__}. Compile it with optimizer="
+                f"tf_bandmf.keras.PrivateOptimizer(your_optimizer, plan), or use "
+                f"tf_bandmf.keras.to_plain(model) to train without privacy. (Keras wraps "
+                f"optimizers under the mixed_float16 policy: use mixed_bfloat16.)"
+            )
+        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+            raise NotImplementedError(
+                "Private training runs on one replica: clipping across replicas is not "
+                "available in this version."
+            )
+        return optimizer
+
+    def _compiled_clipping(self) -> Callable[..., ClippedGradients]:
+        """The clipping, under XLA if compiled so.
+
+        Only the clipping: assertions and noise stay outside, for XLA drops assertions.
+        """
+        plan = self._private_optimizer().plan
+
+        def clipping(x: Any, y: Any, sample_weight: Any) -> ClippedGradients:
+            return clipped_gradient_sums(
+                self, x, y, sample_weight, l2_norm_clip=plan.l2_norm_clip
+            )
+
+        if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]
+            return tf.function(clipping, jit_compile=True)
+        return clipping
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As Keras', but never compiles the whole step with XLA (see above)."""
+        jit_compile = self.jit_compile
+        self.jit_compile = False
+        try:
+            return super().make_train_function(force)  # type: ignore[misc]
+        finally:
+            self.jit_compile = jit_compile
+
+    def get_compile_config(self) -> Dict[str, Any]:
+        """A copy, with the optimizer: Keras' .h5 writer removes it from the original.
+
+        Without it a reloaded model would train with RMSprop and without privacy.
+        """
+        config = copy.deepcopy(super().get_compile_config())  # type: ignore[misc]
+        optimizer = getattr(self, "optimizer", None)
+        if config and optimizer is not None:
+            config["optimizer"] = keras.saving.serialize_keras_object(optimizer)
+        return config
+
+
+@keras.saving.register_keras_serializable(package="tf_bandmf")
+class PrivateSequential(PrivateTraining, keras.Sequential):
+    """A `keras.Sequential` that trains privately."""
+
+
+@keras.saving.register_keras_serializable(package="tf_bandmf")
+class PrivateFunctional(PrivateTraining, keras.src.models.functional.Functional):
+    """A functional `keras.Model` that trains privately."""
+
+
+def make_private(model: keras.Model) -> keras.Model:
+    """Makes a Keras model train privately, in place.
+
+    The model gets a private class, which saving and loading keep: a reloaded model
+    cannot train without privacy by accident. Compile it with a `PrivateOptimizer`,
+    before or after. `to_plain` gives the released model.
+
+    Args:
+      model: a Sequential or functional model. For a subclass of `keras.Model`, derive it
+        from `PrivateTraining` too.
+
+    Returns:
+      The same model.
+
+    Raises:
+      TypeError: for other models.
+      UnsupportedModelError: if a layer mixes examples (batch normalization) or its
+        per-example gradients cannot be had.
+    """
+    if isinstance(model, PrivateTraining):
+        return model
+    if type(model) is keras.Sequential:
+        private_class: type = PrivateSequential
+    elif type(model) in (keras.Model, keras.src.models.functional.Functional):
+        private_class = PrivateFunctional
+    else:
+        raise TypeError(
+            f"make_private takes Sequential and functional models, found "
+            f"{type(model).__name__}. Derive the class from both: class "
+            f"{type(model).__name__}(tf_bandmf.keras.PrivateTraining, keras.Model)."
+        )
+    if model.built:
+        check_supported(model)
+    model.__class__ = private_class
+    model.train_function = None
+    return model
+
+
+def to_plain(model: keras.Model) -> keras.Model:
+    """The trained model without anything private about it: to release, serve, share.
+
+    Args:
+      model: what `make_private` returned, trained or not.
+
+    Returns:
+      A new `keras.Sequential` or functional model with the same weights, not compiled.
+
+    Raises:
+      TypeError: if the model was not made private by `make_private`.
+    """
+    plain_classes = {
+        PrivateSequential: keras.Sequential,
+        PrivateFunctional: keras.Model,
+    }
+    if type(model) not in plain_classes:
+        raise TypeError(
+            f"to_plain takes a model that make_private made private, found "
+            f"{type(model).__name__}."
+        )
+    plain = plain_classes[type(model)].from_config(model.get_config())
+    if model.built:
+        if not plain.built:
+            plain.build(model.input_shape)
+        plain.set_weights(model.get_weights())
+    return plain
+
+
+def _is_stream(x: Any) -> bool:
+    return isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")
+
+
+def _unwrap_single(data: Any) -> Any:
+    """A scheduled batch that `train_on_batch` put into a tuple."""
+    if isinstance(data, tuple) and batches_lib.is_scheduled_batch(data[0]):
+        if any(item is not None for item in data[1:]):
+            raise ValueError("A scheduled batch holds its targets and weights itself.")
+        return data[0]
+    return data
+
+
+def _unpack_schedule(batch: Dict[str, Any]) -> Tuple[Any, Any, Any]:
+    return (
+        batch[batches_lib.INPUTS],
+        batch.get(batches_lib.TARGETS),
+        batch.get(batches_lib.SAMPLE_WEIGHT),
+    )

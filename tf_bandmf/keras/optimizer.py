@@ -1,0 +1,244 @@
+"""The wrapper that turns any Keras optimizer into the consumer of noisy gradients."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NoReturn, Optional, Sequence
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf import noise, storage
+from tf_bandmf.keras.clipping import ClippedGradients
+from tf_bandmf.keras.secret_state import SecretState
+from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.plan import Plan
+
+# Float error of a sum of clipped gradients, relative.
+_NORM_TOLERANCE = 1e-3
+
+_FIX = (
+    "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
+    "this optimizer and train with model.fit(plan.batches(x, y))."
+)
+
+
+@keras.saving.register_keras_serializable(package="tf_bandmf")
+class PrivateOptimizer(keras.optimizers.Optimizer):
+    """Adds a plan's correlated noise to the sum of clipped gradients.
+
+        noisy = (clipped_sum + noise_stddev * (C^-1 Z)[step]) / expected_batch_size
+        inner_optimizer.apply(noisy)
+
+    What the inner optimizer does with the noisy gradients is post-processing: any Keras
+    optimizer, schedule, weight decay or EMA keeps the guarantee.
+
+    Formal guarantee: all noisy gradients of steps 0, ..., num_steps - 1 together are
+    (epsilon, delta)-DP as the plan's statement says, if they come from the private
+    training step of this library on batches that respect the plan's participation.
+
+    WARNING: each `PrivateOptimizer` is a run of its own with a fresh key. Two runs of
+    one plan on the same data spend the budget twice.
+
+    It refuses every path by which unclipped gradients could reach it: `apply`,
+    `apply_gradients` and `scale_loss` raise.
+
+    Args:
+      inner_optimizer: a Keras optimizer (instance, name or config).
+      plan: the `tf_bandmf.Plan` of the run.
+      name: optional.
+
+    Raises:
+      TypeError: if plan is not a Plan.
+      ValueError: if the inner optimizer scales losses or accumulates gradients itself,
+        or the plan has no expected batch size.
+    """
+
+    def __init__(
+        self, inner_optimizer: Any, plan: Plan, name: Optional[str] = None, **kwargs: Any
+    ) -> None:
+        if kwargs:
+            raise ValueError(
+                f"PrivateOptimizer does not take {', '.join(sorted(kwargs))}: set it on "
+                f"the inner_optimizer."
+            )
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan must be a tf_bandmf.Plan, found {plan!r}.")
+        if plan.expected_batch_size is None:
+            raise ValueError(
+                "The plan has no batch size. Give batch_size to tf_bandmf.plan: the "
+                "noisy sum is divided by that public constant."
+            )
+        inner = keras.optimizers.get(inner_optimizer)
+        if isinstance(inner, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)):
+            raise ValueError(
+                f"inner_optimizer cannot be a {type(inner).__name__}: give the "
+                f"optimizer inside of it."
+            )
+        for option in ("gradient_accumulation_steps", "loss_scale_factor"):
+            if getattr(inner, option, None):
+                raise ValueError(
+                    f"inner_optimizer must not set {option}: noise is drawn once for "
+                    f"each step of the plan."
+                )
+        super().__init__(learning_rate=0.0, name=name or "private")
+        # Attributes that Keras must not track, see SecretState.
+        object.__setattr__(self, "_plan", plan)
+        object.__setattr__(self, "_secret_state", None)
+        object.__setattr__(self, "_generator", None)
+        self.inner_optimizer = inner
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run."""
+        return self._plan
+
+    @property
+    def steps_taken(self) -> int:
+        """Noisy steps so far; the plan allows `plan.num_steps`."""
+        if self._secret_state is not None:
+            return int(self._secret_state.step.numpy())
+        return int(self.iterations.numpy()) if self.built else 0
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the inner optimizer's variables, and a fresh noise key."""
+        if self.built:
+            return
+        variables = list(variables)
+        self.inner_optimizer.build(variables)
+        super().build(variables)
+        num_parameters = sum(_size(variable) for variable in variables)
+        generator = noise.NoiseGenerator(self._plan.strategy, num_parameters)
+        seed = self._plan.test_seed
+        key = (
+            NoiseKey.from_operating_system()
+            if seed is None
+            else NoiseKey.for_testing(seed)
+        )
+        object.__setattr__(self, "_generator", generator)
+        object.__setattr__(self, "_secret_state", SecretState(generator, key))
+
+    def checked_step(self) -> tf.Tensor:
+        """The number of the coming step, after all checks that it may be taken.
+
+        Raises:
+          InvalidArgumentError: in graphs too, if the budget is spent, or the optimizer
+            was restored from a file without its private noise state.
+        """
+        noise.refuse_xla()
+        step = self._secret_state.step.value()
+        message = (
+            "The optimizer and its noise are at different steps: it was restored from "
+            "a file, and files hold no noise key. Training on would add noise that the "
+            "plan did not account for. Start a new run with a new PrivateOptimizer and "
+            "its own budget."
+        )
+        iterations = tf.cast(self.inner_optimizer.iterations.value, tf.int64)
+        with tf.control_dependencies(
+            [tf.debugging.assert_equal(iterations, step, message)]
+        ):
+            return self._generator.checked_step(tf.identity(step))
+
+    def apply_private(
+        self, clipped: ClippedGradients, trainable_variables: List[Any], step: tf.Tensor
+    ) -> None:
+        """Adds noise to the clipped sum and lets the inner optimizer apply it.
+
+        Args:
+          clipped: what the private training step computed.
+          trainable_variables: the variables, in the order of `clipped.sums`.
+          step: what `checked_step` returned.
+
+        Raises:
+          TypeError: if `clipped` did not come from the clipping of this library.
+          InvalidArgumentError: if the sum is not finite or larger than clipped
+            gradients can add up to.
+        """
+        if not isinstance(clipped, ClippedGradients):
+            raise TypeError(f"Gradients must be clipped by this library. {_FIX}")
+        plan = self._plan
+        flat = tf.concat([tf.reshape(total, [-1]) for total in clipped.sums], axis=0)
+        examples = tf.cast(tf.shape(clipped.norms)[0], tf.float32)
+        limit = examples * plan.l2_norm_clip * (1.0 + _NORM_TOLERANCE)
+        # NaN fails this comparison too.
+        is_clipped = tf.debugging.assert_less_equal(
+            tf.norm(flat), limit, "The sum of gradients is not clipped, or not finite."
+        )
+        with tf.control_dependencies([is_clipped]):
+            correlated = self._secret_state.next_noise(self._generator, tf.identity(step))
+        noisy = (flat + plan.noise_stddev * correlated) / plan.expected_batch_size
+        sizes = [_size(variable) for variable in trainable_variables]
+        gradients = [
+            tf.cast(tf.reshape(part, variable.shape), variable.dtype)
+            for part, variable in zip(tf.split(noisy, sizes), trainable_variables)
+        ]
+        with tf.control_dependencies(gradients):
+            self.inner_optimizer.apply(gradients, trainable_variables)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
+        """Refused: these gradients were not clipped per example."""
+        raise RuntimeError(
+            f"PrivateOptimizer got gradients that were not clipped per example: noise "
+            f"would not protect anybody. {_FIX}"
+        )
+
+    def apply_gradients(self, grads_and_vars: Any) -> NoReturn:
+        """Refused, see `apply`."""
+        self.apply(None)
+
+    def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused, see `apply`."""
+        self.apply(None)
+
+    def scale_loss(self, loss: Any) -> NoReturn:
+        """Refused: only an ordinary training step calls it."""
+        self.apply(None)
+
+    @property
+    def variables(self) -> List[Any]:
+        return self._variables + self.inner_optimizer.variables
+
+    @property
+    def iterations(self) -> Any:
+        return self.inner_optimizer.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    def load_own_variables(self, store: Any) -> None:
+        # Keras only warns when the numbers differ, and would go on at step 0.
+        if len(store.keys()) != len(self.variables):
+            raise ValueError(
+                f"The saved optimizer has {len(store.keys())} variables, this one "
+                f"{len(self.variables)}: it belongs to another inner optimizer or model."
+            )
+        super().load_own_variables(store)
+
+    def finalize_variable_values(self, trainable_variables: Any) -> None:
+        self.inner_optimizer.finalize_variable_values(trainable_variables)
+
+    def get_config(self) -> Dict[str, Any]:
+        return {
+            "name": self.name,
+            "inner_optimizer": keras.optimizers.serialize(self.inner_optimizer),
+            "plan": storage.dumps(self._plan.to_config()),
+        }
+
+    @classmethod
+    def from_config(cls, config: Dict[str, Any], custom_objects: Any = None) -> Any:
+        inner = keras.optimizers.deserialize(
+            config["inner_optimizer"], custom_objects=custom_objects
+        )
+        plan = Plan.from_config(storage.loads(config["plan"]))
+        return cls(inner, plan, name=config.get("name"))
+
+
+def _size(variable: Any) -> int:
+    size = 1
+    for dimension in variable.shape:
+        size *= int(dimension)
+    return size

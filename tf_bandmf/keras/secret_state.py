@@ -1,0 +1,65 @@
+"""What must not be in any file that a user shares: key, buffer and clock of a run."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise import NoiseGenerator
+
+
+class SecretState:
+    """Key, ring buffer and step of one run, invisible to Keras and to tf.train.
+
+    Variables that Keras or TensorFlow track land in every saved file, even with
+    `include_optimizer=False`. This is a plain Python object: nothing tracks it, and it
+    refuses to be pickled or copied.
+
+    Attributes:
+      step: int64 variable, number of noise vectors used so far.
+      step_keys: uint64 variable, shape [num_steps, 2].
+      buffer: float32 variable, shape [memory_vectors, num_parameters].
+    """
+
+    __slots__ = ("step", "step_keys", "buffer")
+
+    def __init__(self, generator: NoiseGenerator, key: NoiseKey) -> None:
+        with tf.init_scope():
+            self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            keys = key.step_keys(generator.num_steps)
+            # A copy: TensorFlow may alias NumPy's memory.
+            self.step_keys = tf.Variable(np.array(keys), trainable=False)
+            shape = [generator.memory_vectors, generator.num_parameters]
+            self.buffer = tf.Variable(tf.zeros(shape), trainable=False)
+
+    def next_noise(self, generator: NoiseGenerator, step: tf.Tensor) -> tf.Tensor:
+        """Row `step` of `C^-1 Z`; advances buffer and clock.
+
+        Args:
+          generator: the one that this state was made for.
+          step: int64 scalar that `generator.checked_step` returned.
+
+        Returns:
+          float32, shape [num_parameters].
+        """
+        if generator.regenerates:
+            noise = generator.regenerated(self.step_keys, step)
+        else:
+            noise, core_output = generator.buffered(self.step_keys, self.buffer, step)
+            if generator.memory_vectors:
+                slot = step % generator.memory_vectors
+                with tf.control_dependencies([noise]):
+                    update = tf.IndexedSlices(core_output[None], slot[None])
+                    self.buffer.scatter_update(update)
+        with tf.control_dependencies([noise]):
+            self.step.assign(step + 1)
+        return noise
+
+    def __repr__(self) -> str:
+        return "SecretState(<secret>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("The noise state is secret: it is not pickled or copied.")
