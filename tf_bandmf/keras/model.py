@@ -97,11 +97,12 @@ class PrivateTraining:
         dataset = schedule.dataset(first_step=taken)
         if self._self_check_is_due:
             batch = next(iter(dataset))
-            x, targets, weight = _unpack_schedule(batch)
-            self_check(self, x, targets, weight)
-            object.__setattr__(self, "_self_check_is_due", False)
+            self._build_for_training(batch)
+            self_check(self, *_unpack_schedule(batch))
+            self._self_check_is_due = False
         return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
 
+    # Whether the first batch is still to be compared with batch-of-one gradients.
     _self_check_is_due = True
 
     def train_step(self, data: Any) -> Dict[str, Any]:
@@ -221,7 +222,7 @@ class PrivateFunctional(PrivateTraining, keras.src.models.functional.Functional)
     """A functional `keras.Model` that trains privately."""
 
 
-def make_private(model: keras.Model) -> keras.Model:
+def make_private(model: keras.Model, self_check: bool = True) -> keras.Model:
     """Makes a Keras model train privately, in place.
 
     The model gets a private class, which saving and loading keep: a reloaded model
@@ -231,6 +232,9 @@ def make_private(model: keras.Model) -> keras.Model:
     Args:
       model: a Sequential or functional model. For a subclass of `keras.Model`, derive it
         from `PrivateTraining` too.
+      self_check: compare the gradients of the first two examples with those that each
+        has by itself, once before the first step of `fit`. It catches layers that mix
+        examples in ways that no look at their types can find.
 
     Returns:
       The same model.
@@ -256,6 +260,7 @@ def make_private(model: keras.Model) -> keras.Model:
         check_supported(model)
     model.__class__ = private_class
     model.train_function = None
+    model._self_check_is_due = self_check
     return model
 
 

@@ -1,0 +1,87 @@
+"""A small private problem that all tests of the Keras room share."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_bandmf
+import tf_bandmf.keras
+
+NUM_EXAMPLES, FEATURES, CLASSES = 22, 5, 3
+
+
+@pytest.fixture(scope="session")
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_EXAMPLES, FEATURES)).astype(np.float32)
+    return x, rng.integers(0, CLASSES, NUM_EXAMPLES).astype(np.int32)
+
+
+@pytest.fixture
+def make_plan():
+    def make(mechanism="lambda_cgd", **changes):
+        arguments = {
+            "epsilon": 4.0,
+            "delta": 1e-5,
+            "num_examples": NUM_EXAMPLES,
+            "batch_size": 6,
+            "epochs": 2,
+            "test_seed": 0,
+            **changes,
+        }
+        return tf_bandmf.plan(mechanism, **arguments)
+
+    return make
+
+
+@pytest.fixture
+def make_min_sep_plan():
+    def make(num_steps=6, **changes):
+        return tf_bandmf.plan(
+            "identity",
+            epsilon=4.0,
+            delta=1e-5,
+            num_steps=num_steps,
+            participation=tf_bandmf.MinSep(3),
+            batch_size=4,
+            test_seed=0,
+            **changes,
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_plain_model():
+    def make(functional=False):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((FEATURES,))
+        hidden = keras.layers.Dense(4, activation="tanh")
+        outputs = keras.layers.Dense(CLASSES)
+        if functional:
+            return keras.Model(inputs, outputs(hidden(inputs)))
+        return keras.Sequential([inputs, hidden, outputs])
+
+    return make
+
+
+@pytest.fixture
+def compile_model():
+    def run(model, optimizer, **changes):
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(**{"optimizer": optimizer, "loss": loss, **changes})
+        return model
+
+    return run
+
+
+@pytest.fixture
+def make_private_model(make_plain_model, compile_model):
+    def make(plan, inner=None, functional=False, self_check=False, **changes):
+        model = make_plain_model(functional)
+        tf_bandmf.keras.make_private(model, self_check=self_check)
+        inner = inner or keras.optimizers.SGD(0.1)
+        optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
+        return compile_model(model, optimizer, **changes)
+
+    return make

@@ -1,0 +1,244 @@
+"""Every way around the privacy of a run is refused, with a message that names the fix."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+
+IN_GRAPH = (tf.errors.InvalidArgumentError, RuntimeError)
+
+
+def fit(model, plan, data, **kwargs):
+    return model.fit(plan.batches(*data), verbose=0, **kwargs)
+
+
+def assert_untouched(model, before):
+    for a, b in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_invariant_6_a_plain_model_with_the_private_optimizer(
+    run_eagerly, data, make_plan, make_plain_model, compile_model
+):
+    plan = make_plan()
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+    model = compile_model(make_plain_model(), optimizer, run_eagerly=run_eagerly)
+    before = model.get_weights()
+    with pytest.raises(RuntimeError, match="make_private"):
+        model.fit(*data, verbose=0)
+    assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", None])
+def test_invariant_6_a_private_model_with_another_optimizer(
+    optimizer, data, make_plan, make_plain_model, compile_model
+):
+    model = tf_bandmf.keras.make_private(make_plain_model())
+    compile_model(model, optimizer or keras.optimizers.Adam())
+    with pytest.raises(TypeError, match="PrivateOptimizer"):
+        model.fit(*data, verbose=0)
+    with pytest.raises(TypeError, match="PrivateOptimizer"):
+        model.train_on_batch(*data)
+
+
+def test_invariant_6_gradients_from_elsewhere(make_plan, make_plain_model):
+    model = make_plain_model()
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
+    gradients = [tf.ones(v.shape) for v in model.trainable_variables]
+    pairs = list(zip(gradients, model.trainable_variables))
+    for call in (
+        lambda: optimizer.apply_gradients(pairs),
+        lambda: optimizer.apply(gradients, model.trainable_variables),
+        lambda: optimizer.scale_loss(tf.constant(1.0)),
+        lambda: optimizer.stateless_apply(None, None, None),
+    ):
+        with pytest.raises(RuntimeError, match="make_private"):
+            call()
+    optimizer.build(model.trainable_variables)
+    with pytest.raises(TypeError, match="clipped"):
+        optimizer.apply_private(gradients, model.trainable_variables, tf.constant(0))
+
+
+def test_invariant_6_sums_that_are_not_clipped(make_plan, make_plain_model):
+    from tf_bandmf.keras.clipping import ClippedGradients
+
+    model = make_plain_model()
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
+    variables = model.trainable_variables
+    optimizer.build(variables)
+    for bad in (3.0, np.nan):
+        sums = [tf.fill(v.shape, bad) for v in variables]
+        forged = ClippedGradients(sums, tf.ones([2]), tf.ones([2]), None)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not clipped"):
+            optimizer.apply_private(forged, variables, optimizer.checked_step())
+    assert optimizer.steps_taken == 0
+
+
+def test_invariant_6_the_self_check_finds_a_layer_that_mixes_examples(
+    data, make_plan, compile_model
+):
+    class Centered(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs - keras.ops.mean(inputs, axis=0, keepdims=True)
+
+    plan = make_plan()
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), Centered()])
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+    model = compile_model(tf_bandmf.keras.make_private(model), optimizer)
+    before = model.get_weights()
+    with pytest.raises(RuntimeError, match="alone"):
+        fit(model, plan, data)
+    assert_untouched(model, before)
+
+
+def test_invariant_6_cross_example_layers(make_plan):
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    )
+    with pytest.raises(ValueError, match="(?i)batch"):
+        tf_bandmf.keras.make_private(model)
+
+
+def test_invariant_6_mixed_float16(make_plain_model):
+    # Keras would wrap the optimizer and skip steps depending on the data.
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = make_plain_model()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    with pytest.raises(ValueError, match="mixed_bfloat16"):
+        tf_bandmf.keras.make_private(model)
+
+
+def test_invariant_1_fit_asks_for_more_than_the_plan(
+    data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="12 steps, but 8"):
+        fit(model, plan, data, epochs=3)
+    assert_untouched(model, before)
+    fit(model, plan, data, epochs=2)
+    with pytest.raises(ValueError, match="0 of the plan's 8 steps are left"):
+        fit(model, plan, data, epochs=1)
+
+
+@pytest.mark.parametrize("changes", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+def test_invariant_1_a_step_past_the_plan(
+    changes, data, make_min_sep_plan, make_private_model
+):
+    model = make_private_model(make_min_sep_plan(num_steps=3), **changes)
+    x, y = data[0][:4], data[1][:4]
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    before = model.get_weights()
+    with pytest.raises(IN_GRAPH, match="3 steps"):
+        model.train_on_batch(x, y)
+    assert_untouched(model, before)
+    assert model.optimizer.steps_taken == 3
+
+
+def test_invariant_1_within_several_steps_per_execution(
+    data, make_min_sep_plan, make_private_model
+):
+    model = make_private_model(make_min_sep_plan(num_steps=3), steps_per_execution=2)
+    stream = tf.data.Dataset.from_tensor_slices(data).batch(4).repeat()
+    with pytest.raises(IN_GRAPH, match="3 steps"):
+        model.fit(stream, steps_per_epoch=4, verbose=0)
+    assert model.optimizer.steps_taken == 3
+
+
+def test_invariant_2_data_that_the_accountant_did_not_analyse(
+    data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan)
+    x, y = data
+    other = make_plan("identity")
+    stream = tf.data.Dataset.from_tensor_slices(data).batch(6)
+    for call, message in (
+        (lambda: model.fit(x, y), "plan.batches"),
+        (lambda: model.fit(stream), "plan.batches"),
+        (lambda: model.train_on_batch(x[:4], y[:4]), "plan.batches"),
+        (lambda: model.fit(other.batches(x, y)), "another plan"),
+        (lambda: model.fit(plan.batches(x), y), "plan.batches"),
+        (lambda: fit(model, plan, data, class_weight={0: 2.0}), "class_weight"),
+        (lambda: fit(model, plan, data, validation_split=0.1), "validation_split"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            call()
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_invariant_2_a_batch_at_the_wrong_step(
+    run_eagerly, data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan, run_eagerly=run_eagerly)
+    first, second, *_ = plan.batches(*data)
+    model.train_on_batch(first)
+    before = model.get_weights()
+    for wrong in (first, {**second, "plan_id": tf.constant(5, tf.int64)}):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="plan"):
+            model.train_on_batch(wrong)
+    assert_untouched(model, before)
+    model.train_on_batch(second)
+
+
+def test_invariant_2_arrays_that_keras_would_shuffle(
+    data, make_min_sep_plan, make_private_model
+):
+    model = make_private_model(make_min_sep_plan())
+    with pytest.raises(TypeError, match="shuffle"):
+        model.fit(*data)
+
+
+@pytest.mark.parametrize(
+    ("inner", "message"),
+    [
+        (lambda: keras.optimizers.SGD(gradient_accumulation_steps=2), "accumulation"),
+        (lambda: keras.optimizers.SGD(loss_scale_factor=2.0), "loss_scale"),
+        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "LossScaleOptimizer"),
+    ],
+)
+def test_invariant_7_accumulation_and_loss_scaling_inside(inner, message, make_plan):
+    with pytest.raises(ValueError, match=message):
+        tf_bandmf.keras.PrivateOptimizer(inner(), make_plan())
+
+
+def test_wrong_arguments_of_the_optimizer(make_plan):
+    plan = make_plan()
+    with pytest.raises(TypeError, match="Plan"):
+        tf_bandmf.keras.PrivateOptimizer("sgd", {"epsilon": 1.0})
+    with pytest.raises(ValueError, match="inner_optimizer"):
+        tf_bandmf.keras.PrivateOptimizer("sgd", plan, clipnorm=1.0)
+    with pytest.raises(ValueError, match="PrivateOptimizer"):
+        inner = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+        tf_bandmf.keras.PrivateOptimizer(inner, plan)
+    no_batch_size = tf_bandmf.plan(
+        "identity",
+        epsilon=1.0,
+        delta=1e-5,
+        num_steps=5,
+        participation=tf_bandmf.MinSep(5, 1),
+    )
+    with pytest.raises(ValueError, match="batch_size"):
+        tf_bandmf.keras.PrivateOptimizer("sgd", no_batch_size)
+
+
+def test_a_subclass_without_the_mixin_is_refused():
+    class Net(keras.Model):
+        pass
+
+    with pytest.raises(TypeError, match="PrivateTraining"):
+        tf_bandmf.keras.make_private(Net())
+
+
+def test_to_plain_of_a_plain_model_is_refused(make_plain_model):
+    with pytest.raises(TypeError, match="to_plain"):
+        tf_bandmf.keras.to_plain(make_plain_model())

@@ -1,0 +1,234 @@
+"""Private training against a plain re-implementation, and in all of Keras' ways."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf import noise
+from tf_bandmf.key_schedule import NoiseKey
+
+MECHANISMS = ("identity", "lambda_cgd", "bsr", "bisr")
+
+
+def reference_weights(model, plan, x, y, learning_rate, clip):
+    """The same run by batch-of-one gradients, NumPy and a dense C^-1 Z."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    variables = model.trainable_variables
+    sizes = [int(np.prod(v.shape)) for v in variables]
+    generator = noise.NoiseGenerator(plan.strategy, sum(sizes))
+    keys = generator.initial_state(NoiseKey.for_testing(plan.test_seed)).step_keys
+    z = np.stack(
+        [noise.standard_normals(keys[i], sum(sizes)) for i in range(plan.num_steps)]
+    )
+    correlated = np.linalg.solve(plan.strategy.matrix.to_dense(), z)
+    schedule = plan.batches(x, y)
+    for step in range(plan.num_steps):
+        total = np.zeros(sum(sizes))
+        for i in schedule.example_indices(step):
+            with tf.GradientTape() as tape:
+                value = loss(y[i : i + 1], model(x[i : i + 1]))
+            gradients = tape.gradient(value, [v.value for v in variables])
+            flat = np.concatenate([g.numpy().ravel() for g in gradients])
+            total += flat * min(1.0, clip / np.linalg.norm(flat))
+        noisy = (total + plan.noise_stddev * correlated[step]) / plan.expected_batch_size
+        for variable, part in zip(variables, np.split(noisy, np.cumsum(sizes)[:-1])):
+            variable.assign_sub(learning_rate * part.reshape(variable.shape))
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_invariant_4_noise_on_the_clipped_sum_then_a_public_constant(
+    mechanism, data, make_plan, make_plain_model, make_private_model
+):
+    # 22 examples in batches of 5 and 6: the realized batch size is not used.
+    plan = make_plan(mechanism, l2_norm_clip=0.7)
+    private = make_private_model(plan)
+    private.fit(plan.batches(*data), epochs=2, verbose=0)
+    expected = reference_weights(make_plain_model(), plan, *data, 0.1, 0.7)
+    for found, wanted in zip(private.get_weights(), expected):
+        np.testing.assert_allclose(found, wanted, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 3}],
+    ids=["eager", "xla", "steps_per_execution"],
+)
+def test_every_way_to_execute_gives_the_same_weights(
+    changes, data, make_plan, make_private_model
+):
+    plan = make_plan("bsr")
+    usual, other = make_private_model(plan), make_private_model(plan, **changes)
+    for model in (usual, other):
+        model.fit(plan.batches(*data), epochs=2, verbose=0)
+    for a, b in zip(usual.get_weights(), other.get_weights()):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr"])
+def test_invariant_9_a_split_run_is_the_straight_run_bit_for_bit(
+    mechanism, data, make_plan, make_private_model
+):
+    plan = make_plan(mechanism)
+    straight, split = make_private_model(plan), make_private_model(plan)
+    straight.fit(plan.batches(*data), epochs=2, verbose=0)
+    split.fit(plan.batches(*data), epochs=1, verbose=0)
+    split.fit(plan.batches(*data), initial_epoch=1, epochs=2, verbose=0)
+    for a, b in zip(straight.get_weights(), split.get_weights()):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_interruption_within_an_epoch_continues_at_the_right_batch(
+    data, make_plan, make_private_model
+):
+    plan = make_plan("lambda_cgd")
+    straight, cut = make_private_model(plan), make_private_model(plan)
+    straight.fit(plan.batches(*data), epochs=2, verbose=0)
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+    cut.fit(plan.batches(*data), epochs=1, callbacks=[Stop()], verbose=0)
+    assert cut.optimizer.steps_taken == 2
+    cut.fit(plan.batches(*data), epochs=2, verbose=0)
+    assert cut.optimizer.steps_taken == plan.num_steps
+    for a, b in zip(straight.get_weights(), cut.get_weights()):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_custom_loop_over_train_on_batch(data, make_plan, make_private_model):
+    plan = make_plan()
+    usual, loop = make_private_model(plan), make_private_model(plan)
+    usual.fit(plan.batches(*data), epochs=2, verbose=0)
+    for batch in plan.batches(*data):
+        loop.train_on_batch(batch)
+    for a, b in zip(usual.get_weights(), loop.get_weights()):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda: keras.optimizers.Adam(0.01, weight_decay=0.01, use_ema=True),
+        lambda: keras.optimizers.SGD(
+            keras.optimizers.schedules.CosineDecay(0.1, 8), momentum=0.9
+        ),
+    ],
+    ids=["adam", "schedule"],
+)
+def test_any_inner_optimizer_with_metrics_validation_and_callbacks(
+    inner, data, make_plan, make_private_model, tmp_path
+):
+    plan = make_plan()
+    model = make_private_model(plan, inner(), metrics=["accuracy"])
+    history = model.fit(
+        plan.batches(*data),
+        epochs=2,
+        validation_data=data,
+        callbacks=[
+            keras.callbacks.EarlyStopping("val_loss", patience=5),
+            keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+        ],
+        verbose=0,
+    ).history
+    assert set(history) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+    assert model.optimizer.steps_taken == 8
+    assert int(model.optimizer.iterations) == 8
+
+
+def test_learning_rate_is_that_of_the_inner_optimizer(make_plan, make_private_model):
+    model = make_private_model(make_plan())
+    model.optimizer.learning_rate = 0.25
+    assert float(model.optimizer.inner_optimizer.learning_rate) == 0.25
+
+
+def test_training_loss_is_the_mean_over_the_epoch(data, make_plan, make_private_model):
+    plan = make_plan("identity", epochs=1)
+    model = make_private_model(plan, keras.optimizers.SGD(0.0))
+    loss = model.fit(plan.batches(*data), verbose=0).history["loss"][0]
+    np.testing.assert_allclose(loss, model.evaluate(*data, verbose=0), rtol=1e-5)
+
+
+def test_invariant_8_fresh_keys_and_distinct_noise(data, make_plan, make_private_model):
+    plan = make_plan("identity", epochs=1, test_seed=None)
+    weights = []
+    for _ in range(2):
+        model = make_private_model(plan)
+        model.fit(plan.batches(*data), verbose=0)
+        weights.append(np.concatenate([w.ravel() for w in model.get_weights()]))
+    assert np.all(weights[0] != weights[1])
+
+
+def test_invariant_8_variables_of_equal_shape_get_different_noise(
+    make_min_sep_plan, compile_model
+):
+    plan = make_min_sep_plan()
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(3, use_bias=False) for _ in range(2)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    before = tf_bandmf.keras.make_private(model).get_weights()
+    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan)
+    compile_model(model, optimizer, loss="mse")
+    # Examples of weight zero: what moves the weights is noise alone.
+    model.train_on_batch(np.ones((2, 3)), np.ones((2, 3)), sample_weight=np.zeros(2))
+    first, second = (a - b for a, b in zip(model.get_weights(), before))
+    assert np.all(first != 0.0)
+    assert np.all(first != second)
+
+
+def test_invariant_5_an_empty_batch_still_takes_a_noisy_step(
+    make_min_sep_plan, make_private_model
+):
+    model = make_private_model(make_min_sep_plan())
+    before = model.get_weights()
+    model.train_on_batch(np.zeros((0, 5), np.float32), np.zeros((0,), np.int32))
+    assert model.optimizer.steps_taken == 1
+    for a, b in zip(model.get_weights(), before):
+        assert np.all(np.isfinite(a)) and np.all(a != b)
+
+
+def test_invariant_5_a_non_finite_example_contributes_zero(
+    data, make_min_sep_plan, make_private_model
+):
+    x, y = data[0][:4], data[1][:4]
+    poisoned = x.copy()
+    poisoned[2] = np.nan
+    with_poison = make_private_model(make_min_sep_plan())
+    without = make_private_model(make_min_sep_plan())
+    with_poison.train_on_batch(poisoned, y)
+    without.train_on_batch(np.delete(x, 2, axis=0), np.delete(y, 2))
+    for a, b in zip(with_poison.get_weights(), without.get_weights()):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_subclassed_models_train_through_the_mixin(data, make_plan, compile_model):
+    class Net(tf_bandmf.keras.PrivateTraining, keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    plan = make_plan()
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+    model = compile_model(Net(), optimizer)
+    model.fit(plan.batches(*data), epochs=2, verbose=0)
+    assert optimizer.steps_taken == plan.num_steps
+
+
+def test_to_plain_gives_a_plain_model_with_the_same_weights(
+    data, make_plan, make_private_model, compile_model
+):
+    plan = make_plan()
+    for functional in (False, True):
+        model = make_private_model(plan, functional=functional)
+        model.fit(plan.batches(*data), epochs=2, verbose=0)
+        plain = tf_bandmf.keras.to_plain(model)
+        assert not isinstance(plain, tf_bandmf.keras.PrivateTraining)
+        np.testing.assert_array_equal(plain(data[0]), model(data[0]))
+        compile_model(plain, "sgd").fit(*data, verbose=0)
