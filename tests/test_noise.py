@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tf_bandmf import bands, noise, strategies, workloads
+from tf_bandmf import bands, noise, strategies, unbanded, workloads
 from tf_bandmf.key_schedule import NoiseKey
 
 N = 12
@@ -31,6 +31,10 @@ def all_strategies():
         "bisr_normalized": strategies.bisr(workload, 9, True),
         "general_banded": strategies.Strategy("banded", general),
         "general_inverse": strategies.Strategy("inverse", bands.Inverse(general)),
+        "dense": strategies.Strategy("dense", unbanded.Dense(general.to_dense())),
+        "buffered": strategies.Strategy(
+            "blt", unbanded.BufferedToeplitz([0.9, 0.5], [0.7, 0.2], N)
+        ),
     }
 
 
@@ -59,7 +63,7 @@ def test_streamed_noise_is_the_dense_product(name):
     np.testing.assert_allclose(found, expected, atol=2e-6 * scale)
 
 
-@pytest.mark.parametrize("name", ["lambda_cgd", "bsr_normalized", "bisr_many_bands"])
+@pytest.mark.parametrize("name", ["lambda_cgd", "bsr_normalized", "bisr_many_bands", "buffered"])
 def test_eager_and_graph_noise_are_bit_identical(name):
     strategy = all_strategies()[name]
     generator = noise.NoiseGenerator(strategy, 100)
@@ -132,7 +136,7 @@ def test_covariance_is_that_of_the_strategy(name):
 
 
 def test_invariant_1_horizon():
-    for name in ("lambda_cgd", "bsr_normalized", "bisr_many_bands"):
+    for name in ("lambda_cgd", "bsr_normalized", "bisr_many_bands", "buffered"):
         generator = noise.NoiseGenerator(all_strategies()[name], 3)
         state = generator.initial_state(KEY)
         in_graph = tf.function(generator.next)
@@ -153,7 +157,7 @@ def test_past_the_horizon_there_is_no_number_even_without_the_assertion():
 
     @tf.function(jit_compile=True)
     def unchecked():
-        return generator.regenerated(keys, step.value())
+        return generator.row(keys, tf.zeros([0, 3]), step.value())[0]
 
     assert np.all(np.isfinite(unchecked()))
     step.assign(N)

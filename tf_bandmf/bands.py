@@ -347,6 +347,19 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
         return Inverse(from_config(config["inner"]))
     if kind == "column_scaled":
         return ColumnScaled(from_config(config["inner"]), config["scale"])
+    # Kinds of files that build on this one.
+    if kind in ("dense", "buffered"):
+        from tf_bandmf import unbanded
+
+        if kind == "dense":
+            return unbanded.Dense(config["entries"])
+        return unbanded.BufferedToeplitz(
+            config["decays"], config["inverse_decays"], config["num_rows"]
+        )
+    if kind == "dyadic_tree":
+        from tf_bandmf import dyadic_tree
+
+        return dyadic_tree.DyadicTree(config["num_rows"])
     raise ValueError(f"Unknown kind of matrix {kind!r}: was it saved by a newer version?")
 
 

@@ -205,6 +205,22 @@ def test_invariant_5_a_non_finite_example_contributes_zero(
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+def test_weight_regularizers_act_beside_the_noise(make_min_sep_plan, compile_model):
+    weights = []
+    for strength in (0.0, 0.3):
+        keras.utils.set_random_seed(0)
+        dense = keras.layers.Dense(2, kernel_regularizer=keras.regularizers.L2(strength))
+        model = tf_bandmf.keras.make_private(keras.Sequential([keras.Input((3,)), dense]))
+        kernel = model.get_weights()[0]
+        optimizer = tf_bandmf.keras.PrivateOptimizer(
+            keras.optimizers.SGD(1.0), make_min_sep_plan()
+        )
+        compile_model(model, optimizer, loss="mse")
+        model.train_on_batch(np.ones((4, 3)), np.ones((4, 2)))
+        weights.append(model.get_weights()[0])
+    np.testing.assert_allclose(weights[0] - weights[1], 0.6 * kernel, atol=1e-5)
+
+
 def test_subclassed_models_train_through_the_mixin(data, make_plan, compile_model):
     class Net(tf_bandmf.keras.PrivateTraining, keras.Model):
         def __init__(self):

@@ -12,6 +12,7 @@ from tf_bandmf.keras.clipping import (
     ClippedGradients,
     check_supported,
     clipped_gradient_sums,
+    regularization_gradients,
     self_check,
 )
 from tf_bandmf.keras.optimizer import PrivateOptimizer
@@ -116,7 +117,11 @@ class PrivateTraining:
         with tf.control_dependencies([step, *checks]):
             x = tf.nest.map_structure(tf.identity, x)
         clipped = self._compiled_clipping()(x, y, sample_weight)
-        optimizer.apply_private(clipped, self.trainable_variables, step)  # type: ignore[attr-defined]
+        variables = self.trainable_variables  # type: ignore[attr-defined]
+        penalties = None
+        if any(variable.regularizer is not None for variable in variables):
+            penalties = regularization_gradients(self)
+        optimizer.apply_private(clipped, variables, step, penalties)
         # Training metrics are exact functions of the data: outside of the guarantee.
         batch_size = tf.cast(tf.shape(clipped.losses)[0], tf.float32)
         mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)

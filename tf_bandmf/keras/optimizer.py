@@ -139,7 +139,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             return self._generator.checked_step(tf.identity(step))
 
     def apply_private(
-        self, clipped: ClippedGradients, trainable_variables: List[Any], step: tf.Tensor
+        self,
+        clipped: ClippedGradients,
+        trainable_variables: List[Any],
+        step: tf.Tensor,
+        penalty_gradients: Optional[List[tf.Tensor]] = None,
     ) -> None:
         """Adds noise to the clipped sum and lets the inner optimizer apply it.
 
@@ -147,6 +151,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
           clipped: what the private training step computed.
           trainable_variables: the variables, in the order of `clipped.sums`.
           step: what `checked_step` returned.
+          penalty_gradients: of weight regularizers, which depend on no data; added to
+            the noisy gradients.
 
         Raises:
           TypeError: if `clipped` did not come from the clipping of this library.
@@ -168,8 +174,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         noisy = (flat + plan.noise_stddev * correlated) / plan.expected_batch_size
         sizes = [_size(variable) for variable in trainable_variables]
         gradients = [
-            tf.cast(tf.reshape(part, variable.shape), variable.dtype)
+            tf.reshape(part, variable.shape)
             for part, variable in zip(tf.split(noisy, sizes), trainable_variables)
+        ]
+        if penalty_gradients is not None:
+            gradients = [a + b for a, b in zip(gradients, penalty_gradients)]
+        gradients = [
+            tf.cast(gradient, variable.dtype)
+            for gradient, variable in zip(gradients, trainable_variables)
         ]
         with tf.control_dependencies(gradients):
             self.inner_optimizer.apply(gradients, trainable_variables)

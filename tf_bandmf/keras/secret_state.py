@@ -45,15 +45,10 @@ class SecretState:
         Returns:
           float32, shape [num_parameters].
         """
-        if generator.regenerates:
-            noise = generator.regenerated(self.step_keys, step)
-        else:
-            noise, core_output = generator.buffered(self.step_keys, self.buffer, step)
-            if generator.memory_vectors:
-                slot = step % generator.memory_vectors
-                with tf.control_dependencies([noise]):
-                    update = tf.IndexedSlices(core_output[None], slot[None])
-                    self.buffer.scatter_update(update)
+        noise, update = generator.row(self.step_keys, self.buffer, step)
+        if update is not None:
+            with tf.control_dependencies([noise]):
+                self.buffer.scatter_update(update)
         with tf.control_dependencies([noise]):
             self.step.assign(step + 1)
         return noise

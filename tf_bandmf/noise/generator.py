@@ -1,0 +1,139 @@
+"""The noise generator: pure functions of keys, buffer and step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf import bands
+from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.recurrences import recurrence_of
+from tf_bandmf.strategies import Strategy
+
+
+class NoiseState(NamedTuple):
+    """What the generator carries from step to step. Secret.
+
+    Attributes:
+      step_keys: uint64, shape [num_steps, 2].
+      buffer: kept vectors, float32, shape [memory_vectors, num_parameters].
+    """
+
+    step_keys: tf.Tensor
+    buffer: tf.Tensor
+
+
+class NoiseGenerator:
+    """Streams the rows of `C^-1 Z` for one strategy and model size.
+
+    Pure: `initial_state(key)` and `next(state, step)`, as in optax. `next` runs a
+    `tf.function`, and may be called in eager code and from other graphs.
+
+    Formal guarantee: under a secret key the rows `0, ..., n - 1` are those of `C^-1 Z`
+    with independent standard normal `Z`, each row of `Z` used for one step only, up to
+    float32 rounding and the quality of Philox. Multiply by `Plan.noise_stddev`.
+
+    Args:
+      strategy: gives C and the number of steps.
+      num_parameters: d, length of the noise vector.
+
+    Raises:
+      ValueError: if num_parameters < 1.
+    """
+
+    def __init__(self, strategy: Strategy, num_parameters: int) -> None:
+        if num_parameters < 1:
+            raise ValueError(f"num_parameters must be >= 1, found {num_parameters}.")
+        self.num_steps = strategy.num_steps
+        self.num_parameters = int(num_parameters)
+        self._recurrence = recurrence_of(strategy.core)
+        self._row_scale: Optional[np.ndarray] = None
+        if isinstance(strategy.matrix, bands.ColumnScaled):
+            # C^-1 = diag(1 / scale) core^-1 (dp-lambda-cgd, Proposition 7).
+            self._row_scale = (1.0 / strategy.matrix.scale).astype(np.float32)
+        self._next_function = tf.function(self._next)
+
+    @property
+    def memory_vectors(self) -> int:
+        """Rows of the buffer."""
+        return self._recurrence.memory_vectors
+
+    def initial_state(self, key: NoiseKey) -> NoiseState:
+        """The state before step 0."""
+        return NoiseState(
+            tf.constant(key.step_keys(self.num_steps)),
+            tf.zeros([self.memory_vectors, self.num_parameters]),
+        )
+
+    def next(self, state: NoiseState, step: tf.Tensor) -> Tuple[tf.Tensor, NoiseState]:
+        """The noise of a step, and the state after it.
+
+        Args:
+          state: after the steps before.
+          step: int64 scalar in [0, num_steps). With a buffer the steps must come in
+            order.
+
+        Returns:
+          float32, shape [num_parameters], and the new state.
+
+        Raises:
+          InvalidArgumentError: if step is not in [0, num_steps), in graphs too.
+          ValueError: if traced under XLA, which drops the assertion: call it outside.
+        """
+        refuse_xla()
+        return self._next_function(state, tf.cast(step, tf.int64))
+
+    def _next(self, state: NoiseState, step: tf.Tensor) -> Tuple[tf.Tensor, NoiseState]:
+        step = self.checked_step(step)
+        noise, update = self.row(state.step_keys, state.buffer, step)
+        if update is None:
+            return noise, state
+        buffer = tf.tensor_scatter_nd_update(
+            state.buffer, update.indices[:, None], update.values
+        )
+        return noise, NoiseState(state.step_keys, buffer)
+
+    def checked_step(self, step: tf.Tensor) -> tf.Tensor:
+        """`step` as int64, after checking that it is before the horizon."""
+        step = tf.cast(step, tf.int64)
+        horizon = tf.constant(self.num_steps, tf.int64)
+        message = (
+            f"The plan has {self.num_steps} steps: this step is past its end (or "
+            f"negative). Its privacy budget is spent; more steps need a new plan."
+        )
+        checks = [
+            tf.debugging.assert_less(step, horizon, message),
+            tf.debugging.assert_non_negative(step, message),
+        ]
+        with tf.control_dependencies(checks):
+            return tf.identity(step)
+
+    def row(
+        self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor
+    ) -> Tuple[tf.Tensor, Optional[tf.IndexedSlices]]:
+        """The noise of a checked step, and the rows of the buffer that change.
+
+        For callers that keep the buffer in a variable; others use `next`.
+        """
+        noise, update = self._recurrence.row(
+            step_keys, buffer, step, self.num_parameters
+        )
+        if self._row_scale is not None:
+            noise *= tf.gather(tf.constant(self._row_scale), step)
+        return noise, update
+
+
+def refuse_xla() -> None:
+    """Raises ValueError if this is traced into a function that XLA compiles."""
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import control_flow_util
+
+    if tf.executing_eagerly():
+        return
+    if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
+        raise ValueError(
+            "XLA drops assertions, so that a step past the horizon could not raise. "
+            "Call the noise generator outside of jit_compile=True."
+        )

@@ -1,0 +1,173 @@
+"""The three ways to stream the rows of `C^-1 Z`, one for each kind of matrix."""
+
+from __future__ import annotations
+
+import abc
+from typing import Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf import bands, unbanded
+from tf_bandmf.noise.normals import standard_normals
+
+# More terms than this are summed in a loop, which holds one vector at a time.
+_UNROLLED_TERMS = 4
+
+
+class Recurrence(abc.ABC):
+    """Computes `(C^-1 Z)[step]` from step keys and a few kept vectors.
+
+    Attributes:
+      memory_vectors: rows of the buffer.
+    """
+
+    memory_vectors = 0
+
+    @abc.abstractmethod
+    def row(
+        self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor, size: int
+    ) -> Tuple[tf.Tensor, Optional[tf.IndexedSlices]]:
+        """The row of a step, and the rows of the buffer that change.
+
+        Args:
+          step_keys: uint64, shape [n, 2].
+          buffer: float32, shape [memory_vectors, size], after the steps before.
+          step: int64 scalar.
+          size: length of the row, static.
+        """
+
+
+class Regeneration(Recurrence):
+    """`y[i] = sum_j N[i, i-j] z[i-j]` with `N = C^-1`: earlier normals are drawn again.
+
+    Nothing is kept. `N` is banded, or all of it is there (a dense strategy).
+    """
+
+    def __init__(self, noising_matrix: bands.LowerTriangular) -> None:
+        self._rows = _Rows(noising_matrix)
+
+    def row(
+        self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor, size: int
+    ) -> Tuple[tf.Tensor, None]:
+        weights = self._rows.at(step)
+
+        def term(j: tf.Tensor) -> tf.Tensor:
+            # Steps before the first have weight 0.
+            key = tf.gather(step_keys, tf.maximum(step - tf.cast(j, tf.int64), 0))
+            return weights[j] * standard_normals(key, size)
+
+        total = term(tf.constant(0))
+        if self._rows.terms <= _UNROLLED_TERMS:
+            for j in range(1, self._rows.terms):
+                total += term(tf.constant(j))
+            return total, None
+        exist = tf.minimum(self._rows.terms, tf.cast(step, tf.int32) + 1)
+        _, total = tf.while_loop(
+            lambda j, _: j < exist,
+            lambda j, partial: (j + 1, partial + term(j)),
+            (tf.constant(1), total),
+            parallel_iterations=1,
+        )
+        return total, None
+
+
+class RingBuffer(Recurrence):
+    """Forward substitution with a banded `C`; keeps its last `bands - 1` outputs.
+
+    `y[i] = (z[i] - sum_{0<j<bands} C[i, i-j] y[i-j]) / C[i, i]`. Slot
+    `i % memory_vectors` of the buffer holds `y[i]`.
+    """
+
+    def __init__(self, matrix: bands.LowerTriangular) -> None:
+        self._rows = _Rows(matrix)
+        self.memory_vectors = self._rows.terms - 1
+
+    def row(
+        self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor, size: int
+    ) -> Tuple[tf.Tensor, Optional[tf.IndexedSlices]]:
+        weights = self._rows.at(step)
+        fresh = standard_normals(tf.gather(step_keys, step), size)
+        if not self.memory_vectors:
+            return fresh / weights[0], None
+        # Slot s was written j = 1 + (step - 1 - s) mod memory steps ago.
+        slots = tf.range(self.memory_vectors, dtype=tf.int64)
+        age = (step - 1 - slots) % self.memory_vectors + 1
+        past = tf.linalg.matvec(buffer, tf.gather(weights, age), transpose_a=True)
+        output = (fresh - past) / weights[0]
+        slot = tf.reshape(step % self.memory_vectors, [1])
+        return output, tf.IndexedSlices(output[None], slot)
+
+
+class GeometricBuffers(Recurrence):
+    """Buffered linear Toeplitz: `C^-1` is a sum of a few geometric sequences.
+
+    `y = z + sum_m inverse_output_scales[m] s[m]`, then
+    `s[m] = inverse_decays[m] s[m] + z`; see `unbanded.BufferedToeplitz`.
+    """
+
+    def __init__(self, matrix: unbanded.BufferedToeplitz) -> None:
+        self._scales = matrix.inverse_output_scales.astype(np.float32)
+        self._decays = matrix.inverse_decays.astype(np.float32)
+        self._num_steps = matrix.num_rows
+        self.memory_vectors = matrix.num_buffers
+
+    def row(
+        self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor, size: int
+    ) -> Tuple[tf.Tensor, tf.IndexedSlices]:
+        # NaN past the horizon, as in _Rows.at.
+        one = tf.where(step < self._num_steps, 1.0, np.nan)
+        fresh = one * standard_normals(tf.gather(step_keys, step), size)
+        scales = tf.constant(self._scales)
+        output = fresh + tf.linalg.matvec(buffer, scales, transpose_a=True)
+        updated = tf.constant(self._decays)[:, None] * buffer + fresh[None]
+        slots = tf.range(self.memory_vectors, dtype=tf.int64)
+        return output, tf.IndexedSlices(updated, slots)
+
+
+def recurrence_of(core: bands.LowerTriangular) -> Recurrence:
+    """The recurrence for a strategy matrix without column scaling.
+
+    Raises:
+      TypeError: for a kind of matrix that cannot be streamed.
+    """
+    if isinstance(core, bands.Inverse):
+        return Regeneration(core.inner)
+    if isinstance(core, unbanded.BufferedToeplitz):
+        return GeometricBuffers(core)
+    if isinstance(core, unbanded.Dense):
+        inverse = core.solve(np.eye(core.num_rows))
+        steps = np.arange(core.num_rows)
+        columns = steps[:, None] - steps[None, :]
+        rows = np.take_along_axis(inverse, np.maximum(columns, 0), axis=1)
+        return Regeneration(bands.RowBanded(np.where(columns >= 0, rows, 0.0)))
+    if isinstance(core, (bands.ToeplitzBanded, bands.RowBanded)):
+        return RingBuffer(core)
+    raise TypeError(f"No recurrence streams a {type(core).__name__}.")
+
+
+class _Rows:
+    """Rows of a banded matrix, by step.
+
+    Args:
+      matrix: banded.
+    """
+
+    def __init__(self, matrix: bands.LowerTriangular) -> None:
+        self._num_steps = matrix.num_rows
+        self.terms = matrix.bands
+        # One row serves all steps of a Toeplitz matrix.
+        is_toeplitz = isinstance(matrix, bands.ToeplitzBanded)
+        rows = matrix.coefficients[None] if is_toeplitz else bands.as_rows(matrix)
+        self._rows = rows.astype(np.float32)
+
+    def at(self, step: tf.Tensor) -> tf.Tensor:
+        """Entries `M[step, step - j]`, shape [terms]; 0 for steps before the first.
+
+        NaN past the horizon: should an assertion be lost in somebody's compiled graph,
+        there is still no noise that was used before.
+        """
+        rows = tf.constant(self._rows)
+        row = rows[0] if len(self._rows) == 1 else tf.gather(rows, step)
+        exists = tf.range(self.terms, dtype=tf.int64) <= step
+        return tf.where(step < self._num_steps, tf.where(exists, row, 0.0), np.nan)
