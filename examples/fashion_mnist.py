@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import os
-from typing import Optional
 
 import keras
 import mechanism_comparison as comparison
@@ -24,14 +23,16 @@ import tf_bandmf
 MECHANISMS = ("identity", "lambda_cgd", "bsr", "bisr")
 
 
-def load_data(directory: Optional[str]) -> comparison.Data:
+def load_data(directory: str | None) -> comparison.Data:
     """60,000 images of 28 x 28 pixels for training, 10,000 for testing."""
     if directory is None:
         train, test = keras.datasets.fashion_mnist.load_data()
     else:
         train, test = (
             (
-                read_idx(directory, f"{part}-images-idx3-ubyte", 16).reshape(-1, 28, 28),
+                read_idx(directory, f"{part}-images-idx3-ubyte", 16).reshape(
+                    -1, 28, 28
+                ),
                 read_idx(directory, f"{part}-labels-idx1-ubyte", 8),
             )
             for part in ("train", "t10k")
@@ -94,9 +95,7 @@ def main() -> None:
         tried = ", ".join(f"{r.learning_rate:g}: {r.accuracy[-1]:.2%}" for r in runs)
         comparison.console.print(f"{comparison.TITLES[mechanism]}: {tried}")
     rates = {name: [comparison.best_learning_rate(tuning[name])] for name in plans}
-    runs = comparison.train_all(
-        plans, build_model, data, rates, range(arguments.seeds)
-    )
+    runs = comparison.train_all(plans, build_model, data, rates, range(arguments.seeds))
     title = (
         f"Fashion-MNIST at epsilon = {arguments.epsilon:g}, delta = "
         f"{arguments.delta:g}, {arguments.seeds} seeds"

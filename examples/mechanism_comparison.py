@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, Callable
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -23,9 +24,9 @@ import tf_bandmf
 import tf_bandmf.keras
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  (after the choice of a backend)
+from matplotlib import pyplot as plt
 
-Data = Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Data = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 # Many models are traced one after the other: TensorFlow would warn about it.
 tf.get_logger().setLevel("ERROR")
@@ -47,7 +48,7 @@ class Run:
     plan: tf_bandmf.Plan
     learning_rate: float
     seed: int
-    accuracy: List[float]
+    accuracy: list[float]
 
 
 def train(
@@ -82,24 +83,32 @@ def train(
 
 
 def train_all(
-    plans: Dict[str, tf_bandmf.Plan],
+    plans: dict[str, tf_bandmf.Plan],
     build_model: Callable[[], keras.Model],
     data: Data,
-    learning_rates: Dict[str, Sequence[float]],
+    learning_rates: dict[str, Sequence[float]],
     seeds: Sequence[int],
-) -> Dict[str, List[Run]]:
+) -> dict[str, list[Run]]:
     """Trains with each mechanism at its learning rates and seeds, showing progress."""
     jobs = [
-        (name, rate, seed) for name in plans for rate in learning_rates[name] for seed in seeds
+        (name, rate, seed)
+        for name in plans
+        for rate in learning_rates[name]
+        for seed in seeds
     ]
-    runs: Dict[str, List[Run]] = {name: [] for name in plans}
+    runs: dict[str, list[Run]] = {name: [] for name in plans}
     total = sum(plans[name].participation.epochs for name, _, _ in jobs)
     with rich.progress.Progress(console=console) as progress:
         task = progress.add_task("training", total=total)
         for name, rate, seed in jobs:
             progress.update(task, description=f"{TITLES[name]}, learning rate {rate:g}")
             run = train(
-                plans[name], build_model, data, rate, seed, lambda: progress.advance(task)
+                plans[name],
+                build_model,
+                data,
+                rate,
+                seed,
+                lambda: progress.advance(task),
             )
             runs[name].append(run)
     return runs
@@ -111,7 +120,7 @@ def extra_memory(plan: tf_bandmf.Plan) -> str:
     return "none" if vectors == 0 else f"{vectors} x model"
 
 
-def print_table(title: str, runs: Dict[str, List[Run]]) -> None:
+def print_table(title: str, runs: dict[str, list[Run]]) -> None:
     """One row per mechanism; accuracy as mean and standard error over the seeds."""
     table = rich.table.Table(title=title)
     table.add_column("mechanism", no_wrap=True)
@@ -134,14 +143,14 @@ def print_table(title: str, runs: Dict[str, List[Run]]) -> None:
     console.print(table)
 
 
-def mean_and_standard_error(values: Sequence[float]) -> Tuple[float, float]:
+def mean_and_standard_error(values: Sequence[float]) -> tuple[float, float]:
     """Mean, and its standard error (0 for a single value)."""
     if len(values) == 1:
         return float(values[0]), 0.0
     return float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
-def save_picture(path: str, runs: Dict[str, List[Run]]) -> None:
+def save_picture(path: str, runs: dict[str, list[Run]]) -> None:
     """Test accuracy, and the noise that has accumulated in the model, per step."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for name, group in runs.items():
@@ -161,7 +170,7 @@ def save_picture(path: str, runs: Dict[str, List[Run]]) -> None:
     plt.close(figure)
 
 
-def best_learning_rate(runs: List[Run]) -> float:
+def best_learning_rate(runs: list[Run]) -> float:
     """The learning rate with the best mean accuracy."""
     rates = sorted({run.learning_rate for run in runs})
 

@@ -34,9 +34,7 @@ def matrices(seed, n, w):
 
 
 @SETTINGS
-@hypothesis.given(
-    seed=st.integers(0, 1000), n=st.integers(1, 25), w=st.integers(1, 6)
-)
+@hypothesis.given(seed=st.integers(0, 1000), n=st.integers(1, 25), w=st.integers(1, 6))
 def test_all_operations_agree_with_the_dense_matrix(seed, n, w):
     x = np.random.default_rng(seed).normal(size=(n, 3))
     for matrix in matrices(seed, n, w):
@@ -105,7 +103,10 @@ def test_normalized_columns_have_norm_one():
         (lambda: bands.RowBanded(np.ones((3, 2))), "outside"),
         (lambda: bands.RowBanded(np.zeros((3, 1))), "singular"),
         (lambda: bands.RowBanded(np.ones((3, 4))), "bands <= n"),
-        (lambda: bands.ColumnScaled(bands.ToeplitzBanded([1.0], 2), [1.0, -1.0]), "> 0"),
+        (
+            lambda: bands.ColumnScaled(bands.ToeplitzBanded([1.0], 2), [1.0, -1.0]),
+            "> 0",
+        ),
         (lambda: bands.ToeplitzBanded([1.0], 3).matmul(np.ones(4)), "3 rows"),
         (lambda: bands.from_config({"kind": "wavelet"}), "wavelet"),
     ],

@@ -63,7 +63,9 @@ def test_streamed_noise_is_the_dense_product(name):
     np.testing.assert_allclose(found, expected, atol=2e-6 * scale)
 
 
-@pytest.mark.parametrize("name", ["lambda_cgd", "bsr_normalized", "bisr_many_bands", "buffered"])
+@pytest.mark.parametrize(
+    "name", ["lambda_cgd", "bsr_normalized", "bisr_many_bands", "buffered"]
+)
 def test_eager_and_graph_noise_are_bit_identical(name):
     strategy = all_strategies()[name]
     generator = noise.NoiseGenerator(strategy, 100)
@@ -126,9 +128,11 @@ def test_normals_are_normal():
 def test_covariance_is_that_of_the_strategy(name):
     strategy = all_strategies()[name]
     d = 20_000
-    found = run(noise.NoiseGenerator(strategy, d)) @ run(
-        noise.NoiseGenerator(strategy, d)
-    ).T / d
+    found = (
+        run(noise.NoiseGenerator(strategy, d))
+        @ run(noise.NoiseGenerator(strategy, d)).T
+        / d
+    )
     inverse = np.linalg.inv(strategy.matrix.to_dense())
     expected = inverse @ inverse.T
     spread = np.sqrt(np.outer(np.diag(expected), np.diag(expected)) * 2 / d)

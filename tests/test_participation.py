@@ -20,7 +20,9 @@ def test_min_sep_allows_at_most_what_the_separation_allows():
     assert MinSep(4, 9).participations(10) == 3
 
 
-@pytest.mark.parametrize("original", [MinSep(4), MinSep(4, 2), FixedEpochOrder(9, 3, 2)])
+@pytest.mark.parametrize(
+    "original", [MinSep(4), MinSep(4, 2), FixedEpochOrder(9, 3, 2)]
+)
 def test_config_round_trip(original):
     assert participation.from_config(original.to_config()) == original
 

@@ -59,7 +59,11 @@ def test_expected_batch_size_is_the_mean_over_an_epoch():
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_save_and_load(mechanism, tmp_path):
     plan = tf_bandmf.plan(
-        mechanism, **BUDGET, **DATA, momentum=0.5, learning_rates=np.linspace(1, 0.1, 50)
+        mechanism,
+        **BUDGET,
+        **DATA,
+        momentum=0.5,
+        learning_rates=np.linspace(1, 0.1, 50),
     )
     path = str(tmp_path / "plan.json")
     plan.save(path)
@@ -104,7 +108,9 @@ def test_fingerprint_changes_with_every_privacy_relevant_field():
         {"learning_rates": np.linspace(1, 0.5, 50)},
         {"test_seed": 0},
     ]
-    prints = {tf_bandmf.plan("lambda_cgd", **{**base, **c}).fingerprint for c in changes}
+    prints = {
+        tf_bandmf.plan("lambda_cgd", **{**base, **c}).fingerprint for c in changes
+    }
     assert len(prints) == len(changes)
 
 

@@ -22,9 +22,7 @@ def test_momentum_sgd_is_what_the_optimizer_does(scheduled):
         velocity = momentum * velocity + rate * gradient
         theta = decay * theta + velocity
         models.append(theta)
-    workload = workloads.momentum_sgd(
-        n, momentum, decay, rates if scheduled else None
-    )
+    workload = workloads.momentum_sgd(n, momentum, decay, rates if scheduled else None)
     np.testing.assert_allclose(workload.to_dense() @ gradients, models, atol=1e-12)
 
 
@@ -32,9 +30,7 @@ def test_momentum_workload_has_the_entries_of_the_paper():
     # banded-inverse-square-root, eq. 4.
     alpha, beta = 0.9, 0.5
     column = workloads.momentum_sgd(4, beta, alpha).first_column()
-    expected = [
-        sum(alpha**j * beta ** (i - j) for j in range(i + 1)) for i in range(4)
-    ]
+    expected = [sum(alpha**j * beta ** (i - j) for j in range(i + 1)) for i in range(4)]
     np.testing.assert_allclose(column, expected)
 
 

@@ -6,11 +6,12 @@ times sensitivity, noise multiplier and l2 norm clip, squared, per coordinate.
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+import functools
+from typing import Callable, Optional, Tuple
 
 import numpy as np
 
-from tf_bandmf import bands
+from tf_bandmf import bands, unbanded
 from tf_bandmf.workloads import Workload
 
 
@@ -19,9 +20,9 @@ def per_step_squared_error(
 ) -> np.ndarray:
     """`||row i of A C^-1||^2` for every step, shape [n], float64.
 
-    Toeplitz strategy and workload: O(n w). Otherwise `B = M^-1 N` with banded `M` and
-    `N`, an autoregressive moving-average process: the covariance of its last values is
-    carried from step to step, O(n w^2).
+    Toeplitz strategy and workload: O(n w), without TensorFlow. Otherwise `B = M^-1 N`
+    with banded `M` and `N`, whose row norms `tf_bandmf.recursion` finds in O(n w^2).
+    Dense strategies: O(n^3).
 
     Raises:
       ValueError: if strategy and workload are for different numbers of steps.
@@ -34,8 +35,12 @@ def per_step_squared_error(
     if workload.is_toeplitz and strategy.toeplitz_column() is not None:
         # B is Toeplitz: its first column is C^-1 applied to that of A.
         return np.cumsum(strategy.solve(workload.first_column()) ** 2)
+    core = strategy.inner if isinstance(strategy, bands.ColumnScaled) else strategy
+    if isinstance(core, unbanded.Dense):
+        inverse = strategy.solve(np.eye(strategy.num_rows))
+        return np.sum(workload.inverse().solve(inverse) ** 2, axis=1)
     regression, average = _regression_and_average(strategy, workload)
-    return _process_variance(regression, average)
+    return _row_norms(regression, average)
 
 
 def root_mean_squared_error(per_step: np.ndarray) -> float:
@@ -62,40 +67,39 @@ def _regression_and_average(
         if scale is not None:
             average /= scale[:, None]
         return bands.as_rows(workload.inverse()), average
+    if isinstance(core, unbanded.BufferedToeplitz):
+        # C = (numerator / denominator) D: A C^-1 = (numerator D A^-1)^-1 denominator.
+        n = core.num_rows
+        kept = bands.ToeplitzBanded(core.numerator[:n], n)
+        strategy = kept if scale is None else bands.ColumnScaled(kept, scale)
+        product = bands.multiply(strategy, workload.inverse())
+        denominator = bands.ToeplitzBanded(core.denominator[:n], n)
+        return product.rows, bands.as_rows(denominator)
     # A C^-1 = (C A^-1)^-1.
     product = bands.multiply(strategy, workload.inverse())
     return product.rows, np.ones((strategy.num_rows, 1))
 
 
-def _process_variance(regression: np.ndarray, average: np.ndarray) -> np.ndarray:
-    """Row norms of `M^-1 N` from the rows of banded `M` and `N`, each [n, bands].
+@functools.lru_cache(maxsize=32)
+def _compiled_engine(num_steps: int, bands: int, average_bands: int) -> Callable:
+    # Imported here: strategies in closed form need no TensorFlow.
+    import tensorflow as tf
 
-    The state is the last `p` outputs and the last `q` inputs; `root @ root.T` is its
-    covariance.
-    """
-    n, p, q = len(regression), regression.shape[1] - 1, average.shape[1] - 1
-    covariance = np.zeros((p + q, p + q))
-    variance = np.empty(n)
-    lead = regression[:, 0]
-    weights = np.concatenate([-regression[:, 1:], average[:, 1:]], axis=1)
-    weights = weights / lead[:, None]
-    fresh = average[:, 0] / lead
-    for i in range(n):
-        cross = covariance @ weights[i]
-        variance[i] = weights[i] @ cross + fresh[i] ** 2
-        updated = np.zeros_like(covariance)
-        # Shift both windows by one, then enter the new output and the new input.
-        updated[1:p, 1:p] = covariance[: p - 1, : p - 1] if p else 0.0
-        if q:
-            updated[p + 1 :, p + 1 :] = covariance[p : p + q - 1, p : p + q - 1]
-            updated[p, p] = 1.0
-        if p and q:
-            updated[1:p, p + 1 :] = covariance[: p - 1, p : p + q - 1]
-            updated[p + 1 :, 1:p] = updated[1:p, p + 1 :].T
-            updated[0, p] = updated[p, 0] = fresh[i]
-            updated[0, p + 1 :] = updated[p + 1 :, 0] = cross[p : p + q - 1]
-        if p:
-            updated[0, 0] = variance[i]
-            updated[0, 1:p] = updated[1:p, 0] = cross[: p - 1]
-        covariance = updated
-    return variance
+    from tf_bandmf import recursion
+
+    def engine(regression: tf.Tensor, average: tf.Tensor) -> tf.Tensor:
+        if average_bands == 1:
+            return recursion.inverse_row_norms(regression, average[:, 0] ** 2)
+        return recursion.filtered_row_norms(regression, average)
+
+    signature = [
+        tf.TensorSpec([num_steps, width], tf.float64)
+        for width in (bands, average_bands)
+    ]
+    return tf.function(engine, input_signature=signature)
+
+
+def _row_norms(regression: np.ndarray, average: np.ndarray) -> np.ndarray:
+    """Squared row norms of `M^-1 N` from the rows of `M` and `N`, each [n, bands]."""
+    engine = _compiled_engine(*regression.shape, average.shape[1])
+    return engine(regression, average).numpy()

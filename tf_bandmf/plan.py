@@ -10,7 +10,8 @@ import dataclasses
 import hashlib
 import math
 import warnings
-from typing import Any, Dict, Mapping, Optional, Sequence, Union
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -60,10 +61,10 @@ class Plan:
     noise_multiplier: float
     epsilon: float
     delta: float
-    expected_batch_size: Optional[float] = None
+    expected_batch_size: float | None = None
     accountant: str = gaussian.NAME
-    test_seed: Optional[int] = None
-    sensitivity: Optional[Sensitivity] = None
+    test_seed: int | None = None
+    sensitivity: Sensitivity | None = None
 
     def __post_init__(self) -> None:
         n = self.strategy.num_steps
@@ -112,7 +113,7 @@ class Plan:
 
     @property
     def zcdp_rho(self) -> float:
-        """rho of zCDP of the whole run."""
+        """Rho of zCDP of the whole run."""
         return gaussian.zcdp_rho(self.noise_multiplier)
 
     @property
@@ -136,7 +137,9 @@ class Plan:
             self.workload, self.participation
         )
 
-    def batches(self, x: Any, y: Any = None, sample_weight: Any = None) -> BatchSchedule:
+    def batches(
+        self, x: Any, y: Any = None, sample_weight: Any = None
+    ) -> BatchSchedule:
         """The batches of the run, in the order that the accountant assumes.
 
         Args:
@@ -174,7 +177,7 @@ class Plan:
             test_only=self.test_seed is not None,
         )
 
-    def to_config(self) -> Dict[str, Any]:
+    def to_config(self) -> dict[str, Any]:
         """Plain values and arrays; `from_config` rebuilds the plan."""
         return {
             "format": _FORMAT,
@@ -188,11 +191,11 @@ class Plan:
             "expected_batch_size": self.expected_batch_size,
             "accountant": self.accountant,
             "test_seed": self.test_seed,
-            "sensitivity": dataclasses.asdict(self.sensitivity),  # type: ignore[call-overload]
+            "sensitivity": dataclasses.asdict(self.sensitivity),  # type: ignore[arg-type]
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "Plan":
+    def from_config(cls, config: Mapping[str, Any]) -> Plan:
         """Rebuilds a plan and validates it anew.
 
         Raises:
@@ -221,7 +224,7 @@ class Plan:
         storage.save(path, {"plan": self.to_config(), "fingerprint": self.fingerprint})
 
     @classmethod
-    def load(cls, path: str) -> "Plan":
+    def load(cls, path: str) -> Plan:
         """Reads a saved plan; recomputes sensitivity and budget.
 
         Raises:
@@ -246,26 +249,26 @@ class Plan:
 
 
 def plan(
-    mechanism: Union[str, Strategy],
+    mechanism: str | Strategy,
     *,
-    epsilon: Optional[float] = None,
-    delta: Optional[float] = None,
-    noise_multiplier: Optional[float] = None,
-    num_examples: Optional[int] = None,
-    batch_size: Optional[int] = None,
-    epochs: Optional[int] = None,
-    num_steps: Optional[int] = None,
-    participation: Optional[Participation] = None,
-    workload: Optional[Workload] = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
+    num_examples: int | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    num_steps: int | None = None,
+    participation: Participation | None = None,
+    workload: Workload | None = None,
     momentum: float = 0.0,
     decay: float = 1.0,
-    learning_rates: Optional[Sequence[float]] = None,
+    learning_rates: Sequence[float] | None = None,
     l2_norm_clip: float = 1.0,
-    bands: Optional[int] = None,
-    lambda_: Optional[float] = None,
-    column_normalized: Optional[bool] = None,
-    objective: Optional[str] = None,
-    test_seed: Optional[int] = None,
+    bands: int | None = None,
+    lambda_: float | None = None,
+    column_normalized: bool | None = None,
+    objective: str | None = None,
+    test_seed: int | None = None,
 ) -> Plan:
     """Plans a private run: from a budget to a strategy and its noise.
 
@@ -354,12 +357,12 @@ def plan(
 
 
 def _resolve_participation(
-    num_examples: Optional[int],
-    batch_size: Optional[int],
-    epochs: Optional[int],
-    num_steps: Optional[int],
-    participation: Optional[Participation],
-) -> "tuple[Participation, int, Optional[float]]":
+    num_examples: int | None,
+    batch_size: int | None,
+    epochs: int | None,
+    num_steps: int | None,
+    participation: Participation | None,
+) -> tuple[Participation, int, float | None]:
     if participation is None:
         missing = [
             name
@@ -393,11 +396,11 @@ def _resolve_participation(
 
 
 def _resolve_budget(
-    epsilon: Optional[float],
-    delta: Optional[float],
-    noise_multiplier: Optional[float],
-    num_examples: Optional[int],
-) -> "tuple[float, float, float]":
+    epsilon: float | None,
+    delta: float | None,
+    noise_multiplier: float | None,
+    num_examples: int | None,
+) -> tuple[float, float, float]:
     if delta is None:
         raise ValueError("delta is missing: a common choice is below 1 / num_examples.")
     if (epsilon is None) == (noise_multiplier is None):

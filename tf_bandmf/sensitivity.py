@@ -8,14 +8,24 @@ hold for the actual coefficients; otherwise the result is an upper bound and say
 from __future__ import annotations
 
 import dataclasses
+from typing import List, Optional
 
 import numpy as np
 
-from tf_bandmf import bands
+from tf_bandmf import bands, dyadic_tree, patterns, unbanded
 from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.patterns import vec_sens
 
-# Alg. 4 looks at all n^2 entries of the Gram matrix.
-_GRAM_LIMIT = 20_000
+__all__ = ["Sensitivity", "sensitivity", "upper_bound", "vec_sens"]
+
+# Rows of a strategy that is materialized to look at all entries of its Gram matrix.
+_DENSE_LIMIT = 8_192
+# The same where another bound exists that is nearly as good and takes O(n k).
+_TOEPLITZ_DENSE_LIMIT = 2_048
+# Elementary operations spent on an exact dynamic program before settling for a bound.
+_OPERATION_LIMIT = 2e9
+# Rows of a matrix that is materialized for its column norms alone.
+_NORMS_LIMIT = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,32 +48,6 @@ class Sensitivity:
         return f"sens(C) {relation} {self.value:.6g} ({self.method})"
 
 
-def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.ndarray:
-    """Largest sum of `max_participations` entries at least `min_separation` apart.
-
-    amplified-banded-mf, Alg. 3 (VecSens), for non-negative `v`, vectorized.
-
-    Args:
-      v: shape [n] or [m, n]: one problem per row.
-      min_separation: b.
-      max_participations: k.
-
-    Returns:
-      The maxima, shape [] or [m].
-    """
-    v = np.asarray(v, dtype=np.float64)
-    n = v.shape[-1]
-    # best[i]: the best with at most m picks from v[i:].
-    best = np.zeros_like(v)
-    for _ in range(max_participations):
-        candidate = v.copy()
-        if min_separation < n:
-            candidate[..., : n - min_separation] += best[..., min_separation:]
-        # The larger of picking i and skipping it, for every i from the end.
-        best = np.maximum.accumulate(candidate[..., ::-1], axis=-1)[..., ::-1]
-    return best[..., 0]
-
-
 def sensitivity(
     strategy: bands.LowerTriangular, participation: Participation, num_steps: int
 ) -> Sensitivity:
@@ -71,12 +55,16 @@ def sensitivity(
 
     | `C` | result |
     |---|---|
-    | bands <= b | exact: VecSens of the squared column norms (Alg. 5, Prop. B.1) |
+    | bands <= b, or one participation | exact: VecSens of squared norms (Alg. 5) |
     | Toeplitz, non-negative, non-increasing | exact: columns 0, b, 2b, ... |
     | column-normalized DP-lambda-CGD | exact: the same columns (Lemma 8) |
-    | non-negative, fixed epoch order | exact: the best of the b patterns |
-    | other Toeplitz | bound: by its non-increasing majorant |
-    | anything else | bound: Alg. 4 |
+    | binary tree | exact: the best placement in its nodes |
+    | fixed epoch order, Gram matrix >= 0 on patterns | exact: the best of b patterns |
+    | b < bands <= 2b, or two participations | exact: consecutive steps interact |
+    | anything else | bound: the smallest that `upper_bound` knows |
+
+    The case b < bands <= 2b has entries of any sign and is sharper than Alg. 4, which
+    amplified-banded-mf, section 6, uses for it; see `patterns.path_maximum`.
 
     Args:
       strategy: `C`, n x n.
@@ -84,19 +72,76 @@ def sensitivity(
       num_steps: n; must be the number of rows of `C`.
 
     Raises:
-      ValueError: if the sizes differ, or only the O(n^2 k) bound is known and `n` is
-        too large for it.
+      ValueError: if the sizes differ, or the result is not finite.
     """
     if strategy.num_rows != num_steps:
         raise ValueError(
             f"The strategy is for {strategy.num_rows} steps, the run has {num_steps}."
         )
     b, k = participation.separation(), participation.participations(num_steps)
-    fixed_order = isinstance(participation, FixedEpochOrder)
-    if strategy.bands <= b or k == 1:
-        squared = strategy.column_norms() ** 2
+    found = _exact(strategy, b, k, isinstance(participation, FixedEpochOrder))
+    if found is None:
+        found = upper_bound(strategy, b, k)
+    if not (np.isfinite(found.value) and found.value > 0.0):
+        raise ValueError(f"The sensitivity must be finite and > 0, found {found}.")
+    return found
+
+
+def upper_bound(
+    strategy: bands.LowerTriangular, min_separation: int, max_participations: int
+) -> Sensitivity:
+    """The smallest known upper bound under min-separation, for any strategy.
+
+    Takes the least of those that apply: Alg. 4 of amplified-banded-mf (Theorem 3), also
+    in its banded form; a non-increasing Toeplitz majorant; the bound for Toeplitz with
+    scaled columns; and the triangle inequality over column norms, which needs nothing.
+    The patterns of fixed epoch order are among those considered.
+
+    Args:
+      strategy: `C`, n x n.
+      min_separation: b.
+      max_participations: k.
+
+    Raises:
+      ValueError: if `C` has so many steps that not even column norms are affordable.
+    """
+    b, n = min_separation, strategy.num_rows
+    k = min(max_participations, -(-n // b))
+    known: List[Sensitivity] = []
+
+    def add(squared: float, method: str) -> None:
+        known.append(Sensitivity(float(np.sqrt(squared)), False, f"bound, {method}"))
+
+    column = strategy.toeplitz_column()
+    if column is not None:
+        majorant = np.maximum.accumulate(np.abs(column)[::-1])[::-1]
+        matrix = bands.ToeplitzBanded(majorant, n)
+        add(_leftmost_columns(matrix, b, k) ** 2, "non-increasing Toeplitz majorant")
+    core = _toeplitz_core(strategy)
+    if isinstance(strategy, bands.ColumnScaled) and core is not None:
+        squared = patterns.scaled_toeplitz_bound(core, strategy.scale, b, k)
+        add(squared, "Toeplitz with scaled columns")
+    width, is_dense = strategy.bands, isinstance(strategy, unbanded.Dense)
+    if width < n and not is_dense and patterns.has_gram_diagonals(strategy):
+        picks = min(k, -(-2 * width // b))
+        if n * width * float(picks + _terms(strategy)) <= _OPERATION_LIMIT:
+            add(patterns.banded_gram_bound(strategy, b, k), "Alg. 4 on the bands")
+    elif n <= (_DENSE_LIMIT if core is None else _TOEPLITZ_DENSE_LIMIT):
+        add(patterns.dense_gram_bound(strategy.to_dense(), b, k), "Alg. 4")
+    if not known:
+        add(float(vec_sens(_column_norms(strategy), b, k)) ** 2, "triangle inequality")
+    return min(known, key=lambda sensitivity_: sensitivity_.value)
+
+
+def _exact(
+    strategy: bands.LowerTriangular, b: int, k: int, fixed_order: bool
+) -> Optional[Sensitivity]:
+    """The exact sensitivity by the first theorem that applies, or None."""
+    n = strategy.num_rows
+    if k == 1 or strategy.bands <= b:
+        squared = _column_norms(strategy) ** 2
         if fixed_order:
-            value = max(squared[i::b].sum() for i in range(min(b, num_steps)))
+            value = max(squared[i::b].sum() for i in range(min(b, n)))
             return Sensitivity(float(np.sqrt(value)), True, "Proposition B.1")
         value = vec_sens(squared, b, k)
         return Sensitivity(float(np.sqrt(value)), True, "Alg. 5: bands <= b")
@@ -108,15 +153,70 @@ def sensitivity(
     if _is_normalized_lambda_cgd(strategy):
         value = _leftmost_columns(strategy, b, k)
         return Sensitivity(value, True, "normalized DP-lambda-CGD, Lemma 8")
-    if fixed_order and strategy.is_nonnegative():
-        value = _best_fixed_pattern(strategy, b)
-        return Sensitivity(value, True, "maximum over the b fixed patterns")
-    if column is not None:
-        majorant = np.maximum.accumulate(np.abs(column)[::-1])[::-1]
-        bound = bands.ToeplitzBanded(majorant, num_steps)
-        value = _leftmost_columns(bound, b, k)
-        return Sensitivity(value, False, "bound by a non-increasing Toeplitz matrix")
-    return Sensitivity(_gram_bound(strategy, b, k), False, "bound, Alg. 4")
+    if fixed_order:
+        return _exact_fixed_order(strategy, b)
+    if isinstance(strategy, dyadic_tree.DyadicTree):
+        value = dyadic_tree.max_squared_counts(n, b, k)
+        if value is not None:
+            return Sensitivity(float(np.sqrt(value)), True, "placements in the tree")
+    return _exact_path(strategy, b, k)
+
+
+def _exact_fixed_order(
+    strategy: bands.LowerTriangular, b: int
+) -> Optional[Sensitivity]:
+    if not patterns.has_gram_diagonals(strategy):
+        if strategy.num_rows > _DENSE_LIMIT:
+            return None
+        strategy = unbanded.Dense(strategy.to_dense())
+    squared, is_exact = patterns.fixed_order_maximum(strategy, b)
+    method = "the b fixed patterns" if is_exact else "bound, |X| on the fixed patterns"
+    return Sensitivity(float(np.sqrt(squared)), is_exact, method)
+
+
+def _exact_path(
+    strategy: bands.LowerTriangular, b: int, k: int
+) -> Optional[Sensitivity]:
+    """Two participations, or bands <= 2b: only consecutive participations interact."""
+    n, width = strategy.num_rows, strategy.bands
+    if k > 2 and width > 2 * b:
+        return None
+    squared: Optional[float] = None
+    if patterns.has_gram_diagonals(strategy):
+        if n * (width - b) * float(k + _terms(strategy)) <= _OPERATION_LIMIT:
+            squared = patterns.path_maximum(strategy, b, k)
+    if squared is None and k == 2 and n <= _DENSE_LIMIT:
+        squared = patterns.best_pair(strategy.to_dense(), b)
+    if squared is None:
+        return None
+    method = "consecutive participations, Prop. E.1"
+    return Sensitivity(float(np.sqrt(squared)), True, method)
+
+
+def _terms(strategy: bands.LowerTriangular) -> int:
+    """How many products an entry of the Gram matrix costs, amortized."""
+    if _toeplitz_core(strategy) is not None:
+        return 1
+    return strategy.num_rows if isinstance(strategy, unbanded.Dense) else strategy.bands
+
+
+def _toeplitz_core(strategy: bands.LowerTriangular) -> Optional[np.ndarray]:
+    """The first column of `C` before its columns were scaled, if that is Toeplitz."""
+    if isinstance(strategy, bands.ColumnScaled):
+        strategy = strategy.inner
+    return strategy.toeplitz_column()
+
+
+def _column_norms(strategy: bands.LowerTriangular) -> np.ndarray:
+    core = strategy.inner if isinstance(strategy, bands.ColumnScaled) else strategy
+    cheap = patterns.has_gram_diagonals(core)
+    if not cheap and strategy.num_rows > _NORMS_LIMIT:
+        raise ValueError(
+            f"The inverse of a banded matrix that is not Toeplitz must have at most "
+            f"{_NORMS_LIMIT} steps for its column norms, found {strategy.num_rows}. "
+            f"Use a Toeplitz noising matrix or a banded strategy."
+        )
+    return strategy.column_norms()
 
 
 def _leftmost_columns(strategy: bands.LowerTriangular, b: int, k: int) -> float:
@@ -141,33 +241,3 @@ def _is_normalized_lambda_cgd(strategy: bands.LowerTriangular) -> bool:
     return bool(
         leading == 1.0 and -1.0 < following <= 0.0 and np.ptp(norms) < 1e-9 * norms[0]
     )
-
-
-def _best_fixed_pattern(strategy: bands.LowerTriangular, b: int) -> float:
-    best = 0.0
-    chunk = max(1, 4_000_000 // strategy.num_rows)
-    for start in range(0, b, chunk):
-        starts = np.arange(start, min(start + chunk, b))
-        patterns = np.zeros((strategy.num_rows, starts.size))
-        for m, first in enumerate(starts):
-            patterns[first::b, m] = 1.0
-        best = max(best, np.linalg.norm(strategy.matmul(patterns), axis=0).max())
-    return float(best)
-
-
-def _gram_bound(strategy: bands.LowerTriangular, b: int, k: int) -> float:
-    """amplified-banded-mf, Alg. 4: VecSens of the rows of |X|, then of their values."""
-    n = strategy.num_rows
-    if n > _GRAM_LIMIT:
-        raise ValueError(
-            f"Only a bound of O(n^2 k) operations is known for this strategy, and "
-            f"n = {n} is too many steps for it. Use at most {b} bands, a Toeplitz "
-            f"strategy, or one without column normalization."
-        )
-    dense = strategy.to_dense()
-    rows = np.empty(n)
-    chunk = max(1, 8_000_000 // n)
-    for start in range(0, n, chunk):
-        gram = np.abs(dense[:, start : start + chunk].T @ dense)
-        rows[start : start + chunk] = vec_sens(gram, b, k)
-    return float(np.sqrt(vec_sens(rows, b, k)))

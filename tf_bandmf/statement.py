@@ -7,7 +7,6 @@ section 5.3.
 from __future__ import annotations
 
 import dataclasses
-from typing import List, Tuple
 
 _NOT_COVERED = (
     "Training metrics (loss, accuracy and norms on training data) are exact functions "
@@ -54,7 +53,7 @@ class PrivacyStatement:
     unit: str = "one training example"
     sampling: str = "No amplification by sampling is claimed."
 
-    def points(self) -> List[Tuple[str, str]]:
+    def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""
         guarantee = (
             f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP; "
@@ -108,5 +107,5 @@ class PrivacyStatement:
         lines = [f"{i}. **{name}.** {text}" for i, (name, text) in self._numbered()]
         return "\n".join(["## Privacy statement", "", *lines, ""])
 
-    def _numbered(self) -> "enumerate[Tuple[str, str]]":
+    def _numbered(self) -> enumerate[tuple[str, str]]:
         return enumerate(self.points(), start=1)

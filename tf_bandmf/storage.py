@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import zlib
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,9 @@ _ENCODED_KEY = "__zlib_base64__"
 def canonical_bytes(config: Any) -> bytes:
     """Bytes that are equal exactly if two configurations are equal, arrays included."""
     return json.dumps(
-        _plain(config, lambda array: [str(array.dtype), array.shape, array.tobytes().hex()]),
+        _plain(
+            config, lambda array: [str(array.dtype), array.shape, array.tobytes().hex()]
+        ),
         sort_keys=True,
         separators=(",", ":"),
         allow_nan=False,
@@ -26,9 +28,9 @@ def canonical_bytes(config: Any) -> bytes:
 
 def save(path: str, config: Any) -> None:
     """Writes `path` as JSON and, if there are arrays, `path` with suffix .npz."""
-    arrays: Dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
 
-    def reference(array: np.ndarray) -> Dict[str, str]:
+    def reference(array: np.ndarray) -> dict[str, str]:
         name = f"array_{len(arrays)}"
         arrays[name] = array
         return {_ARRAY_KEY: name}
@@ -37,7 +39,7 @@ def save(path: str, config: Any) -> None:
     with open(path, "w", encoding="utf-8") as file:
         file.write(text + "\n")
     if arrays:
-        np.savez_compressed(_arrays_path(path), **arrays)
+        np.savez_compressed(_arrays_path(path), **arrays)  # type: ignore[arg-type]
 
 
 def load(path: str) -> Any:
@@ -92,7 +94,7 @@ def _resolve(value: Any, path: str, arrays: Any) -> Any:
 def dumps(config: Any) -> str:
     """One string for a configuration with arrays, for places that take only text."""
 
-    def encode(array: np.ndarray) -> Dict[str, Any]:
+    def encode(array: np.ndarray) -> dict[str, Any]:
         data = base64.b64encode(zlib.compress(array.tobytes())).decode()
         return {_ENCODED_KEY: data, "dtype": str(array.dtype), "shape": array.shape}
 
@@ -102,7 +104,7 @@ def dumps(config: Any) -> str:
 def loads(text: str) -> Any:
     """Reads what `dumps` wrote."""
 
-    def decode(value: Dict[str, Any]) -> Any:
+    def decode(value: dict[str, Any]) -> Any:
         if _ENCODED_KEY not in value:
             return value
         data = zlib.decompress(base64.b64decode(value[_ENCODED_KEY]))

@@ -8,9 +8,11 @@ with a banded Toeplitz `T`: that is what makes errors computable in O(n).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Mapping, Optional, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tf_bandmf import bands
 
@@ -34,9 +36,9 @@ class Workload:
     name: str
     num_steps: int
     inverse_coefficients: np.ndarray
-    learning_rates: Optional[np.ndarray] = None
-    momentum: Optional[float] = None
-    decay: Optional[float] = None
+    learning_rates: npt.ArrayLike | None = None
+    momentum: float | None = None
+    decay: float | None = None
 
     def __post_init__(self) -> None:
         # Validates num_steps and the coefficients.
@@ -64,7 +66,8 @@ class Workload:
         toeplitz = bands.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
         if self.learning_rates is None:
             return toeplitz
-        return bands.RowBanded(bands.as_rows(toeplitz) / self.learning_rates[:, None])
+        rates = np.asarray(self.learning_rates)
+        return bands.RowBanded(bands.as_rows(toeplitz) / rates[:, None])
 
     def first_column(self) -> np.ndarray:
         """The first column of the Toeplitz part `T^-1`, shape [n]."""
@@ -75,7 +78,7 @@ class Workload:
         """Materializes `A`, shape [n, n]."""
         return bands.Inverse(self.inverse()).to_dense()
 
-    def to_config(self) -> Dict[str, Any]:
+    def to_config(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "num_steps": self.num_steps,
@@ -86,11 +89,13 @@ class Workload:
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "Workload":
+    def from_config(cls, config: Mapping[str, Any]) -> Workload:
         return cls(**config)
 
 
-def prefix_sum(num_steps: int, learning_rates: Optional[Sequence[float]] = None) -> Workload:
+def prefix_sum(
+    num_steps: int, learning_rates: npt.ArrayLike | None = None
+) -> Workload:
     """Plain SGD: the model is the sum of all gradients so far (all ones below)."""
     return momentum_sgd(num_steps, learning_rates=learning_rates)
 
@@ -99,7 +104,7 @@ def momentum_sgd(
     num_steps: int,
     momentum: float = 0.0,
     decay: float = 1.0,
-    learning_rates: Optional[Sequence[float]] = None,
+    learning_rates: npt.ArrayLike | None = None,
 ) -> Workload:
     """SGD with momentum and weight decay (banded-inverse-square-root, eq. 4).
 
@@ -141,8 +146,8 @@ def identity(num_steps: int) -> Workload:
 
 def from_inverse(
     num_steps: int,
-    inverse_coefficients: Sequence[float],
-    learning_rates: Optional[Sequence[float]] = None,
+    inverse_coefficients: npt.ArrayLike,
+    learning_rates: npt.ArrayLike | None = None,
     name: str = "custom",
 ) -> Workload:
     """Any optimizer that is a linear recurrence: the diagonals of the banded `A^-1`."""

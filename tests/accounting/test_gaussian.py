@@ -27,9 +27,7 @@ def test_delta_is_the_analytic_formula(sigma, epsilon):
 
 
 @SETTINGS
-@hypothesis.given(
-    epsilon=st.floats(0.01, 50.0), log10_delta=st.floats(-12.0, -1.0)
-)
+@hypothesis.given(epsilon=st.floats(0.01, 50.0), log10_delta=st.floats(-12.0, -1.0))
 def test_calibration_is_safe_and_tight(epsilon, log10_delta):
     delta = 10.0**log10_delta
     sigma = gaussian.calibrate_noise_multiplier(epsilon, delta)

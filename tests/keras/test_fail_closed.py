@@ -99,7 +99,7 @@ def test_invariant_6_cross_example_layers(make_plan):
     model = keras.Sequential(
         [keras.Input((5,)), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
     )
-    with pytest.raises(ValueError, match="(?i)batch"):
+    with pytest.raises(ValueError, match="BatchNormalization"):
         tf_bandmf.keras.make_private(model)
 
 
@@ -124,7 +124,7 @@ def test_invariant_1_fit_asks_for_more_than_the_plan(
         fit(model, plan, data, epochs=3)
     assert_untouched(model, before)
     fit(model, plan, data, epochs=2)
-    with pytest.raises(ValueError, match="0 of the plan's 8 steps are left"):
+    with pytest.raises(ValueError, match="0 of the plan's 8 steps"):
         fit(model, plan, data, epochs=1)
 
 
@@ -203,7 +203,10 @@ def test_invariant_2_arrays_that_keras_would_shuffle(
     [
         (lambda: keras.optimizers.SGD(gradient_accumulation_steps=2), "accumulation"),
         (lambda: keras.optimizers.SGD(loss_scale_factor=2.0), "loss_scale"),
-        (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "LossScaleOptimizer"),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+            "LossScaleOptimizer",
+        ),
     ],
 )
 def test_invariant_7_accumulation_and_loss_scaling_inside(inner, message, make_plan):

@@ -155,7 +155,7 @@ def test_a_reloaded_model_predicts(trained, data, tmp_path):
 
 
 def test_clone_model_is_private_too(trained, data, make_plain_model):
-    model, plan = trained
+    model, _ = trained
     clone = keras.models.clone_model(model)
     clone.compile("sgd", "sparse_categorical_crossentropy")
     if isinstance(clone, tf_bandmf.keras.PrivateTraining):

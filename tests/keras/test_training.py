@@ -33,7 +33,9 @@ def reference_weights(model, plan, x, y, learning_rate, clip):
             gradients = tape.gradient(value, [v.value for v in variables])
             flat = np.concatenate([g.numpy().ravel() for g in gradients])
             total += flat * min(1.0, clip / np.linalg.norm(flat))
-        noisy = (total + plan.noise_stddev * correlated[step]) / plan.expected_batch_size
+        noisy = (
+            total + plan.noise_stddev * correlated[step]
+        ) / plan.expected_batch_size
         for variable, part in zip(variables, np.split(noisy, np.cumsum(sizes)[:-1])):
             variable.assign_sub(learning_rate * part.reshape(variable.shape))
     return model.get_weights()
@@ -209,8 +211,12 @@ def test_weight_regularizers_act_beside_the_noise(make_min_sep_plan, compile_mod
     weights = []
     for strength in (0.0, 0.3):
         keras.utils.set_random_seed(0)
-        dense = keras.layers.Dense(2, kernel_regularizer=keras.regularizers.L2(strength))
-        model = tf_bandmf.keras.make_private(keras.Sequential([keras.Input((3,)), dense]))
+        dense = keras.layers.Dense(
+            2, kernel_regularizer=keras.regularizers.L2(strength)
+        )
+        model = tf_bandmf.keras.make_private(
+            keras.Sequential([keras.Input((3,)), dense])
+        )
         kernel = model.get_weights()[0]
         optimizer = tf_bandmf.keras.PrivateOptimizer(
             keras.optimizers.SGD(1.0), make_min_sep_plan()

@@ -26,7 +26,7 @@ def test_invariant_2_every_example_once_per_epoch_at_the_same_position():
         step = int(batch["step"])
         epochs[step // 4].append(batch["x"].numpy().tolist())
     assert epochs[0] == epochs[1] == epochs[2]
-    assert sorted(sum(epochs[0], [])) == ids.tolist()
+    assert sorted(i for batch in epochs[0] for i in batch) == ids.tolist()
     assert {len(batch) for batch in epochs[0]} == {5}
 
 

@@ -31,7 +31,10 @@ def test_bisr_coefficients(alpha, beta):
     k = np.arange(n)
     r_tilde = -r(n) / (2 * k - 1)
     expected = [
-        sum(r_tilde[j] * beta**j * r_tilde[i - j] * alpha ** (i - j) for j in range(i + 1))
+        sum(
+            r_tilde[j] * beta**j * r_tilde[i - j] * alpha ** (i - j)
+            for j in range(i + 1)
+        )
         for i in range(bands)
     ]
     strategy = strategies.bisr(workloads.momentum_sgd(n, beta, alpha), bands)

@@ -13,10 +13,11 @@ checked with it again.
 from __future__ import annotations
 
 import math
-from typing import Callable
 
 import scipy.optimize
 from dp_accounting.pld import privacy_loss_mechanism
+
+from tf_bandmf.accounting.root_finding import log, to_safe_side
 
 NAME = "exact Gaussian mechanism (dp-accounting)"
 
@@ -24,8 +25,6 @@ NAME = "exact Gaussian mechanism (dp-accounting)"
 _LARGEST_NOISE_MULTIPLIER = 1e9
 _LARGEST_EPSILON = 1e4
 _TOLERANCE = 1e-12
-# Steps to the safe side after root finding, relative.
-_NUDGE = 1e-10
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
@@ -36,7 +35,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     Raises:
       ValueError: if noise_multiplier is not positive and finite, or epsilon negative.
     """
-    _check_positive("noise_multiplier", noise_multiplier)
+    check_positive("noise_multiplier", noise_multiplier)
     if not (math.isfinite(epsilon) and epsilon >= 0.0):
         raise ValueError(f"epsilon must be finite and >= 0, found {epsilon}.")
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(noise_multiplier, sensitivity=1.0)
@@ -55,12 +54,12 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     Raises:
       ValueError: on invalid input, or if epsilon would exceed 10**4.
     """
-    _check_delta(delta)
+    check_delta(delta)
     if gaussian_delta(noise_multiplier, 0.0) <= delta:
         return 0.0
 
     def excess(epsilon: float) -> float:
-        return _log(gaussian_delta(noise_multiplier, epsilon)) - math.log(delta)
+        return log(gaussian_delta(noise_multiplier, epsilon)) - log(delta)
 
     upper = 1.0
     while excess(upper) > 0.0:
@@ -71,7 +70,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
                 f"epsilon > {_LARGEST_EPSILON:g} at delta = {delta}. Add noise."
             )
     epsilon = scipy.optimize.brentq(excess, 0.0, upper, xtol=_TOLERANCE)
-    return _to_safe_side(
+    return to_safe_side(
         float(epsilon), lambda value: gaussian_delta(noise_multiplier, value) <= delta
     )
 
@@ -91,12 +90,12 @@ def calibrate_noise_multiplier(epsilon: float, delta: float) -> float:
       ValueError: on invalid input, or if the budget is so small that more than 10**9
         times the sensitivity would be needed.
     """
-    _check_positive("epsilon", epsilon)
-    _check_delta(delta)
+    check_positive("epsilon", epsilon)
+    check_delta(delta)
 
     def excess(log_noise_multiplier: float) -> float:
         found = gaussian_delta(math.exp(log_noise_multiplier), epsilon)
-        return _log(found) - math.log(delta)
+        return log(found) - log(delta)
 
     if gaussian_delta(_LARGEST_NOISE_MULTIPLIER, epsilon) > delta:
         raise ValueError(
@@ -113,37 +112,24 @@ def calibrate_noise_multiplier(epsilon: float, delta: float) -> float:
     log_noise = scipy.optimize.brentq(
         excess, lower, math.log(_LARGEST_NOISE_MULTIPLIER), xtol=_TOLERANCE
     )
-    return _to_safe_side(
+    return to_safe_side(
         math.exp(log_noise), lambda value: gaussian_delta(value, epsilon) <= delta
     )
 
 
 def zcdp_rho(noise_multiplier: float) -> float:
     """rho of zero-concentrated DP: `1 / (2 noise_multiplier^2)` (Bun, Steinke, 2016)."""
-    _check_positive("noise_multiplier", noise_multiplier)
+    check_positive("noise_multiplier", noise_multiplier)
     return 0.5 / noise_multiplier**2
 
 
-def _to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
-    step = _NUDGE
-    while not is_safe(value):
-        value *= 1.0 + step
-        step *= 2.0
-        if step > 1e-3:
-            raise ArithmeticError("Calibration did not find a safe value.")
-    return value
-
-
-def _log(x: float) -> float:
-    # Far below any delta of interest; keeps the root finder's function finite.
-    return math.log(max(x, 1e-300))
-
-
-def _check_positive(name: str, value: float) -> None:
+def check_positive(name: str, value: float) -> None:
+    """Raises ValueError unless the value is finite and > 0."""
     if isinstance(value, bool) or not (math.isfinite(value) and value > 0.0):
         raise ValueError(f"{name} must be finite and > 0, found {value}.")
 
 
-def _check_delta(delta: float) -> None:
+def check_delta(delta: float) -> None:
+    """Raises ValueError unless delta is in (0, 1)."""
     if not (math.isfinite(delta) and 0.0 < delta < 1.0):
         raise ValueError(f"delta must be in (0, 1), found {delta}.")

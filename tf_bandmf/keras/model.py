@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 import keras
 import tensorflow as tf
@@ -68,8 +68,8 @@ class PrivateTraining:
         optimizer: PrivateOptimizer,
         schedule: BatchSchedule,
         y: Any,
-        kwargs: Dict[str, Any],
-    ) -> Tuple[tf.data.Dataset, Dict[str, Any]]:
+        kwargs: dict[str, Any],
+    ) -> tuple[tf.data.Dataset, dict[str, Any]]:
         plan = optimizer.plan
         refused = ("class_weight", "sample_weight", "validation_split", "batch_size")
         given = [name for name in refused if kwargs.get(name)]
@@ -106,7 +106,7 @@ class PrivateTraining:
     # Whether the first batch is still to be compared with batch-of-one gradients.
     _self_check_is_due = True
 
-    def train_step(self, data: Any) -> Dict[str, Any]:
+    def train_step(self, data: Any) -> dict[str, Any]:
         """One private step; see the class."""
         optimizer = self._private_optimizer()
         if not optimizer.built:
@@ -130,15 +130,17 @@ class PrivateTraining:
 
     def _build_for_training(self, data: Any) -> None:
         if not self.built:  # type: ignore[attr-defined]
-            x = _unpack_schedule(data)[0] if batches_lib.is_scheduled_batch(data) else (
-                keras.utils.unpack_x_y_sample_weight(data)[0]
+            x = (
+                _unpack_schedule(data)[0]
+                if batches_lib.is_scheduled_batch(data)
+                else (keras.utils.unpack_x_y_sample_weight(data)[0])
             )
             self(x, training=False)  # type: ignore[operator]
         check_supported(self)
 
     def _unpack(
         self, optimizer: PrivateOptimizer, data: Any, step: tf.Tensor
-    ) -> Tuple[Any, Any, Any, list]:
+    ) -> tuple[Any, Any, Any, list]:
         """Inputs, targets, weights, and the assertions that they are this step's."""
         data = _unwrap_single(data)
         if batches_lib.is_scheduled_batch(data):
@@ -198,14 +200,14 @@ class PrivateTraining:
 
     def make_train_function(self, force: bool = False) -> Any:
         """As Keras', but never compiles the whole step with XLA (see above)."""
-        jit_compile = self.jit_compile
+        jit_compile = self.jit_compile  # type: ignore[has-type]
         self.jit_compile = False
         try:
             return super().make_train_function(force)  # type: ignore[misc]
         finally:
             self.jit_compile = jit_compile
 
-    def get_compile_config(self) -> Dict[str, Any]:
+    def get_compile_config(self) -> dict[str, Any]:
         """A copy, with the optimizer: Keras' .h5 writer removes it from the original.
 
         Without it a reloaded model would train with RMSprop and without privacy.
@@ -311,7 +313,7 @@ def _unwrap_single(data: Any) -> Any:
     return data
 
 
-def _unpack_schedule(batch: Dict[str, Any]) -> Tuple[Any, Any, Any]:
+def _unpack_schedule(batch: dict[str, Any]) -> tuple[Any, Any, Any]:
     return (
         batch[batches_lib.INPUTS],
         batch.get(batches_lib.TARGETS),

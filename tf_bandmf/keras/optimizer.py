@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NoReturn, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -54,7 +55,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     """
 
     def __init__(
-        self, inner_optimizer: Any, plan: Plan, name: Optional[str] = None, **kwargs: Any
+        self,
+        inner_optimizer: Any,
+        plan: Plan,
+        name: str | None = None,
+        **kwargs: Any,
     ) -> None:
         if kwargs:
             raise ValueError(
@@ -141,9 +146,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     def apply_private(
         self,
         clipped: ClippedGradients,
-        trainable_variables: List[Any],
+        trainable_variables: list[Any],
         step: tf.Tensor,
-        penalty_gradients: Optional[List[tf.Tensor]] = None,
+        penalty_gradients: list[tf.Tensor] | None = None,
     ) -> None:
         """Adds noise to the clipped sum and lets the inner optimizer apply it.
 
@@ -170,7 +175,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             tf.norm(flat), limit, "The sum of gradients is not clipped, or not finite."
         )
         with tf.control_dependencies([is_clipped]):
-            correlated = self._secret_state.next_noise(self._generator, tf.identity(step))
+            correlated = self._secret_state.next_noise(
+                self._generator, tf.identity(step)
+            )
         noisy = (flat + plan.noise_stddev * correlated) / plan.expected_batch_size
         sizes = [_size(variable) for variable in trainable_variables]
         gradients = [
@@ -206,7 +213,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         self.apply(None)
 
     @property
-    def variables(self) -> List[Any]:
+    def variables(self) -> list[Any]:
         return self._variables + self.inner_optimizer.variables
 
     @property
@@ -233,7 +240,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     def finalize_variable_values(self, trainable_variables: Any) -> None:
         self.inner_optimizer.finalize_variable_values(trainable_variables)
 
-    def get_config(self) -> Dict[str, Any]:
+    def get_config(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "inner_optimizer": keras.optimizers.serialize(self.inner_optimizer),
@@ -241,7 +248,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         }
 
     @classmethod
-    def from_config(cls, config: Dict[str, Any], custom_objects: Any = None) -> Any:
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         inner = keras.optimizers.deserialize(
             config["inner_optimizer"], custom_objects=custom_objects
         )

@@ -24,7 +24,7 @@ class SecretState:
       buffer: float32 variable, shape [memory_vectors, num_parameters].
     """
 
-    __slots__ = ("step", "step_keys", "buffer")
+    __slots__ = ("buffer", "step", "step_keys")
 
     def __init__(self, generator: NoiseGenerator, key: NoiseKey) -> None:
         with tf.init_scope():

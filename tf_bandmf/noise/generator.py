@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -49,7 +49,7 @@ class NoiseGenerator:
         self.num_steps = strategy.num_steps
         self.num_parameters = int(num_parameters)
         self._recurrence = recurrence_of(strategy.core)
-        self._row_scale: Optional[np.ndarray] = None
+        self._row_scale: np.ndarray | None = None
         if isinstance(strategy.matrix, bands.ColumnScaled):
             # C^-1 = diag(1 / scale) core^-1 (dp-lambda-cgd, Proposition 7).
             self._row_scale = (1.0 / strategy.matrix.scale).astype(np.float32)
@@ -67,7 +67,7 @@ class NoiseGenerator:
             tf.zeros([self.memory_vectors, self.num_parameters]),
         )
 
-    def next(self, state: NoiseState, step: tf.Tensor) -> Tuple[tf.Tensor, NoiseState]:
+    def next(self, state: NoiseState, step: tf.Tensor) -> tuple[tf.Tensor, NoiseState]:
         """The noise of a step, and the state after it.
 
         Args:
@@ -85,7 +85,7 @@ class NoiseGenerator:
         refuse_xla()
         return self._next_function(state, tf.cast(step, tf.int64))
 
-    def _next(self, state: NoiseState, step: tf.Tensor) -> Tuple[tf.Tensor, NoiseState]:
+    def _next(self, state: NoiseState, step: tf.Tensor) -> tuple[tf.Tensor, NoiseState]:
         step = self.checked_step(step)
         noise, update = self.row(state.step_keys, state.buffer, step)
         if update is None:
@@ -112,7 +112,7 @@ class NoiseGenerator:
 
     def row(
         self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor
-    ) -> Tuple[tf.Tensor, Optional[tf.IndexedSlices]]:
+    ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         """The noise of a checked step, and the rows of the buffer that change.
 
         For callers that keep the buffer in a variable; others use `next`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from typing import Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -27,7 +26,7 @@ class Recurrence(abc.ABC):
     @abc.abstractmethod
     def row(
         self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor, size: int
-    ) -> Tuple[tf.Tensor, Optional[tf.IndexedSlices]]:
+    ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         """The row of a step, and the rows of the buffer that change.
 
         Args:
@@ -49,7 +48,7 @@ class Regeneration(Recurrence):
 
     def row(
         self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor, size: int
-    ) -> Tuple[tf.Tensor, None]:
+    ) -> tuple[tf.Tensor, None]:
         weights = self._rows.at(step)
 
         def term(j: tf.Tensor) -> tf.Tensor:
@@ -85,7 +84,7 @@ class RingBuffer(Recurrence):
 
     def row(
         self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor, size: int
-    ) -> Tuple[tf.Tensor, Optional[tf.IndexedSlices]]:
+    ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         weights = self._rows.at(step)
         fresh = standard_normals(tf.gather(step_keys, step), size)
         if not self.memory_vectors:
@@ -114,7 +113,7 @@ class GeometricBuffers(Recurrence):
 
     def row(
         self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor, size: int
-    ) -> Tuple[tf.Tensor, tf.IndexedSlices]:
+    ) -> tuple[tf.Tensor, tf.IndexedSlices]:
         # NaN past the horizon, as in _Rows.at.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
         fresh = one * standard_normals(tf.gather(step_keys, step), size)
@@ -157,9 +156,10 @@ class _Rows:
         self._num_steps = matrix.num_rows
         self.terms = matrix.bands
         # One row serves all steps of a Toeplitz matrix.
-        is_toeplitz = isinstance(matrix, bands.ToeplitzBanded)
-        rows = matrix.coefficients[None] if is_toeplitz else bands.as_rows(matrix)
-        self._rows = rows.astype(np.float32)
+        if isinstance(matrix, bands.ToeplitzBanded):
+            self._rows = matrix.coefficients[None].astype(np.float32)
+        else:
+            self._rows = bands.as_rows(matrix).astype(np.float32)
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Entries `M[step, step - j]`, shape [terms]; 0 for steps before the first.

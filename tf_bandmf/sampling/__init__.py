@@ -1,0 +1,1 @@
+"""Samplers: the batches that the accountant analysed, and no others."""

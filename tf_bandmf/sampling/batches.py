@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -98,7 +99,7 @@ class BatchSchedule:
         total, steps = self.participation.num_examples, self.steps_per_epoch
         order = tf.constant(self._order)
 
-        def batch(step: tf.Tensor) -> Dict[str, Any]:
+        def batch(step: tf.Tensor) -> dict[str, Any]:
             position = step % steps
             indices = order[position * total // steps : (position + 1) * total // steps]
             content = tf.nest.map_structure(
@@ -112,7 +113,7 @@ class BatchSchedule:
             .prefetch(2)
         )
 
-    def __iter__(self) -> Iterator[Dict[str, Any]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.dataset())
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Dict, Mapping
 
 import numpy as np
 
-from tf_bandmf import bands, error
+from tf_bandmf import bands, error, unbanded
 from tf_bandmf import sensitivity as sensitivity_lib
 from tf_bandmf.participation import Participation
 from tf_bandmf.workloads import Workload
@@ -48,7 +48,7 @@ class Strategy:
 
     @property
     def noise_bands(self) -> int:
-        """Bands of `C`, or of `C^-1` if that is the banded one."""
+        """Bands of `C`, or of `C^-1` if that is the banded one; n if neither is."""
         core = self.core
         return core.inner.bands if isinstance(core, bands.Inverse) else core.bands
 
@@ -58,13 +58,20 @@ class Strategy:
 
     @property
     def memory_vectors(self) -> int:
-        """Vectors of the model's size that the noise generator keeps between steps."""
-        return 0 if self.is_inverse_banded else self.noise_bands - 1
+        """Vectors of the model's size that the noise generator keeps between steps.
+
+        A dense strategy counts as keeping none: it draws all earlier ones again.
+        """
+        if isinstance(self.core, unbanded.BufferedToeplitz):
+            return self.core.num_buffers
+        keeps_none = self.is_inverse_banded or isinstance(self.core, unbanded.Dense)
+        return 0 if keeps_none else self.noise_bands - 1
 
     @property
     def regenerations_per_step(self) -> int:
-        """Earlier noise vectors that each step generates again."""
-        return self.noise_bands - 1 if self.is_inverse_banded else 0
+        """Earlier noise vectors that each step generates again, at most."""
+        again = self.is_inverse_banded or isinstance(self.core, unbanded.Dense)
+        return self.noise_bands - 1 if again else 0
 
     def sensitivity(self, participation: Participation) -> sensitivity_lib.Sensitivity:
         """Sensitivity under a participation; see `tf_bandmf.sensitivity`."""
