@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument(
-        "--learning-rates", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0]
+        "--learning-rates", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0, 4.0]
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", default="demo-output")

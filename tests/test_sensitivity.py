@@ -127,6 +127,23 @@ def test_lambda_cgd_sensitivity_in_closed_form(lambda_, b, k):
     np.testing.assert_allclose(found.value, expected, rtol=1e-12)
 
 
+@SETTINGS
+@hypothesis.given(
+    head=st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4), b=st.integers(1, 4)
+)
+def test_the_order_of_the_first_b_entries_does_not_matter(head, b):
+    # Theorem 1 of dp-lambda-cgd asks for a non-increasing column; see the comment in
+    # sensitivity.py for why it is enough that it does not increase from lag b on.
+    n, k = 9, 4
+    tail = np.linspace(min(head[:b]), 0.0, n - b) if b < 4 else np.full(5, 0.01)
+    column = np.concatenate([[1.0], head[: b - 1], tail])[:n]
+    matrix = bands.ToeplitzBanded(column, n)
+    found = sensitivity_lib.sensitivity(matrix, MinSep(b, k), n)
+    assert found.is_exact
+    expected = brute_force(matrix.to_dense(), min_sep_patterns(n, b, k))
+    np.testing.assert_allclose(found.value, expected, rtol=1e-9)
+
+
 def test_the_result_says_whether_it_is_a_bound():
     matrix = bands.ToeplitzBanded([1.0, -0.9, 0.5, -0.3, 0.4, 0.2, -0.7], 9)
     found = sensitivity_lib.sensitivity(matrix, MinSep(2, 4), 9)

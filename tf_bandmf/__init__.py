@@ -9,7 +9,16 @@ works without Keras.
 
 from tf_bandmf import participation, strategies, workloads
 from tf_bandmf._version import __version__
-from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
+from tf_bandmf.participation import (
+    BallsInBins,
+    CyclicFixedSize,
+    CyclicPoisson,
+    FixedEpochOrder,
+    MinSep,
+    Participation,
+    Poisson,
+    Shuffled,
+)
 from tf_bandmf.plan import Plan, plan
 from tf_bandmf.sensitivity import Sensitivity
 from tf_bandmf.statement import PrivacyStatement
@@ -17,12 +26,17 @@ from tf_bandmf.strategies import Strategy
 from tf_bandmf.workloads import Workload
 
 __all__ = [
+    "BallsInBins",
+    "CyclicFixedSize",
+    "CyclicPoisson",
     "FixedEpochOrder",
     "MinSep",
     "Participation",
     "Plan",
+    "Poisson",
     "PrivacyStatement",
     "Sensitivity",
+    "Shuffled",
     "Strategy",
     "Workload",
     "__version__",

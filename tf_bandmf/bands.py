@@ -64,6 +64,14 @@ class LowerTriangular(abc.ABC):
         """Returns `M D^-1` whose columns all have l2 norm 1."""
         return ColumnScaled(self, 1.0 / self.column_norms())
 
+    def in_float32(self) -> LowerTriangular:
+        """`M` with its parameters rounded to float32, which is how noise is computed.
+
+        Near a singular inverse the rounding moves `M` by more than one would think: what
+        is analysed must be what is used.
+        """
+        return self
+
     def to_dense(self) -> np.ndarray:
         """Materializes `M`, shape [n, n]. For small `n` and for tests."""
         return self.matmul(np.eye(self.num_rows))
@@ -155,6 +163,9 @@ class ToeplitzBanded(LowerTriangular):
     def toeplitz_column(self) -> np.ndarray:
         return np.pad(self.coefficients, (0, self.num_rows - self.bands))
 
+    def in_float32(self) -> ToeplitzBanded:
+        return ToeplitzBanded(self.coefficients.astype(np.float32), self.num_rows)
+
     def to_config(self) -> Dict[str, Any]:
         return {
             "kind": "toeplitz",
@@ -233,6 +244,9 @@ class RowBanded(LowerTriangular):
     def is_nonnegative(self) -> bool:
         return bool(np.all(self.rows >= 0.0))
 
+    def in_float32(self) -> RowBanded:
+        return RowBanded(self.rows.astype(np.float32))
+
     def to_config(self) -> Dict[str, Any]:
         return {"kind": "rows", "rows": self.rows}
 
@@ -271,6 +285,9 @@ class Inverse(LowerTriangular):
         if self.inner.toeplitz_column() is None:
             return None
         return self.inner.solve(np.eye(1, self.num_rows)[0])
+
+    def in_float32(self) -> Inverse:
+        return Inverse(self.inner.in_float32())
 
     def to_config(self) -> Dict[str, Any]:
         return {"kind": "inverse", "inner": self.inner.to_config()}

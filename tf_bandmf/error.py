@@ -7,7 +7,7 @@ times sensitivity, noise multiplier and l2 norm clip, squared, per coordinate.
 from __future__ import annotations
 
 import functools
-from typing import Callable, Optional, Tuple
+from typing import Callable
 
 import numpy as np
 
@@ -55,12 +55,12 @@ def max_error(per_step: np.ndarray) -> float:
 
 def _regression_and_average(
     strategy: bands.LowerTriangular, workload: Workload
-) -> Tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Rows of banded `M` and `N` with `A C^-1 = M^-1 N`."""
-    scale: Optional[np.ndarray] = None
+    scale: np.ndarray | None = None
     core = strategy
-    if isinstance(core, bands.ColumnScaled):
-        core, scale = core.inner, core.scale
+    if isinstance(strategy, bands.ColumnScaled):
+        core, scale = strategy.inner, strategy.scale
     if isinstance(core, bands.Inverse):
         # A C^-1 = (A^-1)^-1 (D N): the noising matrix is banded.
         average = np.array(bands.as_rows(core.inner))

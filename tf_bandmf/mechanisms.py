@@ -6,7 +6,7 @@ The one place that knows which names exist; plans, tables and the command line a
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable
 
 from tf_bandmf import strategies
 from tf_bandmf.participation import Participation
@@ -39,7 +39,10 @@ def build_strategy(
         )
     builder = MECHANISMS[mechanism]
     given = {name: value for name, value in options.items() if value is not None}
-    accepted = set(inspect.signature(builder).parameters) - {"workload", "participation"}
+    accepted = set(inspect.signature(builder).parameters) - {
+        "workload",
+        "participation",
+    }
     unknown = sorted(set(given) - accepted)
     if unknown:
         takes = ", ".join(sorted(accepted)) or "no options"
@@ -47,7 +50,7 @@ def build_strategy(
     return builder(workload, participation, **given)
 
 
-def parse(specification: str) -> Tuple[str, Dict[str, Any]]:
+def parse(specification: str) -> tuple[str, dict[str, Any]]:
     """A mechanism and its options from "name[:value][:normalized]", as "bisr:4".
 
     The value is the number of bands, lambda of "lambda_cgd", or the number of buffers of
@@ -66,12 +69,14 @@ def parse(specification: str) -> Tuple[str, Dict[str, Any]]:
         raise ValueError(
             f"mechanism must be one of {', '.join(sorted(MECHANISMS))}, found {name!r}."
         )
-    options: Dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if values and values[-1] == "normalized":
         values.pop()
         options["column_normalized"] = True
         if "column_normalized" not in inspect.signature(MECHANISMS[name]).parameters:
-            raise ValueError(f"{name} has no normalized variant, found {specification!r}.")
+            raise ValueError(
+                f"{name} has no normalized variant, found {specification!r}."
+            )
     if not values:
         return name, options
     if name not in MAIN_OPTION or len(values) > 1:
@@ -94,7 +99,7 @@ def _identity(workload: Workload, participation: Participation) -> Strategy:
 def _lambda_cgd(
     workload: Workload,
     participation: Participation,
-    lambda_: Optional[float] = None,
+    lambda_: float | None = None,
     column_normalized: bool = False,
     objective: str = "mean",
 ) -> Strategy:
@@ -109,7 +114,7 @@ def _with_best_bands(
     family: Callable[[Workload, int, bool], Strategy],
     workload: Workload,
     participation: Participation,
-    bands: Optional[int],
+    bands: int | None,
     column_normalized: bool,
 ) -> Strategy:
     if bands is not None:
@@ -123,7 +128,7 @@ def _with_best_bands(
 def _bsr(
     workload: Workload,
     participation: Participation,
-    bands: Optional[int] = None,
+    bands: int | None = None,
     column_normalized: bool = False,
 ) -> Strategy:
     return _with_best_bands(
@@ -134,7 +139,7 @@ def _bsr(
 def _bisr(
     workload: Workload,
     participation: Participation,
-    bands: Optional[int] = None,
+    bands: int | None = None,
     column_normalized: bool = False,
 ) -> Strategy:
     return _with_best_bands(
@@ -144,15 +149,13 @@ def _bisr(
 
 def _default_bands(workload: Workload, participation: Participation) -> int:
     """Optimized families do not get worse with bands up to the separation."""
-    return min(
-        _LARGEST_DEFAULT_BANDS, participation.separation(), workload.num_steps
-    )
+    return min(_LARGEST_DEFAULT_BANDS, participation.separation(), workload.num_steps)
 
 
 def _banded(
     workload: Workload,
     participation: Participation,
-    bands: Optional[int] = None,
+    bands: int | None = None,
     objective: str = "mean",
 ) -> Strategy:
     # TensorFlow optimizes these three: imported when wanted.
@@ -165,7 +168,7 @@ def _banded(
 def _toeplitz(
     workload: Workload,
     participation: Participation,
-    bands: Optional[int] = None,
+    bands: int | None = None,
     column_normalized: bool = False,
     objective: str = "mean",
 ) -> Strategy:
@@ -184,7 +187,7 @@ def _toeplitz(
 def _bandinv(
     workload: Workload,
     participation: Participation,
-    bands: Optional[int] = None,
+    bands: int | None = None,
     column_normalized: bool = False,
     objective: str = "mean",
 ) -> Strategy:
@@ -217,7 +220,7 @@ def _dense(workload: Workload, participation: Participation) -> Strategy:
     return strategies.dense(workload, participation)
 
 
-MECHANISMS: Dict[str, Callable[..., Strategy]] = {
+MECHANISMS: dict[str, Callable[..., Strategy]] = {
     "identity": _identity,
     "dp_sgd": _identity,
     "lambda_cgd": _lambda_cgd,
@@ -232,7 +235,7 @@ MECHANISMS: Dict[str, Callable[..., Strategy]] = {
 }
 
 # What the value in "name:value" is.
-MAIN_OPTION: Dict[str, Tuple[str, Callable[[str], Any]]] = {
+MAIN_OPTION: dict[str, tuple[str, Callable[[str], Any]]] = {
     "lambda_cgd": ("lambda_", float),
     "bsr": ("bands", int),
     "bisr": ("bands", int),

@@ -18,8 +18,16 @@ import numpy as np
 from tf_bandmf import mechanisms, storage, workloads
 from tf_bandmf import participation as participation_lib
 from tf_bandmf.accounting import gaussian
-from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.accounting.dispatch import accountant_for
+from tf_bandmf.accounting.guarantee import ZERO_OUT, Guarantee
+from tf_bandmf.participation import (
+    BallsInBins,
+    FixedEpochOrder,
+    Participation,
+    Shuffled,
+)
 from tf_bandmf.sampling.batches import BatchSchedule
+from tf_bandmf.sampling.sampled import schedule_for
 from tf_bandmf.sensitivity import Sensitivity
 from tf_bandmf.statement import PrivacyStatement
 from tf_bandmf.strategies import Strategy
@@ -29,6 +37,7 @@ _FORMAT = 1
 # Saved numbers are compared with freshly computed ones; other versions of NumPy and
 # SciPy round differently.
 _RELATIVE_TOLERANCE = 1e-6
+_CLIP_RANGE = (1e-10, 1e10)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,11 +52,15 @@ class Plan:
       strategy: C, for `num_steps` steps.
       participation: at which steps one example may take part.
       l2_norm_clip: zeta, the bound on the l2 norm of each example's gradient.
-      noise_multiplier: sigma, noise standard deviation per unit of sensitivity.
+      noise_multiplier: sigma, noise standard deviation per unit of sensitivity, also
+        where the accountant amplifies and has another unit.
       epsilon, delta: the guarantee, with `accountant`.
       expected_batch_size: the public constant by which the noisy sum of clipped
         gradients is divided; None if the consumer of the plan has its own.
       accountant: what computed (epsilon, delta) from noise_multiplier.
+      kind: "exact", "bound" or "estimate"; see `accounting.guarantee.Guarantee`.
+      adjacency: which data sets count as neighbors.
+      confidence: of a simulated bound, else None.
       test_seed: None, or a seed from which noise is generated FOR TESTS ONLY: anyone
         who knows it can remove the noise.
       sensitivity: of the strategy under the participation. Computed; one that is given
@@ -63,6 +76,9 @@ class Plan:
     delta: float
     expected_batch_size: float | None = None
     accountant: str = gaussian.NAME
+    kind: str = "exact"
+    adjacency: str = ZERO_OUT
+    confidence: float | None = None
     test_seed: int | None = None
     sensitivity: Sensitivity | None = None
 
@@ -77,8 +93,13 @@ class Plan:
             _check_positive(name, getattr(self, name))
         if self.expected_batch_size is not None:
             _check_positive("expected_batch_size", self.expected_batch_size)
-        if self.accountant != gaussian.NAME:
-            raise ValueError(f"Unknown accountant {self.accountant!r}.")
+        low, high = _CLIP_RANGE
+        if not low <= self.l2_norm_clip <= high:
+            raise ValueError(
+                f"l2_norm_clip must be in [{low:g}, {high:g}], found {self.l2_norm_clip}: "
+                f"squares of gradients outside of it are not float32 numbers."
+            )
+        object.__setattr__(self, "strategy", self.strategy.in_float32())
         computed = self.strategy.sensitivity(self.participation)
         if self.sensitivity is None:
             object.__setattr__(self, "sensitivity", computed)
@@ -89,12 +110,8 @@ class Plan:
                 f"The plan states {self.sensitivity}, but found {computed}: it was "
                 f"damaged. Make the plan again."
             )
-        spent = gaussian.gaussian_delta(self.noise_multiplier, self.epsilon)
-        if spent > self.delta * (1.0 + _RELATIVE_TOLERANCE):
-            raise ValueError(
-                f"noise_multiplier = {self.noise_multiplier} gives delta = {spent} at "
-                f"epsilon = {self.epsilon}, more than the plan's {self.delta}."
-            )
+        accountant = accountant_for(self.strategy, self.participation, self.confidence)
+        accountant.validate(self.noise_stddev / self.l2_norm_clip, self.guarantee)
 
     @property
     def num_steps(self) -> int:
@@ -113,8 +130,21 @@ class Plan:
 
     @property
     def zcdp_rho(self) -> float:
-        """Rho of zCDP of the whole run."""
+        """Rho of zCDP of the whole run; without amplification, whatever is accounted."""
         return gaussian.zcdp_rho(self.noise_multiplier)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """(epsilon, delta)-DP, and what the numbers are worth."""
+        return Guarantee(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            kind=self.kind,
+            accountant=self.accountant,
+            adjacency=self.adjacency,
+            confidence=self.confidence,
+            zcdp_rho=self.zcdp_rho,
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -138,27 +168,35 @@ class Plan:
         )
 
     def batches(
-        self, x: Any, y: Any = None, sample_weight: Any = None
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        sampler_seed: bytes | None = None,
     ) -> BatchSchedule:
-        """The batches of the run, in the order that the accountant assumes.
+        """The batches of the run, sampled as the accountant assumes.
 
         Args:
           x: array or nested structure of arrays, first dimension `num_examples`.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
+          sampler_seed: of a random sampler: None for a fresh one, or `secret_seed()` of
+            the schedule of an interrupted run that is to be continued.
 
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
             schedule of its own.
           ValueError: if the number of examples is not the plan's.
         """
-        if not isinstance(self.participation, FixedEpochOrder):
-            raise TypeError(
-                f"Under {type(self.participation).__name__} the caller makes the "
-                f"batches and enforces the separation; only FixedEpochOrder has a "
-                f"schedule."
-            )
-        return BatchSchedule(self.participation, self.plan_id, x, y, sample_weight)
+        return schedule_for(
+            self.participation,
+            self.num_steps,
+            self.plan_id,
+            x,
+            y,
+            sample_weight,
+            sampler_seed,
+        )
 
     def statement(self) -> PrivacyStatement:
         """The privacy statement of a run of this plan."""
@@ -167,6 +205,9 @@ class Plan:
             delta=self.delta,
             zcdp_rho=self.zcdp_rho,
             accountant=self.accountant,
+            accounting=self.guarantee.describe_kind(),
+            adjacency=self.adjacency,
+            sampling=self.participation.amplification(),
             participation=self.participation.describe(),
             mechanism=_describe_mechanism(self.strategy),
             num_steps=self.num_steps,
@@ -190,6 +231,9 @@ class Plan:
             "delta": self.delta,
             "expected_batch_size": self.expected_batch_size,
             "accountant": self.accountant,
+            "kind": self.kind,
+            "adjacency": self.adjacency,
+            "confidence": self.confidence,
             "test_seed": self.test_seed,
             "sensitivity": dataclasses.asdict(self.sensitivity),  # type: ignore[arg-type]
         }
@@ -244,7 +288,8 @@ class Plan:
             f"Plan({_describe_mechanism(self.strategy)}, num_steps={self.num_steps}, "
             f"epsilon={self.epsilon:g}, delta={self.delta:g}, "
             f"noise_multiplier={self.noise_multiplier:.4g}, "
-            f"fingerprint={self.fingerprint[:12]})"
+            f"fingerprint={self.fingerprint[:12]}"
+            + (", FOR TESTS ONLY)" if self.test_seed is not None else ")")
         )
 
 
@@ -268,18 +313,22 @@ def plan(
     lambda_: float | None = None,
     column_normalized: bool | None = None,
     objective: str | None = None,
+    confidence: float | None = None,
+    progress: bool = False,
     test_seed: int | None = None,
 ) -> Plan:
     """Plans a private run: from a budget to a strategy and its noise.
 
     Say how the data are used in one of two ways: `num_examples`, `batch_size` and
-    `epochs` (a fixed epoch order, which `Plan.batches` enforces), or `num_steps` and
-    `participation` (whose separation the caller enforces). No amplification by sampling
-    is claimed for either.
+    `epochs` (a fixed epoch order, which `Plan.batches` enforces), or `participation`
+    and, where it does not say so itself, `num_steps`. The participation decides who
+    accounts: amplification by sampling is claimed for those only whose sampler is ours
+    (`CyclicPoisson`, `Poisson`, `CyclicFixedSize`, `BallsInBins`).
 
     Formal guarantee: a run of the plan's training step over at most `num_steps` steps,
-    on batches that respect the participation, is (epsilon, delta)-DP under zero-out
-    adjacency, in ideal real arithmetic and with a secret noise key.
+    on batches that respect the participation, is (epsilon, delta)-DP under the adjacency
+    that the plan states, in ideal real arithmetic, with a secret noise key and secret
+    random numbers of the sampler. If `Plan.kind` is "estimate", epsilon is one.
 
     Args:
       mechanism: "identity" (DP-SGD), "lambda_cgd", "bsr", "bisr", or a `Strategy`.
@@ -292,7 +341,8 @@ def plan(
         the noisy sum is divided).
       epochs: passes over the data.
       num_steps: n, with `participation`.
-      participation: for example `MinSep(min_separation=342, max_participations=6)`.
+      participation: for example `MinSep(min_separation=342, max_participations=6)` or
+        `BallsInBins(num_examples=60_000, batch_size=512, epochs=10)`.
       workload: what the released models sum; by default SGD with the given `momentum`,
         `decay` and `learning_rates`.
       momentum: of the SGD optimizer that consumes the noisy gradients, in [0, 1).
@@ -303,6 +353,9 @@ def plan(
       lambda_: of "lambda_cgd"; by default the one with the smallest RMSE.
       column_normalized: scale the columns of C to norm 1; default False.
       objective: "mean" or "max", of "lambda_cgd" without a given lambda.
+      confidence: of accounting by simulation (`BallsInBins`): None for an estimate, or
+        for example `1 - 1e-6` for a bound.
+      progress: show progress on accounting that takes longer than 2 seconds.
       test_seed: for tests only: noise from a known seed. The statement says so.
 
     Returns:
@@ -315,9 +368,9 @@ def plan(
     participation, steps, expected_batch_size = _resolve_participation(
         num_examples, batch_size, epochs, num_steps, participation
     )
-    noise_multiplier, epsilon, delta = _resolve_budget(
-        epsilon, delta, noise_multiplier, num_examples
-    )
+    if num_examples is None:
+        num_examples = getattr(participation, "num_examples", None)
+    delta = _check_budget(epsilon, delta, noise_multiplier, num_examples)
     _check_positive("l2_norm_clip", l2_norm_clip)
     if workload is None:
         workload = workloads.momentum_sgd(steps, momentum, decay, learning_rates)
@@ -343,15 +396,23 @@ def plan(
         strategy = mechanisms.build_strategy(
             mechanism, workload, participation, **options
         )
+    strategy = strategy.in_float32()
+    noise_multiplier, guarantee = _account(
+        strategy, participation, epsilon, delta, noise_multiplier, confidence, progress
+    )
     return Plan(
         workload=workload,
         strategy=strategy,
         participation=participation,
         l2_norm_clip=float(l2_norm_clip),
         noise_multiplier=noise_multiplier,
-        epsilon=epsilon,
+        epsilon=guarantee.epsilon,
         delta=delta,
         expected_batch_size=expected_batch_size,
+        accountant=guarantee.accountant,
+        kind=guarantee.kind,
+        adjacency=guarantee.adjacency,
+        confidence=guarantee.confidence,
         test_seed=test_seed,
     )
 
@@ -384,7 +445,17 @@ def _resolve_participation(
             "Give either epochs or participation: a participation says how often an "
             "example takes part."
         )
-    if isinstance(participation, FixedEpochOrder):
+    own_batch_size = getattr(participation, "batch_size", None)
+    if own_batch_size is not None and batch_size not in (None, own_batch_size):
+        raise ValueError(
+            f"The participation has batch_size = {own_batch_size}, found {batch_size}."
+        )
+    own_examples = getattr(participation, "num_examples", None)
+    if own_examples is not None and num_examples not in (None, own_examples):
+        raise ValueError(
+            f"The participation has num_examples = {own_examples}, found {num_examples}."
+        )
+    if isinstance(participation, (FixedEpochOrder, BallsInBins, Shuffled)):
         steps = participation.num_steps if num_steps is None else num_steps
         participation.validate_num_steps(steps)
         expected = participation.num_examples / participation.steps_per_epoch
@@ -392,39 +463,63 @@ def _resolve_participation(
     if num_steps is None:
         raise ValueError("num_steps is missing: it is never inferred.")
     participation.validate_num_steps(num_steps)
-    return participation, num_steps, None if batch_size is None else float(batch_size)
+    expected_size = batch_size if own_batch_size is None else own_batch_size
+    return (
+        participation,
+        num_steps,
+        None if expected_size is None else float(expected_size),
+    )
 
 
-def _resolve_budget(
+def _check_budget(
     epsilon: float | None,
     delta: float | None,
     noise_multiplier: float | None,
     num_examples: int | None,
-) -> tuple[float, float, float]:
+) -> float:
+    """Delta, if the budget is complete and not contradictory."""
     if delta is None:
         raise ValueError("delta is missing: a common choice is below 1 / num_examples.")
+    gaussian.check_delta(delta)
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
             f"Give exactly one of epsilon and noise_multiplier, found epsilon = "
             f"{epsilon}, noise_multiplier = {noise_multiplier}."
         )
-    if epsilon is None:
-        assert noise_multiplier is not None
-        epsilon = gaussian.gaussian_epsilon(noise_multiplier, delta)
-        if epsilon == 0.0:
-            raise ValueError(
-                f"noise_multiplier = {noise_multiplier} gives epsilon = 0 at delta = "
-                f"{delta}: delta is too large for a meaningful statement."
-            )
+    if epsilon is not None:
+        _check_positive("epsilon", epsilon)
     else:
-        noise_multiplier = gaussian.calibrate_noise_multiplier(epsilon, delta)
+        _check_positive("noise_multiplier", noise_multiplier)
     if num_examples is not None and delta >= 1.0 / num_examples:
         warnings.warn(
             f"delta = {delta} is not below 1 / num_examples = {1.0 / num_examples:.3g}: "
             f"such a delta permits to publish somebody's data.",
             stacklevel=3,
         )
-    return float(noise_multiplier), float(epsilon), float(delta)
+    return float(delta)
+
+
+def _account(
+    strategy: Strategy,
+    participation: Participation,
+    epsilon: float | None,
+    delta: float,
+    noise_multiplier: float | None,
+    confidence: float | None,
+    progress: bool,
+) -> tuple[float, Guarantee]:
+    """The noise per unit of sensitivity, and the guarantee."""
+    accountant = accountant_for(strategy, participation, confidence, progress=progress)
+    sensitivity = strategy.sensitivity(participation).value
+    if epsilon is None:
+        assert noise_multiplier is not None
+        guarantee = accountant.guarantee(noise_multiplier * sensitivity, delta)
+        return float(noise_multiplier), guarantee
+    found = accountant.calibrate(float(epsilon), delta)
+    if found.normalization == "sensitivity":
+        return found.noise_multiplier, found.guarantee
+    # Rounded up: the product with the sensitivity must not be smaller.
+    return found.noise_stddev / sensitivity * (1.0 + 1e-12), found.guarantee
 
 
 def _describe_mechanism(strategy: Strategy) -> str:

@@ -8,12 +8,11 @@ hold for the actual coefficients; otherwise the result is an upper bound and say
 from __future__ import annotations
 
 import dataclasses
-from typing import List, Optional
 
 import numpy as np
 
 from tf_bandmf import bands, dyadic_tree, patterns, unbanded
-from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.participation import Participation
 from tf_bandmf.patterns import vec_sens
 
 __all__ = ["Sensitivity", "sensitivity", "upper_bound", "vec_sens"]
@@ -56,7 +55,7 @@ def sensitivity(
     | `C` | result |
     |---|---|
     | bands <= b, or one participation | exact: VecSens of squared norms (Alg. 5) |
-    | Toeplitz, non-negative, non-increasing | exact: columns 0, b, 2b, ... |
+    | Toeplitz >= 0, non-increasing from lag b on | exact: columns 0, b, 2b, ... |
     | column-normalized DP-lambda-CGD | exact: the same columns (Lemma 8) |
     | binary tree | exact: the best placement in its nodes |
     | fixed epoch order, Gram matrix >= 0 on patterns | exact: the best of b patterns |
@@ -79,7 +78,7 @@ def sensitivity(
             f"The strategy is for {strategy.num_rows} steps, the run has {num_steps}."
         )
     b, k = participation.separation(), participation.participations(num_steps)
-    found = _exact(strategy, b, k, isinstance(participation, FixedEpochOrder))
+    found = _exact(strategy, b, k, participation.has_fixed_positions)
     if found is None:
         found = upper_bound(strategy, b, k)
     if not (np.isfinite(found.value) and found.value > 0.0):
@@ -93,9 +92,9 @@ def upper_bound(
     """The smallest known upper bound under min-separation, for any strategy.
 
     Takes the least of those that apply: Alg. 4 of amplified-banded-mf (Theorem 3), also
-    in its banded form; a non-increasing Toeplitz majorant; the bound for Toeplitz with
-    scaled columns; and the triangle inequality over column norms, which needs nothing.
-    The patterns of fixed epoch order are among those considered.
+    in its banded form; a Toeplitz majorant for which Theorem 1 holds; the bound for
+    Toeplitz with scaled columns; and the triangle inequality over column norms, which
+    needs nothing. The patterns of fixed epoch order are among those considered.
 
     Args:
       strategy: `C`, n x n.
@@ -107,16 +106,18 @@ def upper_bound(
     """
     b, n = min_separation, strategy.num_rows
     k = min(max_participations, -(-n // b))
-    known: List[Sensitivity] = []
+    known: list[Sensitivity] = []
 
     def add(squared: float, method: str) -> None:
         known.append(Sensitivity(float(np.sqrt(squared)), False, f"bound, {method}"))
 
     column = strategy.toeplitz_column()
     if column is not None:
-        majorant = np.maximum.accumulate(np.abs(column)[::-1])[::-1]
+        # Larger in every entry, and as Theorem 1 wants it; see `_exact`.
+        majorant = np.abs(column)
+        majorant[b:] = np.maximum.accumulate(majorant[b:][::-1])[::-1]
         matrix = bands.ToeplitzBanded(majorant, n)
-        add(_leftmost_columns(matrix, b, k) ** 2, "non-increasing Toeplitz majorant")
+        add(_leftmost_columns(matrix, b, k) ** 2, "Toeplitz majorant of Theorem 1")
     core = _toeplitz_core(strategy)
     if isinstance(strategy, bands.ColumnScaled) and core is not None:
         squared = patterns.scaled_toeplitz_bound(core, strategy.scale, b, k)
@@ -135,7 +136,7 @@ def upper_bound(
 
 def _exact(
     strategy: bands.LowerTriangular, b: int, k: int, fixed_order: bool
-) -> Optional[Sensitivity]:
+) -> Sensitivity | None:
     """The exact sensitivity by the first theorem that applies, or None."""
     n = strategy.num_rows
     if k == 1 or strategy.bands <= b:
@@ -147,9 +148,13 @@ def _exact(
         return Sensitivity(float(np.sqrt(value)), True, "Alg. 5: bands <= b")
     column = strategy.toeplitz_column()
     if column is not None:
-        if np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0):
+        if np.all(column >= 0.0) and np.all(np.diff(column[b:]) <= 0.0):
+            # Theorem 1 asks for a non-increasing column. Its proof moves participations
+            # to the left: a shift of all of them never loses if no entry is negative,
+            # and closing a gap of more than b steps compares entries c[m - 1] and c[m]
+            # with m > b only. So how the first b entries are ordered does not matter.
             value = _leftmost_columns(strategy, b, k)
-            return Sensitivity(value, True, "non-increasing Toeplitz, Theorem 1")
+            return Sensitivity(value, True, "Toeplitz non-increasing from b, Theorem 1")
     if _is_normalized_lambda_cgd(strategy):
         value = _leftmost_columns(strategy, b, k)
         return Sensitivity(value, True, "normalized DP-lambda-CGD, Lemma 8")
@@ -162,9 +167,7 @@ def _exact(
     return _exact_path(strategy, b, k)
 
 
-def _exact_fixed_order(
-    strategy: bands.LowerTriangular, b: int
-) -> Optional[Sensitivity]:
+def _exact_fixed_order(strategy: bands.LowerTriangular, b: int) -> Sensitivity | None:
     if not patterns.has_gram_diagonals(strategy):
         if strategy.num_rows > _DENSE_LIMIT:
             return None
@@ -174,14 +177,12 @@ def _exact_fixed_order(
     return Sensitivity(float(np.sqrt(squared)), is_exact, method)
 
 
-def _exact_path(
-    strategy: bands.LowerTriangular, b: int, k: int
-) -> Optional[Sensitivity]:
+def _exact_path(strategy: bands.LowerTriangular, b: int, k: int) -> Sensitivity | None:
     """Two participations, or bands <= 2b: only consecutive participations interact."""
     n, width = strategy.num_rows, strategy.bands
     if k > 2 and width > 2 * b:
         return None
-    squared: Optional[float] = None
+    squared: float | None = None
     if patterns.has_gram_diagonals(strategy):
         if n * (width - b) * float(k + _terms(strategy)) <= _OPERATION_LIMIT:
             squared = patterns.path_maximum(strategy, b, k)
@@ -200,7 +201,7 @@ def _terms(strategy: bands.LowerTriangular) -> int:
     return strategy.num_rows if isinstance(strategy, unbanded.Dense) else strategy.bands
 
 
-def _toeplitz_core(strategy: bands.LowerTriangular) -> Optional[np.ndarray]:
+def _toeplitz_core(strategy: bands.LowerTriangular) -> np.ndarray | None:
     """The first column of `C` before its columns were scaled, if that is Toeplitz."""
     if isinstance(strategy, bands.ColumnScaled):
         strategy = strategy.inner

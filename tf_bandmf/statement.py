@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from tf_bandmf.accounting.guarantee import ZERO_OUT
+
 _NOT_COVERED = (
     "Training metrics (loss, accuracy and norms on training data) are exact functions "
     "of the data: do not publish them.",
@@ -26,6 +28,9 @@ class PrivacyStatement:
     Attributes:
       epsilon, delta, zcdp_rho: the guarantee.
       accountant: what computed it.
+      accounting: whether the values are exact, a bound (at which confidence) or an
+        estimate.
+      adjacency: which data sets count as neighbors.
       participation: how the data are used, one sentence.
       mechanism: the strategy and its parameters.
       num_steps: n.
@@ -52,12 +57,14 @@ class PrivacyStatement:
     test_only: bool = False
     unit: str = "one training example"
     sampling: str = "No amplification by sampling is claimed."
+    accounting: str = "The value is exact up to numerical errors, on the safe side."
+    adjacency: str = ZERO_OUT
 
     def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""
         guarantee = (
-            f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP; "
-            f"{self.zcdp_rho:.6g}-zCDP."
+            f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP; without "
+            f"amplification {self.zcdp_rho:.6g}-zCDP."
         )
         if self.test_only:
             guarantee = (
@@ -81,12 +88,11 @@ class PrivacyStatement:
                 "and the final one.",
             ),
             ("Unit of privacy", f"{self.unit[0].upper()}{self.unit[1:]}."),
+            ("Adjacency", self.adjacency),
             (
-                "Adjacency",
-                "Zero-out: the contribution of one unit is replaced by zero "
-                "(add-or-remove with a public number of steps and batch size).",
+                "Type of accounting",
+                f"{self.accountant}. {self.accounting} {self.sampling}",
             ),
-            ("Type of accounting", f"{self.accountant}. {self.sampling}"),
             ("Accounting assumptions", self.participation),
             (
                 "Mechanism",

@@ -12,7 +12,7 @@ are compared with:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -38,9 +38,7 @@ class Dense(bands_lib.LowerTriangular):
     def __post_init__(self) -> None:
         entries = np.array(self.entries, dtype=np.float64)
         if entries.ndim != 2 or entries.shape[0] != entries.shape[1]:
-            raise ValueError(
-                f"entries must have shape [n, n], found {entries.shape}."
-            )
+            raise ValueError(f"entries must have shape [n, n], found {entries.shape}.")
         if entries.shape[0] < 1:
             raise ValueError("entries must have at least one row, found none.")
         if not np.all(np.isfinite(entries)):
@@ -77,7 +75,7 @@ class Dense(bands_lib.LowerTriangular):
     def to_dense(self) -> np.ndarray:
         return np.array(self.entries)
 
-    def to_config(self) -> Dict[str, Any]:
+    def to_config(self) -> dict[str, Any]:
         return {"kind": "dense", "entries": self.entries}
 
 
@@ -182,7 +180,13 @@ class BufferedToeplitz(bands_lib.LowerTriangular):
     def is_nonnegative(self) -> bool:
         return bool(np.all(self.toeplitz_column() >= 0.0))
 
-    def to_config(self) -> Dict[str, Any]:
+    def in_float32(self) -> BufferedToeplitz:
+        decays, inverse_decays = (
+            values.astype(np.float32) for values in (self.decays, self.inverse_decays)
+        )
+        return BufferedToeplitz(decays, inverse_decays, self.num_rows)
+
+    def to_config(self) -> dict[str, Any]:
         return {
             "kind": "buffered",
             "num_rows": self.num_rows,
@@ -210,7 +214,9 @@ def lower_triangular_factor(gram: np.ndarray) -> np.ndarray:
 def _checked(x: np.ndarray, num_rows: int) -> np.ndarray:
     x = np.asarray(x, dtype=np.float64)
     if x.ndim not in (1, 2) or x.shape[0] != num_rows:
-        raise ValueError(f"Expected an array of {num_rows} rows, found shape {x.shape}.")
+        raise ValueError(
+            f"Expected an array of {num_rows} rows, found shape {x.shape}."
+        )
     return x
 
 
@@ -220,9 +226,7 @@ def _residues(decays: np.ndarray, inverse_decays: np.ndarray) -> np.ndarray:
     for m, decay in enumerate(decays):
         others = np.delete(decays, m)
         # Factor by factor: the differences of close decays are then exact.
-        ratio = np.prod(
-            (decay - np.delete(inverse_decays, m)) / (decay - others)
-        )
+        ratio = np.prod((decay - np.delete(inverse_decays, m)) / (decay - others))
         residues[m] = (decay - inverse_decays[m]) * ratio
     return residues
 

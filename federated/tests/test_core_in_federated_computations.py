@@ -53,4 +53,4 @@ def test_plans_are_the_same_on_both_stacks():
     # As computed on TensorFlow 2.21, NumPy 2.
     np.testing.assert_allclose(plan.noise_multiplier, 1.0811618495, rtol=1e-9)
     rmse = plan.strategy.rmse(plan.workload, plan.participation)
-    np.testing.assert_allclose(rmse, 2.186916456541762, rtol=1e-9)
+    np.testing.assert_allclose(rmse, 2.186916456541762, rtol=1e-6)

@@ -245,3 +245,96 @@ def test_a_subclass_without_the_mixin_is_refused():
 def test_to_plain_of_a_plain_model_is_refused(make_plain_model):
     with pytest.raises(TypeError, match="to_plain"):
         tf_bandmf.keras.to_plain(make_plain_model())
+
+
+def test_invariant_2_other_data_or_another_order_within_a_run(
+    data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan)
+    fit(model, plan, data, epochs=1)
+    before = model.get_weights()
+    reshuffled = tuple(array[::-1].copy() for array in data)
+    with pytest.raises(ValueError, match="other data"):
+        fit(model, plan, reshuffled, epochs=1)
+    batch = list(plan.batches(*reshuffled))[4]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="other data"):
+        model.train_on_batch(batch)
+    assert_untouched(model, before)
+    fit(model, plan, data, epochs=1)
+
+
+class Centered(keras.layers.Layer):
+    """Mixes the examples of a batch."""
+
+    def call(self, inputs):
+        return inputs - keras.ops.mean(inputs, axis=0, keepdims=True)
+
+
+def test_invariant_6_every_way_in_runs_the_self_check(
+    data, make_plan, make_min_sep_plan, compile_model
+):
+    def make(plan):
+        layers = [keras.Input((5,)), keras.layers.Dense(3), Centered()]
+        model = tf_bandmf.keras.make_private(keras.Sequential(layers))
+        optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+        return compile_model(model, optimizer)
+
+    plan, min_sep = make_plan(), make_min_sep_plan()
+    stream = tf.data.Dataset.from_tensor_slices(data).batch(4)
+    batch = next(iter(plan.batches(*data)))
+    for call in (
+        lambda: make(min_sep).fit(stream, verbose=0),
+        lambda: make(min_sep).fit((item for item in stream), verbose=0),
+        lambda: make(min_sep).train_on_batch(data[0][:4], data[1][:4]),
+        lambda: make(plan).train_on_batch(batch),
+        lambda: make(plan).train_step(batch),
+    ):
+        with pytest.raises(RuntimeError, match="alone|not checked"):
+            call()
+
+
+def test_an_interrupted_step_is_not_continued(data, make_plan, make_private_model):
+    plan = make_plan("bsr", bands=2)
+    model = make_private_model(plan, run_eagerly=True)
+    first, second, *_ = plan.batches(*data)
+    model.train_on_batch(first)
+    state = model.optimizer._secret_state
+    original = model.optimizer.inner_optimizer.apply
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    model.optimizer.inner_optimizer.apply = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        model.train_on_batch(second)
+    model.optimizer.inner_optimizer.apply = original
+    assert int(state.step) == 2
+    with pytest.raises(tf.errors.InvalidArgumentError, match="interrupted"):
+        model.train_on_batch(second)
+
+
+def test_without_assertions_a_refused_step_gives_no_number(
+    data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan)
+    first = next(iter(plan.batches(*data)))
+    model.train_on_batch(first)
+    tf.config.optimizer.set_experimental_options({"debug_stripper": True})
+    try:
+        stripped = tf.function(lambda batch: model.train_step(batch))
+        with pytest.raises(tf.errors.OpError):
+            stripped(first)
+    finally:
+        tf.config.optimizer.set_experimental_options({"debug_stripper": False})
+
+
+def test_callbacks_that_act_on_training_metrics_are_warned_about(
+    data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan)
+    callback = keras.callbacks.ReduceLROnPlateau("loss")
+    with pytest.warns(UserWarning, match="not covered by the guarantee"):
+        fit(model, plan, data, epochs=1, callbacks=[callback])

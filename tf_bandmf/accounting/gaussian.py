@@ -118,7 +118,7 @@ def calibrate_noise_multiplier(epsilon: float, delta: float) -> float:
 
 
 def zcdp_rho(noise_multiplier: float) -> float:
-    """rho of zero-concentrated DP: `1 / (2 noise_multiplier^2)` (Bun, Steinke, 2016)."""
+    """Rho of zero-concentrated DP: `1 / (2 noise_multiplier^2)` (Bun, Steinke, 2016)."""
     check_positive("noise_multiplier", noise_multiplier)
     return 0.5 / noise_multiplier**2
 

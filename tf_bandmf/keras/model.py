@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import warnings
 from typing import Any, Callable
 
 import keras
@@ -16,7 +18,6 @@ from tf_bandmf.keras.clipping import (
     self_check,
 )
 from tf_bandmf.keras.optimizer import PrivateOptimizer
-from tf_bandmf.participation import FixedEpochOrder
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
 
@@ -51,17 +52,49 @@ class PrivateTraining:
         optimizer = self._private_optimizer()
         if isinstance(x, BatchSchedule):
             x, kwargs = self._resolve_schedule(optimizer, x, y, kwargs)
-        elif isinstance(optimizer.plan.participation, FixedEpochOrder):
+        elif optimizer.plan.participation.has_schedule:
             raise TypeError(
-                f"The plan's accountant assumes a fixed epoch order, found data of type "
-                f"{type(x).__name__}: train with model.fit(plan.batches(x, y), ...)."
+                f"The plan's accountant assumes the batches of its own sampler, found "
+                f"data of type {type(x).__name__}: train with "
+                f"model.fit(plan.batches(x, y), ...)."
             )
         elif y is not None or not _is_stream(x):
             raise TypeError(
                 "Keras would shuffle arrays in every epoch and break the separation "
                 "that the plan assumes. Give a tf.data.Dataset that respects it."
             )
+        else:
+            kwargs = {**kwargs, "shuffle": False}
+            x = self._checked_stream(x) if self._self_check_is_due else x
+        _warn_of_private_monitors(kwargs.get("callbacks"))
         return super().fit(x, **kwargs)  # type: ignore[misc]
+
+    def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
+        """As `keras.Model.train_on_batch`; `x` is a batch of `plan.batches`.
+
+        Under `MinSep`: inputs and targets, whose separation the caller enforces.
+        """
+        self._private_optimizer()
+        if self._self_check_is_due:
+            self._run_self_check((x, y, kwargs.get("sample_weight")))
+        return super().train_on_batch(x, y, **kwargs)  # type: ignore[misc]
+
+    def _checked_stream(self, x: Any) -> Any:
+        """Checks the first batch; returns data that still begin with it."""
+        iterator = iter(x)
+        first = next(iterator)
+        self._run_self_check(first)
+        if isinstance(x, tf.data.Dataset):
+            return x
+        return (batch for batch in itertools.chain([first], iterator))
+
+    def _run_self_check(self, data: Any) -> None:
+        x, y, weight = _contents(data)
+        if int(tf.shape(tf.nest.flatten(x)[0])[0]) == 0:
+            return  # Nothing to compare yet.
+        self._build_for_training(data)
+        self_check(self, x, y, weight)
+        self._self_check_is_due = False
 
     def _resolve_schedule(
         self,
@@ -96,11 +129,16 @@ class PrivateTraining:
                 f"epochs, or make a plan for more."
             )
         dataset = schedule.dataset(first_step=taken)
+        if optimizer.built and int(optimizer.schedule_id) not in (-1, schedule.schedule_id):
+            raise ValueError(
+                "The run began with other data, or the same data in other places: the "
+                "accountant's assumption would be broken. Use the schedule that began it."
+            )
         if self._self_check_is_due:
-            batch = next(iter(dataset))
-            self._build_for_training(batch)
-            self_check(self, *_unpack_schedule(batch))
-            self._self_check_is_due = False
+            for batch in dataset:
+                self._run_self_check(batch)
+                if not self._self_check_is_due:
+                    break
         return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
 
     # Whether the first batch is still to be compared with batch-of-one gradients.
@@ -109,12 +147,23 @@ class PrivateTraining:
     def train_step(self, data: Any) -> dict[str, Any]:
         """One private step; see the class."""
         optimizer = self._private_optimizer()
+        if self._self_check_is_due:
+            raise RuntimeError(
+                "The per-example gradients of this model were not checked yet: train with "
+                "model.fit or model.train_on_batch, or give self_check=False to "
+                "make_private if you have checked them."
+            )
         if not optimizer.built:
             self._build_for_training(data)
             optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
-        step = optimizer.checked_step()
-        x, y, sample_weight, checks = self._unpack(optimizer, data, step)
-        with tf.control_dependencies([step, *checks]):
+        data = _unwrap_single(data)
+        step = optimizer.checked_step(self._batch_conditions(optimizer, data))
+        x, y, sample_weight = _contents(data)
+        checks = [step]
+        if batches_lib.is_scheduled_batch(data):
+            pin = optimizer.pin_schedule(data[batches_lib.SCHEDULE_ID], step)
+            checks.extend([pin] if pin is not None else [])
+        with tf.control_dependencies(checks):
             x = tf.nest.map_structure(tf.identity, x)
         clipped = self._compiled_clipping()(x, y, sample_weight)
         variables = self.trainable_variables  # type: ignore[attr-defined]
@@ -130,40 +179,40 @@ class PrivateTraining:
 
     def _build_for_training(self, data: Any) -> None:
         if not self.built:  # type: ignore[attr-defined]
-            x = (
-                _unpack_schedule(data)[0]
-                if batches_lib.is_scheduled_batch(data)
-                else (keras.utils.unpack_x_y_sample_weight(data)[0])
-            )
-            self(x, training=False)  # type: ignore[operator]
+            self(_contents(data)[0], training=False)  # type: ignore[operator]
         check_supported(self)
 
-    def _unpack(
-        self, optimizer: PrivateOptimizer, data: Any, step: tf.Tensor
-    ) -> tuple[Any, Any, Any, list]:
-        """Inputs, targets, weights, and the assertions that they are this step's."""
-        data = _unwrap_single(data)
-        if batches_lib.is_scheduled_batch(data):
-            message = (
-                "This batch is not the one that the plan has for this step: the fixed "
-                "epoch order would be broken. Iterate over plan.batches(x, y) from the "
-                "optimizer's step on, or use model.fit(plan.batches(x, y))."
-            )
-            checks = [
-                tf.debugging.assert_equal(data[batches_lib.STEP], step, message),
-                tf.debugging.assert_equal(
-                    data[batches_lib.PLAN_ID],
-                    tf.constant(optimizer.plan.plan_id, tf.int64),
-                    "The batch belongs to another plan than the optimizer.",
-                ),
-            ]
-            return (*_unpack_schedule(data), checks)
-        if isinstance(optimizer.plan.participation, FixedEpochOrder):
-            raise TypeError(
-                "The plan's accountant assumes a fixed epoch order: the training step "
-                "takes only batches of plan.batches(x, y)."
-            )
-        return (*keras.utils.unpack_x_y_sample_weight(data), [])
+    def _batch_conditions(
+        self, optimizer: PrivateOptimizer, data: Any
+    ) -> list[tuple[tf.Tensor, str]]:
+        """What must hold for the batch to be the one that the accountant analysed."""
+        if not batches_lib.is_scheduled_batch(data):
+            if optimizer.plan.participation.has_schedule:
+                raise TypeError(
+                    "The plan's accountant assumes the batches of its own sampler: the "
+                    "training step takes only those of plan.batches(x, y)."
+                )
+            return []
+        pinned = optimizer.schedule_id
+        schedule_id = data[batches_lib.SCHEDULE_ID]
+        plan_id = tf.constant(optimizer.plan.plan_id, tf.int64)
+        return [
+            (
+                tf.equal(data[batches_lib.STEP], tf.cast(optimizer.iterations, tf.int64)),
+                "This batch is not the one that the plan has for this step: the "
+                "accountant's assumption would be broken. Iterate over plan.batches(x, y) "
+                "from the optimizer's step on, or use model.fit(plan.batches(x, y)).",
+            ),
+            (
+                tf.equal(data[batches_lib.PLAN_ID], plan_id),
+                "The batch belongs to another plan than the optimizer.",
+            ),
+            (
+                tf.equal(pinned, -1) | tf.equal(pinned, schedule_id),
+                "The run began with other data, or the same data in other places. Use the "
+                "schedule of the plan that began it.",
+            ),
+        ]
 
     def _private_optimizer(self) -> PrivateOptimizer:
         optimizer = getattr(self, "optimizer", None)
@@ -313,9 +362,25 @@ def _unwrap_single(data: Any) -> Any:
     return data
 
 
-def _unpack_schedule(batch: dict[str, Any]) -> tuple[Any, Any, Any]:
-    return (
-        batch[batches_lib.INPUTS],
-        batch.get(batches_lib.TARGETS),
-        batch.get(batches_lib.SAMPLE_WEIGHT),
-    )
+def _contents(data: Any) -> tuple[Any, Any, Any]:
+    """Inputs, targets and sample weights of a batch of either kind."""
+    data = _unwrap_single(data)
+    if batches_lib.is_scheduled_batch(data):
+        keys = (batches_lib.INPUTS, batches_lib.TARGETS, batches_lib.SAMPLE_WEIGHT)
+        inputs, targets, weights = (data.get(key) for key in keys)
+        return inputs, targets, weights
+    return keras.utils.unpack_x_y_sample_weight(data)
+
+
+def _warn_of_private_monitors(callbacks: Any) -> None:
+    """Callbacks that act on training metrics carry unnoised data into the weights."""
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+        monitor = getattr(callback, "monitor", None)
+        acts = getattr(callback, "save_best_only", True)
+        if isinstance(monitor, str) and acts and not monitor.startswith("val_"):
+            warnings.warn(
+                f"{type(callback).__name__} acts on {monitor!r}, an exact function of the "
+                f"training data: what it does is not covered by the guarantee. Monitor a "
+                f"metric of public validation data (val_...).",
+                stacklevel=3,
+            )

@@ -17,6 +17,12 @@ from tf_bandmf.plan import Plan
 # Float error of a sum of clipped gradients, relative.
 _NORM_TOLERANCE = 1e-3
 
+_RESTORED = (
+    "The optimizer and its noise are at different steps: it was restored from a file, and "
+    "files hold no noise key, or a step was interrupted. Training on would add noise that "
+    "the plan did not account for. Start a new run with a new PrivateOptimizer and its own "
+    "budget."
+)
 _FIX = (
     "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
     "this optimizer and train with model.fit(plan.batches(x, y))."
@@ -122,26 +128,42 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         object.__setattr__(self, "_generator", generator)
         object.__setattr__(self, "_secret_state", SecretState(generator, key))
 
-    def checked_step(self) -> tf.Tensor:
+    def checked_step(
+        self, conditions: Sequence[tuple[tf.Tensor, str]] = ()
+    ) -> tf.Tensor:
         """The number of the coming step, after all checks that it may be taken.
 
+        Should a tool strip the assertions from the graph, a step that is not allowed
+        becomes one past the horizon, for which there is no noise but NaN.
+
+        Args:
+          conditions: further booleans that must hold, with their messages.
+
         Raises:
-          InvalidArgumentError: in graphs too, if the budget is spent, or the optimizer
-            was restored from a file without its private noise state.
+          InvalidArgumentError: in graphs too, if the budget is spent, a condition does
+            not hold, or the optimizer was restored from a file without its private noise
+            state.
         """
         noise.refuse_xla()
         step = self._secret_state.step.value()
-        message = (
-            "The optimizer and its noise are at different steps: it was restored from "
-            "a file, and files hold no noise key. Training on would add noise that the "
-            "plan did not account for. Start a new run with a new PrivateOptimizer and "
-            "its own budget."
-        )
         iterations = tf.cast(self.inner_optimizer.iterations.value, tf.int64)
-        with tf.control_dependencies(
-            [tf.debugging.assert_equal(iterations, step, message)]
-        ):
-            return self._generator.checked_step(tf.identity(step))
+        conditions = [(tf.equal(iterations, step), _RESTORED), *conditions]
+        checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
+        allowed = tf.reduce_all(tf.stack([holds for holds, _ in conditions]))
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            step = self._generator.checked_step(tf.identity(step))
+        horizon = tf.constant(self._plan.num_steps, tf.int64)
+        return tf.where(allowed, step, horizon)
+
+    def pin_schedule(self, schedule_id: tf.Tensor, step: tf.Tensor) -> tf.Operation:
+        """Binds the run to a schedule: data and placement may not change any more."""
+        with tf.control_dependencies([step]):
+            return self._secret_state.schedule_id.assign(schedule_id, read_value=False)
+
+    @property
+    def schedule_id(self) -> tf.Tensor:
+        """Of the schedule that the run uses; -1 before its first step."""
+        return self._secret_state.schedule_id.value()
 
     def apply_private(
         self,

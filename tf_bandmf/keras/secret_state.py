@@ -22,13 +22,15 @@ class SecretState:
       step: int64 variable, number of noise vectors used so far.
       step_keys: uint64 variable, shape [num_steps, 2].
       buffer: float32 variable, shape [memory_vectors, num_parameters].
+      schedule_id: int64 variable, of the schedule that the run uses; -1 before it began.
     """
 
-    __slots__ = ("buffer", "step", "step_keys")
+    __slots__ = ("buffer", "schedule_id", "step", "step_keys")
 
     def __init__(self, generator: NoiseGenerator, key: NoiseKey) -> None:
         with tf.init_scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self.schedule_id = tf.Variable(-1, dtype=tf.int64, trainable=False)
             keys = key.step_keys(generator.num_steps)
             # A copy: TensorFlow may alias NumPy's memory.
             self.step_keys = tf.Variable(np.array(keys), trainable=False)
@@ -46,12 +48,16 @@ class SecretState:
           float32, shape [num_parameters].
         """
         noise, update = generator.row(self.step_keys, self.buffer, step)
-        if update is not None:
-            with tf.control_dependencies([noise]):
-                self.buffer.scatter_update(update)
+        # The clock first: whatever is interrupted then leaves clock and weights at
+        # different steps, and training on is refused.
         with tf.control_dependencies([noise]):
-            self.step.assign(step + 1)
-        return noise
+            advanced = [self.step.assign(step + 1, read_value=False)]
+        if update is not None:
+            with tf.control_dependencies([op for op in advanced if op is not None]):
+                kept = self.buffer.scatter_update(update)
+            advanced.append(kept)
+        with tf.control_dependencies([op for op in advanced if op is not None]):
+            return tf.identity(noise)
 
     def __repr__(self) -> str:
         return "SecretState(<secret>)"

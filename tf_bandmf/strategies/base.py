@@ -101,6 +101,23 @@ class Strategy:
             self, matrix=self.matrix.normalize_columns(), parameters=parameters
         )
 
+    def in_float32(self) -> Strategy:
+        """The strategy with coefficients rounded to float32, as noise is computed.
+
+        Plans hold strategies in this form, so that sensitivity and error are those of the
+        matrix that is used. Normalized columns stay normalized.
+        """
+        matrix = self.matrix
+        if isinstance(matrix, bands.ColumnScaled):
+            core = matrix.inner.in_float32()
+            if self.is_column_normalized:
+                matrix = core.normalize_columns()
+            else:
+                matrix = bands.ColumnScaled(core, matrix.scale)
+        else:
+            matrix = matrix.in_float32()
+        return dataclasses.replace(self, matrix=matrix)
+
     def to_config(self) -> Dict[str, Any]:
         return {
             "family": self.family,

@@ -1,0 +1,240 @@
+"""Accounting of balls in bins against independent computations.
+
+Statistical tests use fixed seeds; were they drawn anew, each comparison would fail by
+chance with probability at most 1e-4 (4 standard errors).
+"""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from tf_bandmf import bands, strategies, unbanded
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+from tf_bandmf.accounting.bins_mixture import Proposal, Tilt, gram_matrix
+from tf_bandmf.accounting.bins_simulator import BinsSimulator
+from tf_bandmf.accounting.monte_carlo import Bound, Estimate
+
+ERRORS = 4.0
+
+
+def columns_of_bins(matrix, num_bins):
+    n = matrix.num_rows
+    pattern = (np.arange(n)[:, None] % num_bins == np.arange(num_bins)).astype(float)
+    return matrix.to_dense() @ pattern
+
+
+def some_matrices(n):
+    rng = np.random.default_rng(5)
+    dense = np.tril(rng.random((n, n))) + np.eye(n)
+    rows = np.array([dense[i, np.maximum(i - np.arange(4), 0)] for i in range(n)])
+    rows[np.arange(n)[:, None] < np.arange(4)] = 0.0
+    return {
+        "lambda_cgd": strategies.lambda_cgd(n, 0.8).matrix,
+        "normalized": strategies.lambda_cgd(n, 0.8, True).matrix,
+        "identity": strategies.identity(n).matrix,
+        "toeplitz": bands.ToeplitzBanded([1.0, 0.5, 0.25], n),
+        "rows": bands.RowBanded(rows),
+        "dense": unbanded.Dense(dense),
+    }
+
+
+@pytest.mark.parametrize("n, b", [(12, 4), (13, 5), (7, 7), (6, 1)])
+def test_gram_matrix_is_that_of_the_bin_columns(n, b):
+    for name, matrix in some_matrices(n).items():
+        m = columns_of_bins(matrix, b)
+        found = gram_matrix(matrix, b)
+        np.testing.assert_allclose(found, m.T @ m, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def hockey_stick(p, q, epsilon, cell):
+    return float(np.maximum(p - np.exp(epsilon) * q, 0.0).sum() * cell)
+
+
+def two_bins_by_quadrature(gram, noise, epsilon):
+    """Both directions for two bins, on a grid in the plane of the bin columns."""
+    means = np.linalg.cholesky(gram) / noise
+    axis = np.linspace(-9.0, 13.0, 2201)
+    cell = (axis[1] - axis[0]) ** 2
+    x, y = np.meshgrid(axis, axis, indexing="ij")
+
+    def density(mean):
+        return np.exp(-0.5 * ((x - mean[0]) ** 2 + (y - mean[1]) ** 2)) / (2 * np.pi)
+
+    p = 0.5 * density(means[0]) + 0.5 * density(means[1])
+    q = density((0.0, 0.0))
+    return hockey_stick(p, q, epsilon, cell), hockey_stick(q, p, epsilon, cell)
+
+
+@pytest.mark.parametrize(
+    "noise, epsilon", [(1.5, 0.5), (1.5, 3.0), (3.0, 1.0), (3.0, 2.0)]
+)
+@pytest.mark.parametrize("lam", [0.0, 0.9])
+def test_two_bins_agree_with_quadrature_in_both_directions(lam, noise, epsilon):
+    gram = gram_matrix(strategies.lambda_cgd(4, lam).matrix, 2)
+    exact = two_bins_by_quadrature(gram, noise, epsilon)
+    runs = BinsSimulator(gram, 50_000, 1, False).runs(epsilon, noise)
+    for run, delta in zip(runs, exact):
+        found = run.estimate(epsilon)
+        assert abs(found.value - delta) < ERRORS * found.standard_error + 1e-9
+        if delta > 1e-12:
+            assert found.standard_error < 0.05 * delta
+    found = BallsInBinsAccountant(gram, seed=1).delta(epsilon, noise)
+    assert abs(found.value - max(exact)) < ERRORS * found.standard_error
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-9])
+def test_a_single_bin_is_the_gaussian_mechanism(delta):
+    gram = gram_matrix(strategies.lambda_cgd(6, 0.5).matrix, 1)
+    noise = 2.0 * np.sqrt(gram[0, 0])
+    accountant = BallsInBinsAccountant(gram)
+    exact = gaussian.gaussian_epsilon(2.0, delta)
+    found = accountant.epsilon(delta, noise)
+    assert abs(found.value - exact) < ERRORS * found.standard_error + 1e-9
+    assert found.standard_error < 0.02 * exact
+    calibrated = accountant.calibrate_noise_stddev(exact, delta)
+    assert calibrated.noise_stddev == pytest.approx(noise, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["identity", "lambda_cgd", "rows"])
+def test_gram_route_is_the_full_simulation(name):
+    """Plain draws of all n outputs of the mechanism, both directions."""
+    n, b, noise, epsilon, count = 24, 8, 2.5, 0.4, 100_000
+    matrix = some_matrices(n)[name]
+    m = columns_of_bins(matrix, b)
+    noise = noise * np.sqrt((m**2).sum(axis=0).max()) / 2.0
+    rng = np.random.default_rng(3)
+    outputs = noise * rng.standard_normal((count, n))
+    chosen = rng.integers(0, b, count)
+    simulator = BinsSimulator(gram_matrix(matrix, b), 50_000, 1, False)
+    for add, run in enumerate(simulator.runs(epsilon, noise)):
+        x = outputs if add else outputs + m.T[chosen]
+        exponents = (x @ m - 0.5 * (m**2).sum(axis=0)) / noise**2
+        losses = scipy.special.logsumexp(exponents, axis=1) - np.log(b)
+        losses = -losses if add else losses
+        plain = np.maximum(-np.expm1(np.minimum(epsilon - losses, 0.0)), 0.0)
+        found = run.estimate(epsilon)
+        error = np.hypot(plain.std() / np.sqrt(count), found.standard_error)
+        assert abs(plain.mean() - found.value) < ERRORS * error
+        assert error < 0.1 * found.value
+
+
+def test_standard_errors_are_honest():
+    gram = gram_matrix(strategies.lambda_cgd(80, 0.7).matrix, 20)
+    found = [
+        BallsInBinsAccountant(gram, num_draws=4000, seed=seed).delta(1.0, 4.0)
+        for seed in range(20)
+    ]
+    values = np.array([f.value for f in found])
+    errors = np.array([f.standard_error for f in found])
+    scores = (values - values.mean()) / errors
+    chi_squared = float(np.sum(scores**2))
+    assert scipy.stats.chi2.sf(chi_squared, 19) > 1e-4
+    assert scipy.stats.chi2.cdf(chi_squared, 19) > 1e-4
+
+
+def test_epsilon_inverts_delta_and_falls_with_noise_and_delta():
+    gram = gram_matrix(strategies.lambda_cgd(200, 0.7).matrix, 40)
+    accountant = BallsInBinsAccountant(gram, num_draws=20_000)
+    epsilon = accountant.epsilon(1e-6, 5.0)
+    delta = accountant.delta(epsilon.value, 5.0)
+    assert delta.value == pytest.approx(1e-6, rel=0.15)
+    by_noise = [accountant.epsilon(1e-6, noise).value for noise in (4.0, 5.0, 6.0)]
+    by_delta = [accountant.epsilon(10.0**-d, 5.0).value for d in (4, 5, 6, 7)]
+    assert np.all(np.diff(by_noise) < 0.0) and np.all(np.diff(by_delta) > 0.0)
+    more_epochs = gram_matrix(strategies.lambda_cgd(400, 0.7).matrix, 40)
+    assert BallsInBinsAccountant(more_epochs).epsilon(1e-6, 5.0).value > epsilon.value
+
+
+def test_common_random_numbers_make_delta_monotone_in_noise():
+    gram = gram_matrix(strategies.lambda_cgd(100, 0.8).matrix, 20)
+    simulator = BinsSimulator(gram, 4000, 0, False)
+    proposal = Proposal((Tilt(), Tilt(own=2.0)), (0.5, 0.5))
+    draws = simulator.draws(4000, False, (1, 0))
+    noises = np.linspace(4.0, 4.2, 21)
+    deltas = [
+        simulator.simulate(noise, proposal, draws, False).estimate(1.0).value
+        for noise in noises
+    ]
+    assert np.all(np.diff(deltas) < 0.0)
+
+
+def test_invariant_12_calibration_is_safe_and_amplification_helps():
+    gram = gram_matrix(strategies.lambda_cgd(200, 0.7).matrix, 40)
+    accountant = BallsInBinsAccountant(gram, num_draws=20_000)
+    found = accountant.calibrate_noise_stddev(1.0, 1e-5)
+    assert isinstance(found.delta, Estimate) and found.delta.value <= 1e-5
+    other = BallsInBinsAccountant(gram, num_draws=100_000, seed=99)
+    delta = other.delta(1.0, found.noise_stddev)
+    assert delta.value < 1e-5 + 2.0 * delta.standard_error
+    assert delta.value > 0.8e-5
+    unamplified = gaussian.calibrate_noise_multiplier(1.0, 1e-5)
+    assert found.noise_stddev < 0.8 * unamplified * np.sqrt(gram.max())
+
+
+def test_equal_seeds_give_equal_results():
+    gram = gram_matrix(strategies.lambda_cgd(40, 0.7).matrix, 10)
+    values = [
+        BallsInBinsAccountant(gram, num_draws=2000, seed=seed).delta(1.0, 3.0).value
+        for seed in (4, 4, 5)
+    ]
+    assert values[0] == values[1] != values[2]
+
+
+def test_a_bound_lies_above_the_exact_value_and_near_it():
+    gram = gram_matrix(strategies.lambda_cgd(4, 0.9).matrix, 2)
+    noise, epsilon = 3.0, 1.0
+    exact = max(two_bins_by_quadrature(gram, noise, epsilon))
+    accountant = BallsInBinsAccountant(gram, confidence=1 - 1e-6)
+    found = accountant.delta(epsilon, noise)
+    assert isinstance(found, Bound) and found.confidence == 1 - 1e-6
+    assert exact < found.value < 1.5 * exact
+    by_epsilon = accountant.epsilon(exact, noise)
+    assert isinstance(by_epsilon, Bound)
+    assert epsilon < by_epsilon.value < 1.2 * epsilon
+    calibrated = accountant.calibrate_noise_stddev(epsilon, exact)
+    assert isinstance(calibrated.delta, Bound) and calibrated.delta.value <= exact
+    assert noise < calibrated.noise_stddev < 1.15 * noise
+
+
+def test_a_bound_that_would_take_for_ever_is_refused():
+    gram = gram_matrix(strategies.lambda_cgd(40, 0.7).matrix, 10)
+    accountant = BallsInBinsAccountant(gram, confidence=1 - 1e-6)
+    with pytest.raises(ValueError, match="larger delta or an estimate"):
+        accountant.calibrate_noise_stddev(1.0, 1e-12)
+
+
+def test_shipped_example_of_jax_privacy():
+    """n = 100, 10 bins: 3.74 there, on a grid of factors 1.1 and with a margin."""
+    matrix = bands.ToeplitzBanded([1.0, 0.5, 0.25, 0.125], 100)
+    found = BallsInBinsAccountant.of_strategy(matrix, 10).calibrate_noise_stddev(1, 1e-2)
+    per_column_norm = found.noise_stddev / matrix.column_norms().max()
+    assert 3.74 / 1.1**2 < per_column_norm < 3.75
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise, epsilon, tolerance", [(7.427, 1.02, 0.02), (2.924, 8, 0.1)])
+def test_dp_lambda_cgd_setting(noise, epsilon, tolerance):
+    matrix = strategies.lambda_cgd(3910, 0.9).matrix
+    accountant = BallsInBinsAccountant.of_strategy(matrix, 391)
+    assert accountant.epsilon(1e-5, noise).value == pytest.approx(epsilon, abs=tolerance)
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda: gram_matrix(bands.ToeplitzBanded([1.0, -0.5], 8), 2), "negative"),
+        (lambda: gram_matrix(bands.ToeplitzBanded([1.0], 8), 9), "num_bins must be in"),
+        (lambda: gram_matrix(bands.ToeplitzBanded([1.0], 9000), 9000), "num_bins must be <="),
+        (lambda: BallsInBinsAccountant(np.ones((2, 3))), "gram must have shape"),
+        (lambda: BallsInBinsAccountant(-np.eye(2)), "non-negative"),
+        (lambda: BallsInBinsAccountant(np.full((2, 2), np.nan)), "finite"),
+        (lambda: BallsInBinsAccountant(np.eye(2), confidence=1.0), "confidence must be"),
+        (lambda: BallsInBinsAccountant(np.eye(2)).delta(1.0, np.nan), "noise_stddev"),
+        (lambda: BallsInBinsAccountant(np.eye(2)).delta(-1.0, 1.0), "epsilon must be"),
+        (lambda: BallsInBinsAccountant(np.eye(2)).epsilon(0.0, 1.0), "delta must be"),
+    ],
+)
+def test_misuse(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -1,0 +1,148 @@
+"""Cyclic Poisson sampling: published values, special cases, properties, misuse."""
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import rdp
+
+from tf_bandmf import bands, strategies
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.cyclic_fixed_size import CyclicFixedSizeAccountant
+from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
+
+
+@pytest.mark.parametrize(
+    "queries, probability, epsilon, delta, noise",
+    [
+        # DP-SGD with 1000 steps, q = 0.01: jax_privacy finds 1.41463.
+        (1000, 0.01, 1.0, 1e-5, 1.41463),
+        # Banded, 1000 steps, 10 parts, k = 10 (q = 0.1): jax_privacy finds 3.94165.
+        (100, 0.1, 1.0, 1e-5, 3.94165),
+    ],
+)
+def test_values_of_jax_privacy(queries, probability, epsilon, delta, noise):
+    accountant = CyclicPoissonAccountant(queries, probability)
+    found = accountant.calibrate_noise_multiplier(epsilon, delta)
+    assert found == pytest.approx(noise, rel=1e-4)
+    assert accountant.delta(epsilon, found) <= delta
+    assert accountant.epsilon(delta, found) == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_without_amplification_it_is_the_gaussian_mechanism():
+    accountant = CyclicPoissonAccountant(9, 1.0)
+    unamplified = 3.0 * gaussian.calibrate_noise_multiplier(2.0, 1e-6)
+    assert accountant.calibrate_noise_multiplier(2.0, 1e-6) == unamplified
+    assert accountant.delta(2.0, unamplified) <= 1e-6
+    assert accountant.epsilon(1e-6, unamplified) == pytest.approx(2.0, rel=1e-9)
+
+
+def test_one_query_agrees_with_the_closed_form():
+    """delta_remove(eps) of a sampled Gaussian is q delta_Gauss(log(1 + (e^eps - 1) / q))."""
+    q, epsilon, noise = 0.2, 0.7, 1.3
+    shifted = np.log1p(np.expm1(epsilon) / q)
+    exact = q * gaussian.gaussian_delta(noise, shifted)
+    found = CyclicPoissonAccountant(1, q).delta(epsilon, noise)
+    assert exact <= found * (1 + 1e-9) and found == pytest.approx(exact, rel=1e-4)
+
+
+def test_a_second_accountant_agrees_and_is_looser():
+    accountant = CyclicPoissonAccountant(200, 0.05)
+    second = rdp.RdpAccountant()
+    second.compose(accountant.event(2.0))
+    epsilon = accountant.epsilon(1e-5, 2.0)
+    assert 0.7 * second.get_epsilon(1e-5) < epsilon < second.get_epsilon(1e-5)
+
+
+def test_epsilon_falls_with_noise_and_rises_with_queries_and_probability():
+    def epsilon(queries, probability, noise):
+        return CyclicPoissonAccountant(queries, probability).epsilon(1e-5, noise)
+
+    assert epsilon(50, 0.1, 1.5) > epsilon(50, 0.1, 2.0) > epsilon(50, 0.1, 2.5)
+    assert epsilon(40, 0.1, 2.0) < epsilon(50, 0.1, 2.0) < epsilon(60, 0.1, 2.0)
+    assert epsilon(50, 0.05, 2.0) < epsilon(50, 0.1, 2.0) < epsilon(50, 0.2, 2.0)
+    unamplified = gaussian.gaussian_epsilon(2.0 / np.sqrt(50), 1e-5)
+    assert epsilon(50, 0.9, 2.0) < unamplified
+
+
+def test_event_has_ceil_of_n_over_b_queries_of_the_largest_column_norm():
+    strategy = bands.ToeplitzBanded([1.0, 0.5, 0.25], 11)
+    accountant, norm = CyclicPoissonAccountant.of_strategy(strategy, 4, 0.3)
+    assert accountant.num_queries == 3
+    assert norm == pytest.approx(np.sqrt(1.3125))
+    event = accountant.event(2.0)
+    assert event.count == 3 and event.event.sampling_probability == 0.3
+    assert event.event.event == dp_accounting.GaussianDpEvent(2.0)
+    found = accountant.calibrate(1.0, 1e-5, norm)
+    assert found.noise_stddev == found.noise_multiplier * norm
+    assert found.delta <= 1e-5
+
+
+def test_one_part_is_dp_sgd():
+    accountant, norm = CyclicPoissonAccountant.of_strategy(
+        strategies.identity(100).matrix, 1, 0.02
+    )
+    assert accountant == CyclicPoissonAccountant(100, 0.02) and norm == 1.0
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (
+            lambda: CyclicPoissonAccountant.of_strategy(
+                bands.ToeplitzBanded(np.ones(5), 20), 4, 0.1
+            ),
+            "num_parts >= 5, fewer bands, or BallsInBins",
+        ),
+        (
+            lambda: CyclicPoissonAccountant.of_strategy(
+                strategies.lambda_cgd(20, 0.5).matrix, 4, 0.1
+            ),
+            "Use BallsInBins",
+        ),
+        (lambda: CyclicPoissonAccountant(0, 0.1), "num_queries must be"),
+        (lambda: CyclicPoissonAccountant(3, 1.1), "sampling_probability must be"),
+        (lambda: CyclicPoissonAccountant(3, 0.1).delta(1.0, np.nan), "finite"),
+        (lambda: CyclicPoissonAccountant(3, 0.1).epsilon(1.0, 1.0), "delta must be"),
+    ],
+)
+def test_misuse(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+class TestFixedSize:
+    def test_bound_is_above_poisson_and_not_above_no_amplification(self):
+        queries, part, batch = 200, 1000, 20
+        fixed = CyclicFixedSizeAccountant(queries, part, batch)
+        noise = fixed.calibrate_noise_multiplier(1.0, 1e-5)
+        poisson = CyclicPoissonAccountant(queries, batch / part)
+        assert noise > poisson.calibrate_noise_multiplier(1.0, 1e-5)
+        unamplified = gaussian.calibrate_noise_multiplier(1.0, 1e-5)
+        assert noise < np.sqrt(queries) * unamplified
+        assert fixed.is_amplified(1.0, noise)
+        assert fixed.delta(1.0, noise) <= 1e-5
+        assert fixed.epsilon(1e-5, noise) == pytest.approx(1.0, rel=1e-3)
+
+    def test_replacing_counts_twice(self):
+        fixed = CyclicFixedSizeAccountant(7, 1000, 20)
+        event = fixed.event(3.0)
+        assert event.count == 7 and event.event.event.noise_multiplier == 1.5
+        assert event.event.source_dataset_size == 1000
+        assert event.event.sample_size == 20
+
+    def test_where_sampling_does_not_help_the_gaussian_mechanism_counts(self):
+        fixed = CyclicFixedSizeAccountant(10, 100, 60)
+        noise = fixed.calibrate_noise_multiplier(1.0, 1e-5)
+        unamplified = gaussian.calibrate_noise_multiplier(1.0, 1e-5)
+        assert noise == np.sqrt(10) * unamplified
+        assert not fixed.is_amplified(1.0, noise)
+        whole = CyclicFixedSizeAccountant(10, 100, 100)
+        assert whole.calibrate_noise_multiplier(1.0, 1e-5) == noise
+
+    def test_misuse(self):
+        with pytest.raises(ValueError, match="batch_size must be <="):
+            CyclicFixedSizeAccountant(10, 10, 11)
+        with pytest.raises(ValueError, match="BallsInBins"):
+            CyclicFixedSizeAccountant.of_strategy(
+                strategies.lambda_cgd(20, 0.5).matrix, 4, 10, 2
+            )

@@ -1,0 +1,58 @@
+"""The betting bound: coverage with a stated false-alarm rate, tightness, misuse."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from tf_bandmf.accounting.monte_carlo import Bound, Estimate, betting_upper_bound
+
+
+@pytest.mark.parametrize("probability", [0.002, 0.2])
+def test_coverage(probability):
+    """At beta = 0.1 the mean exceeds the bound in at most a tenth of the cases.
+
+    False alarm: 40 or fewer failures of 200 are exceeded by chance with probability 1e-5.
+    """
+    rng = np.random.default_rng(0)
+    failures = 0
+    for _ in range(200):
+        values = (rng.random(2000) < probability) * rng.random(2000)
+        failures += betting_upper_bound(values, 1.0, 0.1, 1e-9) < 0.5 * probability
+    assert failures <= scipy.stats.binom.isf(1e-5, 200, 0.1)
+
+
+def test_zero_draws_give_log_one_over_beta_over_n():
+    bound = betting_upper_bound(np.zeros(100_000), 1.0, 1e-6, 1e-9)
+    ideal = -np.log(1e-6) / 100_000
+    assert ideal < bound < 1.1 * ideal
+
+
+def test_approaches_the_central_limit_theorem():
+    rng = np.random.default_rng(1)
+    values = rng.random(200_000)
+    margin = betting_upper_bound(values, 1.0, 1e-3, 1e-9) - values.mean()
+    normal = scipy.stats.norm.isf(1e-3) * values.std() / np.sqrt(values.size)
+    assert normal < margin < 2.0 * normal
+
+
+def test_falls_with_the_values():
+    rng = np.random.default_rng(2)
+    values = rng.random(1000)
+    larger = betting_upper_bound(values, 1.0, 1e-2, 1e-9)
+    smaller = betting_upper_bound(0.9 * values, 1.0, 1e-2, 1e-9)
+    assert smaller < larger
+
+
+def test_few_draws_bound_nothing():
+    assert betting_upper_bound(np.zeros(3), 2.0, 1e-6, 1e-9) == 2.0
+
+
+@pytest.mark.parametrize("values", [[-0.1], [1.1], [np.nan], []])
+def test_values_outside_of_their_range_are_refused(values):
+    with pytest.raises(ValueError, match="values must be in"):
+        betting_upper_bound(np.array(values), 1.0, 0.1, 1e-9)
+
+
+def test_results_say_what_they_are():
+    assert "estimate" in str(Estimate(0.5, 0.1, 100))
+    assert "except with probability 1e-06" in str(Bound(0.5, 1 - 1e-6, 100))

@@ -1,0 +1,152 @@
+"""Models of token sequences against gradients of the examples one by one."""
+
+import clipping_reference as reference
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+layers = keras.layers
+
+
+def test_unknown_length():
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((None,), dtype="int32")
+    x = layers.Embedding(5, 8)(inputs)
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4)(x, x))
+    x = layers.Dense(8, activation="relu")(x)
+    x = layers.EinsumDense("abc,cd->abd", output_shape=(None, 300))(x)
+    outputs = layers.Dense(3)(layers.GlobalAveragePooling1D()(x))
+    model = keras.Model(inputs, outputs)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    signature = [tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.int64)]
+
+    @tf.function(autograph=False, input_signature=signature)
+    def step(x, y):
+        return reference.clipped_gradient_sums(model, x, y, l2_norm_clip=1.0)
+
+    for length in (3, 300):
+        x, y = reference.tokens(length=length), reference.labels()
+        _, gradients = reference.example_gradients(model, x, y)
+        result = step(x, y)
+        norms = reference.norms_of(gradients)
+        np.testing.assert_allclose(result.norms, norms, rtol=1e-4)
+        reference.assert_sums_close(result.sums, reference.clipped_sums(gradients, 1.0))
+
+
+@pytest.mark.parametrize("length", [1, 7, 300])
+def test_embedding_with_repeated_ids(length):
+    model = reference.classifier(
+        layers.Embedding(5, 3), inputs=(length,), dtype="int32"
+    )
+    x = reference.tokens(length=length)
+    reference.assert_exact(model, x, reference.labels())
+
+
+@pytest.mark.parametrize(
+    "recurrent",
+    [layers.LSTM, pytest.param(layers.GRU, marks=pytest.mark.slow)],
+)
+def test_masked_recurrent(recurrent):
+    model = reference.classifier(
+        layers.Embedding(5, 3, mask_zero=True),
+        recurrent(4),
+        inputs=(7,),
+        dtype="int32",
+    )
+    reference.assert_exact(model, reference.tokens(), reference.labels())
+
+
+def test_masked_loss_divides_by_the_examples_own_steps():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((7,), dtype="int32"),
+            layers.Embedding(5, 3, mask_zero=True),
+            layers.Dense(4, activation="tanh"),
+            layers.Dense(5, activation="softmax"),
+        ]
+    )
+    model.compile(loss="sparse_categorical_crossentropy")
+    x = reference.tokens()
+    assert len({int(n) for n in (x > 0).sum(1)}) > 1
+    reference.assert_exact(model, x, np.roll(x, -1, axis=1))
+
+
+@pytest.mark.parametrize("kind", ["multi_head", "group_query"])
+def test_attention(kind):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((7,), dtype="int32")
+    x = layers.Embedding(5, 8, mask_zero=kind == "multi_head")(inputs)
+    if kind == "multi_head":
+        attention = layers.MultiHeadAttention(2, 4)
+    else:
+        attention = layers.GroupQueryAttention(4, 4, 2)
+    x = layers.LayerNormalization()(x + attention(x, x, use_causal_mask=True))
+    x = layers.GlobalAveragePooling1D()(x)
+    model = keras.Model(inputs, layers.Dense(3)(x))
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    reference.randomize(model)
+    reference.assert_exact(model, reference.tokens(), reference.labels())
+
+
+class AttentionBlock(layers.Layer):
+    """Attention in a layer with a weight of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(2, 3)
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+        self.positions = self.add_weight(shape=shape[1:], initializer="normal")
+
+    def call(self, x):
+        x = x + self.positions
+        return x + self.attention(x, x)
+
+
+def test_attention_in_a_layer_with_a_weight():
+    model = reference.classifier(AttentionBlock(), inputs=(6, 4))
+    reference.assert_exact(model, reference.sequences(), reference.labels())
+
+
+class Positions(layers.Layer):
+    """Looks up positions once for all examples."""
+
+    def __init__(self, leading_one):
+        super().__init__()
+        self.tokens = layers.Embedding(5, 4)
+        self.positions = layers.Embedding(7, 4)
+        self.leading_one = leading_one
+
+    def build(self, shape):
+        self.tokens.build(shape)
+        self.positions.build(shape)
+
+    def call(self, x):
+        ids = keras.ops.arange(7)
+        if self.leading_one:
+            ids = ids[None]
+        return self.tokens(x) + self.positions(ids)
+
+
+@pytest.mark.parametrize("leading_one", [False, True])
+@pytest.mark.parametrize("batch", [5, 7])
+def test_position_embedding(leading_one, batch):
+    # A batch of 7 has as many examples as there are positions.
+    model = reference.classifier(Positions(leading_one), inputs=(7,), dtype="int32")
+    reference.assert_exact(
+        model, reference.tokens(batch=batch), reference.labels(batch=batch)
+    )
+
+
+def test_reversible_embedding_is_tied_exactly():
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((7,), dtype="int32")
+    embedding = layers.ReversibleEmbedding(5, 3)
+    x = layers.Dense(3, activation="tanh")(embedding(inputs))
+    model = keras.Model(inputs, embedding(x, reverse=True))
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x = reference.tokens()
+    reference.assert_exact(model, x, np.roll(x, -1, axis=1))

@@ -1,0 +1,100 @@
+"""The numerical check finds what structure alone does not show."""
+
+import clipping_reference as reference
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import ClippingMismatchError, self_check
+
+layers = keras.layers
+
+
+def test_accepts_random_layers_and_changes_nothing():
+    model = reference.classifier(
+        layers.GaussianNoise(0.3),
+        layers.Dense(4, activation="relu"),
+        layers.Dropout(0.5),
+        layers.SpatialDropout1D(0.5),
+        inputs=(6, 4),
+    )
+    before = [np.asarray(v) for v in model.variables]
+    self_check(model, reference.sequences(), reference.labels())
+    for old, new in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_accepts_bfloat16_sample_weights_and_single_examples():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((6, 4)),
+            layers.Dense(4, activation="relu", dtype="mixed_bfloat16"),
+            layers.Flatten(),
+            layers.Dense(3),
+        ]
+    )
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = reference.sequences(), reference.labels()
+    self_check(model, x, y, np.linspace(0.5, 1, 5, dtype="f4"))
+    self_check(model, x[:1], y[:1])
+    self_check(model, x[:0], y[:0])
+
+
+class MixesBatch(layers.Layer):
+    """Subtracts the mean over the batch."""
+
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+class WrongGradient(layers.Layer):
+    """Has a weight that another example's row is multiplied with."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return keras.ops.flip(x, axis=0) * self.w
+
+
+@pytest.mark.parametrize("make", [MixesBatch, WrongGradient])
+def test_finds_mixed_examples(make):
+    model = reference.classifier(layers.Dense(4), make(), inputs=(6, 4))
+    with pytest.raises(ClippingMismatchError, match="mixes examples"):
+        self_check(model, reference.sequences(), reference.labels())
+
+
+def test_finds_a_wrong_rule(monkeypatch):
+    from tf_bandmf.keras.clipping.rules import dense
+
+    model = reference.classifier(layers.Dense(4), inputs=(6, 4))
+    factors = dense.DenseRule.factors
+
+    def without_bias(self, call, gradients):
+        found = dict(factors(self, call, gradients))
+        found.pop(id(call.layer.bias))
+        return found
+
+    monkeypatch.setattr(dense.DenseRule, "factors", without_bias)
+    with pytest.raises(ClippingMismatchError):
+        self_check(model, reference.sequences(), reference.labels())
+
+
+def test_skips_non_finite_examples():
+    model = reference.classifier(layers.Dense(4), inputs=(6, 4))
+    x = reference.sequences()
+    x[0] = np.nan
+    self_check(model, x, reference.labels())
+
+
+def test_needs_eager_execution():
+    model = reference.classifier(inputs=(4,))
+
+    @tf.function(autograph=False)
+    def step():
+        self_check(model, tf.zeros([2, 4]), tf.zeros([2]))
+
+    with pytest.raises(RuntimeError, match="eagerly"):
+        step()

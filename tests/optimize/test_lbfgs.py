@@ -1,0 +1,83 @@
+"""The optimizer's outcomes, above all the bad ones."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf.optimize import lbfgs
+
+SCALES = np.array([1.0, 3.0, 10.0])
+
+
+def bowl(x):
+    """log(1 + a quadratic): the minimum is 1, at 2."""
+    return tf.math.log1p(tf.reduce_sum(SCALES * (x - 2.0) ** 2))
+
+
+def test_finds_the_minimum_twice_the_same():
+    options = lbfgs.Options(gradient_tolerance=1e-8)
+    results = [lbfgs.minimize(bowl, np.zeros(3), 1.0, options) for _ in range(2)]
+    assert results[0].converged and "gradient norm" in results[0].message
+    assert results[0].optimality_gap is None
+    np.testing.assert_allclose(results[0].position, 2.0, atol=1e-7)
+    np.testing.assert_allclose(results[0].value, 1.0)
+    np.testing.assert_array_equal(results[0].position, results[1].position)
+
+
+def test_too_few_iterations_are_reported_with_the_best_position():
+    result = lbfgs.minimize(bowl, np.zeros(3), 1.0, lbfgs.Options(max_iterations=2))
+    assert not result.converged
+    assert "max_iterations = 2" in result.message
+    assert result.num_iterations == 2
+    assert 1.0 < result.value < np.exp(bowl(tf.zeros(3, tf.float64)))
+
+
+def test_a_failed_line_search_is_reported():
+    @tf.custom_gradient
+    def wrong_way(x):
+        return tf.reduce_sum(x), lambda upstream: -upstream * tf.ones_like(x)
+
+    result = lbfgs.minimize(wrong_way, np.ones(2), 1.0, lbfgs.Options())
+    assert not result.converged
+    assert "line search failed" in result.message
+    assert result.gradient_norm == pytest.approx(1.0)
+
+
+def test_the_certificate_stops_the_optimization():
+    result = lbfgs.minimize(
+        bowl, np.zeros(3), 1.0, lbfgs.Options(gap_tolerance=0.5), gap=lambda x: 0.25
+    )
+    assert result.converged and result.num_iterations == 0
+    assert "certified gap" in result.message
+    assert result.optimality_gap == 0.25
+
+
+def test_a_start_without_a_finite_objective_is_refused():
+    with pytest.raises(ValueError, match="must be finite and > 0 at the start"):
+        lbfgs.minimize(
+            lambda x: tf.math.log(tf.reduce_sum(x)), -np.ones(2), 1.0, lbfgs.Options()
+        )
+
+
+@pytest.mark.parametrize("progress, shown", [(True, True), (None, False)])
+def test_progress_appears_on_stderr_only_when_asked(progress, shown, capsys):
+    options = lbfgs.Options(progress=progress, max_iterations=1)
+    lbfgs.minimize(bowl, np.zeros(3), 1.0, options)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert ("L-BFGS" in captured.err) == shown
+
+
+@pytest.mark.parametrize(
+    "argument, value",
+    [
+        ("max_iterations", -1),
+        ("gradient_tolerance", float("nan")),
+        ("gap_tolerance", -1e-3),
+        ("decrease_tolerance", float("inf")),
+        ("correction_pairs", 0),
+    ],
+)
+def test_invalid_options_are_refused(argument, value):
+    with pytest.raises(ValueError, match=f"{argument} must be"):
+        lbfgs.Options(**{argument: value})

@@ -1,0 +1,49 @@
+"""Objectives and their supporting hyperplanes."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf.optimize import objectives
+
+CONVEX = objectives.Objective(
+    "root of squares", lambda v: tf.sqrt(tf.reduce_sum(v**2)) + 1.0, is_convex=True
+)
+
+
+@pytest.mark.parametrize("objective", ["mean", "max", "last", CONVEX])
+def test_support_lies_below_the_reduction(objective):
+    objective = objectives.resolve(objective)
+    rng = np.random.default_rng(0)
+    errors = rng.uniform(0.5, 2.0, size=9)
+    weights, offset = objective.support(errors)
+    assert np.all(weights >= 0.0)
+    for _ in range(50):
+        other = rng.uniform(0.1, 3.0, size=9)
+        value = float(objective.reduction(tf.constant(other)))
+        assert weights @ other + offset <= value + 1e-12
+    at_errors = float(objective.reduction(tf.constant(errors)))
+    np.testing.assert_allclose(weights @ errors + offset, at_errors, rtol=1e-2)
+
+
+def test_smooth_maxima_approach_the_maximum():
+    errors = tf.constant([0.3, 2.0, 1.0, 1.9], tf.float64)
+    values = [float(stage(errors)) for stage in objectives.MAX.stages]
+    assert values == sorted(values)
+    np.testing.assert_allclose(values[-1], 2.0, rtol=1e-3)
+
+
+def test_the_maximum_of_increasing_errors_is_the_last():
+    assert objectives.resolve("max", errors_increase=True) is objectives.LAST
+    assert objectives.resolve("max") is objectives.MAX
+
+
+def test_unknown_objectives_are_refused():
+    with pytest.raises(ValueError, match="objective must be"):
+        objectives.resolve("median")
+    with pytest.raises(TypeError, match="objective must be"):
+        objectives.resolve(3)
+
+
+def test_a_function_is_not_assumed_to_be_convex():
+    assert not objectives.resolve(lambda v: tf.reduce_sum(tf.sqrt(v))).is_convex

@@ -1,0 +1,239 @@
+"""Optimized banded strategies: known optima, the convex problem, certificates."""
+
+import functools
+
+import numpy as np
+import pytest
+import scipy.optimize
+import tensorflow as tf
+
+from tf_bandmf import strategies, workloads
+from tf_bandmf.optimize import banded_matrices, certificate, objectives
+from tf_bandmf.participation import FixedEpochOrder, MinSep
+
+# scaling-up-dp-bandmf, Example B.1, by columns.
+EXAMPLE = [
+    [0.740, 0.822, 0.876, 0.821, 0.855, 0.882, 0.892, 0.936, 1.000],
+    [0.500, 0.492, 0.395, 0.462, 0.442, 0.403, 0.409, 0.353, 0.000],
+    [0.450, 0.286, 0.278, 0.335, 0.272, 0.243, 0.194, 0.000, 0.000],
+]
+
+
+def mean_error(strategy, workload):
+    return np.mean(strategy.per_step_squared_error(workload))
+
+
+def convex_optimum(workload, bands, separation):
+    """min over X = C^T C of the mean error, by SLSQP on the entries of X."""
+    n, a = workload.num_steps, workload.to_dense()
+    lower = [(i, j) for i in range(n) for j in range(max(0, i - bands + 1), i + 1)]
+    rows, columns = np.array(lower).T
+
+    def matrix(x):
+        full = np.zeros((n, n))
+        full[rows, columns] = x
+        return full + np.tril(full, -1).T
+
+    def value(x):
+        if np.linalg.eigvalsh(matrix(x))[0] <= 1e-9:
+            return 1e6
+        return np.trace(a @ np.linalg.solve(matrix(x), a.T)) / n
+
+    def gradient(x):
+        inverse = np.linalg.inv(matrix(x))
+        full = -inverse @ a.T @ a @ inverse / n
+        return np.where(rows == columns, 1.0, 2.0) * full[rows, columns]
+
+    diagonal = [lower.index((i, i)) for i in range(n)]
+    groups = [diagonal[g::separation] for g in range(separation)]
+    constraint = {
+        "type": "eq",
+        "fun": lambda x: np.array([x[g].sum() - 1.0 for g in groups]),
+    }
+    start = np.zeros(len(lower))
+    for g in groups:
+        start[g] = 1.0 / len(g)
+    return scipy.optimize.minimize(
+        value,
+        start,
+        jac=gradient,
+        method="SLSQP",
+        constraints=[constraint],
+        options={"ftol": 1e-13, "maxiter": 500},
+    ).fun
+
+
+@functools.cache
+def example():
+    return strategies.optimized_banded(
+        workloads.prefix_sum(9), 3, gradient_tolerance=1e-8, gap_tolerance=1e-8
+    )
+
+
+def test_example_b1_of_scaling_up():
+    columns = banded_matrices.columns_from_rows(example().matrix.rows)
+    np.testing.assert_allclose(columns, EXAMPLE, atol=6e-4)
+
+
+def test_diagnostics_are_plain_and_complete():
+    found = example().diagnostics
+    assert found["converged"] is True
+    assert found["objective"] == "mean"
+    assert 0.0 <= found["optimality_gap"] < 1e-6
+    assert found["num_iterations"] > 0 and found["seconds"] > 0.0
+    mean = mean_error(example(), workloads.prefix_sum(9))
+    np.testing.assert_allclose(found["value"], mean, rtol=1e-12)
+
+
+def test_columns_have_norm_one():
+    np.testing.assert_allclose(example().matrix.column_norms(), 1.0, rtol=1e-14)
+    found = example().sensitivity(MinSep(3, 2))
+    assert found.is_exact
+    assert found.value == pytest.approx(np.sqrt(2.0))
+
+
+def test_equals_the_convex_solution_with_learning_rates():
+    workload = workloads.momentum_sgd(8, 0.5, 0.9, np.linspace(1.0, 0.2, 8))
+    found = strategies.optimized_banded(workload, 3, gap_tolerance=1e-9)
+    expected = convex_optimum(workload, 3, 8)
+    np.testing.assert_allclose(mean_error(found, workload), expected, rtol=1e-6)
+
+
+def test_equals_the_convex_solution_without_equal_column_norms():
+    workload, order = workloads.prefix_sum(9), FixedEpochOrder(3, 1, 3)
+    found = strategies.optimized_banded(
+        workload, 3, column_normalized=False, participation=order, gap_tolerance=1e-9
+    )
+    sensitivity = found.sensitivity(order)
+    assert sensitivity.is_exact
+    assert sensitivity.value == pytest.approx(1.0)
+    expected = convex_optimum(workload, 3, 3)
+    np.testing.assert_allclose(mean_error(found, workload), expected, rtol=1e-6)
+    # Equal norms cost something under this participation.
+    equal = mean_error(example(), workload) * 3
+    assert mean_error(found, workload) < 0.999 * equal
+
+
+def dense_gram(strategy, workload, weights):
+    c, a = strategy.matrix.to_dense(), workload.to_dense()
+    x = np.linalg.inv(c.T @ c)
+    return x @ a.T @ np.diag(weights) @ a @ x
+
+
+def test_certificate_bounds_the_true_gap_and_shrinks():
+    n, bands = 40, 4
+    workload = workloads.prefix_sum(n)
+    best = strategies.optimized_banded(
+        workload, bands, gap_tolerance=1e-8, gradient_tolerance=1e-9
+    )
+    optimum = mean_error(best, workload)
+    start = strategies.bsr(workload, bands, column_normalized=True)
+    gaps = []
+    for iterations in (0, 3, 10, 40):
+        found = strategies.optimized_banded(
+            workload, bands, start=start, max_iterations=iterations
+        )
+        gap = found.diagnostics["optimality_gap"]
+        true_gap = 1.0 - optimum / mean_error(found, workload)
+        assert gap >= true_gap - 1e-12
+        gaps.append(gap)
+        gram = dense_gram(found, workload, np.full(n, 1.0 / n))
+        band = np.triu(np.tril(np.abs(gram), bands - 1), 1 - bands)
+        mean = mean_error(found, workload)
+        assert gap == pytest.approx(1.0 - mean / band.sum(), rel=1e-6, abs=1e-12)
+    assert gaps[0] > 0.05
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[-1] < 1e-3 * gaps[0]
+
+
+def test_dual_bound_is_above_every_feasible_product():
+    rng = np.random.default_rng(0)
+    n, bands, separation = 12, 3, 4
+    gram = rng.normal(size=(n, n))
+    gram = gram @ gram.T
+    rows = np.zeros((n, bands))
+    for j in range(bands):
+        rows[j:, j] = np.diag(gram, -j)
+    norms = rng.uniform(0.2, 1.0, size=n)
+    dual = certificate.dual_bound(rows, norms, separation)
+    for _ in range(200):
+        c = np.triu(np.tril(rng.normal(size=(n, n))), 1 - bands)
+        squared = (c**2).sum(axis=0).reshape(-1, separation).sum(axis=0)
+        c /= np.sqrt(np.tile(squared, n // separation))
+        assert np.sum(gram * (c.T @ c)) <= dual + 1e-9
+
+
+def test_maximum_error_is_lower_than_that_of_the_mean_optimum():
+    workload = workloads.prefix_sum(9)
+    found = strategies.optimized_banded(workload, 3, objective="max")
+    largest = np.max(found.per_step_squared_error(workload))
+    assert found.diagnostics["value"] == pytest.approx(largest)
+    assert largest < 0.98 * np.max(example().per_step_squared_error(workload))
+    # The certificate is about the true maximum: no strategy of the class beats it.
+    gap = found.diagnostics["optimality_gap"]
+    assert 0.0 <= gap < 0.02
+
+
+def test_a_function_of_the_errors_can_be_minimized_but_not_certified():
+    workload = workloads.prefix_sum(9)
+    found = strategies.optimized_banded(
+        workload, 3, objective=lambda v: tf.reduce_sum(tf.sqrt(v))
+    )
+    assert found.diagnostics["converged"]
+    assert found.diagnostics["optimality_gap"] is None
+    root = np.sqrt(found.per_step_squared_error(workload)).sum()
+    assert root <= np.sqrt(example().per_step_squared_error(workload)).sum()
+
+
+def test_one_band_is_the_identity():
+    found = strategies.optimized_banded(workloads.prefix_sum(6), 1)
+    np.testing.assert_array_equal(found.matrix.to_dense(), np.eye(6))
+    assert found.diagnostics["optimality_gap"] < 1e-12
+
+
+def test_warm_start_from_the_optimum_stops_at_once():
+    found = strategies.optimized_banded(
+        workloads.prefix_sum(9), 3, start=example(), gap_tolerance=1e-5
+    )
+    assert found.diagnostics["num_iterations"] == 0
+
+
+def test_invalid_arguments_are_refused():
+    workload = workloads.prefix_sum(9)
+    with pytest.raises(ValueError, match="bands must be"):
+        strategies.optimized_banded(workload, 10)
+    with pytest.raises(ValueError, match="objective must be"):
+        strategies.optimized_banded(workload, 3, objective="median", start=example())
+    with pytest.raises(ValueError, match="must be a FixedEpochOrder"):
+        strategies.optimized_banded(
+            workload, 3, column_normalized=False, participation=MinSep(3, 3)
+        )
+    with pytest.raises(ValueError, match="bands must be <= steps_per_epoch = 3"):
+        strategies.optimized_banded(
+            workload,
+            4,
+            column_normalized=False,
+            participation=FixedEpochOrder(3, 1, 3),
+        )
+    with pytest.raises(ValueError, match="start must have 9 steps"):
+        strategies.optimized_banded(workload, 3, start=strategies.identity(8))
+    with pytest.raises(ValueError, match="start must be a banded strategy"):
+        strategies.optimized_banded(workload, 3, start=strategies.lambda_cgd(9, 0.5))
+
+
+def test_an_objective_that_claims_convexity_is_certified():
+    claimed = objectives.Objective("mean again", tf.reduce_mean, is_convex=True)
+    found = strategies.optimized_banded(
+        workloads.prefix_sum(9), 3, objective=claimed, start=example()
+    )
+    assert found.diagnostics["optimality_gap"] < 1e-6
+
+
+@pytest.mark.slow
+def test_known_optimum_of_1024_steps():
+    workload = workloads.prefix_sum(1024)
+    found = strategies.optimized_banded(workload, 16)
+    assert found.diagnostics["converged"]
+    assert found.diagnostics["optimality_gap"] < 1e-4
+    rmse = found.rmse(workload, MinSep(1024, 1))
+    np.testing.assert_allclose(rmse, 6.298836, rtol=1e-6)

@@ -1,0 +1,138 @@
+"""Buffered linear Toeplitz strategies."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+from tf_bandmf import strategies, unbanded, workloads
+from tf_bandmf.participation import MinSep
+from tf_bandmf.strategies import buffered
+
+DECAYS, INVERSE_DECAYS = np.array([0.95, 0.6, 0.2]), np.array([0.8, 0.4, 0.05])
+
+
+def test_the_matrix_is_the_one_of_its_output_scales():
+    n = 12
+    matrix = unbanded.BufferedToeplitz(DECAYS, INVERSE_DECAYS, n)
+    powers = DECAYS[:, None] ** np.arange(n - 1)
+    column = np.r_[1.0, matrix.output_scales @ powers]
+    np.testing.assert_allclose(matrix.toeplitz_column(), column)
+    dense = matrix.to_dense()
+    np.testing.assert_allclose(dense[:, 0], column)
+    np.testing.assert_allclose(dense[3:, 3], column[:-3])
+    # As a power series it is the quotient of the two products.
+    quotient = np.convolve(column, matrix.denominator)[:n]
+    np.testing.assert_allclose(
+        quotient, np.pad(matrix.numerator, (0, n - 4)), atol=1e-12
+    )
+    inverse = np.linalg.inv(dense)
+    x = np.random.default_rng(0).normal(size=(n, 2))
+    np.testing.assert_allclose(matrix.solve(x), inverse @ x, atol=1e-12)
+    np.testing.assert_allclose(matrix.column_norms(), np.linalg.norm(dense, axis=0))
+    assert np.all(matrix.output_scales > 0) and matrix.output_scales.sum() < 1
+    assert np.all(matrix.inverse_output_scales < 0)
+
+
+def test_noise_streams_with_one_vector_a_buffer():
+    """The recurrence of the class's documentation gives `C^-1 z`."""
+    n = 30
+    matrix = unbanded.BufferedToeplitz(DECAYS, INVERSE_DECAYS, n)
+    z = np.random.default_rng(1).normal(size=(n, 2))
+    state = np.zeros((matrix.num_buffers, 2))
+    streamed = []
+    for row in z:
+        streamed.append(row + matrix.inverse_output_scales @ state)
+        state = matrix.inverse_decays[:, None] * state + row
+    np.testing.assert_allclose(streamed, matrix.solve(z), atol=1e-12)
+
+
+@pytest.mark.parametrize("objective", ["mean", "max"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_gradient_is_that_of_finite_differences(objective, momentum):
+    workload = workloads.momentum_sgd(40, momentum, 0.99)
+    problem = buffered._Problem(workload, MinSep(7), objective)
+    point = np.array([3.0, 2.0, 1.0, 0.5])
+    numeric = scipy.optimize.approx_fprime(point, lambda v: problem.loss(v)[0], 1e-7)
+    np.testing.assert_allclose(problem.loss(point)[1], numeric, atol=1e-6)
+
+
+def test_the_loss_is_the_error_of_the_strategy():
+    workload, participation = workloads.prefix_sum(50), MinSep(10)
+    for objective in ("mean", "max"):
+        strategy = strategies.blt(workload, participation, 2, objective)
+        core = strategy.matrix
+        problem = buffered._Problem(workload, participation, objective)
+        variables = buffered._variables(core.decays, core.inverse_decays)
+        error = strategy.rmse if objective == "mean" else strategy.max_se
+        np.testing.assert_allclose(
+            np.exp(0.5 * problem.loss(variables)[0]),
+            error(workload, participation),
+            rtol=1e-9,
+        )
+
+
+def test_it_reaches_the_value_of_jax_privacy():
+    """Prefix sum, n = 1000, k = 10, b = 100: 12.193852 with two buffers."""
+    workload, participation = workloads.prefix_sum(1000), MinSep(100)
+    strategy = strategies.blt(workload, participation, 2)
+    np.testing.assert_allclose(
+        strategy.rmse(workload, participation), 12.193852, atol=1e-5
+    )
+    assert strategy.sensitivity(participation).is_exact
+    assert strategy.diagnostics["converged"]
+    assert strategy.memory_vectors == 2
+    assert strategy.regenerations_per_step == 0
+    # More buffers gain nothing here, and none is taken for nothing.
+    assert strategies.blt(workload, participation, 3).memory_vectors == 2
+
+
+def test_more_buffers_are_better_for_one_participation_and_near_the_optimum():
+    n = 128
+    workload, once = workloads.prefix_sum(n), MinSep(n, 1)
+    errors = [strategies.blt(workload, once, d).rmse(workload, once) for d in (1, 2, 3)]
+    assert errors[0] > errors[1] > errors[2]
+    optimum = strategies.dense(workload, once).rmse(workload, once)
+    assert optimum < errors[2] < 1.05 * optimum
+    # The MaxSE of the square root is that of the best Toeplitz factorization.
+    best = strategies.bsr(workload, n).max_se(workload, once)
+    found = strategies.blt(workload, once, 3, "max").max_se(workload, once)
+    assert best <= found < 1.02 * best
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_the_first_column_is_positive_and_decreasing(k):
+    workload = workloads.momentum_sgd(100, 0.9, 0.999)
+    strategy = strategies.blt(workload, MinSep(100 // k), 2)
+    column = strategy.matrix.toeplitz_column()
+    assert np.all(column > 0) and np.all(np.diff(column) < 0)
+
+
+def test_a_blt_strategy_survives_its_configuration():
+    strategy = strategies.blt(workloads.prefix_sum(20), MinSep(5), 2)
+    rebuilt = strategies.Strategy.from_config(strategy.to_config())
+    np.testing.assert_array_equal(rebuilt.matrix.to_dense(), strategy.matrix.to_dense())
+
+
+@pytest.mark.parametrize(
+    ("decays", "inverse_decays"),
+    [
+        ([0.5], [0.6]),
+        ([1.0], [0.5]),
+        ([0.5], [-0.1]),
+        ([0.9, 0.8], [0.7, 0.6]),
+        ([0.9], [0.8, 0.7]),
+        ([], []),
+        ([np.nan], [0.5]),
+    ],
+)
+def test_decays_that_are_not_interlaced_are_refused(decays, inverse_decays):
+    with pytest.raises(ValueError, match="decays"):
+        unbanded.BufferedToeplitz(np.array(decays), np.array(inverse_decays), 5)
+
+
+def test_invalid_arguments_are_refused():
+    workload = workloads.prefix_sum(10)
+    with pytest.raises(ValueError, match="num_buffers must be from 1 to 10"):
+        strategies.blt(workload, MinSep(5), 0)
+    with pytest.raises(ValueError, match='objective must be "mean" or "max"'):
+        strategies.blt(workload, MinSep(5), 2, "median")

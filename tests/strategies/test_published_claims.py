@@ -1,0 +1,165 @@
+"""What the papers prove or report about the closed forms and BandInvMF."""
+
+import numpy as np
+import pytest
+
+from tf_bandmf import mechanisms, strategies, workloads
+from tf_bandmf.participation import MinSep
+
+FRACTIONS = [0.1, 0.5, 0.9, 0.99]
+
+
+def powers(limit):
+    return [2**i for i in range(limit.bit_length()) if 2**i <= limit]
+
+
+# banded-inverse-square-root ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 1.0), (0.9, 0.9999)])
+@pytest.mark.parametrize("k", [4, 8])
+def test_figure_1_best_bandwidth_of_bsr_is_b_and_of_bisr_is_below(momentum, decay, k):
+    n = 2048
+    b = n // k
+    workload, participation = workloads.momentum_sgd(n, momentum, decay), MinSep(b)
+    bands = powers(n)
+    bisr = [strategies.bisr(workload, p).rmse(workload, participation) for p in bands]
+    bsr = [strategies.bsr(workload, p).rmse(workload, participation) for p in bands]
+    assert bands[int(np.argmin(bsr))] == b
+    assert bands[int(np.argmin(bisr))] < b
+    # At small bandwidths the banded inverse is the better choice, by far.
+    assert bisr[2] < 0.8 * bsr[2]
+
+
+def test_figure_3_optimized_inverses_beat_bisr_at_small_bandwidths():
+    n, k = 512, 8
+    workload, participation = workloads.prefix_sum(n), MinSep(n // k)
+    for p in (2, 4):
+        optimized = mechanisms.build_strategy(
+            "bandinv", workload, participation, bands=p
+        )
+        error = optimized.rmse(workload, participation)
+        square_root = strategies.bisr(workload, p).rmse(workload, participation)
+        assert error < 0.8 * square_root
+        # A single additional band helps drastically.
+        trivial = strategies.identity(n).rmse(workload, participation)
+        assert error < 0.5 * trivial
+
+
+def growth(n, k, p):
+    """banded-inverse-square-root, Theorem 4 for alpha = 1, without its constant."""
+    b, log_p = n / k, np.log(max(p, 2))
+    return (
+        np.sqrt(k * log_p)
+        + np.sqrt(n * k / b)
+        + np.sqrt(n * k * log_p / p)
+        + (np.sqrt(k * p * log_p / b))
+    )
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_theorem_4_bounds_the_growth_of_bisr(momentum):
+    ratios = []
+    for n in (64, 256, 1024, 4096):
+        workload = workloads.momentum_sgd(n, momentum)
+        for k in (1, 4, 16):
+            participation = MinSep(n // k, k)
+            for p in powers(n)[1::2]:
+                error = strategies.bisr(workload, p).rmse(workload, participation)
+                ratios.append(error / growth(n, k, p))
+    ratios = np.array(ratios) * (1.0 - momentum)
+    # One constant for all sizes; without the theorem's terms it would grow with n.
+    assert ratios.max() < 1.0
+    assert ratios.min() > 0.02
+
+
+def test_corollary_1_best_bisr_grows_like_the_lower_bound():
+    """sqrt(k) log n + k, for bandwidths of the order b log b."""
+    ratios = []
+    for n in (64, 256, 1024, 4096):
+        for k in (1, 4, 16):
+            workload, participation = workloads.prefix_sum(n), MinSep(n // k, k)
+            best = min(
+                strategies.bisr(workload, p).rmse(workload, participation)
+                for p in powers(n)
+            )
+            ratios.append(best / (np.sqrt(k) * np.log(n) + k))
+    assert max(ratios) < 2.0 * min(ratios)
+
+
+# dp-lambda-cgd ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 5, 40])
+def test_theorem_4_full_batch_bounds(n):
+    workload, participation = workloads.prefix_sum(n), MinSep(1, n)
+    trivial = strategies.identity(n).rmse(workload, participation)
+    np.testing.assert_allclose(trivial, np.sqrt(n * (n + 1) / 2))
+    lower = np.sqrt((n + 1) * (2 * n + 1) / 6)
+    names = ["bsr", "bisr", "lambda_cgd", "blt", "tree", "dense"]
+    for name in names:
+        strategy = mechanisms.build_strategy(name, workload, participation)
+        assert strategy.rmse(workload, participation) >= lower * (1 - 1e-9)
+    # Corollary 6: no lambda is better than none.
+    best = strategies.optimized_lambda_cgd(workload, participation)
+    assert best.rmse(workload, participation) >= trivial * (1 - 1e-9)
+
+
+def test_lemma_2_max_error_of_lambda_cgd_grows_as_proved():
+    """inf over lambda of MaxSE = O(k + sqrt(k) n^(1/4))."""
+    ratios = []
+    for n in (64, 256, 1024, 4096):
+        for k in (1, 4, 16, 64):
+            workload, participation = workloads.prefix_sum(n), MinSep(n // k, k)
+            best = strategies.optimized_lambda_cgd(workload, participation, "max")
+            found = best.max_se(workload, participation)
+            ratios.append(found / (k + np.sqrt(k) * n**0.25))
+    assert max(ratios) < 1.5
+    assert max(ratios) < 2.0 * min(ratios)
+
+
+@pytest.mark.parametrize(("n", "k"), [(100, 1), (400, 10), (64, 64), (391, 17)])
+@pytest.mark.parametrize("normalized", [False, True])
+def test_lemma_3_the_max_error_wants_no_smaller_lambda(n, k, normalized):
+    workload, participation = workloads.prefix_sum(n), MinSep(n // k, k)
+    mean, largest = (
+        strategies.optimized_lambda_cgd(workload, participation, objective)
+        for objective in ("mean", "max")
+    )
+    if normalized:
+        # Also on a grid, for the normalized variant that the lemma does not cover.
+        grid = [
+            strategies.lambda_cgd(n, x, column_normalized=True)
+            for x in np.linspace(0, 0.98, 50)
+        ]
+        mean = min(grid, key=lambda s: s.rmse(workload, participation))
+        largest = min(grid, key=lambda s: s.max_se(workload, participation))
+    assert largest.parameters["lambda"] >= mean.parameters["lambda"] - 1e-3
+
+
+@pytest.mark.parametrize("fraction", FRACTIONS)
+@pytest.mark.parametrize(("n", "b"), [(10, 3), (40, 7), (200, 50)])
+def test_lemma_8_leftmost_columns_of_the_normalized_matrix(fraction, n, b):
+    k = -(-n // b)
+    strategy = strategies.lambda_cgd(n, fraction, column_normalized=True)
+    dense = strategy.matrix.to_dense()
+    found = strategy.sensitivity(MinSep(b))
+    assert found.is_exact
+    leftmost = np.linalg.norm(dense[:, ::b].sum(axis=1))
+    np.testing.assert_allclose(found.value, leftmost, rtol=1e-12)
+    # Random admissible patterns are not worse.
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        slack = n - 1 - (k - 1) * b
+        extra = np.sort(rng.integers(0, slack + 1, size=k))
+        pattern = extra + b * np.arange(k)
+        assert np.linalg.norm(dense[:, pattern].sum(axis=1)) <= leftmost * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("fraction", FRACTIONS)
+@pytest.mark.parametrize("n", [2, 10, 300])
+def test_lemma_9_normalization_helps_for_one_participation(fraction, n):
+    workload, once = workloads.prefix_sum(n), MinSep(n, 1)
+    plain = strategies.lambda_cgd(n, fraction).rmse(workload, once)
+    normalized = strategies.lambda_cgd(n, fraction, column_normalized=True)
+    assert normalized.rmse(workload, once) < plain

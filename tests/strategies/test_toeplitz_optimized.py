@@ -1,0 +1,155 @@
+"""Optimized Toeplitz strategies."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+from tf_bandmf import bands, strategies, toeplitz, workloads
+from tf_bandmf.participation import MinSep
+
+# n, bands and RMSE of the optimum for one participation at sensitivity 1.
+KNOWN = [
+    (4096, 16, 11.883879),
+    (16384, 16, 23.092455),
+    (65536, 16, 45.628704),
+    (2**20, 16, 181.256134),
+    (2052, 342, 3.594261),
+]
+
+
+def test_known_optimum_of_1024_steps():
+    workload, once = workloads.prefix_sum(1024), MinSep(1024, 1)
+    found = strategies.optimized_toeplitz(workload, once, 16)
+    assert found.diagnostics["converged"]
+    np.testing.assert_allclose(found.rmse(workload, once), 6.342793, rtol=1e-7)
+    # Equal columns cost nothing and do not hurt.
+    normalized = strategies.optimized_toeplitz(
+        workload, once, 16, start=found, column_normalized=True
+    )
+    assert normalized.is_column_normalized
+    assert normalized.diagnostics["num_iterations"] == 0
+    assert normalized.rmse(workload, once) < found.rmse(workload, once)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n, num_bands, rmse", KNOWN)
+def test_known_optima(n, num_bands, rmse):
+    workload, once = workloads.prefix_sum(n), MinSep(n, 1)
+    found = strategies.optimized_toeplitz(workload, once, num_bands)
+    assert found.diagnostics["converged"]
+    np.testing.assert_allclose(found.rmse(workload, once), rmse, rtol=1e-6)
+
+
+def brute_force(workload, participation, num_bands):
+    """Nelder-Mead on errors and sensitivities computed by other code."""
+
+    def error(x):
+        matrix = bands.ToeplitzBanded(np.r_[1.0, x], workload.num_steps)
+        return np.log(strategies.Strategy("any", matrix).rmse(workload, participation))
+
+    start = np.full(num_bands - 1, 0.3)
+    options = {"xatol": 1e-9, "fatol": 1e-13, "maxiter": 4000, "maxfev": 4000}
+    found = scipy.optimize.minimize(error, start, method="Nelder-Mead", options=options)
+    return np.exp(found.fun)
+
+
+def test_momentum_and_learning_rates_are_taken_into_account():
+    n, participation = 24, MinSep(7, 3)
+    workload = workloads.momentum_sgd(n, 0.6, 0.95, np.linspace(1.0, 0.1, n))
+    found = strategies.optimized_toeplitz(workload, participation, 3)
+    assert found.diagnostics["converged"]
+    rmse = found.rmse(workload, participation)
+    expected = brute_force(workload, participation, 3)
+    np.testing.assert_allclose(rmse, expected, rtol=1e-6)
+    plain = workloads.momentum_sgd(n, 0.6, 0.95)
+    without = strategies.optimized_toeplitz(plain, participation, 3)
+    assert rmse < 0.9999 * without.rmse(workload, participation)
+
+
+def test_maximum_error_of_a_toeplitz_strategy_is_the_last():
+    n, once = 60, MinSep(60, 1)
+    workload = workloads.prefix_sum(n)
+    mean = strategies.optimized_toeplitz(workload, once, 4)
+    largest = strategies.optimized_toeplitz(workload, once, 4, objective="max")
+    assert largest.diagnostics["objective"] == "last"
+    assert largest.max_se(workload, once) < 0.9999 * mean.max_se(workload, once)
+    assert largest.rmse(workload, once) > 1.0001 * mean.rmse(workload, once)
+
+
+def test_more_bands_than_the_separation_never_pretend_to_be_orthogonal():
+    n, participation = 40, MinSep(5, 8)
+    workload = workloads.prefix_sum(n)
+    found = strategies.optimized_toeplitz(workload, participation, 8)
+    column = found.matrix.to_dense()[:, 0]
+    overlapping = np.zeros(n)
+    overlapping[::5] = 1.0
+    reached = np.linalg.norm(found.matrix.to_dense() @ overlapping)
+    assert reached > np.sqrt(8) * np.linalg.norm(column) * 1.01
+    assert found.sensitivity(participation).value >= reached * (1 - 1e-12)
+
+
+def test_warm_start_from_fewer_bands():
+    workload, once = workloads.prefix_sum(64), MinSep(64, 1)
+    few = strategies.optimized_toeplitz(workload, once, 2)
+    many = strategies.optimized_toeplitz(workload, once, 4, start=few)
+    assert many.diagnostics["converged"]
+    assert many.rmse(workload, once) < few.rmse(workload, once)
+
+
+def test_invalid_arguments_are_refused():
+    workload, once = workloads.prefix_sum(8), MinSep(8, 1)
+    for wrong in (0, 9, 2.5, True):
+        with pytest.raises(ValueError, match="bands must be"):
+            strategies.optimized_toeplitz(workload, once, wrong)
+    with pytest.raises(ValueError, match="min_separation must be <= num_steps"):
+        strategies.optimized_toeplitz(workload, MinSep(9), 2)
+    with pytest.raises(ValueError, match="start must be a banded Toeplitz"):
+        strategies.optimized_toeplitz(
+            workload, once, 2, start=strategies.lambda_cgd(8, 0.5)
+        )
+    with pytest.raises(ValueError, match="start must have 8 steps"):
+        strategies.optimized_toeplitz(workload, once, 2, start=strategies.identity(9))
+
+
+def test_inverse_coefficients_meet_the_peer_s_optimum():
+    # jax_privacy finds 13.402731 here, by another bound on the sensitivity.
+    n, participation = 1000, MinSep(100, 10)
+    workload = workloads.prefix_sum(n)
+    found = strategies.optimized_banded_inverse(workload, participation, 4)
+    assert found.diagnostics["converged"]
+    rmse = found.rmse(workload, participation)
+    assert rmse < 13.402731
+    assert rmse < 0.5 * strategies.bisr(workload, 4).rmse(workload, participation)
+    # The reported sensitivity covers what the leftmost columns reach.
+    column = toeplitz.inverse(found.core.inner.coefficients, n)
+    response = sum(np.pad(column, (j, 0))[:n] for j in range(0, n, 100))
+    reached = found.sensitivity(participation).value
+    assert reached >= np.linalg.norm(response) * (1 - 1e-12)
+
+
+def test_inverse_with_momentum_and_learning_rates():
+    n, once = 30, MinSep(30, 1)
+    workload = workloads.momentum_sgd(n, 0.5, 0.9, np.linspace(1.0, 0.2, n))
+    found = strategies.optimized_banded_inverse(workload, once, 3)
+    assert found.is_inverse_banded and found.memory_vectors == 0
+
+    def error(x):
+        inner = bands.ToeplitzBanded(np.r_[1.0, x], n)
+        strategy = strategies.Strategy("any", bands.Inverse(inner))
+        return np.log(strategy.rmse(workload, once))
+
+    options = {"xatol": 1e-9, "fatol": 1e-13}
+    best = scipy.optimize.minimize(
+        error, [-0.3, -0.1], method="Nelder-Mead", options=options
+    )
+    rmse = found.rmse(workload, once)
+    np.testing.assert_allclose(rmse, np.exp(best.fun), rtol=1e-6)
+
+
+def test_one_inverse_band_is_the_identity():
+    workload, once = workloads.prefix_sum(8), MinSep(8, 1)
+    found = strategies.optimized_banded_inverse(workload, once, 1)
+    np.testing.assert_array_equal(found.matrix.to_dense(), np.eye(8))
+    with pytest.raises(ValueError, match="start must be an inverse banded Toeplitz"):
+        start = strategies.bsr(workload, 3)
+        strategies.optimized_banded_inverse(workload, once, 2, start=start)

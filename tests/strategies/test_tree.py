@@ -1,0 +1,89 @@
+"""The binary tree and its square factor."""
+
+import numpy as np
+import pytest
+
+from tf_bandmf import dyadic_tree, strategies, workloads
+from tf_bandmf.participation import FixedEpochOrder, MinSep
+
+
+def rectangular_tree(n):
+    """One row for each complete dyadic interval."""
+    rows, size = [], 1
+    while size <= n:
+        for start in range(0, n - size + 1, size):
+            row = np.zeros(n)
+            row[start : start + size] = 1.0
+            rows.append(row)
+        size *= 2
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 16, 21])
+def test_the_square_factor_stands_for_the_rectangular_tree(n):
+    tree = rectangular_tree(n)
+    strategy = strategies.binary_tree(n)
+    square = strategy.matrix.to_dense()
+    np.testing.assert_allclose(square.T @ square, tree.T @ tree, atol=1e-9)
+    assert np.array_equal(square, np.tril(square))
+    # The optimal decoder of the rectangular matrix has the same error at every step.
+    for workload in (workloads.prefix_sum(n), workloads.momentum_sgd(n, 0.5, 0.9)):
+        decoder = workload.to_dense() @ np.linalg.pinv(tree)
+        np.testing.assert_allclose(
+            strategy.per_step_squared_error(workload),
+            np.sum(decoder**2, axis=1),
+            rtol=1e-9,
+        )
+
+
+def test_a_power_of_two_has_the_known_column_norms():
+    strategy = strategies.binary_tree(64)
+    np.testing.assert_allclose(strategy.sensitivity(MinSep(64, 1)).value, np.sqrt(7.0))
+
+
+@pytest.mark.parametrize(("k", "epoch"), [(3, 7), (6, 8)])
+def test_sensitivity_under_fixed_order_is_that_of_the_rectangular_tree(k, epoch):
+    n = k * epoch
+    tree = rectangular_tree(n)
+    expected = max(
+        np.linalg.norm(tree[:, first::epoch].sum(axis=1)) for first in range(epoch)
+    )
+    found = strategies.binary_tree(n).sensitivity(FixedEpochOrder(epoch, 1, k))
+    assert found.is_exact
+    np.testing.assert_allclose(found.value, expected)
+
+
+def test_optimal_tree_aggregation_of_table_2():
+    """amplified-banded-mf, Table 2: sensitivities 0.32, 1.00, 1.00."""
+    n, k, b = 2052, 6, 342
+    one = np.sqrt(dyadic_tree.max_squared_counts(n, n, 1))
+    six = np.sqrt(dyadic_tree.max_squared_counts(n, b, k))
+    tree = rectangular_tree(n)
+    fixed = max(np.linalg.norm(tree[:, i::b].sum(axis=1)) for i in range(b))
+    np.testing.assert_allclose(six, fixed)
+    assert round(one / fixed, 2) == 0.32
+    assert round(six / fixed, 2) == 1.00
+
+
+def test_too_many_placements_fall_back_to_a_bound():
+    n, b, k = 300, 3, 60
+    found = strategies.binary_tree(n).sensitivity(MinSep(b, k))
+    pattern = np.zeros(n)
+    pattern[::b][:k] = 1.0
+    attained = np.linalg.norm(strategies.binary_tree(n).matrix.matmul(pattern))
+    assert found.value >= attained * (1 - 1e-12)
+    exact = dyadic_tree.max_squared_counts(n, b, k)
+    assert found.is_exact == (exact is not None)
+
+
+def test_a_tree_survives_its_configuration():
+    strategy = strategies.binary_tree(13)
+    rebuilt = strategies.Strategy.from_config(strategy.to_config())
+    assert isinstance(rebuilt.matrix, dyadic_tree.DyadicTree)
+    np.testing.assert_array_equal(rebuilt.matrix.entries, strategy.matrix.entries)
+
+
+@pytest.mark.parametrize("num_steps", [0, -3, 20_001, True])
+def test_invalid_sizes_are_refused(num_steps):
+    with pytest.raises(ValueError, match="num_steps of the binary tree"):
+        strategies.binary_tree(num_steps)

@@ -1,0 +1,386 @@
+"""Accounting of balls in bins by simulation, for every non-negative strategy.
+
+Each example is put into one of `b` bins, once, and takes part at the steps of its bin in
+every epoch (dp-lambda-cgd, section 5.1). See `bins_mixture` for the distributions.
+
+Results are typed: an `Estimate`, or, if a confidence is asked for, a `Bound`. Simulation
+is deterministic under a seed. The noise is given as its standard deviation on the **raw**
+strategy `C` (l2_norm_clip = 1), not per unit of column norm or sensitivity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Callable
+
+import numpy as np
+import scipy.optimize
+
+from tf_bandmf import bands
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.bins_mixture import BinsMixture, gram_matrix
+from tf_bandmf.accounting.bins_simulator import (
+    CHECK,
+    DEFENSIVE,
+    MAIN,
+    BinsSimulator,
+    Stage,
+)
+from tf_bandmf.accounting.importance import Run
+from tf_bandmf.accounting.monte_carlo import Bound, Estimate, MonteCarloValue
+from tf_bandmf.accounting.root_finding import log
+
+NAME = "balls in bins, Monte Carlo with importance sampling"
+
+# Share of draws from the target itself in a bound: its certain part is inversely
+# proportional to it.
+_DEFENSIVE_BOUND = 0.9
+# What a bound may cost: added to delta, as a part of it.
+_BOUND_SLACK = 0.35
+_LARGEST_BOUND_ENTRIES = 2e10
+# Standard errors by which a calibrated estimate stays below delta.
+_SAFETY = 2.0
+_ATTEMPTS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibrated:
+    """Noise for a budget.
+
+    Attributes:
+      noise_stddev: sigma on the raw `C`, for l2_norm_clip = 1.
+      delta: at the budget's epsilon, found with draws that the search did not use.
+    """
+
+    noise_stddev: float
+    delta: MonteCarloValue
+
+
+class BallsInBinsAccountant:
+    """(epsilon, delta) of balls in bins for one strategy and number of bins.
+
+    Formal guarantee: with a `confidence`, a returned `Bound` is exceeded by the true
+    value with probability at most `1 - confidence` over the simulation, in each call.
+    Both directions of adjacency are covered (zero-out or add-or-remove: an example's
+    contribution is replaced by zero, or the reverse).
+
+    Args:
+      gram: G of `bins_mixture.gram_matrix`, shape [b, b].
+      confidence: None for estimates, or 1 - beta, for example `1 - 1e-6`.
+      num_draws: of an estimate, for each direction.
+      seed: of the simulation, >= 0; equal seeds give equal results.
+      progress: show progress on what takes longer than 2 seconds.
+
+    Raises:
+      ValueError: on invalid arguments.
+    """
+
+    def __init__(
+        self,
+        gram: np.ndarray,
+        confidence: float | None = None,
+        num_draws: int = 50_000,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> None:
+        gram = np.array(gram, dtype=np.float64)
+        if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not gram.size:
+            raise ValueError(f"gram must have shape [b, b], found {gram.shape}.")
+        if not np.all(np.isfinite(gram)) or np.any(gram < 0.0):
+            raise ValueError("gram must be finite and non-negative.")
+        if np.any(np.diagonal(gram) <= 0.0):
+            raise ValueError("gram must have a positive diagonal.")
+        if confidence is not None and not 0.5 <= confidence < 1.0:
+            raise ValueError(f"confidence must be in [0.5, 1), found {confidence}.")
+        if num_draws < 1000:
+            raise ValueError(f"num_draws must be >= 1000, found {num_draws}.")
+        if isinstance(seed, bool) or seed < 0:
+            raise ValueError(f"seed must be a whole number >= 0, found {seed!r}.")
+        self._gram, self._confidence = gram, confidence
+        self._simulator = BinsSimulator(gram, int(num_draws), int(seed), progress)
+
+    @classmethod
+    def of_strategy(
+        cls,
+        strategy: bands.LowerTriangular,
+        num_bins: int,
+        confidence: float | None = None,
+        num_draws: int = 50_000,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> BallsInBinsAccountant:
+        """The accountant of a strategy matrix `C`; see `gram_matrix` for errors."""
+        gram = gram_matrix(strategy, num_bins)
+        return cls(gram, confidence, num_draws, seed, progress)
+
+    @property
+    def num_bins(self) -> int:
+        return self._gram.shape[0]
+
+    def delta(self, epsilon: float, noise_stddev: float) -> MonteCarloValue:
+        """Delta at epsilon >= 0 for noise of standard deviation sigma on the raw `C`.
+
+        Raises:
+          ValueError: on invalid input, or if a bound would take too many draws.
+        """
+        _check(epsilon >= 0.0 and math.isfinite(epsilon), "epsilon", epsilon)
+        _check(
+            noise_stddev > 0.0 and math.isfinite(noise_stddev),
+            "noise_stddev",
+            noise_stddev,
+        )
+        if self._confidence is None:
+            return _estimate(self._simulator.runs(epsilon, noise_stddev), epsilon)
+        rough = _estimate(self._simulator.rough_runs(noise_stddev), epsilon).value
+        beta = 1.0 - self._confidence
+        count = self._bound_draws(max(rough, 1e-6), beta)
+        return self._bound(epsilon, noise_stddev, beta, count, MAIN)
+
+    def rough_delta(self, epsilon: float, noise_stddev: float) -> Estimate:
+        """A quick estimate of delta at epsilon, from few draws."""
+        return _estimate(self._simulator.rough_runs(noise_stddev), epsilon)
+
+    def epsilon(self, delta: float, noise_stddev: float) -> MonteCarloValue:
+        """Epsilon at delta for noise of standard deviation sigma on the raw `C`.
+
+        The value 0 means that delta is spent before epsilon.
+
+        Raises:
+          ValueError: on invalid input; if epsilon would exceed that of the run without
+            amplification by rounding, or 10**4; or if a bound would take too many draws.
+        """
+        gaussian.check_delta(delta)
+        _check(
+            noise_stddev > 0.0 and math.isfinite(noise_stddev),
+            "noise_stddev",
+            noise_stddev,
+        )
+        # Without amplification epsilon is never smaller: the pair is a mixture.
+        per_sensitivity = noise_stddev / math.sqrt(float(self._gram.diagonal().max()))
+        upper = gaussian.gaussian_epsilon(per_sensitivity, delta)
+        runs = self._simulator.rough_runs(noise_stddev)
+        rough = _solve_epsilon(lambda e: _estimate(runs, e).value, delta, upper)
+        if self._confidence is not None:
+            return self._epsilon_bound(delta, noise_stddev, rough, upper)
+        runs = self._simulator.runs(rough, noise_stddev)
+        value = _solve_epsilon(lambda e: _estimate(runs, e).value, delta, upper)
+        run = max(runs, key=lambda run: run.estimate(value).value)
+        slope = run.slope(value)
+        error = run.estimate(value).standard_error / slope if slope > 0.0 else 0.0
+        return Estimate(value, error, self._simulator.num_draws)
+
+    def calibrate_noise_stddev(self, epsilon: float, delta: float) -> Calibrated:
+        """The smallest noise for the budget, on the safe side.
+
+        For an estimate: delta plus two standard errors is within the budget in the draws
+        that the search used, and in independent ones. For a bound: delta is, at the
+        confidence, by draws that the search did not use.
+
+        Args:
+          epsilon: > 0.
+          delta: in (0, 1).
+
+        Raises:
+          ValueError: on invalid input, or if a bound would take too many draws.
+          ArithmeticError: if the simulation overflows.
+        """
+        _check(epsilon > 0.0 and math.isfinite(epsilon), "epsilon", epsilon)
+        gaussian.check_delta(delta)
+        largest = gaussian.calibrate_noise_multiplier(epsilon, delta)
+        largest *= math.sqrt(float(self._gram.diagonal().max()))
+        if self._confidence is None:
+            return self._calibrate_estimate(epsilon, delta, largest)
+        return self._calibrate_bound(epsilon, delta, largest)
+
+    def _calibrate_estimate(
+        self, epsilon: float, delta: float, largest: float
+    ) -> Calibrated:
+        noise = self._search(epsilon, delta, largest, _SAFETY)
+        for attempt in range(_ATTEMPTS):
+            runs = self._simulator.runs(epsilon, noise, (CHECK, attempt))
+            found = _estimate(runs, epsilon)
+            if found.value <= delta:
+                return Calibrated(noise, found)
+            noise *= 1.0 + 1e-3 * 2**attempt
+            if noise >= largest:
+                break
+        # Certain: without amplification.
+        return Calibrated(largest, Estimate(delta, 0.0, 0))
+
+    def _calibrate_bound(
+        self, epsilon: float, delta: float, largest: float
+    ) -> Calibrated:
+        assert self._confidence is not None
+        beta = 1.0 - self._confidence
+        # The first attempt may fail with half of beta, the next with a quarter, ...
+        count = self._bound_draws(delta, 0.5 * beta)
+        # Of which the bound takes _BOUND_SLACK / (1 + _BOUND_SLACK), and some luck.
+        aim = delta / (1.0 + 1.15 * _BOUND_SLACK)
+        noise = self._search(epsilon, aim, largest, 1.0)
+        for attempt in range(_ATTEMPTS):
+            part = beta * 0.5 ** (attempt + 1)
+            found = self._bound(epsilon, noise, part, count, (CHECK, attempt))
+            if found.value <= delta:
+                whole = Bound(found.value, self._confidence, found.num_draws)
+                return Calibrated(noise, whole)
+            noise *= 1.0 + 2e-3 * 2**attempt
+            if noise >= largest:
+                break
+        # Certain: without amplification.
+        return Calibrated(largest, Bound(delta, self._confidence, 0))
+
+    def _search(
+        self, epsilon: float, delta: float, largest: float, safety: float
+    ) -> float:
+        """Noise at which the estimate plus standard errors equals delta."""
+
+        def rough(log_noise: float) -> float:
+            runs = self._simulator.rough_runs(math.exp(log_noise))
+            return log(_estimate(runs, epsilon).value) - math.log(delta)
+
+        upper = math.log(largest)
+        lower = upper - 0.5
+        while rough(lower) <= 0.0:
+            upper, lower = lower, lower - 0.5
+            if lower < math.log(largest) - 30.0:
+                raise ArithmeticError("Calibration found no lower limit of the noise.")
+        # Without amplification delta is never smaller; a rough value may be.
+        if rough(upper) >= 0.0:
+            return largest
+        start = scipy.optimize.brentq(rough, lower, upper, xtol=2e-3)
+
+        noise, simulator = math.exp(start), self._simulator
+        proposals = [
+            simulator.propose(add, epsilon, noise, DEFENSIVE) for add in (False, True)
+        ]
+        draws = [
+            simulator.draws(simulator.num_draws, add, MAIN) for add in (False, True)
+        ]
+
+        def value(add: int, noise: float) -> float:
+            run = simulator.simulate(noise, proposals[add], draws[add], bool(add))
+            found = run.estimate(epsilon)
+            return found.value + safety * found.standard_error
+
+        at_start = [value(add, noise) for add in (0, 1)]
+        # A direction that is far below the other cannot decide.
+        deciding = [add for add in (0, 1) if at_start[add] >= 0.05 * max(at_start)]
+
+        def excess(log_noise: float) -> float:
+            found = max(value(add, math.exp(log_noise)) for add in deciding)
+            return log(found) - math.log(delta)
+
+        width = 0.02
+        lower, upper = start - width, start + width
+        while excess(lower) < 0.0:
+            lower -= width
+        while excess(upper) > 0.0:
+            upper += width
+            if upper > math.log(largest):
+                return largest
+        found = scipy.optimize.brentq(excess, lower, upper, xtol=1e-5)
+        return min(math.exp(found + 1e-5), largest)
+
+    def _epsilon_bound(
+        self, delta: float, noise: float, rough: float, upper: float
+    ) -> Bound:
+        assert self._confidence is not None
+        beta = 1.0 - self._confidence
+        count = self._bound_draws(delta, beta)
+        # The largest weight is valid from here on, whatever the main draws say.
+        least = 0.9 * rough
+        runs = []
+        for add in (False, True):
+            run, largest = self._bound_run(add, rough, least, noise, count, MAIN)
+            runs.append((run, largest))
+
+        def bound(epsilon: float) -> float:
+            return max(
+                run.bound(epsilon, largest, 0.5 * beta, 1e-4 * delta)
+                for run, largest in runs
+            )
+
+        if bound(upper) > delta:
+            value = upper
+        elif bound(least) <= delta:
+            value = least
+        else:
+            value = _solve_epsilon(bound, delta, upper, least)
+            value *= 1.0 + 1e-6
+        return Bound(min(value, upper), self._confidence, count)
+
+    def _bound(
+        self,
+        epsilon: float,
+        noise: float,
+        beta: float,
+        count: int,
+        stage: Stage,
+    ) -> Bound:
+        """Delta at confidence 1 - beta, both directions together."""
+        found: list[float] = []
+        for add in (False, True):
+            run, largest = self._bound_run(add, epsilon, epsilon, noise, count, stage)
+            found.append(run.bound(epsilon, largest, 0.5 * beta, 1e-12))
+        return Bound(min(max(found), 1.0), 1.0 - beta, count)
+
+    def _bound_run(
+        self,
+        add: bool,
+        epsilon: float,
+        least_epsilon: float,
+        noise: float,
+        count: int,
+        stage: Stage,
+    ) -> tuple[Run, float]:
+        """A run, and what bounds its values for certain from `least_epsilon` on.
+
+        The certain part of the bound is proportional to it, so that fewer than `count`
+        draws suffice where it is small.
+        """
+        simulator = self._simulator
+        proposal = simulator.propose_for_bound(add, epsilon, noise, _DEFENSIVE_BOUND)
+        mixture = BinsMixture(self._gram, noise, add)
+        largest = mixture.largest_weight(proposal, least_epsilon)
+        needed = math.ceil(count * min(1.0, largest * _DEFENSIVE_BOUND))
+        draws = simulator.draws(max(needed, simulator.num_draws), add, stage)
+        return simulator.simulate(noise, proposal, draws, add), largest
+
+    def _bound_draws(self, delta: float, beta: float) -> int:
+        """Draws with which a bound exceeds delta by about _BOUND_SLACK times delta."""
+        bits = math.log(2.0 / beta) + math.log(2.0)
+        count = math.ceil(1.1 * bits / _DEFENSIVE_BOUND / (_BOUND_SLACK * delta))
+        if count * self.num_bins > _LARGEST_BOUND_ENTRIES:
+            raise ValueError(
+                f"A bound at delta = {delta:.3g}, confidence 1 - {beta:.2g} and "
+                f"{self.num_bins} bins would take {count:.3g} draws. Use a larger delta "
+                f"or an estimate (confidence=None)."
+            )
+        return max(count, self._simulator.num_draws)
+
+
+def _estimate(runs: Sequence[Run], epsilon: float) -> Estimate:
+    """Delta at epsilon: of the worse direction."""
+    return max((run.estimate(epsilon) for run in runs), key=lambda found: found.value)
+
+
+def _solve_epsilon(
+    function: Callable[[float], float], delta: float, upper: float, lower: float = 0.0
+) -> float:
+    """Where a falling function of epsilon equals delta, within [lower, upper]."""
+
+    def excess(epsilon: float) -> float:
+        return log(function(epsilon)) - math.log(delta)
+
+    if excess(lower) <= 0.0:
+        return lower
+    if excess(upper) >= 0.0:
+        return upper
+    return float(scipy.optimize.brentq(excess, lower, upper, xtol=1e-9, rtol=1e-8))
+
+
+def _check(condition: bool, name: str, value: float) -> None:
+    if not condition:
+        raise ValueError(f"{name} must be finite and > 0, found {value}.")

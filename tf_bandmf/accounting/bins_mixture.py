@@ -1,0 +1,328 @@
+"""The pair of distributions that dominates balls in bins, and how to draw from it.
+
+Every example falls into one of `b` bins and takes part at the steps of its bin. For a
+strategy `C >= 0` the dominating pair is `P = mean_j N(m_j, sigma^2 I)` against
+`Q = N(0, sigma^2 I)` with `m_j` the sum of the columns of `C` of bin `j` (Choquette-Choo,
+Ganesh, Haque, Steinke, Thakurta: "Near exact privacy amplification for matrix
+mechanisms", arXiv:2410.06266; used in dp-lambda-cgd, section 5.1).
+
+The privacy loss depends on the `b` inner products `u_j = <m_j, x> / sigma^2` alone, which
+are jointly Gaussian with covariance `G / sigma^2`, `G = <m_i, m_j>`: the number of
+steps drops out.
+
+Draws come from mixtures of tilted versions of `P` (or `Q`), so that rare losses are seen
+often; each draw's weight is a ratio of log-sum-exps over the bins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tqdm
+
+from tf_bandmf import bands, patterns, unbanded
+
+# Entries of the largest n x b matrix that is built for a strategy without structure.
+_LARGEST_COLUMNS = 100_000_000
+_LARGEST_BINS = 8_192
+# Entries of the arrays of one chunk of draws.
+_CHUNK = 300_000
+# Bytes of Gaussian draws that are kept for use at several noise levels.
+_CACHE = 400_000_000
+# Beyond it single precision no longer resolves the loss well.
+_SINGLE_PRECISION_LIMIT = 300.0
+
+
+def gram_matrix(strategy: bands.LowerTriangular, num_bins: int) -> np.ndarray:
+    """`G[i, j] = <m_i, m_j>`, shape [b, b], `m_j = sum_e C[:, e b + j]`.
+
+    Args:
+      strategy: `C`, n x n, non-negative.
+      num_bins: b <= n.
+
+    Raises:
+      ValueError: if an entry of `C` is negative (the dominating pair is not known then),
+        or `num_bins` is not in [1, n], or the matrix is too large to compute.
+    """
+    n, b = strategy.num_rows, num_bins
+    if not 1 <= b <= n:
+        raise ValueError(f"num_bins must be in [1, num_steps = {n}], found {b}.")
+    if b > _LARGEST_BINS:
+        raise ValueError(
+            f"Balls in bins is accounted through a matrix of num_bins^2 entries: "
+            f"num_bins must be <= {_LARGEST_BINS}, found {b}. Use larger batches or "
+            f"CyclicPoisson."
+        )
+    if not strategy.is_nonnegative():
+        raise ValueError(
+            "The accounting of balls in bins needs a strategy C without negative "
+            "entries, found one with some. Use FixedEpochOrder, or another strategy."
+        )
+    has_diagonals = patterns.has_gram_diagonals(strategy)
+    core = strategy.inner if isinstance(strategy, bands.ColumnScaled) else strategy
+    if has_diagonals and not isinstance(core, unbanded.Dense):
+        gram = np.zeros((b, b))
+        for offset in range(min(strategy.bands, n)):
+            diagonal = patterns.gram_diagonal(strategy, offset)
+            first = np.arange(n - offset) % b
+            sums = np.bincount(first, diagonal, minlength=b)
+            rows = np.arange(b)
+            gram[rows, (rows + offset) % b] += sums
+            if offset:
+                gram[(rows + offset) % b, rows] += sums
+    else:
+        if n * b > _LARGEST_COLUMNS:
+            raise ValueError(
+                f"This strategy has no structure to exploit: num_steps * num_bins must "
+                f"be <= {_LARGEST_COLUMNS}, found {n * b}. Use a Toeplitz or banded "
+                f"strategy."
+            )
+        pattern = np.zeros((n, b))
+        pattern[np.arange(n), np.arange(n) % b] = 1.0
+        columns = strategy.matmul(pattern)
+        gram = columns.T @ columns
+    if not np.all(np.isfinite(gram)):
+        raise ValueError("The Gram matrix of the bins must be finite.")
+    return 0.5 * (gram + gram.T)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tilt:
+    """One component of a proposal.
+
+    Attributes:
+      own: the mean moves by this many times the draw's own bin column, past what the
+        target distribution has.
+      common: the mean moves by this many times the average of all bin columns.
+    """
+
+    own: float = 0.0
+    common: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A mixture of tilts; the first is the target itself, with a share > 0.
+
+    Attributes:
+      tilts: components.
+      shares: of the draws, shape [len(tilts)], sum 1.
+    """
+
+    tilts: tuple[Tilt, ...]
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.tilts[0] != Tilt() or not self.shares[0] > 0.0:
+            raise ValueError("The first component must be the target, with a share.")
+
+
+class BinsMixture:
+    """The dominating pair at one noise level, in units of its standard deviation.
+
+    Args:
+      gram: G for noise of standard deviation 1, shape [b, b].
+      noise_stddev: sigma, on the raw `C`.
+      add: False for the direction "remove" (draws from P), True for "add" (from Q).
+    """
+
+    def __init__(self, gram: np.ndarray, noise_stddev: float, add: bool) -> None:
+        self.noise_stddev, self.add = noise_stddev, add
+        self.gram = gram / noise_stddev**2
+        self.half = 0.5 * np.diagonal(self.gram)
+        self.common = self.gram.mean(axis=1)
+        self.common_squared = float(self.common.mean())
+
+    @property
+    def num_bins(self) -> int:
+        return self.gram.shape[0]
+
+    def grid(self, strengths: Sequence[float]) -> list[Tilt]:
+        """Tilts by the given numbers of standard deviations, the target first."""
+        own = 1.0 / math.sqrt(2.0 * float(self.half.max()))
+        common = 1.0 / math.sqrt(self.common_squared)
+        if self.add:
+            return [Tilt()] + [Tilt(common=-s * common) for s in strengths]
+        tilts = [Tilt()] + [Tilt(own=s * own) for s in strengths]
+        if self.num_bins > 1:
+            tilts += [Tilt(common=s * common) for s in strengths]
+            tilts += [
+                Tilt(own=0.5 * s * own, common=0.5 * s * common) for s in strengths
+            ]
+        return tilts
+
+    def losses(self, u: np.ndarray) -> np.ndarray:
+        """`log dP/dQ` at the inner products `u`, shape [N, b] -> [N]."""
+        return _log_mean_exp(u - self.half.astype(u.dtype))
+
+    def log_density(
+        self, tilt: Tilt, u: np.ndarray, average: np.ndarray, losses: np.ndarray
+    ) -> np.ndarray:
+        """Log density of a component relative to Q; `average` is the mean of u."""
+        along = tilt.common * average - 0.5 * tilt.common**2 * self.common_squared
+        if self.add:
+            return along
+        if tilt == Tilt():
+            return losses
+        scale = 1.0 + tilt.own
+        offset = scale**2 * self.half + scale * tilt.common * self.common
+        if tilt.own == 0.0 and np.ptp(self.common) <= 1e-12 * self.common[0]:
+            return losses + (along - tilt.common * self.common[0])
+        exponents = u if scale == 1.0 else u * u.dtype.type(scale)
+        return _log_mean_exp(exponents - offset.astype(u.dtype)) + along
+
+    def largest_weight(self, proposal: Proposal, epsilon: float) -> float:
+        """An upper bound on weight times excess, for certain, at epsilon or more.
+
+        The target's share `a` bounds the weight by `1 / a`. Where the loss exceeds
+        epsilon the tilts do, too: for "remove" by the power mean inequality,
+        `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 + t)`; for "add" by
+        `log mean_j v_j >= mean_j log v_j`.
+        """
+        known = [-math.log(proposal.shares[0])]
+        for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
+            if share <= 0.0:
+                continue
+            if self.add:
+                t = -tilt.common
+                exponent = t * (float(self.half.mean()) - epsilon)
+                exponent += 0.5 * t**2 * self.common_squared
+            elif tilt.common == 0.0:
+                t = tilt.own
+                exponent = -t * epsilon + t * (1.0 + t) * float(self.half.max())
+            else:
+                continue
+            known.append(exponent - math.log(share))
+        return math.exp(min(known))
+
+    def weighted_losses(
+        self, draws: Draws, proposal: Proposal
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Losses and log weights of draws from a proposal.
+
+        Returns:
+          `log dP/dQ`, shape [N], and the log of the target's density over the
+          proposal's, shape [N].
+        """
+        losses, densities = self.component_densities(draws, proposal)
+        log_shares = np.log(np.asarray(proposal.shares))
+        mixed = np.logaddexp.reduce(densities + log_shares[:, None], axis=0)
+        return losses, densities[0] - mixed
+
+    def component_densities(
+        self, draws: Draws, proposal: Proposal
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Losses [N] and log densities of every component relative to Q, [T, N]."""
+        pairs = np.array([[tilt.own, tilt.common] for tilt in proposal.tilts])
+        strongest = (1.0 + pairs[:, 0].max()) ** 2 * float(self.half.max())
+        dtype = np.float32 if strongest < _SINGLE_PRECISION_LIMIT else np.float64
+        gram, common = self.gram.astype(dtype), self.common.astype(dtype)
+        losses = np.empty(draws.num_draws)
+        densities = np.empty((len(proposal.tilts), draws.num_draws))
+        start = 0
+        for choice, bins, noise in draws.chunks(proposal.shares, self.num_bins):
+            u = noise * dtype(1.0 / self.noise_stddev)
+            if not self.add:
+                u += gram[bins] * (1.0 + pairs[choice, :1]).astype(dtype)
+            if np.any(pairs[:, 1]):
+                u += pairs[choice, 1:].astype(dtype) * common
+            stop = start + u.shape[0]
+            average = u.mean(axis=1).astype(np.float64)
+            found = self.losses(u)
+            losses[start:stop] = found
+            for row, tilt in zip(densities, proposal.tilts):
+                row[start:stop] = self.log_density(tilt, u, average, found)
+            start = stop
+        if not (np.all(np.isfinite(losses)) and np.all(np.isfinite(densities))):
+            raise ArithmeticError("The simulation of the privacy loss overflowed.")
+        return losses, densities
+
+
+class Draws:
+    """Standard random numbers, the same for every noise level (common random numbers).
+
+    Args:
+      factor: `L` with `L L^T = G`, shape [b, r], or a vector [b] if diagonal.
+      num_draws: N.
+      seed: of the simulation; equal seeds give equal draws.
+      progress: show progress on what takes longer than 2 seconds.
+    """
+
+    def __init__(
+        self,
+        factor: np.ndarray,
+        num_draws: int,
+        seed: Sequence[int],
+        progress: bool = False,
+    ) -> None:
+        self._progress = progress
+        self.num_draws = num_draws
+        self._seed = list(seed)
+        self._factor_t = np.ascontiguousarray(factor.astype(np.float32).T)
+        self._cache: list[np.ndarray] = []
+        b = factor.shape[0]
+        self._size = max(1, min(_CHUNK // b, num_draws))
+        self._keep = num_draws * b * 4 <= _CACHE
+
+    def chunks(
+        self, shares: Sequence[float], num_bins: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yields component [N], bin [N] and Gaussian noise [N, b] for noise level 1."""
+        cumulative = np.cumsum(shares) / np.sum(shares)
+        starts = tqdm.tqdm(
+            range(0, self.num_draws, self._size),
+            desc="simulating the privacy loss",
+            delay=2.0,
+            disable=not self._progress,
+        )
+        for index, start in enumerate(starts):
+            count = min(self._size, self.num_draws - start)
+            # SFC64: twice as fast as the default, and this is no secret.
+            bits = np.random.SFC64(np.random.SeedSequence([*self._seed, index]))
+            generator = np.random.Generator(bits)
+            uniform = generator.random(count)
+            choice = np.searchsorted(cumulative, uniform, side="right")
+            choice = np.minimum(choice, len(cumulative) - 1)
+            bins = generator.integers(0, num_bins, count)
+            if index < len(self._cache):
+                yield choice, bins, self._cache[index]
+                continue
+            noise = self._correlated(generator, count)
+            if self._keep:
+                self._cache.append(noise)
+            yield choice, bins, noise
+
+    def _correlated(self, generator: np.random.Generator, count: int) -> np.ndarray:
+        rank = self._factor_t.shape[0]
+        z = generator.standard_normal((count, rank), dtype=np.float32)
+        if self._factor_t.ndim == 1:
+            z *= self._factor_t
+            return z
+        return z @ self._factor_t
+
+
+def factorize(gram: np.ndarray) -> np.ndarray:
+    """`L` with `L L^T = G`: a vector if G is diagonal, else [b, rank of G]."""
+    diagonal = np.diagonal(gram)
+    if np.all(gram == np.diag(diagonal)):
+        return np.sqrt(diagonal)
+    values, vectors = np.linalg.eigh(gram)
+    if values[0] < -1e-9 * values[-1]:
+        raise ArithmeticError(
+            "The Gram matrix of the bins is not positive semidefinite."
+        )
+    kept = values > 1e-14 * values[-1]
+    return vectors[:, kept] * np.sqrt(values[kept])
+
+
+def _log_mean_exp(exponents: np.ndarray) -> np.ndarray:
+    """Over the last axis; overwrites its argument."""
+    top = exponents.max(axis=-1, keepdims=True)
+    exponents -= top
+    np.exp(exponents, out=exponents)
+    # Pairwise summation: no accuracy is lost in single precision.
+    mean = exponents.mean(axis=-1).astype(np.float64)
+    return top[..., 0].astype(np.float64) + np.log(mean)

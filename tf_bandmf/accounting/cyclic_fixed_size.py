@@ -1,0 +1,164 @@
+"""Accounting of cyclic fixed-size sampling without replacement: a proven bound.
+
+The examples are split into `b` parts of `floor(m / b)`; step `i` takes `B` examples of
+part `i mod b`, uniformly without replacement (amplified-banded-mf, Alg. 2, Theorem 4).
+The `ceil(n / b)` queries are composed by Renyi DP with the bound of Wang, Balle,
+Kasiviswanathan (2019, arXiv:1808.00087, Theorem 27), as dp-accounting has it. That
+theorem is about **replacing one** example: contributions differ by up to twice the
+clipping norm, so that the queries count with half of the noise. Setting an example's
+contribution to zero is one such replacement: zero-out adjacency is included.
+
+Without amplification the run is also a Gaussian mechanism; whichever bound is better
+counts. These are not Poisson's numbers, which hold for another sampler.
+
+`noise_multiplier` here is always the noise standard deviation per unit of **column norm**
+of `C`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import dp_accounting
+from dp_accounting import rdp
+
+from tf_bandmf import bands
+from tf_bandmf.accounting import gaussian, root_finding
+from tf_bandmf.accounting.cyclic_poisson import check_bands, column_norm
+
+NAME = "sampling without replacement (dp-accounting, Renyi DP; replace-one)"
+UNAMPLIFIED_NAME = "fixed size without amplification (exact Gaussian mechanism)"
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicFixedSizeAccountant:
+    """(epsilon, delta) of `num_queries` Gaussian queries on fixed-size samples.
+
+    Formal guarantee: an upper bound for replace-one adjacency, which includes zero-out
+    adjacency with a public number of examples.
+
+    Args:
+      num_queries: `ceil(n / b)`.
+      part_size: `floor(m / b)`, examples of each part.
+      batch_size: B <= part_size.
+    """
+
+    num_queries: int
+    part_size: int
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_queries", "part_size", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be >= 1, found {value!r}.")
+        if self.batch_size > self.part_size:
+            raise ValueError(
+                f"batch_size must be <= part_size = {self.part_size}, found "
+                f"{self.batch_size}."
+            )
+
+    @classmethod
+    def of_strategy(
+        cls,
+        strategy: bands.LowerTriangular,
+        num_parts: int,
+        part_size: int,
+        batch_size: int,
+    ) -> tuple[CyclicFixedSizeAccountant, float]:
+        """The accountant for a strategy, and kappa.
+
+        Raises:
+          ValueError: if the strategy has more bands than there are parts.
+        """
+        check_bands(strategy, num_parts)
+        queries = -(-strategy.num_rows // num_parts)
+        return cls(queries, part_size, batch_size), column_norm(strategy)
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The `DpEvent`; `noise_multiplier` per unit of column norm."""
+        # Replacing moves a query by up to twice the clipping norm.
+        gaussian_event = dp_accounting.GaussianDpEvent(0.5 * noise_multiplier)
+        sampled = dp_accounting.SampledWithoutReplacementDpEvent(
+            self.part_size, self.batch_size, gaussian_event
+        )
+        return dp_accounting.SelfComposedDpEvent(sampled, self.num_queries)
+
+    def delta(self, epsilon: float, noise_multiplier: float) -> float:
+        """An upper bound on delta; `noise_multiplier` per unit of column norm.
+
+        Raises:
+          ValueError: on invalid input.
+        """
+        gaussian.check_positive("noise_multiplier", noise_multiplier)
+        gaussian.check_positive("epsilon", epsilon)
+        unamplified = self._unamplified(epsilon, noise_multiplier)
+        if self.batch_size == self.part_size:
+            return unamplified
+        return min(unamplified, self._sampled(epsilon, noise_multiplier))
+
+    def is_amplified(self, epsilon: float, noise_multiplier: float) -> bool:
+        """Whether `delta` rests on sampling: then its adjacency is replace-one."""
+        return self.batch_size < self.part_size and self._sampled(
+            epsilon, noise_multiplier
+        ) < self._unamplified(epsilon, noise_multiplier)
+
+    def epsilon(self, delta: float, noise_multiplier: float) -> float:
+        """An upper bound on epsilon; `noise_multiplier` per unit of column norm.
+
+        Raises:
+          ValueError: on invalid input.
+        """
+        gaussian.check_positive("noise_multiplier", noise_multiplier)
+        gaussian.check_delta(delta)
+        per_query = noise_multiplier / math.sqrt(self.num_queries)
+        unamplified = gaussian.gaussian_epsilon(per_query, delta)
+        if self.batch_size == self.part_size or unamplified == 0.0:
+            return unamplified
+        found = float(self._accountant(noise_multiplier).get_epsilon(delta))
+        if not (math.isfinite(found) and found > 0.0) or found >= unamplified:
+            return unamplified
+        return root_finding.to_safe_side(
+            found, lambda value: self.delta(value, noise_multiplier) <= delta
+        )
+
+    def calibrate_noise_multiplier(self, epsilon: float, delta: float) -> float:
+        """The smallest noise per unit of **column norm** for the budget, rounded up.
+
+        It was checked: `self.delta(epsilon, result) <= delta`.
+
+        Raises:
+          ValueError: on invalid input, or if no useful noise gives the budget.
+        """
+        unamplified = gaussian.calibrate_noise_multiplier(epsilon, delta)
+        largest = unamplified * math.sqrt(self.num_queries)
+        if self.batch_size == self.part_size:
+            return largest
+
+        def found(noise: float) -> float:
+            return self._sampled(epsilon, noise)
+
+        if found(largest) >= delta:
+            return largest
+        return root_finding.smallest_noise(found, found, delta, largest)
+
+    def _unamplified(self, epsilon: float, noise_multiplier: float) -> float:
+        per_query = noise_multiplier / math.sqrt(self.num_queries)
+        return gaussian.gaussian_delta(per_query, epsilon)
+
+    def _sampled(self, epsilon: float, noise_multiplier: float) -> float:
+        delta = float(self._accountant(noise_multiplier).get_delta(epsilon))
+        if not 0.0 <= delta <= 1.0:
+            raise ArithmeticError(
+                f"The accountant returned delta = {delta} for noise_multiplier = "
+                f"{noise_multiplier}, epsilon = {epsilon}."
+            )
+        return delta
+
+    def _accountant(self, noise_multiplier: float) -> rdp.RdpAccountant:
+        accountant = rdp.RdpAccountant(
+            neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+        )
+        accountant.compose(self.event(noise_multiplier))
+        return accountant

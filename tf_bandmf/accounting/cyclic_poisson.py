@@ -1,0 +1,215 @@
+"""Accounting of cyclic Poisson sampling for banded strategies; DP-SGD is one part.
+
+The examples are split into `b` parts; step `i` takes each example of part `i mod b` with
+probability `q`. If `C` has at most `b` bands, a run is as private as `ceil(n / b)`
+Poisson-sampled Gaussian queries (amplified-banded-mf, Theorem 4 and Theorem 5), each with
+sensitivity `kappa`, the largest column norm of `C`.
+
+`noise_multiplier` here is always the noise standard deviation per unit of **column norm**
+(per `kappa`), neither per unit of sensitivity nor on the raw `C`.
+
+Composition is that of dp-accounting's privacy loss distributions, whose discretization
+errs to the safe side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import dp_accounting
+import numpy as np
+from dp_accounting.pld import pld_privacy_accountant
+
+from tf_bandmf import bands
+from tf_bandmf.accounting import gaussian, root_finding
+
+NAME = "Poisson-sampled Gaussian queries (dp-accounting, privacy loss distributions)"
+
+# Discretization of the privacy loss, as a part of epsilon.
+_INTERVAL, _ROUGH_INTERVAL = 1e-4, 2e-3
+_SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnNormNoise:
+    """Noise for a budget under cyclic sampling.
+
+    Attributes:
+      noise_multiplier: noise standard deviation per unit of **column norm** of `C`.
+      column_norm: kappa, the largest column norm of `C`.
+      delta: at the budget's epsilon, by the accountant.
+    """
+
+    noise_multiplier: float
+    column_norm: float
+    delta: float
+
+    @property
+    def noise_stddev(self) -> float:
+        """Sigma on the raw `C`, for l2_norm_clip = 1."""
+        return self.noise_multiplier * self.column_norm
+
+
+def check_bands(strategy: bands.LowerTriangular, num_parts: int) -> None:
+    """Raises ValueError unless Theorem 4 and 5 cover the strategy with so many parts."""
+    if strategy.bands <= num_parts:
+        return
+    if strategy.bands >= strategy.num_rows:
+        raise ValueError(
+            f"Cyclic sampling amplifies only banded strategies, found one without bands "
+            f"({strategy.bands} of {strategy.num_rows}), such as DP-lambda-CGD or BISR. "
+            f"Use BallsInBins for it, or a banded strategy (bsr, banded Toeplitz)."
+        )
+    raise ValueError(
+        f"The strategy must have at most as many bands as there are parts, found "
+        f"{strategy.bands} bands and {num_parts} parts: one example's participations "
+        f"would overlap. Use num_parts >= {strategy.bands}, fewer bands, or BallsInBins."
+    )
+
+
+def column_norm(strategy: bands.LowerTriangular) -> float:
+    """kappa, the largest column norm of `C`."""
+    largest = float(np.max(strategy.column_norms()))
+    if not (math.isfinite(largest) and largest > 0.0):
+        raise ValueError(f"The column norms must be finite and > 0, found {largest}.")
+    return largest
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicPoissonAccountant:
+    """(epsilon, delta) of `num_queries` Poisson-sampled Gaussian queries.
+
+    Formal guarantee: under add-or-remove adjacency (equal to zero-out for these
+    queries), errors of discretization and truncation increase the results.
+
+    Args:
+      num_queries: `ceil(n / b)`, how often one example can be sampled.
+      sampling_probability: q in (0, 1], with which an example of the part whose turn it
+        is takes part in a step.
+    """
+
+    num_queries: int
+    sampling_probability: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.num_queries, bool) or self.num_queries < 1:
+            raise ValueError(f"num_queries must be >= 1, found {self.num_queries!r}.")
+        if not 0.0 < self.sampling_probability <= 1.0:
+            raise ValueError(
+                f"sampling_probability must be in (0, 1], found "
+                f"{self.sampling_probability}."
+            )
+
+    @classmethod
+    def of_strategy(
+        cls,
+        strategy: bands.LowerTriangular,
+        num_parts: int,
+        sampling_probability: float,
+    ) -> tuple[CyclicPoissonAccountant, float]:
+        """The accountant for a strategy, and kappa.
+
+        Raises:
+          ValueError: if the strategy has more bands than there are parts.
+        """
+        check_bands(strategy, num_parts)
+        queries = -(-strategy.num_rows // num_parts)
+        return cls(queries, sampling_probability), column_norm(strategy)
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """The `DpEvent`; `noise_multiplier` per unit of column norm.
+
+        Example F.1 of amplified-banded-mf divides by `floor(n / b)` and composes
+        `ceil(m / b)` times: its n and m are exchanged. There are `ceil(n / b)` queries,
+        each on a part of `floor(m / b)` of the m examples.
+        """
+        event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise_multiplier)
+        if self.sampling_probability < 1.0:
+            event = dp_accounting.PoissonSampledDpEvent(
+                self.sampling_probability, event
+            )
+        return dp_accounting.SelfComposedDpEvent(event, self.num_queries)
+
+    def delta(self, epsilon: float, noise_multiplier: float) -> float:
+        """Delta at epsilon; `noise_multiplier` per unit of column norm.
+
+        Raises:
+          ValueError: on invalid input.
+        """
+        gaussian.check_positive("noise_multiplier", noise_multiplier)
+        gaussian.check_positive("epsilon", epsilon)
+        return self._delta(epsilon, noise_multiplier, _INTERVAL)
+
+    def epsilon(self, delta: float, noise_multiplier: float) -> float:
+        """Epsilon at delta, rounded up; `noise_multiplier` per unit of column norm.
+
+        Raises:
+          ValueError: on invalid input.
+        """
+        gaussian.check_positive("noise_multiplier", noise_multiplier)
+        gaussian.check_delta(delta)
+        unamplified = noise_multiplier / math.sqrt(self.num_queries)
+        upper = gaussian.gaussian_epsilon(unamplified, delta)
+        if self.sampling_probability == 1.0 or upper == 0.0:
+            return upper
+        # Twice, since the discretization should be fine for the result.
+        found = upper
+        for interval in (_ROUGH_INTERVAL, _INTERVAL):
+            accountant = self._accountant(noise_multiplier, interval * found)
+            found = min(found, float(accountant.get_epsilon(delta)))
+            if found <= 0.0:
+                return 0.0
+        return root_finding.to_safe_side(
+            found, lambda e: e >= upper or accountant.get_delta(e) <= delta
+        )
+
+    def calibrate_noise_multiplier(self, epsilon: float, delta: float) -> float:
+        """The smallest noise per unit of **column norm** for the budget, rounded up.
+
+        It was checked: `self.delta(epsilon, result) <= delta`.
+
+        Raises:
+          ValueError: on invalid input, or if no useful noise gives the budget.
+        """
+        unamplified = gaussian.calibrate_noise_multiplier(epsilon, delta)
+        largest = unamplified * math.sqrt(self.num_queries)
+        if self.sampling_probability == 1.0:
+            return largest
+        return root_finding.smallest_noise(
+            lambda noise: self._delta(epsilon, noise, _ROUGH_INTERVAL),
+            lambda noise: self._delta(epsilon, noise, _INTERVAL),
+            delta,
+            largest,
+        )
+
+    def calibrate(
+        self, epsilon: float, delta: float, column_norm: float
+    ) -> ColumnNormNoise:
+        """As `calibrate_noise_multiplier`, together with the column norm kappa."""
+        noise_multiplier = self.calibrate_noise_multiplier(epsilon, delta)
+        found = self.delta(epsilon, noise_multiplier)
+        return ColumnNormNoise(noise_multiplier, column_norm, found)
+
+    def _delta(self, epsilon: float, noise_multiplier: float, interval: float) -> float:
+        if self.sampling_probability == 1.0:
+            unamplified = noise_multiplier / math.sqrt(self.num_queries)
+            return gaussian.gaussian_delta(unamplified, epsilon)
+        accountant = self._accountant(noise_multiplier, interval * epsilon)
+        delta = float(accountant.get_delta(epsilon))
+        if not 0.0 <= delta <= 1.0:
+            raise ArithmeticError(
+                f"The accountant returned delta = {delta} for noise_multiplier = "
+                f"{noise_multiplier}, epsilon = {epsilon}."
+            )
+        return delta
+
+    def _accountant(
+        self, noise_multiplier: float, interval: float
+    ) -> pld_privacy_accountant.PLDAccountant:
+        interval = min(max(interval, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
+        accountant = pld_privacy_accountant.PLDAccountant(
+            value_discretization_interval=interval
+        )
+        accountant.compose(self.event(noise_multiplier))
+        return accountant

@@ -1,0 +1,91 @@
+"""What any accountant returns: a guarantee, and noise that gives it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+KINDS = ("exact", "bound", "estimate")
+ZERO_OUT = (
+    "Zero-out: the contribution of one unit is replaced by zero (add-or-remove with a "
+    "public number of steps and batch size)."
+)
+REPLACE_ONE = (
+    "Replace-one: one unit is replaced by any other, or by one without contribution "
+    "(zero-out)."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta)-DP, and what the numbers are worth.
+
+    Attributes:
+      epsilon, delta: the guarantee.
+      kind: "exact": computed for the mechanism itself, numerical errors on the safe
+        side; "bound": a proven upper bound that may be loose; "estimate": by simulation,
+        with no certainty.
+      accountant: what computed it.
+      adjacency: which data sets count as neighbors.
+      confidence: None, or the probability (over the accountant's simulation, not over
+        the mechanism) with which a simulated bound holds.
+      zcdp_rho: rho of zero-concentrated DP, where it holds without amplification.
+    """
+
+    epsilon: float
+    delta: float
+    kind: str
+    accountant: str
+    adjacency: str = ZERO_OUT
+    confidence: float | None = None
+    zcdp_rho: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {KINDS}, found {self.kind!r}.")
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0.0):
+            raise ValueError(f"epsilon must be finite and > 0, found {self.epsilon}.")
+        if not 0.0 < self.delta < 1.0:
+            raise ValueError(f"delta must be in (0, 1), found {self.delta}.")
+        if self.confidence is not None and not 0.5 <= self.confidence < 1.0:
+            raise ValueError(
+                f"confidence must be in [0.5, 1), found {self.confidence}."
+            )
+        if self.confidence is not None and self.kind != "bound":
+            raise ValueError(
+                f"Only a bound has a confidence, found kind {self.kind!r}."
+            )
+
+    def describe_kind(self) -> str:
+        """One sentence for the privacy statement."""
+        if self.kind == "estimate":
+            return (
+                "The value is a Monte Carlo ESTIMATE: it is not certain to be an upper "
+                "bound."
+            )
+        if self.confidence is not None:
+            return (
+                f"The value is an upper bound that holds except with probability "
+                f"{1.0 - self.confidence:.2g} over the accountant's simulation."
+            )
+        if self.kind == "bound":
+            return "The value is a proven upper bound."
+        return "The value is exact up to numerical errors, which are on the safe side."
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Noise and the guarantee it gives.
+
+    Attributes:
+      noise_stddev: sigma on the **raw** `C`, for l2_norm_clip = 1: `C x` is released
+        with noise of this standard deviation in every entry.
+      noise_multiplier: the same in units of `normalization`.
+      normalization: "sensitivity", "column_norm" or "raw".
+      guarantee: of a run with this noise.
+    """
+
+    noise_stddev: float
+    noise_multiplier: float
+    normalization: str
+    guarantee: Guarantee

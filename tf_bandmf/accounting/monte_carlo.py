@@ -1,0 +1,127 @@
+"""Values found by simulation: an estimate, or a bound at a stated confidence.
+
+A Monte Carlo value is never passed on as a plain number: its type says what it is
+worth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Union
+
+import numpy as np
+import scipy.optimize
+
+# Values are rounded up to powers of exp(_GRID) before a bound is computed.
+_GRID = 5e-4
+# Bets tried, as fractions of the largest admissible one, and what is staked on each.
+_BETS = 0.999 * 3.0 ** -np.arange(12.0)
+_STAKES = np.concatenate([[0.5], np.full(11, 0.5 / 11)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A value estimated by simulation; it may be too small or too large.
+
+    Attributes:
+      value: the estimate.
+      standard_error: of `value`, estimated from the same draws.
+      num_draws: how many independent draws it rests on.
+    """
+
+    value: float
+    standard_error: float
+    num_draws: int
+
+    @property
+    def kind(self) -> str:
+        return "estimate"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.value:.6g} (estimate from {self.num_draws} draws, standard error "
+            f"{self.standard_error:.2g})"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """An upper bound that holds except with probability `1 - confidence`.
+
+    Formal guarantee: over the randomness of the simulation, the true value exceeds
+    `value` with probability at most `1 - confidence`.
+
+    Attributes:
+      value: the bound.
+      confidence: `1 - beta`.
+      num_draws: how many independent draws it rests on.
+    """
+
+    value: float
+    confidence: float
+    num_draws: int
+
+    @property
+    def kind(self) -> str:
+        return "bound"
+
+    def __str__(self) -> str:
+        beta = 1.0 - self.confidence
+        return f"<= {self.value:.6g} (except with probability {beta:.2g})"
+
+
+MonteCarloValue = Union[Estimate, Bound]
+
+
+def betting_upper_bound(
+    values: np.ndarray, largest: float, beta: float, resolution: float
+) -> float:
+    """Upper confidence bound on the mean of independent draws in [0, `largest`].
+
+    Betting (Waudby-Smith, Ramdas, 2024, arXiv:2010.09686): for the true mean `mu` the
+    wealth `prod_i (1 + bet (mu - values[i]))` has expectation 1, so that it reaches
+    `1 / beta` with probability at most `beta`; likewise its mean over several bets. The
+    bound is the smallest `mu` above which the wealth is at least `1 / beta`.
+
+    It falls if any of the values falls, so that a bound on a monotone function of the
+    draws may be inverted without a union bound.
+
+    Args:
+      values: shape [N], identically distributed.
+      largest: every value is at most this, for certain.
+      beta: in (0, 1).
+      resolution: values below are rounded up to it, at most.
+
+    Raises:
+      ValueError: if a value is outside of [0, largest] or not finite.
+    """
+    if not (0.0 < beta < 1.0):
+        raise ValueError(f"beta must be in (0, 1), found {beta}.")
+    values = np.asarray(values, dtype=np.float64)
+    # NaN fails the comparison, too.
+    if not (
+        values.size and values.min() >= 0.0 and values.max() <= largest * (1 + 1e-4)
+    ):
+        raise ValueError(f"values must be in [0, {largest}].")
+    levels = np.ceil(np.log(np.maximum(values[values > 0.0], resolution)) / _GRID)
+    codes, counts = np.unique(levels.astype(np.int64), return_counts=True)
+    support = np.concatenate([[0.0], np.exp(codes * _GRID)])
+    counts = np.concatenate([[values.size - counts.sum()], counts]).astype(np.float64)
+    largest = max(largest, float(support[-1]))
+    bets = _BETS / largest
+
+    def log_wealth(mean: float) -> float:
+        gains = np.log1p(bets[:, None] * (mean - support[None])) @ counts
+        return float(np.logaddexp.reduce(gains + np.log(_STAKES)))
+
+    target = -math.log(beta)
+    if log_wealth(largest) < target:
+        return largest
+    lowest = 0.0
+    if log_wealth(lowest) >= target:
+        return lowest
+    bound = scipy.optimize.brentq(
+        lambda mean: log_wealth(mean) - target, lowest, largest, xtol=1e-18, rtol=1e-10
+    )
+    return float(bound) * (1.0 + 1e-9)

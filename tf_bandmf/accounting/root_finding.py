@@ -1,0 +1,82 @@
+"""Root finding whose results lie on the safe side."""
+
+from __future__ import annotations
+
+import math
+from typing import Callable
+
+import scipy.optimize
+
+# Steps to the safe side after root finding, relative.
+_NUDGE = 1e-10
+_TOLERANCE = 1e-5
+_LEAST_LOG_NOISE = -30.0
+
+
+def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
+    """The value, increased by as little as makes it safe.
+
+    Raises:
+      ArithmeticError: if a thousandth does not suffice.
+    """
+    step = _NUDGE
+    while not is_safe(value):
+        value *= 1.0 + step
+        step *= 2.0
+        if step > 1e-3:
+            raise ArithmeticError("Calibration did not find a safe value.")
+    return value
+
+
+def log(x: float) -> float:
+    """The logarithm, finite for 0: far below any delta of interest."""
+    return math.log(max(x, 1e-300))
+
+
+def smallest_noise(
+    rough: Callable[[float], float],
+    fine: Callable[[float], float],
+    delta: float,
+    largest: float,
+) -> float:
+    """The smallest noise with `fine(noise) <= delta`, up to 1e-5, rounded up.
+
+    Args:
+      rough: a cheap approximation of `fine`.
+      fine: delta for a noise; falling.
+      delta: in (0, 1).
+      largest: noise that is known to be safe.
+
+    Raises:
+      ArithmeticError: if no safe value was found.
+    """
+
+    def excess(function: Callable[[float], float], log_noise: float) -> float:
+        return log(function(math.exp(log_noise))) - log(delta)
+
+    upper = math.log(largest)
+    lower = upper
+    while True:
+        lower -= 0.7
+        if excess(rough, lower) > 0.0:
+            break
+        upper = lower
+        if lower < _LEAST_LOG_NOISE:
+            raise ArithmeticError("Calibration found no lower limit of the noise.")
+    if excess(rough, upper) >= 0.0:
+        return largest
+    start = scipy.optimize.brentq(lambda x: excess(rough, x), lower, upper, xtol=1e-4)
+    width = 2e-3
+    lower, upper = start - width, start + width
+    while excess(fine, lower) <= 0.0:
+        lower -= width
+    while excess(fine, upper) > 0.0:
+        upper += width
+        if upper >= math.log(largest):
+            return largest
+    found = scipy.optimize.brentq(
+        lambda x: excess(fine, x), lower, upper, xtol=_TOLERANCE
+    )
+    return to_safe_side(
+        math.exp(found + _TOLERANCE), lambda noise: fine(noise) <= delta
+    )

@@ -1,0 +1,93 @@
+"""Structures of tensors with a leading batch dimension."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+def to_tensors(structure: Any) -> Any:
+    """Converts every array in a structure to a dense tensor; None stays None.
+
+    Args:
+        structure: Nested arrays or tensors of shape [B, ...].
+
+    Returns:
+        The same structure of tensors.
+
+    Raises:
+        ValueError: If a leaf is ragged or sparse, or has no batch dimension.
+    """
+
+    def convert(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+            raise ValueError(
+                "Private training needs dense tensors, found a "
+                f"{type(leaf).__name__}. Pad it with `.to_tensor()` or "
+                "`tf.sparse.to_dense` before it reaches the model."
+            )
+        tensor = keras.ops.convert_to_tensor(leaf)
+        if tensor.shape.rank is None or tensor.shape.rank == 0:
+            raise ValueError(
+                "Every input, target and sample weight must have a leading batch "
+                f"dimension, found a tensor of shape {tensor.shape}."
+            )
+        return tensor
+
+    return keras.tree.map_structure(convert, structure)
+
+
+def map_tensors(function: Callable[[tf.Tensor], Any], structure: Any) -> Any:
+    """Applies a function to every tensor of a structure; other leaves stay."""
+    return keras.tree.map_structure(
+        lambda leaf: function(leaf) if tf.is_tensor(leaf) else leaf, structure
+    )
+
+
+def tensor_leaves(structure: Any) -> list[tf.Tensor]:
+    """Returns the tensors of a structure in Keras' flattening order."""
+    return [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
+
+
+def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
+    """Returns the batch size of a structure, if known statically, and as a tensor.
+
+    Args:
+        structure: Nested tensors of shape [B, ...].
+
+    Returns:
+        The static size or None, and a scalar int32 tensor.
+
+    Raises:
+        ValueError: If there is no tensor, or the static sizes differ.
+    """
+    leaves = tensor_leaves(structure)
+    if not leaves:
+        raise ValueError("The batch has no tensor in it.")
+    sizes = {leaf.shape[0] for leaf in leaves} - {None}
+    if len(sizes) > 1:
+        raise ValueError(
+            "All inputs, targets and sample weights must have the same batch "
+            f"size, found {sorted(sizes)}."
+        )
+    return (sizes.pop() if sizes else None), tf.shape(leaves[0])[0]
+
+
+def pad_batch(structure: Any, padding: tf.Tensor | int) -> Any:
+    """Appends `padding` all-zero examples to every tensor of shape [B, ...]."""
+
+    def pad(tensor: tf.Tensor) -> tf.Tensor:
+        paddings = [[0, padding]] + [[0, 0]] * (tensor.shape.rank - 1)
+        return tf.pad(
+            tensor, tf.stack(tf.nest.map_structure(tf.convert_to_tensor, paddings))
+        )
+
+    return map_tensors(pad, structure)
+
+
+def expand_example(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Reshapes per-example values [B] to broadcast against `like` [B, ...]."""
+    return tf.reshape(tensor, [-1] + [1] * (like.shape.rank - 1))

@@ -1,0 +1,92 @@
+"""The forward pass of the private step: taps, losses and reads of weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import batching
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.losses import compiled_loss, per_example_losses
+from tf_bandmf.keras.clipping.reads import ReadLog
+from tf_bandmf.keras.clipping.taps import CallShape, Recorder, tapped
+from tf_bandmf.keras.clipping.units import Unit
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """A recorded forward pass.
+
+    Attributes:
+        y_pred: The model's output.
+        losses: [B], each example's loss alone.
+        recorder: The calls of tapped layers.
+        log: Where weights were read.
+        tape: Gives gradients of losses with respect to taps.
+    """
+
+    y_pred: Any
+    losses: tf.Tensor
+    recorder: Recorder
+    log: ReadLog
+    tape: tf.GradientTape
+
+
+def run_model(model: keras.Model, x: Any) -> Any:
+    """Calls a model the way Keras' training step does."""
+    if getattr(model, "_call_has_training_arg", True):
+        return model(x, training=True)
+    return model(x)
+
+
+def run_forward(
+    model: keras.Model,
+    variables: Sequence[Any],
+    units: Sequence[Unit],
+    data: Any,
+    shapes: Mapping[int, CallShape] | None,
+) -> Forward:
+    """Runs the model and its loss, recording tapped calls.
+
+    Args:
+        model: A built and compiled model.
+        variables: Its trainable variables.
+        units: The layers to tap.
+        data: (x, y, sample_weight), tensors [B, ...].
+        shapes: What is known about the batch dimension of each call, by position;
+            None while that is found out.
+
+    Returns:
+        The recorded pass.
+
+    Raises:
+        UnsupportedModelError: If a weight is read outside its layer, a layer is
+            called inside a loop, or a layer adds a loss.
+    """
+    x, y, sample_weight = data
+    loss = compiled_loss(model)
+    log = ReadLog(model, variables)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        _, size = batching.batch_size(data)
+        recorder = Recorder(units, tape, log, shapes, size)
+        with log.watching():
+            with tapped(recorder, units):
+                y_pred = run_model(model, x)
+            _refuse_added_losses(model)
+            losses = per_example_losses(loss, y, y_pred, sample_weight)
+    return Forward(y_pred, losses, recorder, log, tape)
+
+
+def _refuse_added_losses(model: keras.Model) -> None:
+    for layer in model._flatten_layers():
+        if layer._losses:
+            raise UnsupportedModelError(
+                f"Layer {layer.name!r} ({type(layer).__name__}) added a loss with "
+                "`add_loss` or an activity regularizer. It is not per example, so it "
+                "cannot be clipped. Remove it, or make it an output of the model with "
+                "a loss of its own."
+            )

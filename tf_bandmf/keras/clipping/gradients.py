@@ -1,0 +1,187 @@
+"""Clipped gradient sums of a model: the entry point."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import batching
+from tf_bandmf.keras.clipping.checks import check_supported
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.factors import Factor, Measured, add_factors
+from tf_bandmf.keras.clipping.forward import Forward, run_forward
+from tf_bandmf.keras.clipping.microbatches import in_groups
+from tf_bandmf.keras.clipping.structure import call_shapes
+from tf_bandmf.keras.clipping.units import find_units
+from tf_bandmf.keras.clipping.variables import trainable_variables
+
+
+class ClippedGradients(NamedTuple):
+    """Result of `clipped_gradient_sums` for a batch of B examples.
+
+    Attributes:
+        sums: Aligned with `model.trainable_variables`: the sum over examples of
+            min(1, l2_norm_clip / norm) times the example's gradient; float32, in the
+            variable's shape.
+        norms: [B] float32, norms of the unclipped gradients over all variables.
+        losses: [B] float32, each example's loss alone, sample weights included.
+        outputs: The model's predictions, [B, ...], without gradients.
+    """
+
+    sums: list[tf.Tensor]
+    norms: tf.Tensor
+    losses: tf.Tensor
+    outputs: Any
+
+
+@tf.autograph.experimental.do_not_convert
+def clipped_gradient_sums(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    sample_weight: Any = None,
+    *,
+    l2_norm_clip: float,
+    microbatch_size: int | None = None,
+) -> ClippedGradients:
+    """Sums the per-example gradients of a batch, each clipped to an l2 norm.
+
+    One forward and one backward pass: nothing is computed twice. An example whose
+    loss or norm is not finite contributes exactly zero. Noise is not added here, and
+    weight regularizers are not part of it: see `regularization_gradients`.
+
+    Args:
+        model: A built and compiled model.
+        x: Inputs as the model takes them, tensors [B, ...].
+        y: Targets as the compiled loss takes them, [B, ...].
+        sample_weight: Optional weights [B] or [B, ...] as in `model.fit`.
+        l2_norm_clip: Norm that every example's contribution is clipped to.
+        microbatch_size: If given, examples are processed in groups of this size one
+            after the other, which bounds memory; the result is the same.
+
+    Returns:
+        Sums, norms, losses and predictions.
+
+    Raises:
+        UnsupportedModelError: If per-example gradients of the model are not defined
+            or cannot be proved right.
+        ValueError: If an argument is out of range.
+    """
+    if not (math.isfinite(l2_norm_clip) and l2_norm_clip > 0):
+        raise ValueError(
+            f"`l2_norm_clip` must be positive and finite, found {l2_norm_clip}."
+        )
+    if microbatch_size is not None and microbatch_size < 1:
+        raise ValueError(
+            f"`microbatch_size` must be at least 1, found {microbatch_size}."
+        )
+    check_supported(model)
+    data = batching.to_tensors((x, y, sample_weight))
+    static, size = batching.batch_size(data)
+    if microbatch_size is not None and not (static and static <= microbatch_size):
+
+        def group(part: Any, valid: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
+            clipped = _one_pass(model, part, valid, l2_norm_clip)
+            return clipped.sums, tuple(clipped[1:])
+
+        sums, results = in_groups(group, data, size, microbatch_size)
+        return ClippedGradients(sums, *results)
+    if static:
+        return _one_pass(model, data, tf.fill([static], True), l2_norm_clip)
+    # Not every layer takes a batch of zero examples; one that does not count does.
+    rows = tf.maximum(size, 1)
+    data = batching.pad_batch(data, rows - size)
+    clipped = _one_pass(model, data, tf.range(rows) < size, l2_norm_clip)
+
+    def drop(tensor: tf.Tensor) -> tf.Tensor:
+        return tensor[:size]
+
+    results = (batching.map_tensors(drop, part) for part in clipped[1:])
+    return ClippedGradients(clipped.sums, *results)
+
+
+def _one_pass(
+    model: keras.Model, data: Any, valid: tf.Tensor, l2_norm_clip: float
+) -> ClippedGradients:
+    """Processes one group of examples.
+
+    Args:
+        model: The model.
+        data: (x, y, sample_weight), tensors [B, ...] with B >= 1.
+        valid: [B], False for examples that were padded and do not count.
+        l2_norm_clip: The clipping norm.
+    """
+    variables = trainable_variables(model)
+    units = find_units(model, variables)
+    shapes = call_shapes(model, variables, units, data)
+    forward = run_forward(model, variables, units, data, shapes)
+    measured = _measure(variables, forward)
+    squared = tf.add_n([m.squared_norms for m in measured if m is not None])
+    norms = tf.sqrt(squared)
+    losses = tf.stop_gradient(tf.cast(forward.losses, tf.float32))
+    finite = tf.math.is_finite(norms) & tf.math.is_finite(losses)
+    counts = finite & valid
+    # A norm of zero gives infinity, so a weight of one.
+    weights = tf.where(counts, tf.minimum(1.0, l2_norm_clip / norms), 0.0)
+    sums = _weighted_sums(variables, measured, weights, counts)
+    outputs = batching.map_tensors(tf.stop_gradient, forward.y_pred)
+    return ClippedGradients(sums, norms, losses, outputs)
+
+
+def _measure(variables: list[Any], forward: Forward) -> list[Measured | None]:
+    """Returns measured per-example gradients for each variable, None if zero."""
+    calls = forward.recorder.calls
+    gradients = forward.tape.gradient(forward.losses, [call.taps for _, call in calls])
+    factors: dict[int, list[Factor]] = {}
+    for (unit, call), upstream in zip(calls, gradients, strict=True):
+        for key, factor in unit.rule.factors(call, _dense(upstream)).items():
+            factors.setdefault(key, []).append(factor)
+    measured: list[Measured | None] = []
+    for variable in variables:
+        parts = factors.get(id(variable))
+        measured.append(add_factors(parts).measure() if parts else None)
+    if not any(measured):
+        raise UnsupportedModelError(
+            "The loss does not depend on any trainable weight of the model."
+        )
+    return measured
+
+
+def _dense(gradients: list[Any]) -> list[tf.Tensor | None]:
+    """Makes sparse gradients dense; None stays None.
+
+    The gradient of something that gathers from its input (a loss with sparse labels,
+    in a batch of unknown size) is sparse.
+    """
+    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+
+def _weighted_sums(
+    variables: list[Any],
+    measured: list[Measured | None],
+    weights: tf.Tensor,
+    counts: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Sums per-example gradients with weights, without examples that do not count."""
+    tensors = [list(m.tensors) if m is not None else [] for m in measured]
+
+    # Zero times infinity is not zero: what does not count is replaced by zeros. That
+    # is rare, so the copy is made only if needed.
+    def cleaned() -> list[list[tf.Tensor]]:
+        return [
+            [tf.where(batching.expand_example(counts, t), t, 0.0) for t in group]
+            for group in tensors
+        ]
+
+    tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, cleaned)
+    sums = []
+    for variable, found, group in zip(variables, measured, tensors, strict=True):
+        shape = tuple(variable.shape)
+        if found is None:
+            sums.append(tf.zeros(shape, tf.float32))
+        else:
+            sums.append(tf.ensure_shape(found.weighted_sum(weights, group), shape))
+    return sums

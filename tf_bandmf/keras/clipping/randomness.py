@@ -1,0 +1,132 @@
+"""Replay of a layer's random numbers, example by example.
+
+The generic rule runs a layer a second time, alone on each example. A random layer
+must then draw what it drew in the forward pass, or its gradient belongs to another
+function than the loss. A draw depends on the shape that is drawn, so it cannot be
+repeated for one example of a batch. Instead a layer that draws is run example by
+example in the forward pass too, with one seed per example and draw.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_STATE = threading.local()
+_LOCK = threading.Lock()
+_USERS = 0
+_ORIGINAL: Callable[..., Any] | None = None
+
+
+def _next(self: keras.random.SeedGenerator, *args: Any, **kwargs: Any) -> Any:
+    """Replacement of `SeedGenerator.next`, inactive unless a scope is entered."""
+    replay = getattr(_STATE, "replay", None)
+    if replay is not None:
+        return replay()
+    assert _ORIGINAL is not None
+    generators = getattr(_STATE, "generators", None)
+    if generators is not None:
+        generators.append(self)
+    seed = _ORIGINAL(self, *args, **kwargs)
+    draws = getattr(_STATE, "draws", None)
+    if draws is not None:
+        draws.append(seed)
+    return seed
+
+
+@contextlib.contextmanager
+def _patched() -> Iterator[None]:
+    # Replicas of a distribution strategy trace in several threads that take
+    # turns, so that patching is counted and what it does is thread-local.
+    global _USERS, _ORIGINAL
+    with _LOCK:
+        if _USERS == 0:
+            _ORIGINAL = keras.random.SeedGenerator.next
+            keras.random.SeedGenerator.next = _next
+        _USERS += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _USERS -= 1
+            if _USERS == 0:
+                keras.random.SeedGenerator.next = _ORIGINAL
+
+
+@contextlib.contextmanager
+def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
+    """Collects the seed generators that are drawn from."""
+    generators: list[keras.random.SeedGenerator] = []
+    with _patched():
+        _STATE.generators = generators
+        try:
+            yield generators
+        finally:
+            _STATE.generators = None
+
+
+@contextlib.contextmanager
+def recorded_draws() -> Iterator[list[tf.Tensor]]:
+    """Collects the seeds that layers draw from Keras' seed generators."""
+    draws: list[tf.Tensor] = []
+    previous = getattr(_STATE, "draws", None)
+    with _patched():
+        _STATE.draws = draws
+        try:
+            yield draws
+        finally:
+            _STATE.draws = previous
+
+
+@contextlib.contextmanager
+def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
+    """Makes Keras' seed generators return the given seeds, in this order.
+
+    Args:
+        seeds: One seed of shape [2] per draw.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        RuntimeError: If there are more draws than seeds.
+    """
+    remaining = iter(seeds)
+
+    def replay() -> tf.Tensor:
+        try:
+            return next(remaining)
+        except StopIteration:
+            raise RuntimeError(
+                "A layer drew more random numbers when it was run again than in "
+                "the forward pass; per-example gradients need a layer that draws "
+                "the same numbers of times each call."
+            ) from None
+
+    previous = getattr(_STATE, "replay", None)
+    with _patched():
+        _STATE.replay = replay
+        try:
+            yield
+        finally:
+            _STATE.replay = previous
+
+
+def per_example_seeds(seed: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Derives one seed per example from a drawn seed.
+
+    Args:
+        seed: Seed of shape [2], of an integer dtype.
+        count: Number of examples B.
+
+    Returns:
+        Seeds of shape [B, 2] and the dtype of `seed`.
+    """
+    narrow = tf.cast(tf.math.floormod(seed, tf.cast(2**31 - 1, seed.dtype)), tf.int32)
+    drawn = tf.random.stateless_uniform(
+        [count, 2], narrow, minval=0, maxval=2**31 - 1, dtype=tf.int32
+    )
+    return tf.cast(drawn, seed.dtype)

@@ -1,0 +1,38 @@
+"""Gradients of weight regularizers, which need no clipping."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.variables import tensorflow_variable, trainable_variables
+
+
+def regularization_gradients(model: keras.Model) -> list[tf.Tensor]:
+    """Returns the gradients of the model's weight regularizers.
+
+    They depend on the weights only, not on data: add them to the *noised* mean
+    gradient. They are not part of what is clipped, and cost no privacy.
+
+    Args:
+        model: A built model.
+
+    Returns:
+        Float32 tensors aligned with `model.trainable_variables`, zeros where a weight
+        has no regularizer.
+    """
+    variables = trainable_variables(model)
+    raw = [tensorflow_variable(variable) for variable in variables]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(raw)
+        penalties = [
+            tf.reduce_sum(variable.regularizer(variable))
+            for variable in variables
+            if variable.regularizer is not None
+        ]
+    if not penalties:
+        return [tf.zeros(tuple(variable.shape), tf.float32) for variable in variables]
+    gradients = tape.gradient(
+        penalties, raw, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    return [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in gradients]

@@ -1,0 +1,169 @@
+"""What a norm rule is: how one kind of layer yields per-example gradients."""
+
+import abc
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.factors import Factor
+from tf_bandmf.keras.clipping.variables import tensorflow_variable
+
+
+@dataclasses.dataclass
+class LayerCall:
+    """One call of a tapped layer in the forward pass.
+
+    Attributes:
+        layer: The layer.
+        variables: The trainable variables that its gradient is taken for.
+        original: The layer's own `call`.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        mark: Function that starts recording gradients of a tensor.
+        taps: Tensors [B, ...] whose gradients the rule asked for.
+        batched: For each tensor among the arguments, whether its first dimension is
+            the batch.
+        spread: Repeats an output that all examples share, [B, ...]; the identity for
+            other outputs.
+        notes: What the rule keeps from the forward pass.
+    """
+
+    layer: Any
+    variables: list[Any]
+    original: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    mark: Callable[[tf.Tensor], None]
+    batched: Sequence[bool] | None = None
+    spread: Callable[[tf.Tensor], tf.Tensor] = tf.identity
+    taps: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def tap(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Asks for the gradient of a tensor; returns what to pass on instead.
+
+        The copy matters: a layer may return one tensor twice, or its own input, and
+        the gradient must be that of this output alone.
+        """
+        copy = self.spread(tensor)
+        self.mark(copy)
+        self.taps.append(copy)
+        return copy
+
+    def run(self) -> Any:
+        """Calls the layer's own `call` with the recorded arguments."""
+        return self.original(*self.args, **self.kwargs)
+
+    @property
+    def inputs(self) -> tf.Tensor:
+        """The layer's first argument."""
+        return self.args[0] if self.args else next(iter(self.kwargs.values()))
+
+
+class Rule(abc.ABC):
+    """Computes factors of per-example gradients for one kind of layer.
+
+    Attributes:
+        spreads: Whether a call whose output is shared by all examples is handled.
+        batched_input_only: Whether the first argument must have a batch dimension.
+        runs_again: Whether the rule runs the layer a second time.
+    """
+
+    spreads = False
+    batched_input_only = True
+    runs_again = False
+
+    @abc.abstractmethod
+    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """Whether the rule is exact for this layer and this trainable set."""
+
+    @abc.abstractmethod
+    def forward(self, call: LayerCall) -> Any:
+        """Runs the layer, taps what the rule needs, returns the layer's output."""
+
+    @abc.abstractmethod
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """Returns factors by `id` of the Keras variable.
+
+        Args:
+            call: The recorded call.
+            gradients: Gradient of the summed losses for each tap, [B, ...]; None
+                where the loss does not depend on the tap.
+        """
+
+
+def owns_only(variables: Sequence[Any], *covered: Any) -> bool:
+    """Whether the trainable set lies within what a rule covers."""
+    allowed = {id(variable) for variable in covered if variable is not None}
+    return all(id(variable) in allowed for variable in variables)
+
+
+def is_plain(layer: Any, *classes: type) -> bool:
+    """Whether a layer is exactly of one of these classes, `call` untouched.
+
+    A subclass may compute anything: it is left to the generic rule.
+    """
+    return (
+        type(layer) in classes
+        and "call" not in vars(layer)
+        and not getattr(layer, "lora_enabled", False)
+        and getattr(layer, "quantization_mode", None) is None
+    )
+
+
+@contextlib.contextmanager
+def without_activation(layer: Any) -> Iterator[None]:
+    """Removes a layer's activation, so that its `call` stops before it."""
+    # Not by `setattr`: Keras tracks attributes, and a layer may be one.
+    previous = vars(layer)["activation"]
+    vars(layer)["activation"] = None
+    try:
+        yield
+    finally:
+        vars(layer)["activation"] = previous
+
+
+class PreActivationRule(Rule):
+    """Base of the rules that tap a layer just before its activation."""
+
+    def forward(self, call: LayerCall) -> Any:
+        """See the base class."""
+        with without_activation(call.layer):
+            outputs = call.run()
+        outputs = call.tap(outputs)
+        activation = call.layer.activation
+        return outputs if activation is None else activation(outputs)
+
+
+def reduce_to_shape(gradients: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """Sums per-example gradients over the dimensions along which a variable is spread.
+
+    Args:
+        gradients: [B, ...], gradients for something that a variable was added to.
+        shape: Shape of the variable, aligned to the last dimensions.
+
+    Returns:
+        Per-example gradients of the variable, [B, *shape], float32.
+
+    Raises:
+        ValueError: If the variable is spread along the batch in another way.
+    """
+    gradients = tf.cast(gradients, tf.float32)
+    padded = [1] * (gradients.shape.rank - len(shape)) + list(shape)
+    if len(padded) != gradients.shape.rank or padded[0] != 1:
+        raise ValueError(
+            f"A variable of shape {tuple(shape)} cannot be shared by all examples of "
+            f"a tensor of shape {gradients.shape}."
+        )
+    axes = [axis for axis in range(1, len(padded)) if padded[axis] == 1]
+    return tf.reshape(tf.reduce_sum(gradients, axis=axes), [-1, *shape])
+
+
+def kernel_shape(variable: Any) -> tuple[int, ...]:
+    """Static shape of a Keras variable."""
+    return tuple(tensorflow_variable(variable).shape.as_list())

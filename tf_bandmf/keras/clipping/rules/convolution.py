@@ -1,0 +1,213 @@
+"""Norm rules of convolutions."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.factors import (
+    Factor,
+    Instantiated,
+    Layout,
+    Product,
+    prefers_forming,
+)
+from tf_bandmf.keras.clipping.rules.base import (
+    LayerCall,
+    PreActivationRule,
+    is_plain,
+    kernel_shape,
+    owns_only,
+    reduce_to_shape,
+)
+
+
+def channels_last(tensor: tf.Tensor, data_format: str) -> tf.Tensor:
+    """Moves channels to the end: [B, ..., C]."""
+    if data_format == "channels_last":
+        return tensor
+    rank = tensor.shape.rank
+    return tf.transpose(tensor, [0, *range(2, rank), 1])
+
+
+def _padded(
+    inputs: tf.Tensor, layer: Any, size: Sequence[int], outputs: Sequence[Any]
+) -> tf.Tensor:
+    """Pads inputs [B, *spatial, C] as the layer's padding mode does."""
+    paddings: list[list[Any]] = [[0, 0]]
+    shape = tf.shape(inputs)
+    for axis, kernel in enumerate(size):
+        reach = (kernel - 1) * layer.dilation_rate[axis]
+        before: Any = 0
+        after: Any = 0
+        if layer.padding == "causal":
+            before = reach
+        elif layer.padding == "same":
+            length = inputs.shape[axis + 1]
+            needed = (outputs[axis] - 1) * layer.strides[axis] + 1 + reach
+            if length is None or not isinstance(outputs[axis], int):
+                total = tf.maximum(needed - shape[axis + 1], 0)
+            else:
+                total = max(needed - length, 0)
+            before = total // 2
+            after = total - before
+        paddings.append([before, after])
+    paddings.append([0, 0])
+    if all(pair == [0, 0] for pair in paddings if isinstance(pair[0], int)) and all(
+        isinstance(pair[0], int) for pair in paddings
+    ):
+        return inputs
+    return tf.pad(inputs, paddings)
+
+
+def shifted_inputs(
+    layer: Any, inputs: tf.Tensor, outputs: tf.Tensor, size: Sequence[int]
+) -> list[tf.Tensor]:
+    """Returns, for each kernel position, the inputs that it meets.
+
+    One strided slice per position: `tf.image.extract_patches` gives the same several
+    times slower.
+
+    Args:
+        layer: A convolution.
+        inputs: [B, *spatial, C].
+        outputs: [B, *output spatial, F]; only the shape matters.
+        size: Spatial kernel size.
+
+    Returns:
+        Tensors [B, *output spatial, C], in row-major order of kernel positions.
+    """
+    rank = len(size)
+    dynamic = tf.shape(outputs)
+    lengths = [
+        dynamic[axis + 1] if length is None else length
+        for axis, length in enumerate(outputs.shape[1 : rank + 1])
+    ]
+    inputs = _padded(inputs, layer, size, lengths)
+    slices = []
+    for position in itertools.product(*(range(kernel) for kernel in size)):
+        index: list[Any] = [slice(None)]
+        for axis, offset in enumerate(position):
+            start = offset * layer.dilation_rate[axis]
+            stride = layer.strides[axis]
+            stop = start + (lengths[axis] - 1) * stride + 1
+            index.append(slice(start, stop, stride))
+        slices.append(inputs[tuple(index)])
+    return slices
+
+
+class ConvolutionRule(PreActivationRule):
+    """`Conv1D`, `Conv2D`, `Conv3D`: a product of input patches and gradients."""
+
+    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
+        return is_plain(
+            layer, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D
+        ) and owns_only(variables, layer._kernel, layer.bias)
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        (gradient,) = gradients
+        if gradient is None:
+            return {}
+        layer = call.layer
+        inputs = channels_last(call.inputs, layer.data_format)
+        gradient = channels_last(gradient, layer.data_format)
+        *size, depth, filters = kernel_shape(layer._kernel)
+        result: dict[int, Factor] = {}
+        if layer.bias is not None:
+            result[id(layer.bias)] = Instantiated(reduce_to_shape(gradient, (filters,)))
+        if not any(variable is layer._kernel for variable in call.variables):
+            return result
+
+        slices = shifted_inputs(layer, inputs, gradient, size)
+        batch = tf.shape(gradient)[0]
+        terms = _terms(gradient)
+        kernel = math.prod(size)
+        groups = layer.groups
+        parameters = kernel * depth * filters
+        if groups == 1 and prefers_forming(terms if terms > 0 else None, parameters):
+            # One product per kernel position: patches are never put together.
+            right = tf.reshape(tf.cast(gradient, tf.float32), [batch, terms, filters])
+            per_position = [
+                tf.matmul(
+                    tf.reshape(tf.cast(part, tf.float32), [batch, terms, depth]),
+                    right,
+                    transpose_a=True,
+                )
+                for part in slices
+            ]
+            formed = tf.reshape(
+                tf.concat(per_position, axis=1), [batch, *size, depth, filters]
+            )
+            result[id(layer._kernel)] = Instantiated(formed)
+            return result
+        patches = slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
+        if groups == 1:
+            left = tf.reshape(patches, [batch, terms, kernel * depth])
+            right = tf.reshape(gradient, [batch, terms, filters])
+            layout = Layout.plain((*size, depth, filters))
+        else:
+            # Channels are split into groups, each seeing its own inputs only.
+            left = tf.reshape(patches, [batch, terms, kernel, groups, depth])
+            left = tf.transpose(left, [0, 3, 1, 2, 4])
+            left = tf.reshape(left, [batch, groups, terms, kernel * depth])
+            right = tf.reshape(gradient, [batch, terms, groups, filters // groups])
+            right = tf.transpose(right, [0, 2, 1, 3])
+            layout = Layout(
+                split=(groups, kernel, depth, filters // groups),
+                order=(1, 2, 0, 3),
+                shape=(*size, depth, filters),
+            )
+        result[id(layer._kernel)] = Product(left, right, layout)
+        return result
+
+
+class DepthwiseConvolutionRule(PreActivationRule):
+    """`DepthwiseConv1D` and `DepthwiseConv2D`: small kernels, kept per example."""
+
+    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
+        return is_plain(
+            layer, keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D
+        ) and owns_only(variables, layer.kernel, layer.bias)
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        (gradient,) = gradients
+        if gradient is None:
+            return {}
+        layer = call.layer
+        inputs = channels_last(call.inputs, layer.data_format)
+        gradient = tf.cast(channels_last(gradient, layer.data_format), tf.float32)
+        *size, depth, multiplier = kernel_shape(layer.kernel)
+        batch = tf.shape(gradient)[0]
+        terms = _terms(gradient)
+        right = tf.reshape(gradient, [batch, terms, depth, multiplier])
+        per_position = []
+        for shifted in shifted_inputs(layer, inputs, gradient, size):
+            left = tf.cast(tf.reshape(shifted, [batch, terms, depth, 1]), tf.float32)
+            per_position.append(tf.reduce_sum(left * right, axis=1))
+        kernels = tf.stack(per_position, axis=1)
+        shape = (*size, depth, multiplier)
+        result: dict[int, Factor] = {
+            id(layer.kernel): Instantiated(tf.reshape(kernels, (-1, *shape)))
+        }
+        if layer.bias is not None:
+            result[id(layer.bias)] = Instantiated(
+                reduce_to_shape(gradient, kernel_shape(layer.bias))
+            )
+        return result
+
+
+def _terms(gradient: tf.Tensor) -> int:
+    """Number of output positions, or -1 if it is not known."""
+    spatial = gradient.shape[1:-1]
+    return math.prod(spatial) if all(d is not None for d in spatial) else -1

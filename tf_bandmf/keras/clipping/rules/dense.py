@@ -1,0 +1,171 @@
+"""Norm rules of `Dense` and `EinsumDense`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.factors import Factor, Instantiated, Layout, Product
+from tf_bandmf.keras.clipping.rules.base import (
+    LayerCall,
+    PreActivationRule,
+    is_plain,
+    kernel_shape,
+    owns_only,
+    reduce_to_shape,
+)
+
+
+class DenseRule(PreActivationRule):
+    """`Dense` on inputs of any rank: one outer product per position."""
+
+    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
+        return is_plain(layer, keras.layers.Dense) and owns_only(
+            variables, layer._kernel, layer.bias
+        )
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        (gradient,) = gradients
+        if gradient is None:
+            return {}
+        kernel, bias = call.layer._kernel, call.layer.bias
+        result: dict[int, Factor] = {}
+        inputs = call.inputs
+        units_in, units_out = kernel_shape(kernel)
+        if inputs.shape.rank == 2:
+            left, right = inputs[:, None, :], gradient[:, None, :]
+        else:
+            terms = _positions(inputs.shape[1:-1])
+            left = tf.reshape(inputs, [tf.shape(inputs)[0], terms, units_in])
+            right = tf.reshape(gradient, [tf.shape(inputs)[0], terms, units_out])
+        result[id(kernel)] = Product(left, right, Layout.plain((units_in, units_out)))
+        if bias is not None:
+            result[id(bias)] = Instantiated(reduce_to_shape(gradient, (units_out,)))
+        return result
+
+
+class _Equation(NamedTuple):
+    """An einsum equation `inputs,kernel->outputs`, one letter per dimension."""
+
+    inputs: str
+    kernel: str
+    outputs: str
+
+
+def _parse(equation: str, input_rank: int) -> _Equation | None:
+    """Expands an equation for inputs of a given rank; None if not understood."""
+    left, outputs = equation.replace(" ", "").split("->")
+    inputs, kernel = left.split(",")
+    if "..." in kernel:
+        return None
+    if "..." in inputs:
+        used = set(inputs + kernel + outputs)
+        spare = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in used]
+        filled = "".join(spare[: input_rank - len(inputs.replace("...", ""))])
+        inputs = inputs.replace("...", filled)
+        outputs = outputs.replace("...", filled)
+    if "." in inputs + outputs or len(inputs) != input_rank:
+        return None
+    parts = (inputs, kernel, outputs)
+    if any(len(set(part)) != len(part) for part in parts):
+        return None
+    known = set(inputs) | set(kernel)
+    if not set(outputs) <= known or not set(kernel) <= set(inputs) | set(outputs):
+        return None
+    # The batch comes first, in the inputs and outputs and not in the kernel.
+    if inputs[0] != outputs[0] or inputs[0] in kernel:
+        return None
+    return _Equation(*parts)
+
+
+class EinsumDenseRule(PreActivationRule):
+    """`EinsumDense` of any equation with the batch first.
+
+    A letter of the equation is one of: contracted (inputs and kernel), new (kernel
+    and outputs), a position (inputs and outputs) or a group (all three).
+    """
+
+    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
+        if not is_plain(layer, keras.layers.EinsumDense):
+            return False
+        if not owns_only(variables, layer._kernel, layer.bias):
+            return False
+        inputs = layer.equation.replace(" ", "").split(",")[0]
+        # Any rank will do to see whether the equation is understood.
+        rank = len(inputs.replace("...", "A"))
+        return _parse(layer.equation, rank) is not None
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        (gradient,) = gradients
+        if gradient is None:
+            return {}
+        layer = call.layer
+        equation = _parse(layer.equation, call.inputs.shape.rank)
+        assert equation is not None
+        result: dict[int, Factor] = {
+            id(layer._kernel): _product(
+                equation, call.inputs, gradient, kernel_shape(layer._kernel)
+            )
+        }
+        if layer.bias is not None:
+            result[id(layer.bias)] = Instantiated(
+                reduce_to_shape(gradient, kernel_shape(layer.bias))
+            )
+        return result
+
+
+def _product(
+    equation: _Equation, inputs: tf.Tensor, gradient: tf.Tensor, shape: tuple[int, ...]
+) -> Product:
+    """Brings inputs and output gradients of an einsum to the form of `Product`."""
+    letters, kernel, outputs = equation
+    # A letter that only the inputs have is summed out.
+    lonely = [i for i, c in enumerate(letters) if c not in kernel and c not in outputs]
+    if lonely:
+        inputs = tf.reduce_sum(inputs, axis=lonely)
+        letters = "".join(c for i, c in enumerate(letters) if i not in lonely)
+    batch = letters[0]
+    groups = [c for c in kernel if c in letters and c in outputs]
+    contracted = [c for c in kernel if c in letters and c not in outputs]
+    new = [c for c in kernel if c not in letters]
+    positions = [c for c in letters[1:] if c in outputs and c not in kernel]
+    size = dict(zip(kernel, shape, strict=True))
+
+    def arrange(tensor: tf.Tensor, have: str, last: list[str]) -> tf.Tensor:
+        order = [have.index(c) for c in [batch, *groups, *positions, *last]]
+        static = dict(zip(have, tensor.shape, strict=True))
+        tensor = tf.transpose(tensor, order)
+        middle = [math.prod(size[c] for c in groups)] if groups else []
+        terms = _positions([static[c] for c in positions])
+        final = math.prod(size[c] for c in last)
+        return tf.reshape(tensor, [tf.shape(tensor)[0], *middle, terms, final])
+
+    order = [*groups, *contracted, *new]
+    layout = Layout(
+        split=tuple(size[c] for c in order),
+        order=tuple(order.index(c) for c in kernel),
+        shape=shape,
+    )
+    left = arrange(inputs, letters, contracted)
+    right = arrange(gradient, outputs, new)
+    return Product(left, right, layout)
+
+
+def _positions(dimensions: Sequence[int | None]) -> int:
+    """Product of dimensions, or -1 (for `tf.reshape`) if one is unknown."""
+    total = 1
+    for dimension in dimensions:
+        if dimension is None:
+            return -1
+        total *= dimension
+    return total

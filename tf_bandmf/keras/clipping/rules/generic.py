@@ -1,0 +1,248 @@
+"""The rule for every layer that has no rule of its own.
+
+The layer alone is differentiated on one example at a time, vectorized. That is exact
+for any layer that treats examples separately, and costs memory for one gradient of
+the layer per example.
+"""
+
+import contextlib
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from tensorflow.python.ops import gen_math_ops
+
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.factors import Factor, Instantiated
+from tf_bandmf.keras.clipping.randomness import (
+    per_example_seeds,
+    recorded_draws,
+    replayed_draws,
+)
+from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
+from tf_bandmf.keras.clipping.variables import tensorflow_variable
+
+_PRODUCTS_LOCK = threading.RLock()
+_CONTEXT = "current_call_ctx"
+_AUTOCAST = "autocast_scope"
+
+
+class GenericRule(Rule):
+    """Differentiates the layer on each example separately."""
+
+    batched_input_only = False
+    runs_again = True
+
+    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
+        return True
+
+    def forward(self, call: LayerCall) -> Any:
+        """See the base class."""
+        call.notes["scope"] = _Scope()
+        call.notes["seeds"] = []
+        with recorded_draws() as draws:
+            outputs = call.run()
+        call.notes["structure"] = outputs
+        leaves = _output_leaves(call.layer, outputs)
+        if draws:
+            # The layer is random: run it again with seeds that can be replayed.
+            # What it drew above is not used (a graph drops it).
+            count = tf.shape(_batched(call)[0])[0]
+            call.notes["seeds"] = [per_example_seeds(seed, count) for seed in draws]
+            leaves = _forward_per_example(call)
+        leaves = [call.tap(leaf) for leaf in leaves]
+        return _pack(outputs, leaves)
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        if all(gradient is None for gradient in gradients):
+            return {}
+        used = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        variables = [tensorflow_variable(variable) for variable in call.variables]
+        seeds = call.notes["seeds"]
+
+        def one_example(
+            element: tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]],
+        ) -> list[tf.Tensor]:
+            inputs, upstream, example_seeds = element
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                outputs = _run_one(call, inputs, example_seeds)
+                leaves = _output_leaves(call.layer, outputs)
+            grads = tape.gradient(
+                [leaves[i] for i in used],
+                variables,
+                output_gradients=[gradient[None] for gradient in upstream],
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            return [tf.convert_to_tensor(grad) for grad in grads]
+
+        elements = (_batched(call), [gradients[i] for i in used], seeds)
+        per_example = _map(one_example, elements)
+        return {
+            id(variable): Instantiated(gradient)
+            for variable, gradient in zip(call.variables, per_example, strict=True)
+        }
+
+
+class _Scope:
+    """Keras' ambient state of a call: `training`, mixed precision."""
+
+    def __init__(self) -> None:
+        context = global_state.get_global_attribute(_CONTEXT)
+        self._context = copy.copy(context)
+        self._autocast = global_state.get_global_attribute(_AUTOCAST)
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        previous = {
+            name: global_state.get_global_attribute(name)
+            for name in (_CONTEXT, _AUTOCAST)
+        }
+        global_state.set_global_attribute(_CONTEXT, copy.copy(self._context))
+        global_state.set_global_attribute(_AUTOCAST, self._autocast)
+        try:
+            yield
+        finally:
+            for name, value in previous.items():
+                global_state.set_global_attribute(name, value)
+
+
+def _batched(call: LayerCall) -> list[tf.Tensor]:
+    """Returns the tensor arguments that have a batch dimension."""
+    leaves = [
+        leaf
+        for leaf in keras.tree.flatten((call.args, call.kwargs))
+        if tf.is_tensor(leaf)
+    ]
+    flags = call.batched or [bool(leaf.shape.rank) for leaf in leaves]
+    return [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
+
+
+def _run_one(
+    call: LayerCall, inputs: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor]
+) -> Any:
+    """Runs the layer on one example.
+
+    Args:
+        call: The recorded call.
+        inputs: The example's slice of each batched argument, without batch dimension.
+        seeds: One seed of shape [2] per random draw of the layer.
+
+    Returns:
+        The layer's output for a batch of one.
+    """
+    slices = {
+        id(leaf): value for leaf, value in zip(_batched(call), inputs, strict=True)
+    }
+
+    def replace(leaf: Any) -> Any:
+        value = slices.get(id(leaf))
+        return leaf if value is None else value[None]
+
+    args, kwargs = keras.tree.map_structure(replace, (call.args, call.kwargs))
+    with call.notes["scope"].restored(), replayed_draws(list(seeds)):
+        return call.original(*args, **kwargs)
+
+
+def _forward_per_example(call: LayerCall) -> list[tf.Tensor]:
+    """Runs a random layer on every example separately, with replayable draws."""
+
+    def one_example(
+        element: tuple[list[tf.Tensor], list[tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        inputs, seeds = element
+        outputs = _run_one(call, inputs, seeds)
+        return [leaf[0] for leaf in _output_leaves(call.layer, outputs)]
+
+    elements = (_batched(call), call.notes["seeds"])
+    return _map(one_example, elements)
+
+
+def _map(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> list[tf.Tensor]:
+    """Maps a function over examples, vectorized."""
+    with _without_broadcasting_products():
+        return list(tf.vectorized_map(function, elements))
+
+
+@contextlib.contextmanager
+def _without_broadcasting_products() -> Iterator[None]:
+    """Repeats operands of batched matrix products instead of broadcasting them.
+
+    On CPUs TensorFlow 2.21 (oneDNN) writes out of bounds in the product of [B, 1, M, K]
+    with a broadcast [1, 1, K, N], which is what vectorizing makes of an example's
+    activations times a kernel: it crashes, or returns wrong numbers.
+    """
+    names = ("batch_mat_mul", "batch_mat_mul_v2", "batch_mat_mul_v3")
+    with _PRODUCTS_LOCK:
+        originals = {name: getattr(gen_math_ops, name) for name in names}
+        for name, original in originals.items():
+            setattr(gen_math_ops, name, _repeating(original))
+        try:
+            yield
+        finally:
+            for name, original in originals.items():
+                setattr(gen_math_ops, name, original)
+
+
+def _repeating(product: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def repeated(x: tf.Tensor, y: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+        first, second = x.shape[:-2], y.shape[:-2]
+        if not (first.is_fully_defined() and first == second):
+            batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-2], tf.shape(y)[:-2])
+            x, y = (
+                tf.broadcast_to(t, tf.concat([batch, tf.shape(t)[-2:]], axis=0))
+                for t in (x, y)
+            )
+        return product(x, y, *args, **kwargs)
+
+    return repeated
+
+
+def _output_leaves(layer: Any, outputs: Any) -> list[tf.Tensor]:
+    """Returns the float tensors of a layer's output, logits of a softmax included.
+
+    Keras' cross-entropies read the logits that an activation attached to its result;
+    they are an output of the layer like any other.
+    """
+    leaves = []
+    for leaf in keras.tree.flatten(outputs):
+        if leaf is None:
+            continue
+        if not tf.is_tensor(leaf) or isinstance(leaf, tf.RaggedTensor):
+            raise UnsupportedModelError(
+                f"Layer {layer.name!r} ({type(layer).__name__}) returns a "
+                f"{type(leaf).__name__}, of which no per-example gradient can be "
+                "taken. Return dense tensors from its `call`."
+            )
+        if leaf.dtype.is_floating:
+            leaves.append(leaf)
+            logits = getattr(leaf, "_keras_logits", None)
+            if logits is not None:
+                leaves.append(logits)
+    return leaves
+
+
+def _pack(outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
+    """Puts the leaves of `_output_leaves` back into the structure of the output."""
+    remaining = iter(leaves)
+
+    def replace(leaf: Any) -> Any:
+        if leaf is None or not leaf.dtype.is_floating:
+            return leaf
+        replaced = next(remaining)
+        if getattr(leaf, "_keras_logits", None) is not None:
+            replaced._keras_logits = next(remaining)
+        mask = getattr(leaf, "_keras_mask", None)
+        if mask is not None:
+            replaced._keras_mask = mask
+        return replaced
+
+    return keras.tree.map_structure(replace, outputs)

@@ -1,0 +1,235 @@
+"""A numerical check of per-example clipping on two examples."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src import backend
+
+from tf_bandmf.keras.clipping import batching
+from tf_bandmf.keras.clipping.errors import ClippingMismatchError
+from tf_bandmf.keras.clipping.forward import run_model
+from tf_bandmf.keras.clipping.gradients import clipped_gradient_sums
+from tf_bandmf.keras.clipping.losses import compiled_loss, unscaled_losses
+from tf_bandmf.keras.clipping.variables import tensorflow_variable, trainable_variables
+
+# Gradients computed in bfloat16 carry 8 bits, whichever way they are computed.
+_BFLOAT16_TOLERANCE = 3e-2
+_NUM_EXAMPLES = 2
+
+
+def self_check(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    sample_weight: Any = None,
+    *,
+    rtol: float = 1e-3,
+) -> None:
+    """Compares clipped gradients of two examples with gradients taken one by one.
+
+    The reference is a plain gradient tape on a batch of one, which knows nothing of
+    taps and rules. Random layers are made deterministic while the check runs. Call it
+    eagerly, on the first batch; it changes nothing in the model.
+
+    Args:
+        model: A built and compiled model.
+        x: Inputs, [B, ...]; the first two examples are used.
+        y: Targets, [B, ...].
+        sample_weight: Optional weights, [B, ...].
+        rtol: Largest relative error of norms and of the clipped sum.
+
+    Raises:
+        ClippingMismatchError: If they differ, with the likely cause.
+        UnsupportedModelError: If the model is refused outright.
+        RuntimeError: If called while a graph is being built.
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError("`self_check` compares numbers: call it eagerly.")
+    data = batching.to_tensors((x, y, sample_weight))
+    _, size = batching.batch_size(data)
+    if int(size) == 0:
+        return
+    data = batching.map_tensors(lambda tensor: tensor[:_NUM_EXAMPLES], data)
+    if any(layer.compute_dtype == "bfloat16" for layer in model._flatten_layers()):
+        rtol = max(rtol, _BFLOAT16_TOLERANCE)
+    with _unchanged_state(model), _without_randomness():
+        references = _references(model, data)
+        largest = max(
+            (norm for norm, _ in references if math.isfinite(norm)), default=0
+        )
+        # Half of the largest norm, so that at least one example is clipped.
+        clip = largest / 2 or 1.0
+        x, y, sample_weight = data
+        clipped = tf.function(
+            lambda: clipped_gradient_sums(
+                model, x, y, sample_weight, l2_norm_clip=clip
+            ),
+            autograph=False,
+        )()
+    norms = clipped.norms.numpy()
+    for index, (expected, _) in enumerate(references):
+        if not math.isfinite(expected):
+            continue
+        if not abs(norms[index] - expected) <= rtol * expected + 1e-6:
+            raise ClippingMismatchError(
+                f"The gradient norm of example {index} is {expected:.6g} when it is "
+                f"alone, but {norms[index]:.6g} in a batch of {len(references)}. "
+                f"{_CAUSES}"
+            )
+    _compare_sums(model, clipped.sums, references, clip, rtol)
+
+
+_CAUSES = (
+    "Likely causes: a layer or loss that mixes examples of a batch (a mean, "
+    "normalization or attention over axis 0, a cross-batch loss), random numbers that "
+    "do not come from `keras.random` (use a `keras.random.SeedGenerator`), or a layer "
+    "with a custom gradient. Find it by removing custom layers one by one."
+)
+
+
+def _references(
+    model: keras.Model, data: Any
+) -> list[tuple[float, list[np.ndarray[Any, Any]]]]:
+    """Returns norm and gradients of each example, from a tape on a batch of one."""
+    variables = [tensorflow_variable(v) for v in trainable_variables(model)]
+    loss = compiled_loss(model)
+    count = batching.tensor_leaves(data)[0].shape[0]
+    references = []
+    for index in range(count):
+        cut = functools.partial(_slice, index=index)
+        x, y, weight = batching.map_tensors(cut, data)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            y_pred = run_model(model, x)
+            with unscaled_losses():
+                value = tf.reduce_sum(loss(y, y_pred, weight))
+        gradients = tape.gradient(
+            value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        arrays = [
+            tf.cast(tf.convert_to_tensor(g), tf.float64).numpy() for g in gradients
+        ]
+        norm = math.sqrt(sum(float(np.sum(a**2)) for a in arrays))
+        references.append((norm if np.isfinite(value) else math.nan, arrays))
+    return references
+
+
+def _slice(tensor: tf.Tensor, index: int) -> tf.Tensor:
+    return tensor[index : index + 1]
+
+
+def _compare_sums(
+    model: keras.Model,
+    sums: list[tf.Tensor],
+    references: list[tuple[float, list[np.ndarray[Any, Any]]]],
+    clip: float,
+    rtol: float,
+) -> None:
+    variables = trainable_variables(model)
+    expected = [np.zeros(tuple(variable.shape)) for variable in variables]
+    for norm, gradients in references:
+        if math.isfinite(norm):
+            scale = min(1.0, clip / norm) if norm else 1.0
+            expected = [e + scale * g for e, g in zip(expected, gradients, strict=True)]
+    errors = [
+        float(np.linalg.norm(np.asarray(s, np.float64) - e))
+        for s, e in zip(sums, expected, strict=True)
+    ]
+    total = math.sqrt(sum(float(np.sum(e**2)) for e in expected))
+    if not math.sqrt(sum(e**2 for e in errors)) <= rtol * total + 1e-6:
+        worst = variables[int(np.argmax(errors))]
+        raise ClippingMismatchError(
+            f"The clipped gradient sum differs from that of examples taken one by "
+            f"one, most for weight {worst.path!r} (error {max(errors):.3g}, norm of "
+            f"the sum {total:.3g}). {_CAUSES}"
+        )
+
+
+@contextlib.contextmanager
+def _unchanged_state(model: keras.Model) -> Iterator[None]:
+    """Restores weights that a forward pass changes; refuses data-dependent ones.
+
+    Raises:
+        ClippingMismatchError: If the forward pass changed a weight. What is not a
+            seed would carry data into the model without noise.
+    """
+    states = [layer_state for layer_state in model.variables]
+    before = [np.array(state.numpy()) for state in states]
+    try:
+        yield
+        for state, old in zip(states, before, strict=True):
+            if "seed_generator" in state.path:
+                continue
+            if not np.array_equal(old, state.numpy(), equal_nan=True):
+                raise ClippingMismatchError(
+                    f"The forward pass of model {model.name!r} changes the weight "
+                    f"{state.path!r}. A state computed from data is released without "
+                    "noise with the model. Remove the layer or freeze it with "
+                    "`layer.trainable = False` if that stops its updates."
+                )
+    finally:
+        for state, old in zip(states, before, strict=True):
+            state.assign(old)
+
+
+@contextlib.contextmanager
+def _without_randomness() -> Iterator[None]:
+    """Replaces Keras' random functions by deterministic ones."""
+    module: Any = backend.random
+    replaced = {
+        name: getattr(module, name)
+        for name, value in _DETERMINISTIC.items()
+        if hasattr(module, name) and value is not None
+    }
+    for name, original in replaced.items():
+        setattr(module, name, _deterministic(original, _DETERMINISTIC[name]))
+    try:
+        yield
+    finally:
+        for name, original in replaced.items():
+            setattr(module, name, original)
+
+
+def _fill(arguments: dict[str, Any], value: Any, dtype: Any = None) -> tf.Tensor:
+    dtype = arguments.get("dtype") or dtype or keras.config.floatx()
+    return tf.fill(arguments["shape"], tf.cast(value, dtype))
+
+
+# Every entry maps the function's bound arguments to its result.
+_DETERMINISTIC: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "dropout": lambda a: a["inputs"],
+    "normal": lambda a: _fill(a, a["mean"]),
+    "truncated_normal": lambda a: _fill(a, a["mean"]),
+    "uniform": lambda a: _fill(a, (a["minval"] + a["maxval"]) / 2),
+    "randint": lambda a: _fill(a, a["minval"], "int32"),
+    "shuffle": lambda a: a["x"],
+    "categorical": lambda a: tf.tile(
+        tf.argmax(a["logits"], axis=-1, output_type=tf.int64)[:, None],
+        [1, a["num_samples"]],
+    ),
+    "gamma": lambda a: _fill(a, a["alpha"]),
+    "binomial": lambda a: _fill(a, a["counts"] * a["probabilities"]),
+    "beta": lambda a: _fill(a, a["alpha"] / (a["alpha"] + a["beta"])),
+}
+
+
+def _deterministic(
+    original: Callable[..., Any], result: Callable[[dict[str, Any]], Any]
+) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return result(dict(bound.arguments))
+
+    return replacement

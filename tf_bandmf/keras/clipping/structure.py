@@ -1,0 +1,253 @@
+"""What a trace of the model proves about batch dimensions and side effects.
+
+The model is traced once, without being run, for a batch size that occurs nowhere else
+in its shapes. Wherever that number is a tensor's first dimension, the dimension is
+the batch: a layer that is called on something else (position numbers, a mask shared by
+all examples) is then told apart with certainty, also if the real batch happens to have
+the same size.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import batching
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.forward import Forward, run_forward
+from tf_bandmf.keras.clipping.randomness import used_generators
+from tf_bandmf.keras.clipping.rules import LayerCall
+from tf_bandmf.keras.clipping.taps import CallShape, Spread
+from tf_bandmf.keras.clipping.units import Unit
+from tf_bandmf.keras.clipping.variables import (
+    tensorflow_variable,
+    trainable_variables,
+)
+
+_BATCH_SIZES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061)
+# These read the shape of a tensor, not its values.
+_SHAPE_OPERATIONS = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
+_ELEMENTWISE = {"Add", "AddV2", "Sub", "Mul"}
+_PASS_THROUGH = {"Identity", "Cast"}
+_WRITES = re.compile(r"Assign|Resource(Scatter|Apply|SparseApply|StridedSliceAssign)")
+_STATEFUL_RANDOM = re.compile(
+    r"Random|Stateful(Uniform|StandardNormal|TruncatedNormal)|Rng|TruncatedNormal|"
+    r"Multinomial"
+)
+
+_KNOWN: weakref.WeakKeyDictionary[Any, dict[Any, dict[int, CallShape]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def call_shapes(
+    model: keras.Model, variables: Sequence[Any], units: Sequence[Unit], data: Any
+) -> Mapping[int, CallShape]:
+    """Traces a model and returns what its tapped calls get per example.
+
+    Args:
+        model: A built and compiled model.
+        variables: Its trainable variables.
+        units: The layers to tap.
+        data: (x, y, sample_weight), tensors [B, ...].
+
+    Returns:
+        For each tapped call, by position, its `CallShape`.
+
+    Raises:
+        UnsupportedModelError: If the model has a structure that is not supported.
+    """
+    leaves = batching.tensor_leaves(data)
+    key = (
+        tuple(id(variable) for variable in variables),
+        tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves),
+        id(model._compile_loss),
+    )
+    known = _KNOWN.setdefault(model, {})
+    if key not in known:
+        known[key] = _trace(model, variables, units, data)
+    return known[key]
+
+
+def _trace(
+    model: keras.Model, variables: Sequence[Any], units: Sequence[Unit], data: Any
+) -> dict[int, CallShape]:
+    taken = {d for variable in variables for d in variable.shape}
+    for leaf in batching.tensor_leaves(data):
+        taken.update(leaf.shape[1:])
+    size = next(candidate for candidate in _BATCH_SIZES if candidate not in taken)
+    specs = [
+        tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype)
+        for leaf in batching.tensor_leaves(data)
+    ]
+    found: dict[int, CallShape] = {}
+
+    @tf.function(autograph=False)
+    def probe(tensors: list[tf.Tensor]) -> tf.Tensor:
+        remaining = iter(tensors)
+        placeholders = batching.map_tensors(lambda _: next(remaining), data)
+        with used_generators() as generators:
+            forward = run_forward(model, variables, units, placeholders, None)
+        seeds = [tensorflow_variable(generator.state) for generator in generators]
+        found.update(_examine(model, variables, forward, placeholders, size, seeds))
+        return forward.losses
+
+    try:
+        probe.get_concrete_function(specs)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        # Whatever goes wrong here has its cause in the model or the data; say what
+        # is special about this trace, as the size in the message is not the user's.
+        error.add_note(
+            f"Model {model.name!r} was traced for a batch of {size} examples to find "
+            "out where the batch dimension is. A model must accept any batch size: do "
+            "not write one into a reshape or a layer."
+        )
+        raise
+    return found
+
+
+def _examine(
+    model: keras.Model,
+    variables: Sequence[Any],
+    forward: Forward,
+    data: Any,
+    size: int,
+    seeds: list[Any],
+) -> dict[int, CallShape]:
+    found = {id(variable) for variable in trainable_variables(model)}
+    if found != {id(variable) for variable in variables}:
+        raise UnsupportedModelError(
+            f"Model {model.name!r} created weights in its first call. Call it once on "
+            "data before training, so that all weights are known."
+        )
+    graph = tf.compat.v1.get_default_graph()
+    operations = graph.get_operations()
+    for leaf in batching.tensor_leaves(forward.y_pred):
+        if not leaf.shape.rank or leaf.shape[0] != size:
+            raise UnsupportedModelError(
+                f"Model {model.name!r} returns a tensor of shape {leaf.shape} for a "
+                f"batch of {size}: its first dimension is not the batch."
+            )
+    _refuse_writes(model, forward, operations, seeds)
+    dependent = _dependent(operations, batching.tensor_leaves(data[0]))
+    shapes = {}
+    for position, (unit, call) in enumerate(forward.recorder.calls):
+        shapes[position] = _call_shape(unit, call, size, dependent)
+    return shapes
+
+
+def _call_shape(
+    unit: Unit, call: LayerCall, size: int, dependent: set[int]
+) -> CallShape:
+    name = f"Layer {call.layer.name!r} ({type(call.layer).__name__})"
+    batched = []
+    for leaf in batching.tensor_leaves((call.args, call.kwargs)):
+        is_batched = bool(leaf.shape.rank) and leaf.shape[0] == size
+        if not is_batched and id(leaf) in dependent:
+            raise UnsupportedModelError(
+                f"{name} is called on a tensor of shape {leaf.shape} that depends on "
+                "the data but has no batch dimension first. Each example must stay in "
+                "its own row: keep the batch as the first dimension, and in a "
+                "reshape name it with `ops.shape(x)[0]` instead of -1."
+            )
+        batched.append(is_batched)
+    taps_batched = [t.shape.rank and t.shape[0] == size for t in call.taps]
+    spread = Spread.NONE
+    if not all(taps_batched) or not any(batched):
+        spread = _spread(call, size) if not any(batched) else Spread.NONE
+        if not unit.rule.spreads or spread is Spread.NONE:
+            raise UnsupportedModelError(
+                f"{name} is called on, or returns, tensors without a batch dimension, "
+                f"so the gradients of single examples cannot be told apart. Repeat "
+                "its input for every example before the call, as with "
+                "`ops.broadcast_to(positions, (ops.shape(x)[0], length))`."
+            )
+    elif unit.rule.batched_input_only and not batched[0]:
+        raise UnsupportedModelError(
+            f"{name} is called on a tensor without a batch dimension. Give its input "
+            "one."
+        )
+    return CallShape(call.layer, tuple(batched), spread)
+
+
+def _spread(call: LayerCall, size: int) -> Spread:
+    """Whether an output shared by all examples is only combined with batched tensors.
+
+    Then repeating it for every example changes no value, and its gradient becomes
+    one per example.
+    """
+    (tap,) = call.taps if len(call.taps) == 1 else (None,)
+    if tap is None or tap.shape.rank is None:
+        return Spread.NONE
+    if tap.shape[0] == 1:
+        mode, rank = Spread.REPEAT, tap.shape.rank
+    else:
+        mode, rank = Spread.NEW_AXIS, tap.shape.rank + 1
+    pending, used = [tap], False
+    while pending:
+        tensor = pending.pop()
+        for consumer in tensor.consumers():
+            if consumer.type in _PASS_THROUGH:
+                pending.extend(consumer.outputs)
+            elif consumer.type in _ELEMENTWISE:
+                others = [t for t in consumer.inputs if t is not tensor]
+                for other in others:
+                    if other.shape.rank != rank or other.shape[0] != size:
+                        return Spread.NONE
+                used = bool(others)
+                if not others:
+                    return Spread.NONE
+            else:
+                return Spread.NONE
+    return mode if used else Spread.NONE
+
+
+def _dependent(operations: Sequence[Any], inputs: Sequence[tf.Tensor]) -> set[int]:
+    """Returns ids of tensors whose values depend on the inputs."""
+    dependent = {id(tensor) for tensor in inputs}
+    for operation in operations:
+        if operation.type in _SHAPE_OPERATIONS:
+            continue
+        if any(id(tensor) in dependent for tensor in operation.inputs):
+            dependent.update(id(tensor) for tensor in operation.outputs)
+    return dependent
+
+
+def _refuse_writes(
+    model: keras.Model, forward: Forward, operations: Sequence[Any], seeds: list[Any]
+) -> None:
+    """Refuses state that a forward pass changes, and random numbers without a seed."""
+    allowed = set()
+    for seed in seeds:
+        for part in (seed, *getattr(seed, "values", ())):
+            allowed.add(id(part.handle))
+    captured = forward.log.captured_handles()
+    for position, operation in enumerate(operations):
+        if _WRITES.match(operation.type):
+            handle = operation.inputs[0]
+            if id(captured.get(id(handle), handle)) in allowed:
+                continue
+            raise UnsupportedModelError(
+                f"The forward pass of model {model.name!r} changes a variable (in "
+                f"{operation.name!r}). State computed from data would be released "
+                "with the model without noise. Remove it or freeze its layer."
+            )
+        unit = forward.log.unit_at(position)
+        if (
+            unit is not None
+            and unit.rule.runs_again
+            and operation.op_def.is_stateful
+            and _STATEFUL_RANDOM.match(operation.type)
+        ):
+            raise UnsupportedModelError(
+                f"Layer {unit.layer.name!r} ({type(unit.layer).__name__}) draws random "
+                f"numbers with {operation.type}, which cannot be repeated. Use "
+                "`keras.random` with a `keras.random.SeedGenerator`."
+            )

@@ -1,0 +1,83 @@
+"""Which layers are tapped.
+
+A unit is the smallest layer whose call accounts for all uses of its weights.
+Containers are opened; a layer that owns weights is a unit, with all that is inside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.rules import Rule, rule_for
+
+# Their inner layers run inside loops, where a tap would see single time steps.
+_CLOSED = (keras.layers.RNN, keras.layers.TimeDistributed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A layer to be tapped.
+
+    Attributes:
+        layer: The layer.
+        variables: All trainable variables of the layer and its inner layers.
+        rule: How its per-example gradients are computed.
+    """
+
+    layer: Any
+    variables: tuple[Any, ...]
+    rule: Rule
+
+
+def find_units(model: keras.Model, variables: Sequence[Any]) -> list[Unit]:
+    """Finds the layers whose calls must be tapped.
+
+    Args:
+        model: A built model.
+        variables: The trainable variables of the model.
+
+    Returns:
+        Units that together cover all variables.
+
+    Raises:
+        UnsupportedModelError: If a variable is outside every layer.
+    """
+    wanted = {id(variable) for variable in variables}
+    units: list[Unit] = []
+    seen: set[int] = set()
+
+    def visit(layer: Any) -> None:
+        if id(layer) in seen:
+            return
+        seen.add(id(layer))
+        inside = tuple(v for v in layer.trainable_variables if id(v) in wanted)
+        if not inside:
+            return
+        own = [v for v in layer._trainable_variables if id(v) in wanted]
+        if layer is model:
+            if own:
+                raise UnsupportedModelError(
+                    f"Model {model.name!r} owns the weight {own[0].path!r} itself, "
+                    "so that no layer's call accounts for its gradient. Move the "
+                    "weight into a layer of its own."
+                )
+        elif own or isinstance(layer, _CLOSED):
+            units.append(Unit(layer, inside, rule_for(layer, inside)))
+            return
+        for child in layer._flatten_layers(include_self=False, recursive=False):
+            visit(child)
+
+    visit(model)
+    covered = {id(variable) for unit in units for variable in unit.variables}
+    missing = [v.path for v in variables if id(v) not in covered]
+    if missing:
+        raise UnsupportedModelError(
+            f"The weights {missing} of model {model.name!r} are in no layer that can "
+            "be found from it. Make their layers attributes of the model."
+        )
+    return units

@@ -1,0 +1,8 @@
+"""Numerical optimization of strategies, by L-BFGS with certificates.
+
+The modules below this one import TensorFlow; this one does not.
+"""
+
+from tf_bandmf.optimize.result import OptimizationResult
+
+__all__ = ["OptimizationResult"]

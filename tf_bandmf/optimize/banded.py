@@ -1,0 +1,141 @@
+"""Optimal banded strategies `C` with general columns.
+
+scaling-up-dp-bandmf, Problem 2.1 and section 3.1, with the O(n bands^2) recursion of
+`tf_bandmf.recursion` in place of Algorithm 2; without equal column norms it is the
+problem of amplified-banded-mf, Appendix B.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf import recursion
+from tf_bandmf.optimize import banded_matrices, certificate, lbfgs
+from tf_bandmf.optimize.objectives import Objective
+from tf_bandmf.optimize.result import OptimizationResult
+from tf_bandmf.workloads import Workload
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """Charts of the feasible set, and the error on it.
+
+    For column-normalized strategies the variables are the entries below the diagonal
+    relative to the diagonal: column `j` is `[1, y_1j, y_2j, ...] / norm`. Otherwise
+    they are all entries, scaled such that the squared norms of the columns `i, i + b,
+    ...` sum to 1. Each chart was the faster one of the two on its problem.
+
+    Attributes:
+      workload: A.
+      bands: of C.
+      separation: b, or None for column-normalized strategies.
+    """
+
+    workload: Workload
+    bands: int
+    separation: int | None
+
+    def columns(self, position: tf.Tensor) -> tf.Tensor:
+        n = self.workload.num_steps
+        columns = tf.reshape(position, [-1, n])
+        if self.separation is None:
+            columns = tf.concat([tf.ones([1, n], tf.float64), columns], axis=0)
+        columns *= banded_matrices.inside(self.bands, n)
+        squared = tf.reduce_sum(columns**2, axis=0)
+        if self.separation is not None:
+            epochs = -(-n // self.separation)
+            missing = epochs * self.separation - n
+            table = tf.reshape(tf.pad(squared, [[0, missing]]), [epochs, -1])
+            squared = tf.tile(tf.reduce_sum(table, axis=0), [epochs])[:n]
+        return columns * tf.math.rsqrt(squared)
+
+    def position(self, columns: np.ndarray) -> np.ndarray:
+        """Variables of given columns [bands, n] with a positive diagonal."""
+        if self.separation is None:
+            return (columns[1:] / columns[:1]).reshape(-1)
+        return (columns / np.linalg.norm(columns, axis=0)).reshape(-1)
+
+    def errors(self, columns: tf.Tensor) -> tf.Tensor:
+        rows = banded_matrices.times_inverse_workload(columns, self.workload)
+        return recursion.inverse_row_norms(rows)
+
+
+def _gap_function(
+    problem: Problem, objective: Objective
+) -> Callable[[np.ndarray], float]:
+    """Certified relative optimality gap at given variables."""
+
+    @tf.function(autograph=False)
+    def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        columns = problem.columns(position)
+        return problem.errors(columns), tf.norm(columns, axis=0)
+
+    @tf.function(autograph=False)
+    def gram_band(position: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        columns = problem.columns(position)
+        rows = banded_matrices.times_inverse_workload(columns, problem.workload)
+        strategy = banded_matrices.rows_from_columns(columns)
+        return recursion.doubly_filtered_band(strategy, rows, weights)
+
+    def gap(position: np.ndarray) -> float:
+        variables = tf.constant(position)
+        errors, norms = (x.numpy() for x in evaluate(variables))
+        weights, offset = objective.support(errors)
+        band = gram_band(variables, tf.constant(weights)).numpy()
+        groups = problem.separation or problem.workload.num_steps
+        dual = certificate.dual_bound(band, norms, groups)
+        bound = certificate.lower_bound(float(weights @ errors), dual) + offset
+        value = float(objective.reduction(tf.constant(errors)))
+        # Rounding may push the bound above the value at a perfect optimum.
+        return max(0.0, 1.0 - bound / value)
+
+    return gap
+
+
+def optimize(
+    workload: Workload,
+    objective: Objective,
+    start: np.ndarray,
+    separation: int | None,
+    options: lbfgs.Options,
+) -> tuple[np.ndarray, OptimizationResult]:
+    """The banded strategy with the smallest objective of the per-step errors.
+
+    Args:
+      workload: A.
+      objective: of the per-step squared errors at unit sensitivity.
+      start: columns of a strategy, `start[i, j] = C[j + i, j]`, shape [bands, n], with
+        a positive diagonal; also gives the number of bands.
+      separation: None for columns of norm 1; b for `sum over columns i, i + b, ... of
+        squared norms = 1`.
+      options: when to stop.
+
+    Returns:
+      The columns, shape [bands, n], and the result with a certified gap if the
+      objective is convex. The result's value is the objective at sensitivity 1 per
+      column, or per group of columns.
+    """
+    bands, n = start.shape
+    problem = Problem(workload, bands, separation)
+    position = problem.position(start)
+    gap = _gap_function(problem, objective) if objective.is_convex else None
+    result = None
+    for stage in objective.smooth_stages:
+        is_last = stage is objective.smooth_stages[-1]
+
+        def log_loss(position: tf.Tensor, stage: Callable = stage) -> tf.Tensor:
+            return tf.math.log(stage(problem.errors(problem.columns(position))))
+
+        result = lbfgs.minimize(log_loss, position, float(n), options, gap)
+        position = result.position
+        if not is_last and gap is not None and result.optimality_gap is not None:
+            if result.optimality_gap <= options.gap_tolerance:
+                break
+    assert result is not None
+    final = problem.columns(tf.constant(result.position))
+    value = float(objective.reduction(problem.errors(final)))
+    return final.numpy(), dataclasses.replace(result, value=value)

@@ -1,0 +1,56 @@
+"""Banded matrices as TensorFlow tensors, for optimization.
+
+Variables live in columns: `columns[i, j] = C[j + i, j]`, shape [bands, n], as in
+scaling-up-dp-bandmf, section 3.1, because norms and constraints are about columns. The
+error engine wants rows: `rows[l, i] = C[l, l - i]`, shape [n, bands].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.workloads import Workload
+
+
+def rows_from_columns(columns: tf.Tensor) -> tf.Tensor:
+    """[bands, n] by columns to [n, bands] by rows; what falls off is dropped."""
+    bands, n = columns.shape
+    # Diagonal i moves i places to the right: pad, and read with a shorter row.
+    flat = tf.reshape(tf.pad(columns, [[0, 0], [0, bands]]), [-1])
+    flat = flat[: bands * (n + bands - 1)]
+    shifted = tf.reshape(flat, [bands, n + bands - 1])[:, :n]
+    return tf.transpose(shifted)
+
+
+def columns_from_rows(rows: np.ndarray) -> np.ndarray:
+    """The inverse of `rows_from_columns`, in NumPy; absent entries are zero."""
+    n, bands = rows.shape
+    columns = np.zeros((bands, n))
+    for i in range(bands):
+        columns[i, : n - i] = rows[i:, i]
+    return columns
+
+
+def inside(bands: int, num_steps: int) -> tf.Tensor:
+    """1 for the entries `[i, j]` with `j + i < n` that exist in the matrix, else 0."""
+    lengths = num_steps - tf.range(bands)
+    return tf.sequence_mask(lengths, num_steps, dtype=tf.float64)
+
+
+def times_inverse_workload(columns: tf.Tensor, workload: Workload) -> tf.Tensor:
+    """Rows of `M = C A^-1 = (C diag(1 / learning_rates)) T`, shape [n, bands + q].
+
+    `||row i of M^-1||^2` is the squared error of step `i`. Entries left of the matrix
+    are not meaningful: the error engine ignores them.
+    """
+    if workload.learning_rates is not None:
+        columns = columns / workload.learning_rates
+    rows = rows_from_columns(columns)
+    coefficients = workload.inverse_coefficients
+    # Column l - i of C meets entry j of the Toeplitz matrix at column l - i - j.
+    terms = [
+        tf.pad(coefficient * rows, [[0, 0], [j, coefficients.size - 1 - j]])
+        for j, coefficient in enumerate(coefficients)
+    ]
+    return tf.add_n(terms)[:, : columns.shape[1]]

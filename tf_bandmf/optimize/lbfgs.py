@@ -1,0 +1,260 @@
+"""L-BFGS of TensorFlow Probability, in float64, with honest outcomes.
+
+TFP's line search gives up on badly scaled variables. Therefore the objective is
+minimized as `scale * log(objective / objective at the start)`, of which callers choose
+`scale` such that second derivatives are of order one; and after a failed line search
+the optimizer is started once more from where it stands, without memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+import time
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tf_bandmf.optimize.result import OptimizationResult
+
+# Iterations between two looks at the certificate and the progress bar.
+_SEGMENT = 20
+
+# A bar appears by itself on a terminal after this many seconds.
+_QUIET_SECONDS = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How long and how precisely to optimize.
+
+    Attributes:
+      max_iterations: of L-BFGS, over all stages.
+      gradient_tolerance: converged when no entry of the gradient of `scale * log f`
+        exceeds this in absolute value.
+      gap_tolerance: converged when the certified relative gap is at most this; only
+        for problems that have a certificate.
+      decrease_tolerance: converged when 20 iterations lower the objective by no more
+        than this, relatively.
+      correction_pairs: memory of L-BFGS, or None for a choice by size.
+      progress: True for a bar on stderr, False for none, None for one that appears on
+        a terminal when it takes longer than two seconds.
+
+    Raises:
+      ValueError: if a number is out of range.
+    """
+
+    max_iterations: int = 500
+    gradient_tolerance: float = 1e-5
+    gap_tolerance: float = 1e-5
+    decrease_tolerance: float = 1e-9
+    correction_pairs: int | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_iterations < 0:
+            raise ValueError(
+                f"max_iterations must be >= 0, found {self.max_iterations}."
+            )
+        for name in ("gradient_tolerance", "gap_tolerance", "decrease_tolerance"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0.0):
+                raise ValueError(f"{name} must be finite and >= 0, found {value}.")
+        if self.correction_pairs is not None and self.correction_pairs < 1:
+            raise ValueError(
+                f"correction_pairs must be >= 1, found {self.correction_pairs}."
+            )
+
+    def pairs(self, num_variables: int) -> int:
+        if self.correction_pairs is not None:
+            return self.correction_pairs
+        # TFP holds several copies of both queues while it updates them.
+        return int(np.clip(50_000_000 // max(num_variables, 1), 3, 10))
+
+
+class _Progress:
+    """A tqdm bar that shows up only when it is wanted."""
+
+    def __init__(self, enabled: bool | None, total: int) -> None:
+        self._enabled = enabled
+        self._total = total
+        self._bar: Any = None
+        self._began = time.perf_counter()
+
+    def update(self, iterations: int, value: float, gap: float | None) -> None:
+        if self._enabled is False:
+            return
+        waited = time.perf_counter() - self._began
+        if self._enabled is None and not (
+            waited > _QUIET_SECONDS and sys.stderr.isatty()
+        ):
+            return
+        if self._bar is None:
+            import tqdm
+
+            self._bar = tqdm.tqdm(
+                total=self._total, desc="L-BFGS", file=sys.stderr, unit="it"
+            )
+        self._bar.n = iterations
+        state = {"value": f"{value:.8g}"}
+        if gap is not None:
+            state["gap"] = f"{gap:.1e}"
+        self._bar.set_postfix(state)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def value_and_gradient(
+    loss: Callable[[tf.Tensor], tf.Tensor], size: int
+) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    """A compiled function of position [size] that gives `loss` and its gradient.
+
+    TFP's optimizer contains its argument many times over: as a function that is not
+    inlined it is traced and optimized once.
+    """
+
+    def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(position)
+            value = loss(position)
+        gradient = tape.gradient(
+            value, position, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return value, gradient
+
+    return tf.function(
+        evaluate,
+        input_signature=[tf.TensorSpec([size], tf.float64)],
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    )
+
+
+def minimize(
+    log_loss: Callable[[tf.Tensor], tf.Tensor],
+    start: np.ndarray,
+    scale: float,
+    options: Options,
+    gap: Callable[[np.ndarray], float] | None = None,
+    first_step: float = math.inf,
+) -> OptimizationResult:
+    """Minimizes `log_loss`, the logarithm of a positive objective.
+
+    Args:
+      log_loss: maps variables, shape [m], float64, to a scalar; differentiable.
+      start: initial variables, shape [m].
+      scale: the factor that makes second derivatives of `log_loss` of order one.
+      options: when to stop.
+      gap: certified relative optimality gap at given variables, if there is one.
+      first_step: the most that the first trial step may change any variable: keeps it
+        inside of a region where the objective is finite.
+
+    Returns:
+      The result; `value` is `exp(log_loss)`. No exception is raised for a lack of
+      convergence: look at `converged`.
+
+    Raises:
+      ValueError: if the objective is not finite and positive at the start.
+    """
+    began = time.perf_counter()
+    start = np.asarray(start, np.float64)
+    initial = tf.constant(start)
+    evaluate = value_and_gradient(log_loss, start.size)
+    offset, gradient = evaluate(initial)
+    if not (np.isfinite(float(offset)) and np.all(np.isfinite(gradient))):
+        raise ValueError(
+            f"The objective must be finite and > 0 at the start, and so must be its "
+            f"gradient; found exp({float(offset)})."
+        )
+
+    steepest = scale * float(np.max(np.abs(gradient.numpy()), initial=0.0))
+    reduction = min(1.0, first_step / steepest) if steepest > 0.0 else 1.0
+    factor, tolerance = reduction * scale, reduction * options.gradient_tolerance
+
+    def scaled(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        value, gradient = evaluate(position)
+        return factor * (value - offset), factor * gradient
+
+    def begin(position: tf.Tensor) -> Any:
+        return tfp.optimizer.lbfgs_minimize(
+            scaled,
+            initial_position=position,
+            num_correction_pairs=options.pairs(start.size),
+            tolerance=tolerance,
+            max_iterations=0,
+        )
+
+    @tf.function(autograph=False)
+    def advance(state: Any, limit: tf.Tensor) -> Any:
+        return tfp.optimizer.lbfgs_minimize(
+            scaled,
+            initial_position=None,
+            previous_optimizer_results=state,
+            tolerance=tolerance,
+            max_iterations=limit,
+        )
+
+    progress = _Progress(options.progress, options.max_iterations)
+    state = begin(initial)
+    # Iterations and evaluations before the last restart, and the value at it.
+    earlier, evaluations, restart_value = 0, 1, math.inf
+    certified: float | None = None
+    last_done, last_value = 0, math.inf
+    while True:
+        value = float(state.objective_value)
+        done = earlier + int(state.num_iterations)
+        norm = np.max(np.abs(state.objective_gradient.numpy()), initial=0.0)
+        norm = float(norm) / reduction
+        if gap is not None:
+            certified = gap(state.position.numpy())
+        progress.update(done, math.exp(float(offset) + value / factor), certified)
+        if certified is not None and certified <= options.gap_tolerance:
+            converged, message = True, f"certified gap <= {options.gap_tolerance:g}"
+            break
+        if norm <= options.gradient_tolerance * (1.0 + 1e-9):
+            converged = True
+            message = f"gradient norm <= {options.gradient_tolerance:g}"
+            break
+        decrease = (last_value - value) / factor
+        if done == last_done + _SEGMENT and decrease <= options.decrease_tolerance:
+            converged = True
+            message = (
+                f"relative decrease <= {options.decrease_tolerance:g} in {_SEGMENT} "
+                f"iterations"
+            )
+            break
+        last_done, last_value = done, value
+        if bool(state.failed) or bool(state.converged):
+            # No step, or one without effect, and yet neither rule is met.
+            if not value < restart_value:
+                converged, message = False, "line search failed: no further decrease"
+                break
+            restart_value = value
+            earlier, evaluations = (
+                done,
+                evaluations + int(state.num_objective_evaluations),
+            )
+            state = begin(state.position)
+        if done >= options.max_iterations:
+            converged = False
+            message = f"stopped after max_iterations = {options.max_iterations}"
+            break
+        limit = min(done + _SEGMENT, options.max_iterations) - earlier
+        state = advance(state, tf.constant(limit, tf.int32))
+    progress.close()
+    return OptimizationResult(
+        position=state.position.numpy(),
+        converged=converged,
+        message=message,
+        value=math.exp(float(offset) + value / factor),
+        gradient_norm=norm,
+        num_iterations=done,
+        num_evaluations=evaluations + int(state.num_objective_evaluations),
+        seconds=time.perf_counter() - began,
+        optimality_gap=certified,
+    )

@@ -1,0 +1,44 @@
+"""What an optimization found, and whether it may be trusted."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OptimizationResult:
+    """The outcome of a minimization; a failure is never hidden.
+
+    Attributes:
+      position: the variables at the end, shape [m]: the best that was found, whether
+        or not the optimizer converged.
+      converged: whether a stopping rule was met.
+      message: which rule, or why the optimizer stopped without meeting one.
+      value: the objective at `position`, in its own units (a squared error).
+      gradient_norm: largest entry of the gradient of `scale * log(objective)` with
+        respect to the variables, in absolute value; without units.
+      num_iterations: of L-BFGS.
+      num_evaluations: of value and gradient.
+      seconds: wall time, tracing included.
+      optimality_gap: certified upper bound on `1 - optimum / value`, or None if there
+        is no certificate for this problem.
+    """
+
+    position: np.ndarray
+    converged: bool
+    message: str
+    value: float
+    gradient_norm: float
+    num_iterations: int
+    num_evaluations: int
+    seconds: float
+    optimality_gap: float | None = None
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Plain numbers and text for `Strategy.diagnostics` and for plans."""
+        fields = dataclasses.asdict(self)
+        del fields["position"]
+        return fields

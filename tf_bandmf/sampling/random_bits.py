@@ -1,0 +1,31 @@
+"""Secret random bits of a sampler: 64 per example, a pure function of seed and step.
+
+SHAKE-256 (FIPS 202) of the seed and the step's number: without the seed, which comes from
+the operating system, nobody can tell which examples a step used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+SEED_BYTES = 32
+
+
+def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
+    """Independent uniform numbers in [0, 2^64), uint64, shape [count].
+
+    Args:
+      seed: the secret, 32 bytes.
+      step: which numbers; every step has its own.
+      count: how many.
+
+    Raises:
+      ValueError: if the seed does not have 32 bytes.
+    """
+    if len(seed) != SEED_BYTES:
+        raise ValueError(f"A sampler's seed has {SEED_BYTES} bytes, found {len(seed)}.")
+    message = b"tf-bandmf sampler" + seed + int(step).to_bytes(8, "little", signed=True)
+    stream = hashlib.shake_256(message).digest(8 * count)
+    return np.frombuffer(stream, dtype="<u8").astype(np.uint64)

@@ -1,0 +1,136 @@
+"""BandMF: optimized banded strategies with general columns.
+
+Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", arXiv:2306.08153 (cited
+as amplified-banded-mf), section 4 and Appendix B, in the parametrization of McKenna,
+arXiv:2405.15913 (cited as scaling-up-dp-bandmf), section 3.1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from tf_bandmf import bands as bands_lib
+from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
+from tf_bandmf.strategies import optimized
+from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.toeplitz import optimized_toeplitz
+from tf_bandmf.workloads import Workload
+
+if TYPE_CHECKING:
+    from tf_bandmf.optimize.objectives import ObjectiveLike
+
+
+def optimized_banded(
+    workload: Workload,
+    bands: int,
+    *,
+    objective: ObjectiveLike = "mean",
+    column_normalized: bool = True,
+    participation: Participation | None = None,
+    start: Strategy | None = None,
+    max_iterations: int = 500,
+    gap_tolerance: float = 1e-5,
+    gradient_tolerance: float = 1e-5,
+    correction_pairs: int | None = None,
+    progress: bool | None = None,
+) -> Strategy:
+    """The banded `C` with the smallest error at sensitivity 1, with a certificate.
+
+    With equal column norms one strategy is optimal for every participation with b >=
+    bands: `sens(C) = sqrt(k)` (amplified-banded-mf, Theorem 2). Without, it is the best
+    for the patterns of a fixed epoch order (Appendix B), a little better there and a
+    little worse under b-min-separation.
+
+    The problem is convex in `C^T C`. The diagnostics hold the certified
+    `optimality_gap`, an upper bound on how much smaller, relatively, the objective (a
+    squared error) of any other strategy with these bands and constraints can be. The
+    bound falls behind the true gap: it shrinks with the gradient, the true gap with its
+    square. `converged` says that the gap or the gradient met its tolerance.
+
+    Args:
+      workload: A; a learning-rate schedule is taken into account.
+      bands: number of diagonals of `C`, 1 <= bands <= n.
+      objective: "mean" for the RMSE; "max" for the MaxSE, by p-norms of growing order;
+        "last" for the final model alone, whose infimum no invertible `C` attains, so
+        that this one stops unconverged; or a differentiable function of the per-step
+        squared errors (an `Objective` if it is convex and a gap is wanted).
+      column_normalized: whether all columns shall have norm 1.
+      participation: needed without column normalization, and then a `FixedEpochOrder`
+        with at least as many steps per epoch as `C` has bands.
+      start: a banded strategy to start from, with any number of bands; by default the
+        optimal banded Toeplitz strategy.
+      max_iterations: of L-BFGS, for each stage of the objective.
+      gap_tolerance: converged when the certified relative gap is at most this.
+      gradient_tolerance: converged when no derivative of `n log(objective)` exceeds
+        this.
+      correction_pairs: memory of L-BFGS; each pair takes several vectors of
+        `n * bands` numbers. By default 10, and fewer for very large problems.
+      progress: True for a progress bar on stderr, False for none, None for one that
+        appears on a terminal after two seconds.
+
+    Returns:
+      The strategy; without column normalization it has sensitivity 1.
+
+    Raises:
+      ValueError: if an argument is out of range, or participation does not suit.
+    """
+    from tf_bandmf.optimize import banded as problem
+    from tf_bandmf.optimize import banded_matrices, lbfgs, objectives
+
+    n = workload.num_steps
+    bands = optimized.check_bands(bands, n)
+    separation = None if column_normalized else _epoch(participation, bands, n)
+    goal = objectives.resolve(objective)
+    if start is None:
+        start = _toeplitz_start(workload, bands)
+    if start.num_steps != n:
+        raise ValueError(
+            f"start must have {n} steps like the workload, found {start.num_steps}."
+        )
+    if start.is_inverse_banded:
+        raise ValueError(
+            f"start must be a banded strategy, found {start.family!r}, whose inverse "
+            f"is the banded matrix."
+        )
+    initial = banded_matrices.columns_from_rows(bands_lib.as_rows(start.matrix))
+    options = lbfgs.Options(
+        max_iterations=max_iterations,
+        gap_tolerance=gap_tolerance,
+        gradient_tolerance=gradient_tolerance,
+        correction_pairs=correction_pairs,
+        progress=progress,
+    )
+    columns, result = problem.optimize(
+        workload, goal, optimized.fit_bands(initial, bands), separation, options
+    )
+    rows = banded_matrices.rows_from_columns(columns).numpy()
+    return Strategy(
+        "banded",
+        bands_lib.RowBanded(rows),
+        {"bands": bands, "column_normalized": bool(column_normalized)},
+        optimized.diagnostics(goal.name, result),
+    )
+
+
+def _epoch(participation: Participation | None, bands: int, num_steps: int) -> int:
+    """Steps per epoch, checked."""
+    if not isinstance(participation, FixedEpochOrder):
+        raise ValueError(
+            f"participation must be a FixedEpochOrder if column_normalized is False, "
+            f"found {participation!r}."
+        )
+    participation.validate_num_steps(num_steps)
+    if bands > participation.separation():
+        raise ValueError(
+            f"bands must be <= steps_per_epoch = {participation.separation()} if "
+            f"column_normalized is False, found {bands}."
+        )
+    return participation.separation()
+
+
+def _toeplitz_start(workload: Workload, bands: int) -> Strategy:
+    """The best Toeplitz strategy for the workload without its learning rates."""
+    plain = dataclasses.replace(workload, learning_rates=None)
+    once = MinSep(workload.num_steps, 1)
+    return optimized_toeplitz(plain, once, bands, gradient_tolerance=1e-5)

@@ -1,0 +1,66 @@
+"""What the numerically optimized families share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tf_bandmf import bands as bands_lib
+from tf_bandmf.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from tf_bandmf.optimize.result import OptimizationResult
+
+
+def check_bands(bands: int, num_steps: int) -> int:
+    """Returns `bands` if it is a possible number of diagonals.
+
+    Raises:
+      ValueError: if it is not a whole number from 1 to `num_steps`.
+    """
+    if isinstance(bands, bool) or int(bands) != bands or not 1 <= bands <= num_steps:
+        raise ValueError(
+            f"bands must be a whole number from 1 to num_steps = {num_steps}, found "
+            f"{bands!r}."
+        )
+    return int(bands)
+
+
+def fit_bands(x: np.ndarray, bands: int) -> np.ndarray:
+    """The first `bands` entries along axis 0, zeros where there are fewer."""
+    kept = x[:bands]
+    return np.pad(kept, [(0, bands - len(kept))] + [(0, 0)] * (x.ndim - 1))
+
+
+def toeplitz_start(
+    start: Strategy | None, bands: int, num_steps: int, inverse: bool
+) -> np.ndarray | None:
+    """Toeplitz coefficients of a warm start, fitted to `bands`, or None without one.
+
+    Raises:
+      ValueError: if the strategy is of another size or structure.
+    """
+    if start is None:
+        return None
+    if start.num_steps != num_steps:
+        raise ValueError(
+            f"start must have {num_steps} steps like the workload, found "
+            f"{start.num_steps}."
+        )
+    core = start.core
+    if inverse and isinstance(core, bands_lib.Inverse):
+        core = core.inner
+    elif inverse:
+        core = bands_lib.Inverse(core)
+    if not isinstance(core, bands_lib.ToeplitzBanded):
+        kind = "an inverse" if inverse else "a"
+        raise ValueError(
+            f"start must be {kind} banded Toeplitz strategy, found {start.family!r}."
+        )
+    return fit_bands(core.coefficients, bands)
+
+
+def diagnostics(objective_name: str, result: OptimizationResult) -> dict[str, Any]:
+    """`Strategy.diagnostics` of an optimized strategy."""
+    return {"objective": objective_name, **result.diagnostics()}

@@ -1,0 +1,93 @@
+"""Optimized banded Toeplitz strategies: a few coefficients for any number of steps.
+
+McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Differentially
+Private ML", arXiv:2405.15913 (cited as scaling-up-dp-bandmf), section 3.2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tf_bandmf import bands as bands_lib
+from tf_bandmf.participation import Participation
+from tf_bandmf.strategies import optimized
+from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.square_root import square_root_coefficients
+from tf_bandmf.workloads import Workload
+
+if TYPE_CHECKING:
+    from tf_bandmf.optimize.objectives import ObjectiveLike
+
+
+def optimized_toeplitz(
+    workload: Workload,
+    participation: Participation,
+    bands: int,
+    *,
+    objective: ObjectiveLike = "mean",
+    column_normalized: bool = False,
+    start: Strategy | None = None,
+    max_iterations: int = 500,
+    gradient_tolerance: float = 1e-7,
+    progress: bool | None = None,
+) -> Strategy:
+    """The banded Toeplitz `C` with the smallest error at sensitivity 1.
+
+    With at most b bands the minimized sensitivity is exact. More bands are optimized as
+    if b were their number, as in production (amplified-banded-mf, section 6);
+    `Strategy.sensitivity` then gives what the real b costs, a bound where no theorem
+    applies.
+
+    Args:
+      workload: A; a learning-rate schedule is taken into account.
+      participation: gives b and k.
+      bands: number of diagonals of `C`, 1 <= bands <= n.
+      objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
+        or a differentiable function of the per-step squared errors.
+      column_normalized: scale the columns of the result to norm 1, after the
+        optimization, as scaling-up-dp-bandmf recommends.
+      start: a Toeplitz strategy to start from, with any number of bands; by default the
+        square root of the workload.
+      max_iterations: of L-BFGS.
+      gradient_tolerance: converged when no derivative of the logarithm of the squared
+        error exceeds this.
+      progress: True for a progress bar on stderr, False for none, None for one that
+        appears on a terminal after two seconds.
+
+    Returns:
+      The strategy; its diagnostics say whether the optimizer converged.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    from tf_bandmf.optimize import lbfgs, objectives
+    from tf_bandmf.optimize import toeplitz as problem
+
+    n = workload.num_steps
+    bands = optimized.check_bands(bands, n)
+    participation.validate_num_steps(n)
+    goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
+    initial = optimized.toeplitz_start(start, bands, n, inverse=False)
+    if initial is None:
+        initial = square_root_coefficients(workload, bands)
+    separation = max(participation.separation(), bands)
+    options = lbfgs.Options(
+        max_iterations=max_iterations,
+        gradient_tolerance=gradient_tolerance,
+        progress=progress,
+    )
+    coefficients, result = problem.optimize(
+        workload,
+        goal,
+        initial,
+        separation,
+        min(participation.participations(n), -(-n // separation)),
+        options,
+    )
+    strategy = Strategy(
+        "toeplitz",
+        bands_lib.ToeplitzBanded(coefficients, n),
+        {"bands": bands},
+        optimized.diagnostics(goal.name, result),
+    )
+    return strategy.normalize_columns() if column_normalized else strategy

@@ -1,0 +1,31 @@
+"""The binary-tree baseline with the optimal decoder (OPTIMAL TREEAGG)."""
+
+from __future__ import annotations
+
+from tf_bandmf import dyadic_tree
+from tf_bandmf.strategies.base import Strategy
+
+# The factor and its Gram matrix are materialized.
+_LARGEST_NUM_STEPS = 20_000
+
+
+def binary_tree(num_steps: int) -> Strategy:
+    """Noisy sums over all complete dyadic intervals, decoded by the pseudo-inverse.
+
+    Dwork et al., 2010, and Chan et al., 2011, with the 'full' estimator of Honaker, 2015:
+    the best linear decoder. `dyadic_tree` says why the square matrix of this strategy has
+    the sensitivity and the error of the rectangular one. There is no parameter to
+    choose and nothing depends on the workload.
+
+    Args:
+      num_steps: n, not necessarily a power of two.
+
+    Raises:
+      ValueError: if num_steps is not an int from 1 to 20,000.
+    """
+    if isinstance(num_steps, bool) or not 1 <= num_steps <= _LARGEST_NUM_STEPS:
+        raise ValueError(
+            f"num_steps of the binary tree must be an int from 1 to "
+            f"{_LARGEST_NUM_STEPS}, found {num_steps!r}."
+        )
+    return Strategy("tree", dyadic_tree.DyadicTree(num_steps))
