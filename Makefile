@@ -1,6 +1,5 @@
 # make demo and make test set up what they need, once, on a machine with Python 3.11.
 PYTHON ?= python3.11
-# A started TensorFlow worker must not outlive a test run for ever.
 PYTEST := -m pytest
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -33,16 +32,18 @@ format: .venv/.installed
 clean:
 	rm -rf .venv .venv-federated demo-output
 
-# A virtual environment is made anew when its requirement file or the metadata change;
-# the stamp is written last, so that a half-made one is never used.
-.venv/.installed: requirements/main.txt pyproject.toml
+# A virtual environment is made anew when its requirement file changes; the stamps are
+# written last, so that a half-made one is never used.
+.venv/.requirements: requirements/main.txt
 	$(PYTHON) -m venv --clear .venv
 	.venv/bin/python -m pip install --quiet --no-deps -r requirements/main.txt
-	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@
 
-.venv-federated/.installed: federated/requirements.txt pyproject.toml
+.venv-federated/.requirements: federated/requirements.txt
 	$(PYTHON) -m venv --clear .venv-federated
 	.venv-federated/bin/python -m pip install --quiet --no-deps -r federated/requirements.txt
-	.venv-federated/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+%/.installed: %/.requirements pyproject.toml
+	$*/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $@

@@ -207,17 +207,23 @@ def test_a_bound_that_would_take_for_ever_is_refused():
 def test_shipped_example_of_jax_privacy():
     """n = 100, 10 bins: 3.74 there, on a grid of factors 1.1 and with a margin."""
     matrix = bands.ToeplitzBanded([1.0, 0.5, 0.25, 0.125], 100)
-    found = BallsInBinsAccountant.of_strategy(matrix, 10).calibrate_noise_stddev(1, 1e-2)
+    found = BallsInBinsAccountant.of_strategy(matrix, 10).calibrate_noise_stddev(
+        1, 1e-2
+    )
     per_column_norm = found.noise_stddev / matrix.column_norms().max()
     assert 3.74 / 1.1**2 < per_column_norm < 3.75
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("noise, epsilon, tolerance", [(7.427, 1.02, 0.02), (2.924, 8, 0.1)])
+@pytest.mark.parametrize(
+    "noise, epsilon, tolerance", [(7.427, 1.02, 0.02), (2.924, 8, 0.1)]
+)
 def test_dp_lambda_cgd_setting(noise, epsilon, tolerance):
     matrix = strategies.lambda_cgd(3910, 0.9).matrix
     accountant = BallsInBinsAccountant.of_strategy(matrix, 391)
-    assert accountant.epsilon(1e-5, noise).value == pytest.approx(epsilon, abs=tolerance)
+    assert accountant.epsilon(1e-5, noise).value == pytest.approx(
+        epsilon, abs=tolerance
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,11 +231,17 @@ def test_dp_lambda_cgd_setting(noise, epsilon, tolerance):
     [
         (lambda: gram_matrix(bands.ToeplitzBanded([1.0, -0.5], 8), 2), "negative"),
         (lambda: gram_matrix(bands.ToeplitzBanded([1.0], 8), 9), "num_bins must be in"),
-        (lambda: gram_matrix(bands.ToeplitzBanded([1.0], 9000), 9000), "num_bins must be <="),
+        (
+            lambda: gram_matrix(bands.ToeplitzBanded([1.0], 9000), 9000),
+            "num_bins must be <=",
+        ),
         (lambda: BallsInBinsAccountant(np.ones((2, 3))), "gram must have shape"),
         (lambda: BallsInBinsAccountant(-np.eye(2)), "non-negative"),
         (lambda: BallsInBinsAccountant(np.full((2, 2), np.nan)), "finite"),
-        (lambda: BallsInBinsAccountant(np.eye(2), confidence=1.0), "confidence must be"),
+        (
+            lambda: BallsInBinsAccountant(np.eye(2), confidence=1.0),
+            "confidence must be",
+        ),
         (lambda: BallsInBinsAccountant(np.eye(2)).delta(1.0, np.nan), "noise_stddev"),
         (lambda: BallsInBinsAccountant(np.eye(2)).delta(-1.0, 1.0), "epsilon must be"),
         (lambda: BallsInBinsAccountant(np.eye(2)).epsilon(0.0, 1.0), "delta must be"),
