@@ -8,7 +8,8 @@ import pytest
 from tf_bandmf import cli
 from tf_bandmf.accounting import gaussian
 
-COMPARE = ["compare", "--steps", "60", "--min-sep", "12"]
+STEPS, PARTICIPATIONS = 60, 5
+COMPARE = ["compare", "--steps", f"{STEPS}", "--min-sep", "12"]
 KEYS = {
     "mechanism",
     "bands",
@@ -148,11 +149,56 @@ def test_bad_arguments_exit_with_2_and_one_line(capsys, arguments, message):
     assert err.count("\n") == 1
 
 
-def test_amplification_without_an_accountant_is_refused(capsys, monkeypatch):
-    monkeypatch.setitem(cli._CALIBRATORS, "balls-in-bins", cli._not_available)
-    code, out, err = run(capsys, "--sampling", "balls-in-bins")
+def test_cyclic_poisson_takes_each_mechanisms_bands_as_its_cycle(capsys):
+    import dp_accounting
+    from dp_accounting.pld import pld_privacy_accountant
+
+    budget = ("--epsilon", "2", "--delta", "1e-5", "--sampling", "cyclic-poisson")
+    code, out, _ = run(capsys, *budget, "--mechanisms", "identity,bsr:4", "--json")
+    assert code == 0
+    for row in json.loads(out):
+        assert row["normalization"] == "column_norm"
+        parts = row["bands"]
+        queries = -(-STEPS // parts)
+        event = dp_accounting.PoissonSampledDpEvent(
+            PARTICIPATIONS * parts / STEPS,
+            dp_accounting.GaussianDpEvent(row["noise_multiplier"]),
+        )
+        accountant = pld_privacy_accountant.PLDAccountant()
+        accountant.compose(dp_accounting.SelfComposedDpEvent(event, queries))
+        np.testing.assert_allclose(accountant.get_epsilon(1e-5), 2.0, rtol=1e-2)
+
+
+def test_balls_in_bins_needs_less_noise_than_no_amplification(capsys):
+    common = ("--epsilon", "1", "--delta", "1e-4", "--mechanisms", "lambda_cgd:0.5")
+    noise = []
+    for sampling in ("balls-in-bins", "none"):
+        code, out, _ = run(capsys, *common, "--sampling", sampling, "--json")
+        assert code == 0
+        noise.append(json.loads(out)[0]["noise_stddev"])
+    assert noise[0] < 0.8 * noise[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sampling", "balls-in-bins"], "give --epsilon and --delta"),
+        (
+            ["--sampling", "cyclic-poisson", "--epsilon", "1", "--delta", "1e-5"]
+            + ["--mechanisms", "bisr:4"],
+            "balls-in-bins",
+        ),
+        (
+            ["--sampling", "balls-in-bins", "--epsilon", "1", "--delta", "1e-5"]
+            + ["--participations", "1"],
+            "number of bins",
+        ),
+    ],
+)
+def test_amplification_that_cannot_be_is_refused(capsys, arguments, message):
+    code, out, err = run(capsys, *arguments)
     assert code == 2 and out == ""
-    assert "not available yet: use --sampling none" in err
+    assert message in err
 
 
 def test_an_accountant_is_plugged_in_at_one_place(capsys, monkeypatch):

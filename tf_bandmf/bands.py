@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, Dict, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -56,11 +57,11 @@ class LowerTriangular(abc.ABC):
     def is_nonnegative(self) -> bool:
         """Whether every entry of `M` is >= 0, checked on the actual entries."""
 
-    def toeplitz_column(self) -> Optional[np.ndarray]:
+    def toeplitz_column(self) -> np.ndarray | None:
         """The first column, shape [n], if `M` is Toeplitz; otherwise None."""
         return None
 
-    def normalize_columns(self) -> "ColumnScaled":
+    def normalize_columns(self) -> ColumnScaled:
         """Returns `M D^-1` whose columns all have l2 norm 1."""
         return ColumnScaled(self, 1.0 / self.column_norms())
 
@@ -77,7 +78,7 @@ class LowerTriangular(abc.ABC):
         return self.matmul(np.eye(self.num_rows))
 
     @abc.abstractmethod
-    def to_config(self) -> Dict[str, Any]:
+    def to_config(self) -> dict[str, Any]:
         """A dictionary of plain values and arrays from which `from_config` rebuilds."""
 
 
@@ -98,7 +99,9 @@ def _frozen(array: Any) -> np.ndarray:
 def _check_operand(x: np.ndarray, num_rows: int) -> np.ndarray:
     x = np.asarray(x, dtype=np.float64)
     if x.ndim not in (1, 2) or x.shape[0] != num_rows:
-        raise ValueError(f"Expected an array of {num_rows} rows, found shape {x.shape}.")
+        raise ValueError(
+            f"Expected an array of {num_rows} rows, found shape {x.shape}."
+        )
     return x
 
 
@@ -166,7 +169,7 @@ class ToeplitzBanded(LowerTriangular):
     def in_float32(self) -> ToeplitzBanded:
         return ToeplitzBanded(self.coefficients.astype(np.float32), self.num_rows)
 
-    def to_config(self) -> Dict[str, Any]:
+    def to_config(self) -> dict[str, Any]:
         return {
             "kind": "toeplitz",
             "num_rows": self.num_rows,
@@ -247,7 +250,7 @@ class RowBanded(LowerTriangular):
     def in_float32(self) -> RowBanded:
         return RowBanded(self.rows.astype(np.float32))
 
-    def to_config(self) -> Dict[str, Any]:
+    def to_config(self) -> dict[str, Any]:
         return {"kind": "rows", "rows": self.rows}
 
 
@@ -281,7 +284,7 @@ class Inverse(LowerTriangular):
         column = self.toeplitz_column()
         return bool(np.all((self.to_dense() if column is None else column) >= 0.0))
 
-    def toeplitz_column(self) -> Optional[np.ndarray]:
+    def toeplitz_column(self) -> np.ndarray | None:
         if self.inner.toeplitz_column() is None:
             return None
         return self.inner.solve(np.eye(1, self.num_rows)[0])
@@ -289,7 +292,7 @@ class Inverse(LowerTriangular):
     def in_float32(self) -> Inverse:
         return Inverse(self.inner.in_float32())
 
-    def to_config(self) -> Dict[str, Any]:
+    def to_config(self) -> dict[str, Any]:
         return {"kind": "inverse", "inner": self.inner.to_config()}
 
 
@@ -341,7 +344,7 @@ class ColumnScaled(LowerTriangular):
     def is_nonnegative(self) -> bool:
         return self.inner.is_nonnegative()
 
-    def to_config(self) -> Dict[str, Any]:
+    def to_config(self) -> dict[str, Any]:
         return {
             "kind": "column_scaled",
             "inner": self.inner.to_config(),
@@ -377,7 +380,9 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
         from tf_bandmf import dyadic_tree
 
         return dyadic_tree.DyadicTree(config["num_rows"])
-    raise ValueError(f"Unknown kind of matrix {kind!r}: was it saved by a newer version?")
+    raise ValueError(
+        f"Unknown kind of matrix {kind!r}: was it saved by a newer version?"
+    )
 
 
 def as_rows(matrix: LowerTriangular) -> np.ndarray:
@@ -414,4 +419,3 @@ def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
             if i + j < n:
                 product[i:, i + j] += a[i:, i] * b[: n - i, j]
     return RowBanded(product)
-

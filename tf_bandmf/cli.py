@@ -16,6 +16,8 @@ from typing import Any, Callable, NoReturn, TextIO
 from tf_bandmf import comparison, mechanisms, workloads
 from tf_bandmf._version import __version__
 from tf_bandmf.participation import MinSep
+from tf_bandmf.sensitivity import Sensitivity
+from tf_bandmf.strategies import Strategy
 
 EXIT_BAD_ARGUMENTS = 2
 EXIT_INTERRUPTED = 130
@@ -123,6 +125,7 @@ def _compare(options: argparse.Namespace) -> int:
         workload = _workload(options.workload, options.steps)
         participation = MinSep(options.min_sep, options.participations)
         participation.validate_num_steps(options.steps)
+        options.participations = participation.participations(options.steps)
         for name in names:
             mechanisms.parse(name)
         calibrator = _CALIBRATORS[options.sampling](options)
@@ -176,18 +179,68 @@ def _unamplified(options: argparse.Namespace) -> comparison.Calibrator:
     )
 
 
-def _not_available(options: argparse.Namespace) -> comparison.Calibrator:
-    raise BadArguments(
-        f"--sampling {options.sampling} is not available yet: use --sampling none, "
-        f"whose guarantee holds for every sampling with this separation."
-    )
+def _cyclic_poisson(options: argparse.Namespace) -> comparison.Calibrator:
+    """Each mechanism's cycle is its number of bands; see `accounting.cyclic_poisson`."""
+    epsilon, delta = _budget(options)
+    from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
+
+    def calibrate(
+        strategy: Strategy, sensitivity: Sensitivity
+    ) -> comparison.Calibration:
+        num_parts = strategy.matrix.bands
+        probability = options.participations * num_parts / options.steps
+        if probability > 1.0:
+            raise ValueError(
+                f"{strategy.family} has {num_parts} bands: a cycle of as many steps does "
+                f"not fit {options.participations} times into {options.steps}. Use fewer "
+                f"bands, or --sampling balls-in-bins, which needs no banded strategy."
+            )
+        accountant, norm = CyclicPoissonAccountant.of_strategy(
+            strategy.matrix, num_parts, probability
+        )
+        multiplier = accountant.calibrate_noise_multiplier(epsilon, delta)
+        return comparison.Calibration(multiplier, "column_norm", multiplier * norm)
+
+    return calibrate
 
 
-# Where an accountant of a sampling scheme is plugged in.
+def _balls_in_bins(options: argparse.Namespace) -> comparison.Calibrator:
+    """`--min-sep` is the number of bins; see `accounting.balls_in_bins`."""
+    epsilon, delta = _budget(options)
+    epochs = -(-options.steps // options.min_sep)
+    if options.participations != epochs:
+        raise BadArguments(
+            f"--participations must be {epochs} under balls-in-bins, found "
+            f"{options.participations}: --min-sep is the number of bins."
+        )
+    from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+
+    def calibrate(
+        strategy: Strategy, sensitivity: Sensitivity
+    ) -> comparison.Calibration:
+        accountant = BallsInBinsAccountant.of_strategy(
+            strategy.matrix, options.min_sep, progress=sys.stderr.isatty()
+        )
+        stddev = accountant.calibrate_noise_stddev(epsilon, delta).noise_stddev
+        norm = float(strategy.matrix.column_norms().max())
+        return comparison.Calibration(stddev / norm, "column_norm", stddev)
+
+    return calibrate
+
+
+def _budget(options: argparse.Namespace) -> tuple[float, float]:
+    if options.epsilon is None or options.delta is None:
+        raise BadArguments(
+            f"--sampling {options.sampling} amplifies a budget: give --epsilon and --delta."
+        )
+    return options.epsilon, options.delta
+
+
+# Where the accountant of a sampling scheme is plugged in.
 _CALIBRATORS: dict[str, Callable[[argparse.Namespace], comparison.Calibrator]] = {
     "none": _unamplified,
-    "cyclic-poisson": _not_available,
-    "balls-in-bins": _not_available,
+    "cyclic-poisson": _cyclic_poisson,
+    "balls-in-bins": _balls_in_bins,
 }
 
 

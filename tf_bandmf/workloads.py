@@ -93,9 +93,7 @@ class Workload:
         return cls(**config)
 
 
-def prefix_sum(
-    num_steps: int, learning_rates: npt.ArrayLike | None = None
-) -> Workload:
+def prefix_sum(num_steps: int, learning_rates: npt.ArrayLike | None = None) -> Workload:
     """Plain SGD: the model is the sum of all gradients so far (all ones below)."""
     return momentum_sgd(num_steps, learning_rates=learning_rates)
 

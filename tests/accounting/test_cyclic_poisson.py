@@ -37,7 +37,7 @@ def test_without_amplification_it_is_the_gaussian_mechanism():
 
 
 def test_one_query_agrees_with_the_closed_form():
-    """delta_remove(eps) of a sampled Gaussian is q delta_Gauss(log(1 + (e^eps - 1) / q))."""
+    """Sampled with probability q: q delta_Gauss(log(1 + (e^eps - 1) / q))."""
     q, epsilon, noise = 0.2, 0.7, 1.3
     shifted = np.log1p(np.expm1(epsilon) / q)
     exact = q * gaussian.gaussian_delta(noise, shifted)

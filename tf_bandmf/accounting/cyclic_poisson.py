@@ -28,6 +28,7 @@ NAME = "Poisson-sampled Gaussian queries (dp-accounting, privacy loss distributi
 
 # Discretization of the privacy loss, as a part of epsilon.
 _INTERVAL, _ROUGH_INTERVAL = 1e-4, 2e-3
+_ROUNDING = 1e-12
 _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
 
 
@@ -197,12 +198,13 @@ class CyclicPoissonAccountant:
             return gaussian.gaussian_delta(unamplified, epsilon)
         accountant = self._accountant(noise_multiplier, interval * epsilon)
         delta = float(accountant.get_delta(epsilon))
-        if not 0.0 <= delta <= 1.0:
+        if not -_ROUNDING <= delta <= 1.0:
             raise ArithmeticError(
                 f"The accountant returned delta = {delta} for noise_multiplier = "
                 f"{noise_multiplier}, epsilon = {epsilon}."
             )
-        return delta
+        # Smaller values, and negative ones, are rounding errors of its convolutions.
+        return max(delta, _ROUNDING)
 
     def _accountant(
         self, noise_multiplier: float, interval: float

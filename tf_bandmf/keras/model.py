@@ -129,7 +129,10 @@ class PrivateTraining:
                 f"epochs, or make a plan for more."
             )
         dataset = schedule.dataset(first_step=taken)
-        if optimizer.built and int(optimizer.schedule_id) not in (-1, schedule.schedule_id):
+        if optimizer.built and int(optimizer.schedule_id) not in (
+            -1,
+            schedule.schedule_id,
+        ):
             raise ValueError(
                 "The run began with other data, or the same data in other places: the "
                 "accountant's assumption would be broken. Use the schedule that began it."
@@ -198,7 +201,9 @@ class PrivateTraining:
         plan_id = tf.constant(optimizer.plan.plan_id, tf.int64)
         return [
             (
-                tf.equal(data[batches_lib.STEP], tf.cast(optimizer.iterations, tf.int64)),
+                tf.equal(
+                    data[batches_lib.STEP], tf.cast(optimizer.iterations, tf.int64)
+                ),
                 "This batch is not the one that the plan has for this step: the "
                 "accountant's assumption would be broken. Iterate over plan.batches(x, y) "
                 "from the optimizer's step on, or use model.fit(plan.batches(x, y)).",

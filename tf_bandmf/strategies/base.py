@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -94,7 +95,7 @@ class Strategy:
         largest = error.max_error(self.per_step_squared_error(workload))
         return largest * self.sensitivity(participation).value
 
-    def normalize_columns(self) -> "Strategy":
+    def normalize_columns(self) -> Strategy:
         """The same strategy with columns of `C` scaled to norm 1."""
         parameters = {**self.parameters, "column_normalized": True}
         return dataclasses.replace(
@@ -118,7 +119,7 @@ class Strategy:
             matrix = matrix.in_float32()
         return dataclasses.replace(self, matrix=matrix)
 
-    def to_config(self) -> Dict[str, Any]:
+    def to_config(self) -> dict[str, Any]:
         return {
             "family": self.family,
             "matrix": self.matrix.to_config(),
@@ -127,7 +128,7 @@ class Strategy:
         }
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "Strategy":
+    def from_config(cls, config: Mapping[str, Any]) -> Strategy:
         matrix = bands.from_config(config["matrix"])
         return cls(
             config["family"], matrix, config["parameters"], config["diagnostics"]

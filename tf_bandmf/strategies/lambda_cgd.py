@@ -63,7 +63,9 @@ def optimized_lambda_cgd(
     """
     if objective not in ("mean", "max"):
         raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
-    summarize = error.root_mean_squared_error if objective == "mean" else error.max_error
+    summarize = (
+        error.root_mean_squared_error if objective == "mean" else error.max_error
+    )
 
     def log_error(logit: float) -> float:
         # 1 - lambda spans orders of magnitude: search its logarithm.
@@ -82,6 +84,4 @@ def optimized_lambda_cgd(
     logit = found.x if found.fun < values[best] else grid[best]
     strategy = lambda_cgd(workload.num_steps, -np.expm1(logit), column_normalized)
     diagnostics = {"objective": objective, "converged": bool(found.success)}
-    return Strategy(
-        strategy.family, strategy.matrix, strategy.parameters, diagnostics
-    )
+    return Strategy(strategy.family, strategy.matrix, strategy.parameters, diagnostics)

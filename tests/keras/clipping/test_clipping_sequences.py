@@ -57,6 +57,13 @@ def test_masked_recurrent(recurrent):
     reference.assert_exact(model, reference.tokens(), reference.labels())
 
 
+@pytest.mark.slow
+def test_bidirectional():
+    layer = layers.Bidirectional(layers.SimpleRNN(3))
+    model = reference.classifier(layer, inputs=(6, 4))
+    reference.assert_exact(model, reference.sequences(), reference.labels())
+
+
 def test_masked_loss_divides_by_the_examples_own_steps():
     keras.utils.set_random_seed(0)
     model = keras.Sequential(

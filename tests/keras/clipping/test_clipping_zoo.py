@@ -106,7 +106,6 @@ SEQUENCE_LAYERS = {
         "...x,xy->...y", output_shape=(2,), bias_axes="y"
     ),
     "einsum_summed": lambda: layers.EinsumDense("abc,cd->ad", output_shape=(2,)),
-    "bidirectional": lambda: layers.Bidirectional(layers.SimpleRNN(3)),
     "time_distributed": lambda: layers.TimeDistributed(layers.Dense(3)),
     "custom": lambda: Scale(),
     "class_token": lambda: ClassToken(),
