@@ -96,7 +96,7 @@ def _compiled_engine(num_steps: int, bands: int, average_bands: int) -> Callable
         tf.TensorSpec([num_steps, width], tf.float64)
         for width in (bands, average_bands)
     ]
-    return tf.function(engine, input_signature=signature)
+    return tf.function(engine, input_signature=signature, autograph=False)
 
 
 def _row_norms(regression: np.ndarray, average: np.ndarray) -> np.ndarray:

@@ -290,7 +290,7 @@ def test_invariant_6_every_way_in_runs_the_self_check(
         lambda: make(plan).train_on_batch(batch),
         lambda: make(plan).train_step(batch),
     ):
-        with pytest.raises(RuntimeError, match="alone|not checked"):
+        with pytest.raises(RuntimeError, match=r"alone|not checked"):
             call()
 
 

@@ -217,7 +217,7 @@ class BallsInBinsAccountant:
         # The first attempt may fail with half of beta, the next with a quarter, ...
         count = self._bound_draws(delta, 0.5 * beta)
         # Of which the bound takes _BOUND_SLACK / (1 + _BOUND_SLACK), and some luck.
-        aim = delta / (1.0 + 1.15 * _BOUND_SLACK)
+        aim = delta / (1.0 + 1.35 * _BOUND_SLACK)
         noise = self._search(epsilon, aim, largest, 1.0)
         for attempt in range(_ATTEMPTS):
             part = beta * 0.5 ** (attempt + 1)

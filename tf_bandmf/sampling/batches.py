@@ -29,8 +29,8 @@ class BatchSchedule(abc.ABC):
 
     A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` it is meant
     for, the `plan_id` of the plan it belongs to and a `schedule_id`: a hash of the data and
-    of how they were placed, which must not change within a run. Its size may vary from step to step,
-    down to 0, and is no static shape: a training step is traced once.
+    of how they were placed, which must not change within a run. Its size may vary from step
+    to step, down to 0, and is no static shape: a training step is traced once.
 
     Args:
       participation: what the accountant analyses.
