@@ -28,7 +28,7 @@ import numpy as np
 PEER = pathlib.Path(__file__).with_name("strategies_peer.py")
 INSTALL = (
     "jax_privacy is missing: measured without it. To compare, make an environment for "
-    "it (python -m venv peer; peer/bin/pip install jax_privacy==2.0.0) and pass "
+    "it (python -m venv peer; peer/bin/pip install jax_privacy==2.0.0 equinox) and pass "
     "--peer-python peer/bin/python."
 )
 
@@ -160,7 +160,8 @@ def compare(arguments: argparse.Namespace, family: str) -> None:
             other = shortest(slow, 2)
             ratio = other / seconds
             show(code="O(n^2 b) in TF", n=n, seconds=other, ratio=ratio, value=value)
-        scan = "plain" if n <= arguments.plain_scan_limit else "dinosaur"
+        long = family == "banded" and n > arguments.plain_scan_limit
+        scan = "equinox" if long else "plain"
         other = peer(arguments, family, n, scan)
         if other is not None:
             show(
@@ -198,6 +199,7 @@ def optimize(arguments: argparse.Namespace) -> None:
             arguments.bands,
             start=normalized,
             max_iterations=arguments.max_iterations,
+            decrease_tolerance=arguments.decrease_tolerance,
             progress=True,
         )
         fields = ("converged", "message", "num_iterations", "optimality_gap", "seconds")
@@ -246,6 +248,7 @@ def main() -> None:
     parser.add_argument("--bands", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--max-iterations", type=int, default=500)
+    parser.add_argument("--decrease-tolerance", type=float, default=1e-9)
     parser.add_argument("--peer-python", help="Python of an environment of jax_privacy")
     parser.add_argument("--quadratic-limit", type=int, default=2048)
     parser.add_argument(

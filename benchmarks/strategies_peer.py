@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--family", choices=["banded", "toeplitz"], required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--bands", type=int, required=True)
-    parser.add_argument("--scan", default="plain", choices=["plain", "dinosaur"])
+    parser.add_argument("--scan", default="plain", choices=["plain", "equinox"])
     parser.add_argument("--repetitions", type=int, default=5)
     arguments = parser.parse_args()
     import jax

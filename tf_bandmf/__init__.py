@@ -19,7 +19,8 @@ from tf_bandmf.participation import (
     Poisson,
     Shuffled,
 )
-from tf_bandmf.plan import Plan, plan
+from tf_bandmf.plan import Plan
+from tf_bandmf.planning import plan
 from tf_bandmf.sensitivity import Sensitivity
 from tf_bandmf.statement import PrivacyStatement
 from tf_bandmf.strategies import Strategy

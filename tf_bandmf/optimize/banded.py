@@ -122,6 +122,8 @@ def optimize(
     bands, n = start.shape
     problem = Problem(workload, bands, separation)
     position = problem.position(start)
+    # A copy of the variables may take a gigabyte: keep no more than needed.
+    del start
     gap = _gap_function(problem, objective) if objective.is_convex else None
     result = None
     for stage in objective.smooth_stages:

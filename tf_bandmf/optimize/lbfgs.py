@@ -165,6 +165,8 @@ def minimize(
     start = np.asarray(start, np.float64)
     initial = tf.constant(start)
     evaluate = value_and_gradient(log_loss, start.size)
+    pairs = options.pairs(start.size)
+    del start
     offset, gradient = evaluate(initial)
     if not (np.isfinite(float(offset)) and np.all(np.isfinite(gradient))):
         raise ValueError(
@@ -184,7 +186,7 @@ def minimize(
         return tfp.optimizer.lbfgs_minimize(
             scaled,
             initial_position=position,
-            num_correction_pairs=options.pairs(start.size),
+            num_correction_pairs=pairs,
             tolerance=tolerance,
             max_iterations=0,
         )
@@ -201,6 +203,7 @@ def minimize(
 
     progress = _Progress(options.progress, options.max_iterations)
     state = begin(initial)
+    del initial, gradient
     # Iterations and evaluations before the last restart, and the value at it.
     earlier, evaluations, restart_value = 0, 1, math.inf
     certified: float | None = None

@@ -32,6 +32,7 @@ def optimized_banded(
     max_iterations: int = 500,
     gap_tolerance: float = 1e-5,
     gradient_tolerance: float = 1e-5,
+    decrease_tolerance: float = 1e-9,
     correction_pairs: int | None = None,
     progress: bool | None = None,
 ) -> Strategy:
@@ -46,7 +47,8 @@ def optimized_banded(
     `optimality_gap`, an upper bound on how much smaller, relatively, the objective (a
     squared error) of any other strategy with these bands and constraints can be. The
     bound falls behind the true gap: it shrinks with the gradient, the true gap with its
-    square. `converged` says that the gap or the gradient met its tolerance.
+    square. `converged` says that the gap, the gradient or the decrease met its
+    tolerance, and `message` which one.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
@@ -64,6 +66,8 @@ def optimized_banded(
       gap_tolerance: converged when the certified relative gap is at most this.
       gradient_tolerance: converged when no derivative of `n log(objective)` exceeds
         this.
+      decrease_tolerance: converged when 20 iterations lower the objective by no more
+        than this, relatively; raise it for very large problems.
       correction_pairs: memory of L-BFGS; each pair takes several vectors of
         `n * bands` numbers. By default 10, and fewer for very large problems.
       progress: True for a progress bar on stderr, False for none, None for one that
@@ -93,16 +97,22 @@ def optimized_banded(
             f"start must be a banded strategy, found {start.family!r}, whose inverse "
             f"is the banded matrix."
         )
-    initial = banded_matrices.columns_from_rows(bands_lib.as_rows(start.matrix))
     options = lbfgs.Options(
         max_iterations=max_iterations,
         gap_tolerance=gap_tolerance,
         gradient_tolerance=gradient_tolerance,
+        decrease_tolerance=decrease_tolerance,
         correction_pairs=correction_pairs,
         progress=progress,
     )
     columns, result = problem.optimize(
-        workload, goal, optimized.fit_bands(initial, bands), separation, options
+        workload,
+        goal,
+        optimized.fit_bands(
+            banded_matrices.columns_from_rows(bands_lib.as_rows(start.matrix)), bands
+        ),
+        separation,
+        options,
     )
     rows = banded_matrices.rows_from_columns(columns).numpy()
     return Strategy(

@@ -1,0 +1,249 @@
+"""Planning: from a budget and the use of the data to a `Plan`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from tf_bandmf import mechanisms, workloads
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.dispatch import accountant_for
+from tf_bandmf.accounting.guarantee import Guarantee
+from tf_bandmf.participation import (
+    BallsInBins,
+    FixedEpochOrder,
+    Participation,
+    Shuffled,
+)
+from tf_bandmf.plan import Plan, check_positive
+from tf_bandmf.strategies import Strategy
+from tf_bandmf.workloads import Workload
+
+
+def plan(
+    mechanism: str | Strategy,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
+    num_examples: int | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    num_steps: int | None = None,
+    participation: Participation | None = None,
+    workload: Workload | None = None,
+    momentum: float = 0.0,
+    decay: float = 1.0,
+    learning_rates: Sequence[float] | None = None,
+    l2_norm_clip: float = 1.0,
+    bands: int | None = None,
+    lambda_: float | None = None,
+    column_normalized: bool | None = None,
+    objective: str | None = None,
+    confidence: float | None = None,
+    progress: bool = False,
+    test_seed: int | None = None,
+) -> Plan:
+    """Plans a private run: from a budget to a strategy and its noise.
+
+    Say how the data are used in one of two ways: `num_examples`, `batch_size` and
+    `epochs` (a fixed epoch order, which `Plan.batches` enforces), or `participation`
+    and, where it does not say so itself, `num_steps`. The participation decides who
+    accounts: amplification by sampling is claimed for those only whose sampler is ours
+    (`CyclicPoisson`, `Poisson`, `CyclicFixedSize`, `BallsInBins`).
+
+    Formal guarantee: a run of the plan's training step over at most `num_steps` steps,
+    on batches that respect the participation, is (epsilon, delta)-DP under the adjacency
+    that the plan states, in ideal real arithmetic, with a secret noise key and secret
+    random numbers of the sampler. If `Plan.kind` is "estimate", epsilon is one.
+
+    Args:
+      mechanism: "identity" (DP-SGD), "lambda_cgd", "bsr", "bisr", or a `Strategy`.
+      epsilon: budget, > 0; together with delta.
+      delta: budget, in (0, 1); warned about if it is not below 1 / num_examples.
+      noise_multiplier: instead of epsilon: noise standard deviation per unit of
+        sensitivity; epsilon is then computed at delta.
+      num_examples: size of the training set.
+      batch_size: examples per step (with a participation: the expected number by which
+        the noisy sum is divided).
+      epochs: passes over the data.
+      num_steps: n, with `participation`.
+      participation: for example `MinSep(min_separation=342, max_participations=6)` or
+        `BallsInBins(num_examples=60_000, batch_size=512, epochs=10)`.
+      workload: what the released models sum; by default SGD with the given `momentum`,
+        `decay` and `learning_rates`.
+      momentum: of the SGD optimizer that consumes the noisy gradients, in [0, 1).
+      decay: factor by which a step shrinks the weights, in (0, 1].
+      learning_rates: relative learning rate of each step, shape [n]; None: constant.
+      l2_norm_clip: zeta > 0.
+      bands: of "bsr" and "bisr"; by default the best power of two up to 32 and b.
+      lambda_: of "lambda_cgd"; by default the one with the smallest RMSE.
+      column_normalized: scale the columns of C to norm 1; default False.
+      objective: "mean" or "max", of "lambda_cgd" without a given lambda.
+      confidence: of accounting by simulation (`BallsInBins`): None for an estimate, or
+        for example `1 - 1e-6` for a bound.
+      progress: show progress on accounting that takes longer than 2 seconds.
+      test_seed: for tests only: noise from a known seed. The statement says so.
+
+    Returns:
+      A `Plan`.
+
+    Raises:
+      ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
+        use of the data is missing, contradictory or invalid.
+    """
+    participation, steps, expected_batch_size = _resolve_participation(
+        num_examples, batch_size, epochs, num_steps, participation
+    )
+    if num_examples is None:
+        num_examples = getattr(participation, "num_examples", None)
+    delta = _check_budget(epsilon, delta, noise_multiplier, num_examples)
+    check_positive("l2_norm_clip", l2_norm_clip)
+    if workload is None:
+        workload = workloads.momentum_sgd(steps, momentum, decay, learning_rates)
+    elif momentum != 0.0 or decay != 1.0 or learning_rates is not None:
+        raise ValueError(
+            "Give either workload or momentum, decay and learning_rates: a workload "
+            "contains them."
+        )
+    options = {
+        "bands": bands,
+        "lambda_": lambda_,
+        "column_normalized": column_normalized,
+        "objective": objective,
+    }
+    if isinstance(mechanism, Strategy):
+        given = [name for name, value in options.items() if value is not None]
+        if given:
+            raise ValueError(
+                f"The strategy is built already: {', '.join(given)} cannot change it."
+            )
+        strategy = mechanism
+    else:
+        strategy = mechanisms.build_strategy(
+            mechanism, workload, participation, **options
+        )
+    strategy = strategy.in_float32()
+    noise_multiplier, guarantee = _account(
+        strategy, participation, epsilon, delta, noise_multiplier, confidence, progress
+    )
+    return Plan(
+        workload=workload,
+        strategy=strategy,
+        participation=participation,
+        l2_norm_clip=float(l2_norm_clip),
+        noise_multiplier=noise_multiplier,
+        epsilon=guarantee.epsilon,
+        delta=delta,
+        expected_batch_size=expected_batch_size,
+        accountant=guarantee.accountant,
+        kind=guarantee.kind,
+        adjacency=guarantee.adjacency,
+        confidence=guarantee.confidence,
+        test_seed=test_seed,
+    )
+
+
+def _resolve_participation(
+    num_examples: int | None,
+    batch_size: int | None,
+    epochs: int | None,
+    num_steps: int | None,
+    participation: Participation | None,
+) -> tuple[Participation, int, float | None]:
+    if participation is None:
+        missing = [
+            name
+            for name, value in (
+                ("num_examples", num_examples),
+                ("batch_size", batch_size),
+                ("epochs", epochs),
+            )
+            if value is None
+        ]
+        if missing:
+            raise ValueError(
+                f"{', '.join(missing)} missing: give num_examples, batch_size and "
+                f"epochs, or num_steps and participation."
+            )
+        participation = FixedEpochOrder(num_examples, batch_size, epochs)  # type: ignore[arg-type]
+    elif epochs is not None:
+        raise ValueError(
+            "Give either epochs or participation: a participation says how often an "
+            "example takes part."
+        )
+    own_batch_size = getattr(participation, "batch_size", None)
+    if own_batch_size is not None and batch_size not in (None, own_batch_size):
+        raise ValueError(
+            f"The participation has batch_size = {own_batch_size}, found {batch_size}."
+        )
+    own_examples = getattr(participation, "num_examples", None)
+    if own_examples is not None and num_examples not in (None, own_examples):
+        raise ValueError(
+            f"The participation has num_examples = {own_examples}, found {num_examples}."
+        )
+    if isinstance(participation, (FixedEpochOrder, BallsInBins, Shuffled)):
+        steps = participation.num_steps if num_steps is None else num_steps
+        participation.validate_num_steps(steps)
+        expected = participation.num_examples / participation.steps_per_epoch
+        return participation, steps, expected
+    if num_steps is None:
+        raise ValueError("num_steps is missing: it is never inferred.")
+    participation.validate_num_steps(num_steps)
+    expected_size = batch_size if own_batch_size is None else own_batch_size
+    return (
+        participation,
+        num_steps,
+        None if expected_size is None else float(expected_size),
+    )
+
+
+def _check_budget(
+    epsilon: float | None,
+    delta: float | None,
+    noise_multiplier: float | None,
+    num_examples: int | None,
+) -> float:
+    """Delta, if the budget is complete and not contradictory."""
+    if delta is None:
+        raise ValueError("delta is missing: a common choice is below 1 / num_examples.")
+    gaussian.check_delta(delta)
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ValueError(
+            f"Give exactly one of epsilon and noise_multiplier, found epsilon = "
+            f"{epsilon}, noise_multiplier = {noise_multiplier}."
+        )
+    if epsilon is not None:
+        check_positive("epsilon", epsilon)
+    else:
+        check_positive("noise_multiplier", noise_multiplier)
+    if num_examples is not None and delta >= 1.0 / num_examples:
+        warnings.warn(
+            f"delta = {delta} is not below 1 / num_examples = {1.0 / num_examples:.3g}: "
+            f"such a delta permits to publish somebody's data.",
+            stacklevel=3,
+        )
+    return float(delta)
+
+
+def _account(
+    strategy: Strategy,
+    participation: Participation,
+    epsilon: float | None,
+    delta: float,
+    noise_multiplier: float | None,
+    confidence: float | None,
+    progress: bool,
+) -> tuple[float, Guarantee]:
+    """The noise per unit of sensitivity, and the guarantee."""
+    accountant = accountant_for(strategy, participation, confidence, progress=progress)
+    sensitivity = strategy.sensitivity(participation).value
+    if epsilon is None:
+        assert noise_multiplier is not None
+        guarantee = accountant.guarantee(noise_multiplier * sensitivity, delta)
+        return float(noise_multiplier), guarantee
+    found = accountant.calibrate(float(epsilon), delta)
+    if found.normalization == "sensitivity":
+        return found.noise_multiplier, found.guarantee
+    # Rounded up: the product with the sensitivity must not be smaller.
+    return found.noise_stddev / sensitivity * (1.0 + 1e-12), found.guarantee
