@@ -117,16 +117,16 @@ def train_all(
 def extra_memory(plan: tf_bandmf.Plan) -> str:
     """Vectors of the model's size that the mechanism keeps, beyond DP-SGD."""
     vectors = plan.strategy.memory_vectors
-    return "none" if vectors == 0 else f"{vectors} x model"
+    return "none" if vectors == 0 else f"{vectors} x"
 
 
 def print_table(title: str, runs: dict[str, list[Run]]) -> None:
     """One row per mechanism; accuracy as mean and standard error over the seeds."""
     table = rich.table.Table(title=title)
     table.add_column("mechanism", no_wrap=True)
-    for column in ("noise\nmultiplier", "sens(C)", "RMSE", "extra\nmemory"):
+    for column in ("noise\nmult.", "sens(C)", "RMSE", "extra\nmemory"):
         table.add_column(column)
-    table.add_column("learning\nrate")
+    table.add_column("learning\nrate", no_wrap=True)
     table.add_column("test accuracy", no_wrap=True)
     for name, group in runs.items():
         plan = group[0].plan

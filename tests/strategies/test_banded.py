@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_bandmf import strategies, workloads
 from tf_bandmf.optimize import banded_matrices, certificate, objectives
 from tf_bandmf.participation import FixedEpochOrder, MinSep
+from tf_bandmf.strategies import banded
 
 # scaling-up-dp-bandmf, Example B.1, by columns.
 EXAMPLE = [
@@ -141,7 +142,7 @@ def test_certificate_bounds_the_true_gap_and_shrinks():
     )
     optimum = mean_error(best, workload)
     gaps = []
-    for iterations in (0, 5, 30):
+    for iterations in (0, 20):
         found = strategies.optimized_banded(
             workload, bands, start=start, max_iterations=iterations
         )
@@ -212,6 +213,19 @@ def test_warm_start_from_the_optimum_stops_at_once():
         workloads.prefix_sum(9), 3, start=example(), gap_tolerance=1e-5
     )
     assert found.diagnostics["num_iterations"] == 0
+
+
+def test_long_runs_start_from_the_toeplitz_optimum(monkeypatch):
+    monkeypatch.setattr(banded, "_TOEPLITZ_START", 1)
+    workload, once = workloads.prefix_sum(30), MinSep(30, 1)
+    found = strategies.optimized_banded(workload, 3, max_iterations=0)
+    toeplitz = strategies.optimized_toeplitz(
+        workload, once, 3, column_normalized=True, gradient_tolerance=1e-5
+    )
+    np.testing.assert_allclose(
+        found.rmse(workload, once), toeplitz.rmse(workload, once), rtol=1e-12
+    )
+    assert not found.diagnostics["converged"]
 
 
 def test_invalid_arguments_are_refused():

@@ -14,11 +14,15 @@ from tf_bandmf import bands as bands_lib
 from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.square_root import bsr
 from tf_bandmf.strategies.toeplitz import optimized_toeplitz
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
+
+# From this many steps on, a better start than the square root pays for itself.
+_TOEPLITZ_START = 2048
 
 
 def optimized_banded(
@@ -61,7 +65,8 @@ def optimized_banded(
       participation: needed without column normalization, and then a `FixedEpochOrder`
         with at least as many steps per epoch as `C` has bands.
       start: a banded strategy to start from, with any number of bands; by default the
-        optimal banded Toeplitz strategy.
+        square root of the workload, and for many steps the optimal banded Toeplitz
+        strategy.
       max_iterations: of L-BFGS, for each stage of the objective.
       gap_tolerance: converged when the certified relative gap is at most this.
       gradient_tolerance: converged when no derivative of `n log(objective)` exceeds
@@ -87,7 +92,7 @@ def optimized_banded(
     separation = None if column_normalized else _epoch(participation, bands, n)
     goal = objectives.resolve(objective)
     if start is None:
-        start = _toeplitz_start(workload, bands)
+        start = _default_start(workload, bands)
     if start.num_steps != n:
         raise ValueError(
             f"start must have {n} steps like the workload, found {start.num_steps}."
@@ -139,8 +144,10 @@ def _epoch(participation: Participation | None, bands: int, num_steps: int) -> i
     return participation.separation()
 
 
-def _toeplitz_start(workload: Workload, bands: int) -> Strategy:
-    """The best Toeplitz strategy for the workload without its learning rates."""
+def _default_start(workload: Workload, bands: int) -> Strategy:
+    """A Toeplitz strategy for the workload without its learning rates."""
+    if workload.num_steps < _TOEPLITZ_START:
+        return bsr(workload, bands)
     plain = dataclasses.replace(workload, learning_rates=None)
     once = MinSep(workload.num_steps, 1)
     return optimized_toeplitz(plain, once, bands, gradient_tolerance=1e-5)
