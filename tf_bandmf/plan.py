@@ -12,8 +12,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from tf_bandmf import participation as participation_lib
 from tf_bandmf import storage
 from tf_bandmf.accounting import gaussian
@@ -86,9 +84,9 @@ class Plan:
             )
         self.participation.validate_num_steps(n)
         for name in ("l2_norm_clip", "noise_multiplier", "epsilon"):
-            check_positive(name, getattr(self, name))
+            gaussian.check_positive(name, getattr(self, name))
         if self.expected_batch_size is not None:
-            check_positive("expected_batch_size", self.expected_batch_size)
+            gaussian.check_positive("expected_batch_size", self.expected_batch_size)
         low, high = _CLIP_RANGE
         if not low <= self.l2_norm_clip <= high:
             raise ValueError(
@@ -296,10 +294,3 @@ def _describe_mechanism(strategy: Strategy) -> str:
     )
     inside = ", ".join(values)
     return f"{strategy.family}({inside})" if inside else strategy.family
-
-
-def check_positive(name: str, value: Any) -> None:
-    """Raises ValueError unless `value` is a finite number > 0."""
-    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not number or not (math.isfinite(value) and value > 0.0):
-        raise ValueError(f"{name} must be finite and > 0, found {value!r}.")

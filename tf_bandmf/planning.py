@@ -15,7 +15,7 @@ from tf_bandmf.participation import (
     Participation,
     Shuffled,
 )
-from tf_bandmf.plan import Plan, check_positive
+from tf_bandmf.plan import Plan
 from tf_bandmf.strategies import Strategy
 from tf_bandmf.workloads import Workload
 
@@ -98,7 +98,7 @@ def plan(
     if num_examples is None:
         num_examples = getattr(participation, "num_examples", None)
     delta = _check_budget(epsilon, delta, noise_multiplier, num_examples)
-    check_positive("l2_norm_clip", l2_norm_clip)
+    gaussian.check_positive("l2_norm_clip", l2_norm_clip)
     if workload is None:
         workload = workloads.momentum_sgd(steps, momentum, decay, learning_rates)
     elif momentum != 0.0 or decay != 1.0 or learning_rates is not None:
@@ -214,9 +214,9 @@ def _check_budget(
             f"{epsilon}, noise_multiplier = {noise_multiplier}."
         )
     if epsilon is not None:
-        check_positive("epsilon", epsilon)
+        gaussian.check_positive("epsilon", epsilon)
     else:
-        check_positive("noise_multiplier", noise_multiplier)
+        gaussian.check_positive("noise_multiplier", noise_multiplier)
     if num_examples is not None and delta >= 1.0 / num_examples:
         warnings.warn(
             f"delta = {delta} is not below 1 / num_examples = {1.0 / num_examples:.3g}: "

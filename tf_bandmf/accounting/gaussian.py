@@ -13,7 +13,9 @@ checked with it again.
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import scipy.optimize
 from dp_accounting.pld import privacy_loss_mechanism
 
@@ -123,10 +125,11 @@ def zcdp_rho(noise_multiplier: float) -> float:
     return 0.5 / noise_multiplier**2
 
 
-def check_positive(name: str, value: float) -> None:
-    """Raises ValueError unless the value is finite and > 0."""
-    if isinstance(value, bool) or not (math.isfinite(value) and value > 0.0):
-        raise ValueError(f"{name} must be finite and > 0, found {value}.")
+def check_positive(name: str, value: Any) -> None:
+    """Raises ValueError unless the value is a finite number > 0."""
+    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    if not number or not (math.isfinite(value) and value > 0.0):
+        raise ValueError(f"{name} must be finite and > 0, found {value!r}.")
 
 
 def check_delta(delta: float) -> None:
