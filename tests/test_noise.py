@@ -104,6 +104,31 @@ def test_a_shard_generates_its_part_alone():
     np.testing.assert_array_equal(whole[2 * 4096 :], part)
 
 
+@pytest.mark.parametrize("keep_normals", [False, True])
+@pytest.mark.parametrize("name", all_strategies())
+def test_shards_are_the_parts_of_the_vector_of_one_device(name, keep_normals):
+    strategy, size = all_strategies()[name], 3 * 4096 + 100
+    options = {"keep_normals": keep_normals}
+    whole = run(noise.NoiseGenerator(strategy, size, **options))
+    generator = noise.NoiseGenerator(strategy, size, num_shards=3, **options)
+    assert generator.shard_size == 2 * 4096
+    parts = [
+        run(generator, lambda state, step, r=r: generator.next(state, step, r))
+        for r in range(3)
+    ]
+    found = np.concatenate(parts, axis=1)[:, :size]
+    np.testing.assert_allclose(found, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize("name", ["lambda_cgd_normalized", "bisr_many_bands"])
+def test_kept_normals_give_the_bits_of_regenerated_ones(name):
+    strategy = all_strategies()[name]
+    again = noise.NoiseGenerator(strategy, 5000)
+    kept = noise.NoiseGenerator(strategy, 5000, keep_normals=True)
+    assert (again.memory_vectors, kept.memory_vectors) == (0, strategy.noise_bands - 1)
+    np.testing.assert_array_equal(run(kept), run(again))
+
+
 def test_longer_vectors_extend_shorter_ones():
     key = tf.constant(KEY.step_keys(1)[0])
     np.testing.assert_array_equal(
@@ -180,3 +205,5 @@ def test_invariant_8_every_random_number_has_one_use():
 def test_no_parameters_are_refused():
     with pytest.raises(ValueError, match="num_parameters"):
         noise.NoiseGenerator(strategies.identity(3), 0)
+    with pytest.raises(ValueError, match="num_shards"):
+        noise.NoiseGenerator(strategies.identity(3), 5, num_shards=0)

@@ -17,9 +17,8 @@ from tf_bandmf import storage
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.dispatch import accountant_for
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Guarantee
-from tf_bandmf.participation import (
-    Participation,
-)
+from tf_bandmf.memory import NoiseMemory, noise_memory
+from tf_bandmf.participation import Participation
 from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.sampled import schedule_for
 from tf_bandmf.sensitivity import Sensitivity
@@ -191,6 +190,12 @@ class Plan:
             sample_weight,
             sampler_seed,
         )
+
+    def memory(
+        self, num_parameters: int, num_devices: int = 1, keep_normals: bool = False
+    ) -> NoiseMemory:
+        """What the noise keeps in memory for a model; see `memory.noise_memory`."""
+        return noise_memory(self.strategy, num_parameters, num_devices, keep_normals)
 
     def statement(self) -> PrivacyStatement:
         """The privacy statement of a run of this plan."""

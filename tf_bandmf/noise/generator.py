@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_bandmf import bands
 from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.normals import BLOCK, standard_normals
 from tf_bandmf.noise.recurrences import recurrence_of
 from tf_bandmf.strategies import Strategy
 
@@ -18,7 +19,7 @@ class NoiseState(NamedTuple):
 
     Attributes:
       step_keys: uint64, shape [num_steps, 2].
-      buffer: kept vectors, float32, shape [memory_vectors, num_parameters].
+      buffer: kept vectors, float32, shape [memory_vectors, shard_size].
     """
 
     step_keys: tf.Tensor
@@ -35,20 +36,41 @@ class NoiseGenerator:
     with independent standard normal `Z`, each row of `Z` used for one step only, up to
     float32 rounding and the quality of Philox. Multiply by `Plan.noise_stddev`.
 
+    Several devices can share the work (scaling-up-dp-bandmf, section 3.3): with
+    `num_shards = R` each of them generates, and keeps the buffer for, one of R parts of
+    equal size. The parts one after the other, cut to `num_parameters`, are the vector
+    of one device.
+
     Args:
       strategy: gives C and the number of steps.
       num_parameters: d, length of the noise vector.
+      num_shards: R; a generator of one of more than one shard returns its part.
+      keep_normals: strategies with a banded inverse keep their last `bands - 1` normals
+        instead of drawing them again: more memory, less time, the same bits.
 
     Raises:
-      ValueError: if num_parameters < 1.
+      ValueError: if num_parameters or num_shards is < 1.
     """
 
-    def __init__(self, strategy: Strategy, num_parameters: int) -> None:
-        if num_parameters < 1:
-            raise ValueError(f"num_parameters must be >= 1, found {num_parameters}.")
+    def __init__(
+        self,
+        strategy: Strategy,
+        num_parameters: int,
+        *,
+        num_shards: int = 1,
+        keep_normals: bool = False,
+    ) -> None:
+        for name, value in (
+            ("num_parameters", num_parameters),
+            ("num_shards", num_shards),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be >= 1, found {value}.")
         self.num_steps = strategy.num_steps
         self.num_parameters = int(num_parameters)
-        self._recurrence = recurrence_of(strategy.core)
+        self.num_shards = int(num_shards)
+        self._shard_blocks = -(-self.num_parameters // (BLOCK * self.num_shards))
+        self._recurrence = recurrence_of(strategy.core, keep_normals)
         self._row_scale: np.ndarray | None = None
         if isinstance(strategy.matrix, bands.ColumnScaled):
             # C^-1 = diag(1 / scale) core^-1 (dp-lambda-cgd, Proposition 7).
@@ -60,34 +82,52 @@ class NoiseGenerator:
         """Rows of the buffer."""
         return self._recurrence.memory_vectors
 
+    @property
+    def shard_size(self) -> int:
+        """Length of what this generator returns: num_parameters if it is the only one.
+
+        Several shards have whole blocks of normals each; the last ones may reach past
+        the end of the vector.
+        """
+        if self.num_shards == 1:
+            return self.num_parameters
+        return self._shard_blocks * BLOCK
+
     def initial_state(self, key: NoiseKey) -> NoiseState:
         """The state before step 0."""
         return NoiseState(
             tf.constant(key.step_keys(self.num_steps)),
-            tf.zeros([self.memory_vectors, self.num_parameters]),
+            tf.zeros([self.memory_vectors, self.shard_size]),
         )
 
-    def next(self, state: NoiseState, step: tf.Tensor) -> tuple[tf.Tensor, NoiseState]:
+    def next(
+        self, state: NoiseState, step: tf.Tensor, shard: tf.Tensor | int = 0
+    ) -> tuple[tf.Tensor, NoiseState]:
         """The noise of a step, and the state after it.
 
         Args:
           state: after the steps before.
           step: int64 scalar in [0, num_steps). With a buffer the steps must come in
             order.
+          shard: which part, int32 scalar in [0, num_shards).
 
         Returns:
-          float32, shape [num_parameters], and the new state.
+          float32, shape [shard_size], and the new state.
 
         Raises:
           InvalidArgumentError: if step is not in [0, num_steps), in graphs too.
           ValueError: if traced under XLA, which drops the assertion: call it outside.
         """
         refuse_xla()
-        return self._next_function(state, tf.cast(step, tf.int64))
+        return self._next_function(
+            state, tf.cast(step, tf.int64), tf.cast(shard, tf.int32)
+        )
 
-    def _next(self, state: NoiseState, step: tf.Tensor) -> tuple[tf.Tensor, NoiseState]:
+    def _next(
+        self, state: NoiseState, step: tf.Tensor, shard: tf.Tensor
+    ) -> tuple[tf.Tensor, NoiseState]:
         step = self.checked_step(step)
-        noise, update = self.row(state.step_keys, state.buffer, step)
+        noise, update = self.row(state.step_keys, state.buffer, step, shard)
         if update is None:
             return noise, state
         buffer = tf.tensor_scatter_nd_update(
@@ -111,15 +151,23 @@ class NoiseGenerator:
             return tf.identity(step)
 
     def row(
-        self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor
+        self,
+        step_keys: tf.Tensor,
+        buffer: tf.Tensor,
+        step: tf.Tensor,
+        shard: tf.Tensor | int = 0,
     ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         """The noise of a checked step, and the rows of the buffer that change.
 
         For callers that keep the buffer in a variable; others use `next`.
         """
-        noise, update = self._recurrence.row(
-            step_keys, buffer, step, self.num_parameters
-        )
+        first_block = self._shard_blocks * shard
+
+        def normals(step: tf.Tensor) -> tf.Tensor:
+            key = tf.gather(step_keys, step)
+            return standard_normals(key, self.shard_size, first_block)
+
+        noise, update = self._recurrence.row(normals, buffer, step)
         if self._row_scale is not None:
             noise *= tf.gather(tf.constant(self._row_scale), step)
         return noise, update

@@ -6,13 +6,13 @@ import numpy as np
 import tensorflow as tf
 
 # Normals are made in blocks of this many, so that any block can be made by itself.
-_BLOCK = 4096
-_COUNTERS_PER_BLOCK = _BLOCK // 4  # one Philox counter gives four 32-bit words
+BLOCK = 4096
+_COUNTERS_PER_BLOCK = BLOCK // 4  # one Philox counter gives four 32-bit words
 _PHILOX = 1  # tf.random.Algorithm.PHILOX, never "auto_select"
 
 
 def standard_normals(
-    step_key: tf.Tensor, num_normals: int, first_block: int = 0
+    step_key: tf.Tensor, num_normals: int, first_block: tf.Tensor | int = 0
 ) -> tf.Tensor:
     """Independent standard normals, float32, shape [num_normals].
 
@@ -27,13 +27,12 @@ def standard_normals(
       first_block: where to begin, in blocks of 4096 normals: a shard generates its
         part alone.
     """
-    num_blocks = -(-num_normals // _BLOCK)
+    first_counter = tf.cast(first_block, tf.uint64) * _COUNTERS_PER_BLOCK
+    num_blocks = -(-num_normals // BLOCK)
     bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[num_blocks, 2, _BLOCK // 2],
+        shape=[num_blocks, 2, BLOCK // 2],
         key=step_key[:1],
-        counter=tf.stack(
-            [tf.constant(first_block * _COUNTERS_PER_BLOCK, tf.uint64), step_key[1]]
-        ),
+        counter=tf.stack([first_counter, step_key[1]]),
         alg=_PHILOX,
         dtype=tf.uint32,
     )

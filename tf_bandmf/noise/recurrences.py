@@ -1,21 +1,28 @@
-"""The three ways to stream the rows of `C^-1 Z`, one for each kind of matrix."""
+"""The ways to stream the rows of `C^-1 Z`, by the kind of matrix."""
 
 from __future__ import annotations
 
 import abc
+from typing import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import bands, unbanded
-from tf_bandmf.noise.normals import standard_normals
+
+# From the number of a step, an int64 scalar, to its independent normals `z[step]`,
+# float32, shape [size]: always the same ones.
+Normals = Callable[[tf.Tensor], tf.Tensor]
 
 # More terms than this are summed in a loop, which holds one vector at a time.
 _UNROLLED_TERMS = 4
 
 
 class Recurrence(abc.ABC):
-    """Computes `(C^-1 Z)[step]` from step keys and a few kept vectors.
+    """Computes `(C^-1 Z)[step]` from normals and a few kept vectors.
+
+    Every entry of the row depends on the same entry of normals and buffer alone: a part
+    of the vector is computed without the rest.
 
     Attributes:
       memory_vectors: rows of the buffer.
@@ -25,15 +32,14 @@ class Recurrence(abc.ABC):
 
     @abc.abstractmethod
     def row(
-        self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor, size: int
+        self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         """The row of a step, and the rows of the buffer that change.
 
         Args:
-          step_keys: uint64, shape [n, 2].
+          normals: of any step up to this one.
           buffer: float32, shape [memory_vectors, size], after the steps before.
           step: int64 scalar.
-          size: length of the row, static.
         """
 
 
@@ -47,28 +53,65 @@ class Regeneration(Recurrence):
         self._rows = _Rows(noising_matrix)
 
     def row(
-        self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor, size: int
-    ) -> tuple[tf.Tensor, None]:
+        self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         weights = self._rows.at(step)
 
         def term(j: tf.Tensor) -> tf.Tensor:
             # Steps before the first have weight 0.
-            key = tf.gather(step_keys, tf.maximum(step - tf.cast(j, tf.int64), 0))
-            return weights[j] * standard_normals(key, size)
+            return weights[j] * normals(tf.maximum(step - tf.cast(j, tf.int64), 0))
 
-        total = term(tf.constant(0))
-        if self._rows.terms <= _UNROLLED_TERMS:
-            for j in range(1, self._rows.terms):
-                total += term(tf.constant(j))
-            return total, None
-        exist = tf.minimum(self._rows.terms, tf.cast(step, tf.int32) + 1)
-        _, total = tf.while_loop(
-            lambda j, _: j < exist,
-            lambda j, partial: (j + 1, partial + term(j)),
-            (tf.constant(1), total),
-            parallel_iterations=1,
-        )
-        return total, None
+        return _sum_of_terms(term, self._rows.terms, step), None
+
+
+class KeptNormals(Recurrence):
+    """The same numbers as `Regeneration` to the last bit, from normals that are kept.
+
+    Slot `i % memory_vectors` of the buffer holds `z[i]`.
+    """
+
+    def __init__(self, noising_matrix: bands.LowerTriangular) -> None:
+        self._rows = _Rows(noising_matrix)
+        self.memory_vectors = self._rows.terms - 1
+
+    def row(
+        self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
+        weights = self._rows.at(step)
+        fresh = normals(step)
+        if not self.memory_vectors:
+            return weights[0] * fresh, None
+
+        def term(j: tf.Tensor) -> tf.Tensor:
+            # Slots of steps before the first hold zeros.
+            slot = (step - tf.cast(j, tf.int64)) % self.memory_vectors
+            return weights[j] * tf.gather(buffer, slot)
+
+        output = _sum_of_terms(term, self._rows.terms, step, weights[0] * fresh)
+        slot = tf.reshape(step % self.memory_vectors, [1])
+        return output, tf.IndexedSlices(fresh[None], slot)
+
+
+def _sum_of_terms(
+    term: Callable[[tf.Tensor], tf.Tensor],
+    num_terms: int,
+    step: tf.Tensor,
+    first: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Adds up the terms `0, 1, ...` in this order; `first` is the one with number 0."""
+    total = term(tf.constant(0)) if first is None else first
+    if num_terms <= _UNROLLED_TERMS:
+        for j in range(1, num_terms):
+            total += term(tf.constant(j))
+        return total
+    exist = tf.minimum(num_terms, tf.cast(step, tf.int32) + 1)
+    _, total = tf.while_loop(
+        lambda j, _: j < exist,
+        lambda j, partial: (j + 1, partial + term(j)),
+        (tf.constant(1), total),
+        parallel_iterations=1,
+    )
+    return total
 
 
 class RingBuffer(Recurrence):
@@ -83,10 +126,10 @@ class RingBuffer(Recurrence):
         self.memory_vectors = self._rows.terms - 1
 
     def row(
-        self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor, size: int
+        self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         weights = self._rows.at(step)
-        fresh = standard_normals(tf.gather(step_keys, step), size)
+        fresh = normals(step)
         if not self.memory_vectors:
             return fresh / weights[0], None
         # Slot s was written j = 1 + (step - 1 - s) mod memory steps ago.
@@ -112,11 +155,11 @@ class GeometricBuffers(Recurrence):
         self.memory_vectors = matrix.num_buffers
 
     def row(
-        self, step_keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor, size: int
+        self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.IndexedSlices]:
         # NaN past the horizon, as in _Rows.at.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
-        fresh = one * standard_normals(tf.gather(step_keys, step), size)
+        fresh = one * normals(step)
         scales = tf.constant(self._scales)
         output = fresh + tf.linalg.matvec(buffer, scales, transpose_a=True)
         updated = tf.constant(self._decays)[:, None] * buffer + fresh[None]
@@ -124,14 +167,20 @@ class GeometricBuffers(Recurrence):
         return output, tf.IndexedSlices(updated, slots)
 
 
-def recurrence_of(core: bands.LowerTriangular) -> Recurrence:
+def recurrence_of(
+    core: bands.LowerTriangular, keep_normals: bool = False
+) -> Recurrence:
     """The recurrence for a strategy matrix without column scaling.
+
+    Args:
+      core: C.
+      keep_normals: where earlier normals are needed again, keep them.
 
     Raises:
       TypeError: for a kind of matrix that cannot be streamed.
     """
     if isinstance(core, bands.Inverse):
-        return Regeneration(core.inner)
+        return (KeptNormals if keep_normals else Regeneration)(core.inner)
     if isinstance(core, unbanded.BufferedToeplitz):
         return GeometricBuffers(core)
     if isinstance(core, unbanded.Dense):
