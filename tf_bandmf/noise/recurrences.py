@@ -61,7 +61,8 @@ class Regeneration(Recurrence):
             # Steps before the first have weight 0.
             return weights[j] * normals(tf.maximum(step - tf.cast(j, tf.int64), 0))
 
-        return _sum_of_terms(term, self._rows.terms, step), None
+        first = self._rows.times_diagonal(weights, normals(step))
+        return _sum_of_terms(first, term, self._rows.terms, step), None
 
 
 class KeptNormals(Recurrence):
@@ -79,27 +80,28 @@ class KeptNormals(Recurrence):
     ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         weights = self._rows.at(step)
         fresh = normals(step)
+        first = self._rows.times_diagonal(weights, fresh)
         if not self.memory_vectors:
-            return weights[0] * fresh, None
+            return first, None
 
         def term(j: tf.Tensor) -> tf.Tensor:
             # Slots of steps before the first hold zeros.
             slot = (step - tf.cast(j, tf.int64)) % self.memory_vectors
             return weights[j] * tf.gather(buffer, slot)
 
-        output = _sum_of_terms(term, self._rows.terms, step, weights[0] * fresh)
+        output = _sum_of_terms(first, term, self._rows.terms, step)
         slot = tf.reshape(step % self.memory_vectors, [1])
         return output, tf.IndexedSlices(fresh[None], slot)
 
 
 def _sum_of_terms(
+    first: tf.Tensor,
     term: Callable[[tf.Tensor], tf.Tensor],
     num_terms: int,
     step: tf.Tensor,
-    first: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Adds up the terms `0, 1, ...` in this order; `first` is the one with number 0."""
-    total = term(tf.constant(0)) if first is None else first
+    """Adds the terms `1, 2, ...` to the first one, in this order."""
+    total = first
     if num_terms <= _UNROLLED_TERMS:
         for j in range(1, num_terms):
             total += term(tf.constant(j))
@@ -124,6 +126,7 @@ class RingBuffer(Recurrence):
     def __init__(self, matrix: bands.LowerTriangular) -> None:
         self._rows = _Rows(matrix)
         self.memory_vectors = self._rows.terms - 1
+        self._compiled_product = tf.function(_product, jit_compile=True)
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
@@ -131,14 +134,22 @@ class RingBuffer(Recurrence):
         weights = self._rows.at(step)
         fresh = normals(step)
         if not self.memory_vectors:
-            return fresh / weights[0], None
+            return self._rows.over_diagonal(weights, fresh), None
         # Slot s was written j = 1 + (step - 1 - s) mod memory steps ago.
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
         age = (step - 1 - slots) % self.memory_vectors + 1
-        past = tf.linalg.matvec(buffer, tf.gather(weights, age), transpose_a=True)
-        output = (fresh - past) / weights[0]
+        # TensorFlow copies a variable that is written row by row whenever it is read;
+        # XLA reads it where it is.
+        in_place = isinstance(buffer, tf.Variable)
+        product = self._compiled_product if in_place else _product
+        past = product(tf.gather(weights, age), buffer)
+        output = self._rows.over_diagonal(weights, fresh - past)
         slot = tf.reshape(step % self.memory_vectors, [1])
         return output, tf.IndexedSlices(output[None], slot)
+
+
+def _product(weights: tf.Tensor, buffer: tf.Tensor) -> tf.Tensor:
+    return tf.linalg.matvec(buffer, weights, transpose_a=True)
 
 
 class GeometricBuffers(Recurrence):
@@ -209,6 +220,23 @@ class _Rows:
             self._rows = matrix.coefficients[None].astype(np.float32)
         else:
             self._rows = bands.as_rows(matrix).astype(np.float32)
+        self._has_unit_diagonal = bool(np.all(self._rows[:, 0] == 1.0))
+
+    def times_diagonal(self, weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        """`x` times the diagonal entry of the row `weights`; costs nothing if it is 1.
+
+        The other weights are NaN past the horizon: a matrix that has them needs no NaN
+        from this one.
+        """
+        if self._has_unit_diagonal and self.terms > 1:
+            return x
+        return weights[0] * x
+
+    def over_diagonal(self, weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        """`x` over the diagonal entry, see `times_diagonal`."""
+        if self._has_unit_diagonal and self.terms > 1:
+            return x
+        return x / weights[0]
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Entries `M[step, step - j]`, shape [terms]; 0 for steps before the first.
