@@ -9,13 +9,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import dp_accounting
+from dp_accounting.pld import privacy_loss_distribution
 
 from tf_bandmf import participation as participation_lib
 from tf_bandmf import storage
 from tf_bandmf.accounting import gaussian
-from tf_bandmf.accounting.dispatch import accountant_for
+from tf_bandmf.accounting.custom import epsilon_by
+from tf_bandmf.accounting.dispatch import Accountant, accountant_for
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Guarantee
 from tf_bandmf.memory import NoiseMemory, noise_memory
 from tf_bandmf.participation import Participation
@@ -103,8 +107,7 @@ class Plan:
                 f"The plan states {self.sensitivity}, but found {computed}: it was "
                 f"damaged. Make the plan again."
             )
-        accountant = accountant_for(self.strategy, self.participation, self.confidence)
-        accountant.validate(self.noise_stddev / self.l2_norm_clip, self.guarantee)
+        self._accountant().validate(self._unit_noise_stddev, self.guarantee)
 
     @property
     def num_steps(self) -> int:
@@ -139,6 +142,67 @@ class Plan:
             zcdp_rho=self.zcdp_rho,
         )
 
+    def guarantee_at(self, delta: float) -> Guarantee:
+        """(epsilon, delta)-DP of the run at another delta, by the plan's accountant.
+
+        A simulated bound holds at the plan's confidence for this delta alone.
+
+        Raises:
+          ValueError: if delta is not in (0, 1), or so large that epsilon would be 0.
+        """
+        return self._accountant().guarantee(self._unit_noise_stddev, delta)
+
+    def epsilon_curve(self, deltas: Sequence[float]) -> list[Guarantee]:
+        """`guarantee_at` of several deltas: the trade-off that the run gives."""
+        accountant, noise = self._accountant(), self._unit_noise_stddev
+        return [accountant.guarantee(noise, float(delta)) for delta in deltas]
+
+    def dp_event(self) -> dp_accounting.DpEvent:
+        """The whole run as an event of dp-accounting, to compose with other releases.
+
+        A fixed order is one `GaussianDpEvent`; cyclic Poisson sampling `ceil(n / b)`
+        Poisson-sampled ones; cyclic sampling without replacement `ceil(n / b)` sampled
+        ones, for replace-one adjacency; a shuffle is bounded by the fixed order.
+
+        Raises:
+          ValueError: under `BallsInBins`: dp-accounting has no event for it.
+        """
+        return self._accountant().event(self._unit_noise_stddev)
+
+    def privacy_loss_distribution(
+        self, interval: float = 1e-4
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """The run's privacy loss, of dp-accounting: epsilon, delta, composition.
+
+        Args:
+          interval: of the discretization, which errs to the safe side.
+
+        Raises:
+          ValueError: for a participation without one (`BallsInBins`, `CyclicFixedSize`).
+        """
+        return self._accountant().privacy_loss(self._unit_noise_stddev, interval)
+
+    def epsilon_by(
+        self, accountant: dp_accounting.PrivacyAccountant, delta: float | None = None
+    ) -> float:
+        """Epsilon by an accountant of one's own choice; see `accounting.custom`.
+
+        Args:
+          accountant: a fresh one, for example `dp_accounting.rdp.RdpAccountant()`.
+          delta: by default the plan's.
+        """
+        return epsilon_by(
+            accountant, self.dp_event(), self.delta if delta is None else delta
+        )
+
+    def _accountant(self) -> Accountant:
+        return accountant_for(self.strategy, self.participation, self.confidence)
+
+    @property
+    def _unit_noise_stddev(self) -> float:
+        """Noise on the raw `C` for l2_norm_clip = 1, as accountants take it."""
+        return self.noise_stddev / self.l2_norm_clip
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 over every privacy-relevant field, as 64 hexadecimal digits."""
@@ -166,15 +230,21 @@ class Plan:
         y: Any = None,
         sample_weight: Any = None,
         sampler_seed: bytes | None = None,
+        padded: bool = False,
     ) -> BatchSchedule:
         """The batches of the run, sampled as the accountant assumes.
 
         Args:
-          x: array or nested structure of arrays, first dimension `num_examples`.
+          x: array or nested structure of arrays, first dimension `num_examples`; or
+            examples on disk with their targets: `sampling.TFRecordExamples`,
+            `sampling.cache_dataset`. A training loop that fetches its examples itself
+            gives `np.arange(num_examples)` and uses `indices()` of what is returned.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
           sampler_seed: of a random sampler: None for a fresh one, or `secret_seed()` of
             the schedule of an interrupted run that is to be continued.
+          padded: all batches have one constant size: zeros with sample weight 0 are
+            added. Without it the size of a batch is no static shape.
 
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
@@ -189,6 +259,7 @@ class Plan:
             y,
             sample_weight,
             sampler_seed,
+            padded,
         )
 
     def memory(

@@ -11,7 +11,12 @@ import scipy.stats
 from tf_bandmf import bands, strategies, unbanded
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
-from tf_bandmf.accounting.bins_mixture import Proposal, Tilt, gram_matrix
+from tf_bandmf.accounting.bins_mixture import (
+    BinsMixture,
+    Proposal,
+    Tilt,
+    gram_matrix,
+)
 from tf_bandmf.accounting.bins_simulator import BinsSimulator
 from tf_bandmf.accounting.monte_carlo import Bound, Estimate
 
@@ -197,11 +202,50 @@ def test_a_bound_lies_above_the_exact_value_and_near_it():
     assert noise < calibrated.noise_stddev < 1.15 * noise
 
 
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("noise, epsilon", [(4.0, 1.0), (2.0, 3.0)])
+def test_no_value_of_a_bound_exceeds_what_is_certain(add, noise, epsilon):
+    """The certain part of a bound, looked for where it is nearly reached."""
+    gram = gram_matrix(strategies.lambda_cgd(24, 0.8).matrix, 6)
+    simulator = BinsSimulator(gram, 20_000, 0, False)
+    mixture = BinsMixture(gram, noise, add)
+    tilts = mixture.tilts_with_certain_weights((0.5, 1.0, 2.0, 4.0))
+    for shares in ((0.01, 0.99), (0.3, 0.7), (0.9, 0.1)):
+        for tilt in tilts:
+            proposal = Proposal((Tilt(), tilt), shares)
+            largest = mixture.largest_value(proposal, epsilon)
+            draws = simulator.draws(20_000, add, (1, 0))
+            # Draws from elsewhere reach losses that the proposal's seldom have.
+            strong = Tilt(common=-4.0 * tilts[0].common) if add else Tilt(4.0, 4.0)
+            wide = Proposal((Tilt(), tilt, strong), (0.2, 0.3, 0.5))
+            losses, densities = mixture.component_densities(draws, wide)
+            mixed = np.logaddexp(
+                densities[0] + np.log(shares[0]), densities[1] + np.log(shares[1])
+            )
+            signed = -losses if add else losses
+            excess = np.maximum(-np.expm1(np.minimum(epsilon - signed, 0.0)), 0.0)
+            values = excess * np.exp(densities[0] - mixed)
+            assert values.max() <= largest * (1.0 + 1e-4)
+            later = mixture.largest_value(proposal, epsilon + 0.5)
+            assert later <= largest
+
+
+def test_with_equal_inner_products_the_certain_bound_is_reached():
+    """A single bin: the loss decides the weight, and the bound is the supremum."""
+    mixture = BinsMixture(np.array([[4.0]]), 3.0, False)
+    proposal = Proposal((Tilt(), Tilt(own=1.5)), (0.1, 0.9))
+    losses = np.linspace(1.0, 12.0, 100_001)
+    log_ratio = 1.5 * losses - 1.5 * 2.5 * mixture.half[0]
+    values = -np.expm1(1.0 - losses) / (0.1 + 0.9 * np.exp(log_ratio))
+    found = mixture.largest_value(proposal, 1.0)
+    assert values.max() <= found < 1.01 * values.max()
+
+
 def test_a_bound_that_would_take_for_ever_is_refused():
     gram = gram_matrix(strategies.lambda_cgd(40, 0.7).matrix, 10)
     accountant = BallsInBinsAccountant(gram, confidence=1 - 1e-6)
     with pytest.raises(ValueError, match="larger delta or an estimate"):
-        accountant.calibrate_noise_stddev(1.0, 1e-12)
+        accountant.calibrate_noise_stddev(1.0, 1e-14)
 
 
 def test_shipped_example_of_jax_privacy():
@@ -224,6 +268,17 @@ def test_dp_lambda_cgd_setting(noise, epsilon, tolerance):
     assert accountant.epsilon(1e-5, noise).value == pytest.approx(
         epsilon, abs=tolerance
     )
+
+
+@pytest.mark.slow
+def test_a_bound_is_within_three_percent_of_the_estimate():
+    matrix = strategies.lambda_cgd(3910, 0.9).matrix
+    estimate = BallsInBinsAccountant.of_strategy(matrix, 391).epsilon(1e-5, 7.427)
+    accountant = BallsInBinsAccountant.of_strategy(matrix, 391, confidence=1 - 1e-6)
+    bound = accountant.epsilon(1e-5, 7.427)
+    assert isinstance(bound, Bound)
+    assert estimate.value < bound.value < 1.03 * estimate.value
+    assert estimate.standard_error < 0.01 * estimate.value
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import scipy.optimize
 
 from tf_bandmf import bands
 from tf_bandmf.accounting import gaussian
-from tf_bandmf.accounting.bins_mixture import BinsMixture, gram_matrix
+from tf_bandmf.accounting.bins_mixture import gram_matrix
 from tf_bandmf.accounting.bins_simulator import (
     CHECK,
     DEFENSIVE,
@@ -34,12 +34,13 @@ from tf_bandmf.accounting.root_finding import log
 
 NAME = "balls in bins, Monte Carlo with importance sampling"
 
-# Share of draws from the target itself in a bound: its certain part is inversely
-# proportional to it.
-_DEFENSIVE_BOUND = 0.9
 # What a bound may cost: added to delta, as a part of it.
-_BOUND_SLACK = 0.35
-_LARGEST_BOUND_ENTRIES = 2e10
+_BOUND_SLACK = 0.3
+# Smaller values of delta are bounded by about this much.
+_LEAST_BOUNDED = 1e-6
+# The direction with the smaller delta gets this part of the probability of failure.
+_MINOR_PART = 0.1
+_LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
 # Standard errors by which a calibrated estimate stays below delta.
 _SAFETY = 2.0
 _ATTEMPTS = 8
@@ -135,8 +136,8 @@ class BallsInBinsAccountant:
             return _estimate(self._simulator.runs(epsilon, noise_stddev), epsilon)
         rough = _estimate(self._simulator.rough_runs(noise_stddev), epsilon).value
         beta = 1.0 - self._confidence
-        count = self._bound_draws(max(rough, 1e-6), beta)
-        return self._bound(epsilon, noise_stddev, beta, count, MAIN)
+        aim = max(rough, _LEAST_BOUNDED)
+        return self._bound(epsilon, noise_stddev, beta, aim, MAIN)
 
     def rough_delta(self, epsilon: float, noise_stddev: float) -> Estimate:
         """A quick estimate of delta at epsilon, from few draws."""
@@ -214,14 +215,13 @@ class BallsInBinsAccountant:
     ) -> Calibrated:
         assert self._confidence is not None
         beta = 1.0 - self._confidence
-        # The first attempt may fail with half of beta, the next with a quarter, ...
-        count = self._bound_draws(delta, 0.5 * beta)
-        # Of which the bound takes _BOUND_SLACK / (1 + _BOUND_SLACK), and some luck.
-        aim = delta / (1.0 + 1.35 * _BOUND_SLACK)
+        # A bound takes _BOUND_SLACK / (1 + _BOUND_SLACK) of it, and some luck.
+        aim = delta / (1.0 + 1.1 * _BOUND_SLACK)
         noise = self._search(epsilon, aim, largest, 1.0)
         for attempt in range(_ATTEMPTS):
+            # The first attempt may fail with half of beta, the next with a quarter, ...
             part = beta * 0.5 ** (attempt + 1)
-            found = self._bound(epsilon, noise, part, count, (CHECK, attempt))
+            found = self._bound(epsilon, noise, part, delta, (CHECK, attempt))
             if found.value <= delta:
                 whole = Bound(found.value, self._confidence, found.num_draws)
                 return Calibrated(noise, whole)
@@ -288,18 +288,14 @@ class BallsInBinsAccountant:
     ) -> Bound:
         assert self._confidence is not None
         beta = 1.0 - self._confidence
-        count = self._bound_draws(delta, beta)
-        # The largest weight is valid from here on, whatever the main draws say.
-        least = 0.9 * rough
-        runs = []
-        for add in (False, True):
-            run, largest = self._bound_run(add, rough, least, noise, count, MAIN)
-            runs.append((run, largest))
+        # The largest value is valid from here on, whatever the main draws say.
+        least = 0.97 * rough
+        runs = self._bound_runs(least, noise, beta, delta, MAIN)
 
         def bound(epsilon: float) -> float:
             return max(
-                run.bound(epsilon, largest, 0.5 * beta, 1e-4 * delta)
-                for run, largest in runs
+                run.bound(epsilon, largest, part, 1e-4 * delta)
+                for run, largest, part in runs
             )
 
         if bound(upper) > delta:
@@ -309,56 +305,51 @@ class BallsInBinsAccountant:
         else:
             value = _solve_epsilon(bound, delta, upper, least)
             value *= 1.0 + 1e-6
+        count = sum(run.losses.size for run, _, _ in runs)
         return Bound(min(value, upper), self._confidence, count)
 
     def _bound(
-        self,
-        epsilon: float,
-        noise: float,
-        beta: float,
-        count: int,
-        stage: Stage,
+        self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
     ) -> Bound:
         """Delta at confidence 1 - beta, both directions together."""
-        found: list[float] = []
-        for add in (False, True):
-            run, largest = self._bound_run(add, epsilon, epsilon, noise, count, stage)
-            found.append(run.bound(epsilon, largest, 0.5 * beta, 1e-12))
-        return Bound(min(max(found), 1.0), 1.0 - beta, count)
+        runs = self._bound_runs(epsilon, noise, beta, aim, stage)
+        found = max(
+            run.bound(epsilon, largest, part, 1e-12) for run, largest, part in runs
+        )
+        count = sum(run.losses.size for run, _, _ in runs)
+        return Bound(min(found, 1.0), 1.0 - beta, count)
 
-    def _bound_run(
-        self,
-        add: bool,
-        epsilon: float,
-        least_epsilon: float,
-        noise: float,
-        count: int,
-        stage: Stage,
-    ) -> tuple[Run, float]:
-        """A run, and what bounds its values for certain from `least_epsilon` on.
+    def _bound_runs(
+        self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
+    ) -> list[tuple[Run, float, float]]:
+        """For both directions: a run, the largest value from `epsilon` on, its beta.
 
-        The certain part of the bound is proportional to it, so that fewer than `count`
-        draws suffice where it is small.
+        With so many draws that the bound exceeds a delta of `aim` by _BOUND_SLACK.
         """
         simulator = self._simulator
-        proposal = simulator.propose_for_bound(add, epsilon, noise, _DEFENSIVE_BOUND)
-        mixture = BinsMixture(self._gram, noise, add)
-        largest = mixture.largest_weight(proposal, least_epsilon)
-        needed = math.ceil(count * min(1.0, largest * _DEFENSIVE_BOUND))
-        draws = simulator.draws(max(needed, simulator.num_draws), add, stage)
-        return simulator.simulate(noise, proposal, draws, add), largest
-
-    def _bound_draws(self, delta: float, beta: float) -> int:
-        """Draws with which a bound exceeds delta by about _BOUND_SLACK times delta."""
-        bits = math.log(2.0 / beta) + math.log(2.0)
-        count = math.ceil(1.1 * bits / _DEFENSIVE_BOUND / (_BOUND_SLACK * delta))
-        if count * self.num_bins > _LARGEST_BOUND_ENTRIES:
-            raise ValueError(
-                f"A bound at delta = {delta:.3g}, confidence 1 - {beta:.2g} and "
-                f"{self.num_bins} bins would take {count:.3g} draws. Use a larger delta "
-                f"or an estimate (confidence=None)."
+        rough = [run.estimate(epsilon).value for run in simulator.rough_runs(noise)]
+        minor = int(rough[0] > rough[1])
+        runs = []
+        for add in (False, True):
+            part = beta * (_MINOR_PART if add == minor else 1.0 - _MINOR_PART)
+            # Betting on several bets at once costs a factor of 2.
+            log_odds = math.log(2.0 / part)
+            proposal, largest, count = simulator.propose_for_bound(
+                add, epsilon, noise, log_odds, _BOUND_SLACK * aim
             )
-        return max(count, self._simulator.num_draws)
+            if not (
+                count <= _LARGEST_BOUND_DRAWS
+                and count * self.num_bins <= _LARGEST_BOUND_ENTRIES
+            ):
+                raise ValueError(
+                    f"A bound at delta = {aim:.3g}, confidence 1 - {beta:.2g} and "
+                    f"{self.num_bins} bins would take {count:.3g} draws. Use a larger "
+                    f"delta or an estimate (confidence=None)."
+                )
+            draws = simulator.draws(max(count, simulator.num_draws), add, stage)
+            run = simulator.simulate(noise, proposal, draws, add)
+            runs.append((run, largest, part))
+        return runs
 
 
 def _estimate(runs: Sequence[Run], epsilon: float) -> Estimate:

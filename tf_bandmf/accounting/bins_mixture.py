@@ -154,6 +154,16 @@ class BinsMixture:
             ]
         return tilts
 
+    def tilts_with_certain_weights(self, strengths: Sequence[float]) -> list[Tilt]:
+        """Those tilts that `largest_value` can bound; strengths as for `grid`."""
+        tilts = self.grid(strengths)[1 : len(strengths) + 1]
+        if self.add:
+            # Tilts of use are as strong as the loss that they are to reach.
+            tilts += [
+                Tilt(common=factor * t.common) for t in tilts for factor in (2, 4)
+            ]
+        return tilts
+
     def losses(self, u: np.ndarray) -> np.ndarray:
         """`log dP/dQ` at the inner products `u`, shape [N, b] -> [N]."""
         return _log_mean_exp(u - self.half.astype(u.dtype))
@@ -174,29 +184,37 @@ class BinsMixture:
         exponents = u if scale == 1.0 else u * u.dtype.type(scale)
         return _log_mean_exp(exponents - offset.astype(u.dtype)) + along
 
-    def largest_weight(self, proposal: Proposal, epsilon: float) -> float:
-        """An upper bound on weight times excess, for certain, at epsilon or more.
+    def largest_value(self, proposal: Proposal, epsilon: float) -> float:
+        """An upper bound on weight times `1 - exp(epsilon - loss)`, for certain.
 
-        The target's share `a` bounds the weight by `1 / a`. Where the loss exceeds
-        epsilon the tilts do, too: for "remove" by the power mean inequality,
-        `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 + t)`; for "add" by
-        `log mean_j v_j >= mean_j log v_j`.
+        The supremum over all losses `l >= epsilon` (of -log dP/dQ for "add") of
+        `(1 - exp(epsilon - l)) / (a + sum_i s_i r_i(l))`: `a` is the target's share, and
+        the density of tilt `i` over the target's is at least `r_i(l)`. For "remove" by
+        the power mean inequality, `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 + t)`, so that
+        `r(l) = exp(t l - t (1 + t) max_j |m_j|^2 / 2)`; for "add" by
+        `log mean_j v_j >= mean_j log v_j`. It falls in `epsilon`.
         """
-        known = [-math.log(proposal.shares[0])]
+        slopes, offsets = [0.0], [math.log(proposal.shares[0])]
         for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
             if share <= 0.0:
                 continue
             if self.add:
                 t = -tilt.common
-                exponent = t * (float(self.half.mean()) - epsilon)
-                exponent += 0.5 * t**2 * self.common_squared
+                offset = t * float(self.half.mean()) + 0.5 * t**2 * self.common_squared
             elif tilt.common == 0.0:
                 t = tilt.own
-                exponent = -t * epsilon + t * (1.0 + t) * float(self.half.max())
+                offset = t * (1.0 + t) * float(self.half.max())
             else:
                 continue
-            known.append(exponent - math.log(share))
-        return math.exp(min(known))
+            if t > 0.0:
+                slopes.append(t)
+                offsets.append(math.log(share) - offset)
+        beyond = np.concatenate([[0.0], np.geomspace(1e-4, 60.0, 4000)])
+        terms = np.outer(slopes, epsilon + beyond) + np.array(offsets)[:, None]
+        log_weights = -np.logaddexp.reduce(terms, axis=0)
+        # Within a cell the weight is largest at the left, the excess at the right end.
+        excess = np.append(-np.expm1(-beyond[1:]), 1.0)
+        return float(np.max(excess * np.exp(log_weights))) * (1.0 + 1e-9)
 
     def weighted_losses(
         self, draws: Draws, proposal: Proposal
@@ -207,21 +225,32 @@ class BinsMixture:
           `log dP/dQ`, shape [N], and the log of the target's density over the
           proposal's, shape [N].
         """
-        losses, densities = self.component_densities(draws, proposal)
-        log_shares = np.log(np.asarray(proposal.shares))
-        mixed = np.logaddexp.reduce(densities + log_shares[:, None], axis=0)
-        return losses, densities[0] - mixed
+        log_shares = np.log(np.asarray(proposal.shares))[:, None]
+        losses, log_weights = np.empty((2, draws.num_draws))
+        for part, found, densities in self._chunks(draws, proposal):
+            losses[part] = found
+            mixed = np.logaddexp.reduce(densities + log_shares, axis=0)
+            log_weights[part] = densities[0] - mixed
+        return losses, log_weights
 
     def component_densities(
         self, draws: Draws, proposal: Proposal
     ) -> tuple[np.ndarray, np.ndarray]:
         """Losses [N] and log densities of every component relative to Q, [T, N]."""
+        losses = np.empty(draws.num_draws)
+        densities = np.empty((len(proposal.tilts), draws.num_draws))
+        for part, found, density in self._chunks(draws, proposal):
+            losses[part], densities[:, part] = found, density
+        return losses, densities
+
+    def _chunks(
+        self, draws: Draws, proposal: Proposal
+    ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        """What `component_densities` returns, chunk by chunk."""
         pairs = np.array([[tilt.own, tilt.common] for tilt in proposal.tilts])
         strongest = (1.0 + pairs[:, 0].max()) ** 2 * float(self.half.max())
         dtype = np.float32 if strongest < _SINGLE_PRECISION_LIMIT else np.float64
         gram, common = self.gram.astype(dtype), self.common.astype(dtype)
-        losses = np.empty(draws.num_draws)
-        densities = np.empty((len(proposal.tilts), draws.num_draws))
         start = 0
         for choice, bins, noise in draws.chunks(proposal.shares, self.num_bins):
             u = noise * dtype(1.0 / self.noise_stddev)
@@ -229,16 +258,15 @@ class BinsMixture:
                 u += gram[bins] * (1.0 + pairs[choice, :1]).astype(dtype)
             if np.any(pairs[:, 1]):
                 u += pairs[choice, 1:].astype(dtype) * common
-            stop = start + u.shape[0]
             average = u.mean(axis=1).astype(np.float64)
-            found = self.losses(u)
-            losses[start:stop] = found
-            for row, tilt in zip(densities, proposal.tilts):
-                row[start:stop] = self.log_density(tilt, u, average, found)
-            start = stop
-        if not (np.all(np.isfinite(losses)) and np.all(np.isfinite(densities))):
-            raise ArithmeticError("The simulation of the privacy loss overflowed.")
-        return losses, densities
+            losses = self.losses(u)
+            densities = np.stack(
+                [self.log_density(tilt, u, average, losses) for tilt in proposal.tilts]
+            )
+            if not (np.all(np.isfinite(losses)) and np.all(np.isfinite(densities))):
+                raise ArithmeticError("The simulation of the privacy loss overflowed.")
+            yield slice(start, start + losses.size), losses, densities
+            start += losses.size
 
 
 class Draws:

@@ -22,6 +22,13 @@ _ROUGH_DRAWS, _PILOT_DRAWS = 150, 400
 _LEAST_SHARE = 0.02
 # Share of draws from the target itself in an estimate, against a bad pilot run.
 DEFENSIVE = 0.1
+# Candidates for a bound: tilts with certain weights, in standard deviations; the
+# target's share; the share of the certain tilt in the rest.
+_CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
+_ALMOST_CERTAIN = (0.01, 0.99)
+_LEAST_TARGET = 0.01
+_TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
+_CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 
 # Which random numbers a stage uses; (CHECK, i) for the i-th check.
 PILOT, MAIN, CHECK = (0, 0), (1, 0), 2
@@ -102,35 +109,70 @@ class BinsSimulator:
         return Proposal(tilts, tuple(float(share) for share in shares[kept]))
 
     def propose_for_bound(
-        self, add: bool, epsilon: float, noise: float, defensive: float
-    ) -> Proposal:
-        """As `propose`, with weights that are bounded for certain by a small number.
+        self, add: bool, epsilon: float, noise: float, log_odds: float, slack: float
+    ) -> tuple[Proposal, float, int]:
+        """The cheapest mixture for a confidence bound.
+
+        A bound exceeds the mean by about `S L / N + sqrt(2 V L / N)`: `S` the largest
+        value that is possible, `V` the second moment, `L` the `log_odds`, `N` draws. A
+        tilt whose weights are bounded for certain (`BinsMixture.largest_value`) keeps S
+        small, others keep V small; their shares are chosen in a pilot run.
 
         Args:
-          add: direction. For "add" the tilt along the average bin bounds the weights,
-            see `BinsMixture.largest_weight`; for "remove" only the target's share does.
-          epsilon: where delta is wanted.
+          add: direction.
+          epsilon: where delta is wanted, or the least epsilon of interest.
           noise: sigma.
-          defensive: share of draws from the target where it is needed.
+          log_odds: log of one over the probability with which the bound may fail.
+          slack: by how much the bound may exceed delta.
+
+        Returns:
+          The proposal, the largest value, and how many draws it takes.
         """
-        if not add:
-            return self.propose(add, epsilon, noise, defensive)
         mixture = BinsMixture(self.gram, noise, add)
-        strength = (epsilon - float(mixture.half.mean())) / mixture.common_squared
-        candidates = (
-            self.propose(add, epsilon, noise, defensive),
-            Proposal((Tilt(), Tilt(common=-max(strength, 0.0))), (0.05, 0.95)),
+        certain = min(
+            mixture.tilts_with_certain_weights(_CERTAIN_STRENGTHS),
+            key=lambda tilt: mixture.largest_value(
+                Proposal((Tilt(), tilt), _ALMOST_CERTAIN), epsilon
+            ),
         )
-        return min(candidates, key=lambda p: mixture.largest_weight(p, epsilon))
+        pilot, run, ratios = self._pilot(add, noise, _PILOT_DRAWS, (certain,))
+        squares = run.values(epsilon) ** 2
+        count = len(pilot.tilts)
+        steady = np.full(count, 1.0 / count)
+        if squares.max() > 0.0:
+            scaled = squares / squares.max()
+            steady = least_variance(ratios, scaled, steady, _LEAST_TARGET, 100)
+        target, last = np.eye(count)[0], np.eye(count)[-1]
+        best: tuple[Proposal, float, int] | None = None
+        for share in _TARGET_SHARES:
+            for part in _CERTAIN_PARTS:
+                shares = share * target
+                shares = shares + (1.0 - share) * (part * last + (1.0 - part) * steady)
+                kept = shares >= 0.5 * _LEAST_SHARE
+                kept[0] = True
+                shares = np.where(kept, shares, 0.0) / shares[kept].sum()
+                proposal = Proposal(
+                    tuple(tilt for tilt, keep in zip(pilot.tilts, kept) if keep),
+                    tuple(float(value) for value in shares[kept]),
+                )
+                largest = mixture.largest_value(proposal, epsilon)
+                moment = float((squares / (shares @ ratios)).mean())
+                root = math.sqrt(2.0 * moment * log_odds)
+                reached = root + math.sqrt(root**2 + 4.0 * largest * log_odds * slack)
+                draws = math.ceil((reached / (2.0 * slack)) ** 2)
+                if best is None or draws < best[2]:
+                    best = proposal, largest, draws
+        assert best is not None
+        return best
 
     def _pilot(
-        self, add: bool, noise: float, each: int
+        self, add: bool, noise: float, each: int, more: tuple[Tilt, ...] = ()
     ) -> tuple[Proposal, Run, np.ndarray]:
         """The even mixture of all tilts, a run of it, density ratios [T, N]."""
         mixture = BinsMixture(self.gram, noise, add)
-        tilts = tuple(mixture.grid(_STRENGTHS))
+        tilts = (*mixture.grid(_STRENGTHS), *more)
         proposal = Proposal(tilts, (1.0 / len(tilts),) * len(tilts))
-        key = (add, each)
+        key = (add, each * len(tilts))
         if key not in self._pilot_draws:
             self._pilot_draws[key] = self.draws(each * len(tilts), add, PILOT)
         losses, densities = mixture.component_densities(

@@ -32,26 +32,6 @@ _ROUNDING = 1e-12
 _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
 
 
-@dataclasses.dataclass(frozen=True)
-class ColumnNormNoise:
-    """Noise for a budget under cyclic sampling.
-
-    Attributes:
-      noise_multiplier: noise standard deviation per unit of **column norm** of `C`.
-      column_norm: kappa, the largest column norm of `C`.
-      delta: at the budget's epsilon, by the accountant.
-    """
-
-    noise_multiplier: float
-    column_norm: float
-    delta: float
-
-    @property
-    def noise_stddev(self) -> float:
-        """Sigma on the raw `C`, for l2_norm_clip = 1."""
-        return self.noise_multiplier * self.column_norm
-
-
 def check_bands(strategy: bands.LowerTriangular, num_parts: int) -> None:
     """Raises ValueError unless Theorem 4 and 5 cover the strategy with so many parts."""
     if strategy.bands <= num_parts:
@@ -183,14 +163,6 @@ class CyclicPoissonAccountant:
             delta,
             largest,
         )
-
-    def calibrate(
-        self, epsilon: float, delta: float, column_norm: float
-    ) -> ColumnNormNoise:
-        """As `calibrate_noise_multiplier`, together with the column norm kappa."""
-        noise_multiplier = self.calibrate_noise_multiplier(epsilon, delta)
-        found = self.delta(epsilon, noise_multiplier)
-        return ColumnNormNoise(noise_multiplier, column_norm, found)
 
     def _delta(self, epsilon: float, noise_multiplier: float, interval: float) -> float:
         if self.sampling_probability == 1.0:

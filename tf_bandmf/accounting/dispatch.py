@@ -9,6 +9,9 @@ from __future__ import annotations
 import abc
 from typing import Callable
 
+import dp_accounting
+from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
+
 from tf_bandmf.accounting import (
     balls_in_bins,
     cyclic_fixed_size,
@@ -61,6 +64,51 @@ class Accountant(abc.ABC):
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         """Whether the noise gives the guarantee, as far as a quick check can tell."""
 
+    def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
+        """The run as an event of dp-accounting.
+
+        Raises:
+          ValueError: if dp-accounting has no event for it.
+        """
+        raise ValueError(
+            "dp-accounting has no event for balls in bins: the privacy loss of a run is "
+            "that of a mixture in as many dimensions as there are bins, and no "
+            "composition of single steps. Use guarantee_at(delta), or a participation "
+            "with an event: CyclicPoisson, Poisson, FixedEpochOrder."
+        )
+
+    def privacy_loss(
+        self, noise_stddev: float, interval: float
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """The privacy loss distribution of a run, discretized to the safe side.
+
+        Raises:
+          ValueError: if no such distribution is known.
+        """
+        gaussian.check_positive("interval", interval)
+        accountant = pld_privacy_accountant.PLDAccountant(
+            value_discretization_interval=interval
+        )
+        event = self.event(noise_stddev)
+        if not accountant.supports(event):
+            raise ValueError(
+                f"{self.claims[0][0]}: this accountant has no privacy loss distribution. "
+                f"Use CyclicPoisson, Poisson or FixedEpochOrder."
+            )
+        # From the pieces of the event: the accountant keeps its result to itself.
+        count = 1
+        if isinstance(event, dp_accounting.SelfComposedDpEvent):
+            event, count = event.event, event.count
+        probability = 1.0
+        if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+            event, probability = event.event, event.sampling_probability
+        loss = privacy_loss_distribution.from_gaussian_mechanism(
+            event.noise_multiplier,
+            value_discretization_interval=interval,
+            sampling_prob=probability,
+        )
+        return loss.self_compose(count)
+
     def validate(self, noise_stddev: float, guarantee: Guarantee) -> None:
         """Raises ValueError if this accountant would not give the guarantee."""
         claim = (guarantee.accountant, guarantee.kind, guarantee.adjacency)
@@ -105,6 +153,9 @@ class _Gaussian(Accountant):
         found = gaussian.gaussian_delta(multiplier, guarantee.epsilon)
         return found <= guarantee.delta * (1.0 + 1e-6)
 
+    def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
+        return dp_accounting.GaussianDpEvent(noise_stddev / self._sensitivity)
+
     def _with(self, epsilon: float, delta: float, multiplier: float) -> Guarantee:
         rho = gaussian.zcdp_rho(multiplier)
         return Guarantee(epsilon, delta, self._kind, self._name, zcdp_rho=rho)
@@ -132,6 +183,9 @@ class _CyclicPoisson(Accountant):
         epsilon = self._accountant.epsilon(delta, noise_stddev / self._norm)
         epsilon = _meaningful(epsilon, noise_stddev, delta)
         return Guarantee(epsilon, delta, "exact", cyclic_poisson.NAME)
+
+    def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
+        return self._accountant.event(noise_stddev / self._norm)
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         found = self._accountant.delta(guarantee.epsilon, noise_stddev / self._norm)
@@ -166,6 +220,9 @@ class _CyclicFixedSize(Accountant):
         multiplier = noise_stddev / self._norm
         epsilon = self._accountant.epsilon(delta, multiplier)
         return self._with(_meaningful(epsilon, noise_stddev, delta), delta, multiplier)
+
+    def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
+        return self._accountant.event(noise_stddev / self._norm)
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         found = self._accountant.delta(guarantee.epsilon, noise_stddev / self._norm)

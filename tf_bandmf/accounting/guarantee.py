@@ -75,17 +75,17 @@ class Guarantee:
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Noise and the guarantee it gives.
+    """How much noise a strategy gets, and the guarantee that it gives.
 
     Attributes:
       noise_stddev: sigma on the **raw** `C`, for l2_norm_clip = 1: `C x` is released
         with noise of this standard deviation in every entry.
       noise_multiplier: the same in units of `normalization`.
       normalization: "sensitivity", "column_norm" or "raw".
-      guarantee: of a run with this noise.
+      guarantee: of a run with this noise; None if the noise was chosen without a budget.
     """
 
     noise_stddev: float
     noise_multiplier: float
     normalization: str
-    guarantee: Guarantee
+    guarantee: Guarantee | None = None

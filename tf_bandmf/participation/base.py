@@ -14,6 +14,36 @@ def positive_int(name: str, value: Any) -> int:
     return int(value)
 
 
+def check_sizes(participation: Any, *names: str) -> None:
+    """Makes fields ints >= 1 and checks that a batch is no larger than the data set.
+
+    Args:
+      participation: a frozen data class with `num_examples` and `batch_size`.
+      *names: of the fields.
+
+    Raises:
+      ValueError: if a field is no whole number >= 1, or `batch_size > num_examples`.
+    """
+    for name in names:
+        value = positive_int(name, getattr(participation, name))
+        object.__setattr__(participation, name, value)
+    if participation.batch_size > participation.num_examples:
+        raise ValueError(
+            f"batch_size must be <= num_examples = {participation.num_examples}, found "
+            f"{participation.batch_size}."
+        )
+
+
+def check_whole_epochs(participation: Any, num_steps: int) -> None:
+    """Raises ValueError unless so many steps are exactly the participation's epochs."""
+    if num_steps != participation.num_steps:
+        raise ValueError(
+            f"{participation.epochs} epochs of {participation.steps_per_epoch} steps are "
+            f"{participation.num_steps} steps, found num_steps = {num_steps}. Leave "
+            f"num_steps out, or change epochs or batch_size."
+        )
+
+
 class Participation(abc.ABC):
     """Which sets of steps one example may take part in."""
 

@@ -9,23 +9,37 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from tf_bandmf.participation.base import Participation, positive_int
+from tf_bandmf.participation.base import (
+    Participation,
+    check_sizes,
+    check_whole_epochs,
+)
 
 
-def _check_sizes(participation: Participation, *names: str) -> None:
-    for name in names:
-        value = positive_int(name, getattr(participation, name))
-        object.__setattr__(participation, name, value)
-    num_examples = participation.num_examples  # type: ignore[attr-defined]
-    if participation.batch_size > num_examples:  # type: ignore[attr-defined]
-        raise ValueError(
-            f"batch_size must be <= num_examples = {num_examples}, found "
-            f"{participation.batch_size}."  # type: ignore[attr-defined]
-        )
+class _Cyclic(Participation):
+    """The examples are split into b fixed parts, which take turns."""
+
+    num_examples: int
+    batch_size: int
+    num_parts: int
+    has_fixed_positions: ClassVar[bool] = True
+
+    def separation(self) -> int:
+        return self.num_parts
+
+    def participations(self, num_steps: int) -> int:
+        return -(-num_steps // self.num_parts)
+
+    def validate_num_steps(self, num_steps: int) -> None:
+        if num_steps < self.num_parts:
+            raise ValueError(
+                f"num_steps must be >= num_parts = {self.num_parts}, found {num_steps}: "
+                f"some examples would never be used. Use fewer parts."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicPoisson(Participation):
+class CyclicPoisson(_Cyclic):
     """Step `i` takes each example of part `i mod b` with probability q, independently.
 
     amplified-banded-mf, section 5. The parts are fixed and public: example `j` belongs to
@@ -42,10 +56,9 @@ class CyclicPoisson(Participation):
     batch_size: int
     num_parts: int
     kind: ClassVar[str] = "cyclic_poisson"
-    has_fixed_positions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_sizes(self, "num_examples", "batch_size", "num_parts")
+        check_sizes(self, "num_examples", "batch_size", "num_parts")
         if self.batch_size * self.num_parts > self.num_examples:
             largest = self.num_examples // self.batch_size
             raise ValueError(
@@ -58,19 +71,6 @@ class CyclicPoisson(Participation):
     def sampling_probability(self) -> float:
         """q, of an example whose part it is the turn of."""
         return self.batch_size * self.num_parts / self.num_examples
-
-    def separation(self) -> int:
-        return self.num_parts
-
-    def participations(self, num_steps: int) -> int:
-        return -(-num_steps // self.num_parts)
-
-    def validate_num_steps(self, num_steps: int) -> None:
-        if num_steps < self.num_parts:
-            raise ValueError(
-                f"num_steps must be >= num_parts = {self.num_parts}, found {num_steps}: "
-                f"some examples would never be used. Use fewer parts."
-            )
 
     def amplification(self) -> str:
         return "Amplification by Poisson sampling is claimed."
@@ -115,7 +115,7 @@ class Poisson(CyclicPoisson):
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicFixedSize(Participation):
+class CyclicFixedSize(_Cyclic):
     """Step `i` takes B examples of part `i mod b`, uniformly without replacement.
 
     amplified-banded-mf, Alg. 2. Example `j` belongs to part `j mod b`; as in Alg. 2, the
@@ -131,10 +131,9 @@ class CyclicFixedSize(Participation):
     batch_size: int
     num_parts: int
     kind: ClassVar[str] = "cyclic_fixed_size"
-    has_fixed_positions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_sizes(self, "num_examples", "batch_size", "num_parts")
+        check_sizes(self, "num_examples", "batch_size", "num_parts")
         if self.batch_size > self.part_size:
             raise ValueError(
                 f"num_parts must be <= num_examples / batch_size = "
@@ -146,19 +145,6 @@ class CyclicFixedSize(Participation):
     def part_size(self) -> int:
         """Examples of each part, `floor(m / b)`."""
         return self.num_examples // self.num_parts
-
-    def separation(self) -> int:
-        return self.num_parts
-
-    def participations(self, num_steps: int) -> int:
-        return -(-num_steps // self.num_parts)
-
-    def validate_num_steps(self, num_steps: int) -> None:
-        if num_steps < self.num_parts:
-            raise ValueError(
-                f"num_steps must be >= num_parts = {self.num_parts}, found {num_steps}: "
-                f"some examples would never be used. Use fewer parts."
-            )
 
     def amplification(self) -> str:
         return "Amplification by sampling without replacement is claimed, if it helps."
@@ -184,7 +170,7 @@ class _Epochs(Participation):
     has_fixed_positions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_sizes(self, "num_examples", "batch_size", "epochs")
+        check_sizes(self, "num_examples", "batch_size", "epochs")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -202,12 +188,7 @@ class _Epochs(Participation):
         return min(self.epochs, -(-num_steps // self.steps_per_epoch))
 
     def validate_num_steps(self, num_steps: int) -> None:
-        if num_steps != self.num_steps:
-            raise ValueError(
-                f"{self.epochs} epochs of {self.steps_per_epoch} steps are "
-                f"{self.num_steps} steps, found num_steps = {num_steps}. Leave "
-                f"num_steps out, or change epochs or batch_size."
-            )
+        check_whole_epochs(self, num_steps)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from tf_bandmf.participation.base import Participation, positive_int
+from tf_bandmf.participation.base import (
+    Participation,
+    check_sizes,
+    check_whole_epochs,
+    positive_int,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,13 +88,7 @@ class FixedEpochOrder(Participation):
     has_fixed_positions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("num_examples", "batch_size", "epochs"):
-            object.__setattr__(self, name, positive_int(name, getattr(self, name)))
-        if self.batch_size > self.num_examples:
-            raise ValueError(
-                f"batch_size must be <= num_examples = {self.num_examples}, found "
-                f"{self.batch_size}."
-            )
+        check_sizes(self, "num_examples", "batch_size", "epochs")
         if isinstance(self.order_seed, bool) or self.order_seed < 0:
             raise ValueError(f"order_seed must be >= 0, found {self.order_seed!r}.")
 
@@ -108,12 +107,7 @@ class FixedEpochOrder(Participation):
         return min(self.epochs, -(-num_steps // self.steps_per_epoch))
 
     def validate_num_steps(self, num_steps: int) -> None:
-        if num_steps != self.num_steps:
-            raise ValueError(
-                f"{self.epochs} epochs of {self.steps_per_epoch} steps are "
-                f"{self.num_steps} steps, found num_steps = {num_steps}. Leave "
-                f"num_steps out, or change epochs or batch_size."
-            )
+        check_whole_epochs(self, num_steps)
 
     def describe(self) -> str:
         return (

@@ -5,18 +5,111 @@ from __future__ import annotations
 import abc
 import functools
 import hashlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.sampling.padding import pad, sufficient_batch_size
+from tf_bandmf.sampling.sources import (
+    INPUTS,
+    SAMPLE_WEIGHT,
+    TARGETS,
+    ArrayExamples,
+    ExampleSource,
+)
 
-# Keys of a batch. `step` and `plan_id` let the training step refuse a batch that is
-# not the one which the accountant analysed.
-INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
+__all__ = [
+    "INPUTS",
+    "PART",
+    "PLAN_ID",
+    "SAMPLE_WEIGHT",
+    "SCHEDULE_ID",
+    "STEP",
+    "TARGETS",
+    "BatchSchedule",
+    "FixedOrderSchedule",
+    "IndexBatch",
+    "in_parts",
+    "is_scheduled_batch",
+]
+
+# Keys of a batch, beside its contents. `step` and `plan_id` let the training step refuse
+# a batch that is not the one which the accountant analysed.
 STEP, PLAN_ID, SCHEDULE_ID = "step", "plan_id", "schedule_id"
+# In padded batches alone: how many examples are no padding.
+NUM_EXAMPLES = "num_examples"
+_CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
+# Of a part of a batch, for one of several replicas: its number, and how many there are.
+PART = "part"
+
+
+def count_examples(data: Any, x: Any) -> tf.Tensor:
+    """How many examples a batch has, those that pad it left out; int32 scalar.
+
+    Args:
+      data: a batch of a `BatchSchedule`, or anything else.
+      x: its inputs, whose first dimension counts where nothing was padded.
+    """
+    if is_scheduled_batch(data) and NUM_EXAMPLES in data:
+        return data[NUM_EXAMPLES]
+    return tf.shape(tf.nest.flatten(x)[0])[0]
+
+
+class IndexBatch(NamedTuple):
+    """Which examples a step uses.
+
+    Attributes:
+      step: of the run.
+      indices: int64, shape [N].
+      weights: float32, shape [N]: 1, or 0 for padding.
+    """
+
+    step: int
+    indices: np.ndarray
+    weights: np.ndarray
+
+
+def in_parts(
+    dataset: tf.data.Dataset, parts: Sequence[int], num_parts: int
+) -> tf.data.Dataset:
+    """Cuts each batch of a schedule into `num_parts` and gives some of the parts.
+
+    Every example is in one part; parts may differ in size, and may be empty.
+
+    Args:
+      dataset: of `BatchSchedule.dataset`.
+      parts: which ones, in this order.
+      num_parts: as many as there are replicas.
+    """
+
+    def part(batch: dict[str, Any], number: int) -> tf.data.Dataset:
+        def cut(tensor: tf.Tensor) -> tf.Tensor:
+            size = tensor.shape[0] or tf.shape(tensor)[0]
+            return tensor[number * size // num_parts : (number + 1) * size // num_parts]
+
+        content = {
+            name: tf.nest.map_structure(cut, value) if name in _CONTENT else value
+            for name, value in batch.items()
+        }
+        if NUM_EXAMPLES in batch:
+            size = tf.shape(tf.nest.flatten(batch[INPUTS])[0])[0]
+            first = number * size // num_parts
+            rows = (number + 1) * size // num_parts - first
+            # Padding comes last.
+            real = tf.clip_by_value(batch[NUM_EXAMPLES] - first, 0, rows)
+            content[NUM_EXAMPLES] = real
+        return tf.data.Dataset.from_tensors({**content, PART: [number, num_parts]})
+
+    def cut_up(batch: dict[str, Any]) -> tf.data.Dataset:
+        first, *others = (part(batch, number) for number in parts)
+        for other in others:
+            first = first.concatenate(other)
+        return first
+
+    return dataset.flat_map(cut_up).prefetch(2 * len(parts))
 
 
 def is_scheduled_batch(data: Any) -> bool:
@@ -30,17 +123,26 @@ class BatchSchedule(abc.ABC):
     A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` it is meant
     for, the `plan_id` of the plan it belongs to and a `schedule_id`: a hash of the data and
     of how they were placed, which must not change within a run. Its size may vary from step
-    to step, down to 0, and is no static shape: a training step is traced once.
+    to step, down to 0, and is no static shape: a training step is traced once. Where static
+    shapes are better (XLA compiles for each), `padded` batches have a constant size.
+
+    One schedule serves a run across epochs and restarts: `dataset(first_step)` and
+    `indices(first_step)` give from any step on what the uninterrupted run would have had.
+    A schedule is rebuilt in another process from the plan and the data; from its
+    `secret_seed()`, too, if it has one, which belongs into a private state file alone.
 
     Args:
       participation: what the accountant analyses.
       num_steps: n.
       steps_per_epoch: steps of one pass over the data, exactly or on average.
       plan_id: identifies the plan; int64.
-      x: array or nested structure of arrays whose first dimension is the example.
+      x: array or nested structure of arrays whose first dimension is the example; or an
+        `ExampleSource`, which holds targets and weights itself.
       y: targets, likewise, or None.
       sample_weight: shape [num_examples] or None. A weight multiplies the loss of an
         example before its gradient is clipped.
+      padded: every batch has `padded_batch_size` rows, those too many with sample weight 0
+        and zeros: they contribute nothing. `num_examples` says how many are none of them.
 
     Raises:
       ValueError: if the number of examples is not that of the participation.
@@ -56,34 +158,32 @@ class BatchSchedule(abc.ABC):
         x: Any,
         y: Any = None,
         sample_weight: Any = None,
+        padded: bool = False,
     ) -> None:
         participation.validate_num_steps(num_steps)
         self.participation = participation
         self.num_steps, self.steps_per_epoch = num_steps, steps_per_epoch
         self.plan_id = plan_id
-        arrays = {INPUTS: x, TARGETS: y, SAMPLE_WEIGHT: sample_weight}
-        self._arrays = {
-            key: tf.nest.map_structure(self._checked, value)
-            for key, value in arrays.items()
-            if value is not None
-        }
-
-    def _checked(self, array: Any) -> tf.Tensor:
-        if isinstance(array, (tf.data.Dataset, str)) or callable(array):
-            raise TypeError(
-                f"A schedule needs arrays, found {type(array).__name__}: only then can the "
-                f"library enforce which examples each step uses."
-            )
-        # On the host: a data set need not fit the accelerator's memory.
-        with tf.device("/CPU:0"):
-            tensor = tf.convert_to_tensor(array)
-        expected = self.participation.num_examples  # type: ignore[attr-defined]
-        if tensor.shape.rank == 0 or tensor.shape[0] != expected:
+        expected = participation.num_examples  # type: ignore[attr-defined]
+        if not isinstance(x, ExampleSource):
+            x = ArrayExamples(x, y, sample_weight, expected)
+        elif y is not None or sample_weight is not None:
             raise ValueError(
-                f"The plan is for {expected} examples, found an array of shape "
-                f"{tuple(tensor.shape)}. Make a plan for this data set."
+                "Examples on disk hold their targets and weights themselves: leave y and "
+                "sample_weight out, and let parse return them."
             )
-        return tensor
+        if x.num_examples != expected:
+            raise ValueError(
+                f"The plan is for {expected} examples, found {x.num_examples}. Make a "
+                f"plan for this data set."
+            )
+        self._examples = x
+        self._padded = padded
+
+    @functools.cached_property
+    def padded_batch_size(self) -> int:
+        """Size that no batch exceeds, except with probability 1e-12 in all of a run."""
+        return sufficient_batch_size(self.participation, self.num_steps)
 
     @abc.abstractmethod
     def example_indices(self, step: int) -> np.ndarray:
@@ -94,11 +194,7 @@ class BatchSchedule(abc.ABC):
         """63 bits of a hash of plan, data and placement; the same in all of a run."""
         digest = hashlib.blake2b(str(self.plan_id).encode(), digest_size=8)
         digest.update(self._placement())
-        for tensor in tf.nest.flatten(self._arrays):
-            array = np.ascontiguousarray(tensor.numpy())
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            is_text = array.dtype == object
-            digest.update(b"\0".join(array.ravel()) if is_text else array.data)
+        self._examples.update_digest(digest.update)
         return int.from_bytes(digest.digest(), "little") >> 1
 
     def _placement(self) -> bytes:
@@ -114,7 +210,12 @@ class BatchSchedule(abc.ABC):
         """As `example_indices`, in a graph; `step` is an int64 scalar."""
 
     def dataset(self, first_step: int = 0) -> tf.data.Dataset:
-        """The batches from `first_step` to the end of the run, in order."""
+        """The batches from `first_step` to the end of the run, in order.
+
+        Raises:
+          ValueError: if the run cannot begin there.
+        """
+        self._check_start(first_step)
         identity = {
             PLAN_ID: tf.constant(self.plan_id, tf.int64),
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
@@ -122,9 +223,12 @@ class BatchSchedule(abc.ABC):
 
         def batch(step: tf.Tensor) -> dict[str, Any]:
             indices = self._indices(step)
-            content = tf.nest.map_structure(
-                lambda array: tf.gather(array, indices), self._arrays
-            )
+            content = self._examples.gather(indices)
+            if self._padded:
+                content = {
+                    **pad(content, self.padded_batch_size),
+                    NUM_EXAMPLES: tf.shape(indices)[0],
+                }
             return {**content, **identity, STEP: step}
 
         return (
@@ -132,6 +236,50 @@ class BatchSchedule(abc.ABC):
             .map(batch, num_parallel_calls=2, deterministic=True)
             .prefetch(2)
         )
+
+    def indices(
+        self, first_step: int = 0, padded: bool = False
+    ) -> Iterator[IndexBatch]:
+        """Which examples each step uses, for training loops that fetch them themselves.
+
+        Args:
+          first_step: where to begin.
+          padded: give `padded_batch_size` indices each time, those too many 0 with
+            weight 0.
+
+        Raises:
+          ValueError: if a batch exceeds the padded size; nothing is cut off.
+        """
+        self._check_start(first_step)
+        for step in range(first_step, self.num_steps):
+            chosen = self.example_indices(step)
+            size = self.padded_batch_size if padded else chosen.size
+            if chosen.size > size:
+                raise ValueError(
+                    f"Step {step} has {chosen.size} examples, more than the padded size "
+                    f"{size}: use padded=False."
+                )
+            indices = np.zeros(size, np.int64)
+            indices[: chosen.size] = chosen
+            weights = (np.arange(size) < chosen.size).astype(np.float32)
+            yield IndexBatch(step, indices, weights)
+
+    def _check_start(self, first_step: int) -> None:
+        """Raises ValueError if this schedule cannot begin at a step."""
+        if not 0 <= first_step <= self.num_steps:
+            raise ValueError(
+                f"first_step must be in [0, {self.num_steps}], found {first_step}."
+            )
+
+    def secret_seed(self) -> bytes | None:
+        """What random numbers the schedule used, for a private state file; None if none."""
+        return None
+
+    def continuing(self, secret_seed: bytes | None) -> BatchSchedule:
+        """The schedule of an interrupted run on these data, from its `secret_seed()`."""
+        if secret_seed is not None:
+            raise ValueError(f"{type(self).__name__} has no secret seed.")
+        return self
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.dataset())
@@ -147,7 +295,7 @@ class FixedOrderSchedule(BatchSchedule):
 
     Args:
       participation: what the accountant analyses.
-      plan_id, x, y, sample_weight: as for `BatchSchedule`.
+      plan_id, x, y, sample_weight, padded: as for `BatchSchedule`.
     """
 
     def __init__(
@@ -157,10 +305,17 @@ class FixedOrderSchedule(BatchSchedule):
         x: Any,
         y: Any = None,
         sample_weight: Any = None,
+        padded: bool = False,
     ) -> None:
-        steps = participation.steps_per_epoch
         super().__init__(
-            participation, participation.num_steps, steps, plan_id, x, y, sample_weight
+            participation,
+            participation.num_steps,
+            participation.steps_per_epoch,
+            plan_id,
+            x,
+            y,
+            sample_weight,
+            padded,
         )
         self._num_examples = participation.num_examples
         # RandomState's stream is frozen by NumPy's compatibility policy.

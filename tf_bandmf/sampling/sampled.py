@@ -35,7 +35,8 @@ class SampledSchedule(BatchSchedule):
     independently of the data, if the seed is fresh from the operating system and secret.
 
     Args:
-      participation, num_steps, plan_id, x, y, sample_weight: as for `BatchSchedule`.
+      participation, num_steps, plan_id, x, y, sample_weight, padded: as for
+        `BatchSchedule`.
       seed: None for a fresh one; or 32 secret bytes, `secret_seed` of the interrupted run
         that is to be continued. Anyone who knows it can undo the amplification.
     """
@@ -52,11 +53,12 @@ class SampledSchedule(BatchSchedule):
         y: Any = None,
         sample_weight: Any = None,
         seed: bytes | None = None,
+        padded: bool = False,
     ) -> None:
         total = participation.num_examples
         per_epoch = -(-total // participation.batch_size)
         super().__init__(
-            participation, num_steps, per_epoch, plan_id, x, y, sample_weight
+            participation, num_steps, per_epoch, plan_id, x, y, sample_weight, padded
         )
         if seed is not None and (
             not isinstance(seed, bytes) or len(seed) != SEED_BYTES
@@ -71,7 +73,21 @@ class SampledSchedule(BatchSchedule):
         """The seed, for a private state file alone."""
         return self._seed
 
-    def dataset(self, first_step: int = 0) -> tf.data.Dataset:
+    def continuing(self, secret_seed: bytes | None) -> BatchSchedule:
+        """The schedule of an interrupted run on these data, from its `secret_seed()`."""
+        if secret_seed is None:
+            raise ValueError(f"{type(self).__name__} needs its secret seed.")
+        return type(self)(
+            self.participation,
+            self.num_steps,
+            self.plan_id,
+            self._examples,
+            seed=secret_seed,
+            padded=self._padded,
+        )
+
+    def _check_start(self, first_step: int) -> None:
+        super()._check_start(first_step)
         if first_step and self._spans_run and not self._may_continue:
             raise ValueError(
                 f"The examples of this run were put in their places before step 0, with "
@@ -80,7 +96,6 @@ class SampledSchedule(BatchSchedule):
                 f"secret_seed() as sampler_seed."
             )
         self._may_continue = True
-        return super().dataset(first_step)
 
     def _placement(self) -> bytes:
         # Independent steps may be drawn from any seed.
@@ -188,8 +203,9 @@ def schedule_for(
     y: Any = None,
     sample_weight: Any = None,
     seed: bytes | None = None,
+    padded: bool = False,
 ) -> BatchSchedule:
-    """The schedule that samples as the participation says.
+    """The schedule that samples as the participation says; see `BatchSchedule`.
 
     Raises:
       TypeError: if the caller makes the batches under this participation.
@@ -198,11 +214,13 @@ def schedule_for(
     if isinstance(participation, FixedEpochOrder):
         if seed is not None:
             raise ValueError("A fixed epoch order has no secret seed.")
-        return FixedOrderSchedule(participation, plan_id, x, y, sample_weight)
+        return FixedOrderSchedule(participation, plan_id, x, y, sample_weight, padded)
     if type(participation) not in _SCHEDULES:
         raise TypeError(
             f"Under {type(participation).__name__} the caller makes the batches and "
             f"enforces the separation: it has no schedule."
         )
     schedule = _SCHEDULES[type(participation)]
-    return schedule(participation, num_steps, plan_id, x, y, sample_weight, seed)
+    return schedule(
+        participation, num_steps, plan_id, x, y, sample_weight, seed, padded
+    )

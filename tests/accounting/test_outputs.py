@@ -1,0 +1,161 @@
+"""What a plan's accountant gives beside (epsilon, delta): curves, events, PLD, others."""
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import pld, rdp
+
+import tf_bandmf
+from tf_bandmf import strategies
+from tf_bandmf.accounting import custom, gaussian
+
+M, N = 10_000, 40
+DELTAS = [1e-4, 1e-6, 1e-8]
+
+
+def plan(participation, strategy=None, **arguments):
+    strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(N), 4)
+    arguments = {"epsilon": 2.0, "delta": 1e-5, "num_steps": N, **arguments}
+    if isinstance(participation, tf_bandmf.BallsInBins):
+        strategy = strategies.lambda_cgd(N, 0.8)
+    return tf_bandmf.plan(strategy, participation=participation, **arguments)
+
+
+def fixed():
+    return plan(tf_bandmf.FixedEpochOrder(M, 1000, 4), l2_norm_clip=3.0)
+
+
+def cyclic():
+    return plan(tf_bandmf.CyclicPoisson(M, 200, 8), l2_norm_clip=3.0)
+
+
+def fixed_size():
+    return plan(tf_bandmf.CyclicFixedSize(M, 20, 8))
+
+
+def bins():
+    return plan(tf_bandmf.BallsInBins(M, 1000, 4))
+
+
+def min_sep():
+    return plan(tf_bandmf.MinSep(8))
+
+
+def shuffled():
+    return plan(tf_bandmf.Shuffled(M, 1000, 4))
+
+
+@pytest.mark.parametrize("build", [fixed, min_sep, cyclic, fixed_size, bins, shuffled])
+def test_curve_contains_the_plan_and_rises_as_delta_falls(build):
+    made = build()
+    at_delta = made.guarantee_at(made.delta)
+    assert at_delta.epsilon == pytest.approx(made.epsilon, rel=0.02)
+    curve = made.epsilon_curve(DELTAS)
+    assert [point.delta for point in curve] == DELTAS
+    epsilons = [point.epsilon for point in curve]
+    assert epsilons == sorted(epsilons) and epsilons[0] < epsilons[-1]
+    assert epsilons[0] < made.epsilon < epsilons[1]
+    for point in curve:
+        assert (point.kind, point.accountant) == (made.kind, made.accountant)
+
+
+def test_event_of_a_fixed_order_is_one_gaussian_per_unit_of_sensitivity():
+    for made in (fixed(), min_sep(), shuffled()):
+        event = made.dp_event()
+        assert isinstance(event, dp_accounting.GaussianDpEvent)
+        assert event.noise_multiplier == pytest.approx(made.noise_multiplier, rel=1e-12)
+
+
+def test_event_of_cyclic_poisson_is_composed_of_sampled_gaussians():
+    made = cyclic()
+    event = made.dp_event()
+    assert event.count == 5 and event.event.sampling_probability == 0.16
+    norm = made.strategy.matrix.column_norms().max()
+    per_norm = made.noise_stddev / made.l2_norm_clip / norm
+    noise = event.event.event.noise_multiplier
+    assert noise == pytest.approx(per_norm, rel=1e-12)
+
+
+@pytest.mark.parametrize("build", [fixed, cyclic])
+def test_dp_accountings_own_accountant_confirms_the_plan(build):
+    made = build()
+    by_pld = made.epsilon_by(pld.PLDAccountant())
+    assert by_pld == pytest.approx(made.epsilon, rel=1e-3)
+    by_rdp = made.epsilon_by(rdp.RdpAccountant())
+    assert made.epsilon < by_rdp < 1.5 * made.epsilon
+    assert made.epsilon_by(rdp.RdpAccountant(), delta=1e-8) > by_rdp
+
+
+@pytest.mark.parametrize("build", [fixed, cyclic])
+def test_privacy_loss_distribution_composes_with_other_releases(build):
+    made = build()
+    loss = made.privacy_loss_distribution(1e-3)
+    delta = loss.get_delta_for_epsilon(made.epsilon)
+    assert delta == pytest.approx(made.delta, rel=0.02)
+    twice = loss.compose(loss).get_epsilon_for_delta(made.delta)
+    composed = dp_accounting.SelfComposedDpEvent(made.dp_event(), 2)
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
+    assert twice == pytest.approx(
+        custom.epsilon_by(accountant, composed, made.delta), rel=1e-3
+    )
+    assert made.epsilon < twice < 2.0 * made.epsilon
+
+
+def test_fixed_size_has_an_event_for_replacing_one_only():
+    made = fixed_size()
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    found = made.epsilon_by(rdp.RdpAccountant(neighboring_relation=relation))
+    assert found == pytest.approx(made.epsilon, rel=1e-3)
+    with pytest.raises(ValueError, match="cannot handle"):
+        made.epsilon_by(rdp.RdpAccountant())
+    with pytest.raises(ValueError, match="no privacy loss distribution"):
+        made.privacy_loss_distribution()
+
+
+def test_balls_in_bins_have_no_event_and_say_what_to_do():
+    for call in (
+        bins().dp_event,
+        bins().privacy_loss_distribution,
+        lambda: bins().epsilon_by(rdp.RdpAccountant()),
+    ):
+        with pytest.raises(ValueError, match="no event for balls in bins"):
+            call()
+
+
+def test_zcdp_holds_without_amplification():
+    made = fixed()
+    assert made.guarantee.zcdp_rho == 0.5 / made.noise_multiplier**2
+    by_zcdp = rdp.RdpAccountant()
+    assert made.epsilon_by(by_zcdp) >= made.epsilon
+    assert cyclic().guarantee_at(1e-6).zcdp_rho is None
+
+
+@pytest.mark.parametrize("make", [rdp.RdpAccountant, pld.PLDAccountant])
+def test_invariant_12_calibration_by_an_accountant_of_choice(make):
+    participation = tf_bandmf.CyclicPoisson(M, 200, 8)
+    strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(N), 4)
+    noise = custom.calibrate_by(make, strategy, participation, 2.0, 1e-5)
+    made = plan(participation, epsilon=None, noise_multiplier=noise)
+    assert made.epsilon_by(make()) <= 2.0
+    less = plan(participation, epsilon=None, noise_multiplier=0.999 * noise)
+    assert less.epsilon_by(make()) > 2.0
+    if make is rdp.RdpAccountant:
+        assert made.epsilon < 2.0
+    unamplified = gaussian.calibrate_noise_multiplier(2.0, 1e-5)
+    assert noise < unamplified
+
+
+def test_misuse():
+    made = fixed()
+    used = rdp.RdpAccountant()
+    used.compose(dp_accounting.GaussianDpEvent(1.0))
+    with pytest.raises(ValueError, match="give a fresh one"):
+        made.epsilon_by(used)
+    with pytest.raises(ValueError, match="delta must be"):
+        made.epsilon_curve([1e-5, 1.0])
+    with pytest.raises(ValueError, match="interval must be"):
+        made.privacy_loss_distribution(np.nan)
+    with pytest.raises(ValueError, match="epsilon must be"):
+        custom.calibrate_by(
+            rdp.RdpAccountant, made.strategy, made.participation, -1.0, 1e-5
+        )

@@ -1,0 +1,189 @@
+"""Noise and examples that the papers print."""
+
+import math
+
+import dp_accounting
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import tf_bandmf
+from tf_bandmf import strategies
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+from tf_bandmf.accounting.bins_mixture import gram_matrix
+from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
+from tf_bandmf.accounting.dispatch import accountant_for
+
+SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=8)
+# Users of Stack Overflow, as TensorFlow Federated has them.
+USERS = 342_477
+
+
+def test_theorem_1_cifar_10_example():
+    """amplified-banded-mf, section 1: 200 queries with p = 0.1, DP-SGD 2,000 with 0.01."""
+    participation = tf_bandmf.CyclicPoisson(50_000, 500, 10)
+    strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 10)
+    found, _ = CyclicPoissonAccountant.of_strategy(
+        strategy.matrix,
+        participation.num_parts,
+        participation.sampling_probability,
+    )
+    assert found == CyclicPoissonAccountant(200, 0.1)
+    assert participation.participations(2000) == 200
+    # "In rounds 1, 11, 21 ... we sample from D_1", a subset of 5,000 examples.
+    schedule = tf_bandmf.plan(
+        strategy,
+        participation=participation,
+        num_steps=2000,
+        epsilon=8.0,
+        delta=1e-5,
+    ).batches(np.arange(50_000))
+    for step in (0, 10, 20):
+        assert set(schedule.example_indices(step) % 10) == {0}
+    dp_sgd = tf_bandmf.Poisson(50_000, 500)
+    one, norm = CyclicPoissonAccountant.of_strategy(
+        strategies.identity(2000).matrix, 1, dp_sgd.sampling_probability
+    )
+    assert one == CyclicPoissonAccountant(2000, 0.01) and norm == 1.0
+
+
+def test_appendix_f5():
+    """b = 2: parts of 25,000, q = 2%, 1,000 events; b = 100: no amplification."""
+    two = tf_bandmf.CyclicPoisson(50_000, 500, 2)
+    matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 2).matrix
+    found, _ = CyclicPoissonAccountant.of_strategy(matrix, 2, two.sampling_probability)
+    assert found == CyclicPoissonAccountant(1000, 0.02)
+    hundred = tf_bandmf.CyclicPoisson(50_000, 500, 100)
+    assert hundred.sampling_probability == 1.0
+    matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 100).matrix
+    found, _ = CyclicPoissonAccountant.of_strategy(matrix, 100, 1.0)
+    unamplified = gaussian.calibrate_noise_multiplier(1.0, 1e-6) * math.sqrt(20)
+    assert found.calibrate_noise_multiplier(1.0, 1e-6) == unamplified
+
+
+def test_example_f1_with_m_and_n_put_right():
+    """The listing divides the steps by b to get q, and the examples to get the count."""
+    m, n, b, batch_size, noise = 50_000, 2000, 10, 500, 3.0
+    expected = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(
+            batch_size / math.floor(m / b), dp_accounting.GaussianDpEvent(noise)
+        ),
+        math.ceil(n / b),
+    )
+    sampler = tf_bandmf.CyclicPoisson(m, batch_size, b)
+    accountant = CyclicPoissonAccountant(
+        sampler.participations(n), sampler.sampling_probability
+    )
+    assert accountant.event(noise) == expected
+    # As printed it is no event at all: a probability above 1.
+    assert batch_size / math.floor(n / b) > 1.0
+
+
+@pytest.mark.parametrize(
+    "epsilon, bands, queries, published",
+    [(1.0, 1, 2052, 0.37313), (1.0, 9, 228, 0.79118), (16.0, 1, 2052, 0.16876)],
+)
+def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
+    """Amplified rows; sigma there is for sensitivity 1 under (k=6, b=342): times sqrt 6."""
+    sampler = tf_bandmf.CyclicPoisson(USERS, 1000, bands)
+    assert sampler.participations(2052) == queries
+    found = CyclicPoissonAccountant(queries, sampler.sampling_probability)
+    noise = found.calibrate_noise_multiplier(epsilon, 1e-6)
+    assert noise == pytest.approx(published * math.sqrt(6), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "epsilon, published",
+    [(1, 4.22468), (2, 2.23048), (4, 1.19352), (8, 0.65294), (16, 0.36861)],
+)
+def test_table_4_of_amplified_banded_mf(epsilon, published):
+    """And Table 5 without amplification, for which b = n = 2052 counts at epsilon = 16."""
+    noise = gaussian.calibrate_noise_multiplier(epsilon, 1e-6)
+    assert noise == pytest.approx(published, rel=2e-5)
+    strategy = strategies.identity(2052)
+    made = tf_bandmf.plan(
+        strategy,
+        participation=tf_bandmf.MinSep(342, 6),
+        num_steps=2052,
+        epsilon=epsilon,
+        delta=1e-6,
+    )
+    assert made.noise_multiplier == pytest.approx(noise, rel=1e-9)
+    assert made.noise_stddev == pytest.approx(noise * math.sqrt(6), rel=1e-6)
+
+
+def test_one_bin_and_one_epoch_is_the_exact_gaussian_mechanism():
+    accountant = BallsInBinsAccountant.of_strategy(strategies.identity(1).matrix, 1)
+    for noise, delta in ((1.0, 1e-5), (3.0, 1e-8)):
+        exact = gaussian.gaussian_epsilon(noise, delta)
+        found = accountant.epsilon(delta, noise)
+        assert abs(found.value - exact) < 4.0 * found.standard_error + 1e-9
+
+
+@SETTINGS
+@hypothesis.given(
+    queries=st.integers(1, 60),
+    probability=st.floats(0.01, 0.9),
+    noise=st.floats(0.8, 6.0),
+    factor=st.floats(1.05, 2.0),
+)
+def test_cyclic_poisson_is_monotone_and_below_no_amplification(
+    queries, probability, noise, factor
+):
+    def epsilon(queries, probability, noise):
+        return CyclicPoissonAccountant(queries, probability).epsilon(1e-6, noise)
+
+    # Discretization is to the safe side, by less than this.
+    tolerance = 1.0 + 1e-3
+    base = epsilon(queries, probability, noise)
+    assert epsilon(queries, probability, factor * noise) <= base * tolerance
+    assert epsilon(queries + 3, probability, noise) >= base / tolerance
+    more = min(1.0, factor * probability)
+    assert epsilon(queries, more, noise) >= base / tolerance
+    unamplified = gaussian.gaussian_epsilon(noise / math.sqrt(queries), 1e-6)
+    assert base <= unamplified * (1.0 + 1e-9)
+
+
+@SETTINGS
+@hypothesis.given(
+    bins=st.integers(2, 12),
+    epochs=st.integers(1, 4),
+    lam=st.floats(0.0, 0.9),
+    relative=st.floats(1.5, 4.0),
+)
+def test_balls_in_bins_are_monotone_and_below_no_amplification(
+    bins, epochs, lam, relative
+):
+    def epsilon(epochs, noise):
+        matrix = strategies.lambda_cgd(bins * epochs, lam).matrix
+        accountant = BallsInBinsAccountant(gram_matrix(matrix, bins), num_draws=20_000)
+        return accountant.epsilon(1e-5, noise)
+
+    matrix = strategies.lambda_cgd(bins * epochs, lam).matrix
+    sensitivity = math.sqrt(gram_matrix(matrix, bins).diagonal().max())
+    noise = relative * sensitivity
+    base = epsilon(epochs, noise)
+    slack = 4.0 * base.standard_error + 1e-6
+    assert epsilon(epochs, 1.2 * noise).value <= base.value + slack
+    assert epsilon(epochs + 1, noise).value >= base.value - slack
+    assert base.value <= gaussian.gaussian_epsilon(relative, 1e-5) + 1e-9
+
+
+@SETTINGS
+@hypothesis.given(
+    num_examples=st.integers(100, 5000),
+    batch_size=st.integers(1, 100),
+    num_steps=st.integers(1, 200),
+)
+def test_one_band_is_dp_sgd_exactly(num_examples, batch_size, num_steps):
+    one = accountant_for(
+        strategies.bsr(tf_bandmf.workloads.prefix_sum(num_steps), 1),
+        tf_bandmf.CyclicPoisson(num_examples, batch_size, 1),
+    )
+    dp_sgd = accountant_for(
+        strategies.identity(num_steps), tf_bandmf.Poisson(num_examples, batch_size)
+    )
+    assert one.event(1.3) == dp_sgd.event(1.3)
+    assert one.claims == dp_sgd.claims

@@ -1,0 +1,275 @@
+"""TFRecord files, cached data sets and arrays on disk: the same batches as in memory."""
+
+import os
+import stat
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf.sampling import TFRecordExamples, cache_dataset, open_cache
+from tf_bandmf.sampling.sampled import schedule_for
+
+SEED = bytes(range(32))
+M = 23
+PARTICIPATIONS = [
+    tf_bandmf.FixedEpochOrder(M, 4, 3),
+    tf_bandmf.Shuffled(M, 4, 3),
+    tf_bandmf.BallsInBins(M, 4, 3),
+    tf_bandmf.Poisson(M, 3),
+    tf_bandmf.CyclicFixedSize(M, 3, 2),
+]
+
+
+def data():
+    x = np.random.default_rng(0).normal(size=(M, 2, 3)).astype(np.float32)
+    return x, np.arange(M)
+
+
+def write(directory, names=("a", "b", "c"), x=None):
+    """Records of different lengths, spread unevenly over files."""
+    x, y = (data()[0] if x is None else x), data()[1]
+    cuts = np.array_split(np.arange(M), [5, 6][: len(names) - 1])
+    files = []
+    for name, part in zip(names, cuts):
+        files.append(str(directory / name))
+        with tf.io.TFRecordWriter(files[-1]) as writer:
+            for i in part:
+                feature = {
+                    "x": tf.train.Feature(
+                        float_list=tf.train.FloatList(value=x[i].ravel())
+                    ),
+                    "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[y[i]])),
+                    "filler": tf.train.Feature(
+                        bytes_list=tf.train.BytesList(value=[b"#" * (7 * int(i))])
+                    ),
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=feature))
+                writer.write(example.SerializeToString())
+    return files
+
+
+FEATURES = {
+    "x": tf.io.FixedLenFeature([2, 3], tf.float32),
+    "y": tf.io.FixedLenFeature([], tf.int64),
+}
+
+
+def parse(record):
+    found = tf.io.parse_single_example(record, FEATURES)
+    return found["x"], found["y"]
+
+
+def parse_many(records):
+    found = tf.io.parse_example(records, FEATURES)
+    return found["x"], found["y"]
+
+
+def on_disk(kind, tmp_path):
+    """What plan.batches takes, besides arrays."""
+    x, y = data()
+    if kind == "tfrecord":
+        return (TFRecordExamples(write(tmp_path), parse),)
+    if kind == "batched":
+        return (TFRecordExamples(write(tmp_path), parse_many, batched=True),)
+    if kind == "cache":
+        dataset = tf.data.Dataset.from_tensor_slices((x, y))
+        return (cache_dataset(dataset, str(tmp_path / "c"), examples_per_file=10),)
+    np.save(tmp_path / "x.npy", x)
+    return np.load(tmp_path / "x.npy", mmap_mode="r"), y
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "batched", "cache", "memmap"])
+@pytest.mark.parametrize("participation", PARTICIPATIONS, ids=lambda p: p.kind)
+def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
+    seed = None if isinstance(participation, tf_bandmf.FixedEpochOrder) else SEED
+    steps = getattr(participation, "num_steps", 30)
+    x, y = data()
+    inside = schedule_for(participation, steps, 7, x, y, seed=seed)
+    outside = schedule_for(participation, steps, 7, *on_disk(kind, tmp_path), seed=seed)
+    spec = outside.dataset().element_spec
+    assert spec["x"].shape.as_list()[1:] == [2, 3] and spec["x"].dtype == tf.float32
+    for first_step in (0, 11):
+        pairs = zip(inside.dataset(first_step), outside.dataset(first_step))
+        count = 0
+        for count, (wanted, found) in enumerate(pairs, start=1):  # noqa: B007
+            np.testing.assert_array_equal(found["x"], wanted["x"])
+            np.testing.assert_array_equal(found["y"], wanted["y"])
+            assert int(found["step"]) == int(wanted["step"])
+        assert count == steps - first_step
+    resumed = outside.continuing(outside.secret_seed())
+    for wanted, found in zip(outside.dataset(7), resumed.dataset(7)):
+        np.testing.assert_array_equal(found["y"], wanted["y"])
+    assert resumed.schedule_id == outside.schedule_id
+
+
+def test_an_empty_batch_from_disk_has_its_shape(tmp_path):
+    participation = tf_bandmf.Poisson(M, 1)
+    source = TFRecordExamples(write(tmp_path), parse)
+    schedule = schedule_for(participation, 40, 7, source, seed=SEED)
+    shapes = {tuple(batch["x"].shape) for batch in schedule.dataset()}
+    assert (0, 2, 3) in shapes and len(shapes) > 2
+
+
+def test_schedule_id_covers_every_byte_and_no_file_names(tmp_path):
+    def schedule_id(name, files, x=None):
+        directory = tmp_path / name
+        directory.mkdir()
+        source = TFRecordExamples(write(directory, files, x), parse)
+        return schedule_for(PARTICIPATIONS[0], 18, 7, source).schedule_id
+
+    first = schedule_id("first", ("a", "b", "c"))
+    assert schedule_id("second", ("all",)) == first
+    changed = data()[0]
+    changed[3, 1, 2] = np.nextafter(changed[3, 1, 2], np.float32(9.0))
+    assert schedule_id("third", ("a", "b", "c"), changed) != first
+
+
+@pytest.mark.parametrize("place", [14, -20])
+def test_a_file_that_changes_meanwhile_is_found_out(tmp_path, place):
+    files = write(tmp_path)
+    index = str(tmp_path / "index.npz")
+    source = TFRecordExamples(files, parse, index_file=index)
+    with open(files[2], "r+b") as file:
+        content = bytearray(file.read())
+        content[place] ^= 1
+        file.seek(0)
+        file.write(content)
+    # Also where the pass over the files is not repeated.
+    for found in (source, TFRecordExamples(files, parse, index_file=index)):
+        with pytest.raises(ValueError, match="was changed while it was in use"):
+            found.read(np.arange(M))
+    with pytest.raises(ValueError, match="damaged"):
+        TFRecordExamples(files, parse)
+
+
+def test_an_index_file_saves_the_pass_and_is_private(tmp_path):
+    files, index = write(tmp_path), str(tmp_path / "index.npz")
+    first = TFRecordExamples(files, parse, index_file=index)
+    assert stat.S_IMODE(os.stat(index).st_mode) == 0o600
+    again = TFRecordExamples(files, parse, index_file=index)
+    ids = [
+        schedule_for(PARTICIPATIONS[0], 18, 7, source).schedule_id
+        for source in (first, again)
+    ]
+    assert ids[0] == ids[1]
+    assert again.read(np.arange(M)) == first.read(np.arange(M))
+    # Of other files: the pass is made again.
+    other = TFRecordExamples(files[:2], parse, index_file=index)
+    assert other.num_examples == 6
+    (tmp_path / "text").write_text("no index")
+    with pytest.raises(ValueError, match="no index of TFRecord files"):
+        TFRecordExamples(files, parse, index_file=str(tmp_path / "text"))
+
+
+def test_cache_keeps_the_order_of_one_pass_and_structures(tmp_path):
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices(
+        ({"a": x, "text": y.astype(str)}, (y, -y), np.ones(M, np.float32))
+    ).shuffle(M, reshuffle_each_iteration=True)
+    directory = str(tmp_path / "cache")
+    cached = cache_dataset(dataset, directory, examples_per_file=9)
+    assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
+    epochs = []
+    for source in (cached, open_cache(directory)):
+        batches = list(schedule_for(PARTICIPATIONS[0], 18, 7, source).dataset())
+        for batch in batches:
+            targets = batch["y"][0].numpy()
+            np.testing.assert_array_equal(batch["x"]["a"], x[targets])
+            texts = [text.decode() for text in batch["x"]["text"].numpy()]
+            assert texts == [str(i) for i in targets]
+            np.testing.assert_array_equal(batch["y"][1], -targets)
+            np.testing.assert_array_equal(batch["sample_weight"], np.ones(len(texts)))
+        order = np.concatenate([batch["y"][0] for batch in batches])
+        np.testing.assert_array_equal(order[:M], order[M : 2 * M])
+        np.testing.assert_array_equal(np.sort(order[:M]), y)
+        epochs.append(order)
+    np.testing.assert_array_equal(*epochs)
+
+
+def test_an_interrupted_cache_is_refused(tmp_path):
+    def broken():
+        yield from (1.0, 2.0)
+        raise RuntimeError("the disk is full")
+
+    signature = tf.TensorSpec([], tf.float32)
+    dataset = tf.data.Dataset.from_generator(broken, output_signature=signature)
+    directory = str(tmp_path / "cache")
+    with pytest.raises(tf.errors.OpError):
+        cache_dataset(dataset, directory)
+    with pytest.raises(ValueError, match="no complete cache"):
+        open_cache(directory)
+    with pytest.raises(ValueError, match="not empty"):
+        cache_dataset(tf.data.Dataset.range(3), directory)
+
+
+def ragged(record):
+    return tf.io.decode_raw(record, tf.uint8)
+
+
+def compressed(directory):
+    path = str(directory / "z")
+    with tf.io.TFRecordWriter(path, "GZIP") as writer:
+        writer.write(b"1" * 100)
+    return TFRecordExamples([path], parse)
+
+
+@pytest.mark.parametrize(
+    "build, error, message",
+    [
+        (lambda d: TFRecordExamples(write(d), ragged), ValueError, "static shape"),
+        (
+            lambda d: TFRecordExamples(write(d), lambda r: (r, r, r, r)),
+            ValueError,
+            "x, \\(x, y\\)",
+        ),
+        (compressed, ValueError, "uncompressed"),
+        (lambda d: TFRecordExamples([], parse), ValueError, "no records"),
+        (
+            lambda d: TFRecordExamples([str(d / "none")], parse),
+            FileNotFoundError,
+            "none",
+        ),
+        (
+            lambda d: cache_dataset(tf.data.Dataset.range(3).repeat(), str(d)),
+            ValueError,
+            "infinite",
+        ),
+        (
+            lambda d: cache_dataset(tf.data.Dataset.range(9).batch(4), str(d)),
+            ValueError,
+            "unbatch",
+        ),
+        (
+            lambda d: cache_dataset(tf.data.Dataset.range(0), str(d / "new")),
+            ValueError,
+            "no examples",
+        ),
+        (
+            lambda d: schedule_for(PARTICIPATIONS[0], 18, 7, tf.data.Dataset.range(M)),
+            TypeError,
+            "cache_dataset",
+        ),
+        (
+            lambda d: schedule_for(
+                tf_bandmf.FixedEpochOrder(M - 1, 4, 3),
+                18,
+                7,
+                TFRecordExamples(write(d), parse),
+            ),
+            ValueError,
+            "The plan is for 22 examples, found 23",
+        ),
+        (
+            lambda d: schedule_for(
+                PARTICIPATIONS[0], 18, 7, TFRecordExamples(write(d), parse), data()[1]
+            ),
+            ValueError,
+            "hold their targets",
+        ),
+    ],
+)
+def test_misuse(build, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        build(tmp_path)

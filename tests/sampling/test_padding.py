@@ -1,0 +1,134 @@
+"""Batches of one constant size, and the iterator over indices."""
+
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf.sampling import batches as batches_lib
+from tf_bandmf.sampling import padding
+from tf_bandmf.sampling.sampled import schedule_for
+
+SEED = bytes(range(32))
+M = 40
+PARTICIPATIONS = [
+    tf_bandmf.FixedEpochOrder(M, 6, 3),
+    tf_bandmf.Shuffled(M, 6, 3),
+    tf_bandmf.BallsInBins(M, 6, 3),
+    tf_bandmf.Poisson(M, 4),
+    tf_bandmf.CyclicPoisson(M, 4, 3),
+    tf_bandmf.CyclicFixedSize(M, 4, 3),
+]
+
+
+def make(participation, padded, **arguments):
+    seed = None if isinstance(participation, tf_bandmf.FixedEpochOrder) else SEED
+    steps = getattr(participation, "num_steps", 21)
+    x = {"a": np.arange(1.0, M + 1.0), "b": np.array([b"t"] * M)}
+    arguments = {"y": np.arange(M), **arguments}
+    return schedule_for(
+        participation, steps, 7, x, seed=seed, padded=padded, **arguments
+    )
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS, ids=lambda p: p.kind)
+def test_padded_batches_are_the_batches_and_zeros_of_weight_zero(participation):
+    plain, padded = make(participation, False), make(participation, True)
+    size = padded.padded_batch_size
+    assert padded.schedule_id == plain.schedule_id
+    spec = padded.dataset().element_spec
+    assert spec["x"]["a"].shape == [size] and spec["sample_weight"].shape == [size]
+    for wanted, found in zip(plain.dataset(), padded.dataset()):
+        count = wanted["y"].shape[0]
+        np.testing.assert_array_equal(found["y"][:count], wanted["y"])
+        np.testing.assert_array_equal(found["x"]["a"][:count], wanted["x"]["a"])
+        assert not np.any(found["x"]["a"][count:])
+        assert set(found["x"]["b"][count:].numpy()) <= {b""}
+        np.testing.assert_array_equal(found["sample_weight"], np.arange(size) < count)
+
+
+def test_weights_of_the_caller_are_kept():
+    schedule = make(PARTICIPATIONS[3], True, sample_weight=np.arange(M) + 0.5)
+    for batch in schedule.dataset():
+        real = batch["sample_weight"].numpy() > 0.0
+        expected = batch["y"].numpy()[real] + 0.5
+        np.testing.assert_array_equal(batch["sample_weight"].numpy()[real], expected)
+
+
+def test_one_trace_for_all_sizes_and_empty_batches():
+    traces = []
+
+    @tf.function
+    def step(batch):
+        traces.append(1)
+        return tf.reduce_sum(batch["sample_weight"])
+
+    schedule = make(tf_bandmf.Poisson(M, 1), True)
+    counts = [float(step(batch)) for batch in schedule.dataset()]
+    assert 0.0 in counts and len(set(counts)) > 2 and len(traces) == 1
+
+
+def test_the_padded_size_is_exceeded_with_probability_1e_12_at_most():
+    poisson = tf_bandmf.CyclicPoisson(100_003, 300, 7)
+    size = padding.sufficient_batch_size(poisson, 5000)
+    q = poisson.sampling_probability
+    part = -(-100_003 // 7)
+    assert 5000 * scipy.stats.binom.sf(size, part, q) <= 1e-12
+    assert 5000 * scipy.stats.binom.sf(size - 1, part, q) > 1e-12
+    assert 300 < size < 500
+    bins = tf_bandmf.BallsInBins(60_000, 500, 3)
+    size = padding.sufficient_batch_size(bins, 360)
+    assert 120 * scipy.stats.binom.sf(size, 60_000, 1 / 120) <= 1e-12
+    whole = tf_bandmf.CyclicPoisson(40, 10, 4)
+    assert padding.sufficient_batch_size(whole, 9) == 10
+    with pytest.raises(TypeError, match="caller makes the batches"):
+        padding.sufficient_batch_size(tf_bandmf.MinSep(3), 9)
+
+
+def test_parts_of_padded_batches_count_their_own_examples():
+    schedule = make(tf_bandmf.Poisson(M, 4), True)
+    parts = list(batches_lib.in_parts(schedule.dataset(), range(3), 3))
+    for step, batch in enumerate(schedule.dataset()):
+        found = parts[3 * step : 3 * step + 3]
+        counts = [int(part["num_examples"]) for part in found]
+        weights = [int(np.sum(part["sample_weight"])) for part in found]
+        assert counts == weights and sum(counts) == int(batch["num_examples"])
+
+
+def test_nothing_is_cut_off():
+    content = {"x": tf.range(5.0)}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="another sampler"):
+        padding.pad(content, 4)
+    schedule = make(PARTICIPATIONS[3], True)
+    schedule.padded_batch_size = 1
+    with pytest.raises(tf.errors.InvalidArgumentError, match="another sampler"):
+        list(schedule.dataset())
+    with pytest.raises(ValueError, match="more than the padded size"):
+        list(schedule.indices(padded=True))
+
+
+@pytest.mark.parametrize("participation", PARTICIPATIONS, ids=lambda p: p.kind)
+def test_index_iterator_is_the_schedule_from_any_step_on(participation):
+    schedule = make(participation, False)
+    batches = list(schedule.indices())
+    assert [batch.step for batch in batches] == list(range(schedule.num_steps))
+    for batch, padded in zip(batches, schedule.indices(padded=True)):
+        np.testing.assert_array_equal(
+            batch.indices, schedule.example_indices(batch.step)
+        )
+        assert np.all(batch.weights == 1.0)
+        assert padded.indices.shape == (schedule.padded_batch_size,)
+        kept = padded.indices[padded.weights > 0.0]
+        np.testing.assert_array_equal(kept, batch.indices)
+    for wanted, found in zip(batches[8:], schedule.indices(first_step=8)):
+        assert found.step == wanted.step
+        np.testing.assert_array_equal(found.indices, wanted.indices)
+
+
+def test_a_fresh_seed_cannot_continue_by_indices_either():
+    schedule = schedule_for(PARTICIPATIONS[2], 21, 7, np.arange(M))
+    with pytest.raises(ValueError, match="secret_seed"):
+        next(schedule.indices(first_step=3))
+    with pytest.raises(ValueError, match="first_step must be in"):
+        next(make(PARTICIPATIONS[0], False).indices(first_step=-1))

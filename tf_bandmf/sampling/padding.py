@@ -1,0 +1,83 @@
+"""Batches of one constant size: padded with examples of weight 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import scipy.stats
+import tensorflow as tf
+
+from tf_bandmf.participation import (
+    BallsInBins,
+    CyclicFixedSize,
+    CyclicPoisson,
+    FixedEpochOrder,
+    Participation,
+    Shuffled,
+)
+from tf_bandmf.sampling.sources import INPUTS, SAMPLE_WEIGHT
+
+# With which probability, at most, any batch of a run exceeds the padded size.
+_OVERFLOW = 1e-12
+
+
+def sufficient_batch_size(participation: Participation, num_steps: int) -> int:
+    """A size that no batch of the run exceeds, but with probability 1e-12.
+
+    A function of the participation alone: it reveals nothing of the sample.
+
+    Raises:
+      TypeError: for a participation whose batches the caller makes.
+    """
+    if isinstance(participation, (FixedEpochOrder, Shuffled)):
+        return -(-participation.num_examples // participation.steps_per_epoch)
+    if isinstance(participation, CyclicFixedSize):
+        return participation.batch_size
+    if isinstance(participation, CyclicPoisson):
+        trials = -(-participation.num_examples // participation.num_parts)
+        probability, draws = participation.sampling_probability, num_steps
+    elif isinstance(participation, BallsInBins):
+        trials = participation.num_examples
+        probability = 1.0 / participation.num_bins
+        draws = participation.num_bins
+    else:
+        raise TypeError(
+            f"Under {type(participation).__name__} the caller makes the batches."
+        )
+    if probability >= 1.0:
+        return trials
+    return int(scipy.stats.binom.isf(_OVERFLOW / draws, trials, probability))
+
+
+def pad(content: dict[str, Any], size: int) -> dict[str, Any]:
+    """Adds examples of zeros with sample weight 0 up to a constant size.
+
+    Args:
+      content: structures of tensors whose first dimension N is the example.
+      size: of the result.
+
+    Returns:
+      The same with first dimension `size`, and a `sample_weight` in any case.
+
+    Raises:
+      InvalidArgumentError: in a graph, if N exceeds the size: nothing is cut off, for
+        that would be another sampler.
+    """
+    count = tf.shape(tf.nest.flatten(content[INPUTS])[0])[0]
+    if SAMPLE_WEIGHT not in content:
+        content = {**content, SAMPLE_WEIGHT: tf.ones([count])}
+    fits = tf.debugging.assert_less_equal(
+        count,
+        size,
+        "A batch has more examples than its padded size: it is not cut off, for that "
+        "would be another sampler than the accountant's. Give a larger padded size.",
+    )
+    with tf.control_dependencies([fits] if fits is not None else []):
+        missing = size - count
+
+    def padded(tensor: tf.Tensor) -> tf.Tensor:
+        shape = tensor.shape[1:].as_list()
+        zeros = tf.zeros([missing, *shape], tensor.dtype)
+        return tf.ensure_shape(tf.concat([tensor, zeros], axis=0), [size, *shape])
+
+    return tf.nest.map_structure(padded, content)

@@ -1,0 +1,248 @@
+"""Examples in TFRecord files that do not fit into memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+import tqdm
+
+from tf_bandmf.sampling.sources import (
+    INPUTS,
+    SAMPLE_WEIGHT,
+    TARGETS,
+    ExampleSource,
+)
+
+# A record in a file: its length, a checksum of the length, its bytes, their checksum.
+_BEFORE, _AFTER = 12, 4
+_RECORDS_AT_ONCE = 256
+
+
+class TFRecordExamples(ExampleSource):
+    """The records of TFRecord files, one example each, read by index.
+
+    One pass over the files finds where every record lies, 20 bytes of memory each, and
+    hashes all of them; checksums are verified. Batches then read their own records only,
+    and verify them: a file that was changed meanwhile raises. The order of the files and
+    of their records is the order of the examples. A `schedule_id` covers every byte of
+    every record, and neither the files' names nor how the records are spread over them.
+
+    Args:
+      files: paths of uncompressed TFRecord files on a mounted file system.
+      parse: function from one serialized record, a string scalar, to `x`, `(x, y)` or
+        `(x, y, sample_weight)`, of static shapes; runs in a graph.
+      batched: `parse` takes many records at once, strings of shape [N], as
+        `tf.io.parse_example` does, which is faster. It must treat each by itself: the
+        library cannot check that.
+      index_file: None, or where the result of the pass is kept for the next time. It is
+        as private as the data (checksums), and written with mode 0600.
+      progress: show progress on what takes longer than 2 seconds.
+
+    Raises:
+      ValueError: if there are no records, a file is no uncompressed TFRecord file, or a
+        shape is not static.
+      FileNotFoundError: if a file is missing.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        parse: Callable[[tf.Tensor], Any],
+        *,
+        batched: bool = False,
+        index_file: str | None = None,
+        progress: bool = False,
+    ) -> None:
+        if isinstance(files, (str, os.PathLike)):
+            files = [files]
+        self._files = [os.fspath(file) for file in files]
+        self._parse, self._batched = parse, batched
+        sizes = np.array([os.path.getsize(file) for file in self._files], np.int64)
+        index = _saved_index(index_file, self._files, sizes)
+        if index is None:
+            index = _index(self._files, sizes, progress)
+            if index_file is not None:
+                _save_index(index_file, self._files, sizes, index)
+        self._lengths, self._checksums = index["lengths"], index["checksums"]
+        counts = index["counts"]
+        self._digest = index["digest"].tobytes()
+        self.num_examples = int(counts.sum())
+        if not self.num_examples:
+            raise ValueError(f"There are no records in {self._files}.")
+        self._file_of = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+        ends = np.cumsum(self._lengths + (_BEFORE + _AFTER))
+        first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        self._starts = ends - self._lengths - _AFTER - first[self._file_of]
+        self._spec = self._element_spec()
+
+    def _element_spec(self) -> dict[str, Any]:
+        shape = [None] if self._batched else []
+        traced = tf.function(self._parse).get_concrete_function(
+            tf.TensorSpec(shape, tf.string)
+        )
+        skipped = len(shape)
+
+        def checked(tensor: Any) -> tf.TensorSpec:
+            if not isinstance(tensor, tf.Tensor):
+                raise ValueError(
+                    f"parse must return dense tensors, found {type(tensor).__name__}."
+                )
+            rest = tensor.shape[skipped:] if tensor.shape.rank is not None else None
+            if rest is None or not rest.is_fully_defined():
+                raise ValueError(
+                    f"parse must return tensors of static shape, found {tensor.shape}. "
+                    f"Use tf.ensure_shape, or pad."
+                )
+            return tf.TensorSpec(rest, tensor.dtype)
+
+        return tf.nest.map_structure(checked, _contents(traced.structured_outputs))
+
+    def read(self, indices: np.ndarray) -> list[bytes]:
+        """Serialized records.
+
+        Args:
+          indices: int64, shape [N].
+
+        Raises:
+          ValueError: if a file was changed since the pass over it.
+        """
+        records = [b""] * len(indices)
+        for file in np.unique(self._file_of[indices]):
+            handle = os.open(self._files[file], os.O_RDONLY)
+            try:
+                for place in np.flatnonzero(self._file_of[indices] == file):
+                    i = indices[place]
+                    length, start = int(self._lengths[i]), int(self._starts[i])
+                    record = os.pread(handle, length, start)
+                    if (
+                        len(record) != length
+                        or zlib.crc32(record) != self._checksums[i]
+                    ):
+                        raise ValueError(
+                            f"{self._files[file]} was changed while it was in use: record "
+                            f"{i} is not what it was. Restore the file."
+                        )
+                    records[place] = record
+            finally:
+                os.close(handle)
+        return records
+
+    def gather(self, indices: tf.Tensor) -> dict[str, Any]:
+        records = tf.numpy_function(
+            lambda i: np.array([*self.read(i), b""], dtype=object)[:-1],
+            [indices],
+            tf.string,
+        )
+        records = tf.ensure_shape(records, [None])
+        if not self._batched:
+            return tf.map_fn(
+                lambda record: _contents(self._parse(record)),
+                records,
+                fn_output_signature=self._spec,
+            )
+        content = _contents(self._parse(records))
+        count = tf.shape(records)[0]
+
+        def checked(tensor: tf.Tensor) -> tf.Tensor:
+            same = tf.debugging.assert_equal(
+                tf.shape(tensor)[0], count, "parse must return one row per record."
+            )
+            with tf.control_dependencies([same] if same is not None else []):
+                return tf.identity(tensor)
+
+        return tf.nest.map_structure(checked, content)
+
+    def update_digest(self, update: Callable[[Any], None]) -> None:
+        update(b"TFRecord")
+        update(self._digest)
+
+
+def _contents(example: Any) -> dict[str, Any]:
+    if not isinstance(example, tuple):
+        return {INPUTS: example}
+    if not 1 <= len(example) <= 3:
+        raise ValueError(
+            f"An example must be x, (x, y) or (x, y, sample_weight), found a tuple of "
+            f"{len(example)}. Use a dictionary for several inputs."
+        )
+    return dict(zip((INPUTS, TARGETS, SAMPLE_WEIGHT), example))
+
+
+def _index(
+    files: Sequence[str], sizes: np.ndarray, progress: bool
+) -> dict[str, np.ndarray]:
+    """Lengths and checksums of all records, and a hash of them, in one pass."""
+    digest = hashlib.blake2b(digest_size=32)
+    lengths: list[int] = []
+    checksums: list[int] = []
+    counts: list[int] = []
+    shown = tqdm.tqdm(
+        zip(files, sizes),
+        desc="finding the records",
+        total=len(files),
+        delay=2.0,
+        disable=not progress,
+    )
+    for file, size in shown:
+        before = len(lengths)
+        try:
+            for batch in tf.data.TFRecordDataset(file).batch(_RECORDS_AT_ONCE):
+                for record in batch.numpy():
+                    lengths.append(len(record))
+                    checksums.append(zlib.crc32(record))
+                    digest.update(len(record).to_bytes(8, "little"))
+                    digest.update(record)
+        except tf.errors.DataLossError as error:
+            raise ValueError(
+                f"{file} is damaged, or no uncompressed TFRecord file: compressed ones "
+                f"cannot be read by index. Decompress it."
+            ) from error
+        counts.append(len(lengths) - before)
+        found = sum(lengths[before:]) + counts[-1] * (_BEFORE + _AFTER)
+        if found != size:
+            raise ValueError(
+                f"{file} has {size} bytes, its records {found}: it is damaged or was "
+                f"changed while it was read."
+            )
+    return {
+        "lengths": np.array(lengths, np.int64),
+        "checksums": np.array(checksums, np.uint32),
+        "counts": np.array(counts, np.int64),
+        "digest": np.frombuffer(digest.digest(), np.uint8),
+    }
+
+
+def _save_index(
+    path: str, files: Sequence[str], sizes: np.ndarray, index: dict[str, np.ndarray]
+) -> None:
+    names = [os.path.basename(file) for file in files]
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        np.savez(file, names=names, sizes=sizes, **index)  # type: ignore[arg-type]
+
+
+def _saved_index(
+    path: str | None, files: Sequence[str], sizes: np.ndarray
+) -> dict[str, np.ndarray] | None:
+    """What `_save_index` wrote, if it is of these files."""
+    if path is None or not os.path.exists(path):
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as saved:
+            index = {name: saved[name] for name in saved.files}
+    except (ValueError, OSError, zlib.error) as error:
+        raise ValueError(
+            f"{path} is no index of TFRecord files: delete it, or give another index_file."
+        ) from error
+    names = [os.path.basename(file) for file in files]
+    if index.pop("names").tolist() != names or index.pop("sizes").tolist() != list(
+        sizes
+    ):
+        return None
+    return index
