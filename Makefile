@@ -44,6 +44,11 @@ clean:
 	.venv-federated/bin/python -m pip install --quiet --no-deps -r federated/requirements.txt
 	touch $@
 
-%/.installed: %/.requirements pyproject.toml
-	$*/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+.venv/.installed: .venv/.requirements pyproject.toml
+	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+.venv-federated/.installed: .venv-federated/.requirements pyproject.toml federated/pyproject.toml
+	.venv-federated/bin/python -m pip install --quiet --no-deps --no-build-isolation \
+		-e . -e federated
 	touch $@

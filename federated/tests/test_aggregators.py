@@ -1,0 +1,313 @@
+"""The aggregation factories."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+import tensorflow_privacy as tfp
+
+import tf_bandmf
+from tf_bandmf import noise
+from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf_federated import (
+    CorrelatedNoiseFactory,
+    CorrelatedNoiseSumQuery,
+    HostNoise,
+    MinSepNoiseFactory,
+)
+
+N, D = 6, 7
+SEED = 11
+FAMILIES = {
+    "identity": {},
+    "lambda_cgd": {},
+    "bsr": {"bands": 3},
+    "bisr": {"bands": 3},
+    "bandinv": {"bands": 3},
+    "banded": {"bands": 3},
+    "toeplitz": {"bands": 3},
+    "blt": {},
+    "dense": {},
+    "tree": {},
+}
+VALUE_TYPE = tff.to_type([(np.float32, [2, 3]), np.float32])
+
+
+def make_plan(mechanism="lambda_cgd", participation=None, **options):
+    arguments = dict(noise_multiplier=1.0, delta=1e-5, num_steps=N, test_seed=SEED)
+    arguments.update(FAMILIES.get(mechanism, {}), **options)
+    return tf_bandmf.plan(
+        mechanism,
+        participation=participation or tf_bandmf.MinSep(3, 2),
+        **arguments,
+    )
+
+
+def value(fill):
+    return [np.full([2, 3], fill, np.float32), np.float32(fill)]
+
+
+def flat(result):
+    return np.concatenate([np.ravel(x) for x in tf.nest.flatten(result)])
+
+
+def normals(num_steps=N, d=D):
+    keys = tf.constant(NoiseKey.for_testing(SEED).step_keys(num_steps))
+    return np.stack([noise.standard_normals(keys[i], d) for i in range(num_steps)])
+
+
+def run_process(process, plan, place, denominator, clients=(), state=None):
+    """The noise `(C^-1 Z)` of all rounds, shape [N, D], measured at the output."""
+    host = HostNoise(plan, D) if place == "host" else None
+    state = process.initialize() if state is None else state
+    rows = []
+    for _ in range(N):
+        state = host.prepare(state) if host else state
+        output = process.next(state, list(clients) or [value(0.0)])
+        state = output.state
+        rows.append(flat(output.result) * denominator / plan.noise_stddev)
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("mechanism", FAMILIES)
+def test_noise_of_every_family_is_that_of_the_strategy(mechanism):
+    """C y = z at float precision, where TFF holds the noise and where the host does."""
+    plan = make_plan(mechanism)
+    c = plan.strategy.matrix.to_dense()
+    for place in ("state", "host"):
+        factory = CorrelatedNoiseFactory(plan, clients_per_round=4, noise=place)
+        y = run_process(factory.create(VALUE_TYPE), plan, place, 4.0)
+        assert np.abs(c @ y - normals()).max() < 1e-5
+
+
+def test_noise_of_the_host_is_the_core_s_bit_for_bit():
+    for mechanism in ("bsr", "bisr", "blt"):
+        plan = make_plan(mechanism)
+        generator = noise.NoiseGenerator(plan.strategy, D)
+        state = generator.initial_state(NoiseKey.for_testing(SEED))
+        process = CorrelatedNoiseFactory(plan, 1.0, "host").create(VALUE_TYPE)
+        host, tff_state = HostNoise(plan, D), process.initialize()
+        for step in range(N):
+            expected, state = generator.next(state, tf.constant(step))
+            tff_state = host.prepare(tff_state)
+            injected = tff_state["noise"]["values"]
+            np.testing.assert_array_equal(injected, expected)
+            output = process.next(tff_state, [value(0.0)])
+            # TFF multiplies: one rounding, the same on both sides.
+            scaled = np.float32(plan.noise_stddev) * expected.numpy()
+            np.testing.assert_array_equal(flat(output.result), scaled)
+            tff_state = output.state
+
+
+def test_mean_of_clipped_updates():
+    plan = make_plan(noise_multiplier=0.01, l2_norm_clip=2.0)
+    process = CorrelatedNoiseFactory(plan, clients_per_round=8).create(VALUE_TYPE)
+    small, large = value(0.1), value(100.0)
+    output = process.next(process.initialize(), [small, large])
+    expected = (0.1 + 2.0 / np.sqrt(D)) / 8
+    np.testing.assert_allclose(flat(output.result), expected, atol=0.02)
+    assert output.measurements["clipped_clients"] == 1
+    assert output.measurements["contributing_clients"] == 2
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_invariant_5_a_client_that_is_not_finite_contributes_zero(bad):
+    process = CorrelatedNoiseFactory(make_plan(), 2.0).create(VALUE_TYPE)
+    state = process.initialize()
+    broken = value(0.2)
+    broken[0][1, 1] = bad
+    alone = process.next(state, [value(0.3)])
+    both = process.next(state, [value(0.3), broken])
+    np.testing.assert_array_equal(flat(both.result), flat(alone.result))
+    assert both.measurements["non_finite_clients"] == 1
+    assert both.measurements["contributing_clients"] == 1
+
+
+def test_invariant_5_a_round_without_clients_is_noisy():
+    plan = make_plan()
+    process = CorrelatedNoiseFactory(plan, 2.0).create(VALUE_TYPE)
+    output = process.next(process.initialize(), [])
+    expected = normals()[0] * plan.noise_stddev / 2.0
+    np.testing.assert_allclose(flat(output.result), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_huge_updates_are_zeroed_if_wanted():
+    process = CorrelatedNoiseFactory(make_plan(), 2.0, zeroing_norm=50.0)
+    process = process.create(VALUE_TYPE)
+    state = process.initialize()
+    alone = process.next(state, [value(0.3)])
+    both = process.next(state, [value(0.3), value(1000.0)])
+    np.testing.assert_array_equal(flat(both.result), flat(alone.result))
+    assert both.measurements["zeroed_clients"] == 1
+
+
+@pytest.mark.parametrize("place", ["state", "host"])
+def test_invariant_1_horizon(place):
+    plan = make_plan("bsr")
+    process = CorrelatedNoiseFactory(plan, 1.0, place).create(VALUE_TYPE)
+    state = process.initialize()
+    state["round"] = np.int64(N)
+    if place == "host":
+        state["noise"].update(ready_for=np.int64(N), values=np.zeros([D], np.float32))
+        with pytest.raises(ValueError, match=r"never had noise|6 rounds"):
+            HostNoise(plan, D).prepare(state)
+    with pytest.raises(Exception, match="6 steps"):
+        process.next(state, [value(0.0)])
+
+
+def test_noise_that_is_missing_or_used_stops_the_round():
+    plan = make_plan("bsr")
+    process = CorrelatedNoiseFactory(plan, 1.0, "host").create(VALUE_TYPE)
+    state = process.initialize()
+    with pytest.raises(Exception, match="call prepare"):
+        process.next(state, [value(0.0)])
+    prepared = HostNoise(plan, D).prepare(state)
+    output = process.next(prepared, [value(0.0)])
+    assert output.state["noise"]["values"].size == 0  # taken out again
+    with pytest.raises(Exception, match="call prepare"):
+        process.next(output.state, [value(0.0)])
+    # The noise of another round, or a part of it.
+    stale = collections.OrderedDict(output.state, noise=prepared["noise"])
+    with pytest.raises(Exception, match="call prepare"):
+        process.next(stale, [value(0.0)])
+    prepared["noise"]["values"] = prepared["noise"]["values"][:3]
+    with pytest.raises(Exception, match="call prepare"):
+        process.next(prepared, [value(0.0)])
+
+
+def test_a_state_of_another_plan_is_refused():
+    process = CorrelatedNoiseFactory(make_plan("bsr"), 1.0).create(VALUE_TYPE)
+    other = CorrelatedNoiseFactory(make_plan("bsr", noise_multiplier=2.0), 1.0)
+    with pytest.raises(Exception, match="another plan"):
+        other.create(VALUE_TYPE).next(process.initialize(), [value(0.0)])
+
+
+def test_invariant_8_keys_are_fresh_in_every_run_and_from_the_operating_system():
+    plan = make_plan(test_seed=None)
+    process = CorrelatedNoiseFactory(plan, 1.0, "state").create(VALUE_TYPE)
+    first, second = (process.initialize()["noise"]["step_keys"] for _ in range(2))
+    assert first.shape == (N, 2) and first.dtype == np.uint64
+    assert len(np.unique(np.concatenate([first, second]))) == 4 * N
+    host = CorrelatedNoiseFactory(plan, 1.0, "host").create(VALUE_TYPE)
+    runs = {int(host.initialize()["noise"]["run_id"]) for _ in range(3)}
+    assert len(runs) == 3
+
+
+def test_stateless_families_carry_only_keys_and_round():
+    for mechanism in ("identity", "lambda_cgd", "bisr", "bandinv"):
+        process = CorrelatedNoiseFactory(make_plan(mechanism), 1.0).create(VALUE_TYPE)
+        noise_type = process.initialize.type_signature.result.member["noise"]
+        assert str(noise_type) == f"<step_keys=uint64[{N},2],buffer=float32[0,{D}]>"
+
+
+def test_large_ring_buffers_go_to_the_host():
+    plan = make_plan("bsr")
+    wide = tff.TensorType(np.float32, [3_000_000])
+    process = CorrelatedNoiseFactory(plan, 1.0).create(wide)
+    assert "ready_for" in str(process.initialize.type_signature.result)
+    process = CorrelatedNoiseFactory(make_plan("bisr"), 1.0).create(wide)
+    assert "step_keys" in str(process.initialize.type_signature.result)
+
+
+def test_types():
+    factory = CorrelatedNoiseFactory(make_plan("bsr"), 1.0)
+    assert isinstance(factory, tff.aggregators.UnweightedAggregationFactory)
+    process = factory.create(VALUE_TYPE)
+    assert isinstance(process, tff.templates.AggregationProcess)
+    assert not process.is_weighted
+    state_type = tff.to_type(
+        collections.OrderedDict(
+            round=np.int64,
+            plan_id=np.int64,
+            noise=collections.OrderedDict(
+                step_keys=(np.uint64, [N, 2]), buffer=(np.float32, [2, D])
+            ),
+        )
+    )
+    found = process.initialize.type_signature.result
+    found.check_equivalent_to(tff.FederatedType(state_type, tff.SERVER))
+    result = process.next.type_signature.result.result
+    result.check_equivalent_to(tff.FederatedType(VALUE_TYPE, tff.SERVER))
+    for wrong in (tff.TensorType(np.float64, [3]), tff.TensorType(np.float32, [None])):
+        with pytest.raises(TypeError, match="float32"):
+            factory.create(wrong)
+
+
+def test_wrong_plans_are_refused():
+    poisson = make_plan(
+        "bsr", participation=tf_bandmf.CyclicPoisson(600, 10, 3), noise_multiplier=9.0
+    )
+    epochs = make_plan(participation=tf_bandmf.FixedEpochOrder(60, 20, 2))
+    for factory in (CorrelatedNoiseFactory, MinSepNoiseFactory):
+        for plan in (poisson, epochs):
+            with pytest.raises(ValueError, match="MinSep"):
+                factory(plan, 2.0)
+        with pytest.raises(TypeError, match="Plan"):
+            factory("lambda_cgd", 2.0)
+        with pytest.raises(ValueError, match="clients_per_round is missing"):
+            factory(make_plan())
+        for bad in (0, -1, np.nan, np.inf):
+            with pytest.raises(ValueError, match="clients_per_round"):
+                factory(make_plan(), bad)
+        with pytest.raises(ValueError, match="batch size"):
+            factory(make_plan(batch_size=5), 6)
+        with pytest.raises(ValueError, match="noise must be"):
+            factory(make_plan(), 2.0, "gpu")
+        for bad in (0.5, np.inf, np.nan):
+            with pytest.raises(ValueError, match="zeroing_norm"):
+                factory(make_plan(), 2.0, zeroing_norm=bad)
+
+
+def test_invariant_14_weights_are_refused():
+    factory = MinSepNoiseFactory(make_plan(), 2.0)
+    with pytest.raises(TypeError, match="uniform weights"):
+        factory.create(VALUE_TYPE, tff.TensorType(np.float32))
+
+
+class LinearModel:
+    """For the drop-in tests: d = 4, a client with data moves every weight."""
+
+    @staticmethod
+    def build():
+        layer = tf.keras.layers.Dense(1, input_shape=(3,), kernel_initializer="zeros")
+        return tff.learning.models.from_keras_model(
+            tf.keras.Sequential([layer]),
+            loss=tf.keras.losses.MeanSquaredError(),
+            input_spec=(
+                tf.TensorSpec([None, 3], tf.float32),
+                tf.TensorSpec([None, 1], tf.float32),
+            ),
+        )
+
+
+def drop_in(mechanism, name):
+    """Trainable weights after 3 rounds of TFF's own federated averaging."""
+    plan = make_plan(mechanism, noise_multiplier=0.01)
+    if name == "query":
+        specs = (tf.TensorSpec([3, 1]), tf.TensorSpec([1]))
+        query = tfp.NormalizedQuery(CorrelatedNoiseSumQuery(plan, specs), 2.0)
+        aggregator = tff.aggregators.DifferentiallyPrivateFactory(query)
+    else:
+        aggregator = CorrelatedNoiseFactory(plan, 2.0, name)
+    process = tff.learning.algorithms.build_unweighted_fed_avg(
+        LinearModel.build,
+        tff.learning.optimizers.build_sgdm(0.1),
+        model_aggregator=aggregator,
+    )
+    x = np.eye(3, dtype=np.float32)
+    data = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(3)
+    state, host = process.initialize(), HostNoise(plan, 4)
+    for _ in range(3):
+        state = host.prepare(state) if name == "host" else state
+        state = process.next(state, [data, data]).state
+    return flat(process.get_model_weights(state).trainable)
+
+
+def test_drop_in_of_build_unweighted_fed_avg():
+    for mechanism, name in (("lambda_cgd", "query"), ("bsr", "host")):
+        expected = drop_in(mechanism, "state")
+        assert np.abs(expected).max() > 0.01
+        found = drop_in(mechanism, name)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)

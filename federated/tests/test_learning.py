@@ -1,0 +1,268 @@
+"""Private federated averaging, whole."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tf_bandmf
+from tf_bandmf import noise
+from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf_federated import build_fed_avg, tag_dataset, tag_with_client
+from tf_bandmf_federated.plan_checks import check_plan
+
+N, B, D, SEED = 6, 3, 4, 2
+INPUT_SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1]))
+OPTIMIZER = tff.learning.optimizers.build_sgdm(0.1)
+
+
+def make_plan(mechanism="bsr", **options):
+    arguments = dict(noise_multiplier=0.5, delta=1e-5, num_steps=N, test_seed=SEED)
+    if mechanism == "bsr":
+        arguments["bands"] = 3
+    arguments.update(options)
+    return tf_bandmf.plan(mechanism, participation=tf_bandmf.MinSep(B, 2), **arguments)
+
+
+def model_fn():
+    layer = tf.keras.layers.Dense(1, input_shape=(3,), kernel_initializer="zeros")
+    return tff.learning.models.from_keras_model(
+        tf.keras.Sequential([layer]),
+        loss=tf.keras.losses.MeanSquaredError(),
+        input_spec=INPUT_SPEC,
+    )
+
+
+def examples(client, bad=False):
+    rng = np.random.default_rng(client)
+    x = rng.normal(size=(8, 3)).astype(np.float32)
+    if bad:
+        x[0, 0] = np.nan
+    y = x.sum(axis=1, keepdims=True)
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+
+
+def first_time(*clients):
+    return [tag_dataset(examples(c), -1, 0) for c in clients]
+
+
+def build(plan, **options):
+    options.setdefault("clients_per_round", 3)
+    return build_fed_avg(model_fn, plan, OPTIMIZER, **options)
+
+
+def run(process, cohorts, state=None):
+    """Flat weights after each round."""
+    state = process.initialize() if state is None else state
+    weights = []
+    for cohort in cohorts:
+        state = process.next(process.prepare(state), cohort).state
+        weights.append(weights_of(process, state))
+    return np.stack(weights), state
+
+
+def weights_of(process, state):
+    trainable = process.get_model_weights(state).trainable
+    return np.concatenate([np.ravel(w) for w in trainable])
+
+
+IN_STATE = build(make_plan(), noise="state")
+BY_HOST = build(make_plan(), noise="host")
+
+
+def test_it_is_a_learning_process():
+    for process in (IN_STATE, BY_HOST):
+        assert isinstance(process, tff.learning.templates.LearningProcess)
+        data_type = process.next.type_signature.parameter[1].member
+        element = tff.to_type(
+            collections.OrderedDict(
+                example=((np.float32, [None, 3]), (np.float32, [None, 1])),
+                last_round=np.int32,
+                participations=np.int32,
+            )
+        )
+        data_type.check_equivalent_to(tff.SequenceType(element))
+    assert (IN_STATE.noise_place, BY_HOST.noise_place) == ("state", "host")
+
+
+def test_updates_are_the_plan_s_noise_on_clipped_means():
+    plan = make_plan()
+    none, _ = run(IN_STATE, [[]] * N)
+    # The server adds the mean: rounds without clients release the noise alone.
+    generator = noise.NoiseGenerator(plan.strategy, D)
+    kept, total = generator.initial_state(NoiseKey.for_testing(SEED)), 0.0
+    for step in range(N):
+        row, kept = generator.next(kept, tf.constant(step))
+        total = total - plan.noise_stddev * row.numpy() / 3.0
+        np.testing.assert_allclose(none[step], total, rtol=1e-4, atol=1e-5)
+    some, _ = run(IN_STATE, [first_time(0, 1)])
+    # Both updates were clipped to norm 1, and their mean has a denominator of 3.
+    assert 0.1 < np.linalg.norm(some[0] - none[0]) <= 2.0 / 3.0 + 1e-6
+
+
+def test_host_and_state_make_the_same_model():
+    cohorts = [first_time(0, 1), first_time(2), []]
+    in_state, _ = run(IN_STATE, cohorts)
+    by_host, _ = run(build(make_plan(), noise="host"), cohorts)
+    np.testing.assert_allclose(in_state, by_host, rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_of_the_host_s_process_holds_no_secret():
+    process = build(make_plan(test_seed=None), noise="host")
+    _, state = run(process, [first_time(0), first_time(1)])
+    kept = state.aggregator["noise"]
+    assert set(kept) == {"run_id", "key_id", "ready_for", "values"}
+    assert kept["values"].size == 0 and kept["ready_for"] == -1
+    secret = process.host_noise.run_key(int(kept["run_id"])).secret_bytes()
+    for name in ("run_id", "key_id"):
+        assert kept[name].tobytes() not in secret
+
+
+def test_early_and_broken_clients_have_no_influence():
+    _, state = run(IN_STATE, [first_time(0), []])
+    alone = IN_STATE.next(state, first_time(1))
+    early = tag_dataset(examples(0), 0, 1)
+    broken = tag_dataset(examples(5, bad=True), -1, 0)
+    worn_out = tag_dataset(examples(6), 0, 2)
+    both = IN_STATE.next(state, [early, broken, worn_out, *first_time(1)])
+    np.testing.assert_array_equal(
+        weights_of(IN_STATE, both.state), weights_of(IN_STATE, alone.state)
+    )
+    counts = both.metrics["aggregator"]
+    assert counts["early_clients"] == 2
+    assert counts["non_finite_clients"] == 1
+    assert counts["contributing_clients"] == 1
+    _, state = run(IN_STATE, [[]], state)
+    on_time = IN_STATE.next(state, [early]).metrics["aggregator"]
+    assert on_time["contributing_clients"] == 1
+
+
+def test_clients_without_elements():
+    nothing = tag_dataset(examples(0).take(0), -1, 0)
+    state = IN_STATE.initialize()
+    output = IN_STATE.next(state, [nothing])
+    assert output.metrics["aggregator"]["contributing_clients"] == 0
+    empty = IN_STATE.next(state, [])
+    np.testing.assert_array_equal(
+        weights_of(IN_STATE, output.state), weights_of(IN_STATE, empty.state)
+    )
+
+
+def test_rounds_are_counted_and_skipped():
+    for process in (build(make_plan(), noise="host"), IN_STATE):
+        state = process.initialize()
+        assert process.round_number(state) == 0
+        state = process.next(process.prepare(state), first_time(0)).state
+        before = weights_of(process, state)
+        state = process.skip_round(state)
+        assert process.round_number(state) == 2
+        np.testing.assert_array_equal(weights_of(process, state), before)
+        # The noise of round 2 is what it would have been.
+        state = process.next(process.prepare(state), []).state
+        expected = noise_of_round(2)
+        found = before - weights_of(process, state)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def noise_of_round(round_number):
+    plan = make_plan()
+    generator = noise.NoiseGenerator(plan.strategy, D)
+    state = generator.initial_state(NoiseKey.for_testing(SEED))
+    for step in range(round_number + 1):
+        row, state = generator.next(state, tf.constant(step))
+    return plan.noise_stddev * row.numpy() / 3.0
+
+
+def test_invariant_1_horizon():
+    for process in (IN_STATE, build(make_plan(), noise="host")):
+        state = process.initialize()
+        for _ in range(N):
+            state = process.skip_round(state)
+        assert process.round_number(state) == N
+        with pytest.raises(Exception, match=r"6 steps|call prepare"):
+            process.next(state, first_time(0))
+        with pytest.raises(ValueError, match="budget is spent"):
+            process.prepare(state)
+        with pytest.raises(ValueError, match="6 rounds"):
+            process.skip_round(state)
+
+
+def test_a_registry_on_the_server():
+    process = build(make_plan(), num_registered_clients=4, noise="host")
+    cohort = [tag_with_client(examples(c), c) for c in (0, 2)]
+    state = process.prepare(process.initialize())
+    output = process.next(state, cohort)
+    assert output.metrics["aggregator"]["contributing_clients"] == 2
+    state = process.prepare(output.state)
+    output = process.next(state, cohort)
+    assert output.metrics["aggregator"]["early_clients"] == 2
+    state = process.prepare(output.state)
+    twice = [tag_with_client(examples(1), 1)] * 2
+    with pytest.raises(Exception, match="same client twice"):
+        process.next(state, twice)
+    # The round failed and released nothing: it may be repeated without the copy.
+    process.next(process.prepare(output.state, replay=True), twice[:1])
+
+
+def test_metrics_of_training_are_released_on_demand_only():
+    output = IN_STATE.next(IN_STATE.initialize(), first_time(0))
+    assert not output.metrics["client_work"]["train"]
+    process = build(
+        make_plan(), metrics_aggregator=tff.learning.metrics.sum_then_finalize
+    )
+    output = process.next(process.initialize(), first_time(0))
+    assert output.metrics["client_work"]["train"]["num_examples"] == 8
+
+
+def test_functional_models():
+    @tf.function
+    def predict(weights, x, training):
+        return x @ weights[0][0] + weights[0][1]
+
+    @tf.function
+    def loss(output, label, sample_weight=None):
+        return tf.reduce_mean(tf.square(output - label))
+
+    model = tff.learning.models.FunctionalModel(
+        initial_weights=(
+            (np.zeros([3, 1], np.float32), np.zeros([1], np.float32)),
+            (),
+        ),
+        predict_on_batch_fn=predict,
+        loss_fn=loss,
+        input_spec=INPUT_SPEC,
+    )
+    process = build_fed_avg(model, make_plan(), OPTIMIZER, clients_per_round=3)
+    found, _ = run(process, [first_time(0, 1)])
+    expected, _ = run(IN_STATE, [first_time(0, 1)])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="MinSep"):
+        plan = tf_bandmf.plan(
+            "identity",
+            noise_multiplier=9.0,
+            delta=1e-5,
+            num_steps=N,
+            participation=tf_bandmf.CyclicPoisson(600, 10, 3),
+        )
+        build(plan)
+    with pytest.raises(ValueError, match="clients_per_round is missing"):
+        build(make_plan(), clients_per_round=None)
+    with pytest.raises(ValueError, match="noise_key"):
+        key = NoiseKey.from_operating_system()
+        build(make_plan(test_seed=None), noise="state", noise_key=key)
+    for wrong in (None, "model", lambda: "model"):
+        with pytest.raises(TypeError, match=r"model_fn|VariableModel"):
+            build_fed_avg(wrong, make_plan(), OPTIMIZER, clients_per_round=3)
+
+
+def test_check_plan():
+    plan = make_plan()
+    assert check_plan(plan, num_rounds=N) is plan.participation
+    for wrong in (0, N + 1):
+        with pytest.raises(ValueError, match="num_rounds"):
+            check_plan(plan, num_rounds=wrong)

@@ -1,0 +1,206 @@
+"""The b-min-separation: admitted on the client, before the sum."""
+
+import collections
+
+import hypothesis
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+from hypothesis import strategies as st
+
+import tf_bandmf
+from tf_bandmf_federated import MinSepNoiseFactory, tag_dataset, tag_with_client
+from tf_bandmf_federated.registry import Registry
+
+N, CLIENTS = 10, 5
+B, K = 3, 2
+VALUE_TYPE = tff.TensorType(np.float32, [CLIENTS])
+
+
+def make_plan(min_separation=B, max_participations=K):
+    return tf_bandmf.plan(
+        "lambda_cgd",
+        noise_multiplier=0.01,
+        delta=1e-5,
+        num_steps=N,
+        participation=tf_bandmf.MinSep(min_separation, max_participations),
+        test_seed=0,
+    )
+
+
+def device_process(**options):
+    return MinSepNoiseFactory(make_plan(**options), 1.0).create(VALUE_TYPE)
+
+
+DEVICES = device_process()
+REGISTRY = MinSepNoiseFactory(make_plan(), 1.0, num_registered_clients=CLIENTS).create(
+    VALUE_TYPE
+)
+
+
+def one_hot(client):
+    return np.eye(CLIENTS, dtype=np.float32)[client]
+
+
+def device_tags(last_round=-1, participations=0, present=True, finite=True):
+    return collections.OrderedDict(
+        last_round=np.int32(last_round),
+        participations=np.int32(participations),
+        present=present,
+        finite=finite,
+    )
+
+
+def client_tags(client, present=True, finite=True):
+    return collections.OrderedDict(
+        client=np.int32(client), present=present, finite=finite
+    )
+
+
+traces = st.lists(
+    st.sets(st.integers(0, CLIENTS - 1), max_size=4), min_size=N, max_size=N
+)
+
+
+def check_run(next_round, attempts):
+    """Runs a trace of attempts; checks who contributed, by the sums themselves."""
+    history = collections.defaultdict(list)
+    for round_number, cohort in enumerate(attempts):
+        cohort = sorted(cohort)
+        result, counts = next_round(cohort, history)
+        admitted = [c for c in cohort if result[c] > 0.5]
+        np.testing.assert_allclose(result, sum(map(one_hot, admitted)), atol=0.2)
+        for client in cohort:
+            past = history[client]
+            free = not past or round_number - past[-1] >= B
+            assert (client in admitted) == (free and len(past) < K)
+        for client in admitted:
+            history[client].append(round_number)
+        assert counts["contributing_clients"] == len(admitted)
+        assert counts["early_clients"] == len(cohort) - len(admitted)
+    for rounds in history.values():
+        assert len(rounds) <= K
+        assert all(np.diff(rounds) >= B)
+
+
+@hypothesis.settings(deadline=None, derandomize=True, max_examples=15)
+@hypothesis.given(traces)
+def test_admitted_participations_keep_the_separation_with_records_of_devices(attempts):
+    state = DEVICES.initialize()
+
+    def next_round(cohort, history):
+        nonlocal state
+        tags = [
+            device_tags(history[c][-1], len(history[c]))
+            if history[c]
+            else device_tags()
+            for c in cohort
+        ]
+        output = DEVICES.next(state, [one_hot(c) for c in cohort], tags)
+        state = output.state
+        return output.result, output.measurements
+
+    check_run(next_round, attempts)
+
+
+@hypothesis.settings(deadline=None, derandomize=True, max_examples=15)
+@hypothesis.given(traces)
+def test_admitted_participations_keep_the_separation_with_the_registry(attempts):
+    state = REGISTRY.initialize()
+
+    def next_round(cohort, history):
+        nonlocal state
+        tags = [client_tags(c) for c in cohort]
+        output = REGISTRY.next(state, [one_hot(c) for c in cohort], tags)
+        state = output.state
+        return output.result, output.measurements
+
+    check_run(next_round, attempts)
+
+
+def test_an_early_contribution_has_no_influence_on_the_sum():
+    state = DEVICES.initialize()
+    for _ in range(2):
+        state = DEVICES.next(state, [], []).state
+    rng = np.random.default_rng(0)
+    on_time = rng.normal(size=CLIENTS).astype(np.float32)
+    alone = DEVICES.next(state, [on_time], [device_tags()])
+    for early in (
+        rng.normal(size=CLIENTS),
+        np.full(CLIENTS, 1e30),
+        np.full(CLIENTS, np.nan),
+    ):
+        early = early.astype(np.float32)
+        for tags in (device_tags(0, 1), device_tags(1, 1), device_tags(5, 1)):
+            both = DEVICES.next(state, [early, on_time], [tags, device_tags()])
+            np.testing.assert_array_equal(both.result, alone.result)
+            assert both.measurements["early_clients"] == 1
+
+
+def test_without_a_stated_number_of_participations_the_separation_decides():
+    process = device_process(max_participations=None)
+    state = process.initialize()
+    output = process.next(state, [one_hot(0)], [device_tags(-1, 0)])
+    for _ in range(2):
+        output = process.next(output.state, [], [])
+    output = process.next(output.state, [one_hot(0)], [device_tags(0, 7)])
+    assert output.measurements["contributing_clients"] == 1
+
+
+def test_clients_without_data_are_not_counted():
+    tags = device_tags(present=False)
+    output = DEVICES.next(DEVICES.initialize(), [one_hot(0)], [tags])
+    assert output.measurements["contributing_clients"] == 0
+    assert output.measurements["early_clients"] == 0
+    tags = client_tags(-1, present=False)
+    output = REGISTRY.next(REGISTRY.initialize(), [one_hot(0)], [tags])
+    assert output.measurements["contributing_clients"] == 0
+    assert np.all(output.state["registry"]["last_round"] == -1)
+
+
+def test_the_registry_finds_the_same_client_twice():
+    state = REGISTRY.initialize()
+    values = [one_hot(1), one_hot(3), one_hot(3)]
+    with pytest.raises(Exception, match="same client twice"):
+        REGISTRY.next(state, values, [client_tags(c) for c in (1, 3, 3)])
+    output = REGISTRY.next(state, values[:2], [client_tags(c) for c in (1, 3)])
+    table = output.state["registry"]
+    np.testing.assert_array_equal(table["last_round"], [-1, 0, -1, 0, -1])
+    np.testing.assert_array_equal(table["participations"], [0, 1, 0, 1, 0])
+
+
+def test_a_client_that_is_not_finite_counts_as_having_taken_part():
+    # Whether it is finite depends on its data: the record must not.
+    broken = np.full(CLIENTS, np.nan, np.float32)
+    output = REGISTRY.next(REGISTRY.initialize(), [broken], [client_tags(2)])
+    assert output.measurements["non_finite_clients"] == 1
+    assert output.state["registry"]["participations"][2] == 1
+
+
+@pytest.mark.parametrize("client", [CLIENTS, -1])
+def test_unknown_clients_are_refused(client):
+    with pytest.raises(Exception, match="so large is the registry"):
+        REGISTRY.next(REGISTRY.initialize(), [one_hot(0)], [client_tags(client)])
+
+
+def test_tagged_data_sets():
+    dataset = tf.data.Dataset.from_tensor_slices((np.arange(4), np.ones(4))).batch(2)
+    tagged = tag_dataset(dataset, 7, 2)
+    element = next(iter(tagged))
+    assert int(element["last_round"]) == 7 and int(element["participations"]) == 2
+    np.testing.assert_array_equal(element["example"][0], [0, 1])
+    assert int(next(iter(tag_with_client(dataset, 3)))["client"]) == 3
+    for wrong in ((-2, 0), (-1, 1), (3, 0), (0, -1)):
+        with pytest.raises(ValueError, match="last_round must be"):
+            tag_dataset(dataset, *wrong)
+    with pytest.raises(ValueError, match="client must be"):
+        tag_with_client(dataset, -1)
+    dictionary = tf.data.Dataset.from_tensor_slices({"x": np.arange(4)}).batch(2)
+    assert set(next(iter(tag_dataset(dictionary, -1, 0)))["example"]) == {"x"}
+
+
+def test_size_of_the_registry():
+    with pytest.raises(ValueError, match="num_registered_clients"):
+        MinSepNoiseFactory(make_plan(), 1.0, num_registered_clients=0)
+    assert Registry(4).initial_table()["last_round"].shape == [4]

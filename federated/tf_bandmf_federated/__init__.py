@@ -1,0 +1,38 @@
+"""Federated learning with correlated noise and an enforced b-min-separation.
+
+    plan = tf_bandmf.plan("banded", ..., participation=tf_bandmf.MinSep(342, 6))
+    process = tf_bandmf_federated.build_fed_avg(model_fn, plan, client_optimizer_fn=...)
+
+Names are imported when they are wanted: TensorFlow Federated takes long to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from tf_bandmf_federated._version import __version__
+
+# Module of each public name.
+_MODULES = {
+    "build_fed_avg": "learning",
+    "PrivateLearningProcess": "learning",
+    "tag_dataset": "tags",
+    "tag_with_client": "tags",
+    "CorrelatedNoiseFactory": "aggregators",
+    "MinSepNoiseFactory": "aggregators",
+    "CorrelatedNoiseSumQuery": "query",
+    "HostNoise": "host_noise",
+}
+
+__all__ = ["__version__", *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,361 @@
+"""Aggregation factories: bounded sum over clients, correlated noise, public denominator.
+
+`CorrelatedNoiseFactory` is a drop-in `model_aggregator` of TFF's
+`build_unweighted_fed_avg`. `MinSepNoiseFactory` also admits clients: its weight slot takes
+the clients' tags instead of weights, which a private mean cannot have.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tf_bandmf import MinSep, Plan
+from tf_bandmf_federated import registry as registry_lib
+from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
+from tf_bandmf_federated.records import (
+    add_noise,
+    bounded_record,
+    check_zeroing_norm,
+    is_early,
+)
+from tf_bandmf_federated.server_noise import choose_place, server_noise
+from tf_bandmf_federated.tags import CLIENT_TAGS, DEVICE_TAGS
+
+
+class _Settings:
+    """What both factories are told; see `CorrelatedNoiseFactory`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        clients_per_round: float | None,
+        noise: str,
+        zeroing_norm: float | None,
+    ) -> None:
+        self.participation: MinSep = check_plan(plan)
+        self.plan = plan
+        self.denominator = clients_per_round_of(plan, clients_per_round)
+        check_zeroing_norm(zeroing_norm, plan.l2_norm_clip)
+        choose_place(noise, plan, 1)  # refuses other words
+        self.noise = noise
+        self.zeroing_norm = zeroing_norm
+
+    def place_for(self, value_type: tff.Type) -> str:
+        """Where the noise for such values is made."""
+        return choose_place(self.noise, self.plan, num_parameters_of(value_type))
+
+
+class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
+    """Noisy mean of clipped updates: `(sum + stddev * (C^-1 Z)[round]) / clients`.
+
+    Formal guarantee: the released results of at most `plan.num_steps` rounds have the
+    plan's (epsilon, delta) for a client's whole data, IF every client keeps the plan's
+    `MinSep` and comes at most once in a round. This factory does not see who comes:
+    somebody else must enforce it, or use `build_fed_avg`.
+
+    The measurements are exact counts of clients, int32, for the operator: they have no
+    noise and are not part of the guarantee.
+
+    Args:
+      plan: with `MinSep` participation; its steps are rounds.
+      clients_per_round: expected number of clients, the public denominator; by default
+        the plan's batch size.
+      noise: "state", "host" (needs `HostNoise.prepare` before every round) or "auto", by
+        the size of the ring buffer.
+      zeroing_norm: updates of a larger norm count as broken and contribute zero; None:
+        they are clipped.
+
+    Raises:
+      TypeError: if this is not a plan.
+      ValueError: if the plan does not fit or another argument is out of range.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        clients_per_round: float | None = None,
+        noise: str = "auto",
+        zeroing_norm: float | None = None,
+    ) -> None:
+        self._settings = _Settings(plan, clients_per_round, noise, zeroing_norm)
+
+    def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+        """The process for a structure of float32 tensors.
+
+        Raises:
+          TypeError: if a leaf is not float32 or its shape is not static.
+        """
+        core = _Core(self._settings, value_type)
+
+        @tff.tensorflow.computation(value_type)
+        def record_of(value):
+            return core.record(value)
+
+        @tff.federated_computation()
+        def initialize():
+            return tff.federated_eval(core.initial_state, tff.SERVER)
+
+        @tff.federated_computation(
+            initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+        )
+        def next_fn(state, value):
+            total = tff.federated_sum(tff.federated_map(record_of, value))
+            return core.output(state, total)
+
+        return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+class MinSepNoiseFactory(tff.aggregators.WeightedAggregationFactory):
+    """`CorrelatedNoiseFactory` that admits a client only if the plan's `MinSep` permits.
+
+    A client that comes too early, or too often, contributes exact zeros: on the client,
+    before the sum. `early_clients` counts them.
+
+    Args:
+      plan: as for `CorrelatedNoiseFactory`, like the next three.
+      clients_per_round: denominator.
+      noise: place.
+      zeroing_norm: or None.
+      num_registered_clients: None: devices know their own past (`tags.DEVICE_TAGS`). A
+        number N: for simulation, the aggregator's state has a table of N clients, and
+        the same client twice in one round is an error (`tags.CLIENT_TAGS`).
+
+    Raises:
+      TypeError, ValueError: as `CorrelatedNoiseFactory`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        clients_per_round: float | None = None,
+        noise: str = "auto",
+        zeroing_norm: float | None = None,
+        num_registered_clients: int | None = None,
+    ) -> None:
+        self._settings = _Settings(plan, clients_per_round, noise, zeroing_norm)
+        if num_registered_clients is not None and num_registered_clients < 1:
+            raise ValueError(
+                f"num_registered_clients must be >= 1, found {num_registered_clients}."
+            )
+        self._num_registered = num_registered_clients
+
+    @property
+    def tags(self) -> collections.OrderedDict:
+        """Names and types of what goes into the weight slot."""
+        return DEVICE_TAGS if self._num_registered is None else CLIENT_TAGS
+
+    def create(
+        self, value_type: tff.Type, weight_type: tff.Type | None = None
+    ) -> tff.templates.AggregationProcess:
+        """The process for a structure of float32 tensors.
+
+        Args:
+          value_type: of an update.
+          weight_type: the type of `tags`, or None.
+
+        Raises:
+          TypeError: if a leaf is not float32, or for numbers as weights: a private mean
+            is uniform.
+        """
+        tags_type = tff.to_type(self.tags)
+        if weight_type is not None and not tags_type.is_equivalent_to(
+            tff.to_type(weight_type)
+        ):
+            raise TypeError(
+                f"A private mean has uniform weights; the weight slot takes tags of type "
+                f"{tags_type}, found {weight_type}."
+            )
+        if self._num_registered is None:
+            return self._create_for_devices(value_type, tags_type)
+        return self._create_with_registry(value_type, tags_type, self._num_registered)
+
+    def _create_for_devices(
+        self, value_type: tff.Type, tags_type: tff.Type
+    ) -> tff.templates.AggregationProcess:
+        core = _Core(self._settings, value_type)
+        participation = self._settings.participation
+
+        @tff.tensorflow.computation(value_type, tags_type, np.int64)
+        def record_of(value, tags, round_number):
+            early = is_early(tags, round_number, participation)
+            return core.record(value, tags, early)
+
+        @tff.federated_computation()
+        def initialize():
+            return tff.federated_eval(core.initial_state, tff.SERVER)
+
+        @tff.federated_computation(
+            initialize.type_signature.result,
+            tff.FederatedType(value_type, tff.CLIENTS),
+            tff.FederatedType(tags_type, tff.CLIENTS),
+        )
+        def next_fn(state, value, tags):
+            round_number = tff.federated_broadcast(
+                tff.federated_map(core.round_of, state)
+            )
+            records = tff.federated_map(record_of, (value, tags, round_number))
+            return core.output(state, tff.federated_sum(records))
+
+        return tff.templates.AggregationProcess(initialize, next_fn)
+
+    def _create_with_registry(
+        self, value_type: tff.Type, tags_type: tff.Type, num_clients: int
+    ) -> tff.templates.AggregationProcess:
+        core = _Core(self._settings, value_type)
+        participation = self._settings.participation
+        registry = registry_lib.Registry(num_clients)
+        table_type = tff.to_type(registry.table_type)
+
+        @tff.tensorflow.computation(value_type, tags_type, table_type, np.int64)
+        def record_of(value, tags, table, round_number):
+            past = registry.look_up(table, tags)
+            early = is_early(past, round_number, participation)
+            record = core.record(value, tags, early)
+            return record, registry.visit(tags, early)
+
+        @tff.tensorflow.computation()
+        def initial_state():
+            return collections.OrderedDict(
+                core=core.initial_state(), registry=registry.initial_table()
+            )
+
+        @tff.tensorflow.computation(initial_state.type_signature.result)
+        def parts(state):
+            return state["registry"], core.round_of(state["core"])
+
+        visits = registry.aggregation()
+
+        @tff.tensorflow.computation(table_type, visits.type, np.int64)
+        def updated(table, totals, round_number):
+            return registry.updated(table, totals, round_number)
+
+        @tff.federated_computation()
+        def initialize():
+            return tff.federated_eval(initial_state, tff.SERVER)
+
+        @tff.tensorflow.computation(initial_state.type_signature.result)
+        def core_of(state):
+            return state["core"]
+
+        @tff.federated_computation(
+            initialize.type_signature.result,
+            tff.FederatedType(value_type, tff.CLIENTS),
+            tff.FederatedType(tags_type, tff.CLIENTS),
+        )
+        def next_fn(state, value, tags):
+            table, round_number = tff.federated_map(parts, state)
+            records, visited = tff.federated_map(
+                record_of,
+                (
+                    value,
+                    tags,
+                    tff.federated_broadcast(table),
+                    tff.federated_broadcast(round_number),
+                ),
+            )
+            totals = tff.federated_aggregate(
+                visited, visits.zero, visits.accumulate, visits.merge, visits.report
+            )
+            new_table = tff.federated_map(updated, (table, totals, round_number))
+            output = core.output(
+                tff.federated_map(core_of, state),
+                tff.federated_sum(records),
+            )
+            new_state = tff.federated_zip(
+                collections.OrderedDict(core=output.state, registry=new_table)
+            )
+            return tff.templates.MeasuredProcessOutput(
+                new_state, output.result, output.measurements
+            )
+
+        return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+def num_parameters_of(value_type: tff.Type) -> int:
+    """d: the number of floats in a value.
+
+    Raises:
+      TypeError: if a leaf is not float32 or its shape is not static.
+    """
+    if isinstance(value_type, tff.TensorType):
+        shape = tf.TensorShape(value_type.shape)
+        if value_type.dtype != np.float32 or not shape.is_fully_defined():
+            raise TypeError(
+                f"Updates must be float32 tensors of static shape, found {value_type}."
+            )
+        return int(shape.num_elements())
+    if isinstance(value_type, tff.StructType):
+        return sum(num_parameters_of(child) for child in value_type.children())
+    raise TypeError(f"Updates must be structures of tensors, found {value_type}.")
+
+
+class _Core:
+    """The computations that both factories have in common."""
+
+    def __init__(self, settings: _Settings, value_type: tff.Type) -> None:
+        self._settings = settings
+        plan = settings.plan
+        noise = server_noise(
+            settings.place_for(value_type), plan, num_parameters_of(value_type)
+        )
+
+        @tff.tensorflow.computation()
+        def initial_state():
+            return collections.OrderedDict(
+                round=tf.constant(0, tf.int64),
+                plan_id=tf.constant(plan.plan_id, tf.int64),
+                noise=noise.initial_state(),
+            )
+
+        self.initial_state = initial_state
+        state_type = initial_state.type_signature.result
+
+        @tff.tensorflow.computation(state_type)
+        def round_of(state):
+            return state["round"]
+
+        self.round_of = round_of
+
+        @tff.tensorflow.computation(state_type, value_type)
+        def noised(state, total):
+            same_plan = tf.debugging.assert_equal(
+                state["plan_id"],
+                tf.constant(plan.plan_id, tf.int64),
+                "The state is of another plan: go on with the plan that it was made for.",
+            )
+            with tf.control_dependencies([same_plan]):
+                round_number = tf.identity(state["round"])
+            row, new = noise.next(state["noise"], round_number)
+            result = add_noise(total, row, plan.noise_stddev, settings.denominator)
+            new_state = collections.OrderedDict(
+                round=round_number + 1, plan_id=state["plan_id"], noise=new
+            )
+            return new_state, result
+
+        self._noised = noised
+
+    def record(
+        self, value: Any, tags: Any = None, early: tf.Tensor | None = None
+    ) -> tuple[Any, collections.OrderedDict]:
+        """A client's bounded record and counts."""
+        settings = self._settings
+        bounds = (settings.plan.l2_norm_clip, settings.zeroing_norm)
+        if tags is None:
+            return bounded_record(value, *bounds)
+        assert early is not None  # who has tags was gated
+        admitted = tags["present"] & ~early
+        record, counts = bounded_record(value, *bounds, tags["finite"], admitted)
+        counts["early_clients"] = tf.cast(tags["present"] & early, tf.int32)
+        return record, counts
+
+    def output(
+        self, state: tff.Value, total: tff.Value
+    ) -> tff.templates.MeasuredProcessOutput:
+        """State, noisy mean and counts, from state and (sum, counts) at the server."""
+        new_state, result = tff.federated_map(self._noised, (state, total[0]))
+        return tff.templates.MeasuredProcessOutput(new_state, result, total[1])

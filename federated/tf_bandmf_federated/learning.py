@@ -1,0 +1,271 @@
+"""Federated averaging with correlated noise and an enforced b-min-separation.
+
+    process = build_fed_avg(model_fn, plan, client_optimizer_fn=..., clients_per_round=20)
+    state = process.initialize()
+    for _ in range(plan.num_steps):
+        t = process.round_number(state)
+        data = [tag_dataset(batches, last_round, participations) for ... in cohort]
+        state = process.prepare(state)
+        output = process.next(state, data)
+        state = output.state   # devices of the cohort: last_round = t, participations + 1
+
+The round that a state runs next is `round_number(state)`; noise of a round is a pure
+function of key, run and round. `prepare` puts the noise of the round into the state where
+the host makes the noise (`noise_place == "host"`), and does nothing where TFF's state
+holds all; calling it always is right. A round that was begun and must not be repeated is
+passed over by `skip_round`. WARNING: `next` on one state twice, with two cohorts, uses the
+same noise for both; `prepare` refuses this only where the host makes the noise.
+
+What a saved state holds:
+
+| | "state" | "host" |
+|---|---|---|
+| before and after `next` | keys of all rounds, ring buffer: secret | no secret |
+| between `prepare` and `next` | the same | the noise of the round: secret, do not save |
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any, Union
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tf_bandmf import Plan
+from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise import NoiseGenerator, NoiseState
+from tf_bandmf_federated.aggregators import MinSepNoiseFactory, num_parameters_of
+from tf_bandmf_federated.client_work import tagged_client_work
+from tf_bandmf_federated.host_noise import HostNoise, find_aggregator, replace_noise
+from tf_bandmf_federated.server_noise import choose_place
+
+# What TFF's own learning processes add up.
+_TEMPLATES = tff.learning.templates
+
+Model = Union[
+    Callable[[], tff.learning.models.VariableModel],
+    tff.learning.models.FunctionalModel,
+]
+
+
+class PrivateLearningProcess(tff.learning.templates.LearningProcess):
+    """A `LearningProcess` that knows its plan and which round comes next.
+
+    Build it with `build_fed_avg`.
+
+    Attributes:
+      plan: what the run does.
+      noise_place: "state" or "host".
+      host_noise: what makes the noise of "host", or None.
+    """
+
+    def __init__(
+        self,
+        process: tff.learning.templates.LearningProcess,
+        plan: Plan,
+        num_parameters: int,
+        host_noise: HostNoise | None,
+    ) -> None:
+        super().__init__(
+            process.initialize,
+            process.next,
+            process.get_model_weights,
+            process.set_model_weights,
+            get_hparams_fn=process.get_hparams,
+            set_hparams_fn=process.set_hparams,
+        )
+        self.plan = plan
+        self.num_parameters = num_parameters
+        self.host_noise = host_noise
+
+    @property
+    def noise_place(self) -> str:
+        return "state" if self.host_noise is None else "host"
+
+    def round_number(self, state: Any) -> int:
+        """The round, from 0, that `next` runs on this state."""
+        return int(find_aggregator(state)["round"])
+
+    def prepare(self, state: Any, replay: bool = False) -> Any:
+        """The state that `next` takes; see `HostNoise.prepare`.
+
+        Raises:
+          ValueError: past the plan's last round; if a round's noise was handed out
+            before and `replay` is False; if the state is of another key.
+        """
+        n = self.plan.num_steps
+        if self.round_number(state) >= n:
+            raise ValueError(
+                f"The plan has {n} rounds and all are done: its privacy budget is spent. "
+                f"More rounds need a new plan."
+            )
+        if self.host_noise is None:
+            return state
+        return self.host_noise.prepare(state, replay)
+
+    def skip_round(self, state: Any) -> Any:
+        """The state after a round whose result is thrown away: model as before.
+
+        For a round that was begun and must not be repeated with its noise. The clients'
+        participations in it count. The guarantee holds: what is released is part of
+        what the plan would release.
+
+        Raises:
+          ValueError: past the plan's last round.
+        """
+        aggregator = find_aggregator(state)
+        current = self.round_number(state)
+        if current >= self.plan.num_steps:
+            raise ValueError(
+                f"The plan has {self.plan.num_steps} rounds; all are done."
+            )
+        if self.host_noise is not None:
+            return self.host_noise.skip(state)
+        generator = NoiseGenerator(self.plan.strategy, self.num_parameters)
+        noise = aggregator["noise"]
+        kept = NoiseState(tf.constant(noise["step_keys"]), tf.constant(noise["buffer"]))
+        _, after = generator.next(kept, tf.constant(current, tf.int64))
+        noise = collections.OrderedDict(noise, buffer=after.buffer.numpy())
+        return replace_noise(state, noise, current + 1)
+
+
+def build_fed_avg(
+    model_fn: Model,
+    plan: Plan,
+    client_optimizer_fn: tff.learning.optimizers.Optimizer,
+    server_optimizer_fn: tff.learning.optimizers.Optimizer | None = None,
+    *,
+    clients_per_round: float | None = None,
+    noise: str = "auto",
+    noise_key: NoiseKey | None = None,
+    zeroing_norm: float | None = None,
+    num_registered_clients: int | None = None,
+    metrics_aggregator: Callable[..., Any] | None = None,
+) -> PrivateLearningProcess:
+    """Builds private federated averaging.
+
+    A client trains on its data; the difference of the weights is clipped to the plan's
+    norm on the client; the server adds `C^-1 Z` to the sum and divides by a constant. A
+    client that comes before the plan's separation is over, or more often than it may,
+    contributes exact zeros and is counted; so does one whose update is not finite.
+    Weights are uniform. Noise comes in rounds without clients, too.
+
+    Formal guarantee: user-level (epsilon, delta)-DP as the plan states, zero-out
+    adjacency of one client's whole data, for the model weights of all rounds and
+    everything computed from them, if the clients' tags are true and no client comes
+    twice in one round (`num_registered_clients` checks both). Metrics are outside of it.
+
+    Args:
+      model_fn: as for `tff.learning.algorithms.build_unweighted_fed_avg`.
+      plan: with `MinSep` participation; its steps are rounds.
+      client_optimizer_fn: a TFF optimizer.
+      server_optimizer_fn: a TFF optimizer; by default SGD with learning rate 1.
+      clients_per_round: expected number of clients: the public denominator. By default
+        the plan's batch size.
+      noise: where the noise is made: "state", "host" or "auto" (by the size of the ring
+        buffer); see `server_noise`.
+      noise_key: of an interrupted run whose noise the host makes; None: a fresh one.
+      zeroing_norm: updates of a larger norm contribute zero; None: they are clipped.
+      num_registered_clients: for simulation, a registry of that many clients on the
+        server; see `MinSepNoiseFactory`.
+      metrics_aggregator: None: no training metrics. TFF's
+        `tff.learning.metrics.sum_then_finalize` gives exact ones, WITHOUT noise: they
+        are not private.
+
+    Returns:
+      A `tff.learning.templates.LearningProcess`. Elements of the clients' data are
+      tagged: see `tag_dataset` and `tag_with_client`.
+
+    Raises:
+      TypeError: if an argument is of the wrong type, or trainable weights are not float32.
+      ValueError: if the plan does not fit: another participation, another batch size.
+    """
+    factory = MinSepNoiseFactory(
+        plan, clients_per_round, noise, zeroing_norm, num_registered_clients
+    )
+    if server_optimizer_fn is None:
+        server_optimizer_fn = tff.learning.optimizers.build_sgdm(learning_rate=1.0)
+    initial_weights = _initial_weights(model_fn)
+    weights_type = initial_weights.type_signature.result
+    work = _client_work(
+        model_fn, client_optimizer_fn, metrics_aggregator or _no_metrics
+    )
+    num_parameters = num_parameters_of(weights_type.trainable)
+    place = choose_place(noise, plan, num_parameters)
+    if place == "state" and noise_key is not None:
+        raise ValueError(
+            "noise_key is for noise made by the host; in TFF's state the key is part of "
+            'the state. Leave it out, or give noise="host".'
+        )
+    process = _TEMPLATES.compose_learning_process(
+        initial_weights,
+        _TEMPLATES.build_broadcast_process(weights_type),
+        tagged_client_work(work, factory.tags),
+        factory.create(weights_type.trainable),
+        _TEMPLATES.build_apply_optimizer_finalizer(server_optimizer_fn, weights_type),
+    )
+    host = HostNoise(plan, num_parameters, noise_key) if place == "host" else None
+    return PrivateLearningProcess(process, plan, num_parameters, host)
+
+
+def _initial_weights(model_fn: Model) -> tff.Computation:
+    """As TFF's own `build_weighted_fed_avg`."""
+    if isinstance(model_fn, tff.learning.models.FunctionalModel):
+        trainable, non_trainable = model_fn.initial_weights
+
+        @tff.tensorflow.computation()
+        def functional_weights():
+            return tff.learning.models.ModelWeights(
+                tuple(tf.convert_to_tensor(w) for w in trainable),
+                tuple(tf.convert_to_tensor(w) for w in non_trainable),
+            )
+
+        return functional_weights
+    if not callable(model_fn):
+        raise TypeError(
+            f"model_fn must be a function without arguments that builds a "
+            f"tff.learning.models.VariableModel, or a FunctionalModel; found "
+            f"{type(model_fn).__name__}."
+        )
+
+    @tff.tensorflow.computation()
+    def weights():
+        model = model_fn()
+        if not isinstance(model, tff.learning.models.VariableModel):
+            raise TypeError(
+                f"model_fn must return a tff.learning.models.VariableModel, found "
+                f"{type(model).__name__}."
+            )
+        return tff.learning.models.ModelWeights.from_model(model)
+
+    return weights
+
+
+def _client_work(
+    model_fn: Model,
+    optimizer: tff.learning.optimizers.Optimizer,
+    metrics_aggregator: Callable[..., Any],
+) -> tff.learning.templates.ClientWorkProcess:
+    uniform = tff.learning.ClientWeighting.UNIFORM
+    if isinstance(model_fn, tff.learning.models.FunctionalModel):
+        return _TEMPLATES.build_functional_model_delta_client_work(
+            model=model_fn,
+            optimizer=optimizer,
+            client_weighting=uniform,
+            metrics_aggregator=metrics_aggregator,
+        )
+    return _TEMPLATES.build_model_delta_client_work(
+        model_fn=model_fn,
+        optimizer=optimizer,
+        client_weighting=uniform,
+        metrics_aggregator=metrics_aggregator,
+    )
+
+
+def _no_metrics(finalizers: Any) -> Callable[[Any], tff.Value]:
+    """A metrics aggregator that releases nothing."""
+    return lambda unfinalized: tff.federated_value(
+        collections.OrderedDict(), tff.SERVER
+    )

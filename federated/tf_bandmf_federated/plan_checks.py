@@ -1,0 +1,66 @@
+"""What a plan must be for federated learning, and what the caller adds to it."""
+
+from __future__ import annotations
+
+import math
+
+from tf_bandmf import MinSep, Plan
+
+
+def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
+    """The participation of a plan that federated learning can keep.
+
+    Args:
+      plan: its steps are the rounds, its examples the clients (user-level privacy).
+      num_rounds: rounds that shall be run, or None.
+
+    Raises:
+      TypeError: if this is not a plan.
+      ValueError: if the participation is not `MinSep`: devices come when they are
+        available, so that nothing else can be enforced and no amplification by sampling
+        be claimed; or if the plan has fewer than `num_rounds` steps.
+    """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a tf_bandmf.Plan, found {type(plan).__name__}.")
+    participation = plan.participation
+    if not isinstance(participation, MinSep):
+        raise ValueError(
+            f"A federated plan needs participation=MinSep(min_separation=..., "
+            f"max_participations=...), which devices enforce. Found "
+            f"{type(participation).__name__}: a server cannot sample devices as its "
+            f"accountant assumes. Make the plan again."
+        )
+    if num_rounds is not None and not 1 <= num_rounds <= plan.num_steps:
+        raise ValueError(
+            f"num_rounds must be in [1, {plan.num_steps}], the steps of the plan, found "
+            f"{num_rounds}. More rounds need a new plan."
+        )
+    return participation
+
+
+def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
+    """The public denominator: the expected number of clients in a round.
+
+    Raises:
+      ValueError: if neither says it, both say it and differ, or it is not a finite
+        positive number.
+    """
+    stated = plan.expected_batch_size
+    if clients_per_round is None:
+        clients_per_round = stated
+    if clients_per_round is None:
+        raise ValueError(
+            "clients_per_round is missing: the noisy sum is divided by this public "
+            "constant, never by the number of clients that came."
+        )
+    value = float(clients_per_round)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(
+            f"clients_per_round must be finite and > 0, found {clients_per_round!r}."
+        )
+    if stated is not None and value != float(stated):
+        raise ValueError(
+            f"clients_per_round = {value:g} is not the plan's batch size {stated:g}. "
+            f"Leave one of them out."
+        )
+    return value

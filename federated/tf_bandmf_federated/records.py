@@ -1,0 +1,106 @@
+"""What a client does to its update before the sum: gate, zero, clip."""
+
+from __future__ import annotations
+
+import collections
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tf_bandmf import MinSep
+
+
+def check_zeroing_norm(zeroing_norm: float | None, l2_norm_clip: float) -> None:
+    """Raises ValueError unless the zeroing norm is None or above the clip norm."""
+    if zeroing_norm is None:
+        return
+    if not (math.isfinite(zeroing_norm) and zeroing_norm > l2_norm_clip):
+        raise ValueError(
+            f"zeroing_norm must be finite and above the plan's l2_norm_clip = "
+            f"{l2_norm_clip:g}, found {zeroing_norm}."
+        )
+
+
+def is_early(
+    tags: collections.OrderedDict, round_number: tf.Tensor, participation: MinSep
+) -> tf.Tensor:
+    """Whether the plan's participation forbids a device to contribute now.
+
+    Args:
+      tags: `last_round` and `participations`, int32 scalars.
+      round_number: int64 scalar, from the server.
+      participation: b, and k if it is stated.
+
+    Returns:
+      bool scalar. A last round at or after this one counts as early, too.
+    """
+    last = tf.cast(tags["last_round"], tf.int64)
+    too_soon = (last >= 0) & (round_number - last < participation.min_separation)
+    limit = participation.max_participations
+    if limit is None:
+        return too_soon
+    return too_soon | (tags["participations"] >= limit)
+
+
+def bounded_record(
+    update: Any,
+    l2_norm_clip: float,
+    zeroing_norm: float | None,
+    finite: tf.Tensor | None = None,
+    admitted: tf.Tensor | None = None,
+) -> tuple[Any, collections.OrderedDict]:
+    """A record of norm at most `l2_norm_clip`, and what was done, as counts 0 or 1.
+
+    `update * min(1, l2_norm_clip / norm)`; exact zeros instead, if the client is not
+    admitted, a value or the norm is not finite, or the norm exceeds `zeroing_norm`. The
+    thresholds are fixed: ones that adapt to the clients would need noise of their own.
+
+    Args:
+      update: nested structure of float32 tensors.
+      l2_norm_clip: zeta.
+      zeroing_norm: or None: nothing is too large.
+      finite: bool scalar: False if the client found values that are not finite and took
+        them out itself.
+      admitted: bool scalar, or None: every client is.
+    """
+    true = tf.constant(True)
+    norm = tf.linalg.global_norm(tf.nest.flatten(update))
+    admitted = true if admitted is None else admitted
+    # NaN and infinity in any value make the norm NaN or infinite.
+    finite = tf.math.is_finite(norm) & (true if finite is None else finite)
+    huge = ~true if zeroing_norm is None else finite & (norm > zeroing_norm)
+    contributes = admitted & finite & ~huge
+    # A norm of 0 gives 1.
+    factor = l2_norm_clip / tf.maximum(norm, l2_norm_clip)
+    record = tf.nest.map_structure(
+        lambda x: tf.where(contributes, x * factor, tf.zeros_like(x)), update
+    )
+    flags = collections.OrderedDict(
+        contributing_clients=contributes,
+        non_finite_clients=admitted & ~finite,
+        zeroed_clients=admitted & huge,
+        clipped_clients=contributes & (norm > l2_norm_clip),
+    )
+    return record, collections.OrderedDict(
+        (name, tf.cast(flag, tf.int32)) for name, flag in flags.items()
+    )
+
+
+def add_noise(total: Any, noise: tf.Tensor, stddev: float, denominator: float) -> Any:
+    """`(total + stddev * noise) / denominator`.
+
+    Args:
+      total: nested structure of float32 tensors of static shapes.
+      noise: float32, one vector over all of them, in the order of `tf.nest.flatten`.
+      stddev: of the noise per unit of `noise`.
+      denominator: a public constant.
+    """
+    leaves = tf.nest.flatten(total)
+    sizes = [leaf.shape.num_elements() for leaf in leaves]
+    parts = tf.split(noise, sizes)
+    noisy = [
+        (leaf + stddev * tf.reshape(part, leaf.shape)) / denominator
+        for leaf, part in zip(leaves, parts)
+    ]
+    return tf.nest.pack_sequence_as(total, noisy)

@@ -1,0 +1,41 @@
+"""Random words from the operating system, drawn by the graph that runs.
+
+TFF traces `initialize` once: randomness drawn in Python would become a constant of the
+graph, the same for every run. TensorFlow's own generators are seeded with 32 bits. So the
+graph reads the operating system's random device, at every run anew.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+_DEVICE = "/dev/urandom"
+_BLOCK = 4096  # bytes read at once
+# Text lines cannot have the bytes of \n and \r. The sum of this many bytes (mod 256) is
+# uniform up to (2 / 254)^4 = 4e-9 relative.
+_SUMMANDS = 4
+
+
+def fresh_words(shape: list[int]) -> tf.Tensor:
+    """Independent uniform uint64 numbers of a static shape, other ones at every run.
+
+    Raises:
+      FailedPreconditionError, NotFoundError: at run time, where there is no random device
+        (on other systems than Linux and macOS).
+    """
+    count = math.prod(shape) * 8 * _SUMMANDS
+    # Lines are 256 bytes long on average and their number a multiple of what is needed:
+    # less than 1e-30 for too few.
+    num_lines = count // 128 + 64
+    lines = tf.data.TextLineDataset(_DEVICE, buffer_size=_BLOCK)
+    text = tf.strings.reduce_join(lines.batch(num_lines).take(1).get_single_element())
+    enough = tf.debugging.assert_greater_equal(
+        tf.strings.length(text), count, "The random device gave too few bytes."
+    )
+    with tf.control_dependencies([enough]):
+        raw = tf.io.decode_raw(tf.strings.substr(text, 0, count), tf.uint8)
+    summands = tf.cast(tf.reshape(raw, [*shape, 8, _SUMMANDS]), tf.int32)
+    octets = tf.cast(tf.reduce_sum(summands, axis=-1) % 256, tf.uint8)
+    return tf.bitcast(octets, tf.uint64)

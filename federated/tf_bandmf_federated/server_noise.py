@@ -1,0 +1,161 @@
+"""Noise on the server, in two places: all in TFF's state, or made by the host.
+
+| | `NoiseInState` | `NoiseFromHost` |
+|---|---|---|
+| keys | of all rounds, in the state | with the host alone |
+| ring buffer | in the state; crosses to the worker and back | with the host alone |
+| a saved state is | as secret as the key | without a secret |
+| needs | nothing | `HostNoise.prepare` before every round |
+
+Both are pure functions for use in TFF's server computations. Their state is a dictionary
+of tensors.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+
+import tensorflow as tf
+
+from tf_bandmf import Plan
+from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf_federated.secret_words import fresh_words
+
+# Floats in the ring buffer up to which the state can hold it: state crosses to TFF's
+# worker and back in each round, at about 20 times its size in memory.
+MAX_STATE_FLOATS = 5_000_000
+
+State = collections.OrderedDict
+
+
+def choose_place(noise: str, plan: Plan, num_parameters: int) -> str:
+    """Returns "state" or "host"; "auto" decides by the size of the ring buffer.
+
+    Raises:
+      ValueError: for another word.
+    """
+    if noise not in ("auto", "state", "host"):
+        raise ValueError(f'noise must be "auto", "state" or "host", found {noise!r}.')
+    if noise != "auto":
+        return noise
+    floats = plan.strategy.memory_vectors * num_parameters
+    return "state" if floats <= MAX_STATE_FLOATS else "host"
+
+
+class ServerNoise(abc.ABC):
+    """Noise of a round as a pure function of the round and a state."""
+
+    @abc.abstractmethod
+    def initial_state(self) -> State:
+        """The state before round 0, made by the graph that runs."""
+
+    @abc.abstractmethod
+    def next(self, state: State, round_number: tf.Tensor) -> tuple[tf.Tensor, State]:
+        """The noise of a round and the state after it.
+
+        Args:
+          state: after the rounds before.
+          round_number: int64 scalar.
+
+        Returns:
+          Row `round_number` of `C^-1 Z`, float32, shape [num_parameters], and the state.
+
+        Raises:
+          InvalidArgumentError: at run time, if the round is past the plan's end.
+        """
+
+
+class NoiseInState(ServerNoise):
+    """The state holds the keys of all rounds and the ring buffer.
+
+    `step_keys`, uint64 [num_steps, 2], 128 bits from the operating system for each round
+    (16 bytes each); `buffer`, float32 [memory_vectors, num_parameters], empty for
+    strategies with a banded inverse.
+
+    Args:
+      plan: strategy, and the test seed if it has one.
+      num_parameters: d.
+    """
+
+    def __init__(self, plan: Plan, num_parameters: int) -> None:
+        self._generator = NoiseGenerator(plan.strategy, num_parameters)
+        self._test_seed = plan.test_seed
+
+    def initial_state(self) -> State:
+        n, d = self._generator.num_steps, self._generator.num_parameters
+        if self._test_seed is None:
+            keys = fresh_words([n, 2])
+        else:
+            keys = tf.constant(NoiseKey.for_testing(self._test_seed).step_keys(n))
+        buffer = tf.zeros([self._generator.memory_vectors, d])
+        return State(step_keys=keys, buffer=buffer)
+
+    def next(self, state: State, round_number: tf.Tensor) -> tuple[tf.Tensor, State]:
+        keys, buffer = state["step_keys"], state["buffer"]
+        step = self._generator.checked_step(round_number)
+        noise, update = self._generator.row(keys, buffer, step)
+        if update is not None:
+            buffer = tf.tensor_scatter_nd_update(
+                buffer, update.indices[:, None], update.values
+            )
+        return noise, State(step_keys=keys, buffer=buffer)
+
+
+class NoiseFromHost(ServerNoise):
+    """The host puts the noise of one round into the state; it is used for that one.
+
+    The state holds `run_id`, int64, random and public: one for each `initialize`;
+    `key_id`, int64, public, which tells keys apart (0 before the first round);
+    `ready_for`, int64, the round whose noise is there, or -1; `values`, float32, shape
+    [num_parameters] or, after it was used, [0].
+
+    Args:
+      plan: gives the number of rounds.
+      num_parameters: d.
+    """
+
+    def __init__(self, plan: Plan, num_parameters: int) -> None:
+        # For its check of the horizon alone.
+        self._generator = NoiseGenerator(plan.strategy, num_parameters)
+
+    def initial_state(self) -> State:
+        return State(
+            run_id=tf.bitcast(fresh_words([]), tf.int64),
+            key_id=tf.constant(0, tf.int64),
+            ready_for=tf.constant(-1, tf.int64),
+            values=_no_values(),
+        )
+
+    def next(self, state: State, round_number: tf.Tensor) -> tuple[tf.Tensor, State]:
+        step = self._generator.checked_step(round_number)
+        d = self._generator.num_parameters
+        message = (
+            "The noise of this round is not there, or it was used: call prepare(state) "
+            "before every next(state, ...)."
+        )
+        checks = [
+            tf.debugging.assert_equal(state["ready_for"], step, message),
+            tf.debugging.assert_equal(tf.size(state["values"]), d, message),
+        ]
+        with tf.control_dependencies(checks):
+            noise = tf.identity(state["values"])
+        noise.set_shape([d])  # checked above, with a message that helps
+        used = State(
+            run_id=state["run_id"],
+            key_id=state["key_id"],
+            ready_for=tf.constant(-1, tf.int64),
+            values=_no_values(),
+        )
+        return noise, used
+
+
+def _no_values() -> tf.Tensor:
+    """An empty vector whose static shape is unknown: TFF's type is float32[?]."""
+    return tf.compat.v1.placeholder_with_default(tf.zeros([0]), [None])
+
+
+def server_noise(place: str, plan: Plan, num_parameters: int) -> ServerNoise:
+    """The noise of a place, "state" or "host"."""
+    return (NoiseInState if place == "state" else NoiseFromHost)(plan, num_parameters)

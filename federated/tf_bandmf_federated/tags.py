@@ -1,0 +1,73 @@
+"""Tags: what a device knows of its own past travels inside the elements of its data.
+
+TFF gives `next` exactly one argument per client, a sequence. So each element is a
+dictionary of the model's `example` (a batch) and of tags, the same in all elements.
+
+| tag | who knows it | for |
+|---|---|---|
+| `last_round`, `participations` | the device | production: the server keeps no record |
+| `client` | the simulation | a registry on the server, which sees duplicates, too |
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+NEVER = -1  # last_round of a device that did not take part yet
+
+# What a client hands to the aggregator with its update. `present`: it has data at all;
+# `finite`: its update was finite.
+DEVICE_TAGS = collections.OrderedDict(
+    last_round=np.int32, participations=np.int32, present=np.bool_, finite=np.bool_
+)
+CLIENT_TAGS = collections.OrderedDict(
+    client=np.int32, present=np.bool_, finite=np.bool_
+)
+
+
+def tag_dataset(
+    dataset: tf.data.Dataset, last_round: int, participations: int
+) -> tf.data.Dataset:
+    """A client's data with the device's own record.
+
+    Args:
+      dataset: batches as the model's `input_spec` says.
+      last_round: round (from 0) of the device's last participation, or -1. The device
+        notes it, durably, before its contribution leaves it.
+      participations: how often it took part.
+
+    Raises:
+      ValueError: if one is out of range or they contradict each other.
+    """
+    last, count = int(last_round), int(participations)
+    if last < NEVER or count < 0 or (last == NEVER) != (count == 0):
+        raise ValueError(
+            f"last_round must be -1 and participations 0, or last_round >= 0 and "
+            f"participations >= 1; found {last_round} and {participations}."
+        )
+    return _tagged(dataset, last_round=last, participations=count)
+
+
+def tag_with_client(dataset: tf.data.Dataset, client: int) -> tf.data.Dataset:
+    """A client's data with its number in the server's registry, for simulation.
+
+    Raises:
+      ValueError: if the number is negative.
+    """
+    if int(client) < 0:
+        raise ValueError(f"client must be >= 0, found {client}.")
+    return _tagged(dataset, client=int(client))
+
+
+def _tagged(dataset: tf.data.Dataset, **tags: int) -> tf.data.Dataset:
+    def with_tags(*example: Any) -> collections.OrderedDict:
+        # A data set of tuples calls with several arguments.
+        (inner,) = example if len(example) == 1 else (example,)
+        constants = {k: tf.constant(v, tf.int32) for k, v in tags.items()}
+        return collections.OrderedDict(example=inner, **constants)
+
+    return dataset.map(with_tags)
