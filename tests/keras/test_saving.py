@@ -20,24 +20,7 @@ def trained(data, make_plan, make_private_model):
     return model, plan
 
 
-def secrets_of(model):
-    """Byte strings of which none may be in a file: keys, buffer, and their halves."""
-    state = model.optimizer._secret_state
-    keys = state.step_keys.numpy()
-    buffer = state.buffer.numpy()
-    assert np.abs(buffer).max() > 0
-    secrets = [key.tobytes() for key in keys] + [key[:1].tobytes() for key in keys]
-    return secrets + [row[:6].tobytes() for row in buffer]
-
-
-def contains(path, secrets):
-    files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
-    contents = [file.read_bytes() for file in files]
-    assert contents
-    return any(secret in content for content in contents for secret in secrets)
-
-
-def test_invariant_10_no_file_holds_a_secret(trained, tmp_path):
+def test_invariant_10_no_file_holds_a_secret(trained, secrets_of, contains, tmp_path):
     model, _ = trained
     secrets = secrets_of(model)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import warnings
 from typing import Any, Callable
 
@@ -18,6 +19,8 @@ from tf_bandmf.keras.clipping import (
     self_check,
 )
 from tf_bandmf.keras.optimizer import PrivateOptimizer
+from tf_bandmf.keras.private_state import PrivateRun
+from tf_bandmf.keras.secret_state import replica_id
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
 
@@ -35,13 +38,33 @@ class PrivateTraining:
     summed, and noised as the plan says; anything else raises before it computes.
     """
 
-    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        private_state: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """As `keras.Model.fit`, on the batches of the plan.
+
+            model.fit(
+                plan.batches(x, y),
+                epochs=10,
+                private_state="run.private",
+                callbacks=[keras.callbacks.BackupAndRestore("backup")],
+            )
+
+        resumes the interrupted run when the same program is started again.
 
         Args:
           x: `plan.batches(...)`. If the plan's separation is asserted by the caller
             (`MinSep`): a `tf.data.Dataset` or generator that respects it.
           y: not used.
+          private_state: path of a file of mode 0600 that keeps the run's secrets, so that
+            it can be resumed from checkpoints; see `tf_bandmf.keras.private_state`. Never
+            share it. If it exists the run is resumed where its weights are; `epochs` are
+            those of the whole run then, as with `BackupAndRestore`.
           **kwargs: as for `keras.Model.fit`. `epochs` times the steps per epoch must
             not exceed the steps that are left.
 
@@ -50,6 +73,12 @@ class PrivateTraining:
             steps left than asked for. Nothing was trained then.
         """
         optimizer = self._private_optimizer()
+        if private_state is not None or self._num_replicas > 1:
+            self._prepare(optimizer, x)
+        if private_state is not None:
+            _restore_backup(self, kwargs.get("callbacks"))
+            x = self.begin_run(x, private_state)
+            kwargs = self._from_where_it_was(x, kwargs)
         if isinstance(x, BatchSchedule):
             x, kwargs = self._resolve_schedule(optimizer, x, y, kwargs)
         elif optimizer.plan.participation.has_schedule:
@@ -69,12 +98,106 @@ class PrivateTraining:
         _warn_of_private_monitors(kwargs.get("callbacks"))
         return super().fit(x, **kwargs)  # type: ignore[misc]
 
+    def begin_run(
+        self, batches: BatchSchedule, private_state: str | os.PathLike[str]
+    ) -> BatchSchedule:
+        """Begins a run that can be resumed, or resumes it; `fit` calls it by itself.
+
+        For training loops of one's own: after the weights were loaded, with the optimizer,
+
+            batches = model.begin_run(plan.batches(x, y), "run.private")
+            for batch in batches.dataset(model.optimizer.steps_taken):
+                model.train_on_batch(batch)
+
+        Args:
+          batches: of the plan.
+          private_state: see `fit`.
+
+        Returns:
+          The batches of the run, sampled with the seed that began it.
+
+        Raises:
+          TypeError: if the plan's separation is asserted by the caller: nothing says that
+            steps which are taken again would see the same batches.
+          ValueError: if the file is of another run, or does not know the weights.
+          PermissionError: if others may read the file.
+        """
+        if not isinstance(batches, BatchSchedule):
+            raise TypeError(
+                f"A run is resumed on the batches of its plan, found "
+                f"{type(batches).__name__}. Where the caller makes the batches (MinSep) "
+                f"nothing says that steps which are taken again would see the same ones: "
+                f"such runs cannot be resumed."
+            )
+        self._prepare(self._private_optimizer(), batches)
+        run = PrivateRun(os.fspath(private_state), self)
+        batches = run.begin(batches)
+        # Keras must not track it: it would be saved.
+        object.__setattr__(self, "_private_run", run)
+        self.train_function = None
+        return batches
+
+    # Of `begin_run`; checkpoints are announced to it.
+    _private_run: PrivateRun | None = None
+
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model.save`; a run with a private state file can be resumed from it."""
+        if self._private_run is not None:
+            self._private_run.record()
+        return super().save(*args, **kwargs)  # type: ignore[misc]
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model.save_weights`; see `save`."""
+        if self._private_run is not None:
+            self._private_run.record()
+        return super().save_weights(*args, **kwargs)  # type: ignore[misc]
+
+    def _from_where_it_was(
+        self, schedule: BatchSchedule, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Arguments of `fit` for a run: a resumed one has epochs behind it."""
+        assert self._private_run is not None
+        if not self._private_run.resumed:
+            return kwargs
+        per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch
+        done = self._private_optimizer().steps_taken // per_epoch
+        return {**kwargs, "initial_epoch": max(done, kwargs.get("initial_epoch", 0))}
+
+    def _prepare(self, optimizer: PrivateOptimizer, data: Any) -> None:
+        """Builds model, optimizer, loss and metrics."""
+        replicas = self._num_replicas
+        if not self.built or replicas > 1:  # type: ignore[has-type]
+            batches = data.dataset() if isinstance(data, BatchSchedule) else data
+            batch = next(iter(batches))
+            self._build_for_training(batch)
+        optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+        if replicas > 1:
+            with self.distribute_strategy.scope():  # type: ignore[attr-defined]
+                self._symbolic_build(data_batch=_contents(batch))  # type: ignore[attr-defined]
+
+    def _maybe_symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        """As Keras', which averages first batches of replicas as if of one size."""
+        if self._num_replicas == 1 or not self.optimizer.built:  # type: ignore[attr-defined]
+            super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
+
+    @property
+    def _num_replicas(self) -> int:
+        strategy = self.distribute_strategy  # type: ignore[attr-defined]
+        return 1 if strategy is None else strategy.num_replicas_in_sync
+
     def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
         """As `keras.Model.train_on_batch`; `x` is a batch of `plan.batches`.
 
         Under `MinSep`: inputs and targets, whose separation the caller enforces.
         """
         self._private_optimizer()
+        if self._num_replicas > 1:
+            raise NotImplementedError(
+                "Keras gives the whole batch of train_on_batch to every replica: each "
+                "example would count several times. Use model.fit."
+            )
         if self._self_check_is_due:
             self._run_self_check((x, y, kwargs.get("sample_weight")))
         return super().train_on_batch(x, y, **kwargs)  # type: ignore[misc]
@@ -142,10 +265,27 @@ class PrivateTraining:
                 self._run_self_check(batch)
                 if not self._self_check_is_due:
                     break
+        if self._num_replicas > 1:
+            dataset = self._distributed(schedule, taken)
         return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
+
+    def _distributed(self, schedule: BatchSchedule, first_step: int) -> Any:
+        """Each replica's part of each batch."""
+        replicas = self._num_replicas
+
+        def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            here = replicas // context.num_input_pipelines
+            first = context.input_pipeline_id * here
+            batches = schedule.dataset(first_step)
+            return batches_lib.in_parts(batches, range(first, first + here), replicas)
+
+        strategy = self.distribute_strategy  # type: ignore[attr-defined]
+        return strategy.distribute_datasets_from_function(parts)
 
     # Whether the first batch is still to be compared with batch-of-one gradients.
     _self_check_is_due = True
+    # Examples whose gradients are held in memory together; None for the whole batch.
+    _microbatch_size: int | None = None
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One private step; see the class."""
@@ -175,7 +315,7 @@ class PrivateTraining:
             penalties = regularization_gradients(self)
         optimizer.apply_private(clipped, variables, step, penalties)
         # Training metrics are exact functions of the data: outside of the guarantee.
-        batch_size = tf.cast(tf.shape(clipped.losses)[0], tf.float32)
+        batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
         mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
         self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)  # type: ignore[attr-defined]
         return self.compute_metrics(x, y, clipped.outputs, sample_weight)  # type: ignore[attr-defined]
@@ -196,6 +336,8 @@ class PrivateTraining:
                     "training step takes only those of plan.batches(x, y)."
                 )
             return []
+        replicas = optimizer.strategy.num_replicas_in_sync
+        part = data.get(batches_lib.PART, tf.constant([0, 1]))
         pinned = optimizer.schedule_id
         schedule_id = data[batches_lib.SCHEDULE_ID]
         plan_id = tf.constant(optimizer.plan.plan_id, tf.int64)
@@ -207,6 +349,11 @@ class PrivateTraining:
                 "This batch is not the one that the plan has for this step: the "
                 "accountant's assumption would be broken. Iterate over plan.batches(x, y) "
                 "from the optimizer's step on, or use model.fit(plan.batches(x, y)).",
+            ),
+            (
+                tf.reduce_all(tf.equal(part, [replica_id(), replicas])),
+                "This is not the part of the batch that this replica has to take: "
+                "examples would be used several times. Use model.fit.",
             ),
             (
                 tf.equal(data[batches_lib.PLAN_ID], plan_id),
@@ -229,10 +376,13 @@ class PrivateTraining:
                 f"tf_bandmf.keras.to_plain(model) to train without privacy. (Keras wraps "
                 f"optimizers under the mixed_float16 policy: use mixed_bfloat16.)"
             )
-        if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-            raise NotImplementedError(
-                "Private training runs on one replica: clipping across replicas is not "
-                "available in this version."
+        if (
+            optimizer.strategy is not self.distribute_strategy
+            and self._num_replicas > 1
+        ):  # type: ignore[attr-defined]
+            raise ValueError(
+                "Model and PrivateOptimizer belong to different distribution strategies: "
+                "make both within strategy.scope()."
             )
         return optimizer
 
@@ -245,7 +395,12 @@ class PrivateTraining:
 
         def clipping(x: Any, y: Any, sample_weight: Any) -> ClippedGradients:
             return clipped_gradient_sums(
-                self, x, y, sample_weight, l2_norm_clip=plan.l2_norm_clip
+                self,
+                x,
+                y,
+                sample_weight,
+                l2_norm_clip=plan.l2_norm_clip,
+                microbatch_size=self._microbatch_size,
             )
 
         if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]
@@ -270,7 +425,15 @@ class PrivateTraining:
         optimizer = getattr(self, "optimizer", None)
         if config and optimizer is not None:
             config["optimizer"] = keras.saving.serialize_keras_object(optimizer)
+        if config and self._microbatch_size is not None:
+            config["microbatch_size"] = self._microbatch_size
         return config
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """As Keras', and with the microbatches of the saved model."""
+        config = dict(config)
+        self._microbatch_size = config.pop("microbatch_size", None)
+        super().compile_from_config(config)  # type: ignore[misc]
 
 
 @keras.saving.register_keras_serializable(package="tf_bandmf")
@@ -283,7 +446,12 @@ class PrivateFunctional(PrivateTraining, keras.src.models.functional.Functional)
     """A functional `keras.Model` that trains privately."""
 
 
-def make_private(model: keras.Model, self_check: bool = True) -> keras.Model:
+def make_private(
+    model: keras.Model,
+    self_check: bool = True,
+    *,
+    microbatch_size: int | None = None,
+) -> keras.Model:
     """Makes a Keras model train privately, in place.
 
     The model gets a private class, which saving and loading keep: a reloaded model
@@ -296,16 +464,30 @@ def make_private(model: keras.Model, self_check: bool = True) -> keras.Model:
       self_check: compare the gradients of the first two examples with those that each
         has by itself, once before the first step of `fit`. It catches layers that mix
         examples in ways that no look at their types can find.
+      microbatch_size: if given, the step takes its batch in groups of this many examples
+        one after the other, and memory is that of one group: for large logical batches.
+        Gradients are clipped by example and noise is drawn once for the batch, as
+        without it; the plan's budget counts batches, not groups.
 
     Returns:
       The same model.
 
     Raises:
+      ValueError: if microbatch_size is not a positive integer.
       TypeError: for other models.
       UnsupportedModelError: if a layer mixes examples (batch normalization) or its
         per-example gradients cannot be had.
     """
+    if microbatch_size is not None and (
+        not isinstance(microbatch_size, int) or microbatch_size < 1
+    ):
+        raise ValueError(
+            f"microbatch_size must be an integer >= 1 or None, found {microbatch_size!r}."
+        )
     if isinstance(model, PrivateTraining):
+        if microbatch_size is not None:
+            model._microbatch_size = microbatch_size
+            model.train_function = None
         return model
     if type(model) is keras.Sequential:
         private_class: type = PrivateSequential
@@ -322,6 +504,7 @@ def make_private(model: keras.Model, self_check: bool = True) -> keras.Model:
     model.__class__ = private_class
     model.train_function = None
     model._self_check_is_due = self_check
+    model._microbatch_size = microbatch_size
     return model
 
 
@@ -352,6 +535,14 @@ def to_plain(model: keras.Model) -> keras.Model:
             plain.build(model.input_shape)
         plain.set_weights(model.get_weights())
     return plain
+
+
+def _restore_backup(model: keras.Model, callbacks: Any) -> None:
+    """Lets `BackupAndRestore` restore before the data are asked for from its step on."""
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            callback.set_model(model)
+            callback.on_train_begin()
 
 
 def _is_stream(x: Any) -> bool:

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tf_bandmf import noise, storage
 from tf_bandmf.keras.clipping import ClippedGradients
-from tf_bandmf.keras.secret_state import SecretState
+from tf_bandmf.keras.secret_state import SecretState, replica_id
+from tf_bandmf.keras.workload_match import warn_of_mismatch
 from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.plan import Plan
 
@@ -20,8 +21,9 @@ _NORM_TOLERANCE = 1e-3
 _RESTORED = (
     "The optimizer and its noise are at different steps: it was restored from a file, and "
     "files hold no noise key, or a step was interrupted. Training on would add noise that "
-    "the plan did not account for. Start a new run with a new PrivateOptimizer and its own "
-    "budget."
+    "the plan did not account for. Resume with the run's private state file, "
+    "model.fit(batches, private_state=path), or start a new run with a new "
+    "PrivateOptimizer and its own budget."
 )
 _FIX = (
     "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
@@ -37,7 +39,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         inner_optimizer.apply(noisy)
 
     What the inner optimizer does with the noisy gradients is post-processing: any Keras
-    optimizer, schedule, weight decay or EMA keeps the guarantee.
+    optimizer, schedule, weight decay or EMA keeps the guarantee. The error is smallest if
+    the plan's workload is what the optimizer does: for SGD a mismatch is warned about;
+    for others (Adam) every workload is a heuristic.
 
     Formal guarantee: all noisy gradients of steps 0, ..., num_steps - 1 together are
     (epsilon, delta)-DP as the plan's statement says, if they come from the private
@@ -47,12 +51,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     one plan on the same data spend the budget twice.
 
     It refuses every path by which unclipped gradients could reach it: `apply`,
-    `apply_gradients` and `scale_loss` raise.
+    `apply_gradients` and `scale_loss` raise. `inner_optimizer` is an ordinary optimizer:
+    whoever applies gradients with it directly trains without privacy. Its counter of
+    steps then differs from the noise's, and the next private step raises.
 
     Args:
       inner_optimizer: a Keras optimizer (instance, name or config).
       plan: the `tf_bandmf.Plan` of the run.
       name: optional.
+      keep_normals: a strategy with a banded inverse keeps its last normals instead of
+        drawing them again: the same noise, more memory, less time (`plan.memory` says
+        how much memory).
 
     Raises:
       TypeError: if plan is not a Plan.
@@ -65,6 +74,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         inner_optimizer: Any,
         plan: Plan,
         name: str | None = None,
+        *,
+        keep_normals: bool = False,
         **kwargs: Any,
     ) -> None:
         if kwargs:
@@ -96,7 +107,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         object.__setattr__(self, "_plan", plan)
         object.__setattr__(self, "_secret_state", None)
         object.__setattr__(self, "_generator", None)
+        object.__setattr__(self, "_keep_normals", bool(keep_normals))
         self.inner_optimizer = inner
+        warn_of_mismatch(inner, plan)
 
     @property
     def plan(self) -> Plan:
@@ -107,26 +120,67 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     def steps_taken(self) -> int:
         """Noisy steps so far; the plan allows `plan.num_steps`."""
         if self._secret_state is not None:
-            return int(self._secret_state.step.numpy())
+            return int(self._secret_state.step)
         return int(self.iterations.numpy()) if self.built else 0
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Creates the inner optimizer's variables, and a fresh noise key."""
+        """Creates the inner optimizer's variables, and a fresh noise key.
+
+        Raises:
+          RuntimeError: within a step of several replicas.
+        """
         if self.built:
             return
+        strategy = self._distribution_strategy
+        replicas = strategy.num_replicas_in_sync
+        if replicas > 1 and not tf.distribute.in_cross_replica_context():
+            if tf.distribute.has_strategy():
+                raise RuntimeError(
+                    "Build the optimizer before a step of several replicas: model.fit "
+                    "does; otherwise optimizer.build(model.trainable_variables)."
+                )
+            with strategy.scope():
+                return self.build(variables)
         variables = list(variables)
         self.inner_optimizer.build(variables)
         super().build(variables)
         num_parameters = sum(_size(variable) for variable in variables)
-        generator = noise.NoiseGenerator(self._plan.strategy, num_parameters)
+        generator = noise.NoiseGenerator(
+            self._plan.strategy,
+            num_parameters,
+            num_shards=replicas,
+            keep_normals=self._keep_normals,
+        )
+        object.__setattr__(self, "_generator", generator)
         seed = self._plan.test_seed
         key = (
-            NoiseKey.from_operating_system()
+            shared_key(strategy, NoiseKey.from_operating_system())
             if seed is None
             else NoiseKey.for_testing(seed)
         )
-        object.__setattr__(self, "_generator", generator)
-        object.__setattr__(self, "_secret_state", SecretState(generator, key))
+        self.adopt(SecretState(generator, key))
+        if replicas > 1:
+            # Every replica gives it the same noisy gradients: Keras shall not add them up.
+            object.__setattr__(self.inner_optimizer, "_all_reduce_sum_gradients", list)
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """The distribution strategy under which the optimizer was made."""
+        return self._distribution_strategy
+
+    @property
+    def generator(self) -> noise.NoiseGenerator:
+        """The noise generator of the built optimizer."""
+        return self._generator
+
+    def adopt(self, state: SecretState) -> None:
+        """Goes on with a secret state: that of a new or of a resumed run."""
+        object.__setattr__(self, "_secret_state", state)
+
+    @property
+    def secret_state(self) -> SecretState:
+        """For the private state file alone."""
+        return self._secret_state
 
     def checked_step(
         self, conditions: Sequence[tuple[tf.Tensor, str]] = ()
@@ -145,7 +199,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             state.
         """
         noise.refuse_xla()
-        step = self._secret_state.step.value()
+        step = self._secret_state.step
         iterations = tf.cast(self.inner_optimizer.iterations.value, tf.int64)
         conditions = [(tf.equal(iterations, step), _RESTORED), *conditions]
         checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
@@ -158,12 +212,12 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     def pin_schedule(self, schedule_id: tf.Tensor, step: tf.Tensor) -> tf.Operation:
         """Binds the run to a schedule: data and placement may not change any more."""
         with tf.control_dependencies([step]):
-            return self._secret_state.schedule_id.assign(schedule_id, read_value=False)
+            return self._secret_state.pin_schedule(schedule_id)
 
     @property
     def schedule_id(self) -> tf.Tensor:
         """Of the schedule that the run uses; -1 before its first step."""
-        return self._secret_state.schedule_id.value()
+        return self._secret_state.schedule_id
 
     def apply_private(
         self,
@@ -197,10 +251,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             tf.norm(flat), limit, "The sum of gradients is not clipped, or not finite."
         )
         with tf.control_dependencies([is_clipped]):
-            correlated = self._secret_state.next_noise(
-                self._generator, tf.identity(step)
-            )
-        noisy = (flat + plan.noise_stddev * correlated) / plan.expected_batch_size
+            correlated = self._secret_state.next_noise(tf.identity(step))
+        noisy = self._with_noise(flat, plan.noise_stddev * correlated)
+        noisy /= plan.expected_batch_size
         sizes = [_size(variable) for variable in trainable_variables]
         gradients = [
             tf.reshape(part, variable.shape)
@@ -214,6 +267,20 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         ]
         with tf.control_dependencies(gradients):
             self.inner_optimizer.apply(gradients, trainable_variables)
+
+    def _with_noise(self, flat: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+        """The sum over all replicas, with the noise that each has a part of."""
+        shards, size = self._generator.num_shards, self._generator.shard_size
+        if shards == 1:
+            return flat + part
+        # Each replica adds its part of the noise to its own sum: what they exchange adds
+        # up to the noisy sum.
+        padded = tf.pad(flat, [[0, shards * size - self._generator.num_parameters]])
+        rows = tf.reshape(padded, [shards, size])
+        rows = tf.tensor_scatter_nd_add(rows, [[replica_id()]], part[None])
+        total = tf.reshape(rows, [-1])[: self._generator.num_parameters]
+        replicas = tf.distribute.get_replica_context()
+        return replicas.all_reduce(tf.distribute.ReduceOp.SUM, total)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
         """Refused: these gradients were not clipped per example."""
@@ -267,6 +334,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             "name": self.name,
             "inner_optimizer": keras.optimizers.serialize(self.inner_optimizer),
             "plan": storage.dumps(self._plan.to_config()),
+            "keep_normals": self._keep_normals,
         }
 
     @classmethod
@@ -275,7 +343,26 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             config["inner_optimizer"], custom_objects=custom_objects
         )
         plan = Plan.from_config(storage.loads(config["plan"]))
-        return cls(inner, plan, name=config.get("name"))
+        keep_normals = config.get("keep_normals", False)
+        return cls(inner, plan, name=config.get("name"), keep_normals=keep_normals)
+
+
+def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:
+    """The key of the first process, in all processes of the strategy."""
+    resolver = strategy.cluster_resolver
+    if resolver is None or not resolver.task_type:
+        return key
+
+    def first(values: tf.Tensor) -> tf.Tensor:
+        replicas = tf.distribute.get_replica_context()
+        mine = values if replica_id() == 0 else tf.zeros_like(values)
+        return replicas.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+
+    values = tf.constant(list(key.secret_bytes()), tf.int32)
+    shared = strategy.run(tf.function(first), args=(values,))
+    return NoiseKey(
+        bytes(strategy.experimental_local_results(shared)[0].numpy().tolist())
+    )
 
 
 def _size(variable: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -12,49 +12,98 @@ from tf_bandmf.noise import NoiseGenerator
 
 
 class SecretState:
-    """Key, ring buffer and step of one run, invisible to Keras and to tf.train.
+    """Key, kept vectors and step of one run, invisible to Keras and to tf.train.
 
     Variables that Keras or TensorFlow track land in every saved file, even with
     `include_optimizer=False`. This is a plain Python object: nothing tracks it, and it
     refuses to be pickled or copied.
 
-    Attributes:
-      step: int64 variable, number of noise vectors used so far.
-      step_keys: uint64 variable, shape [num_steps, 2].
-      buffer: float32 variable, shape [memory_vectors, num_parameters].
-      schedule_id: int64 variable, of the schedule that the run uses; -1 before it began.
+    Under a distribution strategy each replica has variables of its own: the same step
+    and keys, and its part of the kept vectors.
+
+    Args:
+      generator: of the plan, with as many shards as there are replicas.
+      key: of the run.
+      step: number of noise vectors used so far.
+      schedule_id: of the schedule that the run uses; -1 before it began.
+      buffer: kept vectors after those steps, float32, shape [memory_vectors,
+        num_shards * shard_size]; None for zeros.
     """
 
-    __slots__ = ("buffer", "schedule_id", "step", "step_keys")
+    __slots__ = (
+        "_buffers",
+        "_generator",
+        "_schedule_ids",
+        "_step_keys",
+        "_steps",
+        "key",
+    )
 
-    def __init__(self, generator: NoiseGenerator, key: NoiseKey) -> None:
+    def __init__(
+        self,
+        generator: NoiseGenerator,
+        key: NoiseKey,
+        step: int = 0,
+        schedule_id: int = -1,
+        buffer: np.ndarray | None = None,
+    ) -> None:
+        self._generator = generator
+        self.key = key
         with tf.init_scope():
-            self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
-            self.schedule_id = tf.Variable(-1, dtype=tf.int64, trainable=False)
-            keys = key.step_keys(generator.num_steps)
+            self._steps = _per_replica(tf.constant(step, tf.int64))
+            self._schedule_ids = _per_replica(tf.constant(schedule_id, tf.int64))
             # A copy: TensorFlow may alias NumPy's memory.
-            self.step_keys = tf.Variable(np.array(keys), trainable=False)
-            shape = [generator.memory_vectors, generator.num_parameters]
-            self.buffer = tf.Variable(tf.zeros(shape), trainable=False)
+            keys = np.array(key.step_keys(generator.num_steps))
+            self._step_keys = _per_replica(tf.constant(keys))
+            shape = [generator.memory_vectors, generator.shard_size]
+            self._buffers = _per_replica(tf.zeros(shape))
+        if buffer is not None:
+            first = _first_replica(len(self._buffers))
+            for replica, variable in enumerate(self._buffers):
+                start = (first + replica) * generator.shard_size
+                variable.assign(buffer[:, start : start + generator.shard_size])
 
-    def next_noise(self, generator: NoiseGenerator, step: tf.Tensor) -> tf.Tensor:
-        """Row `step` of `C^-1 Z`; advances buffer and clock.
+    @property
+    def step(self) -> tf.Tensor:
+        """Number of noise vectors used so far, int64."""
+        return _of_replica(self._steps).value()
+
+    @property
+    def schedule_id(self) -> tf.Tensor:
+        """Of the schedule that the run uses, int64; -1 before it began."""
+        return _of_replica(self._schedule_ids).value()
+
+    def pin_schedule(self, schedule_id: tf.Tensor) -> tf.Operation:
+        """Binds the run to a schedule."""
+        variable = _of_replica(self._schedule_ids)
+        return variable.assign(schedule_id, read_value=False)
+
+    def secret_tensors(self) -> dict[str, np.ndarray]:
+        """Keys of the steps and the kept vectors of this process' replicas."""
+        return {
+            "step_keys": self._step_keys[0].numpy(),
+            "buffer": np.concatenate([part.numpy() for part in self._buffers], axis=1),
+        }
+
+    def next_noise(self, step: tf.Tensor) -> tf.Tensor:
+        """Row `step` of `C^-1 Z`, this replica's part; advances buffer and clock.
 
         Args:
-          generator: the one that this state was made for.
           step: int64 scalar that `generator.checked_step` returned.
 
         Returns:
-          float32, shape [num_parameters].
+          float32, shape [shard_size].
         """
-        noise, update = generator.row(self.step_keys, self.buffer, step)
+        buffer, clock = _of_replica(self._buffers), _of_replica(self._steps)
+        keys = _of_replica(self._step_keys).value()
+        noise, update = self._generator.row(keys, buffer, step, replica_id())
         # The clock first: whatever is interrupted then leaves clock and weights at
         # different steps, and training on is refused.
         with tf.control_dependencies([noise]):
-            advanced = [self.step.assign(step + 1, read_value=False)]
+            advanced = [clock.assign(step + 1, read_value=False)]
         if update is not None:
             with tf.control_dependencies([op for op in advanced if op is not None]):
-                kept = self.buffer.scatter_update(update)
+                kept = buffer.scatter_update(update)
             advanced.append(kept)
         with tf.control_dependencies([op for op in advanced if op is not None]):
             return tf.identity(noise)
@@ -64,3 +113,47 @@ class SecretState:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("The noise state is secret: it is not pickled or copied.")
+
+
+def replica_id() -> int:
+    """The number of the replica whose step is being traced; 0 without replicas.
+
+    Raises:
+      RuntimeError: if it is not known while the step is traced.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return 0
+    found = tf.get_static_value(context.replica_id_in_sync_group)
+    if found is None:
+        raise RuntimeError(
+            "This distribution strategy traces one step for all replicas, so that each "
+            "replica's part of the noise is not known. Use MirroredStrategy or "
+            "MultiWorkerMirroredStrategy."
+        )
+    return int(found)
+
+
+def _first_replica(num_local: int) -> int:
+    """The number of this process' first replica."""
+    resolver = tf.distribute.get_strategy().cluster_resolver
+    task = getattr(resolver, "task_id", None)
+    return num_local * (task or 0)
+
+
+def _per_replica(value: tf.Tensor) -> list[tf.Variable]:
+    """A variable for each replica of this process, nobody else's business."""
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1:
+        return [tf.Variable(value, trainable=False)]
+    distributed = tf.Variable(
+        value,
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.NONE,
+    )
+    return list(strategy.experimental_local_results(distributed))
+
+
+def _of_replica(variables: list[tf.Variable]) -> Any:
+    return variables[replica_id() % len(variables)]

@@ -1,0 +1,245 @@
+"""Times private Keras training beside ordinary Keras training, in turns in one run.
+
+    python benchmarks/keras_steps.py --models mlp,cnn,transformer --rounds 6
+    python benchmarks/keras_steps.py --models cnn --microbatch-size 64
+    python benchmarks/keras_steps.py --models cnn,transformer --fit --rounds 4
+
+A step is forward and backward pass and SGD update on a batch in memory, without metrics.
+"clipped" clips and sums the gradients of single examples, without noise; the others add
+the noise of their mechanism. `wall` and `cpu` are ratios of medians to the ordinary
+step. `peak` is memory that one process took for the step alone. `--fit` compares whole
+epochs of `model.fit`, with the same sampler and accountant for every mechanism.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from typing import Any, Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.keras.clipping import clipped_gradient_sums
+
+MECHANISMS = ("identity", "lambda_cgd")
+BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128}
+# Steps that take some tenths of a second together, so that clocks do not matter.
+STEPS = {"mlp": 40, "cnn": 4, "transformer": 3}
+VOCABULARY, LENGTH, WIDTH = 1000, 64, 128
+
+
+def mlp() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((784,)),
+            layers.Dense(512, "relu"),
+            layers.Dense(512, "relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+def cnn() -> keras.Model:
+    """0.29 million parameters."""
+    blocks: list[Any] = [keras.Input((32, 32, 3))]
+    for filters in (32, 64, 64):
+        blocks.append(layers.Conv2D(filters, 3, padding="same", activation="relu"))
+        blocks.append(layers.MaxPooling2D())
+    dense = [layers.Flatten(), layers.Dense(224, "relu"), layers.Dense(10)]
+    return keras.Sequential(blocks + dense)
+
+
+def transformer() -> keras.Model:
+    """Two blocks, 0.5 million parameters."""
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(VOCABULARY, WIDTH)(inputs)
+    for _ in range(2):
+        h = layers.LayerNormalization()(x)
+        x = x + layers.MultiHeadAttention(4, WIDTH // 4)(h, h)
+        h = layers.LayerNormalization()(x)
+        x = x + layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, "gelu")(h))
+    return keras.Model(inputs, layers.Dense(VOCABULARY)(layers.LayerNormalization()(x)))
+
+
+def data(name: str, num_examples: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    if name == "transformer":
+        text = rng.integers(0, VOCABULARY, (num_examples, LENGTH + 1))
+        return text[:, :-1].astype(np.int32), text[:, 1:]
+    shape = (784,) if name == "mlp" else (32, 32, 3)
+    x = rng.normal(size=(num_examples, *shape)).astype(np.float32)
+    return x, rng.integers(0, 10, num_examples)
+
+
+def compiled(name: str, optimizer: Any, private: bool, options: Any) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    model = {"mlp": mlp, "cnn": cnn, "transformer": transformer}[name]()
+    if private:
+        size = options.microbatch_size
+        extra = {} if size is None else {"microbatch_size": size}
+        tf_bandmf.keras.make_private(model, **extra)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss, jit_compile=False)
+    return model
+
+
+def plan_for(mechanism: str, name: str, num_examples: int, epochs: int) -> Any:
+    return tf_bandmf.plan(
+        mechanism,
+        noise_multiplier=1.0,
+        delta=1e-6,
+        num_examples=num_examples,
+        batch_size=BATCH_SIZES[name],
+        epochs=epochs,
+        lambda_=0.9 if mechanism == "lambda_cgd" else None,
+    )
+
+
+def ordinary_step(name: str, options: Any) -> Callable[[], Any]:
+    model = compiled(name, keras.optimizers.SGD(1e-3), False, options)
+    x, y = (tf.constant(part) for part in data(name, BATCH_SIZES[name]))
+    variables = model.trainable_variables
+    model.optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x, y, model(x, training=True))
+        gradients = tape.gradient(loss, [variable.value for variable in variables])
+        model.optimizer.apply(gradients, variables)
+        return loss
+
+    return step
+
+
+def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[], Any]:
+    """One step with the noise of a mechanism, or with none."""
+    size = BATCH_SIZES[name]
+    x, y = (tf.constant(part) for part in data(name, size))
+    inner = keras.optimizers.SGD(1e-3)
+    plan = plan_for(mechanism or "identity", name, size, 5000)
+    optimizer = inner
+    if mechanism is not None:
+        optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
+    model = compiled(name, optimizer, True, options)
+    variables = model.trainable_variables
+    model.optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step() -> tf.Tensor:
+        clipped = clipped_gradient_sums(
+            model, x, y, l2_norm_clip=1.0, microbatch_size=options.microbatch_size
+        )
+        if mechanism is None:
+            inner.apply([total / size for total in clipped.sums], variables)
+        else:
+            number = optimizer.checked_step()
+            optimizer.apply_private(clipped, variables, number)
+        return tf.reduce_mean(clipped.losses)
+
+    return step
+
+
+def step_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
+    if kind == "ordinary":
+        return ordinary_step(name, options)
+    return private_step(name, None if kind == "clipped" else kind, options)
+
+
+def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
+    """One epoch of `model.fit` a call."""
+    num_examples = BATCH_SIZES[name] * options.steps_per_epoch
+    x, y = data(name, num_examples)
+    if kind == "ordinary":
+        model = compiled(name, keras.optimizers.SGD(1e-3), False, options)
+        return lambda: model.fit(x, y, batch_size=BATCH_SIZES[name], verbose=0)
+    plan = plan_for(kind, name, num_examples, options.rounds + 1)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1e-3), plan)
+    model = compiled(name, optimizer, True, options)
+    batches = plan.batches(x, y)
+    return lambda: model.fit(batches, verbose=0)
+
+
+def in_turns(
+    functions: dict[str, Callable[[], Any]], repeats: int, rounds: int
+) -> dict[str, tuple[float, float]]:
+    """Median wall and processor seconds of a call."""
+    wall: dict[str, list[float]] = {kind: [] for kind in functions}
+    processor: dict[str, list[float]] = {kind: [] for kind in functions}
+    for function in functions.values():
+        function()
+    for _ in range(rounds):
+        for kind, function in functions.items():
+            began, used = time.perf_counter(), time.process_time()
+            for _ in range(repeats):
+                function()
+            wall[kind].append((time.perf_counter() - began) / repeats)
+            processor[kind].append((time.process_time() - used) / repeats)
+    return {
+        kind: (float(np.median(wall[kind])), float(np.median(processor[kind])))
+        for kind in functions
+    }
+
+
+def peak(kind: str, name: str, options: Any) -> None:
+    """Prints the megabytes that a step takes above a process that has built it."""
+    step = step_of(kind, name, options)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(3):
+        step()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps((after - before) / 1024.0))
+
+
+def measured_peak(kind: str, name: str, options: Any) -> float:
+    command = [sys.executable, __file__, "--peak", kind, "--models", name]
+    if options.microbatch_size is not None:
+        command += ["--microbatch-size", str(options.microbatch_size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="mlp,cnn,transformer")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--microbatch-size", type=int)
+    parser.add_argument("--fit", action="store_true", help="epochs of model.fit")
+    parser.add_argument("--steps-per-epoch", type=int, default=20, help="with --fit")
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    names = options.models.split(",")
+    if options.peak:
+        peak(options.peak, names[0], options)
+        return
+    print(f"{platform.processor() or platform.machine()}, TensorFlow {tf.__version__}")
+    kinds = ("ordinary", *([] if options.fit else ["clipped"]), *MECHANISMS)
+    for name in names:
+        make = fit_of if options.fit else step_of
+        functions = {kind: make(kind, name, options) for kind in kinds}
+        repeats = 1 if options.fit else STEPS[name]
+        seconds = in_turns(functions, repeats, options.rounds)
+        for kind in kinds:
+            ratios = [a / b for a, b in zip(seconds[kind], seconds["ordinary"])]
+            line = (
+                f"{name:12s} {kind:11s} seconds={seconds[kind][0]:.4f}  "
+                f"wall={ratios[0]:.2f}  cpu={ratios[1]:.2f}"
+            )
+            if not (options.fit or options.no_memory):
+                line += f"  peak={measured_peak(kind, name, options):.0f} MB"
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

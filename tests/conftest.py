@@ -1,0 +1,11 @@
+"""Two logical processors, so that tests can distribute work over replicas.
+
+TensorFlow must be told before it does anything else.
+"""
+
+import tensorflow as tf
+
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * 2,
+)

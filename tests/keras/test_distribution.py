@@ -1,0 +1,191 @@
+"""Several replicas: the same run as on one, each with a part of the noise."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+
+
+@pytest.fixture
+def strategy():
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture
+def train(data, compile_model):
+    """A model of several blocks of noise, trained for two epochs."""
+
+    def go(plan, strategy=None, inner=None, epochs=2, jit_compile=False, **fit):
+        strategy = strategy or tf.distribute.get_strategy()
+        with strategy.scope():
+            keras.utils.set_random_seed(0)
+            layers = [keras.layers.Dense(1500, "tanh"), keras.layers.Dense(3)]
+            model = keras.Sequential([keras.Input((5,)), *layers])
+            tf_bandmf.keras.make_private(model)
+            inner = inner() if inner else keras.optimizers.SGD(0.1)
+            optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
+            compile_model(
+                model, optimizer, jit_compile=jit_compile, metrics=["accuracy"]
+            )
+        model.fit(plan.batches(*data), epochs=epochs, verbose=0, **fit)
+        return model
+
+    return go
+
+
+def assert_close(a, b, atol=1e-6):
+    for x, y in zip(a.get_weights(), b.get_weights(), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=atol)
+
+
+INNER = {
+    "sgd": None,
+    # Clipping what the optimizer gets must see the noisy sum of all replicas.
+    "clipped": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
+    "adam": lambda: keras.optimizers.Adam(0.01, use_ema=True, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("mechanism", ["identity", "lambda_cgd", "bsr"])
+def test_two_replicas_train_like_one(mechanism, make_plan, strategy, train):
+    plan = make_plan(mechanism)
+    assert_close(train(plan, strategy), train(plan))
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_any_inner_optimizer_on_two_replicas(inner, make_plan, strategy, train):
+    plan, inner = make_plan("bsr"), INNER[inner]
+    assert_close(train(plan, strategy, inner), train(plan, None, inner), 2e-5)
+
+
+def test_each_replica_keeps_its_part_of_the_buffer(make_plan, strategy, train):
+    plan = make_plan("bsr", bands=3)
+    one, two = train(plan), train(plan, strategy)
+    whole = one.optimizer.secret_state.secret_tensors()["buffer"]
+    parts = two.optimizer.secret_state.secret_tensors()["buffer"]
+    assert two.optimizer.generator.shard_size == 2 * 4096
+    np.testing.assert_allclose(parts[:, : whole.shape[1]], whole, atol=2e-6)
+    assert np.abs(parts[:, 2 * 4096 : whole.shape[1]]).max() > 0.0
+
+
+def test_invariant_11_a_run_on_two_replicas_resumes(
+    make_plan, strategy, train, data, tmp_path
+):
+    plan, path = make_plan("bsr", test_seed=None), tmp_path / "run.private"
+    weights = tmp_path / "half.weights.h5"
+
+    class Save(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0:
+                self.model.save_weights(weights)
+
+    straight = train(plan, strategy, private_state=path, callbacks=[Save()])
+    resumed = train(plan, strategy, epochs=0)
+    resumed.optimizer.build(resumed.trainable_variables)
+    resumed.load_weights(weights)
+    resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
+    assert resumed.optimizer.steps_taken == plan.num_steps
+    assert_close(resumed, straight, 0.0)
+
+
+def test_train_on_batch_would_count_examples_twice(make_plan, strategy, train, data):
+    plan = make_plan("identity")
+    model = train(plan, strategy, epochs=1)
+    batch = next(iter(plan.batches(*data).dataset(4)))
+    with pytest.raises(NotImplementedError, match="several times"):
+        model.train_on_batch(batch)
+
+
+def test_invariant_2_each_replica_takes_its_own_part_alone(
+    make_plan, strategy, train, data
+):
+    plan = make_plan("identity")
+    model = train(plan, strategy, epochs=1)
+    batch = next(iter(plan.batches(*data).dataset(4)))
+    before = model.get_weights()
+    step = tf.function(lambda batch: strategy.run(model.train_step, args=(batch,)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="several times"):
+        step(batch)
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_model_and_optimizer_belong_together(make_plan, strategy, train, data):
+    plan = make_plan("identity")
+    model = train(plan, strategy, epochs=0)
+    outside = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
+    model.optimizer = outside
+    with pytest.raises(ValueError, match=r"strategy\.scope"):
+        model.fit(plan.batches(*data), verbose=0)
+
+
+WORKER = """
+    import sys
+    import keras, numpy as np, tensorflow as tf, tf_bandmf, tf_bandmf.keras
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(22, 5)).astype("f4"), rng.integers(0, 3, 22)
+    plan = tf_bandmf.plan(
+        "bsr", bands=3, noise_multiplier=1.0, delta=1e-5,
+        num_examples=22, batch_size=6, epochs=2)
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [keras.Input((5,)), keras.layers.Dense(900), keras.layers.Dense(3)])
+        tf_bandmf.keras.make_private(model)
+        model.compile(
+            tf_bandmf.keras.PrivateOptimizer("sgd", plan),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(plan.batches(x, y), epochs=2, verbose=0)
+    key = model.optimizer.secret_state.key.secret_bytes()
+    np.savez(sys.argv[1], *model.get_weights(), key=np.frombuffer(key, np.uint8))
+"""
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.mark.slow
+def test_two_workers_share_the_key_and_agree(tmp_path):
+    program = tmp_path / "worker.py"
+    program.write_text(textwrap.dedent(WORKER))
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    workers = []
+    for index in range(2):
+        task = {"type": "worker", "index": index}
+        config = json.dumps({"cluster": cluster, "task": task})
+        command = [sys.executable, str(program), str(tmp_path / f"{index}.npz")]
+        environment = {**os.environ, "TF_CONFIG": config}
+        workers.append(
+            subprocess.Popen(
+                command, env=environment, stderr=subprocess.PIPE, text=True
+            )
+        )
+    try:
+        for worker in workers:
+            _, errors = worker.communicate(timeout=240)
+            assert worker.returncode == 0, errors
+    finally:
+        for worker in workers:
+            worker.kill()
+    with np.load(tmp_path / "0.npz") as a, np.load(tmp_path / "1.npz") as b:
+        assert set(a) == set(b)
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])

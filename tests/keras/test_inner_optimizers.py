@@ -1,0 +1,120 @@
+"""Any inner optimizer is post-processing; SGD's workload is compared with the plan's."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+
+schedules = keras.optimizers.schedules
+
+INNER = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "sgd_clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.1),
+    "sgd_ema": lambda: keras.optimizers.SGD(
+        0.1, use_ema=True, ema_overwrite_frequency=3
+    ),
+    "sgd_decay": lambda: keras.optimizers.SGD(0.1, weight_decay=0.1),
+    "adam": lambda: keras.optimizers.Adam(schedules.CosineDecay(0.01, 8)),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=1.0),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, clipvalue=0.5),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "lion": lambda: keras.optimizers.Lion(0.01),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.1),
+}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
+    name, data, make_plan, make_plain_model, make_private_model
+):
+    plan, seen = make_plan("bsr", bands=2), []
+    model = make_private_model(plan, INNER[name](), run_eagerly=True)
+    apply = model.optimizer.inner_optimizer.apply
+
+    def recorded(gradients, variables):
+        seen.append([tf.identity(gradient) for gradient in gradients])
+        apply(gradients, variables)
+
+    model.optimizer.inner_optimizer.apply = recorded
+    for batch in plan.batches(*data):
+        model.train_on_batch(batch)
+    plain, optimizer = make_plain_model(), INNER[name]()
+    for gradients in seen:
+        optimizer.apply(gradients, plain.trainable_variables)
+    assert len(seen) == plan.num_steps
+    for a, b in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert int(model.optimizer.iterations) == plan.num_steps
+
+
+def test_gradients_applied_past_the_wrapper_stop_the_run(
+    data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan)
+    first, second, *_ = plan.batches(*data)
+    model.train_on_batch(first)
+    variables = model.trainable_variables
+    gradients = [tf.zeros(variable.shape) for variable in variables]
+    model.optimizer.inner_optimizer.apply(gradients, variables)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="different steps"):
+        model.train_on_batch(second)
+
+
+def sgd(*args, **kwargs):
+    return keras.optimizers.SGD(*args, **kwargs)
+
+
+COSINE = schedules.CosineDecay(0.1, 8)
+RATES = [float(COSINE(i)) for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    "make_inner, workload, message",
+    [
+        (lambda: sgd(0.1, momentum=0.9), {}, r"Give tf_bandmf.plan momentum=0.9"),
+        (lambda: sgd(0.1), {"momentum": 0.9}, r"SGD has momentum=0; .* momentum=0.9"),
+        (lambda: sgd(0.1, weight_decay=0.5), {}, r"Give tf_bandmf.plan decay=0.95"),
+        (lambda: sgd(COSINE), {}, r"learning_rates=\[float\(schedule"),
+        (lambda: sgd(0.1), {"learning_rates": RATES}, "learning_rates=None"),
+        (
+            lambda: sgd(COSINE, momentum=0.5),
+            {"momentum": 0.9},
+            "momentum=0.5, learning_rates=",
+        ),
+    ],
+)
+def test_a_workload_that_is_not_what_sgd_does_is_pointed_out(
+    make_inner, workload, message, make_plan
+):
+    plan = make_plan("lambda_cgd", **workload)
+    with pytest.warns(UserWarning, match=message):
+        tf_bandmf.keras.PrivateOptimizer(make_inner(), plan)
+
+
+@pytest.mark.parametrize(
+    "make_inner, mechanism, workload",
+    [
+        (lambda: sgd(0.1), "bsr", {}),
+        (lambda: sgd(0.1, momentum=0.9, nesterov=True), "bsr", {"momentum": 0.9}),
+        (lambda: sgd(COSINE), "lambda_cgd", {"learning_rates": RATES}),
+        (lambda: sgd(0.1, weight_decay=0.5), "lambda_cgd", {"decay": 0.95}),
+        # A decay too weak to be seen within the run.
+        (lambda: sgd(0.1, weight_decay=1e-3), "bsr", {}),
+        # Independent noise is the same for every workload; Adam has none.
+        (lambda: sgd(0.1, momentum=0.9), "identity", {}),
+        (lambda: keras.optimizers.Adam(), "bsr", {"momentum": 0.9}),
+    ],
+)
+def test_a_workload_that_fits_is_not_talked_about(
+    make_inner, mechanism, workload, make_plan
+):
+    plan = make_plan(mechanism, **workload)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        tf_bandmf.keras.PrivateOptimizer(make_inner(), plan)

@@ -1,0 +1,159 @@
+"""Large logical batches: groups of examples in turn, one noise draw for the batch."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+
+
+def train(model, schedule, **changes):
+    model.fit(schedule, verbose=0, **changes)
+    return model
+
+
+def assert_close(a, b, atol=1e-6):
+    for x, y in zip(a.get_weights(), b.get_weights(), strict=True):
+        np.testing.assert_allclose(x, y, atol=atol)
+
+
+@pytest.fixture
+def make_chunked(make_private_model):
+    def make(plan, microbatch_size, **changes):
+        model = make_private_model(plan, **changes)
+        return tf_bandmf.keras.make_private(model, microbatch_size=microbatch_size)
+
+    return make
+
+
+# Batches of 5 and 6 examples: groups that fit, do not fit, and are larger.
+@pytest.mark.parametrize(
+    "microbatch_size, changes",
+    [
+        (1, {}),
+        (4, {}),
+        (3, {"run_eagerly": True}),
+        (3, {"jit_compile": True}),
+        (3, {"jit_compile": "auto", "steps_per_execution": 3}),
+        (64, {}),
+    ],
+)
+def test_invariant_7_microbatches_are_the_step_of_the_whole_batch(
+    microbatch_size, changes, data, make_plan, make_private_model, make_chunked
+):
+    plan = make_plan("bsr", bands=2, l2_norm_clip=0.5)
+    whole = train(make_private_model(plan), plan.batches(*data), epochs=2)
+    model = make_chunked(plan, microbatch_size, **changes)
+    chunked = train(model, plan.batches(*data), epochs=2)
+    # One noise draw for each logical step, whatever the number of groups.
+    assert chunked.optimizer.steps_taken == plan.num_steps
+    assert_close(chunked, whole)
+
+
+def test_invariant_7_the_budget_counts_logical_steps(data, make_plan, make_chunked):
+    plan = make_plan()
+    model = make_chunked(plan, 1)
+    train(model, plan.batches(*data), epochs=2)
+    with pytest.raises(ValueError, match="0 of the plan's 8 steps"):
+        train(model, plan.batches(*data), epochs=1)
+
+
+def test_poisson_batches_of_any_size_are_traced_once(
+    data, make_chunked, make_private_model
+):
+    plan = tf_bandmf.plan(
+        "identity",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        participation=tf_bandmf.Poisson(len(data[0]), 3),
+        num_steps=12,
+        test_seed=0,
+    )
+    schedule = plan.batches(*data, sampler_seed=bytes(32))
+    assert len({len(batch.indices) for batch in schedule.indices()}) > 2
+    traces = []
+
+    class Counted(keras.layers.Layer):
+        def call(self, inputs):
+            traces.append(tf.inside_function())
+            return inputs
+
+    def make(microbatch_size):
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input((5,)), Counted(), keras.layers.Dense(3)]
+        model = tf_bandmf.keras.make_private(
+            keras.Sequential(layers), self_check=False, microbatch_size=microbatch_size
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(tf_bandmf.keras.PrivateOptimizer("sgd", plan), loss)
+        return model
+
+    model = make(2)
+    model.fit(schedule, epochs=1, steps_per_epoch=4, verbose=0)
+    before = len(traces)
+    model.fit(schedule, epochs=2, steps_per_epoch=4, verbose=0)
+    assert len(traces) == before
+    whole = train(make(None), schedule, epochs=3, steps_per_epoch=4)
+    assert_close(model, whole)
+
+
+def test_mixed_bfloat16_trains_in_microbatches(data, make_plan, compile_model):
+    plan, weights = make_plan("lambda_cgd"), []
+    for policy, size in (
+        ("float32", None),
+        ("mixed_bfloat16", None),
+        ("mixed_bfloat16", 2),
+    ):
+        keras.utils.set_random_seed(0)
+        layers = [
+            keras.layers.Dense(4, "tanh", dtype=policy),
+            keras.layers.Dense(3, dtype=policy),
+        ]
+        model = keras.Sequential([keras.Input((5,)), *layers])
+        tf_bandmf.keras.make_private(model, microbatch_size=size)
+        compile_model(model, tf_bandmf.keras.PrivateOptimizer("sgd", plan))
+        weights.append(train(model, plan.batches(*data), epochs=2).get_weights())
+    for others in weights[1:]:
+        for a, b in zip(weights[0], others, strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-3)
+    for a, b in zip(weights[1], weights[2], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_a_reloaded_model_keeps_its_microbatches(
+    data, make_plan, make_chunked, tmp_path
+):
+    model = make_chunked(make_plan(), 2)
+    model.save(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras")
+    assert again.get_compile_config()["microbatch_size"] == 2
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0])
+def test_a_size_that_is_none_is_refused(size, make_plain_model):
+    with pytest.raises(ValueError, match="microbatch_size must be"):
+        tf_bandmf.keras.make_private(make_plain_model(), microbatch_size=size)
+
+
+def test_invariant_11_a_run_is_not_resumed_with_other_microbatches(
+    data, make_plan, make_chunked, tmp_path
+):
+    # Other groups round differently, and noise must not be used twice.
+    plan, path = make_plan(), tmp_path / "run.private"
+    model = make_chunked(plan, 2)
+    model.fit(plan.batches(*data), epochs=1, private_state=path, verbose=0)
+    model.save(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras")
+    before = again.get_weights()
+    tf_bandmf.keras.make_private(again, microbatch_size=3)
+    with pytest.raises(ValueError, match="another microbatch_size"):
+        again.fit(plan.batches(*data), private_state=path, verbose=0)
+    for a, b in zip(again.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    tf_bandmf.keras.make_private(again, microbatch_size=2)
+    again.fit(plan.batches(*data), epochs=1, private_state=path, verbose=0)
+    train(model, plan.batches(*data), epochs=1)
+    for a, b in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,361 @@
+"""Stop and resume: the resumed run is the straight run, or it is refused."""
+
+import os
+import pickle
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+
+import tf_bandmf
+import tf_bandmf.keras
+
+NUM_EXAMPLES = 22
+
+PARTICIPATIONS = {
+    "fixed": lambda: tf_bandmf.FixedEpochOrder(NUM_EXAMPLES, 6, 2),
+    "poisson": lambda: tf_bandmf.CyclicPoisson(NUM_EXAMPLES, 6, 2),
+    "bins": lambda: tf_bandmf.BallsInBins(NUM_EXAMPLES, 6, 2),
+}
+
+
+class Crash(BaseException):
+    """What nobody catches."""
+
+
+class CrashAt(keras.callbacks.Callback):
+    def __init__(self, step):
+        super().__init__()
+        self._step = step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.steps_taken == self._step:
+            raise Crash
+
+
+@pytest.fixture
+def run(data, make_private_model, tmp_path):
+    """Trains with a backup at every step, in a process that knows nothing of others."""
+
+    def go(plan, name, crash_at=None, inner=None, **changes):
+        model = make_private_model(plan, inner() if inner else None, **changes)
+        model.build((None, data[0].shape[1]))
+        callbacks = [
+            keras.callbacks.BackupAndRestore(
+                tmp_path / f"{name}-backup", save_freq=1, delete_checkpoint=False
+            )
+        ]
+        if crash_at is not None:
+            callbacks.append(CrashAt(crash_at))
+        model.fit(
+            plan.batches(*data),
+            epochs=2,
+            private_state=tmp_path / f"{name}.private",
+            callbacks=callbacks,
+            verbose=0,
+        )
+        return model
+
+    return go
+
+
+def assert_same_weights(a, b):
+    for x, y in zip(a.get_weights(), b.get_weights(), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr"])
+@pytest.mark.parametrize("crash_at", [1, 4, 6])
+def test_invariant_11_a_resumed_run_is_the_straight_run_bit_for_bit(
+    crash_at, mechanism, make_plan, run
+):
+    plan = make_plan(mechanism)
+    inner = lambda: keras.optimizers.Adam(0.01, use_ema=True)  # noqa: E731
+    straight = run(plan, "straight", inner=inner)
+    with pytest.raises(Crash):
+        run(plan, "crashed", crash_at, inner=inner)
+    resumed = run(plan, "crashed", inner=inner)
+    assert resumed.optimizer.steps_taken == plan.num_steps
+    assert_same_weights(resumed, straight)
+
+
+@pytest.mark.parametrize("kind", PARTICIPATIONS)
+def test_invariant_11_key_and_sampler_are_those_of_the_interrupted_run(
+    kind, data, run, make_private_model, tmp_path
+):
+    participation = PARTICIPATIONS[kind]()
+    steps = None if hasattr(participation, "steps_per_epoch") else 8
+    plan = tf_bandmf.plan(
+        "bsr" if kind != "poisson" else "identity",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        num_steps=steps,
+        participation=participation,
+        bands=None if kind == "poisson" else 2,
+    )
+    saved = {}
+
+    class Keep(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            path = tmp_path / f"{self.model.optimizer.steps_taken}.weights.h5"
+            self.model.save_weights(path)
+            saved[self.model.optimizer.steps_taken] = path
+
+    model = make_private_model(plan)
+    model.fit(
+        plan.batches(*data),
+        epochs=2,
+        private_state=tmp_path / "run.private",
+        callbacks=[Keep()],
+        verbose=0,
+    )
+    for step in (3, 7):
+        # Another process would have another key and another sampler's seed.
+        again = make_private_model(plan)
+        again.build((None, data[0].shape[1]))
+        again.optimizer.build(again.trainable_variables)
+        again.load_weights(saved[step])
+        again.fit(
+            plan.batches(*data),
+            epochs=2,
+            private_state=tmp_path / "run.private",
+            verbose=0,
+        )
+        assert_same_weights(again, model)
+
+
+def test_dropout_masks_are_those_of_the_interrupted_run(
+    data, make_plan, compile_model, tmp_path
+):
+    plan = make_plan("bsr")
+
+    def train(name, crash_at=None):
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.5)]
+        model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dense(3)])
+        optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+        compile_model(tf_bandmf.keras.make_private(model), optimizer)
+        backup = keras.callbacks.BackupAndRestore(
+            tmp_path / name, save_freq=1, delete_checkpoint=False
+        )
+        callbacks = [backup] + ([CrashAt(crash_at)] if crash_at else [])
+        path = tmp_path / f"{name}.private"
+        batches = plan.batches(*data)
+        model.fit(batches, epochs=2, private_state=path, callbacks=callbacks, verbose=0)
+        return model
+
+    straight = train("straight")
+    with pytest.raises(Crash):
+        train("crashed", 3)
+    assert_same_weights(train("crashed"), straight)
+
+
+def test_model_checkpoint_is_resumed_after_load_model(
+    data, make_plan, make_private_model, tmp_path
+):
+    plan, path = make_plan("bsr", test_seed=None), tmp_path / "run.private"
+    model = make_private_model(plan)
+    checkpoint = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
+    batches = plan.batches(*data)
+    model.fit(batches, epochs=2, private_state=path, callbacks=[checkpoint], verbose=0)
+    again = keras.models.load_model(tmp_path / "1.keras")
+    again.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
+    assert again.optimizer.steps_taken == plan.num_steps
+    assert_same_weights(again, model)
+
+
+def test_a_loop_of_ones_own_resumes(data, make_plan, make_private_model, tmp_path):
+    plan = make_plan("bsr")
+    straight, path = make_private_model(plan), tmp_path / "run.private"
+    straight.fit(plan.batches(*data), epochs=2, verbose=0)
+    model = make_private_model(plan)
+    batches = model.begin_run(plan.batches(*data), path)
+    for batch in batches.dataset().take(3):
+        model.train_on_batch(batch)
+    model.save(tmp_path / "m.keras")
+    again = keras.models.load_model(tmp_path / "m.keras")
+    batches = again.begin_run(plan.batches(*data), path)
+    for batch in batches.dataset(again.optimizer.steps_taken):
+        again.train_on_batch(batch)
+    assert_same_weights(again, straight)
+
+
+@pytest.fixture
+def halfway(data, make_plan, make_private_model, tmp_path):
+    """A run after its first epoch: plan, weights file, path of the private file."""
+    plan, path = make_plan("bsr", test_seed=None), tmp_path / "run.private"
+    model = make_private_model(plan)
+    model.fit(plan.batches(*data), epochs=1, private_state=path, verbose=0)
+    model.save_weights(tmp_path / "half.weights.h5")
+    return plan, tmp_path / "half.weights.h5", path
+
+
+def restored(model, weights):
+    model.build((None, 5))
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(weights)
+    return model
+
+
+def test_invariant_10_the_private_file_is_for_its_owner_alone(halfway):
+    path = halfway[2]
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_invariant_11_without_the_private_file_it_refuses(
+    halfway, data, make_private_model, tmp_path
+):
+    plan, weights, _ = halfway
+    model = restored(make_private_model(plan), weights)
+    with pytest.raises(ValueError, match="private state file is not at"):
+        model.fit(plan.batches(*data), private_state=tmp_path / "other", verbose=0)
+    assert not (tmp_path / "other").exists()
+    assert model.optimizer.steps_taken == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("plan", "another plan"),
+        ("optimizer", "another inner optimizer"),
+        ("data", "other data"),
+        ("weights", "does not know these weights"),
+        ("new weights", "does not know these weights"),
+    ],
+)
+def test_invariant_11_anything_else_than_the_run_is_refused(
+    change, message, halfway, data, make_plan, make_private_model
+):
+    plan, weights, path = halfway
+    x, y = data
+    if change == "plan":
+        plan = make_plan("bsr", epsilon=5.0, test_seed=None)
+    inner = keras.optimizers.SGD(0.1, nesterov=change == "optimizer")
+    model = make_private_model(plan, inner)
+    if change == "new weights":
+        restored(model, weights)
+        model.optimizer.inner_optimizer.iterations.assign(0)
+        model.set_weights([w + 1 for w in model.get_weights()])
+    else:
+        restored(model, weights)
+    if change == "weights":
+        model.set_weights([w + 1e-3 for w in model.get_weights()])
+    if change == "data":
+        x = x[::-1].copy()
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=message):
+        model.fit(plan.batches(x, y), private_state=path, verbose=0)
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_invariant_11_a_damaged_or_readable_file_is_refused(
+    halfway, data, make_private_model
+):
+    plan, weights, path = halfway
+    model = restored(make_private_model(plan), weights)
+    os.chmod(path, 0o644)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        model.fit(plan.batches(*data), private_state=path, verbose=0)
+    os.chmod(path, 0o600)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="damaged"):
+        model.fit(plan.batches(*data), private_state=path, verbose=0)
+
+
+def test_streams_whose_separation_is_asserted_are_not_resumed(
+    data, make_min_sep_plan, make_private_model, tmp_path
+):
+    model = make_private_model(make_min_sep_plan())
+    model.build((None, 5))
+    with pytest.raises(TypeError, match="cannot be resumed"):
+        model.fit(iter([data]), private_state=tmp_path / "p", verbose=0)
+
+
+def test_invariant_10_backups_and_checkpoints_hold_no_secret(
+    data, make_plan, make_private_model, secrets_of, contains, tmp_path
+):
+    plan, shared = make_plan("bsr", bands=3, test_seed=None), tmp_path / "shared"
+    model = make_private_model(plan)
+    model.build((None, 5))
+    callbacks = [
+        keras.callbacks.BackupAndRestore(shared / "b", delete_checkpoint=False),
+        keras.callbacks.ModelCheckpoint(str(shared / "m.keras")),
+        keras.callbacks.ModelCheckpoint(
+            str(shared / "m.weights.h5"), save_weights_only=True
+        ),
+    ]
+    private = tmp_path / "run.private"
+    model.fit(
+        plan.batches(*data),
+        epochs=2,
+        private_state=private,
+        callbacks=callbacks,
+        verbose=0,
+    )
+    secrets = secrets_of(model)
+    texts = [secret.hex().encode() for secret in secrets]
+    assert not contains(shared, secrets + texts)
+    assert contains(private, secrets + texts)
+    for leak in (pickle.dumps, repr):
+        try:
+            assert "secret" in leak(model._private_run)
+        except TypeError as error:
+            assert "secret" in str(error)
+
+
+PROGRAM = """
+    import os, signal, sys
+    import keras, numpy as np, tf_bandmf, tf_bandmf.keras
+    folder, kill_at = sys.argv[1], int(sys.argv[2])
+    keras.utils.set_random_seed(0)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(22, 5)).astype("f4"), rng.integers(0, 3, 22)
+    plan = tf_bandmf.plan(
+        "bsr", bands=3, noise_multiplier=1.0, delta=1e-5, test_seed=3,
+        num_examples=22, batch_size=6, epochs=2)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    tf_bandmf.keras.make_private(model)
+    model.compile(
+        tf_bandmf.keras.PrivateOptimizer("sgd", plan),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.steps_taken == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    backup = keras.callbacks.BackupAndRestore(
+        folder + "/backup", save_freq=2, delete_checkpoint=False)
+    model.fit(plan.batches(x, y), epochs=2, verbose=0,
+              private_state=folder + "/run.private", callbacks=[backup, Kill()])
+    np.savez(folder + "/final.npz", *model.get_weights())
+"""
+
+
+def test_kill_9_and_resume_gives_the_bit_identical_run(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+
+    def train(name, kill_at):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, str(program), str(folder), str(kill_at)]
+        return subprocess.run(command, capture_output=True, text=True), folder
+
+    done, straight = train("straight", -1)
+    assert done.returncode == 0, done.stderr
+    killed, resumed = train("killed", 5)
+    assert killed.returncode == -signal.SIGKILL
+    done, _ = train("killed", -1)
+    assert done.returncode == 0, done.stderr
+    with np.load(straight / "final.npz") as a, np.load(resumed / "final.npz") as b:
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])

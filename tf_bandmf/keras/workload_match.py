@@ -1,0 +1,104 @@
+"""Whether a plan's workload is what its inner optimizer does with the gradients.
+
+Only the error depends on it, never the guarantee: what an optimizer does with noisy
+gradients is post-processing. But a strategy is optimal for its workload alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import keras
+import numpy as np
+
+from tf_bandmf.plan import Plan
+
+# Differences that change errors by less than the choice of a strategy is good for.
+_MOMENTUM_TOLERANCE = 1e-3
+# Of the factor by which the decay shrinks weights over the whole run.
+_SHRINKAGE_TOLERANCE = 0.1
+# Of learning rates relative to the largest one.
+_RATE_TOLERANCE = 0.05
+# A schedule is called for so many steps, spread over the run.
+_RATE_SAMPLES = 64
+
+
+def warn_of_mismatch(inner: keras.optimizers.Optimizer, plan: Plan) -> None:
+    """Warns if SGD does something else than the plan's workload says.
+
+    Keras' SGD with momentum beta, weight decay w and learning rate eta is the workload
+    `momentum_sgd(momentum=beta, decay=1 - eta w)`, with a schedule as `learning_rates`
+    (the velocity takes in each gradient times the rate of its own step). Nesterov's
+    look-ahead has no banded inverse and is compared as momentum. Other optimizers
+    (Adam) are no linear maps of the gradients: any workload is a heuristic for them,
+    there is nothing to mend and nothing is said. Nor is it if the noise is independent,
+    which is the same for all workloads.
+    """
+    if not isinstance(inner, keras.optimizers.SGD):
+        return
+    if plan.strategy.family == "identity":
+        return
+    found = _differences(inner, plan)
+    if not found:
+        return
+    does, says, fix = (", ".join(texts) for texts in zip(*found))
+    warnings.warn(
+        f"The plan's noise is shaped for another optimizer: SGD has {does}; the plan's "
+        f"workload {plan.workload.name!r} has {says}. The guarantee holds, but the error "
+        f"is larger than it need be. Give tf_bandmf.plan {fix}, or change the optimizer.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def _differences(inner: keras.optimizers.SGD, plan: Plan) -> list[tuple[str, str, str]]:
+    """What differs: of the optimizer, of the workload, and the argument to give."""
+    workload, n = plan.workload, plan.num_steps
+    rates, wanted = _rates(inner, n)
+    found = []
+    if workload.momentum is None or workload.decay is None:
+        # A workload of the caller's own is compared by its learning rates alone.
+        pass
+    else:
+        momentum = float(inner.momentum)
+        if abs(momentum - workload.momentum) > _MOMENTUM_TOLERANCE:
+            argument = f"momentum={momentum:g}"
+            found.append((argument, f"momentum={workload.momentum:g}", argument))
+        decay = 1.0 - float(np.mean(wanted)) * float(inner.weight_decay or 0.0)
+        shrinkage = [max(value, 0.0) ** n for value in (decay, workload.decay)]
+        if abs(shrinkage[0] - shrinkage[1]) > _SHRINKAGE_TOLERANCE:
+            argument = f"decay={decay:g}"
+            found.append((argument, f"decay={workload.decay:g}", argument))
+    planned = (
+        np.ones(rates.size)
+        if workload.learning_rates is None
+        else np.asarray(workload.learning_rates)[rates]
+    )
+    relative = wanted / max(np.max(wanted), np.finfo(np.float32).tiny)
+    if np.max(np.abs(relative - planned / np.max(planned))) > _RATE_TOLERANCE:
+        constant = np.ptp(wanted) == 0.0
+        found.append(
+            (
+                "a constant learning rate" if constant else "a learning rate schedule",
+                "a constant learning rate"
+                if workload.learning_rates is None
+                else "learning rates",
+                "learning_rates=None"
+                if constant
+                else "learning_rates=[float(schedule(i)) for i in range(num_steps)]",
+            )
+        )
+    return found
+
+
+def _rates(
+    inner: keras.optimizers.SGD, num_steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Steps, int64, and the learning rates of the optimizer at them."""
+    steps = np.unique(np.linspace(0, num_steps - 1, _RATE_SAMPLES).astype(np.int64))
+    schedule = inner._learning_rate
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        rates = [float(schedule(int(step))) for step in steps]
+    else:
+        rates = [float(inner.learning_rate)] * steps.size
+    return steps, np.array(rates)
