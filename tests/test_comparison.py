@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tf_bandmf import comparison, mechanisms, strategies, workloads
+from tf_bandmf.accounting.guarantee import Calibration
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 
 NAMES = ["identity", "bsr:4", "bisr:4", "lambda_cgd:0.9", "lambda_cgd", "blt", "tree"]
@@ -69,7 +70,7 @@ def test_a_calibrator_scales_all_errors_in_one_place():
 
     def per_column(strategy, sensitivity):
         norm = float(strategy.matrix.column_norms().max())
-        return comparison.Calibration(0.7, "column_norm", 0.7 * norm)
+        return Calibration(0.7 * norm, 0.7, "column_norm")
 
     amplified = comparison.compare(WORKLOAD, PARTICIPATION, NAMES[:3], per_column)
     for one, row in zip(plain, amplified):
@@ -165,8 +166,8 @@ def test_other_invalid_input_is_refused():
     for multiplier in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="noise_multiplier must be finite"):
             comparison.unamplified(multiplier)
-    broken = lambda strategy, sensitivity: comparison.Calibration(  # noqa: E731
-        1.0, "sensitivity", math.nan
+    broken = lambda strategy, sensitivity: Calibration(  # noqa: E731
+        math.nan, 1.0, "sensitivity"
     )
     with pytest.raises(ValueError, match="must be finite and > 0, found nan"):
         comparison.compare(WORKLOAD, PARTICIPATION, ["identity"], broken)

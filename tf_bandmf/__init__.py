@@ -7,7 +7,7 @@
 works without Keras.
 """
 
-from tf_bandmf import participation, strategies, workloads
+from tf_bandmf import choosing, participation, strategies, workloads
 from tf_bandmf._version import __version__
 from tf_bandmf.participation import (
     BallsInBins,
@@ -41,6 +41,7 @@ __all__ = [
     "Strategy",
     "Workload",
     "__version__",
+    "choosing",
     "participation",
     "plan",
     "strategies",

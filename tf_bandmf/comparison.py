@@ -18,55 +18,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 from tf_bandmf import bands, error, mechanisms
+from tf_bandmf.calibrators import Calibrator, unamplified
 from tf_bandmf.participation import Participation
-from tf_bandmf.sensitivity import Sensitivity
 from tf_bandmf.strategies import Strategy
 from tf_bandmf.workloads import Workload
-
-
-@dataclasses.dataclass(frozen=True)
-class Calibration:
-    """How much noise a strategy needs.
-
-    Attributes:
-      noise_multiplier: noise standard deviation in units of `normalization`.
-      normalization: what `noise_multiplier` is a multiple of: "sensitivity" (sens(C))
-        without amplification; an amplified accountant may use "column_norm".
-      noise_stddev: noise standard deviation on raw C: the released `C x` gets this times
-        l2_norm_clip.
-    """
-
-    noise_multiplier: float
-    normalization: str
-    noise_stddev: float
-
-
-# From a strategy and its sensitivity: the one place where an accountant enters. An
-# amplified one looks at the strategy, and knows the sampling and the budget.
-Calibrator = Callable[[Strategy, Sensitivity], Calibration]
-
-
-def unamplified(noise_multiplier: float = 1.0) -> Calibrator:
-    """One Gaussian mechanism, no amplification: noise in proportion to sens(C).
-
-    Args:
-      noise_multiplier: sigma, per unit of sensitivity. 1 compares mechanisms without a
-        budget; `accounting.gaussian.calibrate_noise_multiplier` gives it for one.
-
-    Raises:
-      ValueError: if noise_multiplier is not finite and positive.
-    """
-    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0.0):
-        raise ValueError(
-            f"noise_multiplier must be finite and > 0, found {noise_multiplier}."
-        )
-
-    def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
-        return Calibration(
-            noise_multiplier, "sensitivity", noise_multiplier * sensitivity.value
-        )
-
-    return calibrate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +36,10 @@ class Row:
       sensitivity: sens(C) under the participation, or an upper bound on it.
       sensitivity_is_exact: False for a bound.
       sensitivity_method: the theorem or algorithm it rests on.
-      noise_multiplier, normalization, noise_stddev: see `Calibration`.
+      noise_multiplier: noise standard deviation in units of `normalization`.
+      normalization: "sensitivity" (sens(C)), or "column_norm" where an accountant
+        amplifies.
+      noise_stddev: on raw C, for l2_norm_clip = 1.
       converged: whether the optimizer converged; True for closed forms, which need none.
       optimality_gap: certified relative gap of the squared error; None without one.
       memory_vectors: vectors of the model's size kept between steps.
@@ -209,19 +167,9 @@ def compare(
             mechanisms.parse(name)
     rows = []
     for name in mechanism_names:
-        label = name if isinstance(name, str) else name.family
         if progress is not None:
-            progress(label)
-        start = time.perf_counter()
-        if isinstance(name, str):
-            family, options = mechanisms.parse(name)
-            strategy = mechanisms.build_strategy(
-                family, workload, participation, **options
-            )
-        else:
-            strategy = name
-        seconds = time.perf_counter() - start
-        rows.append(_row(label, strategy, workload, participation, calibrator, seconds))
+            progress(name if isinstance(name, str) else name.family)
+        rows.append(build_row(name, workload, participation, calibrator))
     title = (
         f"{workload.name} workload, {workload.num_steps} steps. "
         f"{participation.describe()}"
@@ -229,7 +177,28 @@ def compare(
     return Comparison(title, tuple(rows))
 
 
-def _row(
+def build_row(
+    mechanism: str | Strategy,
+    workload: Workload,
+    participation: Participation,
+    calibrator: Calibrator,
+) -> Row:
+    """Builds one mechanism, unless it is a strategy already, and evaluates it.
+
+    Raises:
+      ValueError: as `compare`.
+    """
+    if not isinstance(mechanism, str):
+        label = mechanism.family
+        return row(label, mechanism, workload, participation, calibrator, 0.0)
+    start = time.perf_counter()
+    family, options = mechanisms.parse(mechanism)
+    strategy = mechanisms.build_strategy(family, workload, participation, **options)
+    seconds = time.perf_counter() - start
+    return row(mechanism, strategy, workload, participation, calibrator, seconds)
+
+
+def row(
     label: str,
     strategy: Strategy,
     workload: Workload,
@@ -237,12 +206,17 @@ def _row(
     calibrator: Calibrator,
     seconds: float,
 ) -> Row:
+    """Evaluates one strategy; see `Row`.
+
+    Raises:
+      ValueError: if a result is not finite.
+    """
     sensitivity = strategy.sensitivity(participation)
     calibration = calibrator(strategy, sensitivity)
     per_step = strategy.per_step_squared_error(workload)
     diagnostics = strategy.diagnostics
     gap = diagnostics.get("optimality_gap")
-    row = Row(
+    found = Row(
         mechanism=label,
         bands=strategy.noise_bands if _is_banded(strategy) else None,
         rmse=error.root_mean_squared_error(per_step) * calibration.noise_stddev,
@@ -260,12 +234,12 @@ def _row(
         seconds=seconds,
     )
     for name in ("rmse", "max_se", "sensitivity", "noise_multiplier", "noise_stddev"):
-        value = getattr(row, name)
+        value = getattr(found, name)
         if not (math.isfinite(value) and value > 0.0):
             raise ValueError(
                 f"{name} of {label} must be finite and > 0, found {value}."
             )
-    return row
+    return found
 
 
 def _is_banded(strategy: Strategy) -> bool:

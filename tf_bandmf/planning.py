@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
-from tf_bandmf import mechanisms, workloads
+from tf_bandmf import choosing, mechanisms, workloads
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.dispatch import accountant_for
 from tf_bandmf.accounting.guarantee import Guarantee
@@ -16,12 +18,13 @@ from tf_bandmf.participation import (
     Shuffled,
 )
 from tf_bandmf.plan import Plan
+from tf_bandmf.schemes import Scheme
 from tf_bandmf.strategies import Strategy
 from tf_bandmf.workloads import Workload
 
 
 def plan(
-    mechanism: str | Strategy,
+    mechanism: str | Strategy = "auto",
     *,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -31,6 +34,7 @@ def plan(
     epochs: int | None = None,
     num_steps: int | None = None,
     participation: Participation | None = None,
+    sampling: str | None = None,
     workload: Workload | None = None,
     momentum: float = 0.0,
     decay: float = 1.0,
@@ -40,16 +44,18 @@ def plan(
     lambda_: float | None = None,
     column_normalized: bool | None = None,
     objective: str | None = None,
+    max_memory_vectors: int | None = None,
     confidence: float | None = None,
     progress: bool = False,
     test_seed: int | None = None,
 ) -> Plan:
     """Plans a private run: from a budget to a strategy and its noise.
 
-    Say how the data are used in one of two ways: `num_examples`, `batch_size` and
-    `epochs` (a fixed epoch order, which `Plan.batches` enforces), or `participation`
-    and, where it does not say so itself, `num_steps`. The participation decides who
-    accounts: amplification by sampling is claimed for those only whose sampler is ours
+    Say how the data are used in one of two ways: `num_examples`, `batch_size`, `epochs`
+    and `sampling` (by default a fixed epoch order; `Plan.batches` enforces it), or
+    `participation` and, where it does not say so itself, `num_steps`. The participation
+    decides who accounts: amplification by sampling is claimed for those only
+    whose sampler is ours
     (`CyclicPoisson`, `Poisson`, `CyclicFixedSize`, `BallsInBins`).
 
     Formal guarantee: a run of the plan's training step over at most `num_steps` steps,
@@ -58,7 +64,11 @@ def plan(
     random numbers of the sampler. If `Plan.kind` is "estimate", epsilon is one.
 
     Args:
-      mechanism: "identity" (DP-SGD), "lambda_cgd", "bsr", "bisr", or a `Strategy`.
+      mechanism: "auto" compares those that fit `max_memory_vectors` and the sampling
+        and takes the best; `choosing.Choice.of_strategy(plan.strategy)` says what was
+        compared and why it was chosen. Or a name, such as "identity" (DP-SGD),
+        "lambda_cgd", "bisr:4", or a `Strategy`. Parameters that are not given are chosen
+        for the smallest error, with amplification where it is claimed.
       epsilon: budget, > 0; together with delta.
       delta: budget, in (0, 1); warned about if it is not below 1 / num_examples.
       noise_multiplier: instead of epsilon: noise standard deviation per unit of
@@ -70,6 +80,9 @@ def plan(
       num_steps: n, with `participation`.
       participation: for example `MinSep(min_separation=342, max_participations=6)` or
         `BallsInBins(num_examples=60_000, batch_size=512, epochs=10)`.
+      sampling: one of `schemes.SAMPLINGS`, with `num_examples`, `batch_size` and
+        `epochs`. "cyclic-poisson" and "cyclic-fixed-size" have as many parts as the
+        strategy has bands.
       workload: what the released models sum; by default SGD with the given `momentum`,
         `decay` and `learning_rates`.
       momentum: of the SGD optimizer that consumes the noisy gradients, in [0, 1).
@@ -80,6 +93,8 @@ def plan(
       lambda_: of "lambda_cgd"; by default the one with the smallest RMSE.
       column_normalized: scale the columns of C to norm 1; default False.
       objective: "mean" or "max", of "lambda_cgd" without a given lambda.
+      max_memory_vectors: vectors of the model's size that the noise may keep between
+        steps; by default 31 for "auto", and what the mechanism holds for best otherwise.
       confidence: of accounting by simulation (`BallsInBins`): None for an estimate, or
         for example `1 - 1e-6` for a bound.
       progress: show progress on accounting that takes longer than 2 seconds.
@@ -92,9 +107,22 @@ def plan(
       ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
         use of the data is missing, contradictory or invalid.
     """
-    participation, steps, expected_batch_size = _resolve_participation(
-        num_examples, batch_size, epochs, num_steps, participation
-    )
+    scheme: Scheme | None = None
+    if sampling is not None:
+        scheme = _resolve_scheme(
+            sampling, num_examples, batch_size, epochs, num_steps, participation
+        )
+        if not scheme.is_cyclic:
+            participation = scheme.participation()
+            num_steps, epochs, scheme = scheme.num_steps, None, None
+    steps: int
+    expected_batch_size: float | None
+    if scheme is None:
+        participation, steps, expected_batch_size = _resolve_participation(
+            num_examples, batch_size, epochs, num_steps, participation
+        )
+    else:
+        steps, expected_batch_size = scheme.num_steps, float(scheme.batch_size)
     if num_examples is None:
         num_examples = getattr(participation, "num_examples", None)
     delta = _check_budget(epsilon, delta, noise_multiplier, num_examples)
@@ -119,10 +147,33 @@ def plan(
                 f"The strategy is built already: {', '.join(given)} cannot change it."
             )
         strategy = mechanism
-    else:
-        strategy = mechanisms.build_strategy(
-            mechanism, workload, participation, **options
+        if scheme is not None:
+            participation = scheme.participation(strategy.matrix.bands)
+    elif (
+        scheme is not None
+        or max_memory_vectors is not None
+        or _is_to_be_chosen(mechanism, options, participation, epsilon)
+    ):
+        choice = choosing.choose(
+            workload,
+            scheme or participation,  # type: ignore[arg-type]
+            epsilon=_needed(epsilon),
+            delta=delta,
+            mechanism_names=_names(mechanism, options),
+            max_memory_vectors=max_memory_vectors,
+            objective=objective or "mean",
+            confidence=confidence,
+            progress=_announce if progress and mechanism == "auto" else None,
         )
+        assert choice.strategy is not None
+        strategy, participation = choice.strategy, choice.participation
+    else:
+        assert participation is not None
+        family, parsed = mechanisms.parse(mechanism)
+        strategy = mechanisms.build_strategy(
+            family, workload, participation, **{**options, **parsed}
+        )
+    assert participation is not None
     strategy = strategy.in_float32()
     noise_multiplier, guarantee = _account(
         strategy, participation, epsilon, delta, noise_multiplier, confidence, progress
@@ -142,6 +193,77 @@ def plan(
         confidence=guarantee.confidence,
         test_seed=test_seed,
     )
+
+
+def _resolve_scheme(
+    sampling: str,
+    num_examples: int | None,
+    batch_size: int | None,
+    epochs: int | None,
+    num_steps: int | None,
+    participation: Participation | None,
+) -> Scheme:
+    if participation is not None or num_steps is not None:
+        raise ValueError(
+            "Give either sampling, with num_examples, batch_size and epochs, or "
+            "participation and num_steps."
+        )
+    if num_examples is None or batch_size is None or epochs is None:
+        raise ValueError("sampling needs num_examples, batch_size and epochs.")
+    return Scheme(sampling, num_examples, batch_size, epochs)
+
+
+def _is_to_be_chosen(
+    mechanism: str,
+    options: dict[str, Any],
+    participation: Participation | None,
+    epsilon: float | None,
+) -> bool:
+    """Whether parameters depend on the accountant, not on the sensitivity alone."""
+    if mechanism == "auto":
+        return True
+    family, parsed = mechanisms.parse(mechanism)
+    if not isinstance(participation, BallsInBins) or epsilon is None:
+        return False
+    name = mechanisms.MAIN_OPTION.get(family, (None,))[0]
+    given = {**options, **parsed}
+    return name in ("lambda_", "bands") and given.get(name) is None
+
+
+def _names(mechanism: str, options: dict[str, Any]) -> tuple[str, ...]:
+    """What to choose from."""
+    values = {k: v for k, v in options.items() if v is not None and k != "objective"}
+    if mechanism == "auto":
+        if values:
+            raise ValueError(
+                f"auto chooses {', '.join(values)} itself: name a mechanism to set it."
+            )
+        return choosing.AUTO
+    if ":" in mechanism or not values:
+        if values:
+            raise ValueError(f"Give {', '.join(values)} in one place, not in two.")
+        return (mechanism,)
+    name = mechanism
+    main = mechanisms.MAIN_OPTION.get(mechanism, (None,))[0]
+    normalized = values.pop("column_normalized", False)
+    if main in values:
+        name += f":{values.pop(main)}"
+    if values:
+        raise ValueError(f"{mechanism} does not take {', '.join(values)}.")
+    return (name + (":normalized" if normalized else ""),)
+
+
+def _needed(epsilon: float | None) -> float:
+    if epsilon is None:
+        raise ValueError(
+            "A mechanism is chosen for a budget: give epsilon instead of "
+            "noise_multiplier, or the mechanism with its parameters."
+        )
+    return float(epsilon)
+
+
+def _announce(name: str) -> None:
+    print(f"{name} ...", file=sys.stderr, flush=True)
 
 
 def _resolve_participation(
@@ -243,6 +365,7 @@ def _account(
         guarantee = accountant.guarantee(noise_multiplier * sensitivity, delta)
         return float(noise_multiplier), guarantee
     found = accountant.calibrate(float(epsilon), delta)
+    assert found.guarantee is not None
     if found.normalization == "sensitivity":
         return found.noise_multiplier, found.guarantee
     # Rounded up: the product with the sensitivity must not be smaller.

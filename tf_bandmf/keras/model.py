@@ -166,7 +166,7 @@ class PrivateTraining:
     def _prepare(self, optimizer: PrivateOptimizer, data: Any) -> None:
         """Builds model, optimizer, loss and metrics."""
         replicas = self._num_replicas
-        if not self.built or replicas > 1:  # type: ignore[has-type]
+        if not self.built or replicas > 1:  # type: ignore[attr-defined]
             batches = data.dataset() if isinstance(data, BatchSchedule) else data
             batch = next(iter(batches))
             self._build_for_training(batch)
@@ -376,10 +376,8 @@ class PrivateTraining:
                 f"tf_bandmf.keras.to_plain(model) to train without privacy. (Keras wraps "
                 f"optimizers under the mixed_float16 policy: use mixed_bfloat16.)"
             )
-        if (
-            optimizer.strategy is not self.distribute_strategy
-            and self._num_replicas > 1
-        ):  # type: ignore[attr-defined]
+        strategy = self.distribute_strategy  # type: ignore[attr-defined]
+        if self._num_replicas > 1 and optimizer.strategy is not strategy:
             raise ValueError(
                 "Model and PrivateOptimizer belong to different distribution strategies: "
                 "make both within strategy.scope()."

@@ -211,6 +211,7 @@ class PrivateRun:
     def _write(self) -> None:
         stream = io.BytesIO()
         header = np.frombuffer(json.dumps(self._header).encode(), np.uint8)
+        assert self._buffer is not None  # set by record()
         np.savez(stream, header=header, buffer=self._buffer)
         content = stream.getvalue()
         folder = os.path.dirname(os.path.abspath(self.path))

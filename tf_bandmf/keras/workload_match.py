@@ -100,5 +100,7 @@ def _rates(
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         rates = [float(schedule(int(step))) for step in steps]
     else:
-        rates = [float(inner.learning_rate)] * steps.size
+        # A variable of several replicas is no number by itself.
+        value = keras.ops.convert_to_numpy(inner.learning_rate)
+        rates = [float(value)] * steps.size
     return steps, np.array(rates)

@@ -1,4 +1,4 @@
-"""The command line, called as a function."""
+"""`tf-bandmf compare`, called as a function."""
 
 import json
 
@@ -199,27 +199,6 @@ def test_amplification_that_cannot_be_is_refused(capsys, arguments, message):
     code, out, err = run(capsys, *arguments)
     assert code == 2 and out == ""
     assert message in err
-
-
-def test_an_accountant_is_plugged_in_at_one_place(capsys, monkeypatch):
-    from tf_bandmf import comparison
-
-    def accountant(options):
-        assert options.epsilon == 8.0
-        return lambda strategy, sensitivity: comparison.Calibration(
-            0.5, "column_norm", 0.5
-        )
-
-    monkeypatch.setitem(cli._CALIBRATORS, "balls-in-bins", accountant)
-    code, out, _ = run(
-        capsys,
-        "--sampling", "balls-in-bins", "--epsilon", "8", "--delta", "1e-5",
-        "--mechanisms", "identity", "--json",
-    )  # fmt: skip
-    assert code == 0
-    row = json.loads(out)[0]
-    assert row["normalization"] == "column_norm"
-    np.testing.assert_allclose(row["rmse"], 0.5 * np.sqrt(30.5))
 
 
 @pytest.mark.parametrize("arguments", [[], ["nothing"], ["compare"]])

@@ -1,0 +1,110 @@
+"""`tf-bandmf plan` and `tf-bandmf show`, called as functions."""
+
+import json
+
+import pytest
+
+import tf_bandmf
+from tf_bandmf import cli
+
+PLAN = ["plan", "--epsilon", "4", "--delta", "1e-5", "--examples", "2000"]
+PLAN += ["--batch-size", "100", "--epochs", "4"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("plans") / "plan.json")
+    code = cli.main([*PLAN, "--mechanism", "bisr", "--clip", "0.5", "--out", path])
+    assert code == 0
+    return path
+
+
+def test_a_plan_is_saved_and_shown(saved, capsys):
+    plan = tf_bandmf.Plan.load(saved)
+    assert plan.l2_norm_clip == 0.5 and plan.num_steps == 80
+    assert cli.main(["show", saved]) == 0
+    out = capsys.readouterr().out
+    assert str(plan.statement()) in out
+    assert "Chosen: bisr:" in out
+    assert "keeps 0 vectors" in out
+
+
+def test_show_prints_json(saved, capsys):
+    assert cli.main(["show", saved, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    plan = tf_bandmf.Plan.load(saved)
+    assert found["fingerprint"] == plan.fingerprint
+    assert found["choice"]["mechanism"].startswith("bisr:")
+    curve = [(point["delta"], point["epsilon"]) for point in found["curve"]]
+    assert (1e-5, 4.0) in curve
+    # Epsilon grows as delta falls.
+    assert curve == sorted(curve, key=lambda point: (-point[0], point[1]))
+    assert [e for _, e in curve] == sorted(e for _, e in curve)
+
+
+def test_memory_in_bytes(capsys):
+    memory = ["--max-memory", "12KB", "--parameters", "1000"]
+    code = cli.main([*PLAN, "--mechanism", "bsr", *memory, "--json"])
+    assert code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 1 <= found["memory_vectors"] <= 3
+
+
+def test_cyclic_sampling_has_as_many_parts_as_bands(capsys):
+    code = cli.main(
+        [*PLAN, "--mechanism", "bsr", "--sampling", "cyclic-poisson", "--json"]
+    )
+    assert code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["participation"]["kind"] == "cyclic_poisson"
+    assert found["participation"]["num_parts"] == found["parameters"]["bands"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--mechanism", "magic"], "mechanism must be one of"),
+        (["--batch-size", "2001"], "batch_size must be <= num_examples"),
+        (["--epochs", "0"], "epochs must be a whole number >= 1"),
+        (["--max-memory", "1GB"], "needs --parameters"),
+        (["--max-memory", "much"], "is not a size"),
+        (["--memory-vectors", "-1"], "max_memory_vectors must be a whole number >= 0"),
+        (["--mechanism", "bsr", "--memory-vectors", "0"], "keeps at least one vector"),
+        (
+            ["--mechanism", "bisr", "--sampling", "poisson"],
+            "Poisson sampling amplifies",
+        ),
+        (["--sampling", "nothing"], "invalid choice"),
+        (["--clip", "-1"], "l2_norm_clip must be finite and > 0"),
+    ],
+)
+def test_bad_arguments_exit_with_2_and_one_line(capsys, arguments, message):
+    assert cli.main([*PLAN, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("damage", ["text", "number", "field", "missing", "list"])
+def test_a_damaged_plan_is_refused_in_one_line(saved, capsys, tmp_path, damage):
+    path = tmp_path / "damaged.json"
+    content = json.loads(open(saved, encoding="utf-8").read())
+    if damage == "number":
+        content["plan"]["noise_multiplier"] *= 0.5
+    elif damage == "field":
+        del content["plan"]["strategy"]
+    elif damage == "list":
+        content = []
+    if damage != "missing":
+        text = "{" if damage == "text" else json.dumps(content)
+        path.write_text(text, encoding="utf-8")
+    assert cli.main(["show", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert "does not exist" in captured.err or "damaged" in captured.err.lower()
+
+
+def test_a_file_that_cannot_be_written_is_a_failure(capsys, tmp_path):
+    out = str(tmp_path / "nowhere" / "plan.json")
+    assert cli.main([*PLAN, "--mechanism", "identity", "--out", out]) == 1
+    assert capsys.readouterr().err.count("\n") == 1

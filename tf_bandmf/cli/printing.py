@@ -1,0 +1,101 @@
+"""Tables, progress and JSON on the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, Callable, TextIO
+
+from tf_bandmf.choosing import Choice
+from tf_bandmf.plan import Plan
+
+
+def print_json(value: Any) -> None:
+    """Prints plain finite values."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_table(
+    title: str, headings: Sequence[str], body: Sequence[Sequence[str]]
+) -> None:
+    """By rich where it is installed, else as plain text."""
+    try:
+        import rich.console
+        import rich.table
+    except ImportError:
+        print(plain_table(title, headings, body))
+        return
+    rendered = rich.table.Table(title=title, title_justify="left")
+    for i, heading in enumerate(headings):
+        rendered.add_column(
+            heading, justify="left" if i == 0 else "right", no_wrap=True
+        )
+    for line in body:
+        rendered.add_row(*line)
+    console = rich.console.Console()
+    # A file or a pipe has no width: nothing is cut off there.
+    if not console.is_terminal:
+        console = rich.console.Console(width=160)
+    console.print(rendered)
+
+
+def plain_table(
+    title: str, headings: Sequence[str], body: Sequence[Sequence[str]]
+) -> str:
+    """Columns of equal width."""
+    lines = [headings, *body]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+    texts = [
+        "  ".join(
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([title, *texts])
+
+
+def progress(stream: TextIO | None = None) -> Callable[[str], None] | None:
+    """Names what is being computed, where a person may be waiting for it."""
+    stream = sys.stderr if stream is None else stream
+    if not stream.isatty():
+        return None
+    return lambda name: print(f"{name} ...", file=stream, flush=True)
+
+
+def print_choice(plan: Plan) -> None:
+    """What the plan's mechanism was chosen from, and why; nothing if it was given."""
+    choice = Choice.of_strategy(plan.strategy)
+    if choice is None:
+        return
+    print_table(choice.table.title, *choice.table.cells())
+    for name, reason in choice.excluded.items():
+        print(f"Not compared: {name}: {reason}")
+    print(f"{choice.reason}\n")
+
+
+def plan_record(plan: Plan) -> dict[str, Any]:
+    """A plan for machines, plain finite values."""
+    choice = Choice.of_strategy(plan.strategy)
+    return {
+        "mechanism": plan.strategy.family,
+        "parameters": dict(plan.strategy.parameters),
+        "num_steps": plan.num_steps,
+        "participation": plan.participation.to_config(),
+        "epsilon": plan.epsilon,
+        "delta": plan.delta,
+        "kind": plan.kind,
+        "confidence": plan.confidence,
+        "accountant": plan.accountant,
+        "adjacency": plan.adjacency,
+        "noise_multiplier": plan.noise_multiplier,
+        "noise_stddev": plan.noise_stddev,
+        "l2_norm_clip": plan.l2_norm_clip,
+        "rmse": plan.rmse(),
+        "memory_vectors": plan.strategy.memory_vectors,
+        "regenerations_per_step": plan.strategy.regenerations_per_step,
+        "fingerprint": plan.fingerprint,
+        "statement": dict(plan.statement().points()),
+        "choice": None if choice is None else choice.to_record(),
+    }
