@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Callable
 
 from tf_bandmf import calibrators, comparison, mechanisms
 from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
+from tf_bandmf.strategies import Strategy, bsr
 from tf_bandmf.workloads import Workload
 
 # General columns up to this much work, n * bands^2 of the largest candidate.
@@ -23,6 +24,10 @@ _LARGEST_GENERAL_WORK = 2**26
 # Above this many steps the candidate without a limit of bands is BLT.
 _LARGEST_DENSE = 2048
 _DENSE_TOLERANCE = 1e-4
+# General columns: tracing takes longer than optimizing so few bands.
+_TOGETHER = 16
+# Errors are compared: six digits of them are enough.
+_GAP_TOLERANCE, _DECREASE_TOLERANCE = 1e-4, 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,17 +130,60 @@ def best_bands(
     family, suffix = _family(mechanism)
     asserted = MinSep(max(1, int(n / Fraction(epochs))), math.ceil(epochs))
     unlimited = "dense" if n <= _LARGEST_DENSE else "blt"
+    banded = [count for count in counts if count < n or n == 1]
+    strategies = _strategies(family, suffix, workload, asserted, banded, progress)
     found = []
     for count in counts:
-        name = unlimited if count == n and n > 1 else f"{family}:{count}{suffix}"
-        if progress is not None:
-            progress(f"{count} bands ({name})")
-        if count == n and n > 1:
-            row = _unlimited_row(workload, epochs, epsilon, delta, unlimited)
+        if count in banded:
+            strategy = next(strategies)
+            row = comparison.build_row(strategy, workload, asserted, calibrator)
         else:
-            row = comparison.build_row(name, workload, asserted, calibrator)
+            if progress is not None:
+                progress(f"{count} bands ({unlimited})")
+            row = _unlimited_row(workload, epochs, epsilon, delta, unlimited)
         found.append(BandCandidate(count, row.rmse, row.noise_multiplier))
     return BandSearch(mechanism, unlimited, tuple(found))
+
+
+def _strategies(
+    family: str,
+    suffix: str,
+    workload: Workload,
+    participation: MinSep,
+    counts: Sequence[int],
+    progress: Callable[[str], None] | None,
+) -> Iterator[Strategy]:
+    """A strategy for each number of bands, in ascending order."""
+    for group in _groups(family, counts):
+        if progress is not None:
+            text = ", ".join(str(count) for count in group)
+            progress(f"{text} bands ({family}{suffix})")
+        if family == "banded":
+            from tf_bandmf.strategies.banded import optimized_banded_family
+
+            yield from optimized_banded_family(
+                workload,
+                group,
+                gap_tolerance=_GAP_TOLERANCE,
+                decrease_tolerance=_DECREASE_TOLERANCE,
+            )
+        elif family == "toeplitz":
+            from tf_bandmf.strategies.toeplitz import optimized_toeplitz_family
+
+            yield from optimized_toeplitz_family(
+                workload, participation, group, column_normalized=bool(suffix)
+            )
+        else:
+            yield from (bsr(workload, count, bool(suffix)) for count in group)
+
+
+def _groups(family: str, counts: Sequence[int]) -> list[list[int]]:
+    """Which numbers of bands are optimized together; see `optimized_banded_family`."""
+    if family != "banded":
+        return [list(counts)] if counts else []
+    small = [count for count in counts if count <= _TOGETHER]
+    groups = [small] if small else []
+    return groups + [[count] for count in counts if count > _TOGETHER]
 
 
 def _family(mechanism: str) -> tuple[str, str]:

@@ -8,6 +8,7 @@ problem of amplified-banded-mf, Appendix B.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Callable
 
 import numpy as np
@@ -66,8 +67,8 @@ class Problem:
 
 def _gap_function(
     problem: Problem, objective: Objective
-) -> Callable[[np.ndarray], float]:
-    """Certified relative optimality gap at given variables."""
+) -> Callable[[np.ndarray, int], float]:
+    """Certified relative optimality gap at given variables among so many bands."""
 
     @tf.function(autograph=False)
     def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -81,13 +82,13 @@ def _gap_function(
         strategy = banded_matrices.rows_from_columns(columns)
         return recursion.doubly_filtered_band(strategy, rows, weights)
 
-    def gap(position: np.ndarray) -> float:
+    def gap(position: np.ndarray, bands: int) -> float:
         variables = tf.constant(position)
         errors, norms = (x.numpy() for x in evaluate(variables))
         weights, offset = objective.support(errors)
         band = gram_band(variables, tf.constant(weights)).numpy()
         groups = problem.separation or problem.workload.num_steps
-        dual = certificate.dual_bound(band, norms, groups)
+        dual = certificate.dual_bound(band[:, :bands], norms, groups)
         bound = certificate.lower_bound(float(weights @ errors), dual) + offset
         value = float(objective.reduction(tf.constant(errors)))
         # Rounding may push the bound above the value at a perfect optimum.
@@ -99,45 +100,81 @@ def _gap_function(
 def optimize(
     workload: Workload,
     objective: Objective,
-    start: np.ndarray,
+    starts: Sequence[np.ndarray],
     separation: int | None,
     options: lbfgs.Options,
-) -> tuple[np.ndarray, OptimizationResult]:
+) -> list[tuple[np.ndarray, OptimizationResult]]:
     """The banded strategy with the smallest objective of the per-step errors.
 
     Args:
       workload: A.
       objective: of the per-step squared errors at unit sensitivity.
-      start: columns of a strategy, `start[i, j] = C[j + i, j]`, shape [bands, n], with
-        a positive diagonal; also gives the number of bands.
+      starts: columns of a strategy, `start[i, j] = C[j + i, j]`, shape [bands, n], with
+        a positive diagonal; for each number of bands that is wanted.
       separation: None for columns of norm 1; b for `sum over columns i, i + b, ... of
         squared norms = 1`.
       options: when to stop.
 
     Returns:
-      The columns, shape [bands, n], and the result with a certified gap if the
-      objective is convex. The result's value is the objective at sensitivity 1 per
-      column, or per group of columns.
+      For each start the columns, shape [bands, n], and the result with a certified gap
+      if the objective is convex. The result's value is the objective at sensitivity 1
+      per column, or per group of columns.
     """
-    bands, n = start.shape
-    problem = Problem(workload, bands, separation)
-    position = problem.position(start)
-    # A copy of the variables may take a gigabyte: keep no more than needed.
-    del start
+    starts = list(starts)
+    largest, n = max(len(start) for start in starts), workload.num_steps
+    problem = Problem(workload, largest, separation)
     gap = _gap_function(problem, objective) if objective.is_convex else None
-    result = None
-    for stage in objective.smooth_stages:
-        is_last = stage is objective.smooth_stages[-1]
+    # Strategies with fewer bands are those whose last diagonals stay 0.
+    is_masked = len(starts) > 1
+    inside = tf.Variable(
+        tf.ones([_num_variables(problem) if is_masked else 1], tf.float64),
+        trainable=False,
+    )
 
-        def log_loss(position: tf.Tensor, stage: Callable = stage) -> tf.Tensor:
+    def minimizer(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
+        def log_loss(position: tf.Tensor) -> tf.Tensor:
+            position = position * inside if is_masked else position
             return tf.math.log(stage(problem.errors(problem.columns(position))))
 
-        result = lbfgs.minimize(log_loss, position, float(n), options, gap)
-        position = result.position
-        if not is_last and gap is not None and result.optimality_gap is not None:
-            if result.optimality_gap <= options.gap_tolerance:
+        return lbfgs.Minimizer(log_loss, _num_variables(problem), options)
+
+    minimizers = [minimizer(stage) for stage in objective.smooth_stages]
+    found = []
+    while starts:
+        # A copy of the variables may take a gigabyte: keep no more than needed.
+        start = starts.pop(0)
+        bands = len(start)
+        position = problem.position(np.pad(start, [(0, largest - bands), (0, 0)]))
+        del start
+        if is_masked:
+            inside.assign(_first_diagonals(problem, bands))
+        certify = None if gap is None else _among(gap, bands)
+        for stage in minimizers:
+            result = stage.minimize(position, float(n), certify)
+            position = result.position
+            certified = result.optimality_gap
+            if certified is not None and certified <= options.gap_tolerance:
                 break
-    assert result is not None
-    final = problem.columns(tf.constant(result.position))
-    value = float(objective.reduction(problem.errors(final)))
-    return final.numpy(), dataclasses.replace(result, value=value)
+        final = problem.columns(tf.constant(position))
+        value = float(objective.reduction(problem.errors(final)))
+        columns = final[:bands].numpy()
+        found.append((columns, dataclasses.replace(result, value=value)))
+    return found
+
+
+def _among(
+    gap: Callable[[np.ndarray, int], float], bands: int
+) -> Callable[[np.ndarray], float]:
+    return lambda position: gap(position, bands)
+
+
+def _num_variables(problem: Problem) -> int:
+    rows = problem.bands - (problem.separation is None)
+    return rows * problem.workload.num_steps
+
+
+def _first_diagonals(problem: Problem, bands: int) -> np.ndarray:
+    """1 for variables of the first `bands` diagonals, else 0."""
+    diagonals = np.arange(int(problem.separation is None), problem.bands)
+    rows = (diagonals < bands).astype(np.float64)
+    return np.repeat(rows, problem.workload.num_steps)

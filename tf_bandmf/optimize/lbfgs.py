@@ -161,103 +161,140 @@ def minimize(
     Raises:
       ValueError: if the objective is not finite and positive at the start.
     """
-    began = time.perf_counter()
     start = np.asarray(start, np.float64)
-    initial = tf.constant(start)
-    evaluate = value_and_gradient(log_loss, start.size)
-    pairs = options.pairs(start.size)
-    del start
-    offset, gradient = evaluate(initial)
-    if not (np.isfinite(float(offset)) and np.all(np.isfinite(gradient))):
-        raise ValueError(
-            f"The objective must be finite and > 0 at the start, and so must be its "
-            f"gradient; found exp({float(offset)})."
-        )
+    minimizer = Minimizer(log_loss, start.size, options)
+    return minimizer.minimize(start, scale, gap, first_step)
 
-    steepest = scale * float(np.max(np.abs(gradient.numpy()), initial=0.0))
-    reduction = min(1.0, first_step / steepest) if steepest > 0.0 else 1.0
-    factor, tolerance = reduction * scale, reduction * options.gradient_tolerance
 
-    def scaled(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        value, gradient = evaluate(position)
-        return factor * (value - offset), factor * gradient
+class Minimizer:
+    """`minimize` of one function, traced once and run as often as wanted.
 
-    def begin(position: tf.Tensor) -> Any:
+    Tracing TFP's line search takes seconds: where many small problems are one function
+    of masked variables, that is most of the time.
+
+    Args:
+      log_loss: as for `minimize`; it may read variables that change between runs.
+      size: m.
+      options: when to stop.
+    """
+
+    def __init__(
+        self, log_loss: Callable[[tf.Tensor], tf.Tensor], size: int, options: Options
+    ) -> None:
+        self._options = options
+        self._pairs = options.pairs(size)
+        self._evaluate = value_and_gradient(log_loss, size)
+        self._advance = tf.function(self._steps, autograph=False)
+
+    def _steps(
+        self,
+        state: Any,
+        limit: tf.Tensor,
+        factor: tf.Tensor,
+        offset: tf.Tensor,
+        tolerance: tf.Tensor,
+    ) -> Any:
+        """L-BFGS up to `limit` iterations; from a state, or a position to begin at."""
+
+        def scaled(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            value, gradient = self._evaluate(position)
+            return factor * (value - offset), factor * gradient
+
+        at_start = isinstance(state, tf.Tensor)
         return tfp.optimizer.lbfgs_minimize(
             scaled,
-            initial_position=position,
-            num_correction_pairs=pairs,
-            tolerance=tolerance,
-            max_iterations=0,
-        )
-
-    @tf.function(autograph=False)
-    def advance(state: Any, limit: tf.Tensor) -> Any:
-        return tfp.optimizer.lbfgs_minimize(
-            scaled,
-            initial_position=None,
-            previous_optimizer_results=state,
+            initial_position=state if at_start else None,
+            previous_optimizer_results=None if at_start else state,
+            num_correction_pairs=self._pairs,
             tolerance=tolerance,
             max_iterations=limit,
         )
 
-    progress = _Progress(options.progress, options.max_iterations)
-    state = begin(initial)
-    del initial, gradient
-    # Iterations and evaluations before the last restart, and the value at it.
-    earlier, evaluations, restart_value = 0, 1, math.inf
-    certified: float | None = None
-    last_done, last_value = 0, math.inf
-    while True:
-        value = float(state.objective_value)
-        done = earlier + int(state.num_iterations)
-        norm = np.max(np.abs(state.objective_gradient.numpy()), initial=0.0)
-        norm = float(norm) / reduction
-        if gap is not None:
-            certified = gap(state.position.numpy())
-        progress.update(done, math.exp(float(offset) + value / factor), certified)
-        if certified is not None and certified <= options.gap_tolerance:
-            converged, message = True, f"certified gap <= {options.gap_tolerance:g}"
-            break
-        if norm <= options.gradient_tolerance * (1.0 + 1e-9):
-            converged = True
-            message = f"gradient norm <= {options.gradient_tolerance:g}"
-            break
-        decrease = (last_value - value) / factor
-        if done == last_done + _SEGMENT and decrease <= options.decrease_tolerance:
-            converged = True
-            message = (
-                f"relative decrease <= {options.decrease_tolerance:g} in {_SEGMENT} "
-                f"iterations"
+    def minimize(
+        self,
+        start: np.ndarray,
+        scale: float,
+        gap: Callable[[np.ndarray], float] | None = None,
+        first_step: float = math.inf,
+    ) -> OptimizationResult:
+        """See the function `minimize`."""
+        began = time.perf_counter()
+        options = self._options
+        initial = tf.constant(start, tf.float64)
+        del start
+        offset, gradient = self._evaluate(initial)
+        if not (np.isfinite(float(offset)) and np.all(np.isfinite(gradient))):
+            raise ValueError(
+                f"The objective must be finite and > 0 at the start, and so must be "
+                f"its gradient; found exp({float(offset)})."
             )
-            break
-        last_done, last_value = done, value
-        if bool(state.failed) or bool(state.converged):
-            # No step, or one without effect, and yet neither rule is met.
-            if not value < restart_value:
-                converged, message = False, "line search failed: no further decrease"
+
+        steepest = scale * float(np.max(np.abs(gradient.numpy()), initial=0.0))
+        reduction = min(1.0, first_step / steepest) if steepest > 0.0 else 1.0
+        factor = reduction * scale
+        tolerance = reduction * options.gradient_tolerance
+        scaling = (
+            tf.constant(factor, tf.float64),
+            offset,
+            tf.constant(tolerance, tf.float64),
+        )
+        progress = _Progress(options.progress, options.max_iterations)
+        state = self._steps(initial, tf.constant(0), *scaling)
+        del initial, gradient
+        # Iterations and evaluations before the last restart, and the value at it.
+        earlier, evaluations, restart_value = 0, 1, math.inf
+        certified: float | None = None
+        last_done, last_value = 0, math.inf
+        while True:
+            value = float(state.objective_value)
+            done = earlier + int(state.num_iterations)
+            norm = np.max(np.abs(state.objective_gradient.numpy()), initial=0.0)
+            norm = float(norm) / reduction
+            if gap is not None:
+                certified = gap(state.position.numpy())
+            progress.update(done, math.exp(float(offset) + value / factor), certified)
+            if certified is not None and certified <= options.gap_tolerance:
+                converged = True
+                message = f"certified gap <= {options.gap_tolerance:g}"
                 break
-            restart_value = value
-            earlier, evaluations = (
-                done,
-                evaluations + int(state.num_objective_evaluations),
-            )
-            state = begin(state.position)
-        if done >= options.max_iterations:
-            converged = False
-            message = f"stopped after max_iterations = {options.max_iterations}"
-            break
-        limit = min(done + _SEGMENT, options.max_iterations) - earlier
-        state = advance(state, tf.constant(limit, tf.int32))
-    progress.close()
-    return OptimizationResult(
-        position=state.position.numpy(),
-        converged=converged,
-        message=message,
-        value=math.exp(float(offset) + value / factor),
-        gradient_norm=norm,
-        num_iterations=done,
-        num_evaluations=evaluations + int(state.num_objective_evaluations),
-        seconds=time.perf_counter() - began,
-        optimality_gap=certified,
-    )
+            if norm <= options.gradient_tolerance * (1.0 + 1e-9):
+                converged = True
+                message = f"gradient norm <= {options.gradient_tolerance:g}"
+                break
+            decrease = (last_value - value) / factor
+            if done == last_done + _SEGMENT and decrease <= options.decrease_tolerance:
+                converged = True
+                message = (
+                    f"relative decrease <= {options.decrease_tolerance:g} in "
+                    f"{_SEGMENT} iterations"
+                )
+                break
+            last_done, last_value = done, value
+            if bool(state.failed) or bool(state.converged):
+                # No step, or one without effect, and yet neither rule is met.
+                if not value < restart_value:
+                    converged = False
+                    message = "line search failed: no further decrease"
+                    break
+                restart_value = value
+                earlier = done
+                evaluations += int(state.num_objective_evaluations)
+                state = self._steps(state.position, tf.constant(0), *scaling)
+            if done >= options.max_iterations:
+                converged = False
+                message = f"stopped after max_iterations = {options.max_iterations}"
+                break
+            limit = min(done + _SEGMENT, options.max_iterations) - earlier
+            state = self._advance(state, tf.constant(limit, tf.int32), *scaling)
+        progress.close()
+        return OptimizationResult(
+            position=state.position.numpy(),
+            converged=converged,
+            message=message,
+            value=math.exp(float(offset) + value / factor),
+            gradient_norm=norm,
+            num_iterations=done,
+            num_evaluations=evaluations + int(state.num_objective_evaluations),
+            seconds=time.perf_counter() - began,
+            optimality_gap=certified,
+        )

@@ -8,6 +8,7 @@ schedule makes `A C^-1` lose its Toeplitz structure; then the recursion of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Callable
 
 import numpy as np
@@ -132,12 +133,12 @@ def log_loss(
 def optimize(
     workload: Workload,
     objective: Objective,
-    start: np.ndarray,
+    starts: Sequence[np.ndarray],
     separation: int,
     participations: int,
     options: lbfgs.Options,
     inverse: bool = False,
-) -> tuple[np.ndarray, OptimizationResult]:
+) -> list[tuple[np.ndarray, OptimizationResult]]:
     """The Toeplitz coefficients with the smallest error at unit sensitivity.
 
     Minimized is the objective of the per-step errors times the squared norm of the sum
@@ -148,26 +149,33 @@ def optimize(
     Args:
       workload: A.
       objective: of the per-step squared errors.
-      start: coefficients to start from, shape [bands], the first one not zero.
-      separation: b.
+      starts: coefficients to start from, shape [bands], the first one not zero; for
+        each number of bands that is wanted.
+      separation: b; not less than the bands of any start if there are several.
       participations: k.
       options: when to stop.
       inverse: whether the coefficients are those of `C^-1` (BandInvMF,
         banded-inverse-square-root, section 5) and not those of `C`.
 
     Returns:
-      The coefficients, shape [bands], leading 1, and the result.
+      For each start the coefficients, shape [bands], leading 1, and the result.
     """
-    position = start[1:] / start[0]
-    result = None
-    for stage in objective.smooth_stages:
-        result = lbfgs.minimize(
-            log_loss(workload, stage, separation, participations, inverse),
-            position,
-            1.0,
-            options,
-            first_step=_FIRST_STEP,
-        )
-        position = result.position
-    assert result is not None
-    return np.concatenate([[1.0], result.position]), result
+    size = max(len(start) for start in starts) - 1
+    # Strategies with fewer bands are those whose last coefficients stay 0.
+    inside = tf.Variable(tf.ones([size], tf.float64), trainable=False)
+
+    def masked(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
+        loss = log_loss(workload, stage, separation, participations, inverse)
+        return lbfgs.Minimizer(lambda position: loss(position * inside), size, options)
+
+    minimizers = [masked(stage) for stage in objective.smooth_stages]
+    found = []
+    for start in starts:
+        bands = len(start)
+        inside.assign((np.arange(1, size + 1) < bands).astype(np.float64))
+        position = np.pad(start[1:] / start[0], [0, size + 1 - bands])
+        for minimizer in minimizers:
+            result = minimizer.minimize(position, 1.0, first_step=_FIRST_STEP)
+            position = result.position
+        found.append((np.concatenate([[1.0], position[: bands - 1]]), result))
+    return found

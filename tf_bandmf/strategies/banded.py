@@ -8,7 +8,10 @@ arXiv:2405.15913 (cited as scaling-up-dp-bandmf), section 3.1.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tf_bandmf import bands as bands_lib
 from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
@@ -20,6 +23,7 @@ from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
+    from tf_bandmf.optimize.result import OptimizationResult
 
 # From this many steps on, a better start than the square root pays for itself.
 _TOEPLITZ_START = 2048
@@ -84,13 +88,84 @@ def optimized_banded(
     Raises:
       ValueError: if an argument is out of range, or participation does not suit.
     """
+    (strategy,) = optimized_banded_family(
+        workload,
+        [bands],
+        objective=objective,
+        column_normalized=column_normalized,
+        participation=participation,
+        start=start,
+        max_iterations=max_iterations,
+        gap_tolerance=gap_tolerance,
+        gradient_tolerance=gradient_tolerance,
+        decrease_tolerance=decrease_tolerance,
+        correction_pairs=correction_pairs,
+        progress=progress,
+    )
+    return strategy
+
+
+def optimized_banded_family(  # noqa: D417
+    workload: Workload,
+    bands: Sequence[int],
+    *,
+    objective: ObjectiveLike = "mean",
+    column_normalized: bool = True,
+    participation: Participation | None = None,
+    start: Strategy | None = None,
+    max_iterations: int = 500,
+    gap_tolerance: float = 1e-5,
+    gradient_tolerance: float = 1e-5,
+    decrease_tolerance: float = 1e-9,
+    correction_pairs: int | None = None,
+    progress: bool | None = None,
+) -> list[Strategy]:
+    """`optimized_banded` for several numbers of bands, traced once for all.
+
+    Each takes the time and memory of the largest one to evaluate: for numbers that are
+    small, or close to one another.
+
+    Args:
+      bands: numbers of diagonals.
+      workload, objective, column_normalized, participation, start, max_iterations,
+        gap_tolerance, gradient_tolerance, decrease_tolerance, correction_pairs,
+        progress: as for `optimized_banded`.
+
+    Raises:
+      ValueError: as `optimized_banded`.
+    """
     from tf_bandmf.optimize import banded as problem
-    from tf_bandmf.optimize import banded_matrices, lbfgs, objectives
+    from tf_bandmf.optimize import lbfgs, objectives
 
     n = workload.num_steps
-    bands = optimized.check_bands(bands, n)
-    separation = None if column_normalized else _epoch(participation, bands, n)
+    counts = [optimized.check_bands(count, n) for count in bands]
+    separation = None
+    if not column_normalized:
+        separation = _epoch(participation, max(counts), n)
     goal = objectives.resolve(objective)
+    options = lbfgs.Options(
+        max_iterations=max_iterations,
+        gap_tolerance=gap_tolerance,
+        gradient_tolerance=gradient_tolerance,
+        decrease_tolerance=decrease_tolerance,
+        correction_pairs=correction_pairs,
+        progress=progress,
+    )
+    starts = [_start_columns(workload, start, count) for count in counts]
+    found = problem.optimize(workload, goal, starts, separation, options)
+    return [
+        _strategy(columns, bool(column_normalized), goal.name, result)
+        for columns, result in found
+    ]
+
+
+def _start_columns(
+    workload: Workload, start: Strategy | None, bands: int
+) -> np.ndarray:
+    """Columns [bands, n] to start from."""
+    from tf_bandmf.optimize import banded_matrices
+
+    n = workload.num_steps
     if start is None:
         start = _default_start(workload, bands)
     if start.num_steps != n:
@@ -102,29 +177,24 @@ def optimized_banded(
             f"start must be a banded strategy, found {start.family!r}, whose inverse "
             f"is the banded matrix."
         )
-    options = lbfgs.Options(
-        max_iterations=max_iterations,
-        gap_tolerance=gap_tolerance,
-        gradient_tolerance=gradient_tolerance,
-        decrease_tolerance=decrease_tolerance,
-        correction_pairs=correction_pairs,
-        progress=progress,
-    )
-    columns, result = problem.optimize(
-        workload,
-        goal,
-        optimized.fit_bands(
-            banded_matrices.columns_from_rows(bands_lib.as_rows(start.matrix)), bands
-        ),
-        separation,
-        options,
-    )
+    rows = bands_lib.as_rows(start.matrix)
+    return optimized.fit_bands(banded_matrices.columns_from_rows(rows), bands)
+
+
+def _strategy(
+    columns: np.ndarray,
+    column_normalized: bool,
+    objective_name: str,
+    result: OptimizationResult,
+) -> Strategy:
+    from tf_bandmf.optimize import banded_matrices
+
     rows = banded_matrices.rows_from_columns(columns).numpy()
     return Strategy(
         "banded",
         bands_lib.RowBanded(rows),
-        {"bands": bands, "column_normalized": bool(column_normalized)},
-        optimized.diagnostics(goal.name, result),
+        {"bands": len(columns), "column_normalized": column_normalized},
+        optimized.diagnostics(objective_name, result),
     )
 
 

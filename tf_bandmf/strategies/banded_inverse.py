@@ -74,10 +74,10 @@ def optimized_banded_inverse(
         gradient_tolerance=gradient_tolerance,
         progress=progress,
     )
-    coefficients, result = problem.optimize(
+    ((coefficients, result),) = problem.optimize(
         workload,
         goal,
-        initial,
+        [initial],
         participation.separation(),
         participation.participations(n),
         options,
