@@ -73,7 +73,7 @@ class PrivateTraining:
             steps left than asked for. Nothing was trained then.
         """
         optimizer = self._private_optimizer()
-        if private_state is not None or self._num_replicas > 1:
+        if private_state is not None or self._is_distributed:
             self._prepare(optimizer, x)
         if private_state is not None:
             _restore_backup(self, kwargs.get("callbacks"))
@@ -165,13 +165,12 @@ class PrivateTraining:
 
     def _prepare(self, optimizer: PrivateOptimizer, data: Any) -> None:
         """Builds model, optimizer, loss and metrics."""
-        replicas = self._num_replicas
-        if not self.built or replicas > 1:  # type: ignore[attr-defined]
+        if not self.built or self._is_distributed:  # type: ignore[attr-defined]
             batches = data.dataset() if isinstance(data, BatchSchedule) else data
             batch = next(iter(batches))
             self._build_for_training(batch)
         optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
-        if replicas > 1:
+        if self._is_distributed:
             with self.distribute_strategy.scope():  # type: ignore[attr-defined]
                 self._symbolic_build(data_batch=_contents(batch))  # type: ignore[attr-defined]
 
@@ -179,8 +178,13 @@ class PrivateTraining:
         self, iterator: Any = None, data_batch: Any = None
     ) -> None:
         """As Keras', which averages first batches of replicas as if of one size."""
-        if self._num_replicas == 1 or not self.optimizer.built:  # type: ignore[attr-defined]
+        if not (self._is_distributed and self.optimizer.built):  # type: ignore[attr-defined]
             super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
+
+    @property
+    def _is_distributed(self) -> bool:
+        """Whether the model was made within the scope of a distribution strategy."""
+        return self._distribute_strategy is not None  # type: ignore[attr-defined]
 
     @property
     def _num_replicas(self) -> int:
@@ -265,7 +269,7 @@ class PrivateTraining:
                 self._run_self_check(batch)
                 if not self._self_check_is_due:
                     break
-        if self._num_replicas > 1:
+        if self._is_distributed:
             dataset = self._distributed(schedule, taken)
         return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
 
@@ -318,7 +322,12 @@ class PrivateTraining:
         batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
         mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
         self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)  # type: ignore[attr-defined]
-        return self.compute_metrics(x, y, clipped.outputs, sample_weight)  # type: ignore[attr-defined]
+        logs = self.compute_metrics(x, y, clipped.outputs, sample_weight)  # type: ignore[attr-defined]
+        strategy = optimizer.strategy
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            # Keras takes the mean over workers along the first axis of whatever is here.
+            logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
+        return logs
 
     def _build_for_training(self, data: Any) -> None:
         if not self.built:  # type: ignore[attr-defined]

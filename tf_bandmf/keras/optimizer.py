@@ -359,7 +359,8 @@ def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:
         return replicas.all_reduce(tf.distribute.ReduceOp.SUM, mine)
 
     values = tf.constant(list(key.secret_bytes()), tf.int32)
-    shared = strategy.run(tf.function(first), args=(values,))
+    everywhere = tf.function(lambda: strategy.run(first, (values,)), autograph=False)
+    shared = everywhere()
     return NoiseKey(
         bytes(strategy.experimental_local_results(shared)[0].numpy().tolist())
     )

@@ -52,8 +52,9 @@ class SecretState:
         with tf.init_scope():
             self._steps = _per_replica(tf.constant(step, tf.int64))
             self._schedule_ids = _per_replica(tf.constant(schedule_id, tf.int64))
-            # A copy: TensorFlow may alias NumPy's memory.
-            keys = np.array(key.step_keys(generator.num_steps))
+            # Signed: workers cannot exchange unsigned numbers. A copy: TensorFlow may
+            # alias NumPy's memory.
+            keys = np.array(key.step_keys(generator.num_steps)).view(np.int64)
             self._step_keys = _per_replica(tf.constant(keys))
             shape = [generator.memory_vectors, generator.shard_size]
             self._buffers = _per_replica(tf.zeros(shape))
@@ -81,7 +82,7 @@ class SecretState:
     def secret_tensors(self) -> dict[str, np.ndarray]:
         """Keys of the steps and the kept vectors of this process' replicas."""
         return {
-            "step_keys": self._step_keys[0].numpy(),
+            "step_keys": self._step_keys[0].numpy().view(np.uint64),
             "buffer": np.concatenate([part.numpy() for part in self._buffers], axis=1),
         }
 
@@ -95,7 +96,7 @@ class SecretState:
           float32, shape [shard_size].
         """
         buffer, clock = _of_replica(self._buffers), _of_replica(self._steps)
-        keys = _of_replica(self._step_keys).value()
+        keys = tf.bitcast(_of_replica(self._step_keys).value(), tf.uint64)
         noise, update = self._generator.row(keys, buffer, step, replica_id())
         # The clock first: whatever is interrupted then leaves clock and weights at
         # different steps, and training on is refused.
