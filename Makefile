@@ -1,5 +1,7 @@
 # make demo and make test set up what they need, once, on a machine with Python 3.11.
 PYTHON ?= python3.11
+# Most of a test's time is tracing, which uses one processor.
+JOBS ?= 2
 PYTEST := -m pytest
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
@@ -11,10 +13,10 @@ demo: .venv/.installed
 test: test-main test-federated
 
 test-main: .venv/.installed
-	.venv/bin/python $(PYTEST) -m "not slow" tests
+	.venv/bin/python $(PYTEST) -n $(JOBS) -m "not slow" tests
 
 test-federated: .venv-federated/.installed
-	.venv-federated/bin/python $(PYTEST) -m "not slow" --ignore=tests/keras tests
+	.venv-federated/bin/python $(PYTEST) -n $(JOBS) -m "not slow" --ignore=tests/keras tests
 	cd federated && ../.venv-federated/bin/python $(PYTEST) -m "not slow" tests
 
 test-slow: .venv/.installed

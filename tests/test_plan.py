@@ -186,3 +186,15 @@ def test_a_plan_of_another_format_is_refused():
     config = {**tf_bandmf.plan("identity", **BUDGET, **DATA).to_config(), "format": 99}
     with pytest.raises(ValueError, match="format 99"):
         tf_bandmf.Plan.from_config(config)
+
+
+def test_invariant_3_a_bound_on_the_sensitivity_gives_a_bound_on_epsilon():
+    workload = workloads.prefix_sum(9)
+    strategy = strategies.bsr(workload, 4, column_normalized=True)
+    participation = MinSep(1, 9)
+    assert not strategy.sensitivity(participation).is_exact
+    plan = tf_bandmf.plan(
+        strategy, epsilon=2.0, delta=1e-5, num_steps=9, participation=participation
+    )
+    assert plan.kind == "bound"
+    assert "proven upper bound" in str(plan.statement())

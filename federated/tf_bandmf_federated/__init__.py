@@ -23,6 +23,20 @@ _MODULES = {
     "MinSepNoiseFactory": "aggregators",
     "CorrelatedNoiseSumQuery": "query",
     "HostNoise": "host_noise",
+    "MinSepDataSource": "data_source",
+    "MinSepIterator": "min_sep_iterator",
+    "Availability": "availability",
+    "Always": "availability",
+    "ByFunction": "availability",
+    "Independent": "availability",
+    "Diurnal": "availability",
+    "MeasuredParticipation": "accounting",
+    "MeasuredGuarantee": "accounting",
+    "measure_participation": "accounting",
+    "measured_guarantee": "accounting",
+    "privacy_report": "report",
+    "write_report": "report",
+    "OperatorStatements": "report",
 }
 
 __all__ = ["__version__", *_MODULES]

@@ -223,6 +223,7 @@ def test_invariant_11_without_the_private_file_it_refuses(
     [
         ("plan", "another plan"),
         ("optimizer", "another inner optimizer"),
+        ("loss", "another loss"),
         ("data", "other data"),
         ("weights", "does not know these weights"),
         ("new weights", "does not know these weights"),
@@ -236,7 +237,11 @@ def test_invariant_11_anything_else_than_the_run_is_refused(
     if change == "plan":
         plan = make_plan("bsr", epsilon=5.0, test_seed=None)
     inner = keras.optimizers.SGD(0.1, nesterov=change == "optimizer")
-    model = make_private_model(plan, inner)
+    changes = {}
+    if change == "loss":
+        loss = keras.losses.SparseCategoricalCrossentropy(True, reduction="sum")
+        changes["loss"] = loss
+    model = make_private_model(plan, inner, **changes)
     if change == "new weights":
         restored(model, weights)
         model.optimizer.inner_optimizer.iterations.assign(0)
@@ -252,6 +257,25 @@ def test_invariant_11_anything_else_than_the_run_is_refused(
         model.fit(plan.batches(x, y), private_state=path, verbose=0)
     for a, b in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_invariant_11_a_resumed_run_that_becomes_another_is_noticed(
+    data, make_plan, make_private_model, tmp_path
+):
+    plan, path = make_plan("bsr", test_seed=None), tmp_path / "run.private"
+    model = make_private_model(plan)
+    batches = list(model.begin_run(plan.batches(*data), path).dataset())
+    for step, batch in enumerate(batches[:4]):
+        model.save_weights(tmp_path / f"{step}.weights.h5")
+        model.train_on_batch(batch)
+    again = restored(make_private_model(plan), tmp_path / "1.weights.h5")
+    again.begin_run(plan.batches(*data), path)
+    again.train_on_batch(batches[1])
+    again.save_weights(tmp_path / "again.weights.h5")
+    again.set_weights([weight + 1e-3 for weight in again.get_weights()])
+    again.train_on_batch(batches[2])
+    with pytest.raises(RuntimeError, match="came to step 3 with other weights"):
+        again.save_weights(tmp_path / "again.weights.h5")
 
 
 def test_invariant_11_a_damaged_or_readable_file_is_refused(

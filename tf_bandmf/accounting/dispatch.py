@@ -128,9 +128,11 @@ class _Gaussian(Accountant):
     """No amplification: one Gaussian mechanism."""
 
     def __init__(self, strategy: Strategy, participation: Participation) -> None:
-        self._sensitivity = strategy.sensitivity(participation).value
-        is_bound = isinstance(participation, Shuffled)
-        self._name = SHUFFLED_NAME if is_bound else gaussian.NAME
+        sensitivity = strategy.sensitivity(participation)
+        self._sensitivity = sensitivity.value
+        is_shuffled = isinstance(participation, Shuffled)
+        self._name = SHUFFLED_NAME if is_shuffled else gaussian.NAME
+        is_bound = is_shuffled or not sensitivity.is_exact
         self._kind = "bound" if is_bound else "exact"
         self.claims = ((self._name, self._kind, ZERO_OUT),)
 

@@ -36,6 +36,16 @@ from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
 _FORMAT = 1
+# Keys of configurations whose values differ between models that are built alike.
+_NAMES = (
+    "name",
+    "build_config",
+    "inbound_nodes",
+    "input_layers",
+    "output_layers",
+    "seed",
+    "shared_object_id",
+)
 
 
 class PrivateRun:
@@ -51,7 +61,7 @@ class PrivateRun:
       resumed: whether the weights came from a checkpoint of the run.
     """
 
-    __slots__ = ("_buffer", "_header", "_model", "path", "resumed")
+    __slots__ = ("_buffer", "_header", "_model", "_unconfirmed", "path", "resumed")
 
     def __init__(self, path: str, model: Any) -> None:
         self.path = os.fspath(path)
@@ -59,6 +69,8 @@ class PrivateRun:
         self._header: dict[str, Any] = {}
         self._buffer: np.ndarray | None = None
         self.resumed = False
+        # Weights that the interrupted run had at steps which are taken again.
+        self._unconfirmed: dict[str, str] = {}
 
     def begin(self, schedule: BatchSchedule) -> BatchSchedule:
         """Begins the run, or resumes it if the file exists.
@@ -95,6 +107,7 @@ class PrivateRun:
             "num_parameters": optimizer.generator.num_parameters,
             "optimizer": _optimizer_digest(optimizer),
             "computation": _computation(self._model),
+            "model": _model_digest(self._model),
             "schedule_id": schedule.schedule_id,
             "sampler_seed": None if seed is None else seed.hex(),
             "key": optimizer.secret_state.key.secret_bytes().hex(),
@@ -108,7 +121,8 @@ class PrivateRun:
         """Writes down which weights the run has at this step: a checkpoint follows.
 
         Raises:
-          RuntimeError: if a step was interrupted.
+          RuntimeError: if a step was interrupted, or the run was resumed and is not the
+            same any more.
         """
         optimizer: PrivateOptimizer = self._model.optimizer
         state = optimizer.secret_state
@@ -118,7 +132,15 @@ class PrivateRun:
                 "A step was interrupted: these weights are of no step of the run, and "
                 "it could not be resumed from them."
             )
-        self._header["weights"][str(step)] = _weights_digest(self._model)
+        digest = _weights_digest(self._model)
+        if self._unconfirmed.pop(str(step), digest) != digest:
+            raise RuntimeError(
+                f"The resumed run came to step {step} with other weights than the run "
+                f"had before it was interrupted: what decides a step was changed, or is "
+                f"not deterministic. Share no model from after the interruption "
+                f"together with one from before: their noise is the same."
+            )
+        self._header["weights"][str(step)] = digest
         self._header["random_states"][str(step)] = [
             _value(variable).tolist() for variable in _random_states(self._model)
         ]
@@ -138,6 +160,11 @@ class PrivateRun:
                 "computation",
                 _computation(self._model),
                 "microbatch_size or XLA setting",
+            ),
+            (
+                "model",
+                _model_digest(self._model),
+                "loss, or layers with other settings",
             ),
         ):
             if header[name] != found:
@@ -181,6 +208,11 @@ class PrivateRun:
         pinned = schedule.schedule_id if step else -1
         with optimizer.strategy.scope():
             optimizer.adopt(SecretState(generator, key, step, pinned, buffer))
+        self._unconfirmed = {
+            later: digest
+            for later, digest in header["weights"].items()
+            if int(later) > step
+        }
         self.resumed = True
         return schedule
 
@@ -227,11 +259,12 @@ class PrivateRun:
         except BaseException:
             os.unlink(temporary)
             raise
-        directory = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        if os.name == "posix":
+            directory = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
 
     def __repr__(self) -> str:
         return "PrivateRun(<secret>)"
@@ -276,6 +309,29 @@ def _weights_digest(model: Any) -> str:
 def _computation(model: Any) -> list[Any]:
     """What decides how gradients are rounded: the same noise needs the same bits."""
     return [model._microbatch_size, bool(model.jit_compile), bool(model.run_eagerly)]
+
+
+def _model_digest(model: Any) -> str:
+    """Of the loss and of what the layers do, apart from names, which may change."""
+    config = model.get_compile_config() or {}
+    loss = [config.get("loss"), config.get("loss_weights")]
+    layers = [
+        [type(layer).__name__, layer.get_config()] for layer in model._flatten_layers()
+    ]
+    text = json.dumps(_without_names([loss, layers]), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_names(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without_names(item)
+            for key, item in value.items()
+            if key not in _NAMES and not callable(item)
+        }
+    if isinstance(value, (list, tuple)):
+        return [_without_names(item) for item in value]
+    return value
 
 
 def _optimizer_digest(optimizer: PrivateOptimizer) -> str:

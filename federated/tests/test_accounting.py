@@ -1,0 +1,247 @@
+"""From the record of a run to its guarantee."""
+
+import collections
+import itertools
+import math
+
+import hypothesis
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import strategies as st
+
+import tf_bandmf
+from tf_bandmf_federated import (
+    MeasuredParticipation,
+    measure_participation,
+    measured_guarantee,
+)
+
+N, B, K = 9, 3, 3
+
+
+def make_plan(mechanism="banded", b=B, k=K, n=N, **options):
+    if mechanism in ("banded", "bsr", "bisr"):
+        options.setdefault("bands", 3)
+    options.setdefault("noise_multiplier", 1.5)
+    return tf_bandmf.plan(
+        mechanism,
+        delta=1e-5,
+        num_steps=n,
+        participation=tf_bandmf.MinSep(b, k),
+        **options,
+    )
+
+
+PLAN = make_plan(l2_norm_clip=0.25)
+
+
+def measured(b, k, n=N):
+    """So many participations, so far apart, of one of two clients."""
+    return MeasuredParticipation(n, 2, b, k, k + 1)
+
+
+def delta_by_formula(sensitivity, stddev, epsilon):
+    """Balle and Wang, 2018, Theorem 8, in terms of the normal distribution."""
+    ratio = sensitivity / stddev
+    cdf = scipy.stats.norm.cdf
+    upper = cdf(ratio / 2 - epsilon / ratio)
+    return upper - math.exp(epsilon) * cdf(-ratio / 2 - epsilon / ratio)
+
+
+def patterns(n, b, k):
+    """Every set of at most k rounds, b or more apart; brute force."""
+    for size in range(1, k + 1):
+        for rounds in itertools.combinations(range(n), size):
+            if all(j - i >= b for i, j in itertools.pairwise(rounds)):
+                yield list(rounds)
+
+
+# --- What a record says.
+
+
+def test_measures_separation_and_participations():
+    record = {0: ["a", "b"], 2: ["c"], 4: ["a"], 5: ["b", "d"], 9: ["a"], 3: []}
+    assert measure_participation(record) == MeasuredParticipation(
+        num_rounds=10,
+        num_clients=4,
+        min_separation=4,
+        max_participations=3,
+        num_participations=7,
+    )
+    assert measure_participation(record, 20).num_rounds == 20
+    assert measure_participation(reversed(record.items())) == measure_participation(
+        record
+    )
+
+
+def test_nobody_twice_has_no_separation():
+    found = measure_participation([(0, "ab"), (1, "cd")])
+    assert found.min_separation is None
+    assert (found.max_participations, found.num_clients) == (1, 4)
+    nobody = measure_participation({}, 5)
+    assert (nobody.num_rounds, nobody.max_participations) == (5, 0)
+
+
+@hypothesis.settings(deadline=None, derandomize=True, max_examples=200)
+@hypothesis.given(st.lists(st.sets(st.integers(0, 5)), max_size=15))
+def test_measures_what_brute_force_measures(cohorts):
+    rounds = collections.defaultdict(list)
+    for round_number, cohort in enumerate(cohorts):
+        for client in cohort:
+            rounds[client].append(round_number)
+    gaps = [
+        abs(i - j)
+        for past in rounds.values()
+        for i, j in itertools.combinations(past, 2)
+    ]
+    assert measure_participation(enumerate(cohorts), 15) == MeasuredParticipation(
+        num_rounds=15,
+        num_clients=len(rounds),
+        min_separation=min(gaps, default=None),
+        max_participations=max(map(len, rounds.values()), default=0),
+        num_participations=sum(map(len, rounds.values())),
+    )
+
+
+def test_record_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="'a' is twice in round 1"):
+        measure_participation({0: ["b"], 1: ["a", "b", "a"]})
+    with pytest.raises(ValueError, match="Round 0 comes twice"):
+        measure_participation([(0, ["a"]), (0, ["b"])])
+    with pytest.raises(ValueError, match=r"-1 to 3, which must be in \[0, 4\)"):
+        measure_participation({-1: ["a"], 3: ["a"]})
+    with pytest.raises(ValueError, match=r"must be in \[0, 3\)"):
+        measure_participation({3: ["a"]}, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ((9, 2, None, 2, 3), "nobody took part twice"),
+        ((9, 2, 3, 1, 2), "nobody took part twice"),
+        ((9, 2, 0, 2, 3), "do not fit"),
+        ((9, 2, 5, 3, 4), "do not fit"),
+        ((9, 2, 3, 3, 3), "found 3"),
+        ((9, 2, 3, 3, 7), "found 7"),
+    ],
+)
+def test_measurement_that_contradicts_itself_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        MeasuredParticipation(*fields)
+
+
+# --- What it guarantees.
+
+
+@pytest.mark.parametrize("mechanism", ["banded", "bsr", "bisr", "lambda_cgd", "blt"])
+def test_measured_as_planned_is_the_planned_guarantee(mechanism):
+    plan = make_plan(mechanism, noise_multiplier=None, epsilon=2.0)
+    found = measured_guarantee(plan, measured(B, K))
+    assert found.is_within_plan
+    assert found.guarantee.epsilon == found.planned.epsilon
+    assert found.guarantee.zcdp_rho == pytest.approx(plan.zcdp_rho, rel=1e-12)
+    assert found.guarantee.epsilon == pytest.approx(plan.epsilon, rel=1e-9)
+    assert found.guarantee.epsilon <= plan.epsilon
+    assert found.sensitivity.value == pytest.approx(plan.sensitivity.value, rel=1e-12)
+    assert found.noise_multiplier == pytest.approx(plan.noise_multiplier, rel=1e-12)
+    other = measured_guarantee(plan, measured(B, K), delta=1e-7)
+    assert other.guarantee.epsilon == plan.guarantee_at(1e-7).epsilon > plan.epsilon
+
+
+@pytest.mark.parametrize(
+    ("b", "k"), [(4, 2), (8, 2), (3, 2), (3, 3), (2, 3), (1, 3), (2, 4), (1, 9)]
+)
+@pytest.mark.parametrize("plan", [PLAN, make_plan("bsr"), make_plan("lambda_cgd")])
+def test_invariant_3_is_that_of_the_worst_pattern_also_below_the_bands(plan, b, k):
+    # These strategies have no negative entries: the worst pattern has equal updates.
+    matrix = plan.strategy.matrix.to_dense()
+    assert np.all(matrix >= 0)
+    worst = max(
+        np.linalg.norm(matrix[:, rounds].sum(axis=1)) for rounds in patterns(N, b, k)
+    )
+    found = measured_guarantee(plan, measured(b, k))
+    assert found.participation == tf_bandmf.MinSep(b, k)
+    stddev = plan.noise_stddev / plan.l2_norm_clip
+    if found.guarantee.kind == "exact":
+        assert found.sensitivity.value == pytest.approx(worst, rel=1e-6)
+        delta = delta_by_formula(worst, stddev, found.guarantee.epsilon)
+        assert delta == pytest.approx(1e-5, rel=1e-4)
+        rho = worst**2 / (2 * stddev**2)
+        assert found.guarantee.zcdp_rho == pytest.approx(rho, rel=1e-6)
+    else:
+        assert found.guarantee.kind == "bound" and not found.sensitivity.is_exact
+        assert worst <= found.sensitivity.value * (1 + 1e-9) < 1.5 * worst
+
+
+def test_more_separation_gives_a_smaller_epsilon_and_less_a_larger_one():
+    def epsilon(b, k):
+        return measured_guarantee(PLAN, measured(b, k)).guarantee.epsilon
+
+    planned = PLAN.epsilon
+    assert epsilon(B, K) == pytest.approx(planned, rel=1e-9)
+    assert epsilon(4, 2) < planned  # longer apart: fewer fit
+    assert epsilon(B, 2) < planned
+    assert epsilon(2, K) > planned  # below the three bands: columns overlap
+    assert epsilon(1, K) > epsilon(2, K)
+    assert epsilon(2, 4) > epsilon(2, K)
+
+
+def test_only_what_keeps_the_participation_is_within_the_plan():
+    for b, k, expected in [(3, 3, True), (5, 2, True), (2, 2, False), (2, 4, False)]:
+        assert measured_guarantee(PLAN, measured(b, k)).is_within_plan == expected
+    once = measured_guarantee(PLAN, MeasuredParticipation(N, 5, None, 1, 5))
+    assert once.is_within_plan
+    limited = make_plan(k=2)
+    assert not measured_guarantee(limited, measured(3, 3)).is_within_plan
+    assert measured_guarantee(make_plan(k=None), measured(3, 3)).is_within_plan
+
+
+def test_nobody_twice_is_one_participation():
+    found = measured_guarantee(PLAN, MeasuredParticipation(N, 5, None, 1, 5))
+    # Columns of norm 1.
+    assert found.sensitivity.value == pytest.approx(1.0, rel=1e-6)
+    stddev = PLAN.noise_stddev / PLAN.l2_norm_clip
+    assert found.guarantee.zcdp_rho == pytest.approx(0.5 / stddev**2, rel=1e-6)
+
+
+def test_run_that_was_stopped_has_a_bound():
+    whole = measured_guarantee(PLAN, measured(B, 2))
+    stopped = measured_guarantee(PLAN, measured(B, 2, n=5))
+    assert (whole.guarantee.kind, stopped.guarantee.kind) == ("exact", "bound")
+    assert stopped.guarantee.epsilon == whole.guarantee.epsilon
+
+
+def test_bound_of_the_sensitivity_is_typed_as_a_bound():
+    found = measured_guarantee(PLAN, measured(1, 9))
+    assert not found.sensitivity.is_exact
+    assert found.guarantee.kind == "bound"
+    assert found.planned.kind == "exact"
+    crowded = make_plan("bsr", b=1, k=9, column_normalized=True)
+    found = measured_guarantee(crowded, measured(4, 2))
+    assert (found.planned.kind, found.guarantee.kind) == ("bound", "exact")
+
+
+def test_production_shape_with_a_separation_below_the_bands():
+    # amplified-banded-mf, section 6: 2000 rounds, 400 bands, b came out as 385.
+    plan = make_plan("bsr", b=400, k=5, n=2000, bands=400, column_normalized=True)
+    found = measured_guarantee(plan, MeasuredParticipation(2000, 9, 385, 5, 40))
+    assert not found.is_within_plan
+    assert plan.zcdp_rho < found.guarantee.zcdp_rho < 1.3 * plan.zcdp_rho
+
+
+def test_what_cannot_be_accounted_for_is_refused():
+    with pytest.raises(ValueError, match=r"num_rounds must be in \[1, 9\]"):
+        measured_guarantee(PLAN, measured(B, K, n=10))
+    with pytest.raises(ValueError, match="no participation"):
+        measured_guarantee(PLAN, MeasuredParticipation(N, 0, None, 0, 0))
+    with pytest.raises(ValueError, match="delta must be in"):
+        measured_guarantee(PLAN, measured(B, K), delta=1.0)
+    fixed = tf_bandmf.plan(
+        "identity",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        participation=tf_bandmf.FixedEpochOrder(30, 10, 3),
+    )
+    with pytest.raises(ValueError, match="needs participation=MinSep"):
+        measured_guarantee(fixed, measured(B, K))

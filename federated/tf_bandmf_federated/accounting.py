@@ -1,0 +1,218 @@
+"""Accounting for what happened: the guarantee of the participations that were measured.
+
+    measured = measure_participation({round: names of who took part})
+    found = measured_guarantee(plan, measured)
+
+After a run, the smallest separation b and the most participations k that were recorded of
+any device give the guarantee of the plan's strategy and noise under MinSep(b, k), as
+amplified-banded-mf reports its production run (section 6, App. K.1). Also where b came out
+below the number of bands: then columns that one device touches overlap, and the
+sensitivity is that of Theorem 3 (Alg. 4) or a sharper one; see `tf_bandmf.sensitivity`.
+
+What such a guarantee is worth:
+
+- Neighboring data differ in what one device sent, not in when it came (the papers'
+  adjacency: "the participation pattern does not change").
+- b and k are then the same for neighbors, but they are exact functions of when all the
+  devices came. That they become known is not covered. A plan's guarantee, enforced on the
+  devices, does not depend on them.
+- The record must have every contribution that entered a sum. One that has more, such as
+  devices that dropped out, gives a larger epsilon that holds as well.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Union
+
+from tf_bandmf import MinSep, Plan
+from tf_bandmf.accounting.dispatch import accountant_for
+from tf_bandmf.accounting.guarantee import Guarantee
+from tf_bandmf.participation.base import positive_int
+from tf_bandmf.sensitivity import Sensitivity
+from tf_bandmf_federated.plan_checks import check_plan
+
+Record = Union[
+    Mapping[int, Iterable[Hashable]], Iterable[tuple[int, Iterable[Hashable]]]
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredParticipation:
+    """What the record of a run says.
+
+    Attributes:
+      num_rounds: that were run, from round 0, with or without clients.
+      num_clients: different clients that took part.
+      min_separation: smallest j - i of two rounds i < j in which one client took part;
+        None if nobody took part twice.
+      max_participations: of the client that took part most often; 0 if nobody did.
+      num_participations: of all clients in all rounds.
+    """
+
+    num_rounds: int
+    num_clients: int
+    min_separation: int | None
+    max_participations: int
+    num_participations: int
+
+    def __post_init__(self) -> None:
+        b, k = self.min_separation, self.max_participations
+        if (b is None) != (k <= 1):
+            raise ValueError(
+                f"min_separation is None exactly if nobody took part twice, found "
+                f"min_separation = {b} and max_participations = {k}."
+            )
+        if b is not None and not 1 <= (k - 1) * b < self.num_rounds:
+            raise ValueError(
+                f"{k} participations that are {b} >= 1 rounds apart do not fit into "
+                f"{self.num_rounds} rounds."
+            )
+        least = self.num_clients + max(k - 1, 0)
+        most = self.num_clients * min(k, self.num_rounds)
+        if not 0 <= least <= self.num_participations <= most:
+            raise ValueError(
+                f"{self.num_clients} clients with at most {k} participations in "
+                f"{self.num_rounds} rounds have in [{least}, {most}] of them together, "
+                f"found {self.num_participations}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredGuarantee:
+    """The guarantee of a run as it was measured, beside the plan's.
+
+    Attributes:
+      plan: of the run.
+      measured: b and k, and the size of the record.
+      participation: MinSep of the measured b and k, that was accounted for.
+      sensitivity: of the plan's strategy under it; exact, or typed as a bound.
+      guarantee: (epsilon, delta) and rho of zCDP with the noise that the plan adds. Its
+        kind is "exact" for the mechanism under `participation` in all rounds of the
+        plan; "bound" if the sensitivity is one, or fewer rounds were run.
+      planned: the plan's guarantee at the same delta.
+    """
+
+    plan: Plan
+    measured: MeasuredParticipation
+    participation: MinSep
+    sensitivity: Sensitivity
+    guarantee: Guarantee
+    planned: Guarantee
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise per unit of the measured sensitivity."""
+        plan = self.plan
+        return plan.noise_stddev / (plan.l2_norm_clip * self.sensitivity.value)
+
+    @property
+    def is_within_plan(self) -> bool:
+        """Whether the record keeps the plan's participation.
+
+        If not, the plan's guarantee does not hold for the record, this one does.
+        """
+        plan, n = self.plan.participation, self.plan.num_steps
+        b, k = self.measured.min_separation, self.measured.max_participations
+        separated = b is None or b >= plan.separation()
+        return separated and k <= plan.participations(n)
+
+
+def measure_participation(
+    record: Record, num_rounds: int | None = None
+) -> MeasuredParticipation:
+    """Separation and participations of a record.
+
+    Args:
+      record: for each round, from 0, the names of the clients whose contribution entered
+        the sum; a mapping, or pairs of round and names. Rounds without clients may be
+        missing.
+      num_rounds: that were run; by default up to the last one of the record.
+
+    Raises:
+      ValueError: if a round is negative, past `num_rounds` or comes twice, or if a
+        client is twice in one round: its contribution was twice what a plan accounts
+        for.
+    """
+    pairs = record.items() if isinstance(record, Mapping) else record
+    cohorts: dict[int, list[Hashable]] = {}
+    for round_number, names in pairs:
+        if round_number in cohorts:
+            raise ValueError(f"Round {round_number} comes twice in the record.")
+        cohorts[round_number] = list(names)
+    last_of_record = max(cohorts, default=-1)
+    if num_rounds is None:
+        num_rounds = last_of_record + 1
+    if cohorts and not (min(cohorts) >= 0 and last_of_record < num_rounds):
+        raise ValueError(
+            f"The record has the rounds {min(cohorts)} to {last_of_record}, which must "
+            f"be in [0, {num_rounds})."
+        )
+    last: dict[Hashable, int] = {}
+    counts: collections.Counter[Hashable] = collections.Counter()
+    smallest: int | None = None
+    for round_number in sorted(cohorts):
+        for client in cohorts[round_number]:
+            if client in last:
+                gap = round_number - last[client]
+                if gap == 0:
+                    raise ValueError(
+                        f"Client {client!r} is twice in round {round_number}: its "
+                        f"contribution was twice what can be accounted for."
+                    )
+                smallest = gap if smallest is None else min(smallest, gap)
+            last[client] = round_number
+            counts[client] += 1
+    return MeasuredParticipation(
+        num_rounds=num_rounds,
+        num_clients=len(counts),
+        min_separation=smallest,
+        max_participations=max(counts.values(), default=0),
+        num_participations=sum(counts.values()),
+    )
+
+
+def measured_guarantee(
+    plan: Plan, measured: MeasuredParticipation, delta: float | None = None
+) -> MeasuredGuarantee:
+    """What the plan's strategy and noise give, as the devices took part.
+
+    Args:
+      plan: that the run followed in all but the participation.
+      measured: of the run.
+      delta: by default the plan's.
+
+    Raises:
+      TypeError, ValueError: if the plan is none for federated learning; if more rounds
+        were run than it has; if nobody took part, which needs no guarantee; if delta is
+        so large, or the noise so small, that epsilon is no positive number.
+    """
+    check_plan(plan, positive_int("num_rounds", measured.num_rounds))
+    if measured.max_participations == 0:
+        raise ValueError(
+            "The record has no participation: there is nothing to protect."
+        )
+    delta = plan.delta if delta is None else delta
+    n = plan.num_steps
+    # Who took part once has no separation: the largest is right.
+    separation = n if measured.min_separation is None else measured.min_separation
+    participation = MinSep(separation, measured.max_participations)
+    sensitivity = plan.strategy.sensitivity(participation)
+    accountant = accountant_for(plan.strategy, participation, None)
+    guarantee = accountant.guarantee(plan.noise_stddev / plan.l2_norm_clip, delta)
+    if not sensitivity.is_exact or measured.num_rounds < n:
+        guarantee = dataclasses.replace(guarantee, kind="bound")
+    planned = plan.guarantee_at(delta)
+    assert plan.sensitivity is not None  # a plan computes it
+    if not plan.sensitivity.is_exact:
+        planned = dataclasses.replace(planned, kind="bound")
+    return MeasuredGuarantee(
+        plan=plan,
+        measured=measured,
+        participation=participation,
+        sensitivity=sensitivity,
+        guarantee=guarantee,
+        planned=planned,
+    )
