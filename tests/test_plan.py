@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tf_bandmf
-from tf_bandmf import strategies
+from tf_bandmf import strategies, workloads
 from tf_bandmf.accounting import gaussian
 
 DATA = {"num_examples": 600, "batch_size": 60, "epochs": 5}
@@ -191,7 +191,7 @@ def test_a_plan_of_another_format_is_refused():
 def test_invariant_3_a_bound_on_the_sensitivity_gives_a_bound_on_epsilon():
     workload = workloads.prefix_sum(9)
     strategy = strategies.bsr(workload, 4, column_normalized=True)
-    participation = MinSep(1, 9)
+    participation = tf_bandmf.MinSep(1, 9)
     assert not strategy.sensitivity(participation).is_exact
     plan = tf_bandmf.plan(
         strategy, epsilon=2.0, delta=1e-5, num_steps=9, participation=participation
