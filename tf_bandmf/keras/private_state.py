@@ -274,13 +274,16 @@ class PrivateRun:
 
 
 def _replay(strategy: tf.distribute.Strategy, state: SecretState, steps: int) -> None:
-    @tf.function
-    def again(count: tf.Tensor) -> None:
-        def step() -> tf.Tensor:
-            return state.next_noise(tf.identity(state.step))[0]
+    def step() -> tf.Tensor:
+        return state.next_noise(tf.identity(state.step))[0]
 
-        for _ in tf.range(count):
-            strategy.run(step)
+    def once_more(done: tf.Tensor) -> tf.Tensor:
+        strategy.run(step)
+        return done + 1
+
+    @tf.function(autograph=False)
+    def again(count: tf.Tensor) -> None:
+        tf.while_loop(lambda done: done < count, once_more, [tf.constant(0)])
 
     again(tf.constant(steps))
 
