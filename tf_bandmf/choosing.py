@@ -28,6 +28,8 @@ DEFAULT_MEMORY_VECTORS = 31
 _MOST_REGENERATIONS = 31
 # Among mechanisms whose RMSE is within this factor the one that costs least is chosen.
 _AS_GOOD = 1.01
+# Time to read a kept vector in units of drawing one again: benchmarks/noise.py.
+_COST_OF_KEPT = 0.05
 # General columns are optimized for "auto" up to this much work, n * bands^2.
 _LARGEST_GENERAL_WORK = 2**22
 # Searches compare candidates by few draws, the same ones for all.
@@ -186,7 +188,10 @@ def _decide(
     as_good = [row for row in rows if value(row) <= _AS_GOOD * value(best)]
     chosen = min(
         as_good,
-        key=lambda row: (row.memory_vectors, row.regenerations_per_step, value(row)),
+        key=lambda row: (
+            row.regenerations_per_step + _COST_OF_KEPT * row.memory_vectors,
+            value(row),
+        ),
     )
     reason = f"Chosen: {chosen.mechanism}, {name} {value(chosen):.4g}, "
     if chosen is best:
@@ -202,8 +207,8 @@ def _decide(
     others = [row for row in rows if row is not chosen and row is not best]
     if others:
         second = min(others, key=value)
-        ratio = value(second) / value(chosen)
-        reason += f"; {second.mechanism} has {ratio:.3g} times its error"
+        more = 100.0 * (value(second) / value(chosen) - 1.0)
+        reason += f"; {second.mechanism} has {more:.2g}% more"
     return chosen.mechanism, reason + "."
 
 
