@@ -70,23 +70,29 @@ def _gap_function(
 ) -> Callable[[np.ndarray, int], float]:
     """Certified relative optimality gap at given variables among so many bands."""
 
-    @tf.function(autograph=False)
     def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         columns = problem.columns(position)
         return problem.errors(columns), tf.norm(columns, axis=0)
 
-    @tf.function(autograph=False)
     def gram_band(position: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         columns = problem.columns(position)
         rows = banded_matrices.times_inverse_workload(columns, problem.workload)
         strategy = banded_matrices.rows_from_columns(columns)
         return recursion.doubly_filtered_band(strategy, rows, weights)
 
+    # Concrete: TensorFlow would warn of retracing when several problems are solved.
+    position_spec = tf.TensorSpec([_num_variables(problem)], tf.float64)
+    weights_spec = tf.TensorSpec([problem.workload.num_steps], tf.float64)
+    traced = tf.function(evaluate, autograph=False)
+    compiled_errors = traced.get_concrete_function(position_spec)
+    traced = tf.function(gram_band, autograph=False)
+    compiled_band = traced.get_concrete_function(position_spec, weights_spec)
+
     def gap(position: np.ndarray, bands: int) -> float:
         variables = tf.constant(position)
-        errors, norms = (x.numpy() for x in evaluate(variables))
+        errors, norms = (x.numpy() for x in compiled_errors(variables))
         weights, offset = objective.support(errors)
-        band = gram_band(variables, tf.constant(weights)).numpy()
+        band = compiled_band(variables, tf.constant(weights)).numpy()
         groups = problem.separation or problem.workload.num_steps
         dual = certificate.dual_bound(band[:, :bands], norms, groups)
         bound = certificate.lower_bound(float(weights @ errors), dual) + offset

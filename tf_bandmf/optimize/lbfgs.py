@@ -127,12 +127,13 @@ def value_and_gradient(
         )
         return value, gradient
 
-    return tf.function(
-        evaluate,
-        input_signature=[tf.TensorSpec([size], tf.float64)],
-        autograph=False,
-        experimental_attributes={"_noinline": True},
+    function = tf.function(
+        evaluate, autograph=False, experimental_attributes={"_noinline": True}
     )
+    # Concrete: TensorFlow would warn of retracing when several problems are solved.
+    concrete: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    concrete = function.get_concrete_function(tf.TensorSpec([size], tf.float64))
+    return concrete
 
 
 def minimize(
@@ -184,7 +185,8 @@ class Minimizer:
         self._options = options
         self._pairs = options.pairs(size)
         self._evaluate = value_and_gradient(log_loss, size)
-        self._advance = tf.function(self._steps, autograph=False)
+        # Traced when the first state is known; concrete, see `value_and_gradient`.
+        self._advance: Callable[..., Any] | None = None
 
     def _steps(
         self,
@@ -285,7 +287,11 @@ class Minimizer:
                 message = f"stopped after max_iterations = {options.max_iterations}"
                 break
             limit = min(done + _SEGMENT, options.max_iterations) - earlier
-            state = self._advance(state, tf.constant(limit, tf.int32), *scaling)
+            operands = (state, tf.constant(limit, tf.int32), *scaling)
+            if self._advance is None:
+                traced = tf.function(self._steps, autograph=False)
+                self._advance = traced.get_concrete_function(*operands)
+            state = self._advance(*operands)
         progress.close()
         return OptimizationResult(
             position=state.position.numpy(),
