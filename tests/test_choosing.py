@@ -5,8 +5,9 @@ import pytest
 
 import tf_bandmf
 from tf_bandmf import band_search, calibrators, choosing, strategies, workloads
-from tf_bandmf.participation import BallsInBins, FixedEpochOrder
+from tf_bandmf.participation import BallsInBins, FixedEpochOrder, MinSep
 from tf_bandmf.schemes import SAMPLINGS, Scheme
+from tf_bandmf.strategies.toeplitz import optimized_toeplitz_family
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 WORKLOAD = workloads.prefix_sum(80)
@@ -171,3 +172,34 @@ def test_misuse_of_plan(options, message):
     data = {"num_examples": 2000, "batch_size": 100, "epochs": 4}
     with pytest.raises(ValueError, match=message):
         tf_bandmf.plan(**{**BUDGET, **data, **options})
+
+
+@pytest.mark.slow
+def test_doubling_epsilon_doubles_the_bands_and_doubling_epochs_halves_them():
+    """scaling-up-dp-bandmf, Fig. 3b, exactly: normalized Toeplitz strategies."""
+    n, counts = 4096, [2**i for i in range(9)]
+    workload = workloads.prefix_sum(n)
+    found = optimized_toeplitz_family(
+        workload, MinSep(512, 8), counts, column_normalized=True
+    )
+
+    def best(epochs, epsilon):
+        calibrate = calibrators.cyclic_poisson(n, epochs, epsilon, 1e-6)
+        participation = MinSep(n // epochs, epochs)
+
+        def amplified(strategy):
+            sensitivity = strategy.sensitivity(participation)
+            error = strategy.per_step_squared_error(workload).mean() ** 0.5
+            return error * calibrate(strategy, sensitivity).noise_stddev
+
+        return min(found, key=amplified).noise_bands
+
+    bands = {(k, eps): best(k, eps) for k in (4, 8, 16) for eps in (1.0, 2.0)}
+    assert bands == {
+        (4, 1.0): 32,
+        (4, 2.0): 64,
+        (8, 1.0): 16,
+        (8, 2.0): 32,
+        (16, 1.0): 8,
+        (16, 2.0): 16,
+    }
