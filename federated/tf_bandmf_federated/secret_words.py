@@ -1,7 +1,7 @@
 """Random words from the operating system, drawn by the graph that runs.
 
 TFF traces `initialize` once: randomness drawn in Python would become a constant of the
-graph, the same for every run. TensorFlow's own generators are seeded with 32 bits. So the
+graph, the same for every run. TensorFlow does not say how its generators are seeded. So the
 graph reads the operating system's random device, at every run anew.
 """
 
