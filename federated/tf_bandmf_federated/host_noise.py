@@ -10,14 +10,12 @@ from __future__ import annotations
 import collections
 import hashlib
 import io
-import os
-import tempfile
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf import Plan
+from tf_bandmf import Plan, private_files
 from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.noise import NoiseGenerator
 
@@ -67,6 +65,11 @@ class HostNoise:
         if self._key is None:
             return NoiseKey.for_testing(self._test_seed)  # type: ignore[arg-type]
         return self._key
+
+    @property
+    def has_issued(self) -> bool:
+        """Whether noise was handed out."""
+        return bool(self._issued)
 
     def run_key(self, run_id: int) -> NoiseKey:
         """The noise key of one run: one `initialize` of the process.
@@ -172,18 +175,8 @@ class HostNoise:
             "issued": np.array(list(self._issued.items()), np.int64).reshape(-1, 2),
             "buffer": self._buffer.numpy(),
         }
-        directory = os.path.dirname(os.path.abspath(path))
-        # mkstemp gives mode 0600.
-        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".noise-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                np.savez(file, **content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with private_files.replaced(path) as file:
+            np.savez(file, **content)
 
     @classmethod
     def load(cls, path: str, plan: Plan, num_parameters: int) -> HostNoise:
