@@ -27,9 +27,11 @@ What a saved state holds:
 from __future__ import annotations
 
 import collections
+import hashlib
 from collections.abc import Callable
 from typing import Any, Union
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -87,6 +89,32 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     def round_number(self, state: Any) -> int:
         """The round, from 0, that `next` runs on this state."""
         return int(find_aggregator(state)["round"])
+
+    def key_id(self, state: Any) -> int:
+        """A public number, positive, that tells the noise keys of runs apart."""
+        noise = find_aggregator(state)["noise"]
+        if self.host_noise is not None:
+            return self.host_noise.key_id(int(noise["run_id"]))
+        keys = np.asarray(noise["step_keys"]).tobytes()
+        digest = hashlib.sha256(b"key id" + keys).digest()
+        return (int.from_bytes(digest[:8], "little") >> 1) | 1
+
+    def use_noise_key(self, key: NoiseKey) -> None:
+        """Goes on with the key of an interrupted run; see `build_fed_avg`'s noise_key.
+
+        Raises:
+          ValueError: if the noise is not made by the host, or noise of another key was
+            already handed out by this process.
+        """
+        if self.host_noise is None:
+            raise ValueError("Only processes whose noise the host makes have a key.")
+        if self.host_noise.key.secret_bytes() == key.secret_bytes():
+            return
+        if self.host_noise.has_issued:
+            raise ValueError(
+                "This process handed out noise of another key already. Build a new one."
+            )
+        self.host_noise = HostNoise(self.plan, self.num_parameters, key)
 
     def prepare(self, state: Any, replay: bool = False) -> Any:
         """The state that `next` takes; see `HostNoise.prepare`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -126,6 +127,28 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
         if self._cohort is None:
             raise ValueError("Nothing was selected yet: there is nothing to repeat.")
         return self._datasets(self._cohort)
+
+    def count_round(self, clients: Sequence[str]) -> None:
+        """Counts these clients' participation in this round, without their data.
+
+        For a round that was begun with them before a restart and is not repeated.
+
+        Raises:
+          ValueError: if a name is unknown or comes twice; past the plan's last round.
+        """
+        if self._round >= self._source.plan.num_steps:
+            raise ValueError(f"Round {self._round} is past the plan's last one.")
+        numbers = {name: i for i, name in enumerate(self._source.client_ids)}
+        unknown = [name for name in clients if name not in numbers]
+        if unknown or len(set(clients)) != len(clients):
+            raise ValueError(
+                f"clients must be different names of this source's clients, found "
+                f"{(unknown or list(clients))[:3]}."
+            )
+        chosen = np.array([numbers[name] for name in clients], np.int64)
+        self._cohort = self._table.cohort(self._round, chosen)
+        self._table.record(self._cohort)
+        self._round += 1
 
     def skip_to(self, round_number: int) -> None:
         """Passes over rounds in which nobody takes part.

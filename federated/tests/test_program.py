@@ -1,0 +1,475 @@
+"""The training program: one release per round's noise, whatever ends it."""
+
+import asyncio
+import collections
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tf_bandmf
+from tf_bandmf_federated import (
+    Independent,
+    Ledger,
+    MinSepDataSource,
+    PrivateProgramStateManager,
+    build_fed_avg,
+    measured_guarantee,
+    train_model,
+)
+
+N, B = 5, 2
+CLIENTS_PER_ROUND = 2
+INPUT_SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1]))
+OPTIMIZER = tff.learning.optimizers.build_sgdm(0.1)
+SERVER = tff.learning.optimizers.build_sgdm(1.0, momentum=0.9)
+
+
+def make_plan(**options):
+    arguments = dict(noise_multiplier=0.5, delta=1e-5, num_steps=N, bands=2)
+    return tf_bandmf.plan(
+        "bsr", participation=tf_bandmf.MinSep(B, 3), **{**arguments, **options}
+    )
+
+
+def model_fn():
+    layer = tf.keras.layers.Dense(1, input_shape=(3,), kernel_initializer="zeros")
+    return tff.learning.models.from_keras_model(
+        tf.keras.Sequential([layer]),
+        loss=tf.keras.losses.MeanSquaredError(),
+        input_spec=INPUT_SPEC,
+    )
+
+
+def examples(client, shift=0.0):
+    rng = np.random.default_rng(client)
+    x = rng.normal(size=(8, 3)).astype(np.float32) + np.float32(shift)
+    return tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(4)
+
+
+def make_source(plan, num_clients=8, shift=0.0, **options):
+    clients = {f"c{i}": lambda i=i: examples(i, shift) for i in range(num_clients)}
+    options.setdefault("availability", Independent(0.9))
+    return MinSepDataSource(clients, plan, seed=3, **options)
+
+
+def build(plan, noise):
+    return build_fed_avg(
+        model_fn,
+        plan,
+        OPTIMIZER,
+        SERVER,
+        clients_per_round=CLIENTS_PER_ROUND,
+        noise=noise,
+    )
+
+
+PLAN = make_plan()
+# Each is built once: a restart in one process goes on with it. Real restarts, in new
+# processes, are in test_program_killed.
+PROCESSES = {place: build(PLAN, place) for place in ("state", "host")}
+
+
+class Crash(BaseException):
+    """What `except Exception` does not catch, as little as a kill."""
+
+
+class Models(tff.program.ReleaseManager):
+    """All releases, in their order; dies in the one that it is told to."""
+
+    def __init__(self, dies_before=None, dies_after=None):
+        self.releases = []
+        self._dies_before, self._dies_after = dies_before, dies_after
+
+    async def release(self, value, key):
+        if key == self._dies_before:
+            raise Crash
+        flat = np.concatenate([np.ravel(w) for w in value.trainable])
+        self.releases.append((key, flat.tobytes()))
+        if key == self._dies_after:
+            raise Crash
+
+
+class Metrics(tff.program.ReleaseManager):
+    def __init__(self):
+        self.releases = []
+
+    async def release(self, value, key):
+        self.releases.append((key, int(value["aggregator"]["contributing_clients"])))
+
+
+class States(PrivateProgramStateManager):
+    """Dies before or after a version is saved."""
+
+    def __init__(self, directory, dies_before=None, dies_after=None):
+        super().__init__(directory, keep_total=20)
+        self._dies_before, self._dies_after = dies_before, dies_after
+
+    async def save(self, program_state, version):
+        if version == self._dies_before:
+            raise Crash
+        await super().save(program_state, version)
+        if version == self._dies_after:
+            raise Crash
+
+
+def train(path, process, models=None, states=None, metrics=None, source=None, **more):
+    more.setdefault("clients_per_round", CLIENTS_PER_ROUND)
+    return asyncio.run(
+        train_model(
+            process,
+            source or make_source(PLAN),
+            private_dir=str(path),
+            model_output_manager=models,
+            train_metrics_manager=metrics,
+            program_state_manager=states,
+            **more,
+        )
+    )
+
+
+def ledger_of(path, process):
+    made_for = {
+        "plan": process.plan.fingerprint,
+        "num_parameters": process.num_parameters,
+        "noise": process.noise_place,
+    }
+    with Ledger(str(path / "ledger.jsonl"), made_for) as ledger:
+        return ledger.rounds
+
+
+@pytest.fixture(params=["state", "host"])
+def process(request):
+    return PROCESSES[request.param]
+
+
+def test_a_run_releases_every_model_and_measures_participation(tmp_path, process):
+    models, metrics = Models(), Metrics()
+    outcome = train(tmp_path, process, models, metrics=metrics)
+    assert [key for key, _ in models.releases] == list(range(1, N + 1))
+    assert [key for key, _ in metrics.releases] == list(range(1, N + 1))
+    assert len({weights for _, weights in models.releases}) == N
+    last = np.concatenate([np.ravel(w) for w in outcome.model_weights.trainable])
+    assert models.releases[-1][1] == last.tobytes()
+    assert outcome.skipped_rounds == ()
+    assert outcome.measured.num_rounds == N
+    assert outcome.measured.num_participations == N * CLIENTS_PER_ROUND
+    assert outcome.measured.min_separation >= B
+    found = measured_guarantee(PLAN, outcome.measured)
+    assert found.is_within_plan
+    # Done: once more does nothing, and releases nothing.
+    again = Models()
+    train(tmp_path, process, again)
+    assert again.releases == []
+
+
+def test_only_some_models_are_released(tmp_path):
+    models = Models()
+    train(tmp_path, PROCESSES["state"], models, release_every=3)
+    assert [key for key, _ in models.releases] == [3, N]
+
+
+def crashing(stage, tmp_path):
+    """Managers that die in the third round, at a stage of it."""
+    states, models = str(tmp_path / "states"), 3
+    return {
+        "result": (States(states, dies_before=models), Models()),
+        "saved": (States(states, dies_after=models), Models()),
+        "half released": (States(states), Models(dies_before=models)),
+        "released": (States(states), Models(dies_after=models)),
+    }[stage]
+
+
+@pytest.mark.parametrize("stage", ["result", "saved", "half released", "released"])
+def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
+    tmp_path, process, stage
+):
+    states, before = crashing(stage, tmp_path)
+    metrics = Metrics()
+    with pytest.raises(Crash):
+        train(tmp_path, process, before, states, metrics)
+    after = Models()
+    outcome = train(tmp_path, process, after, States(str(tmp_path / "states")), metrics)
+    assert outcome.skipped_rounds == ()
+    released = dict(before.releases)
+    for key, weights in after.releases:
+        assert released.setdefault(key, weights) == weights
+    assert sorted(released) == list(range(1, N + 1))
+    assert len(set(metrics.releases)) == N  # the same content, if twice
+    # The uninterrupted run, from the same first state and key.
+    straight = Models()
+    (tmp_path / "straight" / "states").mkdir(parents=True)
+    for name in ("states/state-00000000", "noise.key"):
+        if (tmp_path / name).exists():
+            (tmp_path / "straight" / name).write_bytes((tmp_path / name).read_bytes())
+            os.chmod(tmp_path / "straight" / name, 0o600)
+    if process.noise_place == "host":
+        process = build(PLAN, "host")  # this one handed out the noise already
+    train(tmp_path / "straight", process, straight)
+    assert dict(straight.releases) == released
+
+
+def test_a_round_that_failed_is_begun_again_with_the_same_cohort(
+    tmp_path, process, monkeypatch
+):
+    real, calls = process.next, []
+
+    def failing(state, data):
+        calls.append(data)
+        if len(calls) == 2:
+            raise RuntimeError("the workers are gone")
+        return real(state, data)
+
+    failing.type_signature = real.type_signature
+    monkeypatch.setattr(type(process), "next", property(lambda self: failing))
+    models = Models()
+    with pytest.raises(RuntimeError, match="workers are gone"):
+        train(tmp_path, process, models)
+    train(tmp_path, process, models)
+    assert [key for key, _ in models.releases] == list(range(1, N + 1))
+    assert [known.starts for known in ledger_of(tmp_path, process).values()] == [
+        1,
+        2,
+        1,
+        1,
+        1,
+    ]
+
+
+def interrupted(path, process):
+    """A run that died when the result of its third round (2) was known, not saved."""
+    states = States(str(path / "states"), dies_before=3)
+    models = Models()
+    with pytest.raises(Crash):
+        train(path, process, models, states)
+    return models
+
+
+@pytest.mark.parametrize("change", ["data", "clients per round", "told to skip"])
+def test_a_round_that_cannot_be_repeated_is_skipped(tmp_path, process, change):
+    before = interrupted(tmp_path, process)
+    options = {
+        "data": dict(source=make_source(PLAN, shift=0.5)),
+        "clients per round": dict(clients_per_round=1),
+        "told to skip": dict(interrupted_round="skip"),
+    }[change]
+    cohort = ledger_of(tmp_path, process)[2].cohort
+    after, states = Models(), tmp_path / "states"
+    outcome = train(tmp_path, process, after, States(str(states)), **options)
+    assert outcome.skipped_rounds == (2,)
+    assert [key for key, _ in before.releases + after.releases] == [1, 2, 4, 5]
+    known = ledger_of(tmp_path, process)
+    assert known[2].skipped_because and not known[2].is_released
+    # Its clients count, and stay away for b rounds.
+    assert not set(cohort) & set(known[3].cohort)
+    assert outcome.measured.num_participations == sum(
+        len(record.cohort) for record in known.values()
+    )
+    assert outcome.measured.min_separation >= B
+    # It stays skipped, also if the state before it comes back.
+    for path in states.iterdir():
+        if path.name != "state-00000002":
+            path.unlink()
+    again = Models()
+    outcome = train(tmp_path, process, again, **options)
+    assert outcome.skipped_rounds[0] == 2
+    released = dict(before.releases + after.releases)
+    assert all(released[key] == weights for key, weights in again.releases)
+
+
+def test_noise_of_a_skipped_round_is_not_in_the_next_model(tmp_path):
+    """The rows of noise after a skipped round are the plan's, with that row left out."""
+    plan = make_plan(test_seed=7)
+    process = build_fed_avg(
+        model_fn, plan, OPTIMIZER, clients_per_round=2, noise="state"
+    )
+    source = make_source(plan, num_clients=8, on_shortage="fewer", availability=nobody)
+    states = States(str(tmp_path / "states"), dies_before=3)
+    models = Models()
+    with pytest.raises(Crash):
+        train(tmp_path, process, models, states, source=source)
+    train(tmp_path, process, models, source=source, interrupted_round="skip")
+    generator = tf_bandmf.noise.NoiseGenerator(plan.strategy, 4)
+    kept = generator.initial_state(tf_bandmf.key_schedule.NoiseKey.for_testing(7))
+    expected = {}
+    total = np.zeros(4, np.float32)
+    for step in range(N):
+        row, kept = generator.next(kept, tf.constant(step))
+        if step != 2:
+            total = total - plan.noise_stddev * row.numpy() / 2
+            expected[step + 1] = total
+    assert sorted(expected) == [key for key, _ in models.releases]
+    for key, weights in models.releases:
+        found = np.frombuffer(weights, np.float32)
+        np.testing.assert_allclose(found, expected[key], rtol=1e-4, atol=1e-5)
+
+
+def nobody(round_number, client):
+    return False
+
+
+def test_an_older_state_is_brought_forward_with_the_same_releases(tmp_path, process):
+    states = str(tmp_path / "states")
+    first = Models()
+    train(tmp_path, process, first, States(states))
+    for version in (2, 3, 4, 5):
+        os.unlink(os.path.join(states, f"state-{version:08d}"))
+    again = Models()
+    outcome = train(tmp_path, process, again, States(states))
+    assert again.releases == first.releases[1:]
+    assert outcome.skipped_rounds == ()
+
+
+def test_an_older_state_and_other_data_release_nothing_more(tmp_path, process):
+    states = str(tmp_path / "states")
+    train(tmp_path, process, Models(), States(states), total_rounds=4)
+    for version in (2, 3, 4):
+        os.unlink(os.path.join(states, f"state-{version:08d}"))
+    again = Models()
+    other = make_source(PLAN, shift=1.0)
+    outcome = train(tmp_path, process, again, States(states), source=other)
+    assert outcome.skipped_rounds == (1, 2, 3)
+    assert [key for key, _ in again.releases] == [5]
+
+
+def test_missing_or_damaged_files_are_refused(tmp_path, process):
+    states = tmp_path / "states"
+    train(tmp_path, process, Models(), total_rounds=3)
+    ledger = (tmp_path / "ledger.jsonl").read_bytes()
+    newest = sorted(states.iterdir())[-1]
+    content = newest.read_bytes()
+
+    newest.write_bytes(content[:-1] + b"\1")
+    with pytest.raises(ValueError, match="damaged"):
+        train(tmp_path, process)
+    newest.write_bytes(content)
+
+    (tmp_path / "ledger.jsonl").unlink()
+    with pytest.raises(ValueError, match="one of the two was replaced"):
+        train(tmp_path, process)
+    (tmp_path / "ledger.jsonl").write_bytes(ledger)
+    os.chmod(tmp_path / "ledger.jsonl", 0o600)
+
+    lines = ledger.split(b"\n")
+    (tmp_path / "ledger.jsonl").write_bytes(b"\n".join(lines[:-4]) + b"\n")
+    with pytest.raises(ValueError, match="one of the two was replaced"):
+        train(tmp_path, process)
+    (tmp_path / "ledger.jsonl").write_bytes(ledger)
+
+    for path in states.iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match="no state of the run is there"):
+        train(tmp_path, process)
+
+
+def test_a_missing_key_of_the_host_is_refused(tmp_path):
+    train(tmp_path, PROCESSES["host"], total_rounds=2)
+    (tmp_path / "noise.key").unlink()
+    with pytest.raises(ValueError, match="noise key is not at"):
+        train(tmp_path, build(PLAN, "host"))
+
+
+def test_another_plan_or_place_of_the_noise_is_refused(tmp_path):
+    train(tmp_path, PROCESSES["host"], total_rounds=2)
+    with pytest.raises(ValueError, match="of another run"):
+        train(tmp_path, PROCESSES["state"])
+    other = make_plan(noise_multiplier=2.0)
+    with pytest.raises(ValueError, match="of another run"):
+        train(tmp_path, build(other, "host"), source=make_source(other))
+    with pytest.raises(ValueError, match="of one plan"):
+        train(tmp_path / "new", build(other, "host"))
+
+
+def test_another_run_s_state_is_refused(tmp_path, process):
+    place = process.noise_place
+    for name in ("one", "two"):
+        train(tmp_path / name, build(PLAN, place), total_rounds=2)
+    for path in (tmp_path / "one" / "states").iterdir():
+        content = (tmp_path / "two" / "states" / path.name).read_bytes()
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match="another noise key"):
+        train(tmp_path / "one", build(PLAN, place))
+
+
+def test_two_programs_of_one_run_are_refused(tmp_path):
+    process = PROCESSES["state"]
+    made_for = {"plan": "another"}
+    tmp_path.joinpath("run").mkdir()
+    with Ledger(str(tmp_path / "run" / "ledger.jsonl"), made_for):
+        with pytest.raises(BlockingIOError, match="Another program"):
+            train(tmp_path / "run", process)
+
+
+def test_too_few_clients_lose_nothing(tmp_path):
+    process = PROCESSES["state"]
+    poor = make_source(PLAN, num_clients=3, availability=None)
+    models = Models()
+    with pytest.raises(ValueError, match="Round 1 needs 2 clients"):
+        train(tmp_path, process, models, source=poor)
+    assert sorted(ledger_of(tmp_path, process)) == [0]
+    # Fewer clients will do.
+    train(tmp_path, process, models, source=poor, clients_per_round=1)
+    assert [key for key, _ in models.releases] == list(range(1, N + 1))
+
+
+def test_too_many_rounds_and_wrong_arguments_are_refused(tmp_path):
+    process = PROCESSES["state"]
+    with pytest.raises(ValueError, match="More rounds need a new plan"):
+        train(tmp_path, process, total_rounds=N + 1)
+    with pytest.raises(TypeError, match="build_fed_avg"):
+        train(tmp_path, "process")
+    with pytest.raises(TypeError, match="MinSepDataSource"):
+        train(tmp_path, process, source=[1])
+    with pytest.raises(ValueError, match="interrupted_round"):
+        train(tmp_path, process, interrupted_round="retry")
+    with pytest.raises(ValueError, match="release_every"):
+        train(tmp_path, process, release_every=0)
+
+
+def test_files_are_private_and_releases_hold_no_secret(tmp_path):
+    process = build(PLAN, "host")
+    released = tmp_path / "released"
+    manager = tff.program.SavedModelFileReleaseManager(str(released), "model_")
+    train(tmp_path / "run", process, manager, total_rounds=2)
+    for path in (tmp_path / "run").rglob("*"):
+        mode = path.stat().st_mode & 0o777
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+    secret = process.host_noise.key.secret_bytes()
+    assert secret in (tmp_path / "run" / "noise.key").read_bytes()
+    for path in released.rglob("*"):
+        assert path.is_dir() or secret not in path.read_bytes()
+
+
+def test_it_runs_in_a_federated_context_of_tff_s_programs(tmp_path):
+    process, models = PROCESSES["state"], Models()
+    context = tff.program.NativeFederatedContext(
+        tff.backends.native.create_async_local_cpp_execution_context()
+    )
+    with tff.framework.get_context_stack().install(context):
+        train(tmp_path, process, models, total_rounds=2)
+    # It goes on in another context, as the same run.
+    train(tmp_path, process, models)
+    assert [key for key, _ in models.releases] == list(range(1, N + 1))
+
+
+def test_metrics_of_every_structure_are_kept(tmp_path):
+    process = build_fed_avg(
+        model_fn,
+        PLAN,
+        OPTIMIZER,
+        clients_per_round=2,
+        metrics_aggregator=tff.learning.metrics.sum_then_finalize,
+    )
+    states, models = States(str(tmp_path / "states"), dies_after=2), Models()
+    with pytest.raises(Crash):
+        train(tmp_path, process, models, states)
+    metrics = collections.deque()
+
+    class Recorded(tff.program.ReleaseManager):
+        async def release(self, value, key):
+            metrics.append((key, value["client_work"]["train"]["num_examples"]))
+
+    train(tmp_path, process, models, metrics=Recorded(), total_rounds=2)
+    assert list(metrics) == [(2, 16)]

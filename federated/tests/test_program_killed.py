@@ -1,0 +1,181 @@
+"""kill -9 at every stage of a round: the releases are those of the run without kills."""
+
+import asyncio
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+# A child process per kill; each is killed in the round of its number.
+STAGES = (
+    "before next",
+    "after next",
+    "before the state is saved",
+    "before the state has its name",
+    "after the state is saved",
+    "before the model is released",
+    "after the model is released",
+)
+
+
+def test_kill_at_every_stage(tmp_path):
+    # A session of its own: TFF's workers, which outlive who is killed, are ended with it.
+    with open(tmp_path / "errors", "w") as errors:
+        driver = subprocess.Popen(
+            [sys.executable, __file__, str(tmp_path)],
+            stdout=errors,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            driver.wait(timeout=400)
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+    assert driver.returncode == 0, (tmp_path / "errors").read_text()
+    killed, straight = (releases_of(tmp_path / name) for name in ("killed", "straight"))
+    # Twice released were only rounds whose program died in the release or after it.
+    assert len(straight) == len(set(straight)) == len(STAGES) + 1
+    assert set(killed) == set(straight)
+    assert len(killed) == len(straight) + 1
+
+
+def releases_of(folder):
+    return (folder / "released").read_text().splitlines()
+
+
+def main(folder):
+    killed, straight = folder / "killed", folder / "straight"
+    killed.mkdir()
+    for number, stage in enumerate(STAGES):
+        status = in_a_child(lambda n=number, s=stage: train(killed, n, s))
+        if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
+            raise SystemExit(f"The child of {stage!r} ended with status {status}.")
+        if number == 0:  # what makes a run the same: first state and key
+            straight.joinpath("states").mkdir(parents=True)
+            for name in ("states/state-00000000", "noise.key"):
+                shutil.copy(killed / name, straight / name)
+    for folder in (killed, straight):
+        status = in_a_child(lambda folder=folder: train(folder))
+        if status:
+            raise SystemExit(f"The child that ends the run had status {status}.")
+
+
+def in_a_child(function):
+    """The wait status of a forked process; TensorFlow must not be in use here yet."""
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(folder, dying_round=None, stage=None):
+    """A run, or its continuation, that kills itself in a stage of a round."""
+    # The default one has a thread, which a forked process lacks.
+    tff.backends.native.set_sync_local_cpp_execution_context()
+    plan = tf_bandmf.plan(
+        "banded",
+        bands=3,
+        noise_multiplier=0.5,
+        delta=1e-5,
+        num_steps=len(STAGES) + 1,
+        participation=tf_bandmf.MinSep(2, 4),
+    )
+    process = build_fed_avg(
+        model_fn,
+        plan,
+        tff.learning.optimizers.build_sgdm(0.1),
+        clients_per_round=2,
+        noise="host",
+    )
+    clients = {f"c{i}": lambda i=i: examples(i) for i in range(6)}
+    source = MinSepDataSource(clients, plan, seed=3, availability=Independent(0.9))
+
+    def is_now(which, rounds_done):
+        return which == stage and rounds_done == dying_round + 1
+
+    class Models(tff.program.ReleaseManager):
+        async def release(self, value, key):
+            if is_now("before the model is released", key):
+                die()
+            weights = b"".join(np.asarray(w).tobytes() for w in value.trainable)
+            with open(folder / "released", "a") as file:
+                file.write(f"{key} {weights.hex()}\n")
+            if is_now("after the model is released", key):
+                die()
+
+    class States(PrivateProgramStateManager):
+        async def save(self, program_state, version):
+            if is_now("before the state is saved", version):
+                die()
+            if is_now("before the state has its name", version):
+                os.replace = lambda *names: die()
+            await super().save(program_state, version)
+            if is_now("after the state is saved", version):
+                die()
+
+    real = process.next
+
+    def next_round(state, data):
+        if is_now("before next", process.round_number(state) + 1):
+            die()
+        output = real(state, data)
+        if is_now("after next", process.round_number(output.state)):
+            die()
+        return output
+
+    next_round.type_signature = real.type_signature
+    type(process).next = property(lambda self: next_round)
+    asyncio.run(
+        train_model(
+            process,
+            source,
+            private_dir=str(folder),
+            clients_per_round=2,
+            model_output_manager=Models(),
+            program_state_manager=States(str(folder / "states"), keep_total=20),
+        )
+    )
+
+
+def model_fn():
+    layer = tf.keras.layers.Dense(1, input_shape=(3,), kernel_initializer="zeros")
+    return tff.learning.models.from_keras_model(
+        tf.keras.Sequential([layer]),
+        loss=tf.keras.losses.MeanSquaredError(),
+        input_spec=(tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1])),
+    )
+
+
+def examples(client):
+    x = np.random.default_rng(client).normal(size=(8, 3)).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(4)
+
+
+if __name__ == "__main__":
+    import numpy as np
+    import tensorflow as tf
+    import tensorflow_federated as tff
+
+    import tf_bandmf
+    from tf_bandmf_federated import (
+        Independent,
+        MinSepDataSource,
+        PrivateProgramStateManager,
+        build_fed_avg,
+        train_model,
+    )
+
+    main(pathlib.Path(sys.argv[1]))
