@@ -52,10 +52,10 @@ def mlp() -> keras.Model:
 def cnn() -> keras.Model:
     """0.29 million parameters."""
     blocks: list[Any] = [keras.Input((32, 32, 3))]
-    for filters in (32, 64, 64):
+    for filters in (32, 64, 128):
         blocks.append(layers.Conv2D(filters, 3, padding="same", activation="relu"))
         blocks.append(layers.MaxPooling2D())
-    dense = [layers.Flatten(), layers.Dense(224, "relu"), layers.Dense(10)]
+    dense = [layers.Flatten(), layers.Dense(96, "relu"), layers.Dense(10)]
     return keras.Sequential(blocks + dense)
 
 
