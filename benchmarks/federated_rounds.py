@@ -13,7 +13,6 @@ gives peak resident memory of Python and of TFF's worker.
 from __future__ import annotations
 
 import argparse
-import atexit
 import json
 import os
 import platform
@@ -36,13 +35,6 @@ NUM_CLIENTS, BATCH, NUM_ROUNDS = 20, 10, 2000
 SEPARATION, PARTICIPATIONS = 400, 5
 
 Round = Callable[[], None]
-
-
-def end_workers() -> None:
-    """TFF's workers outlive Python and keep the terminal's pipe open."""
-    for child in psutil.Process().children(recursive=True):
-        if "worker_binary" in child.name():
-            child.terminate()
 
 
 def model_fn(width: int, outputs: int) -> Callable[[], Any]:
@@ -235,7 +227,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="of --production")
     parser.add_argument("--of", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    atexit.register(end_workers)
+    tf_bandmf_federated.use_local_workers()
     size = (options.width, options.outputs)
     if options.of:
         report_memory(options.of, *size)

@@ -1,14 +1,5 @@
-"""TFF's worker processes must not outlive the tests: they keep stdout open."""
+"""TFF's worker must not outlive the tests: it would keep their output open."""
 
-import atexit
+import tf_bandmf_federated
 
-import psutil
-
-
-def _end_workers() -> None:
-    for child in psutil.Process().children(recursive=True):
-        if "worker_binary" in child.name():
-            child.terminate()
-
-
-atexit.register(_end_workers)
+tf_bandmf_federated.use_local_workers()

@@ -21,7 +21,6 @@ STAGES = (
 
 
 def test_kill_at_every_stage(tmp_path):
-    # A session of its own: TFF's workers, which outlive who is killed, are ended with it.
     with open(tmp_path / "errors", "w") as errors:
         driver = subprocess.Popen(
             [sys.executable, __file__, str(tmp_path)],
@@ -31,8 +30,9 @@ def test_kill_at_every_stage(tmp_path):
         )
         try:
             driver.wait(timeout=400)
-        finally:
+        except subprocess.TimeoutExpired:
             os.killpg(driver.pid, signal.SIGKILL)
+            raise
     assert driver.returncode == 0, (tmp_path / "errors").read_text()
     killed, straight = (releases_of(tmp_path / name) for name in ("killed", "straight"))
     # Twice released were only rounds whose program died in the release or after it.
@@ -83,8 +83,8 @@ def die():
 
 def train(folder, dying_round=None, stage=None):
     """A run, or its continuation, that kills itself in a stage of a round."""
-    # The default one has a thread, which a forked process lacks.
-    tff.backends.native.set_sync_local_cpp_execution_context()
+    # TFF's default context has a thread, which a forked process lacks.
+    use_local_workers()
     plan = tf_bandmf.plan(
         "banded",
         bands=3,
@@ -176,6 +176,7 @@ if __name__ == "__main__":
         PrivateProgramStateManager,
         build_fed_avg,
         train_model,
+        use_local_workers,
     )
 
     main(pathlib.Path(sys.argv[1]))
