@@ -1,0 +1,181 @@
+"""The mechanisms of the comparison, each as a learning process at one (epsilon, delta)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import language_model
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tf_bandmf
+import tf_bandmf_federated
+
+TITLES = {
+    "none": "clipped, without noise",
+    "identity": "DP-FedAvg",
+    "tree": "TFF's tree aggregation",
+    "lambda_cgd": "λCGD",
+    "bisr": "BISR",
+    "banded": "banded MF",
+}
+MOMENTUM = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all mechanisms have in common; l2_norm_clip is of a device's update."""
+
+    epsilon: float
+    delta: float
+    rounds: int
+    clients_per_round: int
+    min_separation: int
+    l2_norm_clip: float
+    client_learning_rate: float
+    server_learning_rate: float
+
+    # A setting lives as long as the program.
+    @functools.cache  # noqa: B019
+    def plan(
+        self, mechanism: str | tf_bandmf.Strategy, epsilon: float | None = None
+    ) -> tf_bandmf.Plan:
+        """The plan of a mechanism, at this setting's epsilon by default."""
+        bands = {"bands": self.min_separation} if mechanism == "banded" else {}
+        return tf_bandmf.plan(
+            mechanism,
+            epsilon=self.epsilon if epsilon is None else epsilon,
+            delta=self.delta,
+            num_steps=self.rounds,
+            participation=tf_bandmf.MinSep(self.min_separation),
+            batch_size=self.clients_per_round,
+            momentum=MOMENTUM,
+            l2_norm_clip=self.l2_norm_clip,
+            **bands,
+        )
+
+    def client_optimizer(self) -> tff.learning.optimizers.Optimizer:
+        return tff.learning.optimizers.build_sgdm(self.client_learning_rate)
+
+    def server_optimizer(self) -> tff.learning.optimizers.Optimizer:
+        return tff.learning.optimizers.build_sgdm(
+            self.server_learning_rate, momentum=MOMENTUM
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """A mechanism, ready to run.
+
+    Attributes:
+      name: a key of `TITLES`.
+      plan: its guarantee. Of "none": only how devices may come.
+      process: a learning process.
+      prepare: to be called on the state before every round.
+      data: of the selected, tagged data: what the process takes.
+      rmse: of the noise in the models: root of the mean over rounds of its variance per
+        weight, for a server learning rate of 1.
+    """
+
+    name: str
+    plan: tf_bandmf.Plan
+    process: tff.learning.templates.LearningProcess
+    prepare: Callable[[Any], Any]
+    data: Callable[[tf.data.Dataset], tf.data.Dataset]
+    rmse: float
+
+
+def build(name: str, setting: Setting) -> Contender:
+    """The contender of this name."""
+    if name in ("none", "tree"):
+        return _of_tff(name, setting)
+    plan = setting.plan(name)
+    process = tf_bandmf_federated.build_fed_avg(
+        language_model.model_fn,
+        plan,
+        setting.client_optimizer(),
+        setting.server_optimizer(),
+    )
+    rmse = plan.rmse() * plan.l2_norm_clip / setting.clients_per_round
+    return Contender(name, plan, process, process.prepare, lambda d: d, rmse)
+
+
+def _of_tff(name: str, setting: Setting) -> Contender:
+    """TFF's own: nothing of the tags reaches the process; the data source has to do."""
+    plan = setting.plan("tree" if name == "tree" else "identity")
+    if name == "tree":
+        aggregator = tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
+            node_noise_multiplier(plan),
+            setting.clients_per_round,
+            setting.l2_norm_clip,
+            [tf.TensorSpec(w.shape) for w in language_model.build().trainable_weights],
+        )
+        rmse = tree_noise(plan) / setting.clients_per_round
+    else:
+        aggregator, rmse = (
+            tff.aggregators.clipping_factory(
+                setting.l2_norm_clip, tff.aggregators.UnweightedMeanFactory()
+            ),
+            0.0,
+        )
+    process = tff.learning.algorithms.build_unweighted_fed_avg(
+        language_model.model_fn,
+        setting.client_optimizer(),
+        setting.server_optimizer(),
+        model_aggregator=aggregator,
+    )
+    return Contender(
+        name,
+        plan,
+        process,
+        lambda state: state,
+        lambda dataset: dataset.map(lambda element: element["example"]),
+        rmse,
+    )
+
+
+def node_noise_multiplier(plan: tf_bandmf.Plan) -> float:
+    """TFF's noise multiplier at the (epsilon, delta) of a plan of the binary tree.
+
+    TFF's tree releases the sums over all complete dyadic intervals of rounds, each with
+    independent noise; its estimates are computed from these. How much a device changes
+    them all is the sensitivity of the strategy "tree" under the plan's participation
+    (`tf_bandmf.dyadic_tree`): the plan's noise before it is correlated is the noise of
+    a node. This holds for both of TFF's estimators.
+    """
+    return plan.noise_stddev / plan.l2_norm_clip
+
+
+def tree_noise(plan: tf_bandmf.Plan) -> float:
+    """Root-mean-square noise of the models with TFF's estimator (Honaker, from below).
+
+    A node of level l, with the nodes below it, estimates its sum with a variance of
+    2^l / (2^(l+1) - 1) node variances; a prefix of t rounds is a sum of the nodes of
+    the binary digits of t. Here the released models sum with momentum.
+    """
+    n = plan.num_steps
+    estimates = np.zeros((n, 2 * n))  # of each prefix: a weight for every node's noise
+    numbers: dict[tuple[int, int], int] = {}
+
+    def add(row: np.ndarray, level: int, start: int, weight: float) -> None:
+        """Adds a node's estimate: its own noise and its children's, best weighted."""
+        own = 2.0**level / (2.0 ** (level + 1) - 1.0)
+        row[numbers.setdefault((level, start), len(numbers))] += weight * own
+        if level:
+            half = 2 ** (level - 1)
+            for child in (start, start + half):
+                add(row, level - 1, child, weight * (1.0 - own))
+
+    for prefix in range(1, n + 1):
+        start = 0
+        for level in reversed(range(prefix.bit_length())):
+            if prefix >> level & 1:
+                add(estimates[prefix - 1], level, start, 1.0)
+                start += 2**level
+    residuals = np.diff(estimates, axis=0, prepend=0.0)
+    models = plan.workload.to_dense() @ residuals
+    return plan.noise_stddev * float(np.sqrt(np.mean(np.sum(models**2, axis=1))))

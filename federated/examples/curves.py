@@ -1,0 +1,74 @@
+"""Accuracy curves: as CSV, as a Markdown table, as a picture."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """How one mechanism did.
+
+    Attributes:
+      title: of the mechanism.
+      noise: RMSE of the noise in the models, per weight.
+      rounds: after how many rounds the model was tested.
+      accuracy, loss: then; in [0, 1], and in nats per character.
+    """
+
+    title: str
+    noise: float
+    rounds: list[int]
+    accuracy: list[float]
+    loss: list[float]
+
+
+def write_csv(path: str, curves: Sequence[Curve]) -> None:
+    """One line for each mechanism and test."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["mechanism", "round", "accuracy", "loss"])
+        for curve in curves:
+            for row in zip(curve.rounds, curve.accuracy, curve.loss):
+                writer.writerow([curve.title, row[0], f"{row[1]:.4f}", f"{row[2]:.4f}"])
+
+
+def markdown(curves: Sequence[Curve]) -> str:
+    """A table: accuracy at four times during the run, and the loss at its end."""
+    rounds = curves[0].rounds
+    count = min(4, len(rounds))
+    chosen = [(len(rounds) - 1) * (i + 1) // count for i in range(count)]
+    heads = [f"after {rounds[i]}" for i in chosen]
+    lines = [
+        f"| mechanism | RMSE of the noise | {' | '.join(heads)} | loss |",
+        f"|---{'|---:' * (count + 2)}|",
+    ]
+    for curve in curves:
+        cells = [f"{curve.accuracy[i]:.1%}" for i in chosen]
+        lines.append(
+            f"| {curve.title} | {curve.noise:.4f} | {' | '.join(cells)} "
+            f"| {curve.loss[-1]:.3f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def save_picture(path: str, curves: Sequence[Curve]) -> bool:
+    """Draws the curves; False if matplotlib, which is optional, is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for curve in curves:
+        axes.plot(curve.rounds, curve.accuracy, label=curve.title)
+    axes.set(xlabel="round", ylabel="accuracy of the next character")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return True

@@ -1,0 +1,64 @@
+"""A next-character model of 6,615 weights, and how it is trained and tested."""
+
+from __future__ import annotations
+
+import speakers
+import tensorflow as tf
+import tensorflow_federated as tff
+
+INPUT_SPEC = (
+    tf.TensorSpec([None, speakers.LENGTH], tf.int32),
+    tf.TensorSpec([None, speakers.LENGTH], tf.int32),
+)
+
+
+def build() -> tf.keras.Model:
+    """Embedding, one recurrent layer, softmax."""
+    return tf.keras.Sequential(
+        [
+            tf.keras.layers.InputLayer([speakers.LENGTH], dtype=tf.int32),
+            tf.keras.layers.Embedding(speakers.NUM_SYMBOLS, 8),
+            # The cell in a plain loop: Keras' GRU layer carries a choice of kernels in
+            # its graph, which costs TFF's worker more than the training, per client.
+            tf.keras.layers.RNN(tf.keras.layers.GRUCell(32), return_sequences=True),
+            tf.keras.layers.Dense(speakers.NUM_SYMBOLS),
+        ]
+    )
+
+
+def loss() -> tf.keras.losses.Loss:
+    """Of logits, in nats per character."""
+    return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def model_fn() -> tff.learning.models.VariableModel:
+    """The model as TFF takes it."""
+    return tff.learning.models.from_keras_model(
+        build(), loss=loss(), input_spec=INPUT_SPEC
+    )
+
+
+class Test:
+    """Accuracy and loss of weights on sequences that no device trains on.
+
+    Args:
+      data: what the devices have.
+      limit: sequences to test on.
+    """
+
+    def __init__(self, data: speakers.Speakers, limit: int = 1000) -> None:
+        # Evenly from all speakers.
+        chosen = data.test[:: max(1, len(data.test) // limit)][:limit]
+        self._inputs, self._targets = chosen[:, :-1], chosen[:, 1:]
+        self._model = build()
+        self._model.compile(loss=loss(), metrics=["accuracy"])
+
+    def __call__(
+        self, weights: tff.learning.models.ModelWeights
+    ) -> tuple[float, float]:
+        """Accuracy in [0, 1] and loss in nats per character."""
+        weights.assign_weights_to(self._model)
+        found = self._model.evaluate(
+            self._inputs, self._targets, batch_size=250, verbose=0, return_dict=True
+        )
+        return found["accuracy"], found["loss"]
