@@ -103,17 +103,6 @@ def test_invariant_6_cross_example_layers(make_plan):
         tf_bandmf.keras.make_private(model)
 
 
-def test_invariant_6_mixed_float16(make_plain_model):
-    # Keras would wrap the optimizer and skip steps depending on the data.
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = make_plain_model()
-    finally:
-        keras.config.set_dtype_policy("float32")
-    with pytest.raises(ValueError, match="mixed_bfloat16"):
-        tf_bandmf.keras.make_private(model)
-
-
 def test_invariant_1_fit_asks_for_more_than_the_plan(
     data, make_plan, make_private_model
 ):
@@ -338,3 +327,144 @@ def test_callbacks_that_act_on_training_metrics_are_warned_about(
     callback = keras.callbacks.ReduceLROnPlateau("loss")
     with pytest.warns(UserWarning, match="not covered by the guarantee"):
         fit(model, plan, data, epochs=1, callbacks=[callback])
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_invariant_9_a_run_keeps_its_weights(
+    run_eagerly, data, make_plan, make_private_model, compile_model
+):
+    plan = make_plan("bsr", bands=2)
+    model = make_private_model(plan)
+    fit(model, plan, data, epochs=1)
+    before = model.get_weights()
+    model.layers[0].trainable = False
+    # Keras asks for it, and traces the step again.
+    compile_model(model, model.optimizer, run_eagerly=run_eagerly)
+    with pytest.raises(ValueError, match="not those that the run began with"):
+        fit(model, plan, data, epochs=1)
+    assert_untouched(model, before)
+    assert model.optimizer.steps_taken == 4
+    model.layers[0].trainable = True
+    compile_model(model, model.optimizer, run_eagerly=run_eagerly)
+    fit(model, plan, data, epochs=1)
+
+
+def test_invariant_9_weights_in_another_order(make_plan, make_plain_model):
+    from tf_bandmf.keras.clipping import ClippedGradients
+
+    model = make_plain_model()
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
+    variables = model.trainable_variables
+    optimizer.build(variables)
+    turned = variables[::-1]
+    sums = [tf.zeros(v.shape) for v in turned]
+    clipped = ClippedGradients(sums, tf.ones([2]), tf.ones([2]), None)
+    with pytest.raises(ValueError, match="began with"):
+        optimizer.apply_private(clipped, turned, optimizer.checked_step())
+    assert optimizer.steps_taken == 0
+
+
+def test_invariant_1_a_loop_of_ones_own_past_the_plan(
+    data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan)
+    batches = list(plan.batches(*data))
+    step = tf.function(lambda batch: model.train_step(batch))
+    model.optimizer.build(model.trainable_variables)
+    for batch in batches:
+        step(batch)
+    before = model.get_weights()
+    past = {**batches[-1], "step": tf.constant(plan.num_steps, tf.int64)}
+    for call in (
+        lambda: step(past),
+        lambda: step(batches[0]),
+        lambda: model.train_on_batch(past),
+    ):
+        with pytest.raises(IN_GRAPH):
+            call()
+    assert_untouched(model, before)
+    assert model.optimizer.steps_taken == plan.num_steps
+
+
+class Stop(keras.callbacks.Callback):
+    def __init__(self, error, step):
+        super().__init__()
+        self._error, self._step = error, step
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.model.optimizer.steps_taken == self._step:
+            self._step = -1
+            raise self._error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_invariant_8_fit_goes_on_after_an_exception_between_steps(
+    error, data, make_plan, make_private_model
+):
+    plan = make_plan("bsr", bands=2)
+    straight, model = make_private_model(plan), make_private_model(plan)
+    fit(straight, plan, data, epochs=2)
+    with pytest.raises(error):
+        fit(model, plan, data, epochs=2, callbacks=[Stop(error, 2)])
+    assert model.optimizer.steps_taken == 2
+    fit(model, plan, data, epochs=2)
+    assert model.optimizer.steps_taken == plan.num_steps
+    assert_untouched(model, straight.get_weights())
+
+
+def test_invariant_6_layers_added_after_the_check_are_checked(
+    data, make_plan, make_private_model, compile_model
+):
+    plan = make_plan()
+    model = make_private_model(plan, self_check=True)
+    fit(model, plan, data, epochs=1)
+    before = model.get_weights()
+    model.add(Centered())
+    compile_model(model, model.optimizer)
+    batch = list(plan.batches(*data))[4]
+    for call in (
+        lambda: fit(model, plan, data, epochs=1),
+        lambda: model.train_on_batch(batch),
+        lambda: model.train_step(batch),
+    ):
+        with pytest.raises(RuntimeError, match=r"alone|not checked"):
+            call()
+    assert_untouched(model, before)
+    assert model.optimizer.steps_taken == 4
+
+
+@pytest.mark.parametrize(
+    ("batches", "changes", "message"),
+    [
+        (2, {"epochs": 2}, "at least 3 steps"),
+        (2, {"epochs": 3, "steps_per_epoch": 1}, "at least 3 steps"),
+        (3, {"epochs": 2}, "at most 1 times"),
+    ],
+)
+def test_invariant_2_passes_that_the_separation_does_not_permit(
+    batches, changes, message, data, make_private_model
+):
+    plan = tf_bandmf.plan(
+        "identity",
+        epsilon=4.0,
+        delta=1e-5,
+        num_steps=6,
+        participation=tf_bandmf.MinSep(3, 1),
+        batch_size=4,
+    )
+    model = make_private_model(plan)
+    before = model.get_weights()
+    stream = tf.data.Dataset.from_tensor_slices(data).batch(4).take(batches)
+    with pytest.raises(ValueError, match=message):
+        model.fit(stream, verbose=0, **changes)
+    assert_untouched(model, before)
+
+
+def test_passes_that_the_separation_permits(
+    data, make_min_sep_plan, make_private_model
+):
+    model = make_private_model(make_min_sep_plan(num_steps=6))
+    stream = tf.data.Dataset.from_tensor_slices(data).batch(4).take(3)
+    model.fit(stream, epochs=2, verbose=0)
+    assert model.optimizer.steps_taken == 6

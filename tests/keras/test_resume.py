@@ -11,6 +11,7 @@ import textwrap
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -362,6 +363,86 @@ PROGRAM = """
               private_state=folder + "/run.private", callbacks=[backup, Kill()])
     np.savez(folder + "/final.npz", *model.get_weights())
 """
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TensorFlow", "1.0"), ("Keras", "2.0"), ("replicas", 7), ("threads", -1)],
+)
+def test_invariant_9_another_environment_is_refused(
+    name, value, halfway, data, make_private_model, monkeypatch
+):
+    from tf_bandmf.keras import private_state
+
+    plan, weights, path = halfway
+    found = private_state._environment
+
+    def other(model):
+        return {**found(model), name: value}
+
+    monkeypatch.setattr(private_state, "_environment", other)
+    model = restored(make_private_model(plan), weights)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=f"computed in another way: {name} was"):
+        model.fit(plan.batches(*data), private_state=path, verbose=0)
+    assert_unchanged(model, before)
+
+
+def assert_unchanged(model, before):
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_invariant_1_a_resumed_run_has_the_steps_of_the_plan_and_no_more(
+    halfway, data, make_private_model
+):
+    plan, weights, path = halfway
+    model = restored(make_private_model(plan), weights)
+    batches = model.begin_run(plan.batches(*data), path)
+    remaining = list(batches.dataset(model.optimizer.steps_taken))
+    assert len(remaining) == plan.num_steps - 4
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="4 of the plan's 8 steps are left"):
+        model.fit(batches, epochs=2, verbose=0)
+    assert_unchanged(model, before)
+    for batch in remaining:
+        model.train_on_batch(batch)
+    before = model.get_weights()
+    past = {**remaining[-1], "step": np.int64(plan.num_steps)}
+    with pytest.raises((tf.errors.InvalidArgumentError, RuntimeError)):
+        model.train_on_batch(past)
+    with pytest.raises(ValueError, match="0 of the plan's 8 steps are left"):
+        model.fit(batches, epochs=1, verbose=0)
+    # Nor does another process get more: it comes to the end with these very weights.
+    again = restored(make_private_model(plan), weights)
+    again.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
+    assert_same_weights(again, model)
+    with pytest.raises(ValueError, match="0 of the plan's 8 steps are left"):
+        again.fit(plan.batches(*data), epochs=1, private_state=path, verbose=0)
+    assert_unchanged(model, before)
+    assert_unchanged(again, before)
+
+
+@pytest.mark.parametrize("kind", ["backup", "logs"])
+def test_invariant_10_the_private_file_is_in_no_folder_of_a_callback(
+    kind, data, make_plan, make_private_model, tmp_path
+):
+    plan, folder = make_plan(), tmp_path / "shared"
+    folder.mkdir()
+    callback = (
+        keras.callbacks.BackupAndRestore(str(folder))
+        if kind == "backup"
+        else keras.callbacks.TensorBoard(str(folder))
+    )
+    model = make_private_model(plan)
+    with pytest.raises(ValueError, match="Put it elsewhere"):
+        model.fit(
+            plan.batches(*data),
+            private_state=folder / "run.private",
+            callbacks=[callback],
+            verbose=0,
+        )
+    assert not any(folder.iterdir())
 
 
 def test_kill_9_and_resume_gives_the_bit_identical_run(tmp_path):

@@ -6,20 +6,23 @@ import copy
 import itertools
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.caller_batches import check_passes
 from tf_bandmf.keras.clipping import (
     ClippedGradients,
+    check_matmul_precision,
     check_supported,
     clipped_gradient_sums,
     regularization_gradients,
     self_check,
 )
 from tf_bandmf.keras.optimizer import PrivateOptimizer
-from tf_bandmf.keras.private_state import PrivateRun
+from tf_bandmf.keras.private_state import PrivateRun, refuse_shared_folder
 from tf_bandmf.keras.secret_state import replica_id
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
@@ -58,8 +61,11 @@ class PrivateTraining:
         resumes the interrupted run when the same program is started again.
 
         Args:
-          x: `plan.batches(...)`. If the plan's separation is asserted by the caller
-            (`MinSep`): a `tf.data.Dataset` or generator that respects it.
+          x: `plan.batches(...)`, which cannot have another order in another epoch. If
+            the plan's separation is asserted by the caller (`MinSep`): a
+            `tf.data.Dataset` or generator that respects it. WARNING: nothing here can
+            see whether it does. `Dataset.shuffle` has a new order in every pass unless
+            told otherwise, and a new order has a separation of 1.
           y: not used.
           private_state: path of a file of mode 0600 that keeps the run's secrets, so that
             it can be resumed from checkpoints; see `tf_bandmf.keras.private_state`. Never
@@ -70,12 +76,16 @@ class PrivateTraining:
 
         Raises:
           TypeError, ValueError: if the data are not the plan's, or the plan has fewer
-            steps left than asked for. Nothing was trained then.
+            steps left than asked for, or the private state file would be in a folder of
+            a callback. Nothing was trained then.
+          RuntimeError: if the process rounds float32 products (TensorFloat-32): norms
+            would be wrong. The message says how to turn it off.
         """
         optimizer = self._private_optimizer()
         if private_state is not None or self._is_distributed:
             self._prepare(optimizer, x)
         if private_state is not None:
+            refuse_shared_folder(private_state, kwargs.get("callbacks"))
             _restore_backup(self, kwargs.get("callbacks"))
             x = self.begin_run(x, private_state)
             kwargs = self._from_where_it_was(x, kwargs)
@@ -94,6 +104,7 @@ class PrivateTraining:
             )
         else:
             kwargs = {**kwargs, "shuffle": False}
+            check_passes(x, optimizer.plan.participation, kwargs)
             x = self._checked_stream(x) if self._self_check_is_due else x
         _warn_of_private_monitors(kwargs.get("callbacks"))
         return super().fit(x, **kwargs)  # type: ignore[misc]
@@ -220,8 +231,16 @@ class PrivateTraining:
         if int(tf.shape(tf.nest.flatten(x)[0])[0]) == 0:
             return  # Nothing to compare yet.
         self._build_for_training(data)
-        self_check(self, x, y, weight)
-        self._self_check_is_due = False
+        layers = _CheckedLayers(self._flatten_layers())  # type: ignore[attr-defined]
+        self_check(
+            self,
+            x,
+            y,
+            weight,
+            microbatch_size=self._microbatch_size,
+            loss_scale_factor=self._private_optimizer().loss_scale_factor,
+        )
+        object.__setattr__(self, "_checked", layers)
 
     def _resolve_schedule(
         self,
@@ -286,8 +305,21 @@ class PrivateTraining:
         strategy = self.distribute_strategy  # type: ignore[attr-defined]
         return strategy.distribute_datasets_from_function(parts)
 
-    # Whether the first batch is still to be compared with batch-of-one gradients.
-    _self_check_is_due = True
+    # The layers that were compared with batch-of-one gradients; or whether to do it.
+    _checked: _CheckedLayers | bool = True
+
+    @property
+    def _self_check_is_due(self) -> bool:
+        """Whether gradients are still to be checked: at first, and with other layers."""
+        if isinstance(self._checked, bool):
+            return self._checked
+        return not self._checked.are(self._flatten_layers())  # type: ignore[attr-defined]
+
+    @_self_check_is_due.setter
+    def _self_check_is_due(self, due: bool) -> None:
+        # Keras must not track it.
+        object.__setattr__(self, "_checked", bool(due))
+
     # Examples whose gradients are held in memory together; None for the whole batch.
     _microbatch_size: int | None = None
 
@@ -382,9 +414,11 @@ class PrivateTraining:
                 f"A private model trains only with a PrivateOptimizer, found "
                 f"{type(optimizer).__name__}. Compile it with optimizer="
                 f"tf_bandmf.keras.PrivateOptimizer(your_optimizer, plan), or use "
-                f"tf_bandmf.keras.to_plain(model) to train without privacy. (Keras wraps "
-                f"optimizers under the mixed_float16 policy: use mixed_bfloat16.)"
+                f"tf_bandmf.keras.to_plain(model) to train without privacy. (Under "
+                f"mixed_float16 give loss_scale_factor to PrivateOptimizer: the scale of "
+                f"a LossScaleOptimizer depends on the data.)"
             )
+        check_matmul_precision()
         strategy = self.distribute_strategy  # type: ignore[attr-defined]
         if self._num_replicas > 1 and optimizer.strategy is not strategy:
             raise ValueError(
@@ -398,7 +432,8 @@ class PrivateTraining:
 
         Only the clipping: assertions and noise stay outside, for XLA drops assertions.
         """
-        plan = self._private_optimizer().plan
+        optimizer = self._private_optimizer()
+        plan = optimizer.plan
 
         def clipping(x: Any, y: Any, sample_weight: Any) -> ClippedGradients:
             return clipped_gradient_sums(
@@ -408,11 +443,17 @@ class PrivateTraining:
                 sample_weight,
                 l2_norm_clip=plan.l2_norm_clip,
                 microbatch_size=self._microbatch_size,
+                loss_scale_factor=optimizer.loss_scale_factor,
             )
 
         if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]
             return tf.function(clipping, jit_compile=True)
         return clipping
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "optimizer":
+            value = _without_dynamic_scale(value, getattr(self, "optimizer", None))
+        super().__setattr__(name, value)
 
     def make_train_function(self, force: bool = False) -> Any:
         """As Keras', but never compiles the whole step with XLA (see above)."""
@@ -463,7 +504,9 @@ def make_private(
 
     The model gets a private class, which saving and loading keep: a reloaded model
     cannot train without privacy by accident. Compile it with a `PrivateOptimizer`,
-    before or after. `to_plain` gives the released model.
+    before or after. `to_plain` gives the released model. (`keras.models.clone_model` of a
+    Sequential makes a plain one with new weights, whatever the class. Compiled as the
+    original was it refuses to train: make it private too.)
 
     Args:
       model: a Sequential or functional model. For a subclass of `keras.Model`, derive it
@@ -506,6 +549,9 @@ def make_private(
             f"{type(model).__name__}. Derive the class from both: class "
             f"{type(model).__name__}(tf_bandmf.keras.PrivateTraining, keras.Model)."
         )
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        model.optimizer = _without_dynamic_scale(optimizer, optimizer.inner_optimizer)
     if model.built:
         check_supported(model)
     model.__class__ = private_class
@@ -550,6 +596,33 @@ def _restore_backup(model: keras.Model, callbacks: Any) -> None:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             callback.set_model(model)
             callback.on_train_begin()
+
+
+class _CheckedLayers:
+    """Layers that Keras, which saves whatever is in lists and tuples, does not see."""
+
+    __slots__ = ("_layers",)
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._layers = tuple(layers)
+
+    def are(self, layers: Sequence[Any]) -> bool:
+        """Whether these are the layers, the same objects in the same order."""
+        return list(map(id, layers)) == list(map(id, self._layers))
+
+
+def _without_dynamic_scale(new: Any, old: Any) -> Any:
+    """What Keras' `compile` wraps into a LossScaleOptimizer under mixed_float16.
+
+    Only what it wraps by itself: it has set the optimizer without the wrapper just before.
+    """
+    if (
+        isinstance(new, keras.optimizers.LossScaleOptimizer)
+        and isinstance(new.inner_optimizer, PrivateOptimizer)
+        and new.inner_optimizer is old
+    ):
+        return old
+    return new
 
 
 def _is_stream(x: Any) -> bool:

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf import noise, storage
-from tf_bandmf.keras.clipping import ClippedGradients
+from tf_bandmf.keras.clipping import ClippedGradients, is_loss_scale
 from tf_bandmf.keras.secret_state import SecretState, replica_id
 from tf_bandmf.keras.workload_match import warn_of_mismatch
 from tf_bandmf.key_schedule import NoiseKey
@@ -62,11 +62,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
       keep_normals: a strategy with a banded inverse keeps its last normals instead of
         drawing them again: the same noise, more memory, less time (`plan.memory` says
         how much memory).
+      loss_scale_factor: a power of two, such as 1024, for layers that compute in float16
+        (mixed_float16): losses are multiplied by it before the backward pass, gradients
+        divided by it before they are clipped. It is static: Keras' LossScaleOptimizer
+        changes its scale, and skips steps, depending on the data. An example whose
+        scaled gradient overflows contributes zero; the step goes on.
 
     Raises:
       TypeError: if plan is not a Plan.
-      ValueError: if the inner optimizer scales losses or accumulates gradients itself,
-        or the plan has no expected batch size.
+      ValueError: if loss_scale_factor is not a power of two >= 1, the inner optimizer
+        scales losses or accumulates gradients itself, or the plan has no expected batch
+        size.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         name: str | None = None,
         *,
         keep_normals: bool = False,
+        loss_scale_factor: float | None = None,
         **kwargs: Any,
     ) -> None:
         if kwargs:
@@ -96,14 +103,25 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
                 f"inner_optimizer cannot be a {type(inner).__name__}: give the "
                 f"optimizer inside of it."
             )
-        for option in ("gradient_accumulation_steps", "loss_scale_factor"):
-            if getattr(inner, option, None):
-                raise ValueError(
-                    f"inner_optimizer must not set {option}: noise is drawn once for "
-                    f"each step of the plan."
-                )
+        if getattr(inner, "gradient_accumulation_steps", None):
+            raise ValueError(
+                "inner_optimizer must not set gradient_accumulation_steps: noise is "
+                "drawn once for each step of the plan. For large batches give "
+                "microbatch_size to make_private."
+            )
+        if getattr(inner, "loss_scale_factor", None):
+            raise ValueError(
+                "inner_optimizer must not set loss_scale_factor, which has to be undone "
+                "before gradients are clipped: give it to PrivateOptimizer."
+            )
+        if loss_scale_factor is not None and not is_loss_scale(loss_scale_factor):
+            raise ValueError(
+                f"loss_scale_factor must be a power of two >= 1, so that dividing by it "
+                f"is exact, found {loss_scale_factor!r}."
+            )
         super().__init__(learning_rate=0.0, name=name or "private")
         # Attributes that Keras must not track, see SecretState.
+        object.__setattr__(self, "_loss_scale_factor", loss_scale_factor)
         object.__setattr__(self, "_plan", plan)
         object.__setattr__(self, "_secret_state", None)
         object.__setattr__(self, "_generator", None)
@@ -115,6 +133,19 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     def plan(self) -> Plan:
         """The plan of the run."""
         return self._plan
+
+    @property
+    def loss_scale_factor(self) -> float | None:
+        """The static scale of losses in the backward pass."""
+        return self._loss_scale_factor
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: float | None) -> None:
+        # Keras sets None: the base class, and LossScaleOptimizer in what it wraps.
+        if value is not None:
+            raise AttributeError(
+                "loss_scale_factor is that of the whole run: give it to PrivateOptimizer."
+            )
 
     @property
     def steps_taken(self) -> int:
@@ -237,11 +268,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
 
         Raises:
           TypeError: if `clipped` did not come from the clipping of this library.
+          ValueError: if the variables are not those that the run began with.
           InvalidArgumentError: if the sum is not finite or larger than clipped
             gradients can add up to.
         """
         if not isinstance(clipped, ClippedGradients):
             raise TypeError(f"Gradients must be clipped by this library. {_FIX}")
+        self._check_variables(trainable_variables)
         plan = self._plan
         flat = tf.concat([tf.reshape(total, [-1]) for total in clipped.sums], axis=0)
         examples = tf.cast(tf.shape(clipped.norms)[0], tf.float32)
@@ -267,6 +300,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         ]
         with tf.control_dependencies(gradients):
             self.inner_optimizer.apply(gradients, trainable_variables)
+
+    def _check_variables(self, variables: Sequence[Any]) -> None:
+        """Correlated noise cancels within a variable: each keeps its place in it."""
+        if [id(v) for v in variables] != [id(v) for v in self._trainable_variables]:
+            raise ValueError(
+                "The model's trainable weights are not those that the run began with "
+                "(trainable was changed, or layers were added or removed). The noise is "
+                "correlated over the steps of each weight: a run keeps its weights. "
+                "Change them back, or start a new run with a new PrivateOptimizer and "
+                "its own budget."
+            )
 
     def _with_noise(self, flat: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
         """The sum over all replicas, with the noise that each has a part of."""
@@ -335,6 +379,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             "inner_optimizer": keras.optimizers.serialize(self.inner_optimizer),
             "plan": storage.dumps(self._plan.to_config()),
             "keep_normals": self._keep_normals,
+            "loss_scale_factor": self.loss_scale_factor,
         }
 
     @classmethod
@@ -343,8 +388,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             config["inner_optimizer"], custom_objects=custom_objects
         )
         plan = Plan.from_config(storage.loads(config["plan"]))
-        keep_normals = config.get("keep_normals", False)
-        return cls(inner, plan, name=config.get("name"), keep_normals=keep_normals)
+        return cls(
+            inner,
+            plan,
+            name=config.get("name"),
+            keep_normals=config.get("keep_normals", False),
+            loss_scale_factor=config.get("loss_scale_factor"),
+        )
 
 
 def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:

@@ -9,11 +9,13 @@ checkpoints of the run.
 Why resuming is safe: a run that was interrupted takes steps again which it had taken
 after its last checkpoint. Noise that is used twice on different gradients cancels, and
 gives the difference away. Therefore a run resumes only where step, weights, optimizer,
-plan, data and their placement are those that it had there. Then batch and gradient are
-the same, noise is the same, and what is released is the same as before. Two processes
-that resume from one file release the same twice, too. What is left are operations that
-are not deterministic (some on GPUs; `tf.config.experimental.enable_op_determinism` makes
-them so) and callbacks that act on more than the run's own history.
+plan, data and their placement are those that it had there, and with the versions, dtype
+policies, kind of devices, replicas and threads with which it began. Then batch and
+gradient are the same, noise is the same, and what is released is the same as before.
+Two processes that resume from one file release the same twice, too. What is left are
+operations that are not deterministic (some on GPUs;
+`tf.config.experimental.enable_op_determinism` makes them so), processors of another
+model, and callbacks that act on more than the run's own history.
 """
 
 from __future__ import annotations
@@ -22,20 +24,21 @@ import hashlib
 import io
 import json
 import os
-import stat
-import tempfile
+import platform
 from typing import Any, NoReturn
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf import private_files
+from tf_bandmf._version import __version__
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.secret_state import SecretState
 from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
-_FORMAT = 1
+_FORMAT = 2
 # Keys of configurations whose values differ between models that are built alike.
 _NAMES = (
     "name",
@@ -108,6 +111,7 @@ class PrivateRun:
             "optimizer": _optimizer_digest(optimizer),
             "computation": _computation(self._model),
             "model": _model_digest(self._model),
+            "environment": _environment(self._model),
             "schedule_id": schedule.schedule_id,
             "sampler_seed": None if seed is None else seed.hex(),
             "key": optimizer.secret_state.key.secret_bytes().hex(),
@@ -152,6 +156,7 @@ class PrivateRun:
         self, optimizer: PrivateOptimizer, schedule: BatchSchedule
     ) -> BatchSchedule:
         header = self._header
+        self._check_environment()
         for name, found, what in (
             ("plan", optimizer.plan.fingerprint, "plan"),
             ("num_parameters", optimizer.generator.num_parameters, "model"),
@@ -159,7 +164,7 @@ class PrivateRun:
             (
                 "computation",
                 _computation(self._model),
-                "microbatch_size or XLA setting",
+                "microbatch_size, loss_scale_factor or XLA setting",
             ),
             (
                 "model",
@@ -216,24 +221,31 @@ class PrivateRun:
         self.resumed = True
         return schedule
 
-    def _read(self) -> None:
-        mode = stat.S_IMODE(os.stat(self.path).st_mode)
-        if os.name == "posix" and mode & 0o077:
-            raise PermissionError(
-                f"{self.path} holds the secrets of a run, but others may read it (mode "
-                f"{mode:o}). If nobody did: chmod 600 {self.path}."
+    def _check_environment(self) -> None:
+        """Refuses what rounds gradients in another way than the run did."""
+        before, now = self._header["environment"], _environment(self._model)
+        changed = [name for name in now if before.get(name) != now[name]]
+        if changed:
+            differences = "; ".join(
+                f"{name} was {before.get(name)}, is {now[name]}" for name in changed
             )
+            raise ValueError(
+                f"{self.path} is of a run that computed in another way: {differences}. "
+                f"Steps that are taken again would round gradients otherwise under the "
+                f"same noise, and the difference of the two is released without any. "
+                f"Resume where the run began, or start a new run, with its own budget."
+            )
+
+    def _read(self) -> None:
         try:
-            with open(self.path, "rb") as file:
-                content = file.read()
-            digest, content = content[:32], content[32:]
-            if hashlib.sha256(content).digest() != digest:
-                raise ValueError
+            content = private_files.read(self.path)
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 self._header = json.loads(arrays["header"].tobytes())
                 self._buffer = arrays["buffer"]
             if self._header["format"] != _FORMAT:
                 raise ValueError
+        except PermissionError:
+            raise
         except (ValueError, KeyError, OSError, EOFError) as error:
             raise ValueError(
                 f"{self.path} is no private state file of this version, or is damaged. "
@@ -245,32 +257,33 @@ class PrivateRun:
         header = np.frombuffer(json.dumps(self._header).encode(), np.uint8)
         assert self._buffer is not None  # set by record()
         np.savez(stream, header=header, buffer=self._buffer)
-        content = stream.getvalue()
-        folder = os.path.dirname(os.path.abspath(self.path))
-        # Made with mode 0600, as mkstemp does, and complete before it has its name.
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".private-state-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(content).digest())
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        if os.name == "posix":
-            directory = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+        private_files.write(self.path, stream.getvalue())
 
     def __repr__(self) -> str:
         return "PrivateRun(<secret>)"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("A run's private state is secret: it is not pickled or copied.")
+
+
+def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
+    """Raises ValueError if the file would be where a callback writes what is shared.
+
+    Besides, `BackupAndRestore` deletes its folder when training has ended.
+    """
+    file = os.path.realpath(path)
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+        for attribute in ("backup_dir", "log_dir"):
+            folder = getattr(callback, attribute, None)
+            if not isinstance(folder, (str, os.PathLike)):
+                continue
+            folder = os.path.realpath(folder)
+            if os.path.commonpath([file, folder]) == folder:
+                raise ValueError(
+                    f"private_state={os.fspath(path)!r} is in the folder of "
+                    f"{type(callback).__name__}, which is shared or deleted: whoever "
+                    f"reads it can remove the noise. Put it elsewhere."
+                )
 
 
 def _replay(strategy: tf.distribute.Strategy, state: SecretState, steps: int) -> None:
@@ -311,7 +324,37 @@ def _weights_digest(model: Any) -> str:
 
 def _computation(model: Any) -> list[Any]:
     """What decides how gradients are rounded: the same noise needs the same bits."""
-    return [model._microbatch_size, bool(model.jit_compile), bool(model.run_eagerly)]
+    return [
+        model._microbatch_size,
+        bool(model.jit_compile),
+        bool(model.run_eagerly),
+        model.optimizer.loss_scale_factor,
+    ]
+
+
+def _environment(model: Any) -> dict[str, Any]:
+    """What else decides how gradients are rounded, beside the program."""
+    threads = tf.config.threading.get_intra_op_parallelism_threads()
+    return {
+        "tf_bandmf": __version__,
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+        "dtype policies": sorted(
+            {
+                layer.dtype_policy.name
+                for layer in model._flatten_layers()
+                # These have the policy of the process that loads them, and do nothing.
+                if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
+            }
+        ),
+        "replicas": model.optimizer.strategy.num_replicas_in_sync,
+        "GPUs": sorted(
+            str(tf.config.experimental.get_device_details(gpu).get("device_name"))
+            for gpu in tf.config.get_visible_devices("GPU")
+        ),
+        "processor": platform.machine(),
+        "threads": threads or os.cpu_count(),
+    }
 
 
 def _model_digest(model: Any) -> str:

@@ -44,7 +44,7 @@ REFUSED = {
         "Remove the wrapper",
     ),
     "quantized": (lambda: rescued(layers.Dense(3), "int8"), "quantize the trained"),
-    "float16": (lambda: layers.Dense(3, dtype="mixed_float16"), "mixed_bfloat16"),
+    "float16": (lambda: layers.Dense(3, dtype="float16"), "must be float32"),
     "activity": (
         lambda: layers.Dense(3, activity_regularizer="l2"),
         "activity regularizer",

@@ -2,7 +2,12 @@
 
 from tf_bandmf.keras.clipping.checks import check_supported
 from tf_bandmf.keras.clipping.errors import ClippingMismatchError, UnsupportedModelError
-from tf_bandmf.keras.clipping.gradients import ClippedGradients, clipped_gradient_sums
+from tf_bandmf.keras.clipping.gradients import (
+    ClippedGradients,
+    clipped_gradient_sums,
+    is_loss_scale,
+)
+from tf_bandmf.keras.clipping.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.regularization import regularization_gradients
 from tf_bandmf.keras.clipping.self_check import self_check
 
@@ -10,8 +15,10 @@ __all__ = [
     "ClippedGradients",
     "ClippingMismatchError",
     "UnsupportedModelError",
+    "check_matmul_precision",
     "check_supported",
     "clipped_gradient_sums",
+    "is_loss_scale",
     "regularization_gradients",
     "self_check",
 ]

@@ -71,8 +71,8 @@ def _check_model(model: keras.Model) -> None:
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise UnsupportedModelError(
             f"Model {model.name!r} is compiled with a LossScaleOptimizer, which skips "
-            "steps depending on the data. Use the dtype policy `mixed_bfloat16` or "
-            "`float32`."
+            "steps depending on the data. Give `PrivateOptimizer` a static "
+            "`loss_scale_factor`, or use the dtype policy `mixed_bfloat16`."
         )
 
 
@@ -88,11 +88,6 @@ def _problem(layer: Any) -> str | None:
         return (
             "is quantized: its output is not a differentiable function of its "
             "weights. Train first and quantize the trained model."
-        )
-    if policy.compute_dtype == "float16":
-        return (
-            "computes in float16, which needs a loss scale that depends on the data. "
-            "Use the dtype policy `mixed_bfloat16` or `float32`."
         )
     if layer.activity_regularizer is not None:
         return (

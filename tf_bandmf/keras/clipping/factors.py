@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping import batching
+
 # The inner-product form costs 2 T^2 (I + O) operations and 2 T^2 floats per example;
 # forming the gradient costs 2 T I O operations and I O floats, but then the sum over
 # examples is cheap. Below this number of parameters forming it was always faster.
@@ -44,11 +46,28 @@ class Measured(NamedTuple):
         tensors: Tensors with leading dimension B that the sum is computed from.
         weighted_sum: Maps weights [B] and (cleaned) tensors to the weighted sum of
             the per-example gradients, in the variable's shape.
+        parts: If it is P > 1, there are P tensors, each of an equal part of the batch.
     """
 
     squared_norms: tf.Tensor
     tensors: tuple[tf.Tensor, ...]
     weighted_sum: Callable[[tf.Tensor, Sequence[tf.Tensor]], tf.Tensor]
+    parts: int = 1
+
+    def cleaned(self, counts: tf.Tensor) -> list[tf.Tensor]:
+        """The tensors with zeros for examples that do not count.
+
+        Args:
+            counts: [B], bool.
+        """
+        if self.parts == 1:
+            of_tensors = [counts] * len(self.tensors)
+        else:
+            of_tensors = tf.split(counts, self.parts)
+        return [
+            tf.where(batching.expand_example(rows, tensor), tensor, 0.0)
+            for rows, tensor in zip(of_tensors, self.tensors)
+        ]
 
 
 class Factor(abc.ABC):
@@ -104,6 +123,34 @@ class Instantiated(Factor):
     def instantiate(self) -> tf.Tensor:
         """See the base class."""
         return tf.cast(self.gradients, tf.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class InParts(Factor):
+    """Gradients that were formed for one part of the batch after the other.
+
+    What a part needs on the way is small enough then for the processor's cache.
+
+    Attributes:
+        gradients: P tensors [B / P, *shape].
+    """
+
+    gradients: tuple[tf.Tensor, ...]
+
+    def measure(self) -> Measured:
+        """See the base class."""
+        parts = len(self.gradients)
+        norms = tf.concat([_squared_norms(part) for part in self.gradients], axis=0)
+
+        def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+            pairs = zip(tf.split(weights, parts), tensors)
+            return tf.add_n([_tensordot(rows, (tensor,)) for rows, tensor in pairs])
+
+        return Measured(norms, self.gradients, weighted_sum, parts)
+
+    def instantiate(self) -> tf.Tensor:
+        """See the base class."""
+        return tf.concat(self.gradients, axis=0)
 
 
 @dataclasses.dataclass(frozen=True)

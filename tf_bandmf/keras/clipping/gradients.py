@@ -14,6 +14,7 @@ from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors import Factor, Measured, add_factors
 from tf_bandmf.keras.clipping.forward import Forward, run_forward
 from tf_bandmf.keras.clipping.microbatches import in_groups
+from tf_bandmf.keras.clipping.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.structure import call_shapes
 from tf_bandmf.keras.clipping.units import find_units
 from tf_bandmf.keras.clipping.variables import trainable_variables
@@ -46,6 +47,7 @@ def clipped_gradient_sums(
     *,
     l2_norm_clip: float,
     microbatch_size: int | None = None,
+    loss_scale_factor: float | None = None,
 ) -> ClippedGradients:
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
@@ -61,6 +63,10 @@ def clipped_gradient_sums(
         l2_norm_clip: Norm that every example's contribution is clipped to.
         microbatch_size: If given, examples are processed in groups of this size one
             after the other, which bounds memory; the result is the same.
+        loss_scale_factor: A power of two by which losses are multiplied before the
+            backward pass, and gradients divided before they are clipped, which is
+            exact: small gradients of layers that compute in float16 are not lost. An
+            example whose scaled gradient overflows contributes zero.
 
     Returns:
         Sums, norms, losses and predictions.
@@ -69,7 +75,9 @@ def clipped_gradient_sums(
         UnsupportedModelError: If per-example gradients of the model are not defined
             or cannot be proved right.
         ValueError: If an argument is out of range.
+        RuntimeError: If the process rounds float32 products: see `precision`.
     """
+    check_matmul_precision()
     if not (math.isfinite(l2_norm_clip) and l2_norm_clip > 0):
         raise ValueError(
             f"`l2_norm_clip` must be positive and finite, found {l2_norm_clip}."
@@ -79,22 +87,23 @@ def clipped_gradient_sums(
             f"`microbatch_size` must be at least 1, found {microbatch_size}."
         )
     check_supported(model)
+    scale = _checked_scale(model, loss_scale_factor)
     data = batching.to_tensors((x, y, sample_weight))
     static, size = batching.batch_size(data)
     if microbatch_size is not None and not (static and static <= microbatch_size):
 
         def group(part: Any, valid: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
-            clipped = _one_pass(model, part, valid, l2_norm_clip)
+            clipped = _one_pass(model, part, valid, l2_norm_clip, scale)
             return clipped.sums, tuple(clipped[1:])
 
         sums, results = in_groups(group, data, size, microbatch_size)
         return ClippedGradients(sums, *results)
     if static:
-        return _one_pass(model, data, tf.fill([static], True), l2_norm_clip)
+        return _one_pass(model, data, tf.fill([static], True), l2_norm_clip, scale)
     # Not every layer takes a batch of zero examples; one that does not count does.
     rows = tf.maximum(size, 1)
     data = batching.pad_batch(data, rows - size)
-    clipped = _one_pass(model, data, tf.range(rows) < size, l2_norm_clip)
+    clipped = _one_pass(model, data, tf.range(rows) < size, l2_norm_clip, scale)
 
     def drop(tensor: tf.Tensor) -> tf.Tensor:
         return tensor[:size]
@@ -103,8 +112,38 @@ def clipped_gradient_sums(
     return ClippedGradients(clipped.sums, *results)
 
 
+def is_loss_scale(value: Any) -> bool:
+    """Whether multiplying by a number and dividing by it again is exact."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return math.isfinite(value) and value >= 1 and math.frexp(value)[0] == 0.5
+
+
+def _checked_scale(model: keras.Model, loss_scale_factor: float | None) -> float:
+    if loss_scale_factor is not None:
+        if not is_loss_scale(loss_scale_factor):
+            raise ValueError(
+                f"`loss_scale_factor` must be a power of two >= 1, found "
+                f"{loss_scale_factor!r}."
+            )
+        return float(loss_scale_factor)
+    for layer in model._flatten_layers():
+        if layer.compute_dtype == "float16":
+            raise UnsupportedModelError(
+                f"Layer {layer.name!r} ({type(layer).__name__}) computes in float16, "
+                "where small gradients vanish: give `PrivateOptimizer` a static scale, "
+                "such as `loss_scale_factor=1024`, or use the dtype policy "
+                "`mixed_bfloat16`, which needs none."
+            )
+    return 1.0
+
+
 def _one_pass(
-    model: keras.Model, data: Any, valid: tf.Tensor, l2_norm_clip: float
+    model: keras.Model,
+    data: Any,
+    valid: tf.Tensor,
+    l2_norm_clip: float,
+    scale: float,
 ) -> ClippedGradients:
     """Processes one group of examples.
 
@@ -113,28 +152,40 @@ def _one_pass(
         data: (x, y, sample_weight), tensors [B, ...] with B >= 1.
         valid: [B], False for examples that were padded and do not count.
         l2_norm_clip: The clipping norm.
+        scale: Of the losses in the backward pass, a power of two.
     """
     variables = trainable_variables(model)
     units = find_units(model, variables)
     shapes = call_shapes(model, variables, units, data)
     forward = run_forward(model, variables, units, data, shapes)
-    measured = _measure(variables, forward)
+    measured = _measure(variables, forward, scale)
     squared = tf.add_n([m.squared_norms for m in measured if m is not None])
-    norms = tf.sqrt(squared)
+    norms = tf.sqrt(squared) / scale
     losses = tf.stop_gradient(tf.cast(forward.losses, tf.float32))
     finite = tf.math.is_finite(norms) & tf.math.is_finite(losses)
     counts = finite & valid
     # A norm of zero gives infinity, so a weight of one.
-    weights = tf.where(counts, tf.minimum(1.0, l2_norm_clip / norms), 0.0)
+    weights = tf.where(counts, tf.minimum(1.0, l2_norm_clip / norms), 0.0) / scale
     sums = _weighted_sums(variables, measured, weights, counts)
     outputs = batching.map_tensors(tf.stop_gradient, forward.y_pred)
     return ClippedGradients(sums, norms, losses, outputs)
 
 
-def _measure(variables: list[Any], forward: Forward) -> list[Measured | None]:
-    """Returns measured per-example gradients for each variable, None if zero."""
+def _measure(
+    variables: list[Any], forward: Forward, scale: float
+) -> list[Measured | None]:
+    """Returns measured per-example gradients for each variable, None if zero.
+
+    They are those of the losses times `scale`.
+    """
     calls = forward.recorder.calls
-    gradients = forward.tape.gradient(forward.losses, [call.taps for _, call in calls])
+    gradients = forward.tape.gradient(
+        forward.losses,
+        [call.taps for _, call in calls],
+        output_gradients=tf.fill(
+            tf.shape(forward.losses), tf.cast(scale, forward.losses.dtype)
+        ),
+    )
     factors: dict[int, list[Factor]] = {}
     for (unit, call), upstream in zip(calls, gradients, strict=True):
         for key, factor in unit.rule.factors(call, _dense(upstream)).items():
@@ -171,10 +222,7 @@ def _weighted_sums(
     # Zero times infinity is not zero: what does not count is replaced by zeros. That
     # is rare, so the copy is made only if needed.
     def cleaned() -> list[list[tf.Tensor]]:
-        return [
-            [tf.where(batching.expand_example(counts, t), t, 0.0) for t in group]
-            for group in tensors
-        ]
+        return [m.cleaned(counts) if m is not None else [] for m in measured]
 
     tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, cleaned)
     sums = []

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +22,9 @@ from tf_bandmf.keras.clipping.gradients import clipped_gradient_sums
 from tf_bandmf.keras.clipping.losses import compiled_loss, unscaled_losses
 from tf_bandmf.keras.clipping.variables import tensorflow_variable, trainable_variables
 
-# Gradients computed in bfloat16 carry 8 bits, whichever way they are computed.
-_BFLOAT16_TOLERANCE = 3e-2
+# Gradients computed in bfloat16 carry 8 bits, in float16 11 bits, whichever way they
+# are computed.
+_TOLERANCES = {"bfloat16": 3e-2, "float16": 1e-2}
 _NUM_EXAMPLES = 2
 
 
@@ -33,6 +35,8 @@ def self_check(
     sample_weight: Any = None,
     *,
     rtol: float = 1e-3,
+    microbatch_size: int | None = None,
+    loss_scale_factor: float | None = None,
 ) -> None:
     """Compares clipped gradients of two examples with gradients taken one by one.
 
@@ -46,6 +50,9 @@ def self_check(
         y: Targets, [B, ...].
         sample_weight: Optional weights, [B, ...].
         rtol: Largest relative error of norms and of the clipped sum.
+        microbatch_size: If given, the clipping in groups is what is checked, on three
+            examples in groups of two: a full one, and one that is padded.
+        loss_scale_factor: As for `clipped_gradient_sums`.
 
     Raises:
         ClippingMismatchError: If they differ, with the likely cause.
@@ -58,11 +65,15 @@ def self_check(
     _, size = batching.batch_size(data)
     if int(size) == 0:
         return
-    data = batching.map_tensors(lambda tensor: tensor[:_NUM_EXAMPLES], data)
-    if any(layer.compute_dtype == "bfloat16" for layer in model._flatten_layers()):
-        rtol = max(rtol, _BFLOAT16_TOLERANCE)
+    count = min(int(size), _NUM_EXAMPLES + (microbatch_size is not None))
+    data = batching.map_tensors(lambda tensor: tensor[:count], data)
+    for layer in model._flatten_layers():
+        rtol = max(rtol, _TOLERANCES.get(layer.compute_dtype, 0.0))
+    group = None
+    if microbatch_size is not None:
+        group = max(1, min(microbatch_size, count - 1))
     with _unchanged_state(model), _without_randomness():
-        references = _references(model, data)
+        references = _references(model, data, loss_scale_factor or 1.0)
         largest = max(
             (norm for norm, _ in references if math.isfinite(norm)), default=0
         )
@@ -71,11 +82,24 @@ def self_check(
         x, y, sample_weight = data
         clipped = tf.function(
             lambda: clipped_gradient_sums(
-                model, x, y, sample_weight, l2_norm_clip=clip
+                model,
+                x,
+                y,
+                sample_weight,
+                l2_norm_clip=clip,
+                microbatch_size=group,
+                loss_scale_factor=loss_scale_factor,
             ),
             autograph=False,
         )()
     norms = clipped.norms.numpy()
+    if loss_scale_factor and not np.all(np.isfinite(norms)):
+        warnings.warn(
+            f"Of the first {len(norms)} examples {int(np.sum(~np.isfinite(norms)))} have "
+            f"gradients that are not finite, and contribute nothing. If the data are "
+            f"finite, lower loss_scale_factor={loss_scale_factor:g}.",
+            stacklevel=2,
+        )
     for index, (expected, _) in enumerate(references):
         if not math.isfinite(expected):
             continue
@@ -97,7 +121,7 @@ _CAUSES = (
 
 
 def _references(
-    model: keras.Model, data: Any
+    model: keras.Model, data: Any, scale: float
 ) -> list[tuple[float, list[np.ndarray[Any, Any]]]]:
     """Returns norm and gradients of each example, from a tape on a batch of one."""
     variables = [tensorflow_variable(v) for v in trainable_variables(model)]
@@ -113,10 +137,14 @@ def _references(
             with unscaled_losses():
                 value = tf.reduce_sum(loss(y, y_pred, weight))
         gradients = tape.gradient(
-            value, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            value,
+            variables,
+            output_gradients=tf.cast(scale, value.dtype),
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
         arrays = [
-            tf.cast(tf.convert_to_tensor(g), tf.float64).numpy() for g in gradients
+            tf.cast(tf.convert_to_tensor(g), tf.float64).numpy() / scale
+            for g in gradients
         ]
         norm = math.sqrt(sum(float(np.sum(a**2)) for a in arrays))
         references.append((norm if np.isfinite(value) else math.nan, arrays))

@@ -1,0 +1,68 @@
+"""Settings of the process under which products of float32 matrices are not float32.
+
+A norm and the sum that it clips are computed in different ways, often by products of
+matrices. In float32 they agree to 1e-6. With operands rounded to TensorFloat-32,
+bfloat16 or float16 they agree to 1e-3 at best, and to nothing at all where terms cancel:
+no margin of the clip norm makes up for it, so that contributions could be larger than
+the plan says. Reduced precision of layers is another thing, and fine: it changes which
+gradient is clipped, not by how much.
+"""
+
+from __future__ import annotations
+
+import os
+
+import tensorflow as tf
+
+# GPUs from this compute capability on have TensorFloat-32.
+_TENSOR_FLOAT_32_SINCE = (8, 0)
+_FPMATH_MODES = (
+    "TF_SET_ONEDNN_FPMATH_MODE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+)
+
+
+def check_matmul_precision() -> None:
+    """Refuses settings that round the operands of float32 products.
+
+    Raises:
+        RuntimeError: With the setting, and how to change it.
+    """
+    if tf.config.experimental.tensor_float_32_execution_enabled() and any(
+        map(_has_tensor_float_32, tf.config.get_visible_devices("GPU"))
+    ):
+        raise RuntimeError(
+            "TensorFlow rounds products of float32 matrices to TensorFloat-32 on this "
+            "GPU: per-example norms would be wrong by 0.1% or more, and gradients "
+            "larger than the clip norm. Call "
+            "tf.config.experimental.enable_tensor_float_32_execution(False) first. For "
+            "speed use the dtype policy mixed_bfloat16 or mixed_float16, whose norms "
+            "are computed in float32."
+        )
+    options = tf.config.optimizer.get_experimental_options()
+    rewrites = [
+        name for name, on in options.items() if on and "auto_mixed_precision" in name
+    ]
+    if rewrites or os.environ.get("TF_ENABLE_AUTO_MIXED_PRECISION", "0") != "0":
+        raise RuntimeError(
+            "TensorFlow's graph rewrite auto_mixed_precision is on: it would compute "
+            "per-example norms with 8 or 11 bits. Turn it off (tf.config.optimizer."
+            "set_experimental_options, TF_ENABLE_AUTO_MIXED_PRECISION) and use the "
+            "dtype policy mixed_bfloat16 or mixed_float16."
+        )
+    for name in _FPMATH_MODES:
+        mode = os.environ.get(name, "")
+        if mode.upper() not in ("", "STRICT"):
+            raise RuntimeError(
+                f"The environment variable {name}={mode} lets oneDNN round products of "
+                f"float32 matrices: per-example norms would be wrong. Unset it, and use "
+                f"the dtype policy mixed_bfloat16 for speed."
+            )
+
+
+def _has_tensor_float_32(device: tf.config.PhysicalDevice) -> bool:
+    """Whether a GPU rounds; one that does not say so is taken for one that does."""
+    details = tf.config.experimental.get_device_details(device)
+    capability = details.get("compute_capability")
+    return capability is None or tuple(capability) >= _TENSOR_FLOAT_32_SINCE
