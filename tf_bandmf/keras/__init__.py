@@ -4,7 +4,8 @@ Raises ImportError, and says what is missing, without Keras 3 on TensorFlow.
 """
 
 from tf_bandmf.keras import _requirements  # noqa: F401  (raises first)
-from tf_bandmf.keras.model import PrivateTraining, make_private, to_plain
+from tf_bandmf.keras.conversion import make_private, to_plain
+from tf_bandmf.keras.model import PrivateTraining
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 
 __all__ = ["PrivateOptimizer", "PrivateTraining", "make_private", "to_plain"]
