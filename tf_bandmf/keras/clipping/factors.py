@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from tf_bandmf.keras.clipping import batching
 
@@ -222,9 +223,8 @@ class Product(Factor):
         size = math.prod(self.layout.shape)
         if terms == 1:
             # One outer product: its norm is the product of the norms.
-            norms = tf.math.reduce_euclidean_norm(left, -1)
-            norms *= tf.math.reduce_euclidean_norm(right, -1)
-            squared_norms = _squared_norms(tf.reshape(norms, [tf.shape(left)[0], -1]))
+            norms = _sum_of_squares(left, [-1]) * _sum_of_squares(right, [-1])
+            squared_norms = tf.reduce_sum(tf.reshape(norms, [tf.shape(left)[0], -1]), 1)
             return Measured(squared_norms, (left, right), self._contract)
         if prefers_forming(terms, size):
             matrices = tf.matmul(left, right, transpose_a=True)
@@ -343,9 +343,14 @@ class Rows(Factor):
 
 def _squared_norms(gradients: tf.Tensor) -> tf.Tensor:
     """Returns squared norms [B] of gradients [B, ...]."""
-    axes = list(range(1, gradients.shape.rank))
+    return _sum_of_squares(gradients, list(range(1, gradients.shape.rank)))
+
+
+def _sum_of_squares(tensor: tf.Tensor, axes: list[int]) -> tf.Tensor:
+    if GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        return tf.reduce_sum(tensor**2, axes)  # XLA fuses it, and has no other way
     # One operation without a copy of all squares: a third of the time.
-    return tf.square(tf.math.reduce_euclidean_norm(gradients, axis=axes))
+    return tf.square(tf.math.reduce_euclidean_norm(tensor, axes))
 
 
 def _tensordot(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
