@@ -6,9 +6,10 @@
 
 A step is forward and backward pass and SGD update on a batch in memory, without metrics.
 "clipped" clips and sums the gradients of single examples, without noise; the others add
-the noise of their mechanism. `wall` and `cpu` are ratios of medians to the ordinary
-step. `peak` is memory that one process took for the step alone. `--fit` compares whole
-epochs of `model.fit`, with the same sampler and accountant for every mechanism.
+the noise of their mechanism; "kept" is lambda_cgd with `keep_normals=True`. `wall` and
+`cpu` are ratios of medians to the ordinary step. `peak` is memory that one process took
+for the step alone. `--fit` compares whole epochs of `model.fit`, with the same sampler and
+accountant for every mechanism.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import clipped_gradient_sums
 
-MECHANISMS = ("identity", "lambda_cgd")
+MECHANISMS = ("identity", "lambda_cgd", "kept")
 BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128}
 # Steps that take some tenths of a second together, so that clocks do not matter.
 STEPS = {"mlp": 40, "cnn": 4, "transformer": 3}
@@ -94,6 +95,7 @@ def compiled(name: str, optimizer: Any, private: bool, options: Any) -> keras.Mo
 
 
 def plan_for(mechanism: str, name: str, num_examples: int, epochs: int) -> Any:
+    mechanism = "lambda_cgd" if mechanism == "kept" else mechanism
     return tf_bandmf.plan(
         mechanism,
         noise_multiplier=1.0,
@@ -130,7 +132,9 @@ def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[],
     plan = plan_for(mechanism or "identity", name, size, 5000)
     optimizer = inner
     if mechanism is not None:
-        optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
+        optimizer = tf_bandmf.keras.PrivateOptimizer(
+            inner, plan, keep_normals=mechanism == "kept"
+        )
     model = compiled(name, optimizer, True, options)
     variables = model.trainable_variables
     model.optimizer.build(variables)
@@ -164,7 +168,10 @@ def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
         model = compiled(name, keras.optimizers.SGD(1e-3), False, options)
         return lambda: model.fit(x, y, batch_size=BATCH_SIZES[name], verbose=0)
     plan = plan_for(kind, name, num_examples, options.rounds + 1)
-    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1e-3), plan)
+    inner = keras.optimizers.SGD(1e-3)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(
+        inner, plan, keep_normals=kind == "kept"
+    )
     model = compiled(name, optimizer, True, options)
     batches = plan.batches(x, y)
     return lambda: model.fit(batches, verbose=0)
