@@ -205,6 +205,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         HostNoise.load(str(path), plan, D)
     with pytest.raises(FileNotFoundError):
         HostNoise.load(str(tmp_path / "missing"), plan, D)
+    path.chmod(0o644)
+    with pytest.raises(PermissionError, match="others may read it"):
+        HostNoise.load(str(path), plan, D)
 
 
 def test_test_seeds():

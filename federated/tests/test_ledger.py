@@ -39,6 +39,18 @@ def test_every_entry_is_read_again(path):
     assert os.stat(path).st_mode & 0o777 == 0o600
 
 
+def test_the_first_state_is_known_and_fixed_when_a_round_begins(path):
+    with Ledger(path, RUN) as ledger:
+        assert ledger.initial_digest is None
+        ledger.initial("of a state that was never saved")
+        ledger.initial("s")
+        ledger.started(0, **START)
+        with pytest.raises(ValueError, match="has its first state"):
+            ledger.initial("another")
+    with Ledger(path, RUN) as ledger:
+        assert ledger.initial_digest == "s"
+
+
 def test_an_entry_is_in_the_file_when_the_call_returns(path):
     with Ledger(path, RUN) as ledger:
         for size, act in enumerate(

@@ -201,9 +201,12 @@ def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
     # The uninterrupted run, from the same first state and key.
     straight = Models()
     (tmp_path / "straight" / "states").mkdir(parents=True)
-    for name in ("states/state-00000000", "noise.key"):
+    for name in ("states/state-00000000", "noise.key", "ledger.jsonl"):
         if (tmp_path / name).exists():
-            (tmp_path / "straight" / name).write_bytes((tmp_path / name).read_bytes())
+            content = (tmp_path / name).read_bytes()
+            if name == "ledger.jsonl":  # before the first round
+                content = b"".join(content.splitlines(keepends=True)[:2])
+            (tmp_path / "straight" / name).write_bytes(content)
             os.chmod(tmp_path / "straight" / name, 0o600)
     if process.noise_place == "host":
         process = build(PLAN, "host")  # this one handed out the noise already
@@ -362,6 +365,47 @@ def test_missing_or_damaged_files_are_refused(tmp_path, process):
         path.unlink()
     with pytest.raises(ValueError, match="no state of the run is there"):
         train(tmp_path, process)
+
+
+def test_a_first_state_without_its_ledger_is_refused(tmp_path, process):
+    """Nothing says any more for whom the noise of its first round was used."""
+    states = str(tmp_path / "states")
+    train(tmp_path, process, Models(), total_rounds=1)
+    (tmp_path / "ledger.jsonl").unlink()
+    os.unlink(os.path.join(states, "state-00000001"))
+    models = Models()
+    for folder in (tmp_path, tmp_path / "new"):
+        with pytest.raises(ValueError, match="one of the two was replaced"):
+            train(folder, process, models, States(states), clients_per_round=1)
+    assert models.releases == []
+
+
+def test_a_crash_before_the_first_state_is_saved_loses_nothing(tmp_path, process):
+    for manager in (dict(dies_before=0), dict(dies_after=0)):
+        with pytest.raises(Crash):
+            train(tmp_path, process, None, States(str(tmp_path / "states"), **manager))
+    models = Models()
+    train(tmp_path, process, models)
+    assert [key for key, _ in models.releases] == list(range(1, N + 1))
+
+
+def test_fewer_rounds_than_were_begun_are_refused(tmp_path):
+    """With an older state they would be missing in what was measured."""
+    process, states = PROCESSES["state"], str(tmp_path / "states")
+    train(tmp_path, process, Models(), States(states))
+    for version in (3, 4, 5):
+        os.unlink(os.path.join(states, f"state-{version:08d}"))
+    with pytest.raises(ValueError, match="5 rounds were begun, more than"):
+        train(tmp_path, process, states=States(states), total_rounds=2)
+    outcome = train(tmp_path, process, states=States(states))
+    assert outcome.measured.num_rounds == N
+
+
+def test_what_a_killed_program_left_of_the_key_is_removed(tmp_path):
+    (tmp_path / ".private-half").write_bytes(b"secret")
+    train(tmp_path, PROCESSES["host"], total_rounds=1)
+    names = {"ledger.jsonl", "noise.key", "states"}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_a_missing_key_of_the_host_is_refused(tmp_path):

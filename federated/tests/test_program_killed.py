@@ -56,6 +56,9 @@ def main(folder):
             straight.joinpath("states").mkdir(parents=True)
             for name in ("states/state-00000000", "noise.key"):
                 shutil.copy(killed / name, straight / name)
+            lines = (killed / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+            (straight / "ledger.jsonl").touch(mode=0o600)
+            (straight / "ledger.jsonl").write_bytes(b"".join(lines[:2]))
     for folder in (killed, straight):
         status = in_a_child(lambda folder=folder: train(folder))
         if status:

@@ -3,12 +3,14 @@
 import asyncio
 import collections
 import os
+import time
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tf_bandmf import private_files
 from tf_bandmf_federated import PrivateProgramStateManager
 
 
@@ -55,6 +57,30 @@ def test_a_state_is_loaded_as_it_was_saved(tmp_path):
         assert loaded[name].dtype == state(7)[name].dtype
     np.testing.assert_array_equal(loaded["weights"][0], np.full([2, 3], 7.0))
     np.testing.assert_array_equal(loaded["weights"][1], [7, 7])
+
+
+def test_a_cancelled_save_does_not_go_on_writing(tmp_path, monkeypatch):
+    """The program may have been started again meanwhile, and skipped the round."""
+    manager = PrivateProgramStateManager(str(tmp_path))
+    real, ended = private_files.write, []
+
+    def slow(*arguments):
+        time.sleep(0.1)
+        real(*arguments)
+        ended.append(True)
+
+    monkeypatch.setattr(private_files, "write", slow)
+
+    async def program():
+        saving = asyncio.create_task(manager.save(state(0), version=1))
+        await asyncio.sleep(0.01)
+        saving.cancel()
+        await asyncio.wait({saving})
+        at_once = len(ended)
+        await asyncio.sleep(0.3)
+        assert len(ended) == at_once
+
+    run(program())
 
 
 def test_files_are_private_and_old_versions_go(tmp_path):

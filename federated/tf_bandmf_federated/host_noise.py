@@ -183,8 +183,10 @@ class HostNoise:
         """Reads a file of `save`.
 
         Raises:
+          PermissionError: if others than the owner may read the file.
           ValueError: if the file is damaged or of another plan or model.
         """
+        private_files.check_mode(path)
         try:
             with open(path, "rb") as file:
                 with np.load(io.BufferedReader(file), allow_pickle=False) as archive:

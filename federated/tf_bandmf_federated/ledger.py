@@ -12,6 +12,7 @@ the line before. An entry is on the disk before the call returns.
 | entry | fields |
 |---|---|
 | `run` | the first one: plan's fingerprint, number of parameters |
+| `initial` | digest of the state before round 0 |
 | `started` | round, key id, names of the cohort, digests of cohort and state |
 | `result` | round, digest of the state after it |
 | `released` | round |
@@ -84,6 +85,7 @@ class Ledger:
             private_files.check_mode(path)
             self._digest = _BEFORE_FIRST
             self._rounds: dict[int, RoundRecord] = {}
+            self._initial_digest: str | None = None
             self._read(run)
         except BaseException:
             self._file.close()
@@ -99,6 +101,19 @@ class Ledger:
     def rounds(self) -> dict[int, RoundRecord]:
         """The rounds that were begun, in their order."""
         return dict(self._rounds)
+
+    @property
+    def initial_digest(self) -> str | None:
+        """SHA-256 of the state before round 0, or None."""
+        return self._initial_digest
+
+    def initial(self, state_digest: str) -> None:
+        """The run begins, with this state; again, with another one, if none was saved.
+
+        Raises:
+          ValueError: if a round was begun already.
+        """
+        self._append(entry="initial", state_digest=state_digest)
 
     def started(
         self,
@@ -209,7 +224,15 @@ class Ledger:
 
     def _take(self, entry: dict[str, Any]) -> None:
         """Takes an entry over into the records."""
-        kind, number = entry["entry"], entry["round"]
+        kind = entry["entry"]
+        if kind == "initial":
+            if self._rounds:
+                raise ValueError(
+                    "Rounds were begun already: the run has its first state."
+                )
+            self._initial_digest = entry["state_digest"]
+            return
+        number = entry["round"]
         known = self._rounds.get(number)
         if kind == "started":
             record = RoundRecord(

@@ -127,7 +127,8 @@ async def train_model(
 
     Raises:
       BlockingIOError: if another program works in `private_dir`.
-      TypeError, ValueError: if an argument is wrong; if the files of `private_dir` are
+      TypeError, ValueError: if an argument is wrong, as `total_rounds` below the number
+        of rounds that were begun; if the files of `private_dir` are
         damaged or of another run, plan or model, or some of them are missing. What a
         round raises is passed on: call again to go on.
     """
@@ -145,6 +146,7 @@ async def train_model(
         "noise": process.noise_place,
     }
     with Ledger(os.path.join(private_dir, _LEDGER), made_for) as ledger:
+        private_files.remove_unfinished(private_dir)
         states = program_state_manager or PrivateProgramStateManager(
             os.path.join(private_dir, _STATES)
         )
@@ -168,6 +170,12 @@ async def train_model(
             ),
             may_replay=interrupted_round == "replay",
         )
+        if len(ledger.rounds) > total_rounds:
+            raise ValueError(
+                f"The ledger says that {len(ledger.rounds)} rounds were begun, more "
+                f"than total_rounds = {total_rounds}: an older state would leave some "
+                f"out of what was measured. Give at least as many."
+            )
         state = await program.begin(first)
         while program.round_number(state) < total_rounds:
             state = await program.run_round(state)
@@ -230,6 +238,7 @@ class _Program:
                     "there: it cannot go on. A new run, in another directory, has a "
                     "privacy budget of its own, which adds to what this one spent."
                 )
+            self.ledger.initial(digest_of(first.state))
             await self.states.save(first, version=0)
             return first
         done = self.round_number(state)
@@ -244,25 +253,29 @@ class _Program:
                 "The ledger is of a run with another noise key. State and ledger must "
                 "be of one run."
             )
-        if done:
-            await self._finish_release(state, done)
+        self._check_state(state, done)
+        known = rounds.get(done - 1)
+        if known and known.skipped_because is None and not known.is_released:
+            await self.releases.release(state, done)
+            self.ledger.released(done - 1)
         return state
 
-    async def _finish_release(self, state: ProgramState, done: int) -> None:
-        """Releases the last round before the state, if the ledger does not say so."""
+    def _check_state(self, state: ProgramState, done: int) -> None:
+        """Raises ValueError if it is not the state that the ledger expects."""
         known = self.ledger.rounds.get(done - 1)
-        result = digest_of(state.state)
-        if known is None or (
-            known.skipped_because is None and known.result_digest != result
-        ):
+        if known is not None and known.skipped_because is not None:
+            return
+        if known is not None:
+            expected = known.result_digest
+        else:
+            # Without its ledger nothing says what a first state's noise was used for.
+            expected = self.ledger.initial_digest if done == 0 else None
+        if expected != digest_of(state.state):
             raise ValueError(
                 f"The state after {done} rounds is not the one of which the ledger "
                 f"tells: one of the two was replaced. Take both from one backup, or the "
                 f"newest ledger and an older state of the run."
             )
-        if known.skipped_because is None and not known.is_released:
-            await self.releases.release(state, done)
-            self.ledger.released(done - 1)
 
     async def run_round(self, state: ProgramState) -> ProgramState:
         """One round, or one that is passed over."""

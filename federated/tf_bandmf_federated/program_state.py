@@ -6,7 +6,6 @@ checksum, and does not wait for the disk. A state of a private process may hold 
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import re
@@ -61,7 +60,7 @@ class PrivateProgramStateManager(tff.program.ProgramStateManager):
         path = self._path(version)
         if not os.path.exists(path):
             raise tff.program.ProgramStateNotFoundError(version)
-        content = await asyncio.to_thread(private_files.read, path)
+        content = private_files.read(path)
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             leaves = [archive[f"leaf_{i}"] for i in range(len(archive.files) - 1)]
             names = archive["names"].tobytes().decode()
@@ -89,7 +88,8 @@ class PrivateProgramStateManager(tff.program.ProgramStateManager):
         named = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
         names = np.frombuffer(_names(state).encode(), np.uint8)
         np.savez(stream, names=names, **named)  # type: ignore[arg-type]
-        await asyncio.to_thread(private_files.write, path, stream.getvalue())
+        # In no thread: it would go on writing after this call was cancelled.
+        private_files.write(path, stream.getvalue())
         for old in (await self.get_versions() or [])[: -self._keep_total]:
             os.unlink(self._path(old))
 
