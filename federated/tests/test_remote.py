@@ -2,12 +2,14 @@
 
 import asyncio
 import functools
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 
 import numpy as np
 import psutil
@@ -106,6 +108,26 @@ def test_two_workers_give_what_one_gives(two_workers, kind):
     # Sums of five floats below 1, in another order, in five rounds.
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     assert np.abs(expected).max() > 0.1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kind", [("bsr", "host"), ("lambda_cgd", "state")])
+def test_the_error_for_a_wrong_argument_shows_no_secret(
+    two_workers, kind, count, caplog
+):
+    process = build(*kind)
+    with remote_context(two_workers.addresses[:count]):
+        state = process.prepare(process.initialize())
+        noise = state.aggregator["noise"]
+        secrets = noise["values"] if kind[1] == "host" else noise["step_keys"][0]
+        for arguments in ((state,), ({"state": state}, cohort(0))):
+            with pytest.raises(TypeError) as caught:
+                process.next(*arguments)
+            # asyncio logs the error of the other worker when it is collected.
+            gc.collect()
+            text = "".join(traceback.format_exception(caught.value)) + caplog.text
+            assert "global_model_weights" in text  # the type that is expected
+            assert not any(str(secret) in text for secret in secrets)
 
 
 def test_the_programs_of_tff(two_workers):

@@ -137,8 +137,9 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         """The state after a round whose result is thrown away: model as before.
 
         For a round that was begun and must not be repeated with its noise. The clients'
-        participations in it count. The guarantee holds: what is released is part of
-        what the plan would release.
+        participations in it count; a registry on the server does not know them, so that
+        with one the result must not have been released. The guarantee holds: what is
+        released is part of what the plan would release.
 
         Raises:
           ValueError: past the plan's last round.

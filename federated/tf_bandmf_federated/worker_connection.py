@@ -44,6 +44,7 @@ _CHANNEL_OPTIONS = (
 _SECONDS_TO_DISPOSE = 10.0
 _SECONDS_BETWEEN_LOOKS = 0.2
 _LATE = "needed longer than the limit"
+_PRINTED_BY_TFF = "Trying to serialize\n"  # before a value
 
 
 class WorkersUnavailable(ConnectionError):
@@ -128,9 +129,18 @@ class WorkerConnection(tff.framework.AsyncContext):
 
     def _begin(self, comp: Any, arg: Any) -> concurrent.futures.Future:
         self._limits.gone_since = None
-        return asyncio.run_coroutine_threadsafe(
-            self._context.invoke(comp, arg), self._loop
-        )
+        return asyncio.run_coroutine_threadsafe(self._invoke(comp, arg), self._loop)
+
+    async def _invoke(self, comp: Any, arg: Any) -> Any:
+        try:
+            return await self._context.invoke(comp, arg)
+        except TypeError as error:
+            # TFF prints the argument: keys, noise and what clients sent.
+            what, found, rest = str(error).partition(_PRINTED_BY_TFF)
+            if not found:
+                raise
+            expected = rest.rpartition("\nto\n")[2]
+            raise TypeError(f"{what}Expected {expected}") from None
 
     def _check(self, work: concurrent.futures.Future) -> None:
         now, gone_since = time.monotonic(), self._limits.gone_since
