@@ -152,7 +152,9 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
             )
         if self.host_noise is not None:
             return self.host_noise.skip(state)
-        generator = NoiseGenerator(self.plan.strategy, self.num_parameters)
+        generator = NoiseGenerator(
+            self.plan.strategy, self.num_parameters, jit_compile=False
+        )
         noise = aggregator["noise"]
         kept = NoiseState(tf.constant(noise["step_keys"]), tf.constant(noise["buffer"]))
         _, after = generator.next(kept, tf.constant(current, tf.int64))

@@ -80,7 +80,10 @@ class NoiseInState(ServerNoise):
     """
 
     def __init__(self, plan: Plan, num_parameters: int) -> None:
-        self._generator = NoiseGenerator(plan.strategy, num_parameters)
+        # TFF's worker executes graphs without XLA.
+        self._generator = NoiseGenerator(
+            plan.strategy, num_parameters, jit_compile=False
+        )
         self._test_seed = plan.test_seed
 
     def initial_state(self) -> State:

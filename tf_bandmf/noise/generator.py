@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
-from tf_bandmf import bands
 from tf_bandmf.key_schedule import NoiseKey
-from tf_bandmf.noise.normals import BLOCK, standard_normals
+from tf_bandmf.noise.normals import BLOCK, standard_normals, traced_under_xla
 from tf_bandmf.noise.recurrences import recurrence_of
 from tf_bandmf.strategies import Strategy
 
@@ -47,6 +45,7 @@ class NoiseGenerator:
       num_shards: R; a generator of one of more than one shard returns its part.
       keep_normals: strategies with a banded inverse keep their last `bands - 1` normals
         instead of drawing them again: more memory, less time, the same bits.
+      jit_compile: see `standard_normals`.
 
     Raises:
       ValueError: if num_parameters or num_shards is < 1.
@@ -59,6 +58,7 @@ class NoiseGenerator:
         *,
         num_shards: int = 1,
         keep_normals: bool = False,
+        jit_compile: bool = True,
     ) -> None:
         for name, value in (
             ("num_parameters", num_parameters),
@@ -70,11 +70,8 @@ class NoiseGenerator:
         self.num_parameters = int(num_parameters)
         self.num_shards = int(num_shards)
         self._shard_blocks = -(-self.num_parameters // (BLOCK * self.num_shards))
-        self._recurrence = recurrence_of(strategy.core, keep_normals)
-        self._row_scale: np.ndarray | None = None
-        if isinstance(strategy.matrix, bands.ColumnScaled):
-            # C^-1 = diag(1 / scale) core^-1 (dp-lambda-cgd, Proposition 7).
-            self._row_scale = (1.0 / strategy.matrix.scale).astype(np.float32)
+        self._recurrence = recurrence_of(strategy.matrix, keep_normals)
+        self._jit_compile = bool(jit_compile)
         self._next_function = tf.function(self._next)
 
     @property
@@ -165,22 +162,16 @@ class NoiseGenerator:
 
         def normals(step: tf.Tensor) -> tf.Tensor:
             key = tf.gather(step_keys, step)
-            return standard_normals(key, self.shard_size, first_block)
+            return standard_normals(
+                key, self.shard_size, first_block, jit_compile=self._jit_compile
+            )
 
-        noise, update = self._recurrence.row(normals, buffer, step)
-        if self._row_scale is not None:
-            noise *= tf.gather(tf.constant(self._row_scale), step)
-        return noise, update
+        return self._recurrence.row(normals, buffer, step)
 
 
 def refuse_xla() -> None:
     """Raises ValueError if this is traced into a function that XLA compiles."""
-    from tensorflow.python.framework import ops
-    from tensorflow.python.ops import control_flow_util
-
-    if tf.executing_eagerly():
-        return
-    if control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()):
+    if traced_under_xla():
         raise ValueError(
             "XLA drops assertions, so that a step past the horizon could not raise. "
             "Call the noise generator outside of jit_compile=True."

@@ -49,20 +49,24 @@ class Regeneration(Recurrence):
     Nothing is kept. `N` is banded, or all of it is there (a dense strategy).
     """
 
-    def __init__(self, noising_matrix: bands.LowerTriangular) -> None:
-        self._rows = _Rows(noising_matrix)
+    def __init__(self, rows: _Rows) -> None:
+        self._rows = rows
+        self._compiled_sum = tf.function(_sum, jit_compile=True)
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         weights = self._rows.at(step)
 
-        def term(j: tf.Tensor) -> tf.Tensor:
+        def add(j: tf.Tensor, factor: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
             # Steps before the first have weight 0.
-            return weights[j] * normals(tf.maximum(step - tf.cast(j, tf.int64), 0))
+            earlier = normals(tf.maximum(step - tf.cast(j, tf.int64), 0))
+            only_row = tf.expand_dims(earlier, 0)
+            return self._compiled_sum(
+                factor, total, weights[j], only_row, tf.constant(0, tf.int64)
+            )
 
-        first = self._rows.times_diagonal(weights, normals(step))
-        return _sum_of_terms(first, term, self._rows.terms, step), None
+        return _weighted_sum(weights, normals(step), add, step), None
 
 
 class KeptNormals(Recurrence):
@@ -71,49 +75,70 @@ class KeptNormals(Recurrence):
     Slot `i % memory_vectors` of the buffer holds `z[i]`.
     """
 
-    def __init__(self, noising_matrix: bands.LowerTriangular) -> None:
-        self._rows = _Rows(noising_matrix)
-        self.memory_vectors = self._rows.terms - 1
+    def __init__(self, rows: _Rows) -> None:
+        self._rows = rows
+        self.memory_vectors = rows.terms - 1
+        self._compiled_sum = tf.function(_sum, jit_compile=True)
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         weights = self._rows.at(step)
         fresh = normals(step)
-        first = self._rows.times_diagonal(weights, fresh)
-        if not self.memory_vectors:
-            return first, None
 
-        def term(j: tf.Tensor) -> tf.Tensor:
+        def add(j: tf.Tensor, factor: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
             # Slots of steps before the first hold zeros.
             slot = (step - tf.cast(j, tf.int64)) % self.memory_vectors
-            return weights[j] * tf.gather(buffer, slot)
+            return self._compiled_sum(factor, total, weights[j], buffer, slot)
 
-        output = _sum_of_terms(first, term, self._rows.terms, step)
+        output = _weighted_sum(weights, fresh, add, step)
+        if not self.memory_vectors:
+            return output, None
         slot = tf.reshape(step % self.memory_vectors, [1])
         return output, tf.IndexedSlices(fresh[None], slot)
 
 
-def _sum_of_terms(
-    first: tf.Tensor,
-    term: Callable[[tf.Tensor], tf.Tensor],
-    num_terms: int,
+def _weighted_sum(
+    weights: tf.Tensor,
+    fresh: tf.Tensor,
+    add: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor],
     step: tf.Tensor,
 ) -> tf.Tensor:
-    """Adds the terms `1, 2, ...` to the first one, in this order."""
-    total = first
-    if num_terms <= _UNROLLED_TERMS:
-        for j in range(1, num_terms):
-            total += term(tf.constant(j))
-        return total
-    exist = tf.minimum(num_terms, tf.cast(step, tf.int32) + 1)
-    _, total = tf.while_loop(
-        lambda j, _: j < exist,
-        lambda j, partial: (j + 1, partial + term(j)),
-        (tf.constant(1), total),
-        parallel_iterations=1,
-    )
+    """`weights[0] fresh`, and the terms `1, 2, ...` added in this order.
+
+    Args:
+      weights: float32, shape [terms].
+      fresh: the normals of this step.
+      add: from j, a factor and a vector to the factor times the vector plus term j.
+      step: int64 scalar.
+    """
+    num_terms, one = int(weights.shape[0]), tf.constant(1)
+    if num_terms == 1:
+        return weights[0] * fresh
+    if num_terms > _UNROLLED_TERMS:
+        exist = tf.minimum(num_terms, tf.cast(step, tf.int32) + 1)
+        return tf.while_loop(
+            lambda j, _: j < exist,
+            lambda j, total: (j + 1, add(j, tf.constant(1.0), total)),
+            # Term 1 is added at step 0, too, with weight 0.
+            (tf.constant(2), add(one, weights[0], fresh)),
+            parallel_iterations=1,
+        )[1]
+    total = add(one, weights[0], fresh)
+    for j in range(2, num_terms):
+        total = add(tf.constant(j), tf.constant(1.0), total)
     return total
+
+
+def _sum(
+    factor: tf.Tensor,
+    total: tf.Tensor,
+    weight: tf.Tensor,
+    buffer: tf.Tensor,
+    slot: tf.Tensor,
+) -> tf.Tensor:
+    """XLA makes one pass of it, and copies no variable."""
+    return factor * total + weight * tf.gather(buffer, slot)
 
 
 class RingBuffer(Recurrence):
@@ -123,9 +148,9 @@ class RingBuffer(Recurrence):
     `i % memory_vectors` of the buffer holds `y[i]`.
     """
 
-    def __init__(self, matrix: bands.LowerTriangular) -> None:
-        self._rows = _Rows(matrix)
-        self.memory_vectors = self._rows.terms - 1
+    def __init__(self, rows: _Rows) -> None:
+        self._rows = rows
+        self.memory_vectors = rows.terms - 1
         self._compiled_product = tf.function(_product, jit_compile=True)
 
     def row(
@@ -178,31 +203,55 @@ class GeometricBuffers(Recurrence):
         return output, tf.IndexedSlices(updated, slots)
 
 
+class ScaledOutput(Recurrence):
+    """The rows of another recurrence, each times a number of its own."""
+
+    def __init__(self, inner: Recurrence, row_scale: np.ndarray) -> None:
+        self._inner = inner
+        self._row_scale = row_scale.astype(np.float32)
+        self.memory_vectors = inner.memory_vectors
+
+    def row(
+        self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
+        output, update = self._inner.row(normals, buffer, step)
+        return output * tf.gather(tf.constant(self._row_scale), step), update
+
+
 def recurrence_of(
-    core: bands.LowerTriangular, keep_normals: bool = False
+    matrix: bands.LowerTriangular, keep_normals: bool = False
 ) -> Recurrence:
-    """The recurrence for a strategy matrix without column scaling.
+    """The recurrence for a strategy matrix.
 
     Args:
-      core: C.
+      matrix: C.
       keep_normals: where earlier normals are needed again, keep them.
 
     Raises:
       TypeError: for a kind of matrix that cannot be streamed.
     """
-    if isinstance(core, bands.Inverse):
-        return (KeptNormals if keep_normals else Regeneration)(core.inner)
-    if isinstance(core, unbanded.BufferedToeplitz):
-        return GeometricBuffers(core)
-    if isinstance(core, unbanded.Dense):
-        inverse = core.solve(np.eye(core.num_rows))
-        steps = np.arange(core.num_rows)
+    row_scale = None
+    if isinstance(matrix, bands.ColumnScaled):
+        # C^-1 = diag(1 / scale) core^-1 (dp-lambda-cgd, Proposition 7).
+        row_scale, matrix = 1.0 / matrix.scale, matrix.inner
+    if isinstance(matrix, bands.Inverse):
+        kind = KeptNormals if keep_normals else Regeneration
+        return kind(_Rows(matrix.inner, row_scale))
+    if isinstance(matrix, unbanded.Dense):
+        inverse = matrix.solve(np.eye(matrix.num_rows))
+        steps = np.arange(matrix.num_rows)
         columns = steps[:, None] - steps[None, :]
         rows = np.take_along_axis(inverse, np.maximum(columns, 0), axis=1)
-        return Regeneration(bands.RowBanded(np.where(columns >= 0, rows, 0.0)))
-    if isinstance(core, (bands.ToeplitzBanded, bands.RowBanded)):
-        return RingBuffer(core)
-    raise TypeError(f"No recurrence streams a {type(core).__name__}.")
+        all_rows = bands.RowBanded(np.where(columns >= 0, rows, 0.0))
+        return Regeneration(_Rows(all_rows, row_scale))
+    inner: Recurrence
+    if isinstance(matrix, unbanded.BufferedToeplitz):
+        inner = GeometricBuffers(matrix)
+    elif isinstance(matrix, (bands.ToeplitzBanded, bands.RowBanded)):
+        inner = RingBuffer(_Rows(matrix))
+    else:
+        raise TypeError(f"No recurrence streams a {type(matrix).__name__}.")
+    return inner if row_scale is None else ScaledOutput(inner, row_scale)
 
 
 class _Rows:
@@ -210,9 +259,12 @@ class _Rows:
 
     Args:
       matrix: banded.
+      row_scale: factors of the rows, shape [n].
     """
 
-    def __init__(self, matrix: bands.LowerTriangular) -> None:
+    def __init__(
+        self, matrix: bands.LowerTriangular, row_scale: np.ndarray | None = None
+    ) -> None:
         self._num_steps = matrix.num_rows
         self.terms = matrix.bands
         # One row serves all steps of a Toeplitz matrix.
@@ -220,20 +272,19 @@ class _Rows:
             self._rows = matrix.coefficients[None].astype(np.float32)
         else:
             self._rows = bands.as_rows(matrix).astype(np.float32)
-        self._has_unit_diagonal = bool(np.all(self._rows[:, 0] == 1.0))
+        self._row_scale = None
+        if row_scale is not None:
+            self._row_scale = row_scale.astype(np.float32)
+        self._has_unit_diagonal = row_scale is None and bool(
+            np.all(self._rows[:, 0] == 1.0)
+        )
 
-    def times_diagonal(self, weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        """`x` times the diagonal entry of the row `weights`; costs nothing if it is 1.
+    def over_diagonal(self, weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        """`x` over the diagonal entry of the row `weights`; costs nothing if it is 1.
 
         The other weights are NaN past the horizon: a matrix that has them needs no NaN
         from this one.
         """
-        if self._has_unit_diagonal and self.terms > 1:
-            return x
-        return weights[0] * x
-
-    def over_diagonal(self, weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        """`x` over the diagonal entry, see `times_diagonal`."""
         if self._has_unit_diagonal and self.terms > 1:
             return x
         return x / weights[0]
@@ -246,5 +297,7 @@ class _Rows:
         """
         rows = tf.constant(self._rows)
         row = rows[0] if len(self._rows) == 1 else tf.gather(rows, step)
+        if self._row_scale is not None:
+            row *= tf.gather(tf.constant(self._row_scale), step)
         exists = tf.range(self.terms, dtype=tf.int64) <= step
         return tf.where(step < self._num_steps, tf.where(exists, row, 0.0), np.nan)
