@@ -151,7 +151,7 @@ class RingBuffer(Recurrence):
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
         self.memory_vectors = rows.terms - 1
-        self._compiled_product = tf.function(_product, jit_compile=True)
+        self._compiled_solution = tf.function(_solution, jit_compile=True)
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
@@ -159,22 +159,27 @@ class RingBuffer(Recurrence):
         weights = self._rows.at(step)
         fresh = normals(step)
         if not self.memory_vectors:
-            return self._rows.over_diagonal(weights, fresh), None
+            return fresh / weights[0], None
         # Slot s was written j = 1 + (step - 1 - s) mod memory steps ago.
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
         age = (step - 1 - slots) % self.memory_vectors + 1
-        # TensorFlow copies a variable that is written row by row whenever it is read;
-        # XLA reads it where it is.
-        in_place = isinstance(buffer, tf.Variable)
-        product = self._compiled_product if in_place else _product
-        past = product(tf.gather(weights, age), buffer)
-        output = self._rows.over_diagonal(weights, fresh - past)
+        past = tf.gather(weights, age)
+        if isinstance(buffer, tf.Variable):
+            # TensorFlow copies a variable that is written row by row whenever it is
+            # read; XLA reads it where it is, once.
+            output = self._compiled_solution(fresh, weights[0], past, buffer)
+        else:
+            product = tf.linalg.matvec(buffer, past, transpose_a=True)
+            output = (fresh - product) / weights[0]
         slot = tf.reshape(step % self.memory_vectors, [1])
         return output, tf.IndexedSlices(output[None], slot)
 
 
-def _product(weights: tf.Tensor, buffer: tf.Tensor) -> tf.Tensor:
-    return tf.linalg.matvec(buffer, weights, transpose_a=True)
+def _solution(
+    fresh: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor, buffer: tf.Tensor
+) -> tf.Tensor:
+    # Not matvec, for XLA makes one pass of this.
+    return (fresh - tf.reduce_sum(past[:, None] * buffer, axis=0)) / diagonal
 
 
 class GeometricBuffers(Recurrence):
@@ -275,19 +280,6 @@ class _Rows:
         self._row_scale = None
         if row_scale is not None:
             self._row_scale = row_scale.astype(np.float32)
-        self._has_unit_diagonal = row_scale is None and bool(
-            np.all(self._rows[:, 0] == 1.0)
-        )
-
-    def over_diagonal(self, weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        """`x` over the diagonal entry of the row `weights`; costs nothing if it is 1.
-
-        The other weights are NaN past the horizon: a matrix that has them needs no NaN
-        from this one.
-        """
-        if self._has_unit_diagonal and self.terms > 1:
-            return x
-        return x / weights[0]
 
     def at(self, step: tf.Tensor) -> tf.Tensor:
         """Entries `M[step, step - j]`, shape [terms]; 0 for steps before the first.
