@@ -183,6 +183,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             keep_normals=self._keep_normals,
         )
         object.__setattr__(self, "_generator", generator)
+        compiled = tf.function(_noisy_mean, jit_compile=True)
+        object.__setattr__(self, "_compiled_noisy_mean", compiled)
         seed = self._plan.test_seed
         key = (
             shared_key(strategy, NoiseKey.from_operating_system())
@@ -285,8 +287,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         )
         with tf.control_dependencies([is_clipped]):
             correlated = self._secret_state.next_noise(tf.identity(step))
-        noisy = self._with_noise(flat, plan.noise_stddev * correlated)
-        noisy /= plan.expected_batch_size
+        noisy = self._noisy_mean(flat, correlated)
         sizes = [_size(variable) for variable in trainable_variables]
         gradients = [
             tf.reshape(part, variable.shape)
@@ -312,19 +313,20 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
                 "its own budget."
             )
 
-    def _with_noise(self, flat: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-        """The sum over all replicas, with the noise that each has a part of."""
+    def _noisy_mean(self, flat: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+        """The mean over all replicas, with the noise that each has a part of."""
+        stddev, batch_size = self._plan.noise_stddev, self._plan.expected_batch_size
         shards, size = self._generator.num_shards, self._generator.shard_size
         if shards == 1:
-            return flat + part
+            return self._compiled_noisy_mean(flat, part, stddev, batch_size)
         # Each replica adds its part of the noise to its own sum: what they exchange adds
         # up to the noisy sum.
         padded = tf.pad(flat, [[0, shards * size - self._generator.num_parameters]])
         rows = tf.reshape(padded, [shards, size])
-        rows = tf.tensor_scatter_nd_add(rows, [[replica_id()]], part[None])
+        rows = tf.tensor_scatter_nd_add(rows, [[replica_id()]], stddev * part[None])
         total = tf.reshape(rows, [-1])[: self._generator.num_parameters]
         replicas = tf.distribute.get_replica_context()
-        return replicas.all_reduce(tf.distribute.ReduceOp.SUM, total)
+        return replicas.all_reduce(tf.distribute.ReduceOp.SUM, total) / batch_size
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
         """Refused: these gradients were not clipped per example."""
@@ -414,6 +416,13 @@ def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:
     return NoiseKey(
         bytes(strategy.experimental_local_results(shared)[0].numpy().tolist())
     )
+
+
+def _noisy_mean(
+    total: tf.Tensor, noise: tf.Tensor, stddev: float, batch_size: float
+) -> tf.Tensor:
+    """XLA makes one pass of it."""
+    return (total + stddev * noise) / batch_size
 
 
 def _size(variable: Any) -> int:

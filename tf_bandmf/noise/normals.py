@@ -81,10 +81,13 @@ def _compiled_blocks(num_blocks: int) -> _Blocks:
     def pairs(step_key: tf.Tensor, first_counter: tf.Tensor) -> tf.Tensor:
         # Pair i takes words 0 and 1, or 2 and 3, of counter i // 2. Drawing all four
         # words for two of them is cheaper than to bring two pairs into one pass.
-        index = tf.cast(tf.range(num_blocks * BLOCK // 2, dtype=tf.int64), tf.uint64)
-        index += 2 * first_counter
-        words = philox(step_key, tf.bitwise.right_shift(index, tf.ones_like(index)))
-        is_second = tf.bitwise.bitwise_and(index, tf.ones_like(index)) > 0
+        # (The row and column of a pair, for XLA would keep all numbers i as a constant.)
+        half = BLOCK // 2
+        row = tf.cast(tf.range(num_blocks), tf.uint64) * half + 2 * first_counter
+        index = row[:, None] + tf.cast(tf.range(half), tf.uint64)
+        one = tf.constant(1, tf.uint64)
+        words = philox(step_key, tf.bitwise.right_shift(index, one))
+        is_second = tf.bitwise.bitwise_and(index, one) > 0
         return _box_muller(
             tf.where(is_second, words[2], words[0]),
             tf.where(is_second, words[3], words[1]),
