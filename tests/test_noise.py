@@ -164,7 +164,7 @@ def test_shards_are_the_parts_of_the_vector_of_one_device(name, keep_normals):
     np.testing.assert_allclose(found, whole, rtol=0, atol=1e-6 * np.abs(whole).max())
 
 
-@pytest.mark.parametrize("name", ["lambda_cgd_normalized", "bisr_many_bands"])
+@pytest.mark.parametrize("name", ["lambda_cgd_normalized", "bisr", "bisr_many_bands"])
 def test_kept_normals_give_the_bits_of_regenerated_ones(name):
     strategy = all_strategies()[name]
     again = noise.NoiseGenerator(strategy, 5000)

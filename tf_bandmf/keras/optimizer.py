@@ -283,7 +283,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         limit = examples * plan.l2_norm_clip * (1.0 + _NORM_TOLERANCE)
         # NaN fails this comparison too.
         is_clipped = tf.debugging.assert_less_equal(
-            tf.norm(flat), limit, "The sum of gradients is not clipped, or not finite."
+            tf.raw_ops.EuclideanNorm(input=flat, axis=[0]),
+            limit,
+            "The sum of gradients is not clipped, or not finite.",
         )
         with tf.control_dependencies([is_clipped]):
             correlated = self._secret_state.next_noise(tf.identity(step))

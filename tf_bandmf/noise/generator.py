@@ -7,7 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_bandmf.key_schedule import NoiseKey
-from tf_bandmf.noise.normals import BLOCK, standard_normals, traced_under_xla
+from tf_bandmf.noise.normals import BLOCK, traced_under_xla, weighted_normals
 from tf_bandmf.noise.recurrences import recurrence_of
 from tf_bandmf.strategies import Strategy
 
@@ -160,10 +160,13 @@ class NoiseGenerator:
         """
         first_block = self._shard_blocks * shard
 
-        def normals(step: tf.Tensor) -> tf.Tensor:
-            key = tf.gather(step_keys, step)
-            return standard_normals(
-                key, self.shard_size, first_block, jit_compile=self._jit_compile
+        def normals(steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+            return weighted_normals(
+                tf.gather(step_keys, steps),
+                weights,
+                self.shard_size,
+                first_block,
+                jit_compile=self._jit_compile,
             )
 
         return self._recurrence.row(normals, buffer, step)

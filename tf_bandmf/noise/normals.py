@@ -49,10 +49,35 @@ def standard_normals(
       jit_compile: False for graphs that are executed where XLA is missing: three to
         six times slower.
     """
+    weights = tf.ones([1])
+    return weighted_normals(
+        step_key[None], weights, num_normals, first_block, jit_compile=jit_compile
+    )
+
+
+def weighted_normals(
+    step_keys: tf.Tensor,
+    weights: tf.Tensor,
+    num_normals: int,
+    first_block: tf.Tensor | int = 0,
+    *,
+    jit_compile: bool = True,
+) -> tf.Tensor:
+    """`sum_j weights[j] z_j` of the standard normals `z_j` of several keys.
+
+    In one pass: no `z_j` is ever in memory, unless jit_compile is False.
+
+    Args:
+      step_keys: uint64, shape [terms, 2], see `standard_normals`.
+      weights: float32, shape [terms].
+      num_normals: see `standard_normals`.
+      first_block: see `standard_normals`.
+      jit_compile: see `standard_normals`.
+    """
     num_blocks = -(-num_normals // BLOCK)
     first_counter = tf.cast(first_block, tf.uint64) * _COUNTERS_PER_BLOCK
-    blocks = (_compiled_blocks if jit_compile else _plain_blocks)(num_blocks)
-    pairs = blocks(step_key, first_counter)
+    blocks = _compiled_blocks if jit_compile else _plain_blocks
+    pairs = blocks(num_blocks, int(weights.shape[0]))(step_keys, weights, first_counter)
     # Normals 2 i and 2 i + 1 are real and imaginary part of number i.
     if traced_under_xla():  # which knows no such bitcast
         parts = tf.stack([tf.math.real(pairs), tf.math.imag(pairs)], axis=-1)
@@ -71,14 +96,15 @@ def traced_under_xla() -> bool:
     return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
 
 
-_Blocks = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+# From keys, weights and the first counter to normals in pairs, complex64.
+_Blocks = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 @functools.cache
-def _compiled_blocks(num_blocks: int) -> _Blocks:
-    """Pairs of normals from a step's key and its first counter, in one pass."""
-
-    def pairs(step_key: tf.Tensor, first_counter: tf.Tensor) -> tf.Tensor:
+def _compiled_blocks(num_blocks: int, num_terms: int) -> _Blocks:
+    def pairs(
+        step_keys: tf.Tensor, weights: tf.Tensor, first_counter: tf.Tensor
+    ) -> tf.Tensor:
         # Pair i takes words 0 and 1, or 2 and 3, of counter i // 2. Drawing all four
         # words for two of them is cheaper than to bring two pairs into one pass.
         # (The row and column of a pair, for XLA would keep all numbers i as a constant.)
@@ -86,39 +112,62 @@ def _compiled_blocks(num_blocks: int) -> _Blocks:
         row = tf.cast(tf.range(num_blocks), tf.uint64) * half + 2 * first_counter
         index = row[:, None] + tf.cast(tf.range(half), tf.uint64)
         one = tf.constant(1, tf.uint64)
-        words = philox(step_key, tf.bitwise.right_shift(index, one))
         is_second = tf.bitwise.bitwise_and(index, one) > 0
-        return _box_muller(
-            tf.where(is_second, words[2], words[0]),
-            tf.where(is_second, words[3], words[1]),
-        )
+
+        def normals(j: int) -> tuple[tf.Tensor, tf.Tensor]:
+            words = philox(step_keys[j], tf.bitwise.right_shift(index, one))
+            return _box_muller(
+                tf.where(is_second, words[2], words[0]),
+                tf.where(is_second, words[3], words[1]),
+            )
+
+        return _weighted_sum(normals, weights, num_terms)
 
     return tf.function(pairs, jit_compile=True, autograph=False)
 
 
-def _plain_blocks(num_blocks: int) -> _Blocks:
-    def pairs(step_key: tf.Tensor, first_counter: tf.Tensor) -> tf.Tensor:
-        # Two words make one of 64 bits, the first one its lower half.
-        words = tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=[num_blocks * BLOCK // 2],
-            key=step_key[:1],
-            counter=tf.stack([first_counter, step_key[1]]),
-            alg=_PHILOX,
-            dtype=tf.uint64,
-        )
-        return _box_muller(*halves(words))
+def _plain_blocks(num_blocks: int, num_terms: int) -> _Blocks:
+    def pairs(
+        step_keys: tf.Tensor, weights: tf.Tensor, first_counter: tf.Tensor
+    ) -> tf.Tensor:
+        def normals(j: int) -> tuple[tf.Tensor, tf.Tensor]:
+            # Two words make one of 64 bits, the first one its lower half.
+            words = tf.raw_ops.StatelessRandomUniformFullIntV2(
+                shape=[num_blocks * BLOCK // 2],
+                key=step_keys[j, :1],
+                counter=tf.stack([first_counter, step_keys[j, 1]]),
+                alg=_PHILOX,
+                dtype=tf.uint64,
+            )
+            return _box_muller(*halves(words))
+
+        return _weighted_sum(normals, weights, num_terms)
 
     return pairs
 
 
-def _box_muller(radius_word: tf.Tensor, angle_word: tf.Tensor) -> tf.Tensor:
-    """Two independent normals as one complex number, from two uint32 words."""
+def _weighted_sum(
+    normals: Callable[[int], tuple[tf.Tensor, tf.Tensor]],
+    weights: tf.Tensor,
+    num_terms: int,
+) -> tf.Tensor:
+    cosines, sines = (weights[0] * part for part in normals(0))
+    for j in range(1, num_terms):
+        cosine, sine = normals(j)
+        cosines, sines = cosines + weights[j] * cosine, sines + weights[j] * sine
+    return tf.complex(cosines, sines)
+
+
+def _box_muller(
+    radius_word: tf.Tensor, angle_word: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Two independent normals from two uint32 words."""
     # In (0, 1], with full relative precision near 0, where the tails come from.
     low = tf.bitwise.bitwise_and(tf.bitcast(radius_word, tf.int32), 0x7FFFFFFF)
     uniform = (tf.cast(low, tf.float32) + 0.5) * 2.0**-31
     radius = tf.sqrt(-2.0 * tf.math.log(uniform))
     cosine, sine = _cosine_and_sine(tf.bitcast(angle_word, tf.int32))
-    return tf.complex(radius * cosine, radius * sine)
+    return radius * cosine, radius * sine
 
 
 def _cosine_and_sine(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -10,12 +10,13 @@ import tensorflow as tf
 
 from tf_bandmf import bands, unbanded
 
-# From the number of a step, an int64 scalar, to its independent normals `z[step]`,
-# float32, shape [size]: always the same ones.
-Normals = Callable[[tf.Tensor], tf.Tensor]
+# `sum_k weights[k] z[steps[k]]`, float32, shape [size], from steps, int64, and weights,
+# float32, both of shape [terms]; `z[step]` are always the same independent normals.
+Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
-# More terms than this are summed in a loop, which holds one vector at a time.
+# More terms than this are summed in a loop.
 _UNROLLED_TERMS = 4
+_ONE = [1.0]
 
 
 class Recurrence(abc.ABC):
@@ -57,16 +58,19 @@ class Regeneration(Recurrence):
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         weights = self._rows.at(step)
+        together = min(self._rows.terms, _UNROLLED_TERMS)
+        # Steps before the first have weight 0.
+        steps = tf.maximum(step - tf.range(self._rows.terms, dtype=tf.int64), 0)
+        first = normals(steps[:together], weights[:together])
+        if together == self._rows.terms:
+            return first, None
 
-        def add(j: tf.Tensor, factor: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-            # Steps before the first have weight 0.
-            earlier = normals(tf.maximum(step - tf.cast(j, tf.int64), 0))
-            only_row = tf.expand_dims(earlier, 0)
-            return self._compiled_sum(
-                factor, total, weights[j], only_row, tf.constant(0, tf.int64)
-            )
+        def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+            earlier = normals(steps[j, None], tf.constant(_ONE))
+            only_row, slot = tf.expand_dims(earlier, 0), tf.constant(0, tf.int64)
+            return self._compiled_sum(total, weights[j], only_row, slot)
 
-        return _weighted_sum(weights, normals(step), add, step), None
+        return _plus_terms(first, add, together, self._rows.terms, step), None
 
 
 class KeptNormals(Recurrence):
@@ -78,67 +82,63 @@ class KeptNormals(Recurrence):
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
         self.memory_vectors = rows.terms - 1
+        self._compiled_first_sum = tf.function(_first_sum, jit_compile=True)
         self._compiled_sum = tf.function(_sum, jit_compile=True)
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         weights = self._rows.at(step)
-        fresh = normals(step)
-
-        def add(j: tf.Tensor, factor: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-            # Slots of steps before the first hold zeros.
-            slot = (step - tf.cast(j, tf.int64)) % self.memory_vectors
-            return self._compiled_sum(factor, total, weights[j], buffer, slot)
-
-        output = _weighted_sum(weights, fresh, add, step)
         if not self.memory_vectors:
-            return output, None
-        slot = tf.reshape(step % self.memory_vectors, [1])
-        return output, tf.IndexedSlices(fresh[None], slot)
+            return normals(step[None], weights), None
+        fresh = normals(step[None], tf.constant(_ONE))
+
+        def slot(j: tf.Tensor | int) -> tf.Tensor:
+            # Slots of steps before the first hold zeros.
+            return (step - tf.cast(j, tf.int64)) % self.memory_vectors
+
+        def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+            return self._compiled_sum(total, weights[j], buffer, slot(j))
+
+        first = self._compiled_first_sum(weights, fresh, buffer, slot(1))
+        output = _plus_terms(first, add, 2, self._rows.terms, step)
+        return output, tf.IndexedSlices(fresh[None], tf.reshape(slot(0), [1]))
 
 
-def _weighted_sum(
-    weights: tf.Tensor,
-    fresh: tf.Tensor,
-    add: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor],
+def _plus_terms(
+    total: tf.Tensor,
+    add: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    begin: int,
+    end: int,
     step: tf.Tensor,
 ) -> tf.Tensor:
-    """`weights[0] fresh`, and the terms `1, 2, ...` added in this order.
+    """Adds the terms `begin, ..., end - 1` in this order, of those that exist."""
+    if end <= _UNROLLED_TERMS:
+        for j in range(begin, end):
+            total = add(tf.constant(j), total)
+        return total
+    exist = tf.minimum(end, tf.cast(step, tf.int32) + 1)
+    return tf.while_loop(
+        lambda j, _: j < exist,
+        lambda j, partial: (j + 1, add(j, partial)),
+        (tf.constant(begin), total),
+        parallel_iterations=1,
+    )[1]
 
-    Args:
-      weights: float32, shape [terms].
-      fresh: the normals of this step.
-      add: from j, a factor and a vector to the factor times the vector plus term j.
-      step: int64 scalar.
-    """
-    num_terms, one = int(weights.shape[0]), tf.constant(1)
-    if num_terms == 1:
-        return weights[0] * fresh
-    if num_terms > _UNROLLED_TERMS:
-        exist = tf.minimum(num_terms, tf.cast(step, tf.int32) + 1)
-        return tf.while_loop(
-            lambda j, _: j < exist,
-            lambda j, total: (j + 1, add(j, tf.constant(1.0), total)),
-            # Term 1 is added at step 0, too, with weight 0.
-            (tf.constant(2), add(one, weights[0], fresh)),
-            parallel_iterations=1,
-        )[1]
-    total = add(one, weights[0], fresh)
-    for j in range(2, num_terms):
-        total = add(tf.constant(j), tf.constant(1.0), total)
-    return total
+
+# XLA makes one pass of each, and copies no variable.
+
+
+def _first_sum(
+    weights: tf.Tensor, fresh: tf.Tensor, buffer: tf.Tensor, slot: tf.Tensor
+) -> tf.Tensor:
+    return weights[0] * fresh + weights[1] * tf.gather(buffer, slot)
 
 
 def _sum(
-    factor: tf.Tensor,
-    total: tf.Tensor,
-    weight: tf.Tensor,
-    buffer: tf.Tensor,
-    slot: tf.Tensor,
+    total: tf.Tensor, weight: tf.Tensor, buffer: tf.Tensor, slot: tf.Tensor
 ) -> tf.Tensor:
-    """XLA makes one pass of it, and copies no variable."""
-    return factor * total + weight * tf.gather(buffer, slot)
+    return total + weight * tf.gather(buffer, slot)
 
 
 class RingBuffer(Recurrence):
@@ -157,9 +157,9 @@ class RingBuffer(Recurrence):
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         weights = self._rows.at(step)
-        fresh = normals(step)
         if not self.memory_vectors:
-            return fresh / weights[0], None
+            return normals(step[None], 1.0 / weights), None
+        fresh = normals(step[None], tf.constant(_ONE))
         # Slot s was written j = 1 + (step - 1 - s) mod memory steps ago.
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
         age = (step - 1 - slots) % self.memory_vectors + 1
@@ -200,7 +200,7 @@ class GeometricBuffers(Recurrence):
     ) -> tuple[tf.Tensor, tf.IndexedSlices]:
         # NaN past the horizon, as in _Rows.at.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
-        fresh = one * normals(step)
+        fresh = normals(step[None], one[None])
         scales = tf.constant(self._scales)
         output = fresh + tf.linalg.matvec(buffer, scales, transpose_a=True)
         updated = tf.constant(self._decays)[:, None] * buffer + fresh[None]
