@@ -468,3 +468,30 @@ def test_passes_that_the_separation_permits(
     stream = tf.data.Dataset.from_tensor_slices(data).batch(4).take(3)
     model.fit(stream, epochs=2, verbose=0)
     assert model.optimizer.steps_taken == 6
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("functional", [False, True])
+def test_invariant_6_a_private_model_as_a_layer_of_a_plain_one(
+    functional, run_eagerly, data, make_plain_model
+):
+    inner = tf_bandmf.keras.make_private(make_plain_model())
+    if functional:
+        inputs = keras.Input(data[0].shape[1:])
+        outer = keras.Model(inputs, keras.layers.Dense(3)(inner(inputs)))
+    else:
+        outer = keras.Sequential([inner, keras.layers.Dense(3)])
+    outer.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=run_eagerly)
+    outer.build((None, *data[0].shape[1:]))
+    before = outer.get_weights()
+    with pytest.raises(RuntimeError, match="without privacy"):
+        outer.fit(*data, verbose=0)
+    assert_untouched(outer, before)
+    # It predicts, and a frozen one may be a part of a model that trains.
+    outer.predict(data[0][:4], verbose=0)
+    outer.evaluate(*data, verbose=0)
+    inner.trainable = False
+    outer.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=run_eagerly)
+    frozen = inner.get_weights()
+    outer.fit(*data, verbose=0)
+    assert_untouched(inner, frozen)

@@ -21,6 +21,7 @@ from tf_bandmf.keras.clipping import (
     regularization_gradients,
     self_check,
 )
+from tf_bandmf.keras.nesting import refuse_plain_outer_training
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.private_state import PrivateRun, refuse_shared_folder
 from tf_bandmf.keras.secret_state import replica_id
@@ -150,6 +151,11 @@ class PrivateTraining:
 
     # Of `begin_run`; checkpoints are announced to it.
     _private_run: PrivateRun | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model`'s; raises RuntimeError in the training of a plain model."""
+        refuse_plain_outer_training(self, PrivateTraining, kwargs.get("training"))
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def save(self, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.save`; a run with a private state file can be resumed from it."""

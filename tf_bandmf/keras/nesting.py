@@ -1,0 +1,33 @@
+"""A private model used as a layer of a plain one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras.src.backend.common import global_state
+
+
+def refuse_plain_outer_training(
+    model: keras.Model, private_class: type, training: Any
+) -> None:
+    """Raises RuntimeError where a plain model would train a private one inside it.
+
+    Args:
+      model: the private model that is about to be called.
+      private_class: of private models.
+      training: what the caller says.
+    """
+    context = global_state.get_global_attribute("current_call_ctx")
+    outer = getattr(context, "entry_layer", None)
+    if outer is None or outer is model or isinstance(outer, private_class):
+        return
+    if training is None:
+        training = context.get_value("training")
+    if training and model.trainable_variables:
+        raise RuntimeError(
+            f"The private model {model.name!r} is a layer of {outer.name!r}, which would "
+            f"train its weights without privacy. Make the outer model private (give it "
+            f"to_plain({model.name}) as its layer, then make_private), or set "
+            f"{model.name}.trainable = False. For public data use to_plain({model.name})."
+        )
