@@ -44,7 +44,8 @@ class NoiseGenerator:
       num_parameters: d, length of the noise vector.
       num_shards: R; a generator of one of more than one shard returns its part.
       keep_normals: strategies with a banded inverse keep their last `bands - 1` normals
-        instead of drawing them again: more memory, less time, the same bits.
+        instead of drawing them again: more memory, less time, the same noise
+        to float precision.
       jit_compile: see `standard_normals`.
 
     Raises:

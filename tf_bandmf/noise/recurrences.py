@@ -74,7 +74,7 @@ class Regeneration(Recurrence):
 
 
 class KeptNormals(Recurrence):
-    """The same numbers as `Regeneration` to the last bit, from normals that are kept.
+    """The same numbers as `Regeneration`, to float precision, from normals that are kept.
 
     Slot `i % memory_vectors` of the buffer holds `z[i]`.
     """
