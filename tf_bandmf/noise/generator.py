@@ -71,7 +71,7 @@ class NoiseGenerator:
         self.num_parameters = int(num_parameters)
         self.num_shards = int(num_shards)
         self._shard_blocks = -(-self.num_parameters // (BLOCK * self.num_shards))
-        self._recurrence = recurrence_of(strategy.matrix, keep_normals)
+        self._recurrence = recurrence_of(strategy.matrix, keep_normals, jit_compile)
         self._jit_compile = bool(jit_compile)
         self._next_function = tf.function(self._next)
 

@@ -148,9 +148,10 @@ class RingBuffer(Recurrence):
     `i % memory_vectors` of the buffer holds `y[i]`.
     """
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _Rows, jit_compile: bool) -> None:
         self._rows = rows
         self.memory_vectors = rows.terms - 1
+        self._jit_compile = jit_compile
         self._compiled_solution = tf.function(_solution, jit_compile=True)
 
     def row(
@@ -164,7 +165,7 @@ class RingBuffer(Recurrence):
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
         age = (step - 1 - slots) % self.memory_vectors + 1
         past = tf.gather(weights, age)
-        if isinstance(buffer, tf.Variable):
+        if self._jit_compile:
             # TensorFlow copies a variable that is written row by row whenever it is
             # read; XLA reads it where it is, once.
             output = self._compiled_solution(fresh, weights[0], past, buffer)
@@ -224,13 +225,14 @@ class ScaledOutput(Recurrence):
 
 
 def recurrence_of(
-    matrix: bands.LowerTriangular, keep_normals: bool = False
+    matrix: bands.LowerTriangular, keep_normals: bool = False, jit_compile: bool = True
 ) -> Recurrence:
     """The recurrence for a strategy matrix.
 
     Args:
       matrix: C.
       keep_normals: where earlier normals are needed again, keep them.
+      jit_compile: False where XLA is missing: the ring buffer's sum is then a product.
 
     Raises:
       TypeError: for a kind of matrix that cannot be streamed.
@@ -253,7 +255,7 @@ def recurrence_of(
     if isinstance(matrix, unbanded.BufferedToeplitz):
         inner = GeometricBuffers(matrix)
     elif isinstance(matrix, (bands.ToeplitzBanded, bands.RowBanded)):
-        inner = RingBuffer(_Rows(matrix))
+        inner = RingBuffer(_Rows(matrix), jit_compile)
     else:
         raise TypeError(f"No recurrence streams a {type(matrix).__name__}.")
     return inner if row_scale is None else ScaledOutput(inner, row_scale)
