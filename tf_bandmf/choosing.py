@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
+import numpy as np
 import scipy.optimize
 
 from tf_bandmf import calibrators, comparison, mechanisms, strategies
@@ -23,7 +24,9 @@ from tf_bandmf.strategies import Strategy
 from tf_bandmf.workloads import Workload
 
 # What "auto" looks at, and how many bands without a word about memory.
-AUTO = ("identity", "lambda_cgd", "bisr", "bandinv", "bsr", "toeplitz", "banded", "blt")
+AUTO = (
+    "identity", "lambda_cgd", "bisr", "bifr", "bandinv", "bsr", "toeplitz", "banded", "blt"
+)  # fmt: skip
 DEFAULT_MEMORY_VECTORS = 31
 _MOST_REGENERATIONS = 31
 # Among mechanisms whose RMSE is within this factor the one that costs least is chosen.
@@ -35,7 +38,8 @@ _LARGEST_GENERAL_WORK = 2**22
 # Searches compare candidates by few draws, the same ones for all.
 _SEARCH_DRAWS = 3000
 _LAMBDA_GRID = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-_LAMBDA_TOLERANCE = 0.05
+_GAMMA_GRID = (0.0, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
+_FRACTION_TOLERANCE = 0.05
 _BANDED = ("identity", "dp_sgd", "bsr", "toeplitz", "banded")
 
 
@@ -256,6 +260,10 @@ class _Search:
         suffix = ":normalized" if options.get("column_normalized") else ""
         has_value = any(key != "column_normalized" for key in options)
         try:
+            is_open = family == "bifr" and "gamma" not in options
+            if is_open and "bands" in options and self._is_amplified:
+                name = f"bifr:{options['bands']}"
+                return self._finally(self._searched_value(name, _GAMMA_GRID, suffix))
             if has_value or family not in mechanisms.MAIN_OPTION:
                 return self._within_limit(self._candidate(name))
             if isinstance(self._sampling, Scheme) or self._is_amplified:
@@ -284,12 +292,12 @@ class _Search:
     def _largest_size(self, family: str, is_auto: bool) -> int:
         """The most bands that memory, the run and the sampling permit."""
         n = self._workload.num_steps
-        regenerates = family in ("bisr", "bandinv")
+        regenerates = family in ("bisr", "bifr", "bandinv")
         limit = max(_MOST_REGENERATIONS, self._limit) if regenerates else self._limit
         largest = min(limit + 1, n)
         if isinstance(self._sampling, Scheme):
             largest = min(largest, self._sampling.largest_cycle)
-        elif family != "bisr":
+        elif family not in ("bisr", "bifr"):
             largest = min(largest, self._sampling.separation())
         if family == "banded" and is_auto:
             largest = min(largest, int(math.sqrt(_LARGEST_GENERAL_WORK / n)))
@@ -307,7 +315,7 @@ class _Search:
         if family == "blt":
             return self._blt()
         self._refuse_one_band(family, largest)
-        if family in ("bsr", "bisr"):
+        if family in ("bsr", "bisr", "bifr"):
             sizes = _powers(largest)
             found = [self._candidate(f"{family}:{p}{suffix}") for p in sizes]
             return min(found, key=lambda candidate: self.value(candidate.row))
@@ -317,7 +325,7 @@ class _Search:
     def _searched(self, family: str, suffix: str, is_auto: bool) -> _Candidate:
         """Under amplification: by calibrated noise."""
         if family == "lambda_cgd":
-            return self._searched_lambda(suffix)
+            return self._finally(self._searched_value(family, _LAMBDA_GRID, suffix))
         if family == "blt":
             return self._blt()
         largest = self._largest_size(family, is_auto)
@@ -325,27 +333,34 @@ class _Search:
         best: _Candidate | None = None
         # The error falls with the number of bands, then it rises.
         for size in _powers(largest)[1:]:
-            name = f"{family}:{size}{suffix}"
-            found = self._candidate(name, rough=True)
+            name = f"{family}:{size}"
+            if family == "bifr":
+                found = self._searched_value(name, _GAMMA_GRID, suffix)
+            else:
+                found = self._candidate(f"{name}{suffix}", rough=True)
             if best is not None and self.value(found.row) > self.value(best.row):
                 break
             best = found
         assert best is not None
         return self._finally(best)
 
-    def _searched_lambda(self, suffix: str) -> _Candidate:
-        """dp-lambda-cgd, section 5.1: coarse on a grid, then between its neighbors."""
-        tried: dict[float, _Candidate] = {}
+    def _searched_value(
+        self, name: str, grid_values: Sequence[float], suffix: str
+    ) -> _Candidate:
+        """Lambda or gamma, the last value of a name, by few draws.
+
+        dp-lambda-cgd, section 5.1: coarse on a grid, then between its neighbors.
+        """
+        tried: dict[float, _Candidate | None] = {}
 
         def error(log_rest: float) -> float:
-            value = _rounded_lambda(1.0 - math.exp(log_rest))
+            value = _rounded_fraction(1.0 - math.exp(log_rest))
             if value not in tried:
-                tried[value] = self._candidate(
-                    f"lambda_cgd:{value:.8g}{suffix}", rough=True
-                )
-            return math.log(self.value(tried[value].row))
+                tried[value] = self._if_possible(f"{name}:{value:.8g}{suffix}")
+            candidate = tried[value]
+            return math.inf if candidate is None else math.log(self._of(candidate))
 
-        grid = [math.log(1.0 - value) for value in _LAMBDA_GRID]
+        grid = [math.log(1.0 - value) for value in grid_values]
         values: list[float] = []
         for rest in grid:
             values.append(error(rest))
@@ -356,11 +371,24 @@ class _Search:
         high = grid[max(best - 1, 0)]
         scipy.optimize.minimize_scalar(
             error, bounds=(low, high), method="bounded",
-            options={"xatol": _LAMBDA_TOLERANCE, "maxiter": 8},
+            options={"xatol": _FRACTION_TOLERANCE, "maxiter": 8},
         )  # fmt: skip
-        return self._finally(
-            min(tried.values(), key=lambda candidate: self.value(candidate.row))
-        )
+        possible = [found for found in tried.values() if found is not None]
+        return min(possible, key=self._of)
+
+    def _of(self, candidate: _Candidate) -> float:
+        return self.value(candidate.row)
+
+    def _if_possible(self, name: str) -> _Candidate | None:
+        """None for gamma at which `C` overflows or has negative entries."""
+        options = mechanisms.parse(name)[1]
+        if not options.get("gamma"):
+            return self._candidate(name, rough=True)
+        try:
+            with np.errstate(all="ignore"):
+                return self._candidate(name, rough=True)
+        except ValueError:
+            return None
 
     def _blt(self) -> _Candidate:
         if self._limit < 1:
@@ -411,7 +439,7 @@ class _Search:
         return strategy, participation
 
     def _with_goal(self, family: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        optimizes = family in ("banded", "toeplitz", "bandinv", "blt")
+        optimizes = family in ("banded", "toeplitz", "bandinv", "bifr", "blt")
         return {**options, "objective": self._objective} if optimizes else {**options}
 
     def _accounted(
@@ -454,10 +482,10 @@ def _powers(largest: int) -> list[int]:
     return [2**i for i in range(largest.bit_length()) if 2**i <= largest]
 
 
-def _rounded_lambda(value: float) -> float:
-    """Three digits of `1 - lambda`: names stay short, errors do not change."""
+def _rounded_fraction(value: float) -> float:
+    """Three digits of `1 - value`: names stay short, errors do not change."""
     return float(f"{1.0 - float(f'{1.0 - value:.3g}'):.8g}")
 
 
 def _lambda_name(strategy: Strategy, suffix: str) -> str:
-    return f"lambda_cgd:{_rounded_lambda(strategy.parameters['lambda']):.8g}{suffix}"
+    return f"lambda_cgd:{_rounded_fraction(strategy.parameters['lambda']):.8g}{suffix}"

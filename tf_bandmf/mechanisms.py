@@ -26,8 +26,9 @@ def build_strategy(
       mechanism: a key of `MECHANISMS`.
       workload: A; gives the number of steps.
       participation: for the mechanisms that optimize their sensitivity.
-      **options: `bands`, `lambda_`, `buffers`, `column_normalized`, `objective`: those
-        that the mechanism takes. An option that is None counts as not given.
+      **options: `bands`, `lambda_`, `gamma`, `buffers`, `column_normalized`,
+        `objective`: those that the mechanism takes. An option that is None counts as not
+        given.
 
     Raises:
       ValueError: for an unknown mechanism or an option that it does not take.
@@ -54,7 +55,8 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
     """A mechanism and its options from "name[:value][:normalized]", as "bisr:4".
 
     The value is the number of bands, lambda of "lambda_cgd", or the number of buffers of
-    "blt"; without one the mechanism chooses. ":normalized" scales the columns of `C` to
+    "blt"; without one the mechanism chooses. "bifr" takes gamma as its second value:
+    "bifr:4:0.6". ":normalized" scales the columns of `C` to
     norm 1.
 
     Returns:
@@ -79,17 +81,30 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
             )
     if not values:
         return name, options
-    if name not in MAIN_OPTION or len(values) > 1:
-        raise ValueError(f"{name} takes no value, found {specification!r}.")
-    option, convert = MAIN_OPTION[name]
-    try:
-        options[option] = convert(values[0])
-    except ValueError:
-        raise ValueError(
-            f"{name} takes {option.rstrip('_')} as its value, for instance "
-            f'"{name}:{"0.9" if convert is float else "4"}", found {specification!r}.'
-        ) from None
+    known = _values(name)
+    if len(values) > len(known):
+        most = ("no value", "at most 1 value", "at most 2 values")[len(known)]
+        raise ValueError(f"{name} takes {most}, found {specification!r}.")
+    for value, (option, convert) in zip(values, known):
+        try:
+            options[option] = convert(value)
+        except ValueError:
+            raise ValueError(
+                f"{name} takes {option.rstrip('_')} as its value, for instance "
+                f'"{name}:{"0.9" if convert is float else "4"}", found '
+                f"{specification!r}."
+            ) from None
     return name, options
+
+
+def value_names(mechanism: str) -> tuple[str, ...]:
+    """The options that the values in "name:value:value" are, in their order."""
+    return tuple(option for option, _ in _values(mechanism))
+
+
+def _values(mechanism: str) -> list[tuple[str, Callable[[str], Any]]]:
+    tables = (MAIN_OPTION, SECOND_OPTION)
+    return [table[mechanism] for table in tables if mechanism in table]
 
 
 def _identity(workload: Workload, participation: Participation) -> Strategy:
@@ -145,6 +160,24 @@ def _bisr(
     return _with_best_bands(
         strategies.bisr, workload, participation, bands, column_normalized
     )
+
+
+def _bifr(
+    workload: Workload,
+    participation: Participation,
+    bands: int | None = None,
+    gamma: float | None = None,
+    column_normalized: bool = False,
+    objective: str = "mean",
+) -> Strategy:
+    def family(workload: Workload, bands: int, column_normalized: bool) -> Strategy:
+        if gamma is not None:
+            return strategies.bifr(workload, bands, gamma, column_normalized)
+        return strategies.optimized_bifr(
+            workload, participation, bands, objective, column_normalized
+        )
+
+    return _with_best_bands(family, workload, participation, bands, column_normalized)
 
 
 def _default_bands(workload: Workload, participation: Participation) -> int:
@@ -226,6 +259,7 @@ MECHANISMS: dict[str, Callable[..., Strategy]] = {
     "lambda_cgd": _lambda_cgd,
     "bsr": _bsr,
     "bisr": _bisr,
+    "bifr": _bifr,
     "banded": _banded,
     "toeplitz": _toeplitz,
     "bandinv": _bandinv,
@@ -239,8 +273,14 @@ MAIN_OPTION: dict[str, tuple[str, Callable[[str], Any]]] = {
     "lambda_cgd": ("lambda_", float),
     "bsr": ("bands", int),
     "bisr": ("bands", int),
+    "bifr": ("bands", int),
     "banded": ("bands", int),
     "toeplitz": ("bands", int),
     "bandinv": ("bands", int),
     "blt": ("buffers", int),
+}
+
+# What a second value is, as in "bifr:4:0.6".
+SECOND_OPTION: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "bifr": ("gamma", float),
 }

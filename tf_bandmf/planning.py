@@ -42,6 +42,7 @@ def plan(
     l2_norm_clip: float = 1.0,
     bands: int | None = None,
     lambda_: float | None = None,
+    gamma: float | None = None,
     column_normalized: bool | None = None,
     objective: str | None = None,
     max_memory_vectors: int | None = None,
@@ -89,8 +90,10 @@ def plan(
       decay: factor by which a step shrinks the weights, in (0, 1].
       learning_rates: relative learning rate of each step, shape [n]; None: constant.
       l2_norm_clip: zeta > 0.
-      bands: of "bsr" and "bisr"; by default the best power of two up to 32 and b.
+      bands: of "bsr", "bisr" and "bifr"; by default the best power of two up to 32
+        and b.
       lambda_: of "lambda_cgd"; by default the one with the smallest RMSE.
+      gamma: of "bifr", likewise.
       column_normalized: scale the columns of C to norm 1; default False.
       objective: "mean" or "max", of "lambda_cgd" without a given lambda.
       max_memory_vectors: vectors of the model's size that the noise may keep between
@@ -137,6 +140,7 @@ def plan(
     options = {
         "bands": bands,
         "lambda_": lambda_,
+        "gamma": gamma,
         "column_normalized": column_normalized,
         "objective": objective,
     }
@@ -225,9 +229,12 @@ def _is_to_be_chosen(
     family, parsed = mechanisms.parse(mechanism)
     if not isinstance(participation, BallsInBins) or epsilon is None:
         return False
-    name = mechanisms.MAIN_OPTION.get(family, (None,))[0]
     given = {**options, **parsed}
-    return name in ("lambda_", "bands") and given.get(name) is None
+    names = mechanisms.value_names(family)
+    return any(
+        name in ("lambda_", "bands", "gamma") and given.get(name) is None
+        for name in names
+    )
 
 
 def _names(mechanism: str, options: dict[str, Any]) -> tuple[str, ...]:
@@ -244,10 +251,11 @@ def _names(mechanism: str, options: dict[str, Any]) -> tuple[str, ...]:
             raise ValueError(f"Give {', '.join(values)} in one place, not in two.")
         return (mechanism,)
     name = mechanism
-    main = mechanisms.MAIN_OPTION.get(mechanism, (None,))[0]
     normalized = values.pop("column_normalized", False)
-    if main in values:
-        name += f":{values.pop(main)}"
+    for option in mechanisms.value_names(mechanism):
+        if option not in values:
+            break
+        name += f":{values.pop(option)}"
     if values:
         raise ValueError(f"{mechanism} does not take {', '.join(values)}.")
     return (name + (":normalized" if normalized else ""),)

@@ -43,6 +43,25 @@ def square_root(a: np.ndarray, num_terms: int) -> np.ndarray:
     return root
 
 
+def power(a: np.ndarray, exponent: float, num_terms: int) -> np.ndarray:
+    """The first `num_terms` coefficients of `a ** exponent`, any real exponent.
+
+    Miller's recurrence, from `p a' exponent = a p'`: O(num_terms len(a)) operations.
+
+    Raises:
+      ValueError: if `a[0]` is not positive.
+    """
+    if not a[0] > 0.0:
+        raise ValueError(f"The leading coefficient must be > 0, found {a[0]}.")
+    result = np.zeros(num_terms)
+    result[0] = a[0] ** exponent
+    for m in range(1, num_terms):
+        k = np.arange(1, min(m, len(a) - 1) + 1)
+        terms = (k * (exponent + 1.0) - m) * a[k] * result[m - k]
+        result[m] = terms.sum() / (m * a[0])
+    return result
+
+
 def inverse_square_root_of_linear(decay: float, num_terms: int) -> np.ndarray:
     """Coefficients of `(1 - decay x)^(-1/2)`: `decay^k |binom(-1/2, k)|`."""
     k = np.arange(1, num_terms)

@@ -5,6 +5,7 @@ from tf_bandmf.strategies.banded_inverse import optimized_banded_inverse
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.buffered import blt
 from tf_bandmf.strategies.dense import dense
+from tf_bandmf.strategies.fractional_root import bifr, optimized_bifr
 from tf_bandmf.strategies.identity import identity
 from tf_bandmf.strategies.lambda_cgd import lambda_cgd, optimized_lambda_cgd
 from tf_bandmf.strategies.square_root import bisr, bsr
@@ -13,6 +14,7 @@ from tf_bandmf.strategies.tree import binary_tree
 
 __all__ = [
     "Strategy",
+    "bifr",
     "binary_tree",
     "bisr",
     "blt",
@@ -22,6 +24,7 @@ __all__ = [
     "lambda_cgd",
     "optimized_banded",
     "optimized_banded_inverse",
+    "optimized_bifr",
     "optimized_lambda_cgd",
     "optimized_toeplitz",
 ]

@@ -7,10 +7,10 @@ Differentially Private Model Training" (cited as dp-lambda-cgd).
 from __future__ import annotations
 
 import numpy as np
-import scipy.optimize
 
 from tf_bandmf import bands, error
 from tf_bandmf.participation import Participation
+from tf_bandmf.strategies import one_parameter
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
@@ -67,21 +67,13 @@ def optimized_lambda_cgd(
         error.root_mean_squared_error if objective == "mean" else error.max_error
     )
 
-    def log_error(logit: float) -> float:
-        # 1 - lambda spans orders of magnitude: search its logarithm.
-        strategy = lambda_cgd(workload.num_steps, -np.expm1(logit), column_normalized)
+    def log_error(lambda_: float) -> float:
+        strategy = lambda_cgd(workload.num_steps, lambda_, column_normalized)
         per_step = strategy.per_step_squared_error(workload)
         sensitivity = strategy.sensitivity(participation)
         return float(np.log(summarize(per_step) * sensitivity.value))
 
-    grid = np.log(np.geomspace(1e-1 / workload.num_steps, 1.0, 25))
-    values = [log_error(x) for x in grid]
-    best = int(np.argmin(values))
-    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    found = scipy.optimize.minimize_scalar(
-        log_error, bounds=(low, high), method="bounded", options={"xatol": 1e-7}
-    )
-    logit = found.x if found.fun < values[best] else grid[best]
-    strategy = lambda_cgd(workload.num_steps, -np.expm1(logit), column_normalized)
-    diagnostics = {"objective": objective, "converged": bool(found.success)}
+    lambda_, converged = one_parameter.best_fraction(log_error, workload.num_steps)
+    strategy = lambda_cgd(workload.num_steps, lambda_, column_normalized)
+    diagnostics = {"objective": objective, "converged": converged}
     return Strategy(strategy.family, strategy.matrix, strategy.parameters, diagnostics)

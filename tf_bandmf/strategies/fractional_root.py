@@ -1,0 +1,107 @@
+"""gamma-BIFR: the banded inverse of a fractional power of the workload.
+
+Kalinin, Rehn, Andersson, Honkela, Lampert, "Beyond Square Roots: Explicit
+Memory-Efficient Factorization for Multi-Epoch Private Learning", arXiv:2605.18379. Two
+bands are DP-lambda-CGD, and gamma = 1/2 is BISR; in between, few bands correlate more of
+the noise than BISR's do.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tf_bandmf import bands as bands_lib
+from tf_bandmf import error, toeplitz
+from tf_bandmf.participation import Participation
+from tf_bandmf.strategies import one_parameter, optimized
+from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.workloads import Workload
+
+
+def fractional_root_coefficients(
+    workload: Workload, gamma: float, num_terms: int
+) -> np.ndarray:
+    """First column of `A^(-gamma)`, shape [num_terms], float64; leading 1 for SGD.
+
+    For the prefix sum the series of `(1 - x)^gamma`; with decay alpha and momentum beta
+    that of `(1 - alpha x)^gamma (1 - beta x)^gamma`.
+    """
+    return toeplitz.power(workload.inverse_coefficients, gamma, num_terms)
+
+
+def bifr(
+    workload: Workload, bands: int, gamma: float, column_normalized: bool = False
+) -> Strategy:
+    """gamma-BIFR: the first `bands` diagonals of `C^-1 = A^(-gamma)`.
+
+    The noise generator keeps nothing and generates `bands - 1` earlier vectors again at
+    each step. The sensitivity is that of the matrix found, by the theorems of
+    `tf_bandmf.sensitivity`: for the prefix sum every gamma gives a `C` without negative
+    entries.
+
+    Args:
+      workload: A; of a learning-rate schedule only the Toeplitz part is taken.
+      bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
+      gamma: in [0, 1); 0 is DP-SGD, 1/2 is BISR. With momentum large values make `C`
+        grow without limit: the error of the strategy tells.
+      column_normalized: scale the columns of `C` to norm 1.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    bands = optimized.check_bands(bands, workload.num_steps)
+    if not 0.0 <= gamma < 1.0:
+        raise ValueError(
+            f"gamma must be in [0, 1), found {gamma}: 0 is DP-SGD, and 1 asks for all of "
+            f"the workload's inverse."
+        )
+    coefficients = fractional_root_coefficients(workload, gamma, bands)
+    inverse = bands_lib.ToeplitzBanded(coefficients, workload.num_steps)
+    parameters = {"bands": bands, "gamma": float(gamma)}
+    strategy = Strategy("bifr", bands_lib.Inverse(inverse), parameters)
+    return strategy.normalize_columns() if column_normalized else strategy
+
+
+def optimized_bifr(
+    workload: Workload,
+    participation: Participation,
+    bands: int,
+    objective: str = "mean",
+    column_normalized: bool = False,
+) -> Strategy:
+    """gamma-BIFR with the gamma that minimizes the error without amplification.
+
+    Args:
+      workload: A.
+      participation: under which the sensitivity is taken.
+      bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
+      objective: "mean" for the RMSE, "max" for the MaxSE.
+      column_normalized: as in `bifr`.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    if objective not in ("mean", "max"):
+        raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
+    bands = optimized.check_bands(bands, workload.num_steps)
+    summarize = (
+        error.root_mean_squared_error if objective == "mean" else error.max_error
+    )
+
+    def log_error(gamma: float) -> float:
+        # C may grow like a geometric series, until it overflows.
+        with np.errstate(all="ignore"):
+            strategy = bifr(workload, bands, gamma, column_normalized)
+            value = summarize(strategy.per_step_squared_error(workload))
+            try:
+                value *= strategy.sensitivity(participation).value
+            except ValueError:
+                return math.inf
+        return math.log(value) if 0.0 < value < math.inf else math.inf
+
+    gamma, converged = one_parameter.best_fraction(log_error, workload.num_steps)
+    strategy = bifr(workload, bands, gamma, column_normalized)
+    diagnostics = {"objective": objective, "converged": converged}
+    return Strategy(strategy.family, strategy.matrix, strategy.parameters, diagnostics)
