@@ -19,6 +19,22 @@ from tf_bandmf.strategies import Strategy
 Calibrator = Callable[[Strategy, Sensitivity], Calibration]
 
 
+@dataclasses.dataclass(frozen=True)
+class _ForBudget:
+    """A calibrator that says for which budget, for strategies that depend on it."""
+
+    calibrate: Calibrator
+    epsilon: float
+    delta: float
+
+    def __call__(self, strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
+        return self.calibrate(strategy, sensitivity)
+
+    @property
+    def budget(self) -> dict[str, float]:
+        return {"epsilon": self.epsilon, "delta": self.delta}
+
+
 def unamplified(noise_multiplier: float = 1.0) -> Calibrator:
     """One Gaussian mechanism, no amplification: noise in proportion to sens(C).
 
@@ -74,7 +90,7 @@ def for_budget(
         )
         return _per_column_norm(accountant.calibrate(epsilon, delta), strategy)
 
-    return calibrate
+    return _ForBudget(calibrate, epsilon, delta)
 
 
 def cyclic_poisson(
@@ -106,7 +122,7 @@ def cyclic_poisson(
         calibrator = for_budget(participation, epsilon, delta)
         return calibrator(strategy, sensitivity)
 
-    return calibrate
+    return _ForBudget(calibrate, epsilon, delta)
 
 
 def cyclic_participation(
@@ -168,7 +184,7 @@ def balls_in_bins(
         stddev = accountant.calibrate_noise_stddev(epsilon, delta).noise_stddev
         return _per_column_norm(Calibration(stddev, stddev, "raw"), strategy)
 
-    return calibrate
+    return _ForBudget(calibrate, epsilon, delta)
 
 
 def _per_column_norm(found: Calibration, strategy: Strategy) -> Calibration:

@@ -40,7 +40,8 @@ _SEARCH_DRAWS = 3000
 _LAMBDA_GRID = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _GAMMA_GRID = (0.0, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
 _FRACTION_TOLERANCE = 0.05
-_BANDED = ("identity", "dp_sgd", "bsr", "toeplitz", "banded")
+_AMPLIFIED_BANDS = 16
+_BANDED = ("identity", "dp_sgd", "bsr", "toeplitz", "banded", "amplified")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,7 +293,9 @@ class _Search:
     def _largest_size(self, family: str, is_auto: bool) -> int:
         """The most bands that memory, the run and the sampling permit."""
         n = self._workload.num_steps
-        regenerates = family in ("bisr", "bifr", "bandinv")
+        regenerates = family in ("bisr", "bifr", "bandinv") or (
+            family == "amplified" and self._is_amplified
+        )
         limit = max(_MOST_REGENERATIONS, self._limit) if regenerates else self._limit
         largest = min(limit + 1, n)
         if isinstance(self._sampling, Scheme):
@@ -330,6 +333,9 @@ class _Search:
             return self._blt()
         largest = self._largest_size(family, is_auto)
         self._refuse_one_band(family, largest)
+        if family == "amplified":
+            # Each number of bands is a search of its own.
+            return self._candidate(f"{family}:{min(largest, _AMPLIFIED_BANDS)}")
         best: _Candidate | None = None
         # The error falls with the number of bands, then it rises.
         for size in _powers(largest)[1:]:
@@ -439,7 +445,11 @@ class _Search:
         return strategy, participation
 
     def _with_goal(self, family: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        optimizes = family in ("banded", "toeplitz", "bandinv", "bifr", "blt")
+        if mechanisms.needs_budget(family):
+            options = {**options, **dict(zip(("epsilon", "delta"), self._budget))}
+        optimizes = family in (
+            "banded", "toeplitz", "bandinv", "bifr", "blt", "amplified"
+        )  # fmt: skip
         return {**options, "objective": self._objective} if optimizes else {**options}
 
     def _accounted(

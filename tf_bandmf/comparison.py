@@ -193,6 +193,8 @@ def build_row(
         return row(label, mechanism, workload, participation, calibrator, 0.0)
     start = time.perf_counter()
     family, options = mechanisms.parse(mechanism)
+    if mechanisms.needs_budget(family):
+        options.update(getattr(calibrator, "budget", {}))
     strategy = mechanisms.build_strategy(family, workload, participation, **options)
     seconds = time.perf_counter() - start
     return row(mechanism, strategy, workload, participation, calibrator, seconds)

@@ -97,6 +97,11 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
+def needs_budget(mechanism: str) -> bool:
+    """Whether the best strategy depends on epsilon and delta: they are options then."""
+    return "epsilon" in inspect.signature(MECHANISMS[mechanism]).parameters
+
+
 def value_names(mechanism: str) -> tuple[str, ...]:
     """The options that the values in "name:value:value" are, in their order."""
     return tuple(option for option, _ in _values(mechanism))
@@ -236,6 +241,29 @@ def _bandinv(
     )
 
 
+def _amplified(
+    workload: Workload,
+    participation: Participation,
+    bands: int = 16,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    objective: str = "mean",
+) -> Strategy:
+    if epsilon is None or delta is None:
+        raise ValueError(
+            "amplified is optimized for a budget, found none: give epsilon and delta."
+        )
+    bands = min(bands, workload.num_steps)
+    return strategies.optimized_amplified(
+        workload,
+        participation,
+        bands,
+        epsilon=epsilon,
+        delta=delta,
+        objective=objective,
+    )
+
+
 def _blt(
     workload: Workload,
     participation: Participation,
@@ -263,6 +291,7 @@ MECHANISMS: dict[str, Callable[..., Strategy]] = {
     "banded": _banded,
     "toeplitz": _toeplitz,
     "bandinv": _bandinv,
+    "amplified": _amplified,
     "blt": _blt,
     "tree": _tree,
     "dense": _dense,
@@ -277,6 +306,7 @@ MAIN_OPTION: dict[str, tuple[str, Callable[[str], Any]]] = {
     "banded": ("bands", int),
     "toeplitz": ("bands", int),
     "bandinv": ("bands", int),
+    "amplified": ("bands", int),
     "blt": ("buffers", int),
 }
 

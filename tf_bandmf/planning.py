@@ -227,6 +227,8 @@ def _is_to_be_chosen(
     if mechanism == "auto":
         return True
     family, parsed = mechanisms.parse(mechanism)
+    if mechanisms.needs_budget(family):
+        return True
     if not isinstance(participation, BallsInBins) or epsilon is None:
         return False
     given = {**options, **parsed}

@@ -75,7 +75,7 @@ class Options:
         return int(np.clip(50_000_000 // max(num_variables, 1), 3, 10))
 
 
-class _Progress:
+class Progress:
     """A tqdm bar that shows up only when it is wanted."""
 
     def __init__(self, enabled: bool | None, total: int) -> None:
@@ -240,7 +240,7 @@ class Minimizer:
             offset,
             tf.constant(tolerance, tf.float64),
         )
-        progress = _Progress(options.progress, options.max_iterations)
+        progress = Progress(options.progress, options.max_iterations)
         state = self._steps(initial, tf.constant(0), *scaling)
         del initial, gradient
         # Iterations and evaluations before the last restart, and the value at it.

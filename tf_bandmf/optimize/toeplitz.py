@@ -83,7 +83,7 @@ def _banded_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor]:
     return errors
 
 
-def _banded_inverse_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor]:
+def banded_inverse_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor]:
     """Per-step errors of the strategy whose inverse has given coefficients [bands]."""
     n = workload.num_steps
     if workload.is_toeplitz:
@@ -118,7 +118,7 @@ def log_loss(
     the columns `0, b, ..., (k - 1) b`.
     """
     n = workload.num_steps
-    errors = (_banded_inverse_errors if inverse else _banded_errors)(workload)
+    errors = (banded_inverse_errors if inverse else _banded_errors)(workload)
     one = tf.ones([1], tf.float64)
 
     def loss(position: tf.Tensor) -> tf.Tensor:

@@ -1,5 +1,6 @@
 """Strategies: one file per family."""
 
+from tf_bandmf.strategies.amplified import optimized_amplified
 from tf_bandmf.strategies.banded import optimized_banded
 from tf_bandmf.strategies.banded_inverse import optimized_banded_inverse
 from tf_bandmf.strategies.base import Strategy
@@ -22,6 +23,7 @@ __all__ = [
     "dense",
     "identity",
     "lambda_cgd",
+    "optimized_amplified",
     "optimized_banded",
     "optimized_banded_inverse",
     "optimized_bifr",

@@ -6,7 +6,10 @@ banded-inverse-square-root), section 5.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tf_bandmf import bands as bands_lib
 from tf_bandmf.participation import Participation
@@ -16,7 +19,8 @@ from tf_bandmf.strategies.square_root import inverse_square_root_coefficients
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
-    from tf_bandmf.optimize.objectives import ObjectiveLike
+    from tf_bandmf.optimize.lbfgs import Options
+    from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
 
 
 def optimized_banded_inverse(
@@ -46,7 +50,9 @@ def optimized_banded_inverse(
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of `C` to norm 1, after the optimization.
       start: a strategy with a banded Toeplitz inverse to start from, with any number
-        of bands; by default BISR.
+        of bands; by default BISR, and where that leads to no exact sensitivity the
+        optimum of half as many bands. The result has fewer bands than asked for if more
+        were found to be worse.
       max_iterations: of L-BFGS.
       gradient_tolerance: converged when no derivative of the logarithm of the squared
         error exceeds this.
@@ -60,34 +66,86 @@ def optimized_banded_inverse(
       ValueError: if an argument is out of range.
     """
     from tf_bandmf.optimize import lbfgs, objectives
-    from tf_bandmf.optimize import toeplitz as problem
 
     n = workload.num_steps
     bands = optimized.check_bands(bands, n)
     participation.validate_num_steps(n)
     goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
     initial = optimized.toeplitz_start(start, bands, n, inverse=True)
-    if initial is None:
-        initial = inverse_square_root_coefficients(workload, bands)
     options = lbfgs.Options(
         max_iterations=max_iterations,
         gradient_tolerance=gradient_tolerance,
         progress=progress,
     )
-    ((coefficients, result),) = problem.optimize(
-        workload,
-        goal,
-        [initial],
-        participation.separation(),
-        participation.participations(n),
-        options,
-        inverse=True,
-    )
-    matrix = bands_lib.Inverse(bands_lib.ToeplitzBanded(coefficients, n))
-    strategy = Strategy(
-        "banded_inverse",
-        matrix,
-        {"bands": bands},
-        optimized.diagnostics(goal.name, result),
-    )
-    return strategy.normalize_columns() if column_normalized else strategy
+    search = _Search(workload, participation, goal, options)
+    if initial is not None:
+        found = search.from_start(initial)
+    else:
+        found = search.with_continuation(bands)
+    return found.normalize_columns() if column_normalized else found
+
+
+class _Search:
+    """Optimizations of one problem with different numbers of bands."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        participation: Participation,
+        goal: Objective,
+        options: Options,
+    ) -> None:
+        self._workload, self._participation = workload, participation
+        self._goal, self._options = goal, options
+
+    def with_continuation(self, bands: int) -> Strategy:
+        """From few bands to many, and the best of all on the way.
+
+        With many bands and participations the landscape has regions in which the minimized
+        norm is no longer the sensitivity (dp-lambda-cgd, Theorem 1, does not hold). Each
+        number of bands is optimized from BISR. If its sensitivity is only a bound or it is
+        worse than half as many bands, it is optimized once more from the optimum of
+        these, in which Theorem 1 holds; if that does not help, fewer bands stay.
+        """
+        best = self.from_start(inverse_square_root_coefficients(self._workload, bands))
+        if bands <= 2 or self._is_sound(best):
+            return best
+        fewer = self.with_continuation(bands // 2)
+        core = fewer.core
+        assert isinstance(core, bands_lib.Inverse)
+        assert isinstance(core.inner, bands_lib.ToeplitzBanded)
+        continued = self.from_start(
+            optimized.fit_bands(core.inner.coefficients, bands)
+        )
+        return min((fewer, continued, best), key=self._error)
+
+    def from_start(self, initial: np.ndarray) -> Strategy:
+        from tf_bandmf.optimize import toeplitz as problem
+
+        n = self._workload.num_steps
+        ((coefficients, result),) = problem.optimize(
+            self._workload,
+            self._goal,
+            [initial],
+            self._participation.separation(),
+            self._participation.participations(n),
+            self._options,
+            inverse=True,
+        )
+        return Strategy(
+            "banded_inverse",
+            bands_lib.Inverse(bands_lib.ToeplitzBanded(coefficients, n)),
+            {"bands": coefficients.size},
+            optimized.diagnostics(self._goal.name, result),
+        )
+
+    def _is_sound(self, found: Strategy) -> bool:
+        is_exact = found.sensitivity(self._participation).is_exact
+        return is_exact and bool(found.diagnostics["converged"])
+
+    def _error(self, found: Strategy) -> float:
+        """The objective at the sensitivity, or the bound on it, that will be paid."""
+        errors = found.per_step_squared_error(self._workload)
+        squared = found.sensitivity(self._participation).value ** 2
+        value = float(self._goal.reduction(errors)) * squared
+        return value if math.isfinite(value) else math.inf

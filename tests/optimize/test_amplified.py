@@ -1,0 +1,64 @@
+"""Charts, tangents and steps of the search for amplified strategies."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf import bands, workloads
+from tf_bandmf.optimize import amplified, lbfgs, objectives
+
+
+def problem(objective=objectives.MEAN, beta=0.0):
+    workload = workloads.momentum_sgd(24, beta)
+    return amplified.Problem(workload, objective, 6, 2.0, 1e-5, 1000)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_variables_give_negative_entries(seed):
+    variables = np.random.default_rng(seed).normal(scale=4.0, size=6)
+    inverse = amplified.to_coefficients(tf.constant(variables)).numpy()
+    matrix = bands.Inverse(bands.ToeplitzBanded(inverse, 40))
+    assert matrix.is_nonnegative()
+    np.testing.assert_allclose(amplified.to_variables(-inverse[1:]), variables)
+
+
+def test_the_tangent_touches_the_objective():
+    found = problem()
+    variables = np.array([0.5, -1.0, -1.5])
+    noise = found.noise(variables, 0, None)
+    value, gradient, weights, stddev = found.tangent(noise, variables)
+    assert value == pytest.approx(found.value(noise, variables), rel=1e-9)
+    gram = found.gram(tf.constant(variables)).numpy()
+    np.testing.assert_allclose(np.sum(weights * gram), stddev**2, rtol=1e-9)
+    for way in 1e-5 * np.eye(3):
+        difference = found.value(noise, variables + way)
+        difference -= found.value(noise, variables - way)
+        np.testing.assert_allclose(gradient @ way, 0.5 * difference, rtol=1e-3)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.9])
+def test_steps_lower_the_objective_until_none_does(beta):
+    found = problem(beta=beta)
+    start = np.array([0.0, -1.0, -1.0])
+    before = found.value(found.noise(start, 0, None), start)
+    options = lbfgs.Options(
+        max_iterations=8,
+        gradient_tolerance=2e-3,
+        decrease_tolerance=5e-4,
+        progress=False,
+    )
+    result = amplified.optimize(found, start, options)
+    assert result.converged
+    # By draws that the search did not see.
+    noise = found.noise(result.position, 1000, None)
+    after = found.value(noise, result.position)
+    assert after < before - 0.01
+    for way in 0.3 * np.concatenate([np.eye(3), -np.eye(3)]):
+        assert found.value(noise, result.position + way) > after - 2e-3
+
+
+def test_too_few_steps_are_no_convergence():
+    options = lbfgs.Options(max_iterations=1, gradient_tolerance=0.0, progress=False)
+    result = amplified.optimize(problem(), np.array([0.0, -1.0]), options)
+    assert not result.converged
+    assert "1 steps" in result.message

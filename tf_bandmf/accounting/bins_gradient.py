@@ -1,0 +1,258 @@
+"""The noise that balls in bins needs, as a differentiable function of the strategy.
+
+For a budget (epsilon, delta) the smallest noise sigma solves `delta(epsilon; G / sigma^2)
+= delta` with the Gram matrix G of the bins. Simulated from fixed standard normals and
+bins (common random numbers), delta is a deterministic, piecewise smooth function of G and
+sigma: its derivatives are taken along the paths of the draws, and that of log sigma
+follows by the implicit function theorem. Since sigma is homogeneous in G, with
+`D = d log delta / d G` at fixed sigma,
+
+    d log sigma / d G = D / (2 <D, G>).
+
+This is for searching strategies. The noise of a run comes from
+`balls_in_bins.BallsInBinsAccountant`, from draws that the search did not see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.accounting.bins_mixture import Proposal, Tilt
+from tf_bandmf.accounting.bins_simulator import DEFENSIVE, BinsSimulator
+
+# Of the draws for searching; those of the accountant have other ones.
+_SEED = 0x5EA7C4
+# Relative to the mean of the diagonal: keeps a singular Gram matrix factorizable.
+_JITTER = 1e-10
+_TOLERANCE = 1e-8
+_ITERATIONS = 30
+_LARGEST_STEP = 0.25
+# A direction whose log sigma is this much below the other one's cannot decide.
+_DECIDES = 0.05
+# Sharpness of the smooth maximum over the two directions.
+_SHARPNESS = 200.0
+_LEAST = 1e-300
+
+
+def toeplitz_gram(column: tf.Tensor, num_bins: int) -> tf.Tensor:
+    """`G[i, j] = <m_i, m_j>` of a lower-triangular Toeplitz `C`, differentiable.
+
+    Column `m_j` is `m_0` moved down by j steps, cut off at n: entries of G are partial
+    sums of `m_0[v] m_0[v + i - j]`. O(n log n + b^2) operations.
+
+    Args:
+      column: the first column of `C`, shape [n], static, float64.
+      num_bins: b <= n.
+
+    Returns:
+      Shape [b, b].
+    """
+    n, b = column.shape[0], num_bins
+    epochs = -(-n // b)
+    table = tf.reshape(tf.pad(column, [[0, epochs * b - n]]), [epochs, b])
+    first = tf.reshape(tf.cumsum(table, axis=0), [-1])[:n]
+    # head[d] = sum over v < n - b of first[v] first[v + d], by FFT.
+    length = [1 << (2 * n - 1).bit_length()]
+    spectrum = tf.math.conj(tf.signal.rfft(first[: n - b], length))
+    spectrum *= tf.signal.rfft(first, length)
+    head = tf.signal.irfft(spectrum, length)[:b] if n > b else 0.0
+    last = first[n - b :]
+    products = tf.signal.frame(tf.pad(last, [[0, b - 1]]), b, 1) * last[:, None]
+    tails = head + tf.cumsum(products, axis=0)
+    bins = np.arange(b)
+    later = np.maximum(bins[:, None], bins)
+    offset = np.abs(bins[:, None] - bins)
+    gram: tf.Tensor = tf.gather_nd(tails, np.stack([b - 1 - later, offset], axis=-1))
+    return gram
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Direction:
+    """One direction of adjacency: a proposal and its standard random numbers.
+
+    Attributes:
+      add: as for `BinsMixture`.
+      proposal: what draws come from.
+      own, common: tilts of the draws, shape [N, 1].
+      bins: of the draws, shape [N].
+      normals: shape [N, b].
+    """
+
+    add: bool
+    proposal: Proposal
+    own: np.ndarray
+    common: np.ndarray
+    bins: np.ndarray
+    normals: np.ndarray
+
+    @classmethod
+    def draw(
+        cls, add: bool, proposal: Proposal, num_bins: int, num_draws: int, seed: int
+    ) -> _Direction:
+        seeds = np.random.SeedSequence([_SEED, seed, int(add)])
+        generator = np.random.Generator(np.random.PCG64(seeds))
+        shares = np.cumsum(proposal.shares) / np.sum(proposal.shares)
+        # Each component and each bin as often as it should be.
+        places = (generator.permutation(num_draws) + 0.5) / num_draws
+        choice = np.minimum(np.searchsorted(shares, places), shares.size - 1)
+        bins = generator.permutation(np.arange(num_draws) % num_bins)
+        normals = generator.standard_normal((num_draws, num_bins))
+        tilts = np.array([[tilt.own, tilt.common] for tilt in proposal.tilts])[choice]
+        return cls(add, proposal, tilts[:, :1], tilts[:, 1:], bins, normals)
+
+    def log_delta(
+        self, gram: tf.Tensor, noise: tf.Tensor, log_sigma: tf.Tensor, epsilon: float
+    ) -> tf.Tensor:
+        """Log of the simulated delta; `noise` are the draws with covariance `gram`.
+
+        The densities are those of `BinsMixture.log_density`.
+        """
+        gram = gram * tf.exp(-2.0 * log_sigma)
+        half = 0.5 * tf.linalg.diag_part(gram)
+        common = tf.reduce_mean(gram, axis=1)
+        u = noise * tf.exp(-log_sigma)
+        if not self.add:
+            u += tf.gather(gram, self.bins) * (1.0 + self.own)
+        if np.any(self.common):
+            u += self.common * common
+        average = tf.reduce_mean(u, axis=1)
+        losses = _log_mean_exp(u - half)
+
+        def log_density(tilt: Tilt) -> tf.Tensor:
+            along = tilt.common * average
+            along -= 0.5 * tilt.common**2 * tf.reduce_mean(common)
+            if self.add:
+                return along
+            if tilt == Tilt():
+                return losses
+            scale = 1.0 + tilt.own
+            offset = scale**2 * half + scale * tilt.common * common
+            return _log_mean_exp(scale * u - offset) + along
+
+        densities = tf.stack([log_density(tilt) for tilt in self.proposal.tilts])
+        log_shares = np.log(self.proposal.shares)[:, None]
+        mixed = tf.reduce_logsumexp(densities + log_shares, axis=0)
+        signed = -losses if self.add else losses
+        # Where the loss is not reached the value is 0, and finite to differentiate.
+        excess = -tf.math.expm1(epsilon - tf.maximum(signed, epsilon))
+        mean = tf.reduce_mean(excess * tf.exp(densities[0] - mixed))
+        return tf.math.log(tf.maximum(mean, _LEAST))
+
+
+class BinsNoise:
+    """Log of the noise for a budget, differentiable in the Gram matrix of the bins.
+
+    Args:
+      gram: G of a strategy close to those that will be asked for, shape [b, b]: the
+        proposals of importance sampling are chosen for it.
+      noise_stddev: its noise, about.
+      epsilon: > 0.
+      delta: in (0, 1).
+      num_draws: for each direction.
+      seed: equal seeds give equal functions.
+    """
+
+    def __init__(
+        self,
+        gram: np.ndarray,
+        noise_stddev: float,
+        epsilon: float,
+        delta: float,
+        num_draws: int,
+        seed: int,
+    ) -> None:
+        self._epsilon, self._log_delta = epsilon, math.log(delta)
+        self._start = math.log(noise_stddev)
+        simulator = BinsSimulator(gram, num_draws, _SEED + seed, False)
+        b = gram.shape[0]
+        self._directions = [
+            _Direction.draw(
+                add,
+                simulator.propose(add, epsilon, noise_stddev, DEFENSIVE),
+                b,
+                num_draws,
+                seed,
+            )
+            for add in (False, True)
+        ]
+        fixed = tf.constant(gram)
+        each = [float(self._solve(fixed, found)) for found in self._directions]
+        # Draws for which no noise was found decide nothing: keep the other direction.
+        self._directions = [
+            direction
+            for direction, value in zip(self._directions, each)
+            if value >= max(each) - _DECIDES
+        ]
+
+    def log_sigma(self, gram: tf.Tensor) -> tf.Tensor:
+        """Log of the noise for the budget, of the worse direction, shape []."""
+        each = tf.stack([self._solve(gram, found) for found in self._directions])
+        smooth = tf.reduce_logsumexp(_SHARPNESS * each) / _SHARPNESS
+        return smooth - math.log(len(self._directions)) / _SHARPNESS
+
+    def _solve(self, gram: tf.Tensor, direction: _Direction) -> tf.Tensor:
+        """Log of the noise at which the simulated delta of a direction is delta."""
+
+        @tf.custom_gradient
+        def solve(gram: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+            noise = _correlated(gram, direction.normals)
+
+            def excess(log_sigma: tf.Tensor) -> tf.Tensor:
+                found = direction.log_delta(gram, noise, log_sigma, self._epsilon)
+                return found - self._log_delta
+
+            solution = _root(excess, self._start)
+
+            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+                with tf.GradientTape() as tape:
+                    tape.watch(gram)
+                    noise = _correlated(gram, direction.normals)
+                    value = direction.log_delta(gram, noise, solution, self._epsilon)
+                by_gram = tape.gradient(value, gram)
+                return upstream * by_gram / (2.0 * tf.reduce_sum(by_gram * gram))
+
+            return solution, gradient
+
+        solution: tf.Tensor = solve(gram)
+        return solution
+
+
+def _correlated(gram: tf.Tensor, normals: np.ndarray) -> tf.Tensor:
+    jitter = _JITTER * tf.reduce_mean(tf.linalg.diag_part(gram))
+    shifted = gram + jitter * tf.eye(gram.shape[0], dtype=gram.dtype)
+    return tf.matmul(normals, tf.linalg.cholesky(shifted), transpose_b=True)
+
+
+def _log_mean_exp(exponents: tf.Tensor) -> tf.Tensor:
+    count = math.log(exponents.shape[-1])
+    return tf.reduce_logsumexp(exponents, axis=-1) - count
+
+
+def _root(function: Callable[[tf.Tensor], tf.Tensor], start: float) -> tf.Tensor:
+    """A root of a falling function near `start`, by the secant method."""
+    before = tf.constant(start + 0.01, tf.float64)
+    here = tf.constant(start, tf.float64)
+
+    def unfinished(
+        before: tf.Tensor, value_before: tf.Tensor, here: tf.Tensor, value: tf.Tensor
+    ) -> tf.Tensor:
+        return tf.abs(value) > _TOLERANCE
+
+    def step(
+        before: tf.Tensor, value_before: tf.Tensor, here: tf.Tensor, value: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        slope = (value - value_before) / (here - before)
+        # The function falls: a flat piece is left at full speed.
+        move = tf.where(slope < 0.0, -value / slope, tf.sign(value) * _LARGEST_STEP)
+        move = tf.clip_by_value(move, -_LARGEST_STEP, _LARGEST_STEP)
+        return here, value, here + move, function(here + move)
+
+    state = (before, function(before), here, function(here))
+    found = tf.while_loop(unfinished, step, state, maximum_iterations=_ITERATIONS)
+    solution: tf.Tensor = found[2]
+    return solution

@@ -1,0 +1,227 @@
+"""Strategies with the smallest error times *amplified* noise, under balls in bins.
+
+Minimized is `log(reduced error of A C^-1) + log sigma(C)^2`, with the noise sigma that
+the budget needs (`accounting.bins_gradient`), over the coefficients of a banded Toeplitz
+`C^-1`. Published for Toeplitz `C` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta,
+arXiv:2410.06266); open for banded inverses in banded-inverse-square-root, section 6. The
+accounting wants `C >= 0`, which holds by construction: as power series
+
+    C^-1 = 1 - y_1 x - ... - y_q x^q,   y > 0, sum y < 1,   q = p - 1,
+
+so that the inverse has no negative terms. The variables are the logits of y and of what
+is left to 1: how close the sum comes to 1 spans orders of magnitude.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf import bands as bands_lib
+from tf_bandmf import series
+from tf_bandmf.accounting import bins_gradient
+from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+from tf_bandmf.accounting.bins_mixture import gram_matrix
+from tf_bandmf.optimize import lbfgs
+from tf_bandmf.optimize.objectives import Objective
+from tf_bandmf.optimize.result import OptimizationResult
+from tf_bandmf.optimize.toeplitz import banded_inverse_errors
+from tf_bandmf.workloads import Workload
+
+# Logits move by at most this much in the first trial step on a model.
+_FIRST_STEP = 0.3
+# Precision of the minimum of a model.
+_MODEL_ITERATIONS, _MODEL_GRADIENT = 100, 1e-4
+# How strongly a model holds on to its center: at first, and by how much that changes.
+_PULL, _PULL_FACTOR = 0.1, 4.0
+# Trials of one step before it is held that none is better.
+_TRIALS = 5
+# Steps after which draws and importance sampling are new.
+_REFRESH = 3
+# Draws of the accountant for a first idea of the noise.
+_FIRST_DRAWS = 1500
+
+
+def to_coefficients(variables: tf.Tensor) -> tf.Tensor:
+    """Coefficients of `C^-1`, shape [p], leading 1, of variables of shape [p - 1]."""
+    y = tf.nn.softmax(tf.pad(variables, [[0, 1]]))[:-1]
+    return tf.concat([[1.0], -y], axis=0)
+
+
+def to_variables(y: np.ndarray) -> np.ndarray:
+    """Variables of given y, shape [p - 1], > 0 with a sum below 1."""
+    return np.log(y / (1.0 - np.sum(y)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """What is minimized.
+
+    Attributes:
+      workload: A.
+      objective: of the per-step squared errors.
+      num_bins: b.
+      epsilon, delta: the budget.
+      num_draws: of the search, for each direction of adjacency.
+    """
+
+    workload: Workload
+    objective: Objective
+    num_bins: int
+    epsilon: float
+    delta: float
+    num_draws: int = 1000
+
+    def noise(
+        self, variables: np.ndarray, seed: int, stddev: float | None
+    ) -> bins_gradient.BinsNoise:
+        """The differentiable noise around a point; `stddev` is about what it is."""
+        n = self.workload.num_steps
+        inverse = to_coefficients(tf.constant(variables)).numpy()
+        matrix = bands_lib.Inverse(bands_lib.ToeplitzBanded(inverse, n))
+        gram = gram_matrix(matrix, self.num_bins)
+        if stddev is None:
+            accountant = BallsInBinsAccountant(gram, num_draws=_FIRST_DRAWS)
+            found = accountant.calibrate_noise_stddev(self.epsilon, self.delta)
+            stddev = found.noise_stddev
+        return bins_gradient.BinsNoise(
+            gram, stddev, self.epsilon, self.delta, self.num_draws, seed
+        )
+
+    def log_error(self, variables: tf.Tensor) -> tf.Tensor:
+        """Log of the reduced squared errors."""
+        errors = banded_inverse_errors(self.workload)(to_coefficients(variables))
+        return tf.math.log(self.objective.smooth_stages[-1](errors))
+
+    def gram(self, variables: tf.Tensor) -> tf.Tensor:
+        """The Gram matrix of the bins, shape [b, b]."""
+        column = series.inverse(to_coefficients(variables), self.workload.num_steps)
+        return bins_gradient.toeplitz_gram(column, self.num_bins)
+
+    def value(self, noise: bins_gradient.BinsNoise, variables: np.ndarray) -> float:
+        """The objective; infinite where the simulation has no finite value."""
+        constant = tf.constant(variables)
+        log_sigma = noise.log_sigma(self.gram(constant))
+        value = float(self.log_error(constant) + 2.0 * log_sigma)
+        return value if math.isfinite(value) else math.inf
+
+    def tangent(
+        self, noise: bins_gradient.BinsNoise, variables: np.ndarray
+    ) -> tuple[float, np.ndarray, tf.Tensor, float]:
+        """The objective, its gradient, `W` with `<W, G> = sigma^2`, and sigma."""
+        constant = tf.constant(variables)
+        with tf.GradientTape() as tape:
+            tape.watch(constant)
+            gram = self.gram(constant)
+            log_sigma = noise.log_sigma(gram)
+            value = self.log_error(constant) + 2.0 * log_sigma
+        gradient, by_gram = tape.gradient(value, [constant, gram])
+        stddev = tf.exp(log_sigma)
+        return float(value), gradient.numpy(), by_gram * stddev**2, float(stddev)
+
+
+class _Model:
+    """`log error + log <W, G> + pull / 2 |variables - center|^2`, traced once.
+
+    With `W = d sigma^2 / d G` the first two terms touch the objective at the center.
+    """
+
+    def __init__(self, problem: Problem, size: int) -> None:
+        b = problem.num_bins
+        self._weights = tf.Variable(tf.zeros([b, b], tf.float64), trainable=False)
+        self._center = tf.Variable(tf.zeros([size], tf.float64), trainable=False)
+        self._pull = tf.Variable(tf.zeros([], tf.float64), trainable=False)
+
+        def log_loss(variables: tf.Tensor) -> tf.Tensor:
+            squared = tf.reduce_sum(self._weights * problem.gram(variables))
+            moved = tf.reduce_sum((variables - self._center) ** 2)
+            value = problem.log_error(variables) + tf.math.log(squared)
+            return value + 0.5 * self._pull * moved
+
+        options = lbfgs.Options(
+            max_iterations=_MODEL_ITERATIONS,
+            gradient_tolerance=_MODEL_GRADIENT,
+            decrease_tolerance=1e-7,
+            progress=False,
+        )
+        self._minimizer = lbfgs.Minimizer(log_loss, size, options)
+
+    def minimize(
+        self, weights: tf.Tensor, center: np.ndarray, pull: float
+    ) -> np.ndarray:
+        self._weights.assign(weights)
+        self._center.assign(center)
+        self._pull.assign(pull)
+        return self._minimizer.minimize(center, 1.0, first_step=_FIRST_STEP).position
+
+
+def optimize(
+    problem: Problem, start: np.ndarray, options: lbfgs.Options
+) -> OptimizationResult:
+    """The variables with the smallest error times noise that were found from `start`.
+
+    `sigma^2` is replaced by its tangent `<W, G>`, as if W were a sensitivity that weighs
+    all bins; the minimum of that, by L-BFGS, is the next point. Steps that do not lower
+    the simulated objective are repeated closer to where they began. Each step takes a few
+    simulations, the many evaluations of L-BFGS none.
+
+    Args:
+      problem: what is minimized.
+      start: variables, shape [p - 1].
+      options: `max_iterations` counts steps; `decrease_tolerance` is of the logarithm of
+        the squared error times the squared noise, twice in a row.
+
+    Returns:
+      The result; its value is the squared error times the squared noise by the draws of
+      the search. Equal arguments give equal results.
+    """
+    began = time.perf_counter()
+    model = _Model(problem, start.size)
+    variables, pull = np.asarray(start, np.float64), _PULL
+    stddev: float | None = None
+    evaluations = small = 0
+    converged, message = False, f"stopped after {options.max_iterations} steps"
+    progress = lbfgs.Progress(options.progress, options.max_iterations)
+    for step in range(options.max_iterations + 1):
+        if step % _REFRESH == 0:
+            noise = problem.noise(variables, step, stddev)
+        value, gradient, weights, stddev = problem.tangent(noise, variables)
+        norm = float(np.max(np.abs(gradient), initial=0.0))
+        evaluations += 1
+        progress.update(step, math.exp(value), None)
+        if norm <= options.gradient_tolerance:
+            converged, message = True, f"gradient <= {options.gradient_tolerance:g}"
+        if small >= 2:
+            converged = True
+            message = f"two steps of a decrease <= {options.decrease_tolerance:g}"
+        if converged or step == options.max_iterations:
+            break
+        for _ in range(_TRIALS):
+            found = model.minimize(weights, variables, pull)
+            evaluations += 1
+            reached = problem.value(noise, found)
+            if reached < value:
+                pull /= _PULL_FACTOR
+                break
+            pull *= _PULL_FACTOR
+        else:
+            converged = True
+            message = "no step lowers the objective as far as the draws can tell"
+            break
+        small = small + 1 if value - reached <= options.decrease_tolerance else 0
+        variables = found
+    progress.close()
+    return OptimizationResult(
+        position=variables,
+        converged=converged,
+        message=message,
+        value=math.exp(value),
+        gradient_norm=norm,
+        num_iterations=step,
+        num_evaluations=evaluations,
+        seconds=time.perf_counter() - began,
+    )
