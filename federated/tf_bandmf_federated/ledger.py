@@ -32,7 +32,7 @@ from typing import Any
 
 from tf_bandmf import private_files
 
-_FORMAT = "tf-bandmf-federated ledger 2"
+_FORMAT = "tf-bandmf-federated ledger 3"
 _BEFORE_FIRST = "0" * 64
 
 
