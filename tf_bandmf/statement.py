@@ -41,6 +41,7 @@ class PrivacyStatement:
       test_only: the noise came from a known seed: no guarantee at all.
       unit: whose presence is hidden.
       sampling: what is claimed from the randomness of the sampling.
+      output: what the mechanism puts out.
     """
 
     epsilon: float
@@ -59,6 +60,7 @@ class PrivacyStatement:
     sampling: str = "No amplification by sampling is claimed."
     accounting: str = "The value is exact up to numerical errors, on the safe side."
     adjacency: str = ZERO_OUT
+    output: str = "noisy gradients"
 
     def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""
@@ -84,8 +86,8 @@ class PrivacyStatement:
             ),
             (
                 "Mechanism output",
-                "The sequence of all noisy gradients, hence every intermediate model "
-                "and the final one.",
+                f"The sequence of all {self.output}, hence every intermediate model "
+                f"and the final one.",
             ),
             ("Unit of privacy", f"{self.unit[0].upper()}{self.unit[1:]}."),
             ("Adjacency", self.adjacency),
