@@ -307,6 +307,7 @@ class Plan:
             fingerprint=self.fingerprint,
             test_only=self.test_seed is not None,
             unit=unit,
+            output="noisy gradients",
             remarks=tuple(remarks),
         )
 
