@@ -168,12 +168,13 @@ class CyclicPoissonAccountant:
         largest = unamplified * math.sqrt(self.num_queries)
         if self.sampling_probability == 1.0:
             return largest
-        return root_finding.smallest_noise(
+        found = root_finding.smallest_noise(
             lambda noise: self._delta(epsilon, noise, _ROUGH_INTERVAL),
             lambda noise: self._delta(epsilon, noise, _INTERVAL),
             delta,
             largest,
         )
+        return min(found, largest)
 
     def _delta(self, epsilon: float, noise_multiplier: float, interval: float) -> float:
         unamplified = noise_multiplier / math.sqrt(self.num_queries)
