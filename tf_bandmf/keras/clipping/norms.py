@@ -29,7 +29,7 @@ _TINY = 2.0**-126
 _UNIT_64 = 2.0**-53
 
 # Floats that are added up in float32; partial sums are added in float64.
-_BLOCK = 512
+_BLOCK = 1024
 # Longest inner product of a float32 matrix product. A longer one, which is bought with a
 # copy of the factor, is added up in pieces of this length.
 _LONGEST = 768
@@ -61,10 +61,10 @@ class Norms(NamedTuple):
         """Squared norms of vectors that are put together."""
         return Norms(*(tf.reduce_sum(part, axis) for part in self))
 
-    def of_rows(self) -> Norms:
-        """Squared norms [B] of all that belongs to an example."""
-        rows = tf.shape(self.squared)[0]
-        return Norms(*(tf.reduce_sum(tf.reshape(part, [rows, -1]), 1) for part in self))
+    def of_groups(self) -> Norms:
+        """Squared norms [B] from those of one term in each group, [B, 1] or [B, G, 1]."""
+        joined = self if self.squared.shape.rank == 2 else self.summed(1)
+        return Norms(*(tf.squeeze(part, 1) for part in joined))
 
 
 def in_xla() -> bool:
@@ -144,11 +144,13 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
 def of_examples(gradients: tf.Tensor) -> Norms:
     """Norms [B] of gradients [B, ...] that are added to the sum as they are."""
     size = gradients.shape[1:].num_elements()
-    rows = tf.shape(gradients)[0]
     if size == 0:
-        zeros = tf.zeros([rows], tf.float64)
+        zeros = tf.zeros(tf.shape(gradients)[:1], tf.float64)
         return Norms(zeros, zeros)
-    return of_last_axis(tf.reshape(gradients, [rows, -1 if size is None else size]))
+    if gradients.shape.rank != 2:
+        rows = -1 if size is not None else tf.shape(gradients)[0]
+        gradients = tf.reshape(gradients, [rows, -1 if size is None else size])
+    return of_last_axis(gradients)
 
 
 def _block(size: int) -> int | None:
