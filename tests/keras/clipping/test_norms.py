@@ -265,3 +265,24 @@ def test_invariant_18_what_cannot_be_bounded_contributes_zero(name, bad):
     assert_within(total)
     if not np.isfinite(bad):
         assert weights[0] == 0.0 and not np.any(total)
+
+
+def test_many_repeats_of_an_ordinary_id_lose_less_than_a_thousandth():
+    # As padding has: 200 of 256 positions.
+    rng = np.random.default_rng(0)
+    ids = np.zeros((1, 256), "i4")
+    ids[0, 200:] = np.arange(1, 57)
+    values = tf.constant(rng.normal(size=(1, 256, 512)).astype("f4"))
+    total, weights = contribution(rows.Rows(tf.constant(ids), values, 60))
+    assert weights[0] < 1.0
+    assert CLIP * (1 - 1e-3) <= np.linalg.norm(total) <= CLIP * (1 + TOLERANCE)
+
+
+@pytest.mark.parametrize(("length", "width"), [(64, 1000), (200, 512)])
+def test_sequences_of_related_positions_lose_less_than_a_thousandth(length, width):
+    # Positive activations, as after a relu: the bound of float32 would be noticed.
+    rng = np.random.default_rng(0)
+    left = tf.constant(np.abs(rng.normal(size=(1, length, 700))).astype("f4"))
+    right = tf.constant(rng.normal(size=(1, length, width)).astype("f4"))
+    total, _ = contribution(product(left, right))
+    assert CLIP * (1 - 1e-3) <= np.linalg.norm(total) <= CLIP * (1 + TOLERANCE)

@@ -18,6 +18,7 @@ See `contracted`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -217,32 +218,42 @@ def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
     return summed_in_float32(formed, absolute)
 
 
-def of_equal_rows(values: tf.Tensor, equal: tf.Tensor) -> Norms:
+def of_equal_rows(values: tf.Tensor, equal: tf.Tensor, negligible: float) -> Norms:
     """Norms of gradients of a table, of which row k gets Σ_{t: id_t = k} v_t.
 
         |·|² = Σ_st e_st <v_s, v_t>,    e_st = 1 if the ids are equal, or else 0
 
     In float32 the inner products are wrong by at most c_O |v_s||v_t|, and adding them up
-    by c_{T+2} Σ e_st |<v_s, v_t>|, so that c_{O+T+2} Σ e_st |v_s||v_t| is added.
+    by c_{T+2} Σ e_st |<v_s, v_t>|, so that c_{O+T+2} Σ e_st |v_s||v_t| is added, or all
+    is done in float64, as in `of_inner_products`.
 
     Args:
         values: [B, T, O] float32.
         equal: [B, T, T] float32.
+        negligible: Squared norm below which an example is not clipped.
 
     Returns:
         Norms [B], as `contracted`.
     """
-    inner, roundings = _gram(values, tf.float32)
+    products = _refined(lambda dtype: _equal_rows(values, equal, dtype), negligible)
+    return products.norms()
+
+
+def _equal_rows(values: tf.Tensor, equal: tf.Tensor, dtype: tf.DType) -> _Products:
+    unit, tiny = (_UNIT, _TINY) if dtype == tf.float32 else (_UNIT_64, 0.0)
+    inner, roundings = _gram(values, dtype)
     terms, width = values.shape[1], values.shape[2]
-    total = tf.reduce_sum(tf.cast(tf.reduce_sum(equal * inner, -1), tf.float64), -1)
+    products = tf.cast(equal, dtype) * inner
+    total = tf.reduce_sum(tf.cast(tf.reduce_sum(products, -1), tf.float64), -1)
     diagonal = tf.cast(tf.linalg.diag_part(inner), tf.float64)
-    lengths = tf.sqrt(diagonal * (1.0 + rounding(roundings + 1)) + width * _TINY)
+    # 1.01: c_n is not linear in n.
+    lengths = tf.sqrt(diagonal * (1.0 + 1.01 * roundings * unit) + width * tiny)
     squares = _weighted(equal, lengths, terms)
-    bounds = (
-        total + rounding(roundings + terms + 2) * squares + terms**2 * width * _TINY
+    error = 1.01 * (roundings + terms + 2) * unit * squares
+    underflow = tf.fill(
+        tf.shape(total), tf.constant(terms**2 * width * tiny, tf.float64)
     )
-    squared = tf.where(total < 0.0, tf.zeros([], tf.float64), total)
-    return contracted(Norms(squared, bounds), tf.sqrt(squares))
+    return _Products(total, error, underflow, tf.sqrt(squares))
 
 
 def _keep_non_finite(bounds: tf.Tensor, *sources: tf.Tensor) -> tf.Tensor:
@@ -265,6 +276,20 @@ class _Products(NamedTuple):
     error: tf.Tensor
     underflow: tf.Tensor
     absolute: tf.Tensor
+
+    def norms(self) -> Norms:
+        """With the bounds added."""
+        zeros = tf.zeros_like(self.squared)
+        squared = tf.where(self.squared < 0.0, zeros, self.squared)
+        bounds = squared + self.error + self.underflow
+        return contracted(Norms(squared, bounds), self.absolute)
+
+
+def _refined(compute: Callable[[tf.DType], _Products], negligible: float) -> _Products:
+    """In float32, or in float64 if rounding would be noticed in a weight."""
+    single = compute(tf.float32)
+    noticed = single.error > _REFINE * tf.maximum(single.squared, negligible)
+    return tf.cond(tf.reduce_any(noticed), lambda: compute(tf.float64), lambda: single)
 
 
 def of_inner_products(left: tf.Tensor, right: tf.Tensor, negligible: float) -> Norms:
@@ -290,18 +315,8 @@ def of_inner_products(left: tf.Tensor, right: tf.Tensor, negligible: float) -> N
     Returns:
         Norms [B], as `contracted`.
     """
-    single = _inner_products(left, right, tf.float32)
-    noticed = single.error > _REFINE * tf.maximum(single.squared, negligible)
-    products = tf.cond(
-        tf.reduce_any(noticed),
-        lambda: _inner_products(left, right, tf.float64),
-        lambda: single,
-    )
-    squared = tf.where(
-        products.squared < 0.0, tf.zeros([], tf.float64), products.squared
-    )
-    norms = Norms(squared, squared + products.error + products.underflow)
-    return contracted(norms, products.absolute)
+    products = _refined(lambda dtype: _inner_products(left, right, dtype), negligible)
+    return products.norms()
 
 
 def _inner_products(left: tf.Tensor, right: tf.Tensor, dtype: tf.DType) -> _Products:
