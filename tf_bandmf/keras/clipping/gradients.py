@@ -136,7 +136,7 @@ def _within(
     of adding, and for far more terms where kernels add in blocks. Here it becomes
     certain, so that no assertion that follows can be reached by way of data.
     """
-    squared = tf.add_n([2.0 * tf.cast(tf.nn.l2_loss(s), tf.float64) for s in sums])
+    squared = 2.0 * tf.cast(tf.add_n([tf.nn.l2_loss(s) for s in sums]), tf.float64)
     limit = SUM_MARGIN * l2_norm_clip * tf.cast(examples, tf.float64)
     return tf.cond(  # NaN fails the comparison, too.
         tf.sqrt(squared) <= limit,
