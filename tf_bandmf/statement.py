@@ -41,6 +41,7 @@ class PrivacyStatement:
       test_only: the noise came from a known seed: no guarantee at all.
       unit: whose presence is hidden.
       sampling: what is claimed from the randomness of the sampling.
+      assumptions: what the user vouches for beyond the participation, sentences.
     """
 
     epsilon: float
@@ -59,6 +60,7 @@ class PrivacyStatement:
     sampling: str = "No amplification by sampling is claimed."
     accounting: str = "The value is exact up to numerical errors, on the safe side."
     adjacency: str = ZERO_OUT
+    assumptions: tuple[str, ...] = ()
 
     def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""
@@ -93,7 +95,10 @@ class PrivacyStatement:
                 "Type of accounting",
                 f"{self.accountant}. {self.accounting} {self.sampling}",
             ),
-            ("Accounting assumptions", self.participation),
+            (
+                "Accounting assumptions",
+                " ".join([self.participation, *self.assumptions]),
+            ),
             (
                 "Mechanism",
                 f"{self.mechanism}; {self.sensitivity}; noise multiplier "
