@@ -15,8 +15,6 @@ from tf_bandmf.keras.workload_match import warn_of_mismatch
 from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.plan import Plan
 
-# Relative error of a norm that is taken of the same sum in two ways.
-_NORM_TOLERANCE = 1e-2
 _RESTORED = (
     "The optimizer and its noise are at different steps: it was restored from a file, and "
     "files hold no noise key, or a step was interrupted. Training on would add noise that "
@@ -280,11 +278,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         plan = self._plan
         flat = tf.concat([tf.reshape(total, [-1]) for total in clipped.sums], axis=0)
         examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
-        largest = SUM_MARGIN * plan.l2_norm_clip * (1.0 + _NORM_TOLERANCE)
         # NaN fails this comparison too.
         is_clipped = tf.debugging.assert_less_equal(
             tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(flat), tf.float64)),
-            largest * examples,
+            SUM_MARGIN * plan.l2_norm_clip * examples,
             "The sum of gradients is not clipped, or not finite.",
         )
         with tf.control_dependencies([is_clipped]):
