@@ -89,6 +89,7 @@ class Plan:
         self.participation.validate_num_steps(n)
         for name in ("l2_norm_clip", "noise_multiplier", "epsilon"):
             gaussian.check_positive(name, getattr(self, name))
+        gaussian.check_planned_delta(self.delta)
         if self.expected_batch_size is not None:
             gaussian.check_positive("expected_batch_size", self.expected_batch_size)
         low, high = _CLIP_RANGE
@@ -312,6 +313,7 @@ class Plan:
             fingerprint=self.fingerprint,
             test_only=self.test_seed is not None,
             unit=unit,
+            output="noisy gradients",
             remarks=tuple(remarks),
         )
 

@@ -61,6 +61,7 @@ class PrivacyStatement(Statement):
       test_only: the noise came from a known seed: no guarantee at all.
       unit: whose presence is hidden.
       sampling: what is claimed from the randomness of the sampling.
+      output: what the mechanism puts out, such as "noisy gradients".
       remarks: what else a reader must know of this run: other runs on the same data,
         weights that were changed by hand. Empty for what a plan alone says.
 
@@ -84,6 +85,7 @@ class PrivacyStatement(Statement):
     sampling: str
     accounting: str
     adjacency: str
+    output: str
     remarks: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -117,8 +119,8 @@ class PrivacyStatement(Statement):
             ),
             (
                 "Mechanism output",
-                "The sequence of all noisy gradients, hence every intermediate model "
-                "and the final one.",
+                f"The sequence of all {self.output}, hence every intermediate model "
+                f"and the final one.",
             ),
             ("Unit of privacy", sentence(self.unit)),
             ("Adjacency", self.adjacency),

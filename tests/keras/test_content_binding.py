@@ -100,8 +100,8 @@ def test_invariant_20_parts_of_replicas_are_bound(data, make_plan, compile_model
     step = tf.function(lambda part: strategy.run(model.train_step, args=(part,)))
 
     def per_replica(edit):
-        first, second = iter(parts.take(2))
-        values = [first, edit(second)]
+        # Both: what one replica refused, the other would wait for.
+        values = [edit(part) for part in parts.take(2)]
         return strategy.experimental_distribute_values_from_function(
             lambda context: values[context.replica_id_in_sync_group]
         )

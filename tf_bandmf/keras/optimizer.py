@@ -7,21 +7,20 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import noise, storage
-from tf_bandmf.keras import runs
-from tf_bandmf.keras.clipping import ClippedGradients, is_loss_scale
+from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients, is_loss_scale
+from tf_bandmf.keras.run_membership import RunMembership
 from tf_bandmf.keras.secret_state import SecretState, replica_id
 from tf_bandmf.keras.weights_seal import WeightsSeal
 from tf_bandmf.keras.workload_match import warn_of_mismatch
 from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.plan import Plan
-from tf_bandmf.statement import PrivacyStatement, sentence
 
-# Float error of a sum of clipped gradients, relative.
-_NORM_TOLERANCE = 1e-3
+# Relative error of a norm that is taken of the same sum in two ways.
+_NORM_TOLERANCE = 1e-2
+_CLIP_NORMS = (1e-12, 1e12)
 
 _RESTORED = (
     "The optimizer and its noise are at different steps: it was restored from a file, and "
@@ -37,7 +36,7 @@ _FIX = (
 
 
 @keras.saving.register_keras_serializable(package="tf_bandmf")
-class PrivateOptimizer(keras.optimizers.Optimizer):
+class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
     """Adds a plan's correlated noise to the sum of clipped gradients.
 
         noisy = (clipped_sum + noise_stddev * (C^-1 Z)[step]) / expected_batch_size
@@ -85,7 +84,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
       TypeError: if plan is not a Plan.
       ValueError: if loss_scale_factor is not a power of two >= 1, the inner optimizer
         scales losses or accumulates gradients itself, or the plan has no expected batch
-        size.
+        size, or a clip norm beyond 1e-12 ... 1e12.
     """
 
     def __init__(
@@ -127,6 +126,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             raise ValueError(
                 "inner_optimizer must not set loss_scale_factor, which has to be undone "
                 "before gradients are clipped: give it to PrivateOptimizer."
+            )
+        smallest, largest = _CLIP_NORMS
+        if not smallest <= plan.l2_norm_clip <= largest:
+            raise ValueError(
+                f"The plan's l2_norm_clip must be within {smallest:g} and {largest:g}, "
+                f"where squares of float32 gradients neither vanish nor overflow, found "
+                f"{plan.l2_norm_clip:g}. Scale the loss, and the clip norm with it."
             )
         if loss_scale_factor is not None and not is_loss_scale(loss_scale_factor):
             raise ValueError(
@@ -229,137 +235,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         object.__setattr__(self, "_secret_state", state)
         object.__setattr__(self, "_seal", WeightsSeal())
 
-    # Held while a step of the run is taken.
-    turn: threading.RLock
-    # What the caller said of weights that he changed, in order.
-    vouched: tuple[str, ...]
-
-    @property
-    def seal(self) -> WeightsSeal:
-        """By which changes of the weights between steps are noticed."""
-        return self._seal
-
-    def vouch_for_weights(self, reason: str) -> None:
-        """Lets the next step begin with weights that something else changed.
-
-        Whoever calls it asserts that no private data had a part in the change, but for
-        what noisy gradients have told: weights of an earlier step of the run, of public
-        data, rounded, pruned by a rule.
-
-        Args:
-          reason: what changed them, one line; `statement` publishes it.
-
-        Raises:
-          ValueError: if the reason is empty, or the run has not begun.
-        """
-        if not isinstance(reason, str) or not reason.strip():
-            raise ValueError(
-                f"reason must say what changed the weights, found {reason!r}."
-            )
-        if not self.built:
-            raise ValueError("The run has not begun: any weights may begin it.")
-        with self.turn:
-            self._seal.open()
-            if reason not in self.vouched:
-                object.__setattr__(self, "vouched", (*self.vouched, reason.strip()))
-
-    def statement(self, unit: str = "one training example") -> PrivacyStatement:
-        """The plan's statement, with what this run adds to it.
-
-        It names other runs of the process on the same weights or examples, and changes of
-        the weights that were vouched for.
-
-        Args:
-          unit: see `Plan.statement`.
-        """
-        remarks = []
-        if self.built:
-            weights, name = (
-                self._trainable_variables,
-                runs.name_of(self.secret_state.key),
-            )
-            found = runs.others(name, weights, int(self.schedule_id))
-            plans = ", ".join(run.plan.fingerprint[:12] for _, run in found)
-            if found:
-                remarks.append(
-                    f"{len(found)} other run(s) of the same process trained on the same "
-                    f"weights or examples (plans {plans}): the numbers above are for this "
-                    f"run alone, and add up with theirs."
-                )
-        remarks += [
-            f"Weights were changed between steps, for which whoever trained vouches that "
-            f"no private data had a part in it: {sentence(reason)}"
-            for reason in self.vouched
-        ]
-        return self._plan.statement(unit, remarks)
-
-    def check_run(self, weights: Sequence[Any], schedule_id: int) -> None:
-        """Raises RuntimeError if this would be a second run that was not announced.
-
-        Args:
-          weights: of the model.
-          schedule_id: of the data, or `runs.NO_SCHEDULE`.
-        """
-        refusal = self._refusal(weights, schedule_id)
-        if refusal is not None:
-            raise RuntimeError(refusal)
-
-    def _refusal(self, weights: Sequence[Any], schedule_id: int) -> str | None:
-        if self._additional_run or self._plan.test_seed is not None:
-            return None
-        if self.built and self._was_restored():
-            return None  # Refused for that, with another fix.
-        name = runs.name_of(self.secret_state.key) if self.built else None
-        return None if runs.is_known(name) else runs.refusal(name, weights, schedule_id)
-
-    def _was_restored(self) -> bool:
-        taken = tf.convert_to_tensor(self.iterations.value)
-        return int(taken) != int(self._secret_state.step)
-
-    def note_run(self, schedule_id: int) -> None:
-        """Counts the run, which takes a step, or took one in another process."""
-        if self._plan.test_seed is None:
-            name = runs.name_of(self.secret_state.key)
-            runs.note(name, self._plan, self._trainable_variables, schedule_id)
-
-    def may_begin(
-        self, weights: Sequence[Any], schedule_id: tf.Tensor
-    ) -> tuple[tf.Tensor, str]:
-        """`check_run` within a step, as a condition of `checked_step`."""
-        if self._additional_run or self._plan.test_seed is not None:
-            return tf.constant(True), runs.SECOND_RUN
-
-        def look_up(schedule_id: Any) -> np.bool_:
-            return np.bool_(self._refusal(weights, int(schedule_id)) is None)
-
-        is_new = tf.equal(self._secret_state.step, 0)
-        # One that was restored is refused for that, with another fix.
-        is_new &= tf.equal(tf.cast(self.iterations.value, tf.int64), 0)
-        may = tf.cond(
-            is_new,
-            lambda: tf.numpy_function(look_up, [schedule_id], tf.bool),
-            lambda: tf.constant(True),
-        )
-        return tf.ensure_shape(may, []), runs.SECOND_RUN
-
-    def note_first_step(self, step: tf.Tensor, schedule_id: tf.Tensor) -> tf.Tensor:
-        """`note_run` within a step: what `checked_step` returned, after the note."""
-        if self._plan.test_seed is not None:
-            return step
-
-        def note(schedule_id: Any, step: Any) -> Any:
-            self.note_run(int(schedule_id))
-            return step
-
-        return tf.ensure_shape(
-            tf.cond(
-                tf.equal(step, 0),
-                lambda: tf.numpy_function(note, [schedule_id, step], tf.int64),
-                lambda: tf.identity(step),
-            ),
-            [],
-        )
-
     @property
     def secret_state(self) -> SecretState:
         """For the private state file alone."""
@@ -422,19 +297,20 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
           TypeError: if `clipped` did not come from the clipping of this library.
           ValueError: if the variables are not those that the run began with.
           InvalidArgumentError: if the sum is not finite or larger than clipped
-            gradients can add up to.
+            gradients can add up to. `clipped_gradient_sums` returns no such sum for any
+            data: only a programming error can.
         """
         if not isinstance(clipped, ClippedGradients):
             raise TypeError(f"Gradients must be clipped by this library. {_FIX}")
         self._check_variables(trainable_variables)
         plan = self._plan
         flat = tf.concat([tf.reshape(total, [-1]) for total in clipped.sums], axis=0)
-        examples = tf.cast(tf.shape(clipped.norms)[0], tf.float32)
-        limit = examples * plan.l2_norm_clip * (1.0 + _NORM_TOLERANCE)
+        examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
+        largest = SUM_MARGIN * plan.l2_norm_clip * (1.0 + _NORM_TOLERANCE)
         # NaN fails this comparison too.
         is_clipped = tf.debugging.assert_less_equal(
-            tf.raw_ops.EuclideanNorm(input=flat, axis=[0]),
-            limit,
+            tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(flat), tf.float64)),
+            largest * examples,
             "The sum of gradients is not clipped, or not finite.",
         )
         with tf.control_dependencies([is_clipped]):
