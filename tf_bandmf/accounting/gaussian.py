@@ -25,7 +25,7 @@ NAME = "exact Gaussian mechanism (dp-accounting)"
 
 # Far outside of what a useful or even a meaningful run has.
 _LARGEST_NOISE_MULTIPLIER = 1e9
-_LARGEST_EPSILON = 1e4
+LARGEST_EPSILON = 1e4
 _TOLERANCE = 1e-12
 
 # Of a plan: what the noise leaves out of a normal distribution is below a thousandth of
@@ -70,10 +70,10 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     upper = 1.0
     while excess(upper) > 0.0:
         upper *= 2.0
-        if upper > _LARGEST_EPSILON:
+        if upper > LARGEST_EPSILON:
             raise ValueError(
                 f"noise_multiplier = {noise_multiplier} gives no meaningful privacy: "
-                f"epsilon > {_LARGEST_EPSILON:g} at delta = {delta}. Add noise."
+                f"epsilon > {LARGEST_EPSILON:g} at delta = {delta}. Add noise."
             )
     epsilon = scipy.optimize.brentq(excess, 0.0, upper, xtol=_TOLERANCE)
     return to_safe_side(
@@ -109,7 +109,7 @@ def calibrate_noise_multiplier(epsilon: float, delta: float) -> float:
             f"multiplier above {_LARGEST_NOISE_MULTIPLIER:g} would be needed. Use a "
             f"larger budget."
         )
-    lower = -math.log(4.0 * _LARGEST_EPSILON)
+    lower = -math.log(4.0 * LARGEST_EPSILON)
     if excess(lower) <= 0.0:
         raise ValueError(
             f"epsilon = {epsilon} is no privacy at all: found a noise multiplier below "
