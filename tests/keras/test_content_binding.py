@@ -1,12 +1,8 @@
 """A private step takes the tensors that the schedule drew, not others of the same name."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-import tf_bandmf.keras
-from tf_bandmf.sampling import batches as batches_lib
 
 EDITS = {
     "other data": lambda b: {**b, "x": tf.random.normal(b["x"].shape)},
@@ -85,29 +81,3 @@ def test_invariant_20_a_loop_of_ones_own_in_a_graph(
         step({**second, "x": 2.0 * second["x"]})
     step(second)
     assert model.optimizer.steps_taken == 2
-
-
-def test_invariant_20_parts_of_replicas_are_bound(data, make_plan, compile_model):
-    plan = make_plan()
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
-        tf_bandmf.keras.make_private(model, self_check=False)
-        optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
-        compile_model(model, optimizer)
-    model.fit(plan.batches(*data), epochs=1, verbose=0)
-    parts = batches_lib.in_parts(plan.batches(*data).dataset(4), [0, 1], 2)
-    step = tf.function(lambda part: strategy.run(model.train_step, args=(part,)))
-
-    def per_replica(edit):
-        # Both: what one replica refused, the other would wait for.
-        values = [edit(part) for part in parts.take(2)]
-        return strategy.experimental_distribute_values_from_function(
-            lambda context: values[context.replica_id_in_sync_group]
-        )
-
-    before = model.get_weights()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
-        step(per_replica(lambda part: {**part, "x": 2.0 * part["x"]}))
-    for a, b in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(a, b)
