@@ -152,13 +152,27 @@ def test_fingerprint_ignores_how_the_strategy_was_found():
         ({"workload": tf_bandmf.workloads.prefix_sum(50), "momentum": 0.5}, "either"),
         ({"workload": tf_bandmf.workloads.prefix_sum(49)}, "49"),
         ({"mechanism": strategies.identity(49)}, "50"),
-        ({"mechanism": strategies.identity(50), "lambda_": 0.5}, "built already"),
+        ({"mechanism": strategies.identity(50), "lambda_": 0.5}, "ready-made"),
+        ({"mechanism": "bsr:4", "bands": 2}, "Give bands in one place"),
+        ({"mechanism": "lambda_cgd:0.5", "lambda_": 0.5}, "Give lambda_ in one place"),
+        (
+            {"mechanism": "bsr:4:normalized", "column_normalized": False},
+            "Give column_normalized in one place",
+        ),
     ],
 )
 def test_bad_input_gives_one_clear_error(change, message):
     arguments = {"mechanism": "lambda_cgd", **BUDGET, **DATA, **change}
     with pytest.raises(ValueError, match=message):
         tf_bandmf.plan(**arguments)
+
+
+def test_a_ready_made_strategy_must_fit_the_memory():
+    strategy = strategies.bsr(workloads.prefix_sum(50), 8)
+    plan = tf_bandmf.plan(strategy, **BUDGET, **DATA, max_memory_vectors=7)
+    assert plan.strategy.memory_vectors == 7
+    with pytest.raises(ValueError, match="keeps 7 vectors, found max_memory_vectors = 6"):
+        tf_bandmf.plan(strategy, **BUDGET, **DATA, max_memory_vectors=6)
 
 
 def test_delta_that_permits_to_publish_somebody_is_warned_about():

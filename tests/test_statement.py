@@ -1,5 +1,9 @@
 """Privacy statements."""
 
+import dataclasses
+
+import pytest
+
 import tf_bandmf
 
 ARGUMENTS = {
@@ -29,6 +33,15 @@ def test_invariant_15_what_is_outside_the_guarantee_is_said():
             plan.fingerprint,
         ):
             assert expected in text, expected
+
+
+@pytest.mark.parametrize("claim", ["accounting", "adjacency", "sampling"])
+def test_invariant_15_no_claim_has_a_default(claim):
+    statement = tf_bandmf.plan("lambda_cgd", **ARGUMENTS).statement()
+    fields = dataclasses.asdict(statement)
+    del fields[claim]
+    with pytest.raises(TypeError, match=claim):
+        type(statement)(**fields)
 
 
 def test_invariant_8_a_test_seed_marks_the_statement():

@@ -138,15 +138,11 @@ def choose(
     """
     if objective not in ("mean", "max"):
         raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
-    limit = DEFAULT_MEMORY_VECTORS if max_memory_vectors is None else max_memory_vectors
-    if isinstance(limit, bool) or int(limit) != limit or limit < 0:
-        raise ValueError(
-            f"max_memory_vectors must be a whole number >= 0, found {limit!r}."
-        )
+    limit = _memory_limit(max_memory_vectors)
     for name in mechanism_names:
         mechanisms.parse(name)
     search = _Search(
-        workload, sampling, epsilon, delta, int(limit), objective, confidence
+        workload, sampling, epsilon, delta, limit, objective, confidence
     )
     best: dict[str, _Candidate] = {}
     excluded: dict[str, str] = {}
@@ -163,7 +159,7 @@ def choose(
         reasons = " ".join(f"{name}: {why}" for name, why in excluded.items())
         raise ValueError(f"No mechanism can be used. {reasons}")
     rows = tuple(candidate.row for candidate in best.values())
-    chosen, reason = _decide(rows, search.value, objective, int(limit))
+    chosen, reason = _decide(rows, search.value, objective, limit)
     table = comparison.Comparison(search.title(best[chosen].participation), rows)
     choice = Choice(table, chosen, reason, excluded)
     strategy = best[chosen].strategy
@@ -174,6 +170,30 @@ def choose(
     return dataclasses.replace(
         choice, strategy=strategy, participation=best[chosen].participation
     )
+
+
+def check_memory(strategy: Strategy, max_memory_vectors: int | None) -> None:
+    """Raises ValueError if a strategy keeps more vectors than are allowed."""
+    if max_memory_vectors is None:
+        return
+    limit = _memory_limit(max_memory_vectors)
+    if strategy.memory_vectors > limit:
+        raise ValueError(
+            f"The strategy keeps {strategy.memory_vectors} vectors, found "
+            f"max_memory_vectors = {limit}. Use fewer bands or buffers, or a strategy "
+            f"with a banded inverse."
+        )
+
+
+def _memory_limit(max_memory_vectors: int | None) -> int:
+    if max_memory_vectors is None:
+        return DEFAULT_MEMORY_VECTORS
+    limit = max_memory_vectors
+    if isinstance(limit, bool) or int(limit) != limit or limit < 0:
+        raise ValueError(
+            f"max_memory_vectors must be a whole number >= 0, found {limit!r}."
+        )
+    return int(limit)
 
 
 def _decide(

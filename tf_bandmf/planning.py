@@ -89,12 +89,15 @@ def plan(
       decay: factor by which a step shrinks the weights, in (0, 1].
       learning_rates: relative learning rate of each step, shape [n]; None: constant.
       l2_norm_clip: zeta > 0.
-      bands: of "bsr" and "bisr"; by default the best power of two up to 32 and b.
-      lambda_: of "lambda_cgd"; by default the one with the smallest RMSE.
+      bands: of the mechanisms that have bands. By default at most 32 and b: the best
+        power of two for closed forms, the most for optimized ones.
+      lambda_: of "lambda_cgd"; by default the one with the smallest error.
       column_normalized: scale the columns of C to norm 1; default False.
-      objective: "mean" or "max", of "lambda_cgd" without a given lambda.
+      objective: "mean" (RMSE, the default) or "max" (MaxSE), of the mechanisms that
+        optimize something: all but "identity", "bsr", "bisr", "tree" and "dense".
       max_memory_vectors: vectors of the model's size that the noise may keep between
-        steps; by default 31 for "auto", and what the mechanism holds for best otherwise.
+        steps; by default 31 for "auto", otherwise the mechanism's default. A strategy
+        that keeps more is refused.
       confidence: of accounting by simulation (`BallsInBins`): None for an estimate, or
         for example `1 - 1e-6` for a bound.
       progress: show progress on accounting that takes longer than 2 seconds.
@@ -144,8 +147,9 @@ def plan(
         given = [name for name, value in options.items() if value is not None]
         if given:
             raise ValueError(
-                f"The strategy is built already: {', '.join(given)} cannot change it."
+                f"{', '.join(given)} has no effect on a ready-made strategy: omit it."
             )
+        choosing.check_memory(mechanism, max_memory_vectors)
         strategy = mechanism
         if scheme is not None:
             participation = scheme.participation(strategy.matrix.bands)
@@ -171,7 +175,7 @@ def plan(
         assert participation is not None
         family, parsed = mechanisms.parse(mechanism)
         strategy = mechanisms.build_strategy(
-            family, workload, participation, **{**options, **parsed}
+            family, workload, participation, **_merged(options, parsed)
         )
     assert participation is not None
     strategy = strategy.in_float32()
@@ -226,30 +230,44 @@ def _is_to_be_chosen(
     if not isinstance(participation, BallsInBins) or epsilon is None:
         return False
     name = mechanisms.MAIN_OPTION.get(family, (None,))[0]
-    given = {**options, **parsed}
+    given = _merged(options, parsed)
     return name in ("lambda_", "bands") and given.get(name) is None
+
+
+def _merged(options: dict[str, Any], parsed: dict[str, Any]) -> dict[str, Any]:
+    """The options of `plan` that were given, with those of the mechanism's name.
+
+    Raises:
+      ValueError: if one was given in both places.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    twice = ", ".join(sorted(set(given) & set(parsed)))
+    if twice:
+        raise ValueError(
+            f"Give {twice} in one place, found it in the mechanism's name and as an "
+            f"argument."
+        )
+    return {**given, **parsed}
 
 
 def _names(mechanism: str, options: dict[str, Any]) -> tuple[str, ...]:
     """What to choose from."""
-    values = {k: v for k, v in options.items() if v is not None and k != "objective"}
+    options = {k: v for k, v in options.items() if v is not None and k != "objective"}
     if mechanism == "auto":
-        if values:
+        if options:
             raise ValueError(
-                f"auto chooses {', '.join(values)} itself: name a mechanism to set it."
+                f"auto chooses {', '.join(options)} itself: name a mechanism to set it."
             )
         return choosing.AUTO
-    if ":" in mechanism or not values:
-        if values:
-            raise ValueError(f"Give {', '.join(values)} in one place, not in two.")
-        return (mechanism,)
-    name = mechanism
-    main = mechanisms.MAIN_OPTION.get(mechanism, (None,))[0]
+    family, parsed = mechanisms.parse(mechanism)
+    values = _merged(options, parsed)
+    name = family
+    main = mechanisms.MAIN_OPTION.get(family, (None,))[0]
     normalized = values.pop("column_normalized", False)
     if main in values:
         name += f":{values.pop(main)}"
     if values:
-        raise ValueError(f"{mechanism} does not take {', '.join(values)}.")
+        raise ValueError(f"{family} does not take {', '.join(values)}.")
     return (name + (":normalized" if normalized else ""),)
 
 
@@ -342,7 +360,7 @@ def _check_budget(
     if num_examples is not None and delta >= 1.0 / num_examples:
         warnings.warn(
             f"delta = {delta} is not below 1 / num_examples = {1.0 / num_examples:.3g}: "
-            f"such a delta permits to publish somebody's data.",
+            f"a mechanism with this delta may publish someone's record outright.",
             stacklevel=3,
         )
     return float(delta)

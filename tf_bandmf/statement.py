@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from tf_bandmf.accounting.guarantee import ZERO_OUT
-
 _NOT_COVERED = (
     "Training metrics (loss, accuracy and norms on training data) are exact functions "
     "of the data: do not publish them.",
@@ -28,9 +26,6 @@ class PrivacyStatement:
     Attributes:
       epsilon, delta, zcdp_rho: the guarantee.
       accountant: what computed it.
-      accounting: whether the values are exact, a bound (at which confidence) or an
-        estimate.
-      adjacency: which data sets count as neighbors.
       participation: how the data are used, one sentence.
       mechanism: the strategy and its parameters.
       num_steps: n.
@@ -38,9 +33,12 @@ class PrivacyStatement:
       sensitivity: with the theorem it rests on, or marked as a bound.
       l2_norm_clip: zeta.
       fingerprint: of the plan.
+      accounting: whether the values are exact, a bound (at which confidence) or an
+        estimate. No default: a statement never calls itself exact by omission.
+      adjacency: which data sets count as neighbors.
+      sampling: what is claimed from the randomness of the sampling.
       test_only: the noise came from a known seed: no guarantee at all.
       unit: whose presence is hidden.
-      sampling: what is claimed from the randomness of the sampling.
     """
 
     epsilon: float
@@ -54,11 +52,11 @@ class PrivacyStatement:
     sensitivity: str
     l2_norm_clip: float
     fingerprint: str
+    accounting: str
+    adjacency: str
+    sampling: str
     test_only: bool = False
     unit: str = "one training example"
-    sampling: str = "No amplification by sampling is claimed."
-    accounting: str = "The value is exact up to numerical errors, on the safe side."
-    adjacency: str = ZERO_OUT
 
     def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""

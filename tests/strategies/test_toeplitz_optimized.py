@@ -116,6 +116,7 @@ def test_inverse_coefficients_meet_the_peer_s_optimum():
     n, participation = 1000, MinSep(100, 10)
     workload = workloads.prefix_sum(n)
     found = strategies.optimized_banded_inverse(workload, participation, 4)
+    assert found.family == "bandinv"  # the name by which `plan` knows it
     assert found.diagnostics["converged"]
     rmse = found.rmse(workload, participation)
     assert rmse < 13.402731

@@ -85,7 +85,7 @@ def optimized_banded_inverse(
     )
     matrix = bands_lib.Inverse(bands_lib.ToeplitzBanded(coefficients, n))
     strategy = Strategy(
-        "banded_inverse",
+        "bandinv",
         matrix,
         {"bands": bands},
         optimized.diagnostics(goal.name, result),
