@@ -68,14 +68,14 @@ def cell(
 ) -> dict[str, Any]:
     def noise(bands: int) -> float:
         accountant = CyclicPoissonAccountant(-(-n // bands), epochs * bands / n)
-        return accountant.calibrate_noise_multiplier(epsilon, delta)
+        return accountant.calibrate_noise_stddev(epsilon, delta)
 
     amplified = {
         bands: error * noise(bands)
         for bands, error in banded.items()
         if bands <= n // epochs
     }
-    unamplified = gaussian.calibrate_noise_multiplier(epsilon, delta) * multi_epoch
+    unamplified = gaussian.calibrate_noise_stddev(epsilon, delta) * multi_epoch
     best = min(amplified, key=lambda bands: amplified[bands])
     if unamplified < amplified[best]:
         best, least = n, unamplified

@@ -89,7 +89,7 @@ def banded_problem(n: int, bands: int) -> tuple[Callable, np.ndarray]:
     import tensorflow as tf
 
     from tf_bandmf import strategies, workloads
-    from tf_bandmf.bands import as_rows
+    from tf_bandmf.matrices import as_rows
     from tf_bandmf.optimize import banded, banded_matrices
 
     workload = workloads.prefix_sum(n)

@@ -30,7 +30,7 @@ def test_delta_is_the_analytic_formula(sigma, epsilon):
 @hypothesis.given(epsilon=st.floats(0.01, 50.0), log10_delta=st.floats(-12.0, -1.0))
 def test_calibration_is_safe_and_tight(epsilon, log10_delta):
     delta = 10.0**log10_delta
-    sigma = gaussian.calibrate_noise_multiplier(epsilon, delta)
+    sigma = gaussian.calibrate_noise_stddev(epsilon, delta)
     assert gaussian.gaussian_delta(sigma, epsilon) <= delta
     assert gaussian.gaussian_delta(sigma * (1 - 1e-6), epsilon) > delta
     found = gaussian.gaussian_epsilon(sigma, delta)
@@ -49,14 +49,14 @@ def test_noise_that_is_ample_gives_epsilon_zero():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: gaussian.calibrate_noise_multiplier(0.0, 1e-5),
-        lambda: gaussian.calibrate_noise_multiplier(-1.0, 1e-5),
-        lambda: gaussian.calibrate_noise_multiplier(math.nan, 1e-5),
-        lambda: gaussian.calibrate_noise_multiplier(math.inf, 1e-5),
-        lambda: gaussian.calibrate_noise_multiplier(1.0, 0.0),
-        lambda: gaussian.calibrate_noise_multiplier(1.0, 1.0),
-        lambda: gaussian.calibrate_noise_multiplier(1e-12, 1e-13),
-        lambda: gaussian.calibrate_noise_multiplier(1e12, 1e-5),
+        lambda: gaussian.calibrate_noise_stddev(0.0, 1e-5),
+        lambda: gaussian.calibrate_noise_stddev(-1.0, 1e-5),
+        lambda: gaussian.calibrate_noise_stddev(math.nan, 1e-5),
+        lambda: gaussian.calibrate_noise_stddev(math.inf, 1e-5),
+        lambda: gaussian.calibrate_noise_stddev(1.0, 0.0),
+        lambda: gaussian.calibrate_noise_stddev(1.0, 1.0),
+        lambda: gaussian.calibrate_noise_stddev(1e-12, 1e-13),
+        lambda: gaussian.calibrate_noise_stddev(1e12, 1e-5),
         lambda: gaussian.gaussian_delta(0.0, 1.0),
         lambda: gaussian.gaussian_delta(1.0, -1.0),
         lambda: gaussian.gaussian_epsilon(1.0, math.nan),

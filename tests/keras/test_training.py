@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf import noise
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
 
 MECHANISMS = ("identity", "lambda_cgd", "bsr", "bisr")
 

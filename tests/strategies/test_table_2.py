@@ -9,7 +9,7 @@ import pytest
 
 from tf_bandmf import strategies, workloads
 from tf_bandmf.participation import FixedEpochOrder, MinSep
-from tf_bandmf.strategies.dense import dense
+from tf_bandmf.strategies.multi_epoch import dense
 
 N, B = 2052, 342
 FIXED, MIN_SEP, ONCE = FixedEpochOrder(B, 1, 6), MinSep(B), MinSep(N, 1)

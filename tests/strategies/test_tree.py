@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tf_bandmf import dyadic_tree, strategies, workloads
+from tf_bandmf import strategies, workloads
+from tf_bandmf.matrices import dyadic_tree
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 
 

@@ -5,9 +5,6 @@ probability `q`. If `C` has at most `b` bands, a run is as private as `ceil(n / 
 Poisson-sampled Gaussian queries (amplified-banded-mf, Theorem 4 and Theorem 5), each with
 sensitivity `kappa`, the largest column norm of `C`.
 
-`noise_multiplier` here is always the noise standard deviation per unit of **column norm**
-(per `kappa`), neither per unit of sensitivity nor on the raw `C`.
-
 Composition is that of dp-accounting's privacy loss distributions, whose discretization
 errs to the safe side.
 """
@@ -21,8 +18,11 @@ import dp_accounting
 import numpy as np
 from dp_accounting.pld import pld_privacy_accountant
 
-from tf_bandmf import bands
+from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian, root_finding
+from tf_bandmf.accounting.base import Accountant, meaningful
+from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 
 NAME = "Poisson-sampled Gaussian queries (dp-accounting, privacy loss distributions)"
 
@@ -32,7 +32,7 @@ _ROUNDING = 1e-12
 _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
 
 
-def check_bands(strategy: bands.LowerTriangular, num_parts: int) -> None:
+def check_bands(strategy: matrices.LowerTriangular, num_parts: int) -> None:
     """Raises ValueError unless Theorem 4 and 5 cover the strategy with so many parts."""
     if strategy.bands <= num_parts:
         return
@@ -49,7 +49,7 @@ def check_bands(strategy: bands.LowerTriangular, num_parts: int) -> None:
     )
 
 
-def column_norm(strategy: bands.LowerTriangular) -> float:
+def column_norm(strategy: matrices.LowerTriangular) -> float:
     """kappa, the largest column norm of `C`."""
     largest = float(np.max(strategy.column_norms()))
     if not (math.isfinite(largest) and largest > 0.0):
@@ -58,7 +58,7 @@ def column_norm(strategy: bands.LowerTriangular) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicPoissonAccountant:
+class CyclicPoissonAccountant(Accountant):
     """(epsilon, delta) of `num_queries` Poisson-sampled Gaussian queries.
 
     Formal guarantee: under add-or-remove adjacency (equal to zero-out for these
@@ -68,10 +68,13 @@ class CyclicPoissonAccountant:
       num_queries: `ceil(n / b)`, how often one example can be sampled.
       sampling_probability: q in (0, 1], with which an example of the part whose turn it
         is takes part in a step.
+      column_norm: kappa, the sensitivity of each query.
     """
 
     num_queries: int
     sampling_probability: float
+    column_norm: float = 1.0
+    claims = ((NAME, "exact", ZERO_OUT),)
 
     def __post_init__(self) -> None:
         if isinstance(self.num_queries, bool) or self.num_queries < 1:
@@ -81,63 +84,66 @@ class CyclicPoissonAccountant:
                 f"sampling_probability must be in (0, 1], found "
                 f"{self.sampling_probability}."
             )
+        check_positive("column_norm", self.column_norm)
 
     @classmethod
     def of_strategy(
         cls,
-        strategy: bands.LowerTriangular,
+        strategy: matrices.LowerTriangular,
         num_parts: int,
         sampling_probability: float,
-    ) -> tuple[CyclicPoissonAccountant, float]:
-        """The accountant for a strategy, and kappa.
+    ) -> CyclicPoissonAccountant:
+        """The accountant for a strategy matrix.
 
         Raises:
           ValueError: if the strategy has more bands than there are parts.
         """
         check_bands(strategy, num_parts)
         queries = -(-strategy.num_rows // num_parts)
-        return cls(queries, sampling_probability), column_norm(strategy)
+        return cls(queries, sampling_probability, column_norm(strategy))
 
-    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """The `DpEvent`; `noise_multiplier` per unit of column norm.
+    def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
+        """The run as a composition of `num_queries` Poisson-sampled Gaussian events.
 
         Example F.1 of amplified-banded-mf divides by `floor(n / b)` and composes
         `ceil(m / b)` times: its n and m are exchanged. There are `ceil(n / b)` queries,
         each on a part of `floor(m / b)` of the m examples.
         """
-        event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise_multiplier)
+        event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(
+            noise_stddev / self.column_norm
+        )
         if self.sampling_probability < 1.0:
             event = dp_accounting.PoissonSampledDpEvent(
                 self.sampling_probability, event
             )
         return dp_accounting.SelfComposedDpEvent(event, self.num_queries)
 
-    def delta(self, epsilon: float, noise_multiplier: float) -> float:
-        """Delta at epsilon; `noise_multiplier` per unit of column norm.
+    def delta(self, epsilon: float, noise_stddev: float) -> float:
+        """Delta at epsilon.
 
         Raises:
           ValueError: on invalid input.
         """
-        gaussian.check_positive("noise_multiplier", noise_multiplier)
-        gaussian.check_positive("epsilon", epsilon)
-        return self._delta(epsilon, noise_multiplier, _INTERVAL)
+        check_positive("noise_stddev", noise_stddev)
+        check_positive("epsilon", epsilon)
+        return self._delta(epsilon, noise_stddev, _INTERVAL)
 
-    def epsilon(self, delta: float, noise_multiplier: float) -> float:
-        """Epsilon at delta, rounded up; `noise_multiplier` per unit of column norm.
+    def epsilon(self, delta: float, noise_stddev: float) -> float:
+        """Epsilon at delta, rounded up.
 
         Raises:
           ValueError: on invalid input.
         """
-        gaussian.check_positive("noise_multiplier", noise_multiplier)
-        gaussian.check_delta(delta)
-        unamplified = noise_multiplier / math.sqrt(self.num_queries)
+        check_positive("noise_stddev", noise_stddev)
+        check_delta(delta)
+        unamplified = self._unamplified(noise_stddev)
         upper = gaussian.gaussian_epsilon(unamplified, delta)
         if self.sampling_probability == 1.0 or upper == 0.0:
             return upper
         # Twice, since the discretization should be fine for the result.
         found = upper
         for interval in (_ROUGH_INTERVAL, _INTERVAL):
-            accountant = self._accountant(noise_multiplier, interval * found)
+            accountant = self._accountant(noise_stddev, interval * found)
             found = min(found, float(accountant.get_epsilon(delta)))
             if found <= 0.0:
                 return 0.0
@@ -145,16 +151,16 @@ class CyclicPoissonAccountant:
             found, lambda e: e >= upper or accountant.get_delta(e) <= delta
         )
 
-    def calibrate_noise_multiplier(self, epsilon: float, delta: float) -> float:
-        """The smallest noise per unit of **column norm** for the budget, rounded up.
+    def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
+        """The smallest noise for the budget, rounded up.
 
         It was checked: `self.delta(epsilon, result) <= delta`.
 
         Raises:
           ValueError: on invalid input, or if no useful noise gives the budget.
         """
-        unamplified = gaussian.calibrate_noise_multiplier(epsilon, delta)
-        largest = unamplified * math.sqrt(self.num_queries)
+        unamplified = gaussian.calibrate_noise_stddev(epsilon, delta)
+        largest = unamplified * math.sqrt(self.num_queries) * self.column_norm
         if self.sampling_probability == 1.0:
             return largest
         return root_finding.smallest_noise(
@@ -164,26 +170,43 @@ class CyclicPoissonAccountant:
             largest,
         )
 
-    def _delta(self, epsilon: float, noise_multiplier: float, interval: float) -> float:
+    def calibrate(self, epsilon: float, delta: float) -> Calibration:
+        stddev = self.calibrate_noise_stddev(epsilon, delta)
+        guarantee = Guarantee(epsilon, delta, "exact", NAME)
+        return Calibration(stddev, guarantee, is_amplified=True)
+
+    def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
+        epsilon = meaningful(self.epsilon(delta, noise_stddev), noise_stddev, delta)
+        return Guarantee(epsilon, delta, "exact", NAME)
+
+    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
+        found = self.delta(guarantee.epsilon, noise_stddev)
+        return found <= guarantee.delta * (1.0 + 1e-6)
+
+    def _unamplified(self, noise_stddev: float) -> float:
+        """Noise per unit of sensitivity if every query used all examples."""
+        return noise_stddev / (self.column_norm * math.sqrt(self.num_queries))
+
+    def _delta(self, epsilon: float, noise_stddev: float, interval: float) -> float:
         if self.sampling_probability == 1.0:
-            unamplified = noise_multiplier / math.sqrt(self.num_queries)
+            unamplified = self._unamplified(noise_stddev)
             return gaussian.gaussian_delta(unamplified, epsilon)
-        accountant = self._accountant(noise_multiplier, interval * epsilon)
+        accountant = self._accountant(noise_stddev, interval * epsilon)
         delta = float(accountant.get_delta(epsilon))
         if not -_ROUNDING <= delta <= 1.0:
             raise ArithmeticError(
-                f"The accountant returned delta = {delta} for noise_multiplier = "
-                f"{noise_multiplier}, epsilon = {epsilon}."
+                f"The accountant returned delta = {delta} for noise_stddev = "
+                f"{noise_stddev}, epsilon = {epsilon}."
             )
         # Smaller values, and negative ones, are rounding errors of its convolutions.
         return max(delta, _ROUNDING)
 
     def _accountant(
-        self, noise_multiplier: float, interval: float
+        self, noise_stddev: float, interval: float
     ) -> pld_privacy_accountant.PLDAccountant:
         interval = min(max(interval, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
         accountant = pld_privacy_accountant.PLDAccountant(
             value_discretization_interval=interval
         )
-        accountant.compose(self.event(noise_multiplier))
+        accountant.compose(self.event(noise_stddev))
         return accountant

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import BLOCK, traced_under_xla, weighted_normals
 from tf_bandmf.noise.recurrences import recurrence_of
 from tf_bandmf.strategies import Strategy
