@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.build import plan
     from tf_bandmf.planning.choosing import Choice
     from tf_bandmf.planning.comparison import Comparison, compare
+    from tf_bandmf.planning.composition import JointGuarantee, compose
     from tf_bandmf.planning.memory import bands_that_fit
     from tf_bandmf.planning.plan import Plan
     from tf_bandmf.planning.statement import PrivacyStatement
@@ -55,6 +56,7 @@ __all__ = [
     "CyclicPoisson",
     "FixedEpochOrder",
     "Guarantee",
+    "JointGuarantee",
     "MinSep",
     "Participation",
     "Plan",
@@ -68,6 +70,7 @@ __all__ = [
     "accounting",
     "bands_that_fit",
     "compare",
+    "compose",
     "matrices",
     "participation",
     "plan",
@@ -95,7 +98,9 @@ _HOMES = {
     "Sensitivity": "analysis.sensitivity",
     "Strategy": "strategies",
     "Workload": "workloads",
+    "JointGuarantee": "planning.composition",
     "bands_that_fit": "planning.memory",
+    "compose": "planning.composition",
     "compare": "planning.comparison",
     "plan": "planning.build",
     **dict.fromkeys(

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_bandmf.keras.caller_batches import check_passes
 from tf_bandmf.keras.clipping import (
     ClippedGradients,
+    bad_values_become_nan,
     check_matmul_precision,
     check_supported,
     clipped_gradient_sums,
@@ -360,7 +361,8 @@ class PrivateTraining:
         batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
         mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
         self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)  # type: ignore[attr-defined]
-        logs = self.compute_metrics(x, y, clipped.outputs, sample_weight)  # type: ignore[attr-defined]
+        with bad_values_become_nan():
+            logs = self.compute_metrics(x, y, clipped.outputs, sample_weight)  # type: ignore[attr-defined]
         strategy = optimizer.strategy
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
             # Keras takes the mean over workers along the first axis of whatever is here.
@@ -550,9 +552,18 @@ def _contents(data: Any) -> tuple[Any, Any, Any]:
 
 def _warn_of_private_monitors(callbacks: Any) -> None:
     """Callbacks that act on training metrics carry unnoised data into the weights."""
+    callbacks = getattr(callbacks, "callbacks", callbacks)  # of a CallbackList
     for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
         monitor = getattr(callback, "monitor", None)
         acts = getattr(callback, "save_best_only", True)
+        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+            warnings.warn(
+                f"{type(callback).__name__} stops on the training loss, an exact function "
+                f"of the training data: one record decides whether training goes on, and "
+                f"that is not covered by the guarantee. Leave it out: an example whose "
+                f"loss or gradient is not finite contributes zero.",
+                stacklevel=3,
+            )
         if isinstance(monitor, str) and acts and not monitor.startswith("val_"):
             warnings.warn(
                 f"{type(callback).__name__} acts on {monitor!r}, an exact function of the "

@@ -10,14 +10,15 @@ import tensorflow as tf
 
 from tf_bandmf import noise
 from tf_bandmf.files import configs as storage
-from tf_bandmf.keras.clipping import ClippedGradients, is_loss_scale
+from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients, is_loss_scale
 from tf_bandmf.keras.secret_state import SecretState, replica_id
 from tf_bandmf.keras.workload_match import warn_of_mismatch
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
 
-# Float error of a sum of clipped gradients, relative.
-_NORM_TOLERANCE = 1e-3
+# Relative error of a norm that is taken of the same sum in two ways.
+_NORM_TOLERANCE = 1e-2
+_CLIP_NORMS = (1e-12, 1e12)
 
 _RESTORED = (
     "The optimizer and its noise are at different steps: it was restored from a file, and "
@@ -73,7 +74,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
       TypeError: if plan is not a Plan.
       ValueError: if loss_scale_factor is not a power of two >= 1, the inner optimizer
         scales losses or accumulates gradients itself, or the plan has no expected batch
-        size.
+        size, or a clip norm beyond 1e-12 ... 1e12.
     """
 
     def __init__(
@@ -114,6 +115,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             raise ValueError(
                 "inner_optimizer must not set loss_scale_factor, which has to be undone "
                 "before gradients are clipped: give it to PrivateOptimizer."
+            )
+        smallest, largest = _CLIP_NORMS
+        if not smallest <= plan.l2_norm_clip <= largest:
+            raise ValueError(
+                f"The plan's l2_norm_clip must be within {smallest:g} and {largest:g}, "
+                f"where squares of float32 gradients neither vanish nor overflow, found "
+                f"{plan.l2_norm_clip:g}. Scale the loss, and the clip norm with it."
             )
         if loss_scale_factor is not None and not is_loss_scale(loss_scale_factor):
             raise ValueError(
@@ -273,19 +281,20 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
           TypeError: if `clipped` did not come from the clipping of this library.
           ValueError: if the variables are not those that the run began with.
           InvalidArgumentError: if the sum is not finite or larger than clipped
-            gradients can add up to.
+            gradients can add up to. `clipped_gradient_sums` returns no such sum for any
+            data: only a programming error can.
         """
         if not isinstance(clipped, ClippedGradients):
             raise TypeError(f"Gradients must be clipped by this library. {_FIX}")
         self._check_variables(trainable_variables)
         plan = self._plan
         flat = tf.concat([tf.reshape(total, [-1]) for total in clipped.sums], axis=0)
-        examples = tf.cast(tf.shape(clipped.norms)[0], tf.float32)
-        limit = examples * plan.l2_norm_clip * (1.0 + _NORM_TOLERANCE)
+        examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
+        largest = SUM_MARGIN * plan.l2_norm_clip * (1.0 + _NORM_TOLERANCE)
         # NaN fails this comparison too.
         is_clipped = tf.debugging.assert_less_equal(
-            tf.raw_ops.EuclideanNorm(input=flat, axis=[0]),
-            limit,
+            tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(flat), tf.float64)),
+            largest * examples,
             "The sum of gradients is not clipped, or not finite.",
         )
         with tf.control_dependencies([is_clipped]):

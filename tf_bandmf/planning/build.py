@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_bandmf import workloads
-from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.checks import check_planned_delta, check_positive
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.participation import FixedEpochOrder, Participation
 from tf_bandmf.participation.scheme import Scheme
@@ -66,7 +66,7 @@ def plan(
         Parameters that are not given are chosen for the smallest error, with
         amplification where it is claimed.
       epsilon: budget, > 0; together with delta.
-      delta: budget, in (0, 1); warned about if it is not below 1 / num_examples.
+      delta: budget, in [1e-20, 1); warned about if it is not below 1 / num_examples.
       noise_multiplier: instead of epsilon: noise standard deviation per unit of
         sensitivity; epsilon is then computed at delta.
       num_examples: size of the training set.
@@ -338,7 +338,7 @@ def _check_budget(
     """Delta, if the budget is complete and not contradictory."""
     if delta is None:
         raise ValueError("delta is missing: a common choice is below 1 / num_examples.")
-    check_delta(delta)
+    check_planned_delta(delta)
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
             f"Give exactly one of epsilon and noise_multiplier, found epsilon = "
