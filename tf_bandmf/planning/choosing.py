@@ -296,8 +296,8 @@ class _Search:
             )
         if sampling.is_amplified and not sampling.is_simulated:
             raise Excluded(
-                f"{type(sampling).__name__} amplifies only strategies C with bands; use "
-                f"BallsInBins for this one."
+                f"{type(sampling).__name__} sampling amplifies only strategies C with "
+                f"bands; use BallsInBins for this one."
             )
 
     def _largest_size(self, family: Family, is_auto: bool) -> int:
