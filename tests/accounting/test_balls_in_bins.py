@@ -305,6 +305,6 @@ def test_a_bound_is_within_three_percent_of_the_estimate():
         (lambda: BallsInBinsAccountant(np.eye(2)).epsilon(0.0, 1.0), "delta must be"),
     ],
 )
-def test_misuse(build, message):
+def test_impossible_grams_draws_and_budgets_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()

@@ -117,7 +117,7 @@ def test_noise_is_in_units_of_the_raw_strategy():
         (lambda: CyclicPoissonAccountant(3, 0.1).epsilon(1.0, 1.0), "delta must be"),
     ],
 )
-def test_misuse(build, message):
+def test_overlapping_participations_and_impossible_numbers_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 
@@ -151,7 +151,7 @@ class TestFixedSize:
         whole = CyclicFixedSizeAccountant(10, 100, 100)
         assert whole.calibrate_noise_stddev(1.0, 1e-5) == noise
 
-    def test_misuse(self):
+    def test_impossible_batches_and_strategies_without_bands_are_refused(self):
         with pytest.raises(ValueError, match="batch_size must be <="):
             CyclicFixedSizeAccountant(10, 10, 11)
         with pytest.raises(ValueError, match="BallsInBins"):

@@ -145,7 +145,7 @@ def test_invariant_12_calibration_by_an_accountant_of_choice(make):
     assert noise < unamplified
 
 
-def test_misuse():
+def test_used_accountants_and_invalid_arguments_are_refused():
     made = fixed()
     used = rdp.RdpAccountant()
     used.compose(dp_accounting.GaussianDpEvent(1.0))

@@ -47,5 +47,5 @@ def test_missing_arrays_and_broken_files_are_reported(tmp_path):
 
 
 def test_nan_is_not_written():
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="not JSON compliant"):
         configs.dumps({"a": float("nan")})

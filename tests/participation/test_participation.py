@@ -33,20 +33,26 @@ def test_participations_are_immutable():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "message"),
     [
-        lambda: MinSep(0),
-        lambda: MinSep(2.5),
-        lambda: MinSep(3, 0),
-        lambda: FixedEpochOrder(10, 11, 1),
-        lambda: FixedEpochOrder(10, 0, 1),
-        lambda: FixedEpochOrder(10, 5, 0),
-        lambda: FixedEpochOrder(10, 5, 1, order_seed=-1),
-        lambda: MinSep(11).validate_num_steps(10),
-        lambda: FixedEpochOrder(10, 5, 2).validate_num_steps(5),
-        lambda: participation.from_config({"kind": "daily"}),
+        (lambda: MinSep(0), "min_separation must be a whole number"),
+        (lambda: MinSep(2.5), "min_separation must be a whole number"),
+        (lambda: MinSep(3, 0), "max_participations must be a whole number"),
+        (lambda: FixedEpochOrder(10, 11, 1), "batch_size must be <= num_examples"),
+        (lambda: FixedEpochOrder(10, 0, 1), "batch_size must be a whole number"),
+        (lambda: FixedEpochOrder(10, 5, 0), "epochs must be a whole number"),
+        (lambda: FixedEpochOrder(10, 5, 1, order_seed=-1), "order_seed must be >= 0"),
+        (
+            lambda: MinSep(11).validate_num_steps(10),
+            "min_separation must be <= num_steps",
+        ),
+        (
+            lambda: FixedEpochOrder(10, 5, 2).validate_num_steps(5),
+            "are 4 steps, found num_steps = 5",
+        ),
+        (lambda: participation.from_config({"kind": "daily"}), "Unknown participation"),
     ],
 )
-def test_invalid_participations_are_refused(make):
-    with pytest.raises(ValueError):
+def test_invalid_participations_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         make()

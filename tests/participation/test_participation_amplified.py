@@ -52,6 +52,6 @@ def test_descriptions_say_who_enforces_and_what_is_claimed():
         (lambda: lib.from_config({"kind": "bernoulli"}), "Unknown participation"),
     ],
 )
-def test_misuse(build, message):
+def test_impossible_batches_parts_and_steps_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()

@@ -154,7 +154,7 @@ def test_the_best_number_of_bands_follows_the_published_pattern():
         ({"mechanism_names": ("tree:2",)}, "takes no value"),
     ],
 )
-def test_misuse(options, message):
+def test_a_choice_without_candidates_or_goal_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         choosing.choose(WORKLOAD, FIXED, **BUDGET, **options)
 
@@ -169,7 +169,7 @@ def test_misuse(options, message):
         ({"mechanism": "auto", "epsilon": None, "noise_multiplier": 1.0}, "budget"),
     ],
 )
-def test_misuse_of_plan(options, message):
+def test_a_plan_whose_sampling_contradicts_it_is_refused(options, message):
     data = {"num_examples": 2000, "batch_size": 100, "epochs": 4}
     with pytest.raises(ValueError, match=message):
         tf_bandmf.plan(**{**BUDGET, **data, **options})

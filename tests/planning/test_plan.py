@@ -77,17 +77,21 @@ def test_a_changed_file_is_refused(tmp_path):
     path = tmp_path / "plan.json"
     tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA).save(str(path))
     content = json.loads(path.read_text())
-    for field, value in (
-        ("noise_multiplier", content["plan"]["noise_multiplier"] * 0.5),
-        ("l2_norm_clip", 0.5),
-        ("expected_batch_size", 61.0),
+    for field, value, message in (
+        (
+            "noise_multiplier",
+            content["plan"]["noise_multiplier"] * 0.5,
+            "more than the plan's",
+        ),
+        ("l2_norm_clip", 0.5, "does not have the fingerprint"),
+        ("expected_batch_size", 61.0, "does not have the fingerprint"),
     ):
         changed = json.loads(path.read_text())
         changed["plan"][field] = value
         broken = tmp_path / "broken.json"
         broken.write_text(json.dumps(changed))
         (tmp_path / "broken.npz").write_bytes((tmp_path / "plan.npz").read_bytes())
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=message):
             tf_bandmf.Plan.load(str(broken))
 
 

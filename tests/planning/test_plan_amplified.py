@@ -147,23 +147,23 @@ def test_invariant_2_no_accountant_can_be_asked_about_another_sampler():
         ({"mechanism": "bsr", "num_steps": 160, "num_examples": 9}, "num_examples ="),
     ],
 )
-def test_misuse(options, message):
+def test_a_plan_that_its_participation_contradicts_is_refused(options, message):
     participation = tf_bandmf.CyclicPoisson(M, 100, 8)
     with pytest.raises(ValueError, match=message):
         tf_bandmf.plan(participation=participation, **BUDGET, **options)
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "message"),
     [
-        {"kind": "certain"},
-        {"epsilon": float("nan")},
-        {"delta": 0.0},
-        {"kind": "estimate", "confidence": 0.9},
+        ({"kind": "certain"}, "kind must be one of"),
+        ({"epsilon": float("nan")}, "epsilon must be finite and > 0"),
+        ({"delta": 0.0}, "delta must be in"),
+        ({"kind": "estimate", "confidence": 0.9}, "Only a bound has a confidence"),
     ],
 )
-def test_a_guarantee_is_valid_or_does_not_exist(fields):
+def test_a_guarantee_is_valid_or_does_not_exist(fields, message):
     valid = {"epsilon": 1.0, "delta": 1e-5, "kind": "exact", "accountant": "test"}
     assert Guarantee(**valid).epsilon == 1.0
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=message):
         Guarantee(**{**valid, **fields})

@@ -116,20 +116,32 @@ def test_memory_and_regenerations():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "message"),
     [
-        lambda: strategies.lambda_cgd(5, 1.0),
-        lambda: strategies.lambda_cgd(5, -0.1),
-        lambda: strategies.lambda_cgd(5, np.nan),
-        lambda: strategies.bsr(workloads.prefix_sum(5), 6),
-        lambda: strategies.bsr(workloads.prefix_sum(5), 0),
-        lambda: strategies.bisr(workloads.prefix_sum(5), 2.5),
-        lambda: strategies.identity(0),
-        lambda: strategies.optimized_lambda_cgd(
-            workloads.prefix_sum(5), MinSep(5, 1), "median"
+        (lambda: strategies.lambda_cgd(5, 1.0), "lambda must be in"),
+        (lambda: strategies.lambda_cgd(5, -0.1), "lambda must be in"),
+        (lambda: strategies.lambda_cgd(5, np.nan), "lambda must be in"),
+        (
+            lambda: strategies.bsr(workloads.prefix_sum(5), 6),
+            "bands must be a whole number from 1",
+        ),
+        (
+            lambda: strategies.bsr(workloads.prefix_sum(5), 0),
+            "bands must be a whole number from 1",
+        ),
+        (
+            lambda: strategies.bisr(workloads.prefix_sum(5), 2.5),
+            "bands must be a whole number from 1",
+        ),
+        (lambda: strategies.identity(0), "num_rows must be >= 1"),
+        (
+            lambda: strategies.optimized_lambda_cgd(
+                workloads.prefix_sum(5), MinSep(5, 1), "median"
+            ),
+            "objective must be",
         ),
     ],
 )
-def test_invalid_strategies_are_refused(make):
-    with pytest.raises(ValueError):
+def test_invalid_strategies_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
