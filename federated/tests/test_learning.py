@@ -111,7 +111,7 @@ def test_updates_are_the_plan_s_noise_on_clipped_means():
 def test_host_and_state_make_the_same_model():
     cohorts = [first_time(0, 1), first_time(2, now=1), []]
     in_state, _ = run(IN_STATE, cohorts)
-    by_host, _ = run(build(make_plan(), noise="host"), cohorts)
+    by_host, _ = run(BY_HOST, cohorts)
     np.testing.assert_allclose(in_state, by_host, rtol=1e-4, atol=1e-5)
 
 
@@ -158,7 +158,7 @@ def test_clients_without_elements():
 
 
 def test_rounds_are_counted_and_skipped():
-    for process in (build(make_plan(), noise="host"), IN_STATE):
+    for process in (BY_HOST, IN_STATE):
         state = process.initialize()
         assert process.round_number(state) == 0
         state = process.next(process.prepare(state), first_time(0)).state
@@ -183,7 +183,7 @@ def noise_of_round(round_number):
 
 
 def test_invariant_1_horizon():
-    for process in (IN_STATE, build(make_plan(), noise="host")):
+    for process in (IN_STATE, BY_HOST):
         state = process.initialize()
         for _ in range(N):
             state = process.skip_round(state)
@@ -278,7 +278,7 @@ def test_check_plan():
 # --- One result for each round's noise.
 
 
-@pytest.fixture(params=["state", "host"])
+@pytest.fixture(params=["state", "host"], scope="module")
 def secret_process(request):
     return build(make_plan(test_seed=None), noise=request.param)
 

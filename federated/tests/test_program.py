@@ -74,6 +74,14 @@ PLAN = make_plan()
 PROCESSES = {place: build(PLAN, place) for place in ("state", "host")}
 
 
+ANOTHER = build(PLAN, "state")
+
+
+def another(place):
+    """A process that did not see this run; the host's has the key of one run."""
+    return ANOTHER if place == "state" else build(PLAN, place)
+
+
 class Crash(BaseException):
     """What `except Exception` does not catch, as little as a kill."""
 
@@ -206,7 +214,7 @@ def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
                 content = b"".join(content.splitlines(keepends=True)[:2])
             (tmp_path / "straight" / name).write_bytes(content)
             os.chmod(tmp_path / "straight" / name, 0o600)
-    process = build(PLAN, process.noise_place)  # this one used the noise already
+    process = another(process.noise_place)  # this one used the noise already
     train(tmp_path / "straight", process, straight)
     assert dict(straight.releases) == released
 

@@ -111,8 +111,9 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     def statement(self) -> PrivacyStatement:
         """The plan's privacy statement, for devices instead of training examples."""
         return dataclasses.replace(
-            self.plan.statement(),
-            unit="one device: all that it contributes in all rounds",
+            self.plan.statement(
+                unit="one device: all that it contributes in all rounds"
+            ),
             output="noisy sums of the devices' clipped updates",
         )
 

@@ -10,6 +10,8 @@ import numpy as np
 # Of a plan: what the noise leaves out of a normal distribution is below a thousandth of
 # it (`noise.radius`), and so is the chance to guess a key of 128 bits.
 SMALLEST_DELTA = 1e-20
+# Larger ones mean nothing.
+LARGEST_EPSILON = 1e4
 
 
 def check_positive(name: str, value: Any) -> None:

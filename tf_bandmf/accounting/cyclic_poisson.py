@@ -12,6 +12,7 @@ errs to the safe side.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import dp_accounting
@@ -28,8 +29,10 @@ NAME = "Poisson-sampled Gaussian queries (dp-accounting, privacy loss distributi
 
 # Discretization of the privacy loss, as a part of epsilon.
 _INTERVAL, _ROUGH_INTERVAL = 1e-4, 2e-3
-_ROUNDING = 1e-12
+# Rounding errors of its convolutions are below this, and smaller deltas are not asked for.
+_ROUNDING, SMALLEST_DELTA = 1e-13, 1e-12
 _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
+_MOST_REFINEMENTS = 6
 
 
 def check_bands(strategy: matrices.LowerTriangular, num_parts: int) -> None:
@@ -132,23 +135,28 @@ class CyclicPoissonAccountant(Accountant):
         """Epsilon at delta, rounded up.
 
         Raises:
-          ValueError: on invalid input.
+          ValueError: on invalid input, or if delta is below 1e-12.
         """
         check_positive("noise_stddev", noise_stddev)
-        check_delta(delta)
-        unamplified = self._unamplified(noise_stddev)
-        upper = gaussian.gaussian_epsilon(unamplified, delta)
+        self._check_delta(delta)
+        upper = gaussian.gaussian_epsilon(self._unamplified(noise_stddev), delta)
         if self.sampling_probability == 1.0 or upper == 0.0:
             return upper
-        # Twice, since the discretization should be fine for the result.
+        # Again until the discretization is that of the result: then `_delta` is asked
+        # about the same distribution, whose inverse this is.
+        interval, wanted = 0.0, _interval(_ROUGH_INTERVAL * upper)
         found = upper
-        for interval in (_ROUGH_INTERVAL, _INTERVAL):
-            accountant = self._accountant(noise_stddev, interval * found)
-            found = min(found, float(accountant.get_epsilon(delta)))
+        for _ in range(_MOST_REFINEMENTS):
+            if wanted == interval:
+                break
+            interval = wanted
+            accountant = _composed(self, noise_stddev, interval)
+            found = min(upper, float(accountant.get_epsilon(delta - _ROUNDING)))
             if found <= 0.0:
                 return 0.0
+            wanted = _interval(_INTERVAL * found)
         return root_finding.to_safe_side(
-            found, lambda e: e >= upper or accountant.get_delta(e) <= delta
+            found, lambda e: self._delta(e, noise_stddev, _INTERVAL) <= delta
         )
 
     def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
@@ -157,8 +165,10 @@ class CyclicPoissonAccountant(Accountant):
         It was checked: `self.delta(epsilon, result) <= delta`.
 
         Raises:
-          ValueError: on invalid input, or if no useful noise gives the budget.
+          ValueError: on invalid input, if no useful noise gives the budget, or if delta
+            is below 1e-12.
         """
+        self._check_delta(delta)
         unamplified = gaussian.calibrate_noise_stddev(epsilon, delta)
         largest = unamplified * math.sqrt(self.num_queries) * self.column_norm
         if self.sampling_probability == 1.0:
@@ -188,25 +198,41 @@ class CyclicPoissonAccountant(Accountant):
         return noise_stddev / (self.column_norm * math.sqrt(self.num_queries))
 
     def _delta(self, epsilon: float, noise_stddev: float, interval: float) -> float:
+        largest = gaussian.gaussian_delta(self._unamplified(noise_stddev), epsilon)
         if self.sampling_probability == 1.0:
-            unamplified = self._unamplified(noise_stddev)
-            return gaussian.gaussian_delta(unamplified, epsilon)
-        accountant = self._accountant(noise_stddev, interval * epsilon)
+            return largest
+        accountant = _composed(self, noise_stddev, _interval(interval * epsilon))
         delta = float(accountant.get_delta(epsilon))
         if not -_ROUNDING <= delta <= 1.0:
             raise ArithmeticError(
                 f"The accountant returned delta = {delta} for noise_stddev = "
                 f"{noise_stddev}, epsilon = {epsilon}."
             )
-        # Smaller values, and negative ones, are rounding errors of its convolutions.
-        return max(delta, _ROUNDING)
+        return min(max(delta, 0.0) + _ROUNDING, largest)
 
-    def _accountant(
-        self, noise_stddev: float, interval: float
-    ) -> pld_privacy_accountant.PLDAccountant:
-        interval = min(max(interval, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
-        accountant = pld_privacy_accountant.PLDAccountant(
-            value_discretization_interval=interval
-        )
-        accountant.compose(self.event(noise_stddev))
-        return accountant
+    def _check_delta(self, delta: float) -> None:
+        check_delta(delta)
+        if self.sampling_probability < 1.0 and delta < SMALLEST_DELTA:
+            raise ValueError(
+                f"delta must be >= {SMALLEST_DELTA:g} under Poisson sampling, found "
+                f"{delta!r}: rounding errors of the composition reach "
+                f"{_ROUNDING:g}. Use a larger delta, or a participation without "
+                f"amplification by sampling (FixedEpochOrder, MinSep)."
+            )
+
+
+def _interval(interval: float) -> float:
+    """The next lower power of two within limits: close values have the same one."""
+    interval = min(max(interval, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
+    return float(2.0 ** math.floor(math.log2(interval)))
+
+
+@functools.lru_cache(maxsize=2)
+def _composed(
+    queries: CyclicPoissonAccountant, noise_stddev: float, interval: float
+) -> pld_privacy_accountant.PLDAccountant:
+    accountant = pld_privacy_accountant.PLDAccountant(
+        value_discretization_interval=interval
+    )
+    accountant.compose(queries.event(noise_stddev))
+    return accountant

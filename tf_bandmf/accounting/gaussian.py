@@ -18,7 +18,7 @@ import scipy.optimize
 from dp_accounting.pld import privacy_loss_mechanism
 
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.checks import LARGEST_EPSILON, check_delta, check_positive
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log, to_safe_side
 
@@ -26,7 +26,6 @@ NAME = "exact Gaussian mechanism (dp-accounting)"
 
 # Far outside of what a useful or even a meaningful run has.
 _LARGEST_NOISE = 1e9
-_LARGEST_EPSILON = 1e4
 _TOLERANCE = 1e-12
 
 
@@ -67,10 +66,10 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
     upper = 1.0
     while excess(upper) > 0.0:
         upper *= 2.0
-        if upper > _LARGEST_EPSILON:
+        if upper > LARGEST_EPSILON:
             raise ValueError(
                 f"noise_stddev = {noise_stddev} gives no meaningful privacy: "
-                f"epsilon > {_LARGEST_EPSILON:g} at delta = {delta}. Add noise."
+                f"epsilon > {LARGEST_EPSILON:g} at delta = {delta}. Add noise."
             )
     epsilon = scipy.optimize.brentq(excess, 0.0, upper, xtol=_TOLERANCE)
     return to_safe_side(
@@ -106,7 +105,7 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
             f"than {_LARGEST_NOISE:g} times the sensitivity would be needed. Use a "
             f"larger budget."
         )
-    lower = -math.log(4.0 * _LARGEST_EPSILON)
+    lower = -math.log(4.0 * LARGEST_EPSILON)
     if excess(lower) <= 0.0:
         raise ValueError(
             f"epsilon = {epsilon} gives no meaningful privacy: found noise below "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import os
 import warnings
@@ -19,13 +20,16 @@ from tf_bandmf.keras.clipping import (
     check_matmul_precision,
     check_supported,
     clipped_gradient_sums,
+    metrics_change_no_weights,
     regularization_gradients,
     self_check,
+    vouched_classes,
 )
 from tf_bandmf.keras.nesting import refuse_plain_outer_training
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.private_state import PrivateRun, refuse_shared_folder
 from tf_bandmf.keras.secret_state import replica_id
+from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
 
@@ -149,6 +153,26 @@ class PrivateTraining:
         object.__setattr__(self, "_private_run", run)
         self.train_function = None
         return batches
+
+    def privacy_statement(self) -> PrivacyStatement:
+        """The plan's statement, with what the user of this model vouched for.
+
+        Returns:
+          `optimizer.plan.statement()`; its remarks name the classes of layers that
+          `register_per_example_layer` took the user's word for.
+
+        Raises:
+          TypeError: if the model is not compiled with a PrivateOptimizer.
+        """
+        statement = self._private_optimizer().plan.statement()
+        classes = vouched_classes(self)  # type: ignore[arg-type]
+        if not classes:
+            return statement
+        remark = (
+            f"The user vouches that layers of the classes {', '.join(classes)} act on each "
+            f"example alone; that was not shown."
+        )
+        return dataclasses.replace(statement, remarks=(*statement.remarks, remark))
 
     # Of `begin_run`; checkpoints are announced to it.
     _private_run: PrivateRun | None = None
@@ -361,7 +385,7 @@ class PrivateTraining:
         batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
         mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
         self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)  # type: ignore[attr-defined]
-        with bad_values_become_nan():
+        with bad_values_become_nan(), metrics_change_no_weights(self):
             logs = self.compute_metrics(x, y, clipped.outputs, sample_weight)  # type: ignore[attr-defined]
         strategy = optimizer.strategy
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):

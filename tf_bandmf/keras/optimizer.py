@@ -18,8 +18,6 @@ from tf_bandmf.planning.plan import Plan
 
 # Relative error of a norm that is taken of the same sum in two ways.
 _NORM_TOLERANCE = 1e-2
-_CLIP_NORMS = (1e-12, 1e12)
-
 _RESTORED = (
     "The optimizer and its noise are at different steps: it was restored from a file, and "
     "files hold no noise key, or a step was interrupted. Training on would add noise that "
@@ -74,7 +72,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
       TypeError: if plan is not a Plan.
       ValueError: if loss_scale_factor is not a power of two >= 1, the inner optimizer
         scales losses or accumulates gradients itself, or the plan has no expected batch
-        size, or a clip norm beyond 1e-12 ... 1e12.
+        size.
     """
 
     def __init__(
@@ -115,13 +113,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
             raise ValueError(
                 "inner_optimizer must not set loss_scale_factor, which has to be undone "
                 "before gradients are clipped: give it to PrivateOptimizer."
-            )
-        smallest, largest = _CLIP_NORMS
-        if not smallest <= plan.l2_norm_clip <= largest:
-            raise ValueError(
-                f"The plan's l2_norm_clip must be within {smallest:g} and {largest:g}, "
-                f"where squares of float32 gradients neither vanish nor overflow, found "
-                f"{plan.l2_norm_clip:g}. Scale the loss, and the clip norm with it."
             )
         if loss_scale_factor is not None and not is_loss_scale(loss_scale_factor):
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Callable
 
 import numpy as np
@@ -136,8 +137,8 @@ def _compiled_pairs(num_blocks: int, num_terms: int) -> Callable[..., tf.Tensor]
         counter = (block * _PAIRS)[:, None] + tf.cast(tf.range(_PAIRS), tf.uint64)
 
         def normals(j: int) -> tuple[tf.Tensor, tf.Tensor]:
-            words = (tf.bitcast(w, tf.int32) for w in philox(step_keys[j], counter))
-            return _box_muller(*words, shared[j][:, None])
+            words = [tf.bitcast(w, tf.int32) for w in philox(step_keys[j], counter)]
+            return _box_muller(words, shared[j][:, None])
 
         return _weighted_sum(normals, weights, num_terms)
 
@@ -155,7 +156,7 @@ def _plain_blocks(num_blocks: int, num_terms: int) -> _Blocks:
             words = _words(step_keys[j], block * _PAIRS, chunk * _PAIRS)
             words = tf.reshape(tf.transpose(words), [4, chunk, _PAIRS])
             shared = _shared_parts(step_keys[j], block, chunk)
-            return _box_muller(*tf.unstack(words), shared[:, None])
+            return _box_muller(tf.unstack(words), shared[:, None])
 
         def of_chunk(i: tf.Tensor | int) -> tf.Tensor:
             block = first_block + tf.cast(i, tf.uint64) * chunk
@@ -209,13 +210,10 @@ def _weighted_sum(
 
 
 def _box_muller(
-    first: tf.Tensor,
-    second: tf.Tensor,
-    third: tf.Tensor,
-    angle: tf.Tensor,
-    shared: tf.Tensor,
+    words: Sequence[tf.Tensor], shared: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Two independent normals from four int32 words and a block's shared part."""
+    first, second, third, angle = words
     radius = tf.sqrt(squared_radius(first, second, third, shared))
     cosine, sine = _cosine_and_sine(angle)
     return radius * cosine, radius * sine

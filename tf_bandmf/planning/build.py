@@ -8,9 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_bandmf import workloads
-from tf_bandmf.accounting.checks import check_planned_delta, check_positive
+from tf_bandmf.accounting.checks import (
+    LARGEST_EPSILON,
+    check_planned_delta,
+    check_positive,
+)
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.participation.checks import positive_int
 from tf_bandmf.participation.scheme import Scheme
 from tf_bandmf.planning import choosing
 from tf_bandmf.planning.calibration import accountant_for
@@ -106,6 +111,13 @@ def plan(
       ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
         use of the data is missing, contradictory or invalid.
     """
+    if participation is not None and not isinstance(participation, Participation):
+        raise ValueError(
+            f"participation must be a Participation, such as MinSep(342), found "
+            f'{participation!r}. For a name use sampling="poisson", for instance.'
+        )
+    if num_steps is not None:
+        num_steps = positive_int("num_steps", num_steps)
     scheme: Scheme | None = None
     if sampling is not None:
         scheme = _resolve_scheme(
@@ -125,6 +137,13 @@ def plan(
     if num_examples is None:
         num_examples = getattr(participation, "num_examples", None)
     delta = _check_budget(epsilon, delta, noise_multiplier, num_examples)
+    is_simulated = participation is not None and participation.is_simulated
+    if confidence is not None and not is_simulated:
+        raise ValueError(
+            f"confidence is of accounting by simulation (BallsInBins, or "
+            f'sampling="balls-in-bins"), found {confidence!r}: no other accounting '
+            f"simulates. Leave it out."
+        )
     check_positive("l2_norm_clip", l2_norm_clip)
     if workload is None:
         workload = workloads.momentum_sgd(steps, momentum, decay, learning_rates)
@@ -323,6 +342,8 @@ def _resolve_participation(
     if steps is None:
         raise ValueError("num_steps is missing: it is never inferred.")
     participation.validate_num_steps(steps)
+    if batch_size is not None:
+        check_positive("batch_size", batch_size)
     expected_size = participation.expected_batch_size()
     if expected_size is None and batch_size is not None:
         expected_size = float(batch_size)
@@ -346,6 +367,11 @@ def _check_budget(
         )
     if epsilon is not None:
         check_positive("epsilon", epsilon)
+        if epsilon > LARGEST_EPSILON:
+            raise ValueError(
+                f"epsilon must be <= {LARGEST_EPSILON:g}, found {epsilon}: that gives no "
+                f"meaningful privacy."
+            )
     else:
         check_positive("noise_multiplier", noise_multiplier)
     if num_examples is not None and delta >= 1.0 / num_examples:

@@ -93,6 +93,9 @@ class Plan:
         for name in ("l2_norm_clip", "noise_multiplier", "epsilon"):
             check_positive(name, getattr(self, name))
         check_planned_delta(self.delta)
+        seed = self.test_seed
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise ValueError(f"test_seed must be an int or None, found {seed!r}.")
         if self.expected_batch_size is not None:
             check_positive("expected_batch_size", self.expected_batch_size)
         low, high = _CLIP_RANGE

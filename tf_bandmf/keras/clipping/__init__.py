@@ -9,6 +9,11 @@ from tf_bandmf.keras.clipping.gradients import (
     clipped_gradient_sums,
     is_loss_scale,
 )
+from tf_bandmf.keras.clipping.independence import (
+    register_per_example_layer,
+    vouched_classes,
+)
+from tf_bandmf.keras.clipping.metric_writes import metrics_change_no_weights
 from tf_bandmf.keras.clipping.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.regularization import regularization_gradients
 from tf_bandmf.keras.clipping.self_check import self_check
@@ -23,6 +28,9 @@ __all__ = [
     "check_supported",
     "clipped_gradient_sums",
     "is_loss_scale",
+    "metrics_change_no_weights",
+    "register_per_example_layer",
     "regularization_gradients",
     "self_check",
+    "vouched_classes",
 ]

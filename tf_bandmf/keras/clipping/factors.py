@@ -240,7 +240,7 @@ class Product(Factor):
         left, right = norms.pinned(left, right)
         if terms == 1:
             # One outer product in each group: nothing cancels.
-            measured = norms.of_outer_products(left, right).of_rows()
+            measured = norms.of_outer_products(left, right).of_groups()
         elif terms is not None:
             measured = norms.of_inner_products(left, right, negligible)
         else:

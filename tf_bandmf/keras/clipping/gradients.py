@@ -13,12 +13,11 @@ from tf_bandmf.keras.clipping.checks import check_supported
 from tf_bandmf.keras.clipping.data_errors import bad_values_become_nan
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors import Factor, Measured, add_factors
-from tf_bandmf.keras.clipping.forward import Forward, run_forward
+from tf_bandmf.keras.clipping.forward import Forward
 from tf_bandmf.keras.clipping.microbatches import in_groups
 from tf_bandmf.keras.clipping.norms import clip_weights
 from tf_bandmf.keras.clipping.precision import check_matmul_precision
-from tf_bandmf.keras.clipping.structure import call_shapes
-from tf_bandmf.keras.clipping.units import find_units
+from tf_bandmf.keras.clipping.step import proved_forward
 from tf_bandmf.keras.clipping.variables import trainable_variables
 
 # A clipped sum of B examples is at most this times B times the clip norm, whatever the
@@ -136,7 +135,7 @@ def _within(
     of adding, and for far more terms where kernels add in blocks. Here it becomes
     certain, so that no assertion that follows can be reached by way of data.
     """
-    squared = tf.add_n([2.0 * tf.cast(tf.nn.l2_loss(s), tf.float64) for s in sums])
+    squared = 2.0 * tf.cast(tf.add_n([tf.nn.l2_loss(s) for s in sums]), tf.float64)
     limit = SUM_MARGIN * l2_norm_clip * tf.cast(examples, tf.float64)
     return tf.cond(  # NaN fails the comparison, too.
         tf.sqrt(squared) <= limit,
@@ -187,12 +186,28 @@ def _one_pass(
         l2_norm_clip: The clipping norm.
         scale: Of the losses in the backward pass, a power of two.
     """
+
+    def traced(data: Any, valid: tf.Tensor) -> ClippedGradients:
+        return _pass_in_graph(model, data, valid, l2_norm_clip, scale)
+
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        # Random generators of replicas do not work in inner functions.
+        return traced(data, valid)
+    # What is analysed is a graph of its own: what layers keep of it is of no use to
+    # regularizers, constraints and metrics.
+    return tf.function(traced, autograph=False)(data, valid)
+
+
+def _pass_in_graph(
+    model: keras.Model,
+    data: Any,
+    valid: tf.Tensor,
+    l2_norm_clip: float,
+    scale: float,
+) -> ClippedGradients:
     variables = trainable_variables(model)
-    units = find_units(model, variables)
-    shapes = call_shapes(model, variables, units, data)
-    with bad_values_become_nan():
-        forward = run_forward(model, variables, units, data, shapes)
-    measured = _measure(variables, forward, scale, l2_norm_clip)
+    with bad_values_become_nan(), proved_forward(model, variables, data) as forward:
+        measured = _measure(variables, forward, scale, l2_norm_clip)
     found = [m.norms for m in measured if m is not None]
     norms = tf.sqrt(tf.add_n([n.squared for n in found])) / scale
     losses = tf.stop_gradient(tf.cast(forward.losses, tf.float32))

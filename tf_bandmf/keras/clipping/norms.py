@@ -18,6 +18,7 @@ See `contracted`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -29,7 +30,7 @@ _TINY = 2.0**-126
 _UNIT_64 = 2.0**-53
 
 # Floats that are added up in float32; partial sums are added in float64.
-_BLOCK = 512
+_BLOCK = 1024
 # Longest inner product of a float32 matrix product. A longer one, which is bought with a
 # copy of the factor, is added up in pieces of this length.
 _LONGEST = 768
@@ -61,10 +62,10 @@ class Norms(NamedTuple):
         """Squared norms of vectors that are put together."""
         return Norms(*(tf.reduce_sum(part, axis) for part in self))
 
-    def of_rows(self) -> Norms:
-        """Squared norms [B] of all that belongs to an example."""
-        rows = tf.shape(self.squared)[0]
-        return Norms(*(tf.reduce_sum(tf.reshape(part, [rows, -1]), 1) for part in self))
+    def of_groups(self) -> Norms:
+        """Squared norms [B] from those of one term in each group, [B, 1] or [B, G, 1]."""
+        joined = self if self.squared.shape.rank == 2 else self.summed(1)
+        return Norms(*(tf.squeeze(part, 1) for part in joined))
 
 
 def in_xla() -> bool:
@@ -144,11 +145,13 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
 def of_examples(gradients: tf.Tensor) -> Norms:
     """Norms [B] of gradients [B, ...] that are added to the sum as they are."""
     size = gradients.shape[1:].num_elements()
-    rows = tf.shape(gradients)[0]
     if size == 0:
-        zeros = tf.zeros([rows], tf.float64)
+        zeros = tf.zeros(tf.shape(gradients)[:1], tf.float64)
         return Norms(zeros, zeros)
-    return of_last_axis(tf.reshape(gradients, [rows, -1 if size is None else size]))
+    if gradients.shape.rank != 2:
+        rows = -1 if size is not None else tf.shape(gradients)[0]
+        gradients = tf.reshape(gradients, [rows, -1 if size is None else size])
+    return of_last_axis(gradients)
 
 
 def _block(size: int) -> int | None:
@@ -215,32 +218,42 @@ def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
     return summed_in_float32(formed, absolute)
 
 
-def of_equal_rows(values: tf.Tensor, equal: tf.Tensor) -> Norms:
+def of_equal_rows(values: tf.Tensor, equal: tf.Tensor, negligible: float) -> Norms:
     """Norms of gradients of a table, of which row k gets Σ_{t: id_t = k} v_t.
 
         |·|² = Σ_st e_st <v_s, v_t>,    e_st = 1 if the ids are equal, or else 0
 
     In float32 the inner products are wrong by at most c_O |v_s||v_t|, and adding them up
-    by c_{T+2} Σ e_st |<v_s, v_t>|, so that c_{O+T+2} Σ e_st |v_s||v_t| is added.
+    by c_{T+2} Σ e_st |<v_s, v_t>|, so that c_{O+T+2} Σ e_st |v_s||v_t| is added, or all
+    is done in float64, as in `of_inner_products`.
 
     Args:
         values: [B, T, O] float32.
         equal: [B, T, T] float32.
+        negligible: Squared norm below which an example is not clipped.
 
     Returns:
         Norms [B], as `contracted`.
     """
-    inner, roundings = _gram(values, tf.float32)
+    products = _refined(lambda dtype: _equal_rows(values, equal, dtype), negligible)
+    return products.norms()
+
+
+def _equal_rows(values: tf.Tensor, equal: tf.Tensor, dtype: tf.DType) -> _Products:
+    unit, tiny = (_UNIT, _TINY) if dtype == tf.float32 else (_UNIT_64, 0.0)
+    inner, roundings = _gram(values, dtype)
     terms, width = values.shape[1], values.shape[2]
-    total = tf.reduce_sum(tf.cast(tf.reduce_sum(equal * inner, -1), tf.float64), -1)
+    products = tf.cast(equal, dtype) * inner
+    total = tf.reduce_sum(tf.cast(tf.reduce_sum(products, -1), tf.float64), -1)
     diagonal = tf.cast(tf.linalg.diag_part(inner), tf.float64)
-    lengths = tf.sqrt(diagonal * (1.0 + rounding(roundings + 1)) + width * _TINY)
+    # 1.01: c_n is not linear in n.
+    lengths = tf.sqrt(diagonal * (1.0 + 1.01 * roundings * unit) + width * tiny)
     squares = _weighted(equal, lengths, terms)
-    bounds = (
-        total + rounding(roundings + terms + 2) * squares + terms**2 * width * _TINY
+    error = 1.01 * (roundings + terms + 2) * unit * squares
+    underflow = tf.fill(
+        tf.shape(total), tf.constant(terms**2 * width * tiny, tf.float64)
     )
-    squared = tf.where(total < 0.0, tf.zeros([], tf.float64), total)
-    return contracted(Norms(squared, bounds), tf.sqrt(squares))
+    return _Products(total, error, underflow, tf.sqrt(squares))
 
 
 def _keep_non_finite(bounds: tf.Tensor, *sources: tf.Tensor) -> tf.Tensor:
@@ -263,6 +276,20 @@ class _Products(NamedTuple):
     error: tf.Tensor
     underflow: tf.Tensor
     absolute: tf.Tensor
+
+    def norms(self) -> Norms:
+        """With the bounds added."""
+        zeros = tf.zeros_like(self.squared)
+        squared = tf.where(self.squared < 0.0, zeros, self.squared)
+        bounds = squared + self.error + self.underflow
+        return contracted(Norms(squared, bounds), self.absolute)
+
+
+def _refined(compute: Callable[[tf.DType], _Products], negligible: float) -> _Products:
+    """In float32, or in float64 if rounding would be noticed in a weight."""
+    single = compute(tf.float32)
+    noticed = single.error > _REFINE * tf.maximum(single.squared, negligible)
+    return tf.cond(tf.reduce_any(noticed), lambda: compute(tf.float64), lambda: single)
 
 
 def of_inner_products(left: tf.Tensor, right: tf.Tensor, negligible: float) -> Norms:
@@ -288,18 +315,8 @@ def of_inner_products(left: tf.Tensor, right: tf.Tensor, negligible: float) -> N
     Returns:
         Norms [B], as `contracted`.
     """
-    single = _inner_products(left, right, tf.float32)
-    noticed = single.error > _REFINE * tf.maximum(single.squared, negligible)
-    products = tf.cond(
-        tf.reduce_any(noticed),
-        lambda: _inner_products(left, right, tf.float64),
-        lambda: single,
-    )
-    squared = tf.where(
-        products.squared < 0.0, tf.zeros([], tf.float64), products.squared
-    )
-    norms = Norms(squared, squared + products.error + products.underflow)
-    return contracted(norms, products.absolute)
+    products = _refined(lambda dtype: _inner_products(left, right, dtype), negligible)
+    return products.norms()
 
 
 def _inner_products(left: tf.Tensor, right: tf.Tensor, dtype: tf.DType) -> _Products:

@@ -60,7 +60,7 @@ class Rows(Factor):
         if terms == 1:
             measured = norms.of_examples(values)
         elif terms is not None and terms <= self._MAX_PAIRED_TERMS:
-            measured = self._paired_norms(values)
+            measured = self._paired_norms(values, negligible)
         else:
             measured = self._sorted_norms(values)
 
@@ -74,10 +74,10 @@ class Rows(Factor):
 
         return Measured(measured, (values,), weighted_sum)
 
-    def _paired_norms(self, values: tf.Tensor) -> Norms:
+    def _paired_norms(self, values: tf.Tensor, negligible: float) -> Norms:
         """From inner products of values that go to the same row."""
         equal = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)
-        return norms.of_equal_rows(values, equal)
+        return norms.of_equal_rows(values, equal, negligible)
 
     def _sorted_norms(self, values: tf.Tensor) -> Norms:
         """From the sums of values that go to the same row."""

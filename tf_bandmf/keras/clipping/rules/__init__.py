@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from tf_bandmf.keras.clipping.rules.alone import AloneRule
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
 from tf_bandmf.keras.clipping.rules.convolution import (
     ConvolutionRule,
@@ -65,4 +66,4 @@ def register_rule(rule: Rule) -> Rule:
     return rule
 
 
-__all__ = ["LayerCall", "Rule", "register_rule", "rule_for"]
+__all__ = ["AloneRule", "LayerCall", "Rule", "register_rule", "rule_for"]
