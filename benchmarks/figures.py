@@ -1,4 +1,4 @@
-"""Draws the error curves of banded-inverse-square-root, Figures 1 to 3.
+"""Draws the error curves of arXiv:2505.12128, Figures 1 to 3.
 
     python benchmarks/figures.py --out figures [--steps 16384] [--figures 1,2,3]
 

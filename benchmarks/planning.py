@@ -6,7 +6,7 @@
     python benchmarks/planning.py auto --sampling balls-in-bins
 
 `bands` searches over powers of two under cyclic Poisson sampling; `pattern` prints the
-best number of bands for several epochs and epsilons (scaling-up-dp-bandmf, Fig. 3b);
+best number of bands for several epochs and epsilons (arXiv:2405.15913, Fig. 3b);
 `auto` plans 60,000 examples in batches of 512 for 10 epochs. Times are without imports.
 """
 

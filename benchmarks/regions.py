@@ -1,4 +1,4 @@
-"""Regenerates the regions of amplified-banded-mf, Fig. 5, and checks what it claims.
+"""Regenerates the regions of arXiv:2306.08153, Fig. 5, and checks what it claims.
 
     python benchmarks/regions.py
     python benchmarks/regions.py --steps 1024 --epsilons 0.03125,0.125,0.5,2,8,16 \\

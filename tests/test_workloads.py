@@ -27,7 +27,7 @@ def test_momentum_sgd_is_what_the_optimizer_does(scheduled):
 
 
 def test_momentum_workload_has_the_entries_of_the_paper():
-    # banded-inverse-square-root, eq. 4.
+    # arXiv:2505.12128, eq. 4.
     alpha, beta = 0.9, 0.5
     column = workloads.momentum_sgd(4, beta, alpha).first_column()
     expected = [sum(alpha**j * beta ** (i - j) for j in range(i + 1)) for i in range(4)]

@@ -113,7 +113,7 @@ def momentum_sgd(
     decay: float = 1.0,
     learning_rates: npt.ArrayLike | None = None,
 ) -> Workload:
-    """SGD with momentum and weight decay (banded-inverse-square-root, eq. 4).
+    """SGD with momentum and weight decay (arXiv:2505.12128, eq. 4).
 
     `m[i] = momentum m[i-1] + x[i]`, `theta[i] = decay theta[i-1] - eta m[i]`, so that
     `A^-1 = (I - decay S)(I - momentum S)` with the shift `S`.

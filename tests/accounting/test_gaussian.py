@@ -14,7 +14,7 @@ SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
 
 
 def balle_wang_delta(sigma, epsilon):
-    # banded-inverse-square-root, Theorem 2, with sensitivity 1.
+    # arXiv:2505.12128, Theorem 2, with sensitivity 1.
     return stats.norm.cdf(0.5 / sigma - epsilon * sigma) - math.exp(
         epsilon
     ) * stats.norm.cdf(-0.5 / sigma - epsilon * sigma)

@@ -22,7 +22,7 @@ USERS = 342_477
 
 
 def test_theorem_1_cifar_10_example():
-    """amplified-banded-mf, section 1: 200 queries with p = 0.1, DP-SGD 2,000 with 0.01."""
+    """arXiv:2306.08153, section 1: 200 queries with p = 0.1, DP-SGD 2,000 with 0.01."""
     participation = tf_bandmf.CyclicPoisson(50_000, 500, 10)
     strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 10)
     found = CyclicPoissonAccountant.of_strategy(

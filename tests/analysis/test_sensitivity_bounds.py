@@ -108,7 +108,7 @@ def test_more_bands_than_separation_are_never_taken_as_orthogonal(b):
 
 
 def test_the_production_case_400_bands_at_separation_385():
-    """amplified-banded-mf, section 6: n = 2000, optimized for 400 bands, b = 385."""
+    """arXiv:2306.08153, section 6: n = 2000, optimized for 400 bands, b = 385."""
     n, b = 2000, 385
     workload = workloads.prefix_sum(n)
     normalized = families.bsr(workload, 400, column_normalized=True)

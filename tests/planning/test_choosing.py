@@ -116,7 +116,7 @@ def test_every_sampling_has_a_participation(sampling):
 
 
 def test_the_best_number_of_bands_follows_the_published_pattern():
-    """scaling-up-dp-bandmf, Fig. 3b: roughly linear in epsilon and in 1 / epochs.
+    """arXiv:2405.15913, Fig. 3b: roughly linear in epsilon and in 1 / epochs.
 
     The figure is within a factor of 2 and the minimum is flat: what the pattern predicts
     must cost at most 2% more than the best number, and the direction must be right.
@@ -177,7 +177,7 @@ def test_a_plan_whose_sampling_contradicts_it_is_refused(options, message):
 
 @pytest.mark.slow
 def test_doubling_epsilon_doubles_the_bands_and_doubling_epochs_halves_them():
-    """scaling-up-dp-bandmf, Fig. 3b, exactly: normalized Toeplitz strategies."""
+    """arXiv:2405.15913, Fig. 3b, exactly: normalized Toeplitz strategies."""
     n, counts = 4096, [2**i for i in range(9)]
     workload = workloads.prefix_sum(n)
     found = optimized_toeplitz_family(

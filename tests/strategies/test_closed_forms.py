@@ -14,7 +14,7 @@ def r(k):
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (1.0, 0.9), (0.99, 0.5)])
 def test_bsr_coefficients(alpha, beta):
-    # banded-square-root: c_k = sum_i alpha^(k-i) r_(k-i) r_i beta^i.
+    # arXiv:2405.13763: c_k = sum_i alpha^(k-i) r_(k-i) r_i beta^i.
     n, bands = 12, 7
     expected = [
         sum(alpha ** (k - i) * r(n)[k - i] * r(n)[i] * beta**i for i in range(k + 1))
@@ -26,7 +26,7 @@ def test_bsr_coefficients(alpha, beta):
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (1.0, 0.9), (0.99, 0.5)])
 def test_bisr_coefficients(alpha, beta):
-    # banded-inverse-square-root, Lemma 1: r~_k = -r_k / (2k - 1).
+    # arXiv:2505.12128, Lemma 1: r~_k = -r_k / (2k - 1).
     n, bands = 12, 5
     k = np.arange(n)
     r_tilde = -r(n) / (2 * k - 1)

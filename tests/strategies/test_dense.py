@@ -142,7 +142,7 @@ def test_it_is_at_least_as_good_as_jax_privacy():
 
 
 def test_order_of_the_mechanisms_as_in_table_2():
-    """amplified-banded-mf, Table 2, in small: n = 96, k = 6, b = 16."""
+    """arXiv:2306.08153, Table 2, in small: n = 96, k = 6, b = 16."""
     n, k, b = 96, 6, 16
     workload, fixed, min_sep = workloads.prefix_sum(n), epochs(n, k), MinSep(b)
     free = dense(workload, fixed, tolerance=1e-5)

@@ -14,7 +14,7 @@ def powers(limit):
     return [2**i for i in range(limit.bit_length()) if 2**i <= limit]
 
 
-# banded-inverse-square-root ---------------------------------------------------------
+# arXiv:2505.12128 ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 1.0), (0.9, 0.9999)])
@@ -46,7 +46,7 @@ def test_figure_3_optimized_inverses_beat_bisr_at_small_bandwidths():
 
 
 def growth(n, k, p):
-    """banded-inverse-square-root, Theorem 4 for alpha = 1, without its constant."""
+    """arXiv:2505.12128, Theorem 4 for alpha = 1, without its constant."""
     b, log_p = n / k, np.log(max(p, 2))
     return (
         np.sqrt(k * log_p)

@@ -1,4 +1,4 @@
-"""amplified-banded-mf, Table 2: n = 2052 steps, k = 6, b = 342, prefix sum.
+"""arXiv:2306.08153, Table 2: n = 2052 steps, k = 6, b = 342, prefix sum.
 
 Errors are relative to the dense optimum under fixed epoch order. Minutes of optimization:
 run with `-m slow`.

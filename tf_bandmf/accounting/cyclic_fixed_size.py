@@ -1,7 +1,7 @@
 """Accounting of cyclic fixed-size sampling without replacement: a proven bound.
 
 The examples are split into `b` parts of `floor(m / b)`; step `i` takes `B` examples of
-part `i mod b`, uniformly without replacement (amplified-banded-mf, Alg. 2, Theorem 4).
+part `i mod b`, uniformly without replacement (arXiv:2306.08153, Alg. 2, Theorem 4).
 The `ceil(n / b)` queries are composed by Renyi DP with the bound of Wang, Balle,
 Kasiviswanathan (2019, arXiv:1808.00087, Theorem 27), as dp-accounting has it. That
 theorem is about **replacing one** example: contributions differ by up to twice the

@@ -2,7 +2,7 @@
 
 The examples are split into `b` parts; step `i` takes each example of part `i mod b` with
 probability `q`. If `C` has at most `b` bands, a run is as private as `ceil(n / b)`
-Poisson-sampled Gaussian queries (amplified-banded-mf, Theorem 4 and Theorem 5), each with
+Poisson-sampled Gaussian queries (arXiv:2306.08153, Theorem 4 and Theorem 5), each with
 sensitivity `kappa`, the largest column norm of `C`.
 
 Composition is that of dp-accounting's privacy loss distributions, whose discretization
@@ -108,7 +108,7 @@ class CyclicPoissonAccountant(Accountant):
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
         """The run as a composition of `num_queries` Poisson-sampled Gaussian events.
 
-        Example F.1 of amplified-banded-mf divides by `floor(n / b)` and composes
+        Example F.1 of arXiv:2306.08153 divides by `floor(n / b)` and composes
         `ceil(m / b)` times: its n and m are exchanged. There are `ceil(n / b)` queries,
         each on a part of `floor(m / b)` of the m examples.
         """

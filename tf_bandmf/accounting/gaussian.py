@@ -2,7 +2,7 @@
 
 A correlated-noise run of any length is one Gaussian mechanism: the release of
 `C x + noise_stddev * z`, also when the gradients are chosen adaptively (Denisov et al.,
-2022, Theorem 2.1; cited in banded-inverse-square-root, Theorem 1). The functions are for
+2022, Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). The functions are for
 a mechanism of sensitivity 1, `GaussianAccountant` is for a strategy.
 
 The privacy loss is that of dp-accounting; every result is rounded to the safe side and
@@ -32,7 +32,7 @@ _TOLERANCE = 1e-12
 def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
     """The smallest delta for which the mechanism is (epsilon, delta)-DP.
 
-    Balle and Wang, 2018 (banded-inverse-square-root, Theorem 2).
+    Balle and Wang, 2018 (arXiv:2505.12128, Theorem 2).
 
     Raises:
       ValueError: if noise_stddev is not positive and finite, or epsilon negative.

@@ -17,7 +17,7 @@ blocks works with `m x m` matrices. The adjoint is the same recursion backwards,
 which gives the gradient without storing what reverse-mode differentiation would store.
 Everything is float64, runs in TensorFlow on any device, and takes O(n w) memory.
 
-Published algorithms evaluate the same quantity in O(n^2 w) (scaling-up-dp-bandmf,
+Published algorithms evaluate the same quantity in O(n^2 w) (arXiv:2405.15913,
 Algorithms 2 and 4).
 """
 

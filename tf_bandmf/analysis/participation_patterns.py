@@ -3,7 +3,7 @@
 A pattern is a set of at most `k` of `n` steps, any two at least `b` apart. For a Gram
 matrix `X = C^T C` the squared sensitivity is at most the largest sum of `|X[i, j]|` over
 all pairs `i, j` of a pattern, and equal to it if no signs of the contributions can cancel
-(amplified-banded-mf, Prop. E.1, eq. 5).
+(arXiv:2306.08153, Prop. E.1, eq. 5).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CHUNK = 8_000_000
 def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.ndarray:
     """Largest sum of `max_participations` entries at least `min_separation` apart.
 
-    amplified-banded-mf, Alg. 3 (VecSens), for non-negative `v`, vectorized.
+    arXiv:2306.08153, Alg. 3 (VecSens), for non-negative `v`, vectorized.
 
     Args:
       v: shape [n] or [m, n]: one problem per row.
@@ -119,7 +119,7 @@ def banded_gram_bound(
 def dense_gram_bound(
     entries: np.ndarray, min_separation: int, max_participations: int
 ) -> float:
-    """amplified-banded-mf, Alg. 4, for the entries of any `C`: bounds sens^2.
+    """arXiv:2306.08153, Alg. 4, for the entries of any `C`: bounds sens^2.
 
     VecSens of every row of `|X|`, then VecSens of these values; O(n^3 + n^2 k).
     """

@@ -76,7 +76,7 @@ def sensitivity(
     | anything else | bound: the smallest that `upper_bound` knows |
 
     The case b < bands <= 2b has entries of any sign and is sharper than Alg. 4, which
-    amplified-banded-mf, section 6, uses for it; see `patterns.path_maximum`.
+    arXiv:2306.08153, section 6, uses for it; see `patterns.path_maximum`.
 
     Args:
       strategy: `C`, n x n.
@@ -104,7 +104,7 @@ def upper_bound(
 ) -> Sensitivity:
     """The smallest known upper bound under min-separation, for any strategy.
 
-    Takes the least of those that apply: Alg. 4 of amplified-banded-mf (Theorem 3), also
+    Takes the least of those that apply: Alg. 4 of arXiv:2306.08153 (Theorem 3), also
     in its banded form; a Toeplitz majorant for which Theorem 1 holds; the bound for
     Toeplitz with scaled columns; and the triangle inequality over column norms, which
     needs nothing. The patterns of fixed epoch order are among those considered.

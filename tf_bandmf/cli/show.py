@@ -72,7 +72,7 @@ def _load(path: str) -> Plan:
     ) as error:
         # Anything may be in a file.
         raise BadArguments(
-            f"{path} is not an undamaged plan ({type(error).__name__}: "
+            f"{path} is damaged or is not a plan ({type(error).__name__}: "
             f"{one_line(error)}). Make the plan again."
         ) from error
 

@@ -18,7 +18,7 @@ _UNFINISHED = ".private-"
 def replaced(path: str) -> Iterator[BinaryIO]:
     """A file to write to, which takes the name `path` when the block ends.
 
-    Mode 0600. It reached the disk before it has its name, and the name before this
+    Mode 0600. Contents are fsynced before the rename, and the rename before this
     returns: after a crash there is the old file or the new one. If the block raises, the
     old one stays.
     """

@@ -3,7 +3,7 @@
 The tree mechanism releases noisy sums over all complete dyadic intervals
 `[j 2^l, (j + 1) 2^l)` of the `n` steps: a rectangular strategy `C_T` with one row an
 interval. Its optimal decoder is the pseudo-inverse: the 'full' estimator of Honaker,
-which the papers call OPTIMAL TREEAGG (amplified-banded-mf, App. C).
+which the papers call OPTIMAL TREEAGG (arXiv:2306.08153, App. C).
 
 Only the Gram matrix `X = C_T^T C_T` enters sensitivity and error. The square
 lower-triangular `C` with `C^T C = X` therefore stands for the tree: `A C^-1` and
@@ -102,7 +102,7 @@ def max_squared_counts(
     """Largest sum over nodes of squared participations: the tree's exact sens^2.
 
     All entries of the Gram matrix are >= 0, so the sensitivity is the largest norm of
-    `C_T u` over the patterns `u` (amplified-banded-mf, Prop. E.1), and `||C_T u||^2` adds
+    `C_T u` over the patterns `u` (arXiv:2306.08153, Prop. E.1), and `||C_T u||^2` adds
     up the squared number of participations in each node. Intervals not longer than the
     separation hold at most one participation; for the longer ones the ways to place
     participations are combined bottom up, keeping those that no other one dominates.

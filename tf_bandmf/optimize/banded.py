@@ -1,8 +1,8 @@
 """Optimal banded strategies `C` with general columns.
 
-scaling-up-dp-bandmf, Problem 2.1 and section 3.1, with the O(n bands^2) recursion of
+arXiv:2405.15913, Problem 2.1 and section 3.1, with the O(n bands^2) recursion of
 `analysis.gram_recursion` in place of Algorithm 2; without equal column norms it is the
-problem of amplified-banded-mf, Appendix B.
+problem of arXiv:2306.08153, Appendix B.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Optimal Toeplitz strategies, `C` banded or `C^-1` banded, in O(n w) an evaluation.
 
 The squared error of step `i` is a partial sum of squares of `w = C^-1 a`, `a` the first
-column of the workload (scaling-up-dp-bandmf, Propositions 3.1 and C.1). A learning-rate
+column of the workload (arXiv:2405.15913, Propositions 3.1 and C.1). A learning-rate
 schedule makes `A C^-1` lose its Toeplitz structure; then the recursion of
 `tf_bandmf.analysis.gram_recursion` takes over, in O(n w^2).
 """
@@ -155,7 +155,7 @@ def optimize(
       participations: k.
       options: when to stop.
       inverse: whether the coefficients are those of `C^-1` (BandInvMF,
-        banded-inverse-square-root, section 5) and not those of `C`.
+        arXiv:2505.12128, section 5) and not those of `C`.
 
     Returns:
       For each start the coefficients, shape [bands], leading 1, and the result.

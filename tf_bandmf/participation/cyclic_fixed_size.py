@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class CyclicFixedSize(Cyclic):
     """Step `i` takes B examples of part `i mod b`, uniformly without replacement.
 
-    amplified-banded-mf, Alg. 2. Example `j` belongs to part `j mod b`; as in Alg. 2, the
+    arXiv:2306.08153, Alg. 2. Example `j` belongs to part `j mod b`; as in Alg. 2, the
     last `m mod b` examples are in no part and never used, so that all parts are equal.
 
     Args:

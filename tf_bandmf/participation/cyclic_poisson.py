@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class CyclicPoisson(Cyclic):
     """Step `i` takes each example of part `i mod b` with probability q, independently.
 
-    amplified-banded-mf, section 5. The parts are fixed and public: example `j` belongs to
+    arXiv:2306.08153, section 5. The parts are fixed and public: example `j` belongs to
     part `j mod b`. Their sizes differ by at most one, which Poisson sampling permits.
 
     Args:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class FixedEpochOrder(WholeEpochs):
     """Every example exactly once per epoch, always at the same position of the epoch.
 
-    The (k, b)-participation of multi-epoch training (amplified-banded-mf, section 2):
+    The (k, b)-participation of multi-epoch training (arXiv:2306.08153, section 2):
     an example takes part at the steps i, i + b, ..., i + (k - 1) b for one i < b. The
     batches are cut once from one order of the examples; shuffling again in each epoch
     would lower the separation to 1 and is impossible here.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @register
 @dataclasses.dataclass(frozen=True)
 class MinSep(Participation):
-    """b-min-separation, asserted by the caller (amplified-banded-mf, section 3).
+    """b-min-separation, asserted by the caller (arXiv:2306.08153, section 3).
 
     The sampler is the caller's: a federated server, say, whose devices keep a timer.
     The guarantee holds only if the caller enforces the separation.

@@ -23,7 +23,7 @@ NAME = "one shuffle, bounded by a fixed order (exact Gaussian mechanism)"
 class Shuffled(WholeEpochs):
     """One secret shuffle of the examples, then the same batches in every epoch.
 
-    amplified-banded-mf, Cor. F.1. No bound that amplifies is known for batches of many
+    arXiv:2306.08153, Cor. F.1. No bound that amplifies is known for batches of many
     examples under zero-out adjacency; the accountant claims nothing from the shuffle and
     uses the guarantee of a fixed order, which convexity gives. It is not Poisson's.
 

@@ -1,8 +1,8 @@
 """The best number of bands for a budget under cyclic Poisson sampling.
 
 Fewer bands are amplified more, more bands correlate the noise better
-(amplified-banded-mf, Appendix F.4): the best number depends on the budget.
-scaling-up-dp-bandmf, section 4.3, gives a rule of thumb, `rule_of_thumb`.
+(arXiv:2306.08153, Appendix F.4): the best number depends on the budget.
+arXiv:2405.15913, section 4.3, gives a rule of thumb, `rule_of_thumb`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class BandSearch:
 def rule_of_thumb(num_steps: int, epochs: float, epsilon: float) -> float:
     """About the best number of bands: `epsilon sqrt(n) / k`, at least 1.
 
-    scaling-up-dp-bandmf, section 4.3: with `epsilon sqrt(n)` epochs one band is best.
+    arXiv:2405.15913, section 4.3: with `epsilon sqrt(n)` epochs one band is best.
     """
     return max(1.0, epsilon * math.sqrt(num_steps) / epochs)
 

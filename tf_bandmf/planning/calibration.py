@@ -124,7 +124,7 @@ def for_rates(
 
     Under "cyclic-poisson" the cycle is the number of bands of each strategy: with b parts
     an example is sampled with probability `participations * b / num_steps` in its turn
-    (amplified-banded-mf, section 5). Under "balls-in-bins" `separation` is the number of
+    (arXiv:2306.08153, section 5). Under "balls-in-bins" `separation` is the number of
     bins, and the run need not end with an epoch.
 
     Args:

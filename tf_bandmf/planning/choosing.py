@@ -1,7 +1,7 @@
 """Choosing a mechanism for a budget: by the error of the noise that is really added.
 
 Under amplification the noise depends on the strategy in a way that no sensitivity tells:
-fewer bands (amplified-banded-mf, Appendix F.4) and a smaller lambda (dp-lambda-cgd,
+fewer bands (arXiv:2306.08153, Appendix F.4) and a smaller lambda (dp-lambda-cgd,
 section 5.1) are amplified more. Each candidate is therefore calibrated by the accountant
 of its sampling, and compared by `sqrt(mean per-step error) * noise standard deviation`.
 """

@@ -1,6 +1,6 @@
 """What the noise of a strategy keeps in memory, on one device or shared by several.
 
-scaling-up-dp-bandmf, section 3.3: the entries of the noise vector do not depend on one
+arXiv:2405.15913, section 3.3: the entries of the noise vector do not depend on one
 another, so that each of R devices generates, and keeps the buffer for, one R-th of them.
 """
 
@@ -96,7 +96,7 @@ def bands_that_fit(
 ) -> int:
     """The largest number of bands of a `C` whose ring buffer fits.
 
-    A ring buffer keeps `bands - 1` vectors. The examples of scaling-up-dp-bandmf: 64
+    A ring buffer keeps `bands - 1` vectors. The examples of arXiv:2405.15913: 64
     vectors for 4 million parameters in 1 GB (3.1), 128 for 128 million on 64 devices
     (3.2), 4096 for 4 million on 64 devices (3.3).
 

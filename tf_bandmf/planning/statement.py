@@ -1,6 +1,6 @@
 """The privacy statement: what is guaranteed, to whom, under which assumptions.
 
-Its points follow amplified-banded-mf, App. K.1, which follows Ponomareva et al., 2023,
+Its points follow arXiv:2306.08153, App. K.1, which follows Ponomareva et al., 2023,
 section 5.3.
 """
 

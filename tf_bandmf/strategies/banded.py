@@ -1,8 +1,7 @@
 """BandMF: optimized banded strategies with general columns.
 
-Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", arXiv:2306.08153 (cited
-as amplified-banded-mf), section 4 and Appendix B, in the parametrization of McKenna,
-arXiv:2405.15913 (cited as scaling-up-dp-bandmf), section 3.1.
+Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", arXiv:2306.08153,
+section 4 and Appendix B, in the parametrization of McKenna, arXiv:2405.15913, section 3.1.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def optimized_banded(
     """The banded `C` with the smallest error at sensitivity 1, with a certificate.
 
     With equal column norms one strategy is optimal for every participation with b >=
-    bands: `sens(C) = sqrt(k)` (amplified-banded-mf, Theorem 2). Without, it is the best
+    bands: `sens(C) = sqrt(k)` (arXiv:2306.08153, Theorem 2). Without, it is the best
     for the patterns of a fixed epoch order (Appendix B), a little better there and a
     little worse under b-min-separation.
 

@@ -1,7 +1,6 @@
 """BandInvMF: strategies whose inverse is banded, with optimized coefficients.
 
-Kalinin, McKenna, Upadhyay, Lampert, "Back to Square Roots", arXiv:2505.12128 (cited as
-banded-inverse-square-root), section 5.
+Kalinin, McKenna, Upadhyay, Lampert, "Back to Square Roots", arXiv:2505.12128, section 5.
 """
 
 from __future__ import annotations

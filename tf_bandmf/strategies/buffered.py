@@ -49,7 +49,7 @@ def blt(
         the strategy.
       participation: gives b and k.
       num_buffers: d, vectors of the model's size that the noise generator may keep, from
-        1 to 10. The error hardly falls beyond 4 (banded-inverse-square-root, section 4).
+        1 to 10. The error hardly falls beyond 4 (arXiv:2505.12128, section 4).
       objective: "mean" for the RMSE, "max" for the MaxSE.
       max_iterations: of each L-BFGS run.
 

@@ -1,6 +1,6 @@
 """Dense multi-epoch matrix factorization (MULTI-EPOCH MF), with a certificate.
 
-The baseline 'MF [15]' of amplified-banded-mf, Table 2: Choquette-Choo, McMahan, Rush,
+The baseline 'MF [15]' of arXiv:2306.08153, Table 2: Choquette-Choo, McMahan, Rush,
 Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning",
 arXiv:2211.06530. It minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C` such that
 columns of `C` in which one example can take part are orthogonal (steps `b`, `2b`, ...

@@ -3,7 +3,7 @@
 * BSR keeps the first bands of `C = A^(1/2)`: Kalinin, Lampert, "Banded Square Root
   Matrix Factorization for Differentially Private Model Training", arXiv:2405.13763.
 * BISR keeps the first bands of `C^-1 = A^(-1/2)`: Kalinin, McKenna, Upadhyay, Lampert,
-  "Back to Square Roots", arXiv:2505.12128 (cited as banded-inverse-square-root).
+  "Back to Square Roots", arXiv:2505.12128.
 
 Both take the Toeplitz part of the workload; a learning-rate schedule does not change
 them.
@@ -34,7 +34,7 @@ def square_root_coefficients(workload: Workload, num_terms: int) -> np.ndarray:
 
     For SGD with momentum beta and decay alpha
     `c[k] = sum_i alpha^(k-i) r[k-i] r[i] beta^i` with `r[k] = |binom(-1/2, k)|`
-    (banded-square-root, the lemma on regularized SGD with momentum).
+    (arXiv:2405.13763, the lemma on regularized SGD with momentum).
     """
     if workload.momentum is None or workload.decay is None:
         return power_series.square_root(workload.first_column(), num_terms)
@@ -48,7 +48,7 @@ def square_root_coefficients(workload: Workload, num_terms: int) -> np.ndarray:
 def inverse_square_root_coefficients(workload: Workload, num_terms: int) -> np.ndarray:
     """First column of `A^(-1/2)`, shape [num_terms].
 
-    banded-inverse-square-root, Lemma 1 (eq. 9): the product of the series of
+    arXiv:2505.12128, Lemma 1 (eq. 9): the product of the series of
     `(1 - alpha x)^(1/2)` and `(1 - beta x)^(1/2)`.
     """
     if workload.momentum is None or workload.decay is None:
@@ -84,7 +84,7 @@ def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Stra
 def bisr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
     """Banded inverse square root: the first `bands` diagonals of `C^-1 = A^(-1/2)`.
 
-    banded-inverse-square-root, Definition 1. The noise generator keeps nothing and
+    arXiv:2505.12128, Definition 1. The noise generator keeps nothing and
     generates `bands - 1` earlier vectors again at each step.
 
     Args:

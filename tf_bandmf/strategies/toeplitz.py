@@ -1,7 +1,7 @@
 """Optimized banded Toeplitz strategies: a few coefficients for any number of steps.
 
 McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Differentially
-Private ML", arXiv:2405.15913 (cited as scaling-up-dp-bandmf), section 3.2.
+Private ML", arXiv:2405.15913, section 3.2.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def optimized_toeplitz(
     """The banded Toeplitz `C` with the smallest error at sensitivity 1.
 
     With at most b bands the minimized sensitivity is exact. More bands are optimized as
-    if b were their number, as in production (amplified-banded-mf, section 6);
+    if b were their number, as in production (arXiv:2306.08153, section 6);
     `Strategy.sensitivity` then gives what the real b costs, a bound where no theorem
     applies.
 
@@ -47,7 +47,7 @@ def optimized_toeplitz(
       objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of the result to norm 1, after the
-        optimization, as scaling-up-dp-bandmf recommends.
+        optimization, as arXiv:2405.15913 recommends.
       start: a Toeplitz strategy to start from, with any number of bands; by default the
         square root of the workload.
       max_iterations: of L-BFGS.
