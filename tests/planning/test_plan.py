@@ -13,7 +13,7 @@ from tf_bandmf.accounting import gaussian
 
 DATA = {"num_examples": 600, "batch_size": 60, "epochs": 5}
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
-MECHANISMS = ("identity", "dp_sgd", "lambda_cgd", "bsr", "bisr")
+MECHANISMS = ("identity", "dp_sgd", "lambda_cgd", "bsr", "bisr", "bandinv:2", "tree")
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
