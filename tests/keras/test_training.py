@@ -8,9 +8,11 @@ import tensorflow as tf
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf import noise
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.strategies import FAMILIES
 
-MECHANISMS = ("identity", "lambda_cgd", "bsr", "bisr")
+# Whatever is registered must train.
+MECHANISMS = [family.examples[0] for family in FAMILIES.values()]
 
 
 def reference_weights(model, plan, x, y, learning_rate, clip):

@@ -32,10 +32,10 @@ from tf_bandmf.keras.private_state import PrivateRun, refuse_shared_folder
 from tf_bandmf.keras.secret_state import replica_id
 from tf_bandmf.keras.step_guards import in_turn, private_inside
 from tf_bandmf.keras.weights_seal import CHANGED, let_average
+from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.fingerprints import is_as_drawn
-from tf_bandmf.statement import PrivacyStatement
 
 
 class PrivateTraining:

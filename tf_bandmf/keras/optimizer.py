@@ -9,14 +9,15 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
-from tf_bandmf import noise, storage
+from tf_bandmf import noise
+from tf_bandmf.files import configs as storage
 from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients, is_loss_scale
 from tf_bandmf.keras.run_membership import RunMembership
 from tf_bandmf.keras.secret_state import SecretState, replica_id
 from tf_bandmf.keras.weights_seal import WeightsSeal
 from tf_bandmf.keras.workload_match import warn_of_mismatch
-from tf_bandmf.key_schedule import NoiseKey
-from tf_bandmf.plan import Plan
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.plan import Plan
 
 _RESTORED = (
     "The optimizer and its noise are at different steps: it was restored from a file, and "

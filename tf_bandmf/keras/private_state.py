@@ -31,11 +31,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf import private_files
 from tf_bandmf._version import __version__
+from tf_bandmf.files import private as private_files
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.secret_state import SecretState
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
 _FORMAT = 2

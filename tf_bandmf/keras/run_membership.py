@@ -14,8 +14,8 @@ import tensorflow as tf
 from tf_bandmf.keras import runs
 from tf_bandmf.keras.secret_state import SecretState
 from tf_bandmf.keras.weights_seal import WeightsSeal
-from tf_bandmf.plan import Plan
-from tf_bandmf.statement import PrivacyStatement, sentence
+from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.statement import PrivacyStatement, sentence
 
 
 class RunMembership:

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from tf_bandmf.key_schedule import NoiseKey
-from tf_bandmf.plan import Plan
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling import data_identity
 
 # Of data whose batches the caller makes.

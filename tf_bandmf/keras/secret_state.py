@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.keys import NoiseKey
 
 
 class SecretState:

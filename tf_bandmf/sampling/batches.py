@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.participation import Participation
 from tf_bandmf.sampling import data_identity
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 from tf_bandmf.sampling.padding import pad, sufficient_batch_size
@@ -158,8 +158,8 @@ class BatchSchedule(abc.ABC):
       y: targets, likewise, or None.
       sample_weight: shape [num_examples] or None. A weight multiplies the loss of an
         example before its gradient is clipped.
-      padded: every batch has `padded_batch_size` rows, those too many with sample weight 0
-        and zeros: they contribute nothing. `num_examples` says how many are none of them.
+      padded: every batch has `padded_batch_size` rows. Surplus rows are zeros with sample
+        weight 0; `num_examples` counts the real rows.
 
     Raises:
       ValueError: if the number of examples is not that of the participation.
@@ -323,18 +323,17 @@ def _one_row_each(content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]
 
 
 class FixedOrderSchedule(BatchSchedule):
-    """The batches under `FixedEpochOrder`: those of the first epoch, again and again.
-
-    The order of the examples is drawn once, from `order_seed`.
+    """The batches of a sampler without secrets, such as that of `FixedEpochOrder`.
 
     Args:
       participation: what the accountant analyses.
-      plan_id, x, y, sample_weight, padded: as for `BatchSchedule`.
+      num_steps, plan_id, x, y, sample_weight, padded: as for `BatchSchedule`.
     """
 
     def __init__(
         self,
-        participation: FixedEpochOrder,
+        participation: Participation,
+        num_steps: int,
         plan_id: int,
         x: Any,
         y: Any = None,
@@ -343,26 +342,31 @@ class FixedOrderSchedule(BatchSchedule):
     ) -> None:
         super().__init__(
             participation,
-            participation.num_steps,
-            participation.steps_per_epoch,
+            num_steps,
+            participation.separation(),
             plan_id,
             x,
             y,
             sample_weight,
             padded,
         )
-        self._num_examples = participation.num_examples
-        # RandomState's stream is frozen by NumPy's compatibility policy.
-        order = np.random.RandomState(participation.order_seed)
-        self._order = order.permutation(participation.num_examples).astype(np.int64)
+        self._sampler = participation.sampler(_no_words)
 
     def example_indices(self, step: int) -> np.ndarray:
         self._check_step(step)
-        position = step % self.steps_per_epoch
-        total, steps = self._num_examples, self.steps_per_epoch
-        return self._order[position * total // steps : (position + 1) * total // steps]
+        return self._sampler.example_indices(step)
 
     def _indices(self, step: tf.Tensor) -> tf.Tensor:
-        total, steps = self._num_examples, self.steps_per_epoch
-        order, position = tf.constant(self._order), step % steps
-        return order[position * total // steps : (position + 1) * total // steps]
+        return indices_in_graph(self, step)
+
+
+def indices_in_graph(schedule: BatchSchedule, step: tf.Tensor) -> tf.Tensor:
+    """`example_indices` of a step that is an int64 scalar of a graph."""
+    indices = tf.numpy_function(
+        lambda step: schedule.example_indices(int(step)), [step], tf.int64
+    )
+    return tf.ensure_shape(indices, [None])
+
+
+def _no_words(step: int, count: int) -> np.ndarray:
+    raise AssertionError("A sampler without secrets takes no random words.")
