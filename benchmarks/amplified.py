@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 
-from tf_bandmf import calibrators, choosing, comparison, workloads
+from tf_bandmf import workloads
 from tf_bandmf.participation import BallsInBins
+from tf_bandmf.planning import calibration, choosing, comparison
 
 FAMILIES = ("amplified", "bifr", "bisr", "bandinv", "bsr", "toeplitz", "lambda_cgd")
 
@@ -33,7 +34,7 @@ def main() -> None:
     participation = BallsInBins(options.bins * 128, 128, options.epochs)
     workload = workloads.momentum_sgd(participation.num_steps, options.momentum)
     for epsilon in map(float, options.epsilons.split(",")):
-        calibrator = calibrators.for_budget(participation, epsilon, options.delta)
+        calibrator = calibration.for_budget(participation, epsilon, options.delta)
         for bands in map(int, options.bands.split(",")):
             best = None
             for family in options.families.split(","):

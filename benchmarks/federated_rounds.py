@@ -31,7 +31,7 @@ import tf_bandmf_federated
 from tf_bandmf import strategies, workloads
 
 NUM_CLIENTS, BATCH, NUM_ROUNDS = 20, 10, 2000
-# Of the paper's production runs (amplified-banded-mf, section 6).
+# Of the paper's production runs (arXiv:2306.08153, section 6).
 SEPARATION, PARTICIPATIONS = 400, 5
 
 Round = Callable[[], None]
@@ -86,13 +86,13 @@ def our_round(name: str, width: int, outputs: int, noise: str) -> Round:
         clients_per_round=NUM_CLIENTS,
         noise=noise,
     )
-    data = [
-        tf_bandmf_federated.tag_dataset(d, -1, 0) for d in client_data(width, outputs)
-    ]
+    clients = client_data(width, outputs)
     state = process.initialize()
 
     def take() -> None:
         nonlocal state
+        now = process.round_number(state)
+        data = [tf_bandmf_federated.tag_dataset(d, -1, 0, now) for d in clients]
         state = process.next(process.prepare(state), data).state
 
     return take

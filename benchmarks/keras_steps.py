@@ -8,8 +8,9 @@ A step is forward and backward pass and SGD update on a batch in memory, without
 "clipped" clips and sums the gradients of single examples, without noise; the others add
 the noise of their mechanism; "kept" is lambda_cgd with `keep_normals=True`. `wall` and
 `cpu` are ratios of medians to the ordinary step. `peak` is memory that one process took
-for the step alone. `--fit` compares whole epochs of `model.fit`, with the same sampler and
-accountant for every mechanism.
+for the step alone. `lost` is the share of the clip norm by which an example's clipped
+gradient is too small, because bounds on rounding are added to its norm. `--fit` compares
+whole epochs of `model.fit`, with the same sampler and accountant for every mechanism.
 """
 
 from __future__ import annotations
@@ -73,19 +74,26 @@ def transformer() -> keras.Model:
     return keras.Model(inputs, layers.Dense(VOCABULARY)(layers.LayerNormalization()(x)))
 
 
+MODELS: dict[str, Callable[[], keras.Model]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "transformer": transformer,
+}
+
+
 def data(name: str, num_examples: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     if name == "transformer":
         text = rng.integers(0, VOCABULARY, (num_examples, LENGTH + 1))
         return text[:, :-1].astype(np.int32), text[:, 1:]
-    shape = (784,) if name == "mlp" else (32, 32, 3)
+    shape = (32, 32, 3) if name == "cnn" else (784,)
     x = rng.normal(size=(num_examples, *shape)).astype(np.float32)
     return x, rng.integers(0, 10, num_examples)
 
 
 def compiled(name: str, optimizer: Any, private: bool, options: Any) -> keras.Model:
     keras.utils.set_random_seed(0)
-    model = {"mlp": mlp, "cnn": cnn, "transformer": transformer}[name]()
+    model = MODELS[name]()
     if private:
         size = options.microbatch_size
         extra = {} if size is None else {"microbatch_size": size}
@@ -155,6 +163,16 @@ def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[],
     return step
 
 
+def lost_to_rounding(name: str, options: Any) -> float:
+    """How much smaller than its clip norm a clipped contribution is, relative."""
+    x, y = data(name, 1)
+    model = compiled(name, keras.optimizers.SGD(1e-3), True, options)
+    clip = float(clipped_gradient_sums(model, x, y, l2_norm_clip=1.0).norms[0]) / 2
+    sums = clipped_gradient_sums(model, x, y, l2_norm_clip=clip).sums
+    found = np.sqrt(sum(float(np.sum(np.square(s, dtype="f8"))) for s in sums))
+    return 1.0 - found / clip
+
+
 def step_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
     if kind == "ordinary":
         return ordinary_step(name, options)
@@ -170,8 +188,9 @@ def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
         return lambda: model.fit(x, y, batch_size=BATCH_SIZES[name], verbose=0)
     plan = plan_for(kind, name, num_examples, options.rounds + 1)
     inner = keras.optimizers.SGD(1e-3)
+    # Of random data: each mechanism is a run of its own.
     optimizer = tf_bandmf.keras.PrivateOptimizer(
-        inner, plan, keep_normals=kind == "kept"
+        inner, plan, keep_normals=kind == "kept", additional_run=True
     )
     model = compiled(name, optimizer, True, options)
     batches = plan.batches(x, y)
@@ -255,6 +274,8 @@ def main() -> None:
             )
             if not (options.fit or options.no_memory):
                 line += f"  peak={measured_peak(kind, name, options):.0f} MB"
+            if kind == "clipped":
+                line += f"  lost={lost_to_rounding(name, options):.0e}"
             print(line, flush=True)
 
 

@@ -7,7 +7,8 @@ After a run, the smallest separation b and the most participations k that were r
 any device give the guarantee of the plan's strategy and noise under MinSep(b, k), as
 amplified-banded-mf reports its production run (section 6, App. K.1). Also where b came out
 below the number of bands: then columns that one device touches overlap, and the
-sensitivity is that of Theorem 3 (Alg. 4) or a sharper one; see `tf_bandmf.sensitivity`.
+sensitivity is that of Theorem 3 (Alg. 4) or a sharper one; see
+`tf_bandmf.analysis.sensitivity`.
 
 What such a guarantee is worth:
 
@@ -28,10 +29,10 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Union
 
 from tf_bandmf import MinSep, Plan
-from tf_bandmf.accounting.dispatch import accountant_for
 from tf_bandmf.accounting.guarantee import Guarantee
-from tf_bandmf.participation.base import positive_int
-from tf_bandmf.sensitivity import Sensitivity
+from tf_bandmf.analysis.sensitivity import Sensitivity
+from tf_bandmf.participation.checks import positive_int
+from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf_federated.plan_checks import check_plan
 
 Record = Union[
@@ -50,6 +51,8 @@ class MeasuredParticipation:
         None if nobody took part twice.
       max_participations: of the client that took part most often; 0 if nobody did.
       num_participations: of all clients in all rounds.
+      skipped_rounds: of which no result was released, though clients took part; they
+        are counted in all the numbers.
     """
 
     num_rounds: int
@@ -57,8 +60,14 @@ class MeasuredParticipation:
     min_separation: int | None
     max_participations: int
     num_participations: int
+    skipped_rounds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if not all(0 <= t < self.num_rounds for t in self.skipped_rounds):
+            raise ValueError(
+                f"skipped_rounds must be in [0, {self.num_rounds}), found "
+                f"{self.skipped_rounds}."
+            )
         b, k = self.min_separation, self.max_participations
         if (b is None) != (k <= 1):
             raise ValueError(

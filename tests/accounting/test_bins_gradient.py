@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf import bands, strategies, workloads
+from tf_bandmf import matrices, strategies, workloads
 from tf_bandmf.accounting import bins_gradient
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.bins_mixture import gram_matrix
@@ -97,7 +97,7 @@ def test_equal_seeds_give_equal_functions_and_others_do_not():
 def test_one_bin_is_the_gaussian_mechanism():
     from tf_bandmf.accounting import gaussian
 
-    column = bands.ToeplitzBanded(np.ones(1), 4)
+    column = matrices.ToeplitzBanded(np.ones(1), 4)
     gram = gram_matrix(column, 1)
     expected = 2.0 * gaussian.calibrate_noise_multiplier(1.0, DELTA)
     noise = bins_gradient.BinsNoise(gram, expected, 1.0, DELTA, 4000, 0)

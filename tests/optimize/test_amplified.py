@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf import bands, workloads
+from tf_bandmf import matrices, workloads
 from tf_bandmf.optimize import amplified, lbfgs, objectives
 
 
@@ -17,7 +17,7 @@ def problem(objective=objectives.MEAN, beta=0.0):
 def test_no_variables_give_negative_entries(seed):
     variables = np.random.default_rng(seed).normal(scale=4.0, size=6)
     inverse = amplified.to_coefficients(tf.constant(variables)).numpy()
-    matrix = bands.Inverse(bands.ToeplitzBanded(inverse, 40))
+    matrix = matrices.Inverse(matrices.ToeplitzBanded(inverse, 40))
     assert matrix.is_nonnegative()
     np.testing.assert_allclose(amplified.to_variables(-inverse[1:]), variables)
 

@@ -7,8 +7,10 @@ import pytest
 from scipy import special
 
 import tf_bandmf
-from tf_bandmf import calibrators, comparison, mechanisms, strategies, workloads
+from tf_bandmf import strategies, workloads
 from tf_bandmf.participation import BallsInBins, MinSep
+from tf_bandmf.planning import calibration, comparison
+from tf_bandmf.strategies import registry
 
 
 @pytest.mark.parametrize(
@@ -84,15 +86,15 @@ def test_gamma_out_of_range_is_refused():
 
 
 def test_names_with_two_values():
-    assert mechanisms.parse("bifr:4:0.6") == ("bifr", {"bands": 4, "gamma": 0.6})
-    assert mechanisms.parse("bifr:4:normalized")[1] == {
+    assert registry.parse("bifr:4:0.6") == ("bifr", {"bands": 4, "gamma": 0.6})
+    assert registry.parse("bifr:4:normalized")[1] == {
         "bands": 4,
         "column_normalized": True,
     }
-    with pytest.raises(ValueError, match="at most 2 values"):
-        mechanisms.parse("bifr:4:0.6:1")
-    with pytest.raises(ValueError, match="at most 1 value"):
-        mechanisms.parse("bisr:4:0.6")
+    with pytest.raises(ValueError, match="two values"):
+        registry.parse("bifr:4:0.6:1")
+    with pytest.raises(ValueError, match="one value"):
+        registry.parse("bisr:4:0.6")
 
 
 def test_plan_takes_gamma_or_finds_it():
@@ -114,7 +116,7 @@ def test_amplified_gamma_is_smaller_and_better_than_the_unamplified_one():
     )
     gamma = strategies.optimized_bifr(workload, participation, 4).parameters["gamma"]
     assert plan.strategy.parameters["gamma"] < gamma
-    calibrator = calibrators.for_budget(participation, 2.0, 1e-5)
+    calibrator = calibration.for_budget(participation, 2.0, 1e-5)
     for other in (gamma, 0.5):
         name = f"bifr:4:{other:.8g}"
         row = comparison.build_row(name, workload, participation, calibrator)

@@ -21,12 +21,11 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf import bands as bands_lib
-from tf_bandmf import series
+from tf_bandmf import matrices
 from tf_bandmf.accounting import bins_gradient
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.bins_mixture import gram_matrix
-from tf_bandmf.optimize import lbfgs
+from tf_bandmf.optimize import lbfgs, series
 from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.optimize.toeplitz import banded_inverse_errors
@@ -82,7 +81,7 @@ class Problem:
         """The differentiable noise around a point; `stddev` is about what it is."""
         n = self.workload.num_steps
         inverse = to_coefficients(tf.constant(variables)).numpy()
-        matrix = bands_lib.Inverse(bands_lib.ToeplitzBanded(inverse, n))
+        matrix = matrices.Inverse(matrices.ToeplitzBanded(inverse, n))
         gram = gram_matrix(matrix, self.num_bins)
         if stddev is None:
             accountant = BallsInBinsAccountant(gram, num_draws=_FIRST_DRAWS)

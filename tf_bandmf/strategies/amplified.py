@@ -7,28 +7,26 @@ on the budget: the best strategy for epsilon = 1 is not that for epsilon = 8.
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tf_bandmf import bands as bands_lib
-from tf_bandmf.participation import (
-    BallsInBins,
-    CyclicFixedSize,
-    CyclicPoisson,
-    Participation,
-)
+from tf_bandmf import matrices
+from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.participation import BallsInBins, Participation
 from tf_bandmf.strategies import optimized
+from tf_bandmf.strategies.banded_inverse import optimized_banded_inverse
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.fractional_root import fractional_root_coefficients
-from tf_bandmf.strategies.square_root import square_root_coefficients
+from tf_bandmf.strategies.registry import Family, Option, register
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
 
 _LARGEST_BINS = 2_048
+_DEFAULT_BANDS = 16
 # Where the search begins: gamma-BIFR with this gamma.
 _START_GAMMA = 0.6
 # Draws of the search, for each direction of adjacency: entries, and limits.
@@ -40,29 +38,29 @@ def optimized_amplified(
     participation: Participation,
     bands: int,
     *,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
     objective: ObjectiveLike = "mean",
     max_steps: int = 8,
     progress: bool | None = None,
 ) -> Strategy:
     """The Toeplitz `C` with the smallest error times the noise for a budget.
 
-    Balls in bins: `bands` diagonals of `C^-1`, the noise by simulation in both directions
-    of adjacency (`optimize.amplified`); `C` has no negative entries. The noise generator
-    keeps nothing and generates `bands - 1` earlier vectors again at each step.
+    `bands` diagonals of `C^-1`; under balls in bins with the noise by simulation in both
+    directions of adjacency (`optimize.amplified`), and `C` without negative entries. The
+    noise generator keeps nothing and generates `bands - 1` earlier vectors again at each
+    step. Without amplification, noise is proportional to the sensitivity whatever the
+    budget is: the result is that of `optimized_banded_inverse`.
 
-    Cyclic sampling: `bands` diagonals of `C`. All participations of an example are
-    amplified alike, so that the noise is proportional to the norm of the first column,
-    by a factor that only sampling and budget decide (amplified-banded-mf, Theorem 4): the
-    derivative of the noise by `C` is exactly that of the norm.
+    Under cyclic sampling noise is proportional to the column norm (amplified-banded-mf,
+    Theorem 4): `optimized_toeplitz` is what this function is to balls in bins.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
-      participation: `BallsInBins`, `CyclicPoisson` or `CyclicFixedSize`.
-      bands: of `C^-1` (balls in bins) or of `C`, 1 <= bands <= n.
-      epsilon: of the budget, > 0.
-      delta: of the budget, in (0, 1).
+      participation: gives the bins, or b and k.
+      bands: of `C^-1`, 1 <= bands <= n.
+      epsilon: of the budget, > 0; needed under balls in bins.
+      delta: of the budget, in (0, 1), likewise.
       objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
         or a differentiable function of the per-step squared errors.
       max_steps: of the optimizer under balls in bins, each with a few simulations.
@@ -75,29 +73,29 @@ def optimized_amplified(
       strategies.
 
     Raises:
-      ValueError: if an argument is out of range, or the sampling does not amplify.
+      ValueError: if an argument is out of range, or the budget is missing.
     """
     bands = optimized.check_bands(bands, workload.num_steps)
     participation.validate_num_steps(workload.num_steps)
-    for name, value, largest in (("epsilon", epsilon, math.inf), ("delta", delta, 1.0)):
-        if not 0.0 < value < largest:
-            raise ValueError(f"{name} must be in (0, {largest:g}), found {value}.")
-    if isinstance(participation, (CyclicPoisson, CyclicFixedSize)):
-        return _cyclic(workload, bands, objective, progress)
     if not isinstance(participation, BallsInBins):
-        raise ValueError(
-            f"amplified strategies are for sampling that amplifies (balls in bins, "
-            f"cyclic sampling), found {type(participation).__name__}. Use bandinv or "
-            f"toeplitz."
+        found = optimized_banded_inverse(
+            workload, participation, bands, objective=objective, progress=progress
         )
+        return dataclasses.replace(found, family="amplified")
+    if epsilon is None or delta is None:
+        raise ValueError(
+            "amplified is optimized for a budget, found none: give epsilon and delta."
+        )
+    check_positive("epsilon", epsilon)
+    check_delta(delta)
     if participation.num_bins > _LARGEST_BINS:
         raise ValueError(
             f"amplified strategies need num_bins <= {_LARGEST_BINS}, found "
             f"{participation.num_bins}. Use bifr or bisr."
         )
     if bands == 1:
-        identity = bands_lib.ToeplitzBanded(np.ones(1), workload.num_steps)
-        return Strategy("amplified", bands_lib.Inverse(identity), {"bands": 1})
+        identity = matrices.ToeplitzBanded(np.ones(1), workload.num_steps)
+        return Strategy("amplified", matrices.Inverse(identity), {"bands": 1})
     from tf_bandmf.optimize import amplified, lbfgs, objectives
 
     b = participation.num_bins
@@ -114,7 +112,7 @@ def optimized_amplified(
     coefficients = amplified.to_coefficients(result.position).numpy()
     return Strategy(
         "amplified",
-        bands_lib.Inverse(bands_lib.ToeplitzBanded(coefficients, workload.num_steps)),
+        matrices.Inverse(matrices.ToeplitzBanded(coefficients, workload.num_steps)),
         {"bands": bands, "epsilon": float(epsilon), "delta": float(delta)},
         optimized.diagnostics(goal.name, result),
     )
@@ -130,17 +128,35 @@ def _start(workload: Workload, bands: int) -> np.ndarray:
     return amplified.to_variables(y * min(1.0, 0.95 / y.sum()))
 
 
-def _cyclic(
-    workload: Workload, bands: int, objective: ObjectiveLike, progress: bool | None
+def _build(
+    workload: Workload,
+    participation: Participation,
+    bands: int | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    objective: str = "mean",
 ) -> Strategy:
-    from tf_bandmf.optimize import lbfgs, objectives
-    from tf_bandmf.optimize import toeplitz as problem
+    if bands is None:
+        bands = min(_DEFAULT_BANDS, workload.num_steps)
+    return optimized_amplified(
+        workload,
+        participation,
+        bands,
+        epsilon=epsilon,
+        delta=delta,
+        objective=objective,
+    )
 
-    n = workload.num_steps
-    goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
-    start = square_root_coefficients(workload, bands)
-    options = lbfgs.Options(gradient_tolerance=1e-7, progress=progress)
-    ((coefficients, result),) = problem.optimize(workload, goal, [start], n, 1, options)
-    matrix = bands_lib.ToeplitzBanded(coefficients, n)
-    diagnostics = optimized.diagnostics(goal.name, result)
-    return Strategy("amplified", matrix, {"bands": bands}, diagnostics)
+
+register(
+    Family(
+        "amplified",
+        _build,
+        "C^-1 banded, optimized for the noise of the budget under balls in bins",
+        Option("bands", typical="4"),
+        auto=3,
+        has_banded_inverse=True,
+        is_limited_by_separation=False,
+        only_if_simulated=True,
+    )
+)

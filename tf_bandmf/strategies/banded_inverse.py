@@ -1,7 +1,6 @@
 """BandInvMF: strategies whose inverse is banded, with optimized coefficients.
 
-Kalinin, McKenna, Upadhyay, Lampert, "Back to Square Roots", arXiv:2505.12128 (cited as
-banded-inverse-square-root), section 5.
+Kalinin, McKenna, Upadhyay, Lampert, "Back to Square Roots", arXiv:2505.12128, section 5.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tf_bandmf import bands as bands_lib
+from tf_bandmf import matrices
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.registry import Family, Option, default_bands, register
 from tf_bandmf.strategies.square_root import inverse_square_root_coefficients
 from tf_bandmf.workloads import Workload
 
@@ -103,20 +103,18 @@ class _Search:
 
         With many bands and participations the landscape has regions in which the minimized
         norm is no longer the sensitivity (dp-lambda-cgd, Theorem 1, does not hold). Each
-        number of bands is optimized from BISR. If its sensitivity is only a bound or it is
-        worse than half as many bands, it is optimized once more from the optimum of
-        these, in which Theorem 1 holds; if that does not help, fewer bands stay.
+        number of bands is optimized from BISR. If that does not converge, or the
+        sensitivity is only a bound, it is optimized once more from the optimum of half as
+        many bands; if that does not help, fewer bands stay.
         """
         best = self.from_start(inverse_square_root_coefficients(self._workload, bands))
         if bands <= 2 or self._is_sound(best):
             return best
         fewer = self.with_continuation(bands // 2)
         core = fewer.core
-        assert isinstance(core, bands_lib.Inverse)
-        assert isinstance(core.inner, bands_lib.ToeplitzBanded)
-        continued = self.from_start(
-            optimized.fit_bands(core.inner.coefficients, bands)
-        )
+        assert isinstance(core, matrices.Inverse)
+        assert isinstance(core.inner, matrices.ToeplitzBanded)
+        continued = self.from_start(optimized.fit_bands(core.inner.coefficients, bands))
         return min((fewer, continued, best), key=self._error)
 
     def from_start(self, initial: np.ndarray) -> Strategy:
@@ -133,8 +131,8 @@ class _Search:
             inverse=True,
         )
         return Strategy(
-            "banded_inverse",
-            bands_lib.Inverse(bands_lib.ToeplitzBanded(coefficients, n)),
+            "bandinv",
+            matrices.Inverse(matrices.ToeplitzBanded(coefficients, n)),
             {"bands": coefficients.size},
             optimized.diagnostics(self._goal.name, result),
         )
@@ -149,3 +147,32 @@ class _Search:
         squared = found.sensitivity(self._participation).value ** 2
         value = float(self._goal.reduction(errors)) * squared
         return value if math.isfinite(value) else math.inf
+
+
+def _build(
+    workload: Workload,
+    participation: Participation,
+    bands: int | None = None,
+    column_normalized: bool = False,
+    objective: str = "mean",
+) -> Strategy:
+    return optimized_banded_inverse(
+        workload,
+        participation,
+        default_bands(workload, participation) if bands is None else bands,
+        objective=objective,
+        column_normalized=column_normalized,
+    )
+
+
+register(
+    Family(
+        "bandinv",
+        _build,
+        "C^-1 banded, optimized for the separation",
+        Option("bands", typical="4"),
+        auto=3,
+        gains_by_bands=True,
+        has_banded_inverse=True,
+    )
+)

@@ -12,11 +12,13 @@ import math
 
 import numpy as np
 
-from tf_bandmf import bands as bands_lib
-from tf_bandmf import error, toeplitz
+from tf_bandmf import matrices
+from tf_bandmf.analysis import error
+from tf_bandmf.matrices import power_series
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import one_parameter, optimized
 from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.registry import Family, Option, register, with_best_bands
 from tf_bandmf.workloads import Workload
 
 
@@ -28,7 +30,7 @@ def fractional_root_coefficients(
     For the prefix sum the series of `(1 - x)^gamma`; with decay alpha and momentum beta
     that of `(1 - alpha x)^gamma (1 - beta x)^gamma`.
     """
-    return toeplitz.power(workload.inverse_coefficients, gamma, num_terms)
+    return power_series.power(workload.inverse_coefficients, gamma, num_terms)
 
 
 def bifr(
@@ -58,9 +60,9 @@ def bifr(
             f"the workload's inverse."
         )
     coefficients = fractional_root_coefficients(workload, gamma, bands)
-    inverse = bands_lib.ToeplitzBanded(coefficients, workload.num_steps)
+    inverse = matrices.ToeplitzBanded(coefficients, workload.num_steps)
     parameters = {"bands": bands, "gamma": float(gamma)}
-    strategy = Strategy("bifr", bands_lib.Inverse(inverse), parameters)
+    strategy = Strategy("bifr", matrices.Inverse(inverse), parameters)
     return strategy.normalize_columns() if column_normalized else strategy
 
 
@@ -105,3 +107,37 @@ def optimized_bifr(
     strategy = bifr(workload, bands, gamma, column_normalized)
     diagnostics = {"objective": objective, "converged": converged}
     return Strategy(strategy.family, strategy.matrix, strategy.parameters, diagnostics)
+
+
+def _build(
+    workload: Workload,
+    participation: Participation,
+    bands: int | None = None,
+    gamma: float | None = None,
+    column_normalized: bool = False,
+    objective: str = "mean",
+) -> Strategy:
+    def family(workload: Workload, bands: int, column_normalized: bool) -> Strategy:
+        if gamma is not None:
+            return bifr(workload, bands, gamma, column_normalized)
+        return optimized_bifr(
+            workload, participation, bands, objective, column_normalized
+        )
+
+    return with_best_bands(family, workload, participation, bands, column_normalized)
+
+
+_GRID = (0.0, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
+
+register(
+    Family(
+        "bifr",
+        _build,
+        "C^-1 banded, from a fractional power of the workload",
+        Option("bands", typical="4"),
+        Option("gamma", float, grid=_GRID),
+        auto=2,
+        has_banded_inverse=True,
+        is_limited_by_separation=False,
+    )
+)

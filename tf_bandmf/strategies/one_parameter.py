@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Callable
 
 import numpy as np
-import scipy.optimize
 
 _POINTS = 25
 _TOLERANCE = 1e-7
@@ -23,6 +22,7 @@ def best_fraction(
       log_error: the logarithm of the error at a fraction; infinite where there is none.
       num_steps: n.
     """
+    import scipy.optimize  # slow to import
 
     def at(log_rest: float) -> float:
         return log_error(-np.expm1(log_rest))
