@@ -199,7 +199,8 @@ def build_strategy(
       workload: A; gives the number of steps.
       participation: for the mechanisms that optimize their sensitivity.
       **options: `bands`, `lambda_`, `gamma`, `buffers`, `column_normalized`,
-        `objective`: those that the mechanism takes. An option that is None counts as not given.
+        `objective`: those that the mechanism takes. An option that is None counts as
+        not given.
 
     Raises:
       ValueError: for an unknown mechanism or an option that it does not take.
