@@ -44,7 +44,7 @@ def test_steps_lower_the_objective_until_none_does(beta):
     options = lbfgs.Options(
         max_iterations=8,
         gradient_tolerance=2e-3,
-        decrease_tolerance=5e-4,
+        decrease_tolerance=2e-3,
         progress=False,
     )
     result = amplified.optimize(found, start, options)
@@ -54,7 +54,7 @@ def test_steps_lower_the_objective_until_none_does(beta):
     after = found.value(noise, result.position)
     assert after < before - 0.01
     for way in 0.3 * np.concatenate([np.eye(3), -np.eye(3)]):
-        assert found.value(noise, result.position + way) > after - 2e-3
+        assert found.value(noise, result.position + way) > after - 4e-3
 
 
 def test_too_few_steps_are_no_convergence():

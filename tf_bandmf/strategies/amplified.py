@@ -105,7 +105,7 @@ def optimized_amplified(
     options = lbfgs.Options(
         max_iterations=max_steps,
         gradient_tolerance=2e-3,
-        decrease_tolerance=5e-4,
+        decrease_tolerance=2e-3,
         progress=progress,
     )
     result = amplified.optimize(problem, _start(workload, bands), options)
