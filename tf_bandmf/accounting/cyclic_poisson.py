@@ -173,12 +173,13 @@ class CyclicPoissonAccountant(Accountant):
         largest = unamplified * math.sqrt(self.num_queries) * self.column_norm
         if self.sampling_probability == 1.0:
             return largest
-        return root_finding.smallest_noise(
+        found = root_finding.smallest_noise(
             lambda noise: self._delta(epsilon, noise, _ROUGH_INTERVAL),
             lambda noise: self._delta(epsilon, noise, _INTERVAL),
             delta,
             largest,
         )
+        return min(found, largest)
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         stddev = self.calibrate_noise_stddev(epsilon, delta)

@@ -264,17 +264,23 @@ class Plan:
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
           sampler_seed: of a random sampler: None for a fresh one, or `secret_seed()` of
-            the schedule of an interrupted run that is to be continued.
+            the schedule of an interrupted run that is to be continued. Any 32 bytes if
+            the plan has a test seed, and claims nothing.
           padded: all batches have one constant size: zeros with sample weight 0 are
             added. Without it the size of a batch is no static shape.
 
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
             schedule of its own.
-          ValueError: if the number of examples is not the plan's.
+          ValueError: if the number of examples is not the plan's, or the sampler's seed is
+            not one of `secret_seed()`: whoever chose it knows the sample, which then
+            amplifies nothing.
         """
+        from tf_bandmf.sampling.random_bits import unmarked
         from tf_bandmf.sampling.sampled import schedule_for
 
+        if isinstance(sampler_seed, bytes) and self.test_seed is None:
+            unmarked(sampler_seed)
         return schedule_for(
             self.participation,
             self.num_steps,

@@ -12,6 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.participation import Participation
+from tf_bandmf.sampling import data_identity
+from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 from tf_bandmf.sampling.padding import pad, sufficient_batch_size
 from tf_bandmf.sampling.sources import (
     INPUTS,
@@ -22,6 +24,7 @@ from tf_bandmf.sampling.sources import (
 )
 
 __all__ = [
+    "EDITED",
     "INPUTS",
     "PART",
     "PLAN_ID",
@@ -42,6 +45,14 @@ STEP, PLAN_ID, SCHEDULE_ID = "step", "plan_id", "schedule_id"
 # In padded batches alone: how many examples are no padding.
 NUM_EXAMPLES = "num_examples"
 _CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
+# What a step says that finds other contents than those that were drawn.
+EDITED = (
+    "The contents of this batch are not those that plan.batches drew for this step: they "
+    "were changed after the batch was made (augmented, mixed up, repeated, permuted, cut, "
+    "weighted, or of another process). The accountant's analysis holds for the drawn "
+    "examples alone. Train on the batches as they are; change examples where they are "
+    "read, each by itself (in the parse of TFRecordExamples), or by layers of the model."
+)
 # Of a part of a batch, for one of several replicas: its number, and how many there are.
 PART = "part"
 
@@ -83,6 +94,9 @@ def in_parts(
       dataset: of `BatchSchedule.dataset`.
       parts: which ones, in this order.
       num_parts: as many as there are replicas.
+
+    Raises:
+      InvalidArgumentError: by the dataset, if a batch was changed since it was made.
     """
 
     def part(batch: dict[str, Any], number: int) -> tf.data.Dataset:
@@ -101,9 +115,11 @@ def in_parts(
             # Padding comes last.
             real = tf.clip_by_value(batch[NUM_EXAMPLES] - first, 0, rows)
             content[NUM_EXAMPLES] = real
-        return tf.data.Dataset.from_tensors({**content, PART: [number, num_parts]})
+        content[PART] = tf.constant([number, num_parts], tf.int32)
+        return tf.data.Dataset.from_tensors(with_fingerprint(content))
 
     def cut_up(batch: dict[str, Any]) -> tf.data.Dataset:
+        tf.debugging.Assert(is_as_drawn(batch), [EDITED])
         first, *others = (part(batch, number) for number in parts)
         for other in others:
             first = first.concatenate(other)
@@ -122,7 +138,8 @@ class BatchSchedule(abc.ABC):
 
     A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` it is meant
     for, the `plan_id` of the plan it belongs to and a `schedule_id`: a hash of the data and
-    of how they were placed, which must not change within a run. Its size may vary from step
+    of how they were placed, which must not change within a run; and a `fingerprint` of all
+    of this: a private step refuses a batch that was changed. Its size may vary from step
     to step, down to 0, and is no static shape: a training step is traced once. Where static
     shapes are better (XLA compiles for each), `padded` batches have a constant size.
 
@@ -216,6 +233,7 @@ class BatchSchedule(abc.ABC):
           ValueError: if the run cannot begin there.
         """
         self._check_start(first_step)
+        data_identity.remember(self.schedule_id, self._examples)
         identity = {
             PLAN_ID: tf.constant(self.plan_id, tf.int64),
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
@@ -223,13 +241,13 @@ class BatchSchedule(abc.ABC):
 
         def batch(step: tf.Tensor) -> dict[str, Any]:
             indices = self._indices(step)
-            content = self._examples.gather(indices)
+            content = _one_row_each(self._examples.gather(indices), indices)
             if self._padded:
                 content = {
                     **pad(content, self.padded_batch_size),
                     NUM_EXAMPLES: tf.shape(indices)[0],
                 }
-            return {**content, **identity, STEP: step}
+            return with_fingerprint({**content, **identity, STEP: step})
 
         return (
             tf.data.Dataset.range(first_step, self.num_steps)
@@ -286,6 +304,22 @@ class BatchSchedule(abc.ABC):
 
     def __len__(self) -> int:
         return self.num_steps
+
+
+def _one_row_each(content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
+    """Raises InvalidArgumentError if a source gave more or fewer rows than were drawn."""
+    count = tf.shape(indices)[0]
+
+    def checked(tensor: tf.Tensor) -> tf.Tensor:
+        same = tf.debugging.assert_equal(
+            tf.shape(tensor)[0],
+            count,
+            "The source of the examples must give one row for each example drawn.",
+        )
+        with tf.control_dependencies([same] if same is not None else []):
+            return tf.identity(tensor)
+
+    return tf.nest.map_structure(checked, content)
 
 
 class FixedOrderSchedule(BatchSchedule):

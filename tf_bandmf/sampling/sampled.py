@@ -18,7 +18,7 @@ from tf_bandmf.sampling.batches import (
     FixedOrderSchedule,
     indices_in_graph,
 )
-from tf_bandmf.sampling.random_bits import SEED_BYTES, random_words
+from tf_bandmf.sampling.random_bits import SEED_BYTES, marked, random_words, unmarked
 
 
 class SampledSchedule(BatchSchedule):
@@ -30,8 +30,9 @@ class SampledSchedule(BatchSchedule):
     Args:
       participation, num_steps, plan_id, x, y, sample_weight, padded: as for
         `BatchSchedule`.
-      seed: None for a fresh one; or 32 secret bytes, `secret_seed` of the interrupted run
-        that is to be continued. Anyone who knows it can undo the amplification.
+      seed: None for a fresh one; or `secret_seed()` of the interrupted run that is to be
+        continued. Anyone who knows it can undo the amplification. (For tests: 32 bytes,
+        which `Plan.batches` takes only if the plan has a test seed.)
     """
 
     def __init__(
@@ -50,12 +51,12 @@ class SampledSchedule(BatchSchedule):
         super().__init__(
             participation, num_steps, per_epoch, plan_id, x, y, sample_weight, padded
         )
-        if seed is not None and (
-            not isinstance(seed, bytes) or len(seed) != SEED_BYTES
-        ):
+        if seed is not None and not isinstance(seed, bytes):
             raise ValueError(
                 f"seed must be {SEED_BYTES} bytes, or None for a fresh one."
             )
+        if seed is not None and len(seed) != SEED_BYTES:
+            seed = unmarked(seed)
         self._may_continue = seed is not None
         self._seed = secrets.token_bytes(SEED_BYTES) if seed is None else seed
         self._sampler = participation.sampler(self._words)
@@ -65,8 +66,8 @@ class SampledSchedule(BatchSchedule):
         return self._sampler.example_indices(step)
 
     def secret_seed(self) -> bytes:
-        """The seed, for a private state file alone."""
-        return self._seed
+        """The seed, for a private state file alone: 48 bytes, a mark included."""
+        return marked(self._seed)
 
     def continuing(self, secret_seed: bytes | None) -> BatchSchedule:
         """The schedule of an interrupted run on these data, from its `secret_seed()`."""
