@@ -131,7 +131,9 @@ def _backward(
         )
         return [tf.convert_to_tensor(result) for result in results]
 
-    elements = (list(inputs), list(upstream), call.notes["seeds"])
+    # The gradient of something that gathers, as of a loss alone, is sparse.
+    dense = [tf.convert_to_tensor(gradient) for gradient in upstream]
+    elements = (list(inputs), dense, call.notes["seeds"])
     with _explained(call):
         results = generic.map_examples(
             one_example, elements, generic._name(call), backward=True
