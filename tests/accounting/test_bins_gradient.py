@@ -16,6 +16,11 @@ def strategy_of(n, b):
     return strategies.bifr(workloads.prefix_sum(n), min(3, n), 0.6).matrix
 
 
+def noise_of(gram, epsilon):
+    accountant = BallsInBinsAccountant(gram, num_draws=2000)
+    return accountant.calibrate_noise_stddev(epsilon, DELTA).noise_stddev
+
+
 @pytest.mark.parametrize(
     ("n", "b"), [(1, 1), (7, 7), (12, 4), (13, 4), (9, 1), (30, 8)]
 )
@@ -41,20 +46,11 @@ def test_noise_is_that_of_the_accountant(epsilon):
 @pytest.mark.parametrize("add", [False, True])
 def test_implicit_gradient_agrees_with_differences_in_both_directions(add):
     gram = gram_matrix(strategy_of(20, 5), 5)
-    noise = bins_gradient.BinsNoise(gram, 2.0, 1.0, DELTA, 1000, 3)
-    noise._directions = [
-        bins_gradient._Direction.draw(
-            add,
-            noise._directions[0].proposal
-            if not add
-            else bins_gradient.BinsSimulator(gram, 1000, 0, False).propose(
-                True, 1.0, 2.0, 0.1
-            ),
-            5,
-            1000,
-            3,
-        )
-    ]
+    stddev = noise_of(gram, 1.0)
+    noise = bins_gradient.BinsNoise(gram, stddev, 1.0, DELTA, 1000, 3)
+    simulator = bins_gradient.BinsSimulator(gram, 1000, 0, False)
+    proposal = simulator.propose(add, 1.0, stddev, 0.1)
+    noise._directions = [bins_gradient._Direction.draw(add, proposal, 5, 1000, 3)]
     generator = np.random.default_rng(0)
     with tf.GradientTape() as tape:
         at = tf.constant(gram)
@@ -75,7 +71,7 @@ def test_implicit_gradient_agrees_with_differences_in_both_directions(add):
 
 def test_the_worse_direction_decides():
     gram = gram_matrix(strategy_of(24, 6), 6)
-    noise = bins_gradient.BinsNoise(gram, 2.0, 2.0, DELTA, 2000, 0)
+    noise = bins_gradient.BinsNoise(gram, noise_of(gram, 2.0), 2.0, DELTA, 2000, 0)
     at = tf.constant(gram)
     each = [float(noise._solve(at, found)) for found in noise._directions]
     assert abs(float(noise.log_sigma(at)) - max(each)) < 4e-3
@@ -83,14 +79,10 @@ def test_the_worse_direction_decides():
 
 def test_equal_seeds_give_equal_functions_and_others_do_not():
     gram = gram_matrix(strategy_of(24, 6), 6)
-    values = [
-        float(
-            bins_gradient.BinsNoise(gram, 2.0, 2.0, DELTA, 1000, seed).log_sigma(
-                tf.constant(gram)
-            )
-        )
-        for seed in (0, 0, 1)
-    ]
+    stddev, values = noise_of(gram, 2.0), []
+    for seed in (0, 0, 1):
+        noise = bins_gradient.BinsNoise(gram, stddev, 2.0, DELTA, 1000, seed)
+        values.append(float(noise.log_sigma(tf.constant(gram))))
     assert values[0] == values[1] != values[2]
 
 
@@ -103,3 +95,9 @@ def test_one_bin_is_the_gaussian_mechanism():
     noise = bins_gradient.BinsNoise(gram, expected, 1.0, DELTA, 4000, 0)
     found = float(tf.exp(noise.log_sigma(tf.constant(gram))))
     assert abs(found / expected - 1.0) < 0.01
+
+
+def test_noise_that_is_far_off_is_refused():
+    gram = gram_matrix(strategy_of(20, 5), 5)
+    with pytest.raises(ArithmeticError, match="begin with what the accountant finds"):
+        bins_gradient.BinsNoise(gram, 0.05, 1.0, DELTA, 1000, 0)

@@ -155,6 +155,9 @@ class BinsNoise:
       delta: in (0, 1).
       num_draws: for each direction.
       seed: equal seeds give equal functions.
+
+    Raises:
+      ArithmeticError: if no noise is found near `noise_stddev`.
     """
 
     def __init__(
@@ -182,15 +185,21 @@ class BinsNoise:
         ]
         fixed = tf.constant(gram)
         each = [float(self._solve(fixed, found)) for found in self._directions]
-        # Draws for which no noise was found decide nothing: keep the other direction.
+        # A direction without a root is so far below that its draws do not reach delta.
+        largest = max((value for value in each if math.isfinite(value)), default=None)
+        if largest is None:
+            raise ArithmeticError(
+                f"No noise near noise_stddev = {noise_stddev} gives epsilon = {epsilon}, "
+                f"delta = {delta}: begin with what the accountant finds."
+            )
         self._directions = [
             direction
             for direction, value in zip(self._directions, each)
-            if value >= max(each) - _DECIDES
+            if value >= largest - _DECIDES
         ]
 
     def log_sigma(self, gram: tf.Tensor) -> tf.Tensor:
-        """Log of the noise for the budget, of the worse direction, shape []."""
+        """Log of the noise, of the worse direction, shape []; NaN if far from `gram`."""
         each = tf.stack([self._solve(gram, found) for found in self._directions])
         smooth = tf.reduce_logsumexp(_SHARPNESS * each) / _SHARPNESS
         return smooth - math.log(len(self._directions)) / _SHARPNESS
@@ -234,7 +243,7 @@ def _log_mean_exp(exponents: tf.Tensor) -> tf.Tensor:
 
 
 def _root(function: Callable[[tf.Tensor], tf.Tensor], start: float) -> tf.Tensor:
-    """A root of a falling function near `start`, by the secant method."""
+    """A root of a falling function near `start`, by the secant method; NaN if none."""
     before = tf.constant(start + 0.01, tf.float64)
     here = tf.constant(start, tf.float64)
 
@@ -254,5 +263,6 @@ def _root(function: Callable[[tf.Tensor], tf.Tensor], start: float) -> tf.Tensor
 
     state = (before, function(before), here, function(here))
     found = tf.while_loop(unfinished, step, state, maximum_iterations=_ITERATIONS)
-    solution: tf.Tensor = found[2]
+    is_root = tf.abs(found[3]) <= _TOLERANCE
+    solution: tf.Tensor = tf.where(is_root, found[2], np.nan)
     return solution
