@@ -14,6 +14,7 @@ test: test-main test-federated
 
 test-main: .venv/.installed
 	.venv/bin/python $(PYTEST) -n $(JOBS) -m "not slow" tests
+	cd federated && PYTHONPATH=. ../.venv/bin/python $(PYTEST) -n $(JOBS) -m "not slow" tests
 
 test-federated: .venv-federated/.installed
 	.venv-federated/bin/python $(PYTEST) -n $(JOBS) -m "not slow" --ignore=tests/keras tests

@@ -86,13 +86,13 @@ def our_round(name: str, width: int, outputs: int, noise: str) -> Round:
         clients_per_round=NUM_CLIENTS,
         noise=noise,
     )
-    data = [
-        tf_bandmf_federated.tag_dataset(d, -1, 0) for d in client_data(width, outputs)
-    ]
+    clients = client_data(width, outputs)
     state = process.initialize()
 
     def take() -> None:
         nonlocal state
+        now = process.round_number(state)
+        data = [tf_bandmf_federated.tag_dataset(d, -1, 0, now) for d in clients]
         state = process.next(process.prepare(state), data).state
 
     return take

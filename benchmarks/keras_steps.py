@@ -8,8 +8,9 @@ A step is forward and backward pass and SGD update on a batch in memory, without
 "clipped" clips and sums the gradients of single examples, without noise; the others add
 the noise of their mechanism; "kept" is lambda_cgd with `keep_normals=True`. `wall` and
 `cpu` are ratios of medians to the ordinary step. `peak` is memory that one process took
-for the step alone. `--fit` compares whole epochs of `model.fit`, with the same sampler and
-accountant for every mechanism.
+for the step alone. `lost` is the share of the clip norm by which an example's clipped
+gradient is too small, because bounds on rounding are added to its norm. `--fit` compares
+whole epochs of `model.fit`, with the same sampler and accountant for every mechanism.
 """
 
 from __future__ import annotations
@@ -155,6 +156,16 @@ def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[],
     return step
 
 
+def lost_to_rounding(name: str, options: Any) -> float:
+    """How much smaller than its clip norm a clipped contribution is, relative."""
+    x, y = data(name, 1)
+    model = compiled(name, keras.optimizers.SGD(1e-3), True, options)
+    clip = float(clipped_gradient_sums(model, x, y, l2_norm_clip=1.0).norms[0]) / 2
+    sums = clipped_gradient_sums(model, x, y, l2_norm_clip=clip).sums
+    found = np.sqrt(sum(float(np.sum(np.square(s, dtype="f8"))) for s in sums))
+    return 1.0 - found / clip
+
+
 def step_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
     if kind == "ordinary":
         return ordinary_step(name, options)
@@ -255,6 +266,8 @@ def main() -> None:
             )
             if not (options.fit or options.no_memory):
                 line += f"  peak={measured_peak(kind, name, options):.0f} MB"
+            if kind == "clipped":
+                line += f"  lost={lost_to_rounding(name, options):.0e}"
             print(line, flush=True)
 
 

@@ -90,27 +90,6 @@ def test_normals_agree_with_and_without_xla():
     np.testing.assert_allclose(plain, inside_xla, atol=1e-6)
 
 
-def test_normals_are_box_muller_of_the_words_of_philox():
-    key = tf.constant(KEY.step_keys(1)[0])
-    words = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[2, 4096, 2],
-        key=key[:1],
-        counter=tf.stack([tf.constant(1024, tf.uint64), key[1]]),
-        alg=1,
-        dtype=tf.uint32,
-    ).numpy()
-    uniform = ((words[..., 0] & 0x7FFFFFFF) + 0.5) / 2.0**31
-    angle = words[..., 1] * (np.pi / 2.0**31)
-    radius = np.sqrt(-2.0 * np.log(uniform))
-    expected = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1)
-    # Near 1 a uniform number of float32 has an error of 2^-25, and its radius the root.
-    coarse = radius < 0.01
-    found = noise.standard_normals(key, 4 * 4096, first_block=1).numpy()
-    found = found.reshape(expected.shape)
-    np.testing.assert_allclose(found[~coarse], expected[~coarse], atol=5e-6)
-    np.testing.assert_allclose(found[coarse], expected[coarse], atol=5e-4)
-
-
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_philox_gives_the_words_of_tensorflow(jit_compile):
     # Counters across the border of their lower 32 bits, keys with all bits in use.

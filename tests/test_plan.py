@@ -198,3 +198,10 @@ def test_invariant_3_a_bound_on_the_sensitivity_gives_a_bound_on_epsilon():
     )
     assert plan.kind == "bound"
     assert "proven upper bound" in str(plan.statement())
+
+
+def test_a_delta_below_what_the_noise_can_give_is_refused():
+    budget = {"epsilon": 1.0, "num_examples": 100, "batch_size": 10, "epochs": 1}
+    with pytest.raises(ValueError, match="delta of a plan must be >= 1e-20"):
+        tf_bandmf.plan("identity", delta=1e-21, **budget)
+    assert tf_bandmf.plan("identity", delta=1e-20, **budget).delta == 1e-20

@@ -9,6 +9,7 @@ works without Keras.
 
 from tf_bandmf import choosing, participation, strategies, workloads
 from tf_bandmf._version import __version__
+from tf_bandmf.composition import JointGuarantee, compose
 from tf_bandmf.participation import (
     BallsInBins,
     CyclicFixedSize,
@@ -31,6 +32,7 @@ __all__ = [
     "CyclicFixedSize",
     "CyclicPoisson",
     "FixedEpochOrder",
+    "JointGuarantee",
     "MinSep",
     "Participation",
     "Plan",
@@ -42,6 +44,7 @@ __all__ = [
     "Workload",
     "__version__",
     "choosing",
+    "compose",
     "participation",
     "plan",
     "strategies",

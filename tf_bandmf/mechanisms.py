@@ -64,6 +64,11 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
       ValueError: for an unknown name, a value that is not a number, or a mechanism that
         takes no value.
     """
+    if not isinstance(specification, str):
+        raise ValueError(
+            f'mechanism must be a name, such as "bisr:4", or a Strategy, found '
+            f"{specification!r}."
+        )
     name, *values = specification.strip().split(":")
     if name not in MECHANISMS:
         raise ValueError(

@@ -20,7 +20,7 @@ from tf_bandmf import storage
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.custom import epsilon_by
 from tf_bandmf.accounting.dispatch import Accountant, accountant_for
-from tf_bandmf.accounting.guarantee import ZERO_OUT, Guarantee
+from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.memory import NoiseMemory, noise_memory
 from tf_bandmf.participation import Participation
 from tf_bandmf.sampling.batches import BatchSchedule
@@ -88,6 +88,10 @@ class Plan:
         self.participation.validate_num_steps(n)
         for name in ("l2_norm_clip", "noise_multiplier", "epsilon"):
             gaussian.check_positive(name, getattr(self, name))
+        gaussian.check_planned_delta(self.delta)
+        seed = self.test_seed
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise ValueError(f"test_seed must be an int or None, found {seed!r}.")
         if self.expected_batch_size is not None:
             gaussian.check_positive("expected_batch_size", self.expected_batch_size)
         low, high = _CLIP_RANGE
@@ -126,8 +130,15 @@ class Plan:
 
     @property
     def zcdp_rho(self) -> float:
-        """Rho of zCDP of the whole run; without amplification, whatever is accounted."""
-        return gaussian.zcdp_rho(self.noise_multiplier)
+        """Rho of zCDP of the whole run; without amplification, whatever is accounted.
+
+        Under the plan's adjacency: where one unit is replaced by another, its
+        contribution changes by up to `2 l2_norm_clip`, and rho is 4 times that of
+        zero-out, for rho goes with the square of the sensitivity (Bun and Steinke, 2016,
+        arXiv:1605.02065, Proposition 1.6).
+        """
+        rho = gaussian.zcdp_rho(self.noise_multiplier)
+        return 4.0 * rho if self.adjacency == REPLACE_ONE else rho
 
     @property
     def guarantee(self) -> Guarantee:
@@ -268,8 +279,20 @@ class Plan:
         """What the noise keeps in memory for a model; see `memory.noise_memory`."""
         return noise_memory(self.strategy, num_parameters, num_devices, keep_normals)
 
-    def statement(self) -> PrivacyStatement:
-        """The privacy statement of a run of this plan."""
+    def statement(
+        self, unit: str = "one training example", remarks: Sequence[str] = ()
+    ) -> PrivacyStatement:
+        """The privacy statement of a run of this plan.
+
+        Args:
+          unit: whose presence is hidden: what the plan's examples are, such as "one
+            device". The caller's to know: a unit with several examples is covered by
+            group privacy only.
+          remarks: what else a reader must know of the run.
+
+        Raises:
+          ValueError: if the unit is no text of one line.
+        """
         return PrivacyStatement(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -286,6 +309,9 @@ class Plan:
             l2_norm_clip=self.l2_norm_clip,
             fingerprint=self.fingerprint,
             test_only=self.test_seed is not None,
+            unit=unit,
+            output="noisy gradients",
+            remarks=tuple(remarks),
         )
 
     def to_config(self) -> dict[str, Any]:

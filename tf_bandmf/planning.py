@@ -17,6 +17,7 @@ from tf_bandmf.participation import (
     Participation,
     Shuffled,
 )
+from tf_bandmf.participation.base import positive_int
 from tf_bandmf.plan import Plan
 from tf_bandmf.schemes import Scheme
 from tf_bandmf.strategies import Strategy
@@ -70,7 +71,7 @@ def plan(
         "lambda_cgd", "bisr:4", or a `Strategy`. Parameters that are not given are chosen
         for the smallest error, with amplification where it is claimed.
       epsilon: budget, > 0; together with delta.
-      delta: budget, in (0, 1); warned about if it is not below 1 / num_examples.
+      delta: budget, in [1e-20, 1); warned about if it is not below 1 / num_examples.
       noise_multiplier: instead of epsilon: noise standard deviation per unit of
         sensitivity; epsilon is then computed at delta.
       num_examples: size of the training set.
@@ -107,6 +108,13 @@ def plan(
       ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
         use of the data is missing, contradictory or invalid.
     """
+    if participation is not None and not isinstance(participation, Participation):
+        raise ValueError(
+            f"participation must be a Participation, such as MinSep(342), found "
+            f'{participation!r}. For a name use sampling="poisson", for instance.'
+        )
+    if num_steps is not None:
+        num_steps = positive_int("num_steps", num_steps)
     scheme: Scheme | None = None
     if sampling is not None:
         scheme = _resolve_scheme(
@@ -126,6 +134,13 @@ def plan(
     if num_examples is None:
         num_examples = getattr(participation, "num_examples", None)
     delta = _check_budget(epsilon, delta, noise_multiplier, num_examples)
+    is_simulated = isinstance(participation, BallsInBins)
+    if confidence is not None and not is_simulated:
+        raise ValueError(
+            f"confidence is of accounting by simulation (BallsInBins, or "
+            f'sampling="balls-in-bins"), found {confidence!r}: no other accounting '
+            f"simulates. Leave it out."
+        )
     gaussian.check_positive("l2_norm_clip", l2_norm_clip)
     if workload is None:
         workload = workloads.momentum_sgd(steps, momentum, decay, learning_rates)
@@ -312,6 +327,8 @@ def _resolve_participation(
     if num_steps is None:
         raise ValueError("num_steps is missing: it is never inferred.")
     participation.validate_num_steps(num_steps)
+    if batch_size is not None:
+        gaussian.check_positive("batch_size", batch_size)
     expected_size = batch_size if own_batch_size is None else own_batch_size
     return (
         participation,
@@ -329,7 +346,7 @@ def _check_budget(
     """Delta, if the budget is complete and not contradictory."""
     if delta is None:
         raise ValueError("delta is missing: a common choice is below 1 / num_examples.")
-    gaussian.check_delta(delta)
+    gaussian.check_planned_delta(delta)
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
             f"Give exactly one of epsilon and noise_multiplier, found epsilon = "
@@ -337,6 +354,11 @@ def _check_budget(
         )
     if epsilon is not None:
         gaussian.check_positive("epsilon", epsilon)
+        if epsilon > gaussian.LARGEST_EPSILON:
+            raise ValueError(
+                f"epsilon must be <= {gaussian.LARGEST_EPSILON:g}, found {epsilon}: "
+                f"that is no privacy at all."
+            )
     else:
         gaussian.check_positive("noise_multiplier", noise_multiplier)
     if num_examples is not None and delta >= 1.0 / num_examples:

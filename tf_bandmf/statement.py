@@ -6,11 +6,10 @@ section 5.3.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 
-from tf_bandmf.accounting.guarantee import ZERO_OUT
-
-_NOT_COVERED = (
+NOT_COVERED = (
     "Training metrics (loss, accuracy and norms on training data) are exact functions "
     "of the data: do not publish them.",
     "Choosing hyper-parameters, models or checkpoints by looking at private data.",
@@ -21,12 +20,33 @@ _NOT_COVERED = (
 )
 
 
+class Statement(abc.ABC):
+    """Numbered points; `str()` is text, `to_markdown()` Markdown."""
+
+    @abc.abstractmethod
+    def points(self) -> list[tuple[str, str]]:
+        """The points of the statement: (title, text)."""
+
+    def __str__(self) -> str:
+        lines = [f"{i}. {name}: {text}" for i, (name, text) in self._numbered()]
+        return "\n".join(["Privacy statement", *lines])
+
+    def to_markdown(self) -> str:
+        """The statement as a Markdown section."""
+        lines = [f"{i}. **{name}.** {text}" for i, (name, text) in self._numbered()]
+        return "\n".join(["## Privacy statement", "", *lines, ""])
+
+    def _numbered(self) -> enumerate[tuple[str, str]]:
+        return enumerate(self.points(), start=1)
+
+
 @dataclasses.dataclass(frozen=True)
-class PrivacyStatement:
-    """A statement to publish with a model; `str()` is text, `to_markdown()` Markdown.
+class PrivacyStatement(Statement):
+    """A statement to publish with a model. No field has a default: each is a promise.
 
     Attributes:
-      epsilon, delta, zcdp_rho: the guarantee.
+      epsilon, delta: the guarantee.
+      zcdp_rho: rho of zCDP without amplification, under `adjacency` as they are.
       accountant: what computed it.
       accounting: whether the values are exact, a bound (at which confidence) or an
         estimate.
@@ -41,6 +61,12 @@ class PrivacyStatement:
       test_only: the noise came from a known seed: no guarantee at all.
       unit: whose presence is hidden.
       sampling: what is claimed from the randomness of the sampling.
+      output: what the mechanism puts out, such as "noisy gradients".
+      remarks: what else a reader must know of this run: other runs on the same data,
+        weights that were changed by hand. Empty for what a plan alone says.
+
+    Raises:
+      ValueError: if the unit is no text of one line.
     """
 
     epsilon: float
@@ -54,11 +80,20 @@ class PrivacyStatement:
     sensitivity: str
     l2_norm_clip: float
     fingerprint: str
-    test_only: bool = False
-    unit: str = "one training example"
-    sampling: str = "No amplification by sampling is claimed."
-    accounting: str = "The value is exact up to numerical errors, on the safe side."
-    adjacency: str = ZERO_OUT
+    test_only: bool
+    unit: str
+    sampling: str
+    accounting: str
+    adjacency: str
+    output: str
+    remarks: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.unit, str) or len(self.unit.strip().splitlines()) != 1:
+            raise ValueError(
+                f"unit must name in one line whose presence is hidden, such as 'one "
+                f"device', found {self.unit!r}."
+            )
 
     def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""
@@ -84,10 +119,10 @@ class PrivacyStatement:
             ),
             (
                 "Mechanism output",
-                "The sequence of all noisy gradients, hence every intermediate model "
-                "and the final one.",
+                f"The sequence of all {self.output}, hence every intermediate model "
+                f"and the final one.",
             ),
-            ("Unit of privacy", f"{self.unit[0].upper()}{self.unit[1:]}."),
+            ("Unit of privacy", sentence(self.unit)),
             ("Adjacency", self.adjacency),
             (
                 "Type of accounting",
@@ -100,18 +135,13 @@ class PrivacyStatement:
                 f"{self.noise_multiplier:.6g} per unit of sensitivity; l2 norm clip "
                 f"{self.l2_norm_clip:g}.",
             ),
-            ("Not covered", " ".join(_NOT_COVERED)),
+            *([("This run", " ".join(self.remarks))] if self.remarks else []),
+            ("Not covered", " ".join(NOT_COVERED)),
             ("Verifiability", f"tf-bandmf, plan fingerprint {self.fingerprint}."),
         ]
 
-    def __str__(self) -> str:
-        lines = [f"{i}. {name}: {text}" for i, (name, text) in self._numbered()]
-        return "\n".join(["Privacy statement", *lines])
 
-    def to_markdown(self) -> str:
-        """The statement as a Markdown section."""
-        lines = [f"{i}. **{name}.** {text}" for i, (name, text) in self._numbered()]
-        return "\n".join(["## Privacy statement", "", *lines, ""])
-
-    def _numbered(self) -> enumerate[tuple[str, str]]:
-        return enumerate(self.points(), start=1)
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    text = text.strip()
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."

@@ -184,7 +184,11 @@ class BufferedToeplitz(bands_lib.LowerTriangular):
         decays, inverse_decays = (
             values.astype(np.float32) for values in (self.decays, self.inverse_decays)
         )
-        return BufferedToeplitz(decays, inverse_decays, self.num_rows)
+        # A decay that would be rounded to 1 stays below.
+        below_one = np.nextafter(np.float32(1.0), np.float32(0.0))
+        return BufferedToeplitz(
+            np.minimum(decays, below_one), inverse_decays, self.num_rows
+        )
 
     def to_config(self) -> dict[str, Any]:
         return {

@@ -17,6 +17,15 @@ import numpy.typing as npt
 from tf_bandmf import bands
 
 
+def _numbers(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be a sequence of numbers, one for each step, found {values!r}."
+        ) from None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Workload:
     """The `n x n` lower-triangular workload `A = T^-1 diag(learning_rates)`.
@@ -46,7 +55,7 @@ class Workload:
         object.__setattr__(self, "inverse_coefficients", toeplitz.coefficients)
         object.__setattr__(self, "num_steps", toeplitz.num_rows)
         if self.learning_rates is not None:
-            rates = np.array(self.learning_rates, dtype=np.float64)
+            rates = _numbers("learning_rates", self.learning_rates)
             rates.flags.writeable = False
             if rates.shape != (self.num_steps,):
                 raise ValueError(

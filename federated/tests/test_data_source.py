@@ -23,7 +23,6 @@ from tf_bandmf_federated import (
     build_fed_avg,
     measure_participation,
 )
-from tf_bandmf_federated.participation_table import ParticipationTable
 
 N, B, K = 10, 3, 2
 NUM_CLIENTS = 12
@@ -99,37 +98,6 @@ def test_delivers_what_each_device_knows_of_its_past():
             assert tags(dataset) == (last, len(past), float(name[1:]))
             past.append(round_number)
     assert max(map(len, history.values())) == 2
-
-
-def table_trace(b, k, rounds):
-    """Takes everybody that is allowed, of those that are there; returns the record."""
-    table = ParticipationTable(5, tf_bandmf.MinSep(b, k))
-    record, history = {}, collections.defaultdict(list)
-    for round_number, present in enumerate(rounds):
-        eligible = table.eligible(round_number)
-        for client in range(5):
-            past = history[client]
-            free = not past or round_number - past[-1] >= b
-            assert eligible[client] == (free and (k is None or len(past) < k))
-        chosen = np.array([c for c in sorted(present) if eligible[c]], np.int64)
-        table.record(table.cohort(round_number, chosen))
-        record[round_number] = chosen.tolist()
-        for client in chosen:
-            history[client].append(round_number)
-    return table, record
-
-
-traces = st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=20)
-
-
-@hypothesis.settings(deadline=None, derandomize=True, max_examples=150)
-@hypothesis.given(st.integers(1, 5), st.one_of(st.none(), st.integers(1, 4)), traces)
-def test_invariant_2_no_trace_of_availability_breaks_the_participation(b, k, rounds):
-    table, record = table_trace(b, k, rounds)
-    measured = measure_participation(record, len(rounds))
-    assert table.measured(len(rounds)) == measured
-    assert measured.min_separation is None or measured.min_separation >= b
-    assert k is None or measured.max_participations <= k
 
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=12)
@@ -389,7 +357,6 @@ def test_goes_through_the_program_state_manager_of_tff(tmp_path):
     ("options", "message"),
     [
         (dict(plan=make_plan(b=4)), "another plan"),
-        (dict(clients=make_clients(11)), "another clients"),
         (dict(availability=Independent(0.5)), "another availability: every client"),
     ],
 )
@@ -419,6 +386,77 @@ def test_damaged_state_is_refused():
         source.iterator_from_bytes(other)
     with pytest.raises(TypeError, match=r"source\.iterator"):
         MinSepIterator.from_bytes(saved)
+
+
+# --- Devices that join and leave.
+
+
+def take_part(iterator, clients, rounds, size=2):
+    """Goes on with other clients; returns the iterator, and who came when."""
+    source = source_of(clients=clients, on_shortage="fewer")
+    iterator = source.iterator_from_bytes(iterator.to_bytes())
+    record = {}
+    for _ in range(rounds):
+        current = iterator.round_number
+        for dataset in iterator.select(size):
+            assert {int(e["round"]) for e in dataset} == {current}
+        record[current] = iterator.cohort
+    return iterator, record
+
+
+populations = st.lists(
+    st.tuples(st.sets(st.sampled_from("abcdefg"), min_size=1), st.integers(1, 4)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@hypothesis.settings(deadline=None, derandomize=True, max_examples=25)
+@hypothesis.given(populations)
+def test_invariant_2_devices_that_join_and_leave_keep_the_participation(stages):
+    plan_rounds, record = N, {}
+    iterator = source_of(clients={"a": CLIENTS["c000"]}).iterator()
+    for names, rounds in stages:
+        rounds = min(rounds, plan_rounds - iterator.round_number)
+        clients = {name: CLIENTS["c000"] for name in sorted(names)}
+        iterator, came = take_part(iterator, clients, rounds)
+        assert set().union(*map(set, came.values())) <= names
+        record.update(came)
+    measured = measure_participation(record, iterator.round_number)
+    assert iterator.measured() == measured
+    assert measured.min_separation is None or measured.min_separation >= B
+    assert measured.max_participations <= K
+
+
+def test_a_device_that_comes_back_goes_on_with_its_record():
+    both = {name: CLIENTS["c000"] for name in "ab"}
+    iterator, first = take_part(source_of(clients=both).iterator(), both, 1)
+    assert sorted(first[0]) == ["a", "b"]
+    iterator, _ = take_part(iterator, {"b": CLIENTS["c000"]}, 1)
+    # "a" left for round 1; in round 2 it may not come yet, "c" may.
+    more = {name: CLIENTS["c000"] for name in "abc"}
+    iterator, came = take_part(iterator, more, 2)
+    assert came[2] == ("c",) and sorted(came[3]) == ["a", "b"]
+    data = dict(zip(iterator.cohort, iterator.repeat()))
+    assert tags(data["a"])[:2] == (0, 1)
+    # Who left is counted, and its data cannot be had.
+    gone = source_of(clients={"c": CLIENTS["c000"]})
+    restored = gone.iterator_from_bytes(iterator.to_bytes())
+    assert restored.measured() == iterator.measured()
+    with pytest.raises(ValueError, match="no more, in this source"):
+        restored.repeat()
+    restored.count_round(["a"])
+    assert restored.measured().max_participations == 3
+
+
+def test_a_round_is_counted_for_whoever_began_it():
+    iterator = source_of().iterator()
+    iterator.count_round(["c000", "of an earlier population"])
+    assert iterator.measured().num_clients == 2
+    with pytest.raises(ValueError, match="a name twice"):
+        iterator.count_round(["c001", "c001"])
+    with pytest.raises(TypeError, match="must be strings"):
+        iterator.count_round([1])
 
 
 # --- Too few, too many, wrong.

@@ -1,8 +1,9 @@
 """Noise that the host makes."""
 
 import collections
-import os
+import itertools
 import stat
+import threading
 
 import numpy as np
 import pytest
@@ -120,6 +121,7 @@ def test_a_run_does_not_go_on_with_another_key():
             state_at(1, key_id=key_id)
         )
     resumed = HostNoise(plan, D, NoiseKey(host.key.secret_bytes()))
+    resumed.know(state_at(1, key_id=key_id), 0)
     found = resumed.prepare(state_at(1, key_id=key_id))["noise"]["values"]
     np.testing.assert_array_equal(found, host.values(5, 1))
     with pytest.raises(ValueError, match="never had noise"):
@@ -158,56 +160,189 @@ def test_an_interrupted_row_does_not_spoil_the_next_one():
     np.testing.assert_array_equal(host.values(1, 4), expected[4])
 
 
-def test_a_saved_buffer_continues_bit_for_bit(tmp_path):
-    path = str(tmp_path / "noise.npz")
-    for plan in PLANS.values():
-        host = HostNoise(plan, D)
+def test_a_kept_buffer_continues_bit_for_bit(tmp_path):
+    # The next round, and the last one again: its state may not have been saved.
+    for (name, plan), goes_on in itertools.product(PLANS.items(), (5, 4)):
+        folder = tmp_path / f"{name} {goes_on}"
+        host = kept_in(folder, plan)
         host.values(9, 4)
-        host.save(path)
-        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-        assert os.listdir(tmp_path) == ["noise.npz"]
-        loaded = HostNoise.load(path, plan, D)
-        assert loaded.key.secret_bytes() == host.key.secret_bytes()
-        assert loaded._position == 5  # nothing is made again
+        if host._ring is not None:
+            host._ring.flush()  # a kill may lose the last row
         expected = straight_run(plan, host.run_key(9))
-        for round_number in (5, 6, 2):
-            found = loaded.values(9, round_number)
+        resumed = kept_in(folder, plan)
+        assert resumed.key.secret_bytes() == host.key.secret_bytes()
+        steps = steps_of(resumed)
+        np.testing.assert_array_equal(resumed.values(9, goes_on), expected[goes_on])
+        assert steps == [goes_on]  # nothing is made again
+        for round_number in (6, 2):
+            found = resumed.values(9, round_number)
             np.testing.assert_array_equal(found, expected[round_number])
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        for path in folder.iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
 
 
-def test_a_saved_buffer_remembers_what_was_handed_out(tmp_path):
-    path = str(tmp_path / "noise.npz")
-    plan = PLANS["ring buffer"]
+def kept_in(folder, plan=PLANS["ring buffer"]):
     host = HostNoise(plan, D)
+    host.keep_in(str(folder))
+    return host
+
+
+def steps_of(host):
+    """The steps whose rows are made from now on."""
+    steps, real = [], host._next_row
+
+    class Recorded:
+        get_concrete_function = real.get_concrete_function
+
+        def __call__(self, keys, step):
+            steps.append(int(step))
+            return real(keys, step)
+
+    host._next_row = Recorded()
+    return steps
+
+
+def test_a_damaged_missing_or_foreign_buffer_is_made_again(tmp_path):
+    """The file is a cache: whatever becomes of it, the noise is the same."""
+    host = kept_in(tmp_path)
+    host.values(9, 5)
+    host._ring.flush()
+    expected = straight_run(PLANS["ring buffer"], host.run_key(9))
+    path = tmp_path / "noise.ring"
+    whole = path.read_bytes()
+    slot = len(whole) // 4  # two rows are needed, two are spare
+    another = kept_in(tmp_path / "another")
+    another.values(9, 5)
+    another._ring.flush()
+    damages = {
+        "missing": b"",
+        "cut": whole[:slot],
+        "of another key": (tmp_path / "another" / "noise.ring").read_bytes(),
+        "rows exchanged": b"".join(
+            whole[i * slot : (i + 1) * slot] for i in (1, 0, 3, 2)
+        ),
+    }
+    for position in range(70, len(whole), slot):  # one bit in each row
+        changed = bytearray(whole)
+        changed[position] ^= 1
+        damages[position] = bytes(changed)
+    made_again = {}
+    for name, content in damages.items():
+        path.write_bytes(content)
+        resumed = kept_in(tmp_path)
+        steps = steps_of(resumed)
+        found = [resumed.values(9, t) for t in (6, 7)]
+        np.testing.assert_array_equal(found, expected[6:])
+        made_again[name] = steps[0]
+    # The row of round 5 is in slot 1: the one before it will do then.
+    assert made_again.pop(70 + slot) == 5
+    assert made_again.pop(70 + 3 * slot) == 6  # of round 3, which is not needed
+    assert made_again.pop(70 + 2 * slot) == 6  # of round 2
+    assert set(made_again.values()) == {0}
+
+
+def test_invariant_11_the_record_of_what_was_handed_out_is_written_ahead(
+    tmp_path, monkeypatch
+):
+    host = kept_in(tmp_path)
     host.prepare(state_at(0))
-    host.save(path)
+    # Killed while it made the noise: it counts as handed out.
+    monkeypatch.setattr(host, "values", lambda *_: (_ for _ in ()).throw(KeyError))
+    with pytest.raises(KeyError):
+        host.prepare(state_at(1, key_id=host.key_id(5)))
+    for resumed in (kept_in(tmp_path), kept_in(tmp_path)):
+        for t in (0, 1):
+            with pytest.raises(ValueError, match="handed out already"):
+                resumed.prepare(state_at(t, key_id=host.key_id(5)))
+    # Of two programs one gets a round's noise.
+    first, second = kept_in(tmp_path), kept_in(tmp_path)
+    first.prepare(state_at(2, key_id=host.key_id(5)))
     with pytest.raises(ValueError, match="handed out already"):
-        HostNoise.load(path, plan, D).prepare(state_at(0))
+        second.prepare(state_at(2, key_id=host.key_id(5)))
 
 
-def test_damaged_and_foreign_files_are_refused(tmp_path):
-    path = tmp_path / "noise.npz"
+def test_a_key_from_outside_needs_to_be_told_what_was_handed_out():
     plan = PLANS["ring buffer"]
-    HostNoise(plan, D).save(str(path))
-    with pytest.raises(ValueError, match="another plan or model"):
-        HostNoise.load(str(path), plan, D + 1)
-    with pytest.raises(ValueError, match="another plan or model"):
-        HostNoise.load(str(path), make_plan(l2_norm_clip=2.0), D)
-    content = bytearray(path.read_bytes())
-    for damaged in (content[: len(content) // 2], b"", b"no file of ours"):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="damaged"):
-            HostNoise.load(str(path), plan, D)
-    # One bit of the buffer.
-    content[content.index(b"buffer.npy") + 150] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="damaged"):
-        HostNoise.load(str(path), plan, D)
-    with pytest.raises(FileNotFoundError):
-        HostNoise.load(str(tmp_path / "missing"), plan, D)
-    path.chmod(0o644)
+    first = HostNoise(plan, D)
+    state = first.prepare(state_at(0))
+    key_id = int(state["noise"]["key_id"])
+    resumed = HostNoise(plan, D, NoiseKey(first.key.secret_bytes()))
+    for old in (state_at(0), state_at(1, key_id=key_id)):
+        with pytest.raises(ValueError, match="key is of an earlier program"):
+            resumed.prepare(old)
+    resumed.prepare(state_at(0), replay=True)
+    with pytest.raises(ValueError, match="key is of an earlier program"):
+        resumed.prepare(state_at(1, key_id=key_id))
+    resumed.know(state_at(0), 0)  # as a ledger says
+    with pytest.raises(ValueError, match="handed out already"):
+        resumed.prepare(state_at(0))
+    resumed.prepare(state_at(1, key_id=key_id))
+
+
+def test_a_record_that_is_gone_is_not_taken_for_an_empty_one(tmp_path):
+    host = kept_in(tmp_path)
+    host.prepare(state_at(0))
+    (tmp_path / "noise.uses").unlink()
+    with pytest.raises(ValueError, match=r"noise\.uses.* is gone"):
+        host.prepare(state_at(1, key_id=host.key_id(5)))
+    resumed = kept_in(tmp_path)
+    with pytest.raises(ValueError, match="key is of an earlier program"):
+        resumed.prepare(state_at(1, key_id=host.key_id(5)))
+    again = kept_in(tmp_path)  # and this stays so
+    with pytest.raises(ValueError, match="key is of an earlier program"):
+        again.prepare(state_at(1, key_id=host.key_id(5)))
+
+
+def test_damaged_and_foreign_folders_are_refused(tmp_path):
+    host = kept_in(tmp_path)
+    host.prepare(state_at(0))
+    other = HostNoise(PLANS["ring buffer"], D)
+    other.prepare(state_at(0))
+    with pytest.raises(ValueError, match="noise of another key already"):
+        other.keep_in(str(tmp_path))
+    for name in ("noise.key", "noise.uses"):
+        path = tmp_path / name
+        content = path.read_bytes()
+        for damaged in (content[:-1], b"", content[:-1] + b"?"):
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError, match="damaged"):
+                kept_in(tmp_path)
+        path.write_bytes(content)
+        path.chmod(0o644)
+        with pytest.raises(PermissionError, match="others may read it"):
+            kept_in(tmp_path)
+        path.chmod(0o600)
+    (tmp_path / "noise.ring").chmod(0o640)
     with pytest.raises(PermissionError, match="others may read it"):
-        HostNoise.load(str(path), plan, D)
+        kept_in(tmp_path).values(5, 1)
+
+
+def test_invariant_8_of_many_threads_one_gets_a_round_s_noise():
+    host = HostNoise(PLANS["ring buffer"], D)
+    expected = straight_run(PLANS["ring buffer"], host.run_key(5))
+    found, refused = [], []
+
+    def prepare(barrier):
+        for t in range(N):
+            barrier.wait()
+            key_id = host.key_id(5) if t else 0
+            try:
+                prepared = host.prepare(state_at(t, key_id=key_id))
+                found.append((t, prepared["noise"]["values"]))
+            except ValueError:
+                refused.append(t)
+
+    barrier = threading.Barrier(8)
+    threads = [threading.Thread(target=prepare, args=(barrier,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(t for t, _ in found) == list(range(N))
+    assert len(refused) == 7 * N
+    for t, values in found:
+        np.testing.assert_array_equal(values, expected[t])
 
 
 def test_test_seeds():

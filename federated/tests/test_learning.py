@@ -10,7 +10,12 @@ import tensorflow_federated as tff
 import tf_bandmf
 from tf_bandmf import noise
 from tf_bandmf.key_schedule import NoiseKey
-from tf_bandmf_federated import build_fed_avg, tag_dataset, tag_with_client
+from tf_bandmf_federated import (
+    MinSepDataSource,
+    build_fed_avg,
+    tag_dataset,
+    tag_with_client,
+)
 from tf_bandmf_federated.plan_checks import check_plan
 
 N, B, D, SEED = 6, 3, 4, 2
@@ -44,8 +49,8 @@ def examples(client, bad=False):
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
 
 
-def first_time(*clients):
-    return [tag_dataset(examples(c), -1, 0) for c in clients]
+def first_time(*clients, now=0):
+    return [tag_dataset(examples(c), -1, 0, now) for c in clients]
 
 
 def build(plan, **options):
@@ -81,6 +86,7 @@ def test_it_is_a_learning_process():
                 example=((np.float32, [None, 3]), (np.float32, [None, 1])),
                 last_round=np.int32,
                 participations=np.int32,
+                round=np.int32,
             )
         )
         data_type.check_equivalent_to(tff.SequenceType(element))
@@ -103,15 +109,15 @@ def test_updates_are_the_plan_s_noise_on_clipped_means():
 
 
 def test_host_and_state_make_the_same_model():
-    cohorts = [first_time(0, 1), first_time(2), []]
+    cohorts = [first_time(0, 1), first_time(2, now=1), []]
     in_state, _ = run(IN_STATE, cohorts)
-    by_host, _ = run(build(make_plan(), noise="host"), cohorts)
+    by_host, _ = run(BY_HOST, cohorts)
     np.testing.assert_allclose(in_state, by_host, rtol=1e-4, atol=1e-5)
 
 
 def test_a_state_of_the_host_s_process_holds_no_secret():
     process = build(make_plan(test_seed=None), noise="host")
-    _, state = run(process, [first_time(0), first_time(1)])
+    _, state = run(process, [first_time(0), first_time(1, now=1)])
     kept = state.aggregator["noise"]
     assert set(kept) == {"run_id", "key_id", "ready_for", "values"}
     assert kept["values"].size == 0 and kept["ready_for"] == -1
@@ -122,11 +128,11 @@ def test_a_state_of_the_host_s_process_holds_no_secret():
 
 def test_early_and_broken_clients_have_no_influence():
     _, state = run(IN_STATE, [first_time(0), []])
-    alone = IN_STATE.next(state, first_time(1))
-    early = tag_dataset(examples(0), 0, 1)
-    broken = tag_dataset(examples(5, bad=True), -1, 0)
-    worn_out = tag_dataset(examples(6), 0, 2)
-    both = IN_STATE.next(state, [early, broken, worn_out, *first_time(1)])
+    alone = IN_STATE.next(state, first_time(1, now=2))
+    early = tag_dataset(examples(0), 0, 1, 2)
+    broken = tag_dataset(examples(5, bad=True), -1, 0, 2)
+    worn_out = tag_dataset(examples(6), 0, 2, 2)
+    both = IN_STATE.next(state, [early, broken, worn_out, *first_time(1, now=2)])
     np.testing.assert_array_equal(
         weights_of(IN_STATE, both.state), weights_of(IN_STATE, alone.state)
     )
@@ -135,12 +141,13 @@ def test_early_and_broken_clients_have_no_influence():
     assert counts["non_finite_clients"] == 1
     assert counts["contributing_clients"] == 1
     _, state = run(IN_STATE, [[]], state)
-    on_time = IN_STATE.next(state, [early]).metrics["aggregator"]
+    on_time = IN_STATE.next(state, [tag_dataset(examples(0), 0, 1, 3)])
+    on_time = on_time.metrics["aggregator"]
     assert on_time["contributing_clients"] == 1
 
 
 def test_clients_without_elements():
-    nothing = tag_dataset(examples(0).take(0), -1, 0)
+    nothing = tag_dataset(examples(0).take(0), -1, 0, 5)
     state = IN_STATE.initialize()
     output = IN_STATE.next(state, [nothing])
     assert output.metrics["aggregator"]["contributing_clients"] == 0
@@ -151,7 +158,7 @@ def test_clients_without_elements():
 
 
 def test_rounds_are_counted_and_skipped():
-    for process in (build(make_plan(), noise="host"), IN_STATE):
+    for process in (BY_HOST, IN_STATE):
         state = process.initialize()
         assert process.round_number(state) == 0
         state = process.next(process.prepare(state), first_time(0)).state
@@ -176,13 +183,13 @@ def noise_of_round(round_number):
 
 
 def test_invariant_1_horizon():
-    for process in (IN_STATE, build(make_plan(), noise="host")):
+    for process in (IN_STATE, BY_HOST):
         state = process.initialize()
         for _ in range(N):
             state = process.skip_round(state)
         assert process.round_number(state) == N
         with pytest.raises(Exception, match=r"6 steps|call prepare"):
-            process.next(state, first_time(0))
+            process.next(state, first_time(0, now=N))
         with pytest.raises(ValueError, match="budget is spent"):
             process.prepare(state)
         with pytest.raises(ValueError, match="6 rounds"):
@@ -266,3 +273,109 @@ def test_check_plan():
     for wrong in (0, N + 1):
         with pytest.raises(ValueError, match="num_rounds"):
             check_plan(plan, num_rounds=wrong)
+
+
+# --- One result for each round's noise.
+
+
+@pytest.fixture(params=["state", "host"], scope="module")
+def secret_process(request):
+    return build(make_plan(test_seed=None), noise=request.param)
+
+
+def test_invariant_8_noise_that_was_used_is_refused(secret_process):
+    process = secret_process
+    first = process.initialize()
+    prepared = process.prepare(first)
+    output = process.next(prepared, first_time(0))
+    with pytest.raises(ValueError, match="round 0 was used already"):
+        process.next(prepared, first_time(1))
+    with pytest.raises(ValueError, match="round 0 was used already"):
+        process.next(state=prepared, client_data=first_time(1))
+    # The same cohort may come again, if somebody says so, once.
+    again = process.prepare(first, replay=True)
+    repeated = process.next(again, first_time(0))
+    np.testing.assert_array_equal(
+        weights_of(process, repeated.state), weights_of(process, output.state)
+    )
+    with pytest.raises(ValueError, match="round 0 was used already"):
+        process.next(again, first_time(0))
+    # Another run is another run.
+    other = process.prepare(process.initialize())
+    process.next(other, first_time(1))
+
+
+def test_a_round_that_failed_may_be_called_again(secret_process):
+    process = secret_process
+    prepared = process.prepare(process.initialize())
+    for wrong in ("data", [1]):
+        with pytest.raises(Exception, match=r"."):
+            process.next(prepared, wrong)
+    output = process.next(prepared, first_time(0))
+    skipped = process.skip_round(output.state)
+    if process.noise_place == "state":
+        with pytest.raises(ValueError, match="round 1 was used already"):
+            process.next(output.state, [])
+    process.next(process.prepare(skipped), [])
+
+
+def test_invariant_11_a_key_from_outside_does_not_hand_out_noise_again():
+    """The route of the first program's state and key, without a record of its uses."""
+    plan = make_plan(test_seed=None)
+    process = build(plan, noise="host")
+    first = process.initialize()
+    output = process.next(process.prepare(first), first_time(0))
+    key = NoiseKey(process.host_noise.key.secret_bytes())
+    restarted = build(plan, noise="host", noise_key=key)
+    for state in (first, output.state):
+        with pytest.raises(ValueError, match="key is of an earlier program"):
+            restarted.prepare(state)
+    # A replay does not say what was handed out later.
+    repeated = restarted.next(restarted.prepare(first, replay=True), first_time(0))
+    np.testing.assert_array_equal(
+        weights_of(process, repeated.state), weights_of(process, output.state)
+    )
+    with pytest.raises(ValueError, match="key is of an earlier program"):
+        restarted.prepare(repeated.state)
+
+
+def test_invariant_11_a_restart_knows_what_was_handed_out(tmp_path):
+    plan, folder = make_plan(test_seed=None), str(tmp_path / "noise")
+
+    def start():
+        return build(plan, noise="host", noise_dir=folder)
+
+    process = start()
+    first = process.initialize()
+    state = process.next(process.prepare(first), first_time(0)).state
+    process.prepare(state)  # and dies before its result
+    restarted = start()
+    for old in (first, state):
+        with pytest.raises(ValueError, match="handed out already"):
+            restarted.prepare(old)
+    skipped = restarted.skip_round(state)
+    later = restarted.next(restarted.prepare(skipped), [])
+    assert restarted.round_number(later.state) == 3
+    with pytest.raises(ValueError, match="Leave them out"):
+        build(plan, noise="state", noise_dir=folder)
+
+
+# --- Tags that do not move.
+
+
+def test_invariant_2_data_tagged_for_another_round_are_refused():
+    _, state = run(IN_STATE, [first_time(0)])
+    for now in (0, 2):
+        with pytest.raises(Exception, match="tagged for another round"):
+            IN_STATE.next(state, first_time(0, now=now))
+    with pytest.raises(TypeError, match="round_number"):
+        tag_dataset(examples(0), -1, 0)
+
+
+def test_invariant_2_a_fresh_iterator_in_every_round_is_refused():
+    plan = make_plan()
+    clients = {f"c{i}": lambda i=i: examples(i) for i in range(2)}
+    source = MinSepDataSource(clients, plan)
+    state = IN_STATE.next(IN_STATE.initialize(), source.iterator().select(2)).state
+    with pytest.raises(Exception, match="keep one iterator together with the state"):
+        IN_STATE.next(state, source.iterator().select(2))

@@ -24,16 +24,26 @@ def test_every_entry_is_read_again(path):
     with Ledger(path, RUN) as ledger:
         ledger.started(0, **START)
         ledger.result(0, "r")
+        ledger.releasing(0, "m")
         ledger.released(0)
         ledger.started(1, **START)
         ledger.started(1, **START)
         ledger.skipped(1, "another cohort")
+        ledger.releasing(1, "m")
         ledger.started(2, **START)
         written = ledger.rounds
     assert rounds_of(path) == written
     assert written == {
-        0: RoundRecord(0, **START, result_digest="r", is_released=True),
-        1: RoundRecord(1, **START, skipped_because="another cohort", starts=2),
+        0: RoundRecord(
+            0, **START, result_digest="r", release_digest="m", is_released=True
+        ),
+        1: RoundRecord(
+            1,
+            **START,
+            release_digest="m",
+            skipped_because="another cohort",
+            starts=2,
+        ),
         2: RoundRecord(2, **START),
     }
     assert os.stat(path).st_mode & 0o777 == 0o600
@@ -84,6 +94,21 @@ def test_another_result_of_a_round_is_refused(path):
         ledger.result(0, "r")
         with pytest.raises(ValueError, match="another result"):
             ledger.result(0, "other")
+
+
+def test_another_model_after_a_round_is_refused(path):
+    with Ledger(path, RUN) as ledger:
+        ledger.started(0, **START)
+        with pytest.raises(ValueError, match="no result to release"):
+            ledger.releasing(0, "m")
+        ledger.result(0, "r")
+        for _ in range(2):
+            ledger.releasing(0, "m")
+        ledger.skipped(0, "lost")
+        with pytest.raises(ValueError, match="Another model was released"):
+            ledger.releasing(0, "other")
+        ledger.released(0)
+    assert rounds_of(path)[0].is_released
 
 
 def test_entries_in_a_wrong_order_are_refused(path):
@@ -147,7 +172,7 @@ def test_another_run_a_second_program_and_open_files_are_refused(path):
     with Ledger(path, RUN):
         with pytest.raises(BlockingIOError, match="Another program"):
             Ledger(path, RUN)
-    with pytest.raises(ValueError, match="another run"):
+    with pytest.raises(ValueError, match="another run: plan was 'p' and is 'q'"):
         Ledger(path, {**RUN, "plan": "q"})
     os.chmod(path, 0o644)
     with pytest.raises(PermissionError, match="chmod 600"):

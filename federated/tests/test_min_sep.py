@@ -43,10 +43,11 @@ def one_hot(client):
     return np.eye(CLIENTS, dtype=np.float32)[client]
 
 
-def device_tags(last_round=-1, participations=0, present=True, finite=True):
+def device_tags(last_round=-1, participations=0, present=True, finite=True, now=0):
     return collections.OrderedDict(
         last_round=np.int32(last_round),
         participations=np.int32(participations),
+        round=np.int32(now),
         present=present,
         finite=finite,
     )
@@ -92,9 +93,9 @@ def test_admitted_participations_keep_the_separation_with_records_of_devices(att
     def next_round(cohort, history):
         nonlocal state
         tags = [
-            device_tags(history[c][-1], len(history[c]))
+            device_tags(history[c][-1], len(history[c]), now=int(state["round"]))
             if history[c]
-            else device_tags()
+            else device_tags(now=int(state["round"]))
             for c in cohort
         ]
         output = DEVICES.next(state, [one_hot(c) for c in cohort], tags)
@@ -125,15 +126,16 @@ def test_an_early_contribution_has_no_influence_on_the_sum():
         state = DEVICES.next(state, [], []).state
     rng = np.random.default_rng(0)
     on_time = rng.normal(size=CLIENTS).astype(np.float32)
-    alone = DEVICES.next(state, [on_time], [device_tags()])
+    alone = DEVICES.next(state, [on_time], [device_tags(now=2)])
     for early in (
         rng.normal(size=CLIENTS),
         np.full(CLIENTS, 1e30),
         np.full(CLIENTS, np.nan),
     ):
         early = early.astype(np.float32)
-        for tags in (device_tags(0, 1), device_tags(1, 1), device_tags(5, 1)):
-            both = DEVICES.next(state, [early, on_time], [tags, device_tags()])
+        for record in ((0, 1), (1, 1), (5, 1), (-5, 0), (-1, 1), (-1, -7), (0, 0)):
+            tags = [device_tags(*record, now=2), device_tags(now=2)]
+            both = DEVICES.next(state, [early, on_time], tags)
             np.testing.assert_array_equal(both.result, alone.result)
             assert both.measurements["early_clients"] == 1
 
@@ -144,7 +146,7 @@ def test_without_a_stated_number_of_participations_the_separation_decides():
     output = process.next(state, [one_hot(0)], [device_tags(-1, 0)])
     for _ in range(2):
         output = process.next(output.state, [], [])
-    output = process.next(output.state, [one_hot(0)], [device_tags(0, 7)])
+    output = process.next(output.state, [one_hot(0)], [device_tags(0, 7, now=3)])
     assert output.measurements["contributing_clients"] == 1
 
 
@@ -186,18 +188,26 @@ def test_unknown_clients_are_refused(client):
 
 def test_tagged_data_sets():
     dataset = tf.data.Dataset.from_tensor_slices((np.arange(4), np.ones(4))).batch(2)
-    tagged = tag_dataset(dataset, 7, 2)
+    tagged = tag_dataset(dataset, 7, 2, np.int64(9))
     element = next(iter(tagged))
     assert int(element["last_round"]) == 7 and int(element["participations"]) == 2
+    assert int(element["round"]) == 9
     np.testing.assert_array_equal(element["example"][0], [0, 1])
     assert int(next(iter(tag_with_client(dataset, 3)))["client"]) == 3
     for wrong in ((-2, 0), (-1, 1), (3, 0), (0, -1)):
         with pytest.raises(ValueError, match="last_round must be"):
+            tag_dataset(dataset, *wrong, 9)
+    for wrong in ((1.7, 1, 9), (1.0, 1, 9), (True, 1, 9), (1, "1", 9), (1, 1, None)):
+        with pytest.raises(TypeError, match="must be a whole number"):
             tag_dataset(dataset, *wrong)
+    with pytest.raises(ValueError, match="round_number must be"):
+        tag_dataset(dataset, -1, 0, -1)
+    with pytest.raises(TypeError, match="client must be a whole number"):
+        tag_with_client(dataset, 1.5)
     with pytest.raises(ValueError, match="client must be"):
         tag_with_client(dataset, -1)
     dictionary = tf.data.Dataset.from_tensor_slices({"x": np.arange(4)}).batch(2)
-    assert set(next(iter(tag_dataset(dictionary, -1, 0)))["example"]) == {"x"}
+    assert set(next(iter(tag_dataset(dictionary, -1, 0, 0)))["example"]) == {"x"}
 
 
 def test_size_of_the_registry():

@@ -16,6 +16,7 @@ from tf_bandmf_federated import (
     MinSepDataSource,
     PrivateProgramStateManager,
     build_fed_avg,
+    measure_participation,
     measured_guarantee,
     train_model,
 )
@@ -70,6 +71,14 @@ PLAN = make_plan()
 # Each is built once: a restart in one process goes on with it. Real restarts, in new
 # processes, are in test_program_killed.
 PROCESSES = {place: build(PLAN, place) for place in ("state", "host")}
+
+
+ANOTHER = build(PLAN, "state")
+
+
+def another(place):
+    """A process that did not see this run; the host's has the key of one run."""
+    return ANOTHER if place == "state" else build(PLAN, place)
 
 
 class Crash(BaseException):
@@ -131,11 +140,7 @@ def train(path, process, models=None, states=None, metrics=None, source=None, **
 
 
 def ledger_of(path, process):
-    made_for = {
-        "plan": process.plan.fingerprint,
-        "num_parameters": process.num_parameters,
-        "noise": process.noise_place,
-    }
+    made_for = {"plan": process.plan.fingerprint, **process.settings}
     with Ledger(str(path / "ledger.jsonl"), made_for) as ledger:
         return ledger.rounds
 
@@ -208,8 +213,7 @@ def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
                 content = b"".join(content.splitlines(keepends=True)[:2])
             (tmp_path / "straight" / name).write_bytes(content)
             os.chmod(tmp_path / "straight" / name, 0o600)
-    if process.noise_place == "host":
-        process = build(PLAN, "host")  # this one handed out the noise already
+    process = another(process.noise_place)  # this one used the noise already
     train(tmp_path / "straight", process, straight)
     assert dict(straight.releases) == released
 
@@ -262,9 +266,12 @@ def test_a_round_that_cannot_be_repeated_is_skipped(tmp_path, process, change):
     after, states = Models(), tmp_path / "states"
     outcome = train(tmp_path, process, after, States(str(states)), **options)
     assert outcome.skipped_rounds == (2,)
-    assert [key for key, _ in before.releases + after.releases] == [1, 2, 4, 5]
+    assert [key for key, _ in before.releases + after.releases] == [1, 2, 3, 4, 5]
+    # After the skipped round the model is the one before it.
+    assert after.releases[0][1] == before.releases[1][1]
+    assert outcome.measured.skipped_rounds == (2,)
     known = ledger_of(tmp_path, process)
-    assert known[2].skipped_because and not known[2].is_released
+    assert known[2].skipped_because and known[2].result_digest is not None
     # Its clients count, and stay away for b rounds.
     assert not set(cohort) & set(known[3].cohort)
     assert outcome.measured.num_participations == sum(
@@ -302,7 +309,7 @@ def test_noise_of_a_skipped_round_is_not_in_the_next_model(tmp_path):
         row, kept = generator.next(kept, tf.constant(step))
         if step != 2:
             total = total - plan.noise_stddev * row.numpy() / 2
-            expected[step + 1] = total
+        expected[step + 1] = total
     assert sorted(expected) == [key for key, _ in models.releases]
     for key, weights in models.releases:
         found = np.frombuffer(weights, np.float32)
@@ -404,7 +411,8 @@ def test_fewer_rounds_than_were_begun_are_refused(tmp_path):
 def test_what_a_killed_program_left_of_the_key_is_removed(tmp_path):
     (tmp_path / ".private-half").write_bytes(b"secret")
     train(tmp_path, PROCESSES["host"], total_rounds=1)
-    names = {"ledger.jsonl", "noise.key", "states"}
+    names = {"ledger.jsonl", "noise.key", "noise.ring", "noise.uses", "states"}
+    names.add("noise.uses.lock")
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
@@ -517,3 +525,98 @@ def test_metrics_of_every_structure_are_kept(tmp_path):
 
     train(tmp_path, process, models, metrics=Recorded(), total_rounds=2)
     assert list(metrics) == [(2, 16)]
+
+
+# --- Models after a skipped round.
+
+
+@pytest.mark.parametrize(("dies_before", "keys"), [(N, [3, N]), (3, [3, N])])
+def test_a_model_that_is_due_after_a_skipped_round_is_released(
+    tmp_path, dies_before, keys
+):
+    process, models = PROCESSES["state"], Models()
+    states = States(str(tmp_path / "states"), dies_before=dies_before)
+    with pytest.raises(Crash):
+        train(tmp_path, process, models, states, release_every=3)
+    outcome = train(
+        tmp_path, process, models, release_every=3, interrupted_round="skip"
+    )
+    assert outcome.skipped_rounds == (dies_before - 1,)
+    assert [key for key, _ in models.releases] == keys
+    last = np.concatenate([np.ravel(w) for w in outcome.model_weights.trainable])
+    assert models.releases[-1][1] == last.tobytes()
+
+
+def test_a_crash_in_the_release_after_a_skipped_round_releases_it_again(tmp_path):
+    process = PROCESSES["state"]
+    interrupted(tmp_path, process)
+    dying = Models(dies_before=3)
+    with pytest.raises(Crash):
+        train(tmp_path, process, dying, interrupted_round="skip")
+    models, metrics = Models(), Metrics()
+    train(tmp_path, process, models, metrics=metrics, total_rounds=3)
+    assert [key for key, _ in models.releases] == [3]
+    assert metrics.releases == []  # the round has none
+
+
+def test_nothing_is_released_twice_with_different_content(tmp_path):
+    """A round's model left; then its state is lost, and it cannot be repeated."""
+    process = PROCESSES["state"]
+    first, second = Models(), Models()
+    train(tmp_path, process, first, total_rounds=3)
+    os.unlink(tmp_path / "states" / "state-00000003")
+    other = make_source(PLAN, shift=1.0)
+    outcome = train(tmp_path, process, second, source=other, total_rounds=3)
+    assert outcome.skipped_rounds == (2,)
+    assert second.releases == []
+    assert [key for key, _ in first.releases] == [1, 2, 3]
+
+
+# --- What changed between two calls.
+
+
+def test_devices_join_and_leave_between_two_calls(tmp_path, process):
+    models = Models()
+    train(tmp_path, process, models, source=make_source(PLAN), total_rounds=2)
+    before = ledger_of(tmp_path, process)
+    gone = set(before[0].cohort[:1]) | set(before[1].cohort[:1])
+    names = [f"c{i}" for i in range(10) if f"c{i}" not in gone]
+    clients = {name: lambda i=i: examples(i) for i, name in enumerate(names)}
+    source = MinSepDataSource(clients, PLAN, seed=3, availability=Independent(0.9))
+    outcome = train(tmp_path, process, models, source=source)
+    assert outcome.skipped_rounds == ()
+    assert [key for key, _ in models.releases] == list(range(1, N + 1))
+    known = ledger_of(tmp_path, process)
+    record = {t: one.cohort for t, one in known.items()}
+    assert not gone & set().union(*(record[t] for t in range(2, N)))
+    assert outcome.measured == measure_participation(record)
+    assert measured_guarantee(PLAN, outcome.measured).is_within_plan
+
+
+def test_a_changed_process_is_refused(tmp_path):
+    def build_with(learning_rate=0.1, model=model_fn, **options):
+        options.setdefault("clients_per_round", CLIENTS_PER_ROUND)
+        optimizer = tff.learning.optimizers.build_sgdm(learning_rate)
+        return build_fed_avg(model, PLAN, optimizer, SERVER, noise="state", **options)
+
+    def other_model():
+        layers = [
+            tf.keras.layers.Dense(1, input_shape=(3,), use_bias=False),
+            tf.keras.layers.Dense(1, use_bias=False),
+        ]
+        return tff.learning.models.from_keras_model(
+            tf.keras.Sequential(layers),
+            loss=tf.keras.losses.MeanSquaredError(),
+            input_spec=INPUT_SPEC,
+        )
+
+    train(tmp_path, build_with(), total_rounds=2)
+    with pytest.raises(ValueError, match=r"clients_per_round was 2\.0 and is 7\.0"):
+        train(tmp_path, build_with(clients_per_round=7))
+    with pytest.raises(ValueError, match=r"zeroing_norm was None and is 9\.0"):
+        train(tmp_path, build_with(zeroing_norm=9.0))
+    with pytest.raises(ValueError, match=r"weights was .*float32\[3,1\].* and is"):
+        train(tmp_path, build_with(model=other_model))
+    with pytest.raises(ValueError, match="run has the hyper-parameters"):
+        train(tmp_path, build_with(learning_rate=0.5))
+    train(tmp_path, build_with())

@@ -106,6 +106,10 @@ def test_damage_other_readers_and_other_structures_are_refused(tmp_path):
     whole = path.read_bytes()
     with pytest.raises(ValueError, match="of another process"):
         run(manager.load(1, {"weights": 0}))
+    for wrong in (np.zeros([1], np.float64), np.zeros([1, 1], np.float32)):
+        other = collections.OrderedDict(state(0), empty=wrong)
+        with pytest.raises(ValueError, match="of another process: empty has dtype"):
+            run(manager.load(1, other))
     os.chmod(path, 0o640)
     with pytest.raises(PermissionError, match="chmod 600"):
         run(manager.load(1, state(0)))

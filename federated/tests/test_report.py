@@ -189,3 +189,15 @@ def test_writes_the_report(tmp_path):
             tmp_path / "none.md", PLAN, MeasuredParticipation(N, 0, None, 0, 0)
         )
     assert not (tmp_path / "none.md").exists()
+
+
+def test_skipped_rounds_are_reported_and_counted():
+    covered = "Data accesses covered"
+    assert "skipped" not in points(privacy_report(PLAN, AS_PLANNED))[covered]
+    skipped = dataclasses.replace(AS_PLANNED, skipped_rounds=(2, 7))
+    text = privacy_report(PLAN, skipped)
+    assert "2 of these rounds (counted from 0: 2, 7) were skipped" in text
+    assert "no result of theirs was released" in points(text)[covered]
+    assert table(text)["rounds without a result"] == ("0", "2")
+    with pytest.raises(ValueError, match=r"skipped_rounds must be in \[0, 12\)"):
+        dataclasses.replace(AS_PLANNED, skipped_rounds=(N,))

@@ -50,6 +50,8 @@ class MeasuredParticipation:
         None if nobody took part twice.
       max_participations: of the client that took part most often; 0 if nobody did.
       num_participations: of all clients in all rounds.
+      skipped_rounds: of which no result was released, though clients took part; they
+        are counted in all the numbers.
     """
 
     num_rounds: int
@@ -57,8 +59,14 @@ class MeasuredParticipation:
     min_separation: int | None
     max_participations: int
     num_participations: int
+    skipped_rounds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if not all(0 <= t < self.num_rounds for t in self.skipped_rounds):
+            raise ValueError(
+                f"skipped_rounds must be in [0, {self.num_rounds}), found "
+                f"{self.skipped_rounds}."
+            )
         b, k = self.min_separation, self.max_participations
         if (b is None) != (k <= 1):
             raise ValueError(

@@ -20,6 +20,7 @@ from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
 from tf_bandmf_federated.records import (
     add_noise,
     bounded_record,
+    check_round,
     check_zeroing_norm,
     is_early,
 )
@@ -145,6 +146,11 @@ class MinSepNoiseFactory(tff.aggregators.WeightedAggregationFactory):
         self._num_registered = num_registered_clients
 
     @property
+    def denominator(self) -> float:
+        """The public constant by which sums are divided."""
+        return self._settings.denominator
+
+    @property
     def tags(self) -> collections.OrderedDict:
         """Names and types of what goes into the weight slot."""
         return DEVICE_TAGS if self._num_registered is None else CLIENT_TAGS
@@ -182,7 +188,8 @@ class MinSepNoiseFactory(tff.aggregators.WeightedAggregationFactory):
 
         @tff.tensorflow.computation(value_type, tags_type, np.int64)
         def record_of(value, tags, round_number):
-            early = is_early(tags, round_number, participation)
+            with tf.control_dependencies([check_round(tags, round_number)]):
+                early = is_early(tags, round_number, participation)
             return core.record(value, tags, early)
 
         @tff.federated_computation()

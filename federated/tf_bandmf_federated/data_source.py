@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Union
@@ -42,6 +41,10 @@ class MinSepDataSource(tff.program.FederatedDataSource):
 
     A device is eligible if its last participation is b rounds or more ago and it took
     part fewer than k times, with b and k of the plan.
+
+    Devices may join and leave a run: make a source with those that are there, and go on
+    with `iterator_from_bytes`. A name stands for one device for good; under a second name
+    a device would get a second budget.
 
     Args:
       clients: TFF's `ClientData`, or a function per client's name that makes its data
@@ -76,6 +79,7 @@ class MinSepDataSource(tff.program.FederatedDataSource):
             Always() if availability is None else availability
         )
         self.client_ids, self._make_dataset = _clients(clients)
+        self._names = frozenset(self.client_ids)
         if on_shortage not in _SHORTAGES:
             raise ValueError(
                 f"on_shortage must be one of {_SHORTAGES}, found {on_shortage!r}."
@@ -84,7 +88,7 @@ class MinSepDataSource(tff.program.FederatedDataSource):
         self._preprocess = preprocess
         self._seed = None if seed is None else _seed_bytes(seed)
         self._element_spec = self._dataset(self.client_ids[0]).element_spec
-        tagged = tag_dataset(self._dataset(self.client_ids[0]), NEVER, 0)
+        tagged = tag_dataset(self._dataset(self.client_ids[0]), NEVER, 0, 0)
         element_type = tff.types.tensorflow_to_type(tagged.element_spec)
         self._federated_type = tff.FederatedType(
             tff.SequenceType(element_type), tff.CLIENTS
@@ -135,29 +139,30 @@ class MinSepDataSource(tff.program.FederatedDataSource):
             )
 
     def dataset_of(
-        self, client: int, last_round: int, participations: int
+        self, client: str, last_round: int, participations: int, round_number: int
     ) -> tf.data.Dataset:
-        """The tagged data of a client.
+        """The tagged data of a client, for a round.
 
         Raises:
-          ValueError: if its elements are of another type than those of the first one.
+          ValueError: if there is no such client; if its elements are of another type
+            than those of the first one.
         """
-        dataset = self._dataset(self.client_ids[client])
+        if client not in self._names:
+            raise ValueError(f"Client {client!r} is not, or no more, in this source.")
+        dataset = self._dataset(client)
         if dataset.element_spec != self._element_spec:
             raise ValueError(
                 f"All clients must have elements of one type. Client "
-                f"{self.client_ids[client]!r} has {dataset.element_spec}, the first one "
+                f"{client!r} has {dataset.element_spec}, the first one "
                 f"{self._element_spec}."
             )
-        return tag_dataset(dataset, last_round, participations)
+        return tag_dataset(dataset, last_round, participations, round_number)
 
     @functools.cached_property
     def fingerprints(self) -> dict[str, str]:
         """What a saved iterator must have been made for."""
-        names = json.dumps(self.client_ids).encode()
         return {
             "plan": self.plan.fingerprint,
-            "clients": hashlib.sha256(names).hexdigest(),
             "availability": self.availability.describe(),
         }
 

@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+_ALL = 2**62  # elements of one batch
+
 
 def digest_of(structure: Any) -> str:
     """Of all leaves of a nested structure: names, dtypes, shapes and values.
@@ -25,16 +27,44 @@ def digest_of(structure: Any) -> str:
 def digest_of_data(datasets: Sequence[Any]) -> str:
     """Of the elements of data sets, in their order. It reads them all.
 
+    A `tf.data.Dataset` is read by TensorFlow, not element by element by Python: one call
+    for each, which has all its elements in memory.
+
     Args:
-      datasets: of `tf.data.Dataset`, or of anything that iterates over nested values.
+      datasets: of `tf.data.Dataset`, or of anything that iterates over nested values. The
+        digests of the two kinds differ, also for equal values.
     """
     found = hashlib.sha256()
     for number, dataset in enumerate(datasets):
+        # Where an element ends, and whose it is, is part of what is digested.
+        if isinstance(dataset, tf.data.Dataset):
+            rows = _serialized(dataset).numpy()
+            head = (number, rows.shape, str(dataset.element_spec))
+            found.update(repr(head).encode())
+            for leaf in rows.ravel():
+                found.update(b"%d:" % len(leaf))
+                found.update(leaf)
+            continue
         for element in dataset:
-            # Where an element ends, and whose it is, is part of what is digested.
             found.update(b"element of %d;" % number)
             _add(found, element)
     return found.hexdigest()
+
+
+@tf.function
+def _serialized(dataset: tf.data.Dataset) -> tf.Tensor:
+    """Elements as strings, shape [elements + 1, leaves], with dtypes, shapes and values.
+
+    The last row is empty: a data set without elements has a row, too.
+    """
+
+    def strings(*element: Any) -> tf.Tensor:
+        leaves = tf.nest.flatten(element, expand_composites=True)
+        return tf.stack([tf.io.serialize_tensor(leaf) for leaf in leaves])
+
+    rows = dataset.map(strings)
+    end = tf.data.Dataset.from_tensors(tf.fill(rows.element_spec.shape, ""))
+    return rows.concatenate(end).batch(_ALL).get_single_element()
 
 
 def _add(found: Any, structure: Any) -> None:

@@ -2,14 +2,21 @@
 
 The key and the ring buffer stay in this process. Before each round the noise of that round
 alone is put into TFF's state; the round takes it out again. So a saved state holds no
-secret, and the file of `HostNoise.save` holds them all.
+secret. What a restart needs is kept in a folder, which holds them all:
+
+| file | |
+|---|---|
+| `noise.key` | the key |
+| `noise.uses` | which rounds' noise was handed out, written ahead |
+| `noise.ring` | the ring buffer; lost or damaged, it is made again |
 """
 
 from __future__ import annotations
 
 import collections
 import hashlib
-import io
+import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,19 +25,26 @@ import tensorflow as tf
 from tf_bandmf import Plan, private_files
 from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf_federated.noise_uses import NoiseUses
+from tf_bandmf_federated.ring_file import RingFile
+
+KEY_FILE = "noise.key"
+_USES, _RING = "noise.uses", "noise.ring"
 
 
 class HostNoise:
     """The noise of the rounds of one program, made by the core's generator.
 
     A pure function of key, run and round; the ring buffer is remade from round 0 on if a
-    round is wanted that is not the next one. Each round's noise is handed out once.
+    round is wanted that is not the next one, or read from the folder of `keep_in`. Each
+    round's noise is handed out once. Threads may call it.
 
     Args:
       plan: strategy; with a test seed its key is the test key.
       num_parameters: d.
       key: of an interrupted run; None for a fresh one of 256 bits from the operating
-        system.
+        system. What an earlier program did with a given key is not known: its noise is
+        handed out only as a replay, or after `keep_in` or `know` told of it.
 
     Raises:
       ValueError: if the plan has a test seed and a key is given.
@@ -41,6 +55,7 @@ class HostNoise:
     ) -> None:
         if key is not None and plan.test_seed is not None:
             raise ValueError("A plan with a test seed has a key: leave noise_key out.")
+        self._uses = NoiseUses(is_complete=key is None)
         if key is None and plan.test_seed is None:
             key = NoiseKey.from_operating_system()
         self._key = key
@@ -49,11 +64,13 @@ class HostNoise:
         self._generator = NoiseGenerator(plan.strategy, num_parameters)
         shape = [self._generator.memory_vectors, self._generator.num_parameters]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
+        self._ring_path: str | None = None
+        self._ring: RingFile | None = None
+        self._lock = threading.RLock()
         self._run_id: int | None = None
         self._step_keys: tf.Tensor | None = None
         self._position = 0  # the round whose noise comes next from the buffer
         self._last: tuple[int, np.ndarray] | None = None
-        self._issued: dict[int, int] = {}  # highest round handed out, by run
         self._next_row = tf.function(self._row_in_place)
 
     @property
@@ -67,9 +84,57 @@ class HostNoise:
         return self._key
 
     @property
-    def has_issued(self) -> bool:
-        """Whether noise was handed out."""
-        return bool(self._issued)
+    def uses(self) -> NoiseUses:
+        """Which rounds' noise was handed out, by the number of the run."""
+        return self._uses
+
+    def keep_in(self, folder: str) -> None:
+        """Goes on with the key in a folder, or puts this one there; keeps all there.
+
+        From now on the folder says what was handed out, before it is, and has the ring
+        buffer, after it changed. It is as secret as the key, and created with mode 0700.
+
+        Raises:
+          PermissionError: if others than the owner may read a file of it.
+          ValueError: if a file is damaged; if it has another key, and noise of this one
+            was handed out already.
+        """
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        path = os.path.join(folder, KEY_FILE)
+        with self._lock:
+            is_new = not os.path.exists(path)
+            if self._test_seed is None and not is_new:
+                self._use(NoiseKey(private_files.read(path)))
+            # Before the key: a key without its record is one of which nothing is known.
+            self._uses.keep_at(os.path.join(folder, _USES), is_new)
+            if self._test_seed is None and is_new:
+                private_files.write(path, self.key.secret_bytes())
+            if self._generator.memory_vectors:
+                self._ring_path, self._ring = os.path.join(folder, _RING), None
+
+    def know(self, state: Any, last_round: int) -> None:
+        """What a complete record, such as a ledger, says of a state's run.
+
+        Args:
+          state: of the run.
+          last_round: the last one whose noise may have been handed out, -1 for none.
+
+        Raises:
+          TypeError, ValueError: if it is no state for this key.
+        """
+        self._uses.know(self._checked(state)[0], last_round)
+
+    def _use(self, key: NoiseKey) -> None:
+        """Takes another key, if nothing was handed out."""
+        if key.secret_bytes() == self.key.secret_bytes():
+            return
+        if not self._uses.is_empty:
+            raise ValueError(
+                "This process handed out noise of another key already. Build a new one."
+            )
+        self._key, self._uses = key, NoiseUses(is_complete=False)
+        self._buffer.assign(tf.zeros_like(self._buffer))  # it was the other key's
+        self._run_id = None
 
     def run_key(self, run_id: int) -> NoiseKey:
         """The noise key of one run: one `initialize` of the process.
@@ -105,15 +170,11 @@ class HostNoise:
             key, or it is past the plan's last round.
           TypeError: if the state has no noise from the host.
         """
-        run_id, round_number = self._checked(state)
-        if round_number <= self._issued.get(run_id, -1) and not replay:
-            raise ValueError(
-                f"The noise of round {round_number} was handed out already. With another "
-                f"cohort it would reveal both cohorts' contributions. Skip the round, or "
-                f"say replay=True if the cohort and its data are the same."
-            )
-        values = self.values(run_id, round_number)
-        self._issued[run_id] = max(round_number, self._issued.get(run_id, -1))
+        with self._lock:
+            run_id, round_number = self._checked(state)
+            # First: whatever happens now, the noise counts as handed out.
+            self._uses.hand_out(run_id, round_number, replay)
+            values = self.values(run_id, round_number)
         prepared = self._noise_state(run_id, round_number, values)
         return replace_noise(state, prepared)
 
@@ -125,7 +186,7 @@ class HostNoise:
           TypeError: if the state has no noise from the host.
         """
         run_id, round_number = self._checked(state)
-        self._issued[run_id] = max(round_number, self._issued.get(run_id, -1))
+        self._uses.pass_over(run_id, round_number)
         nothing = self._noise_state(run_id, -1, np.zeros([0], np.float32))
         return replace_noise(state, nothing, round_number + 1)
 
@@ -141,80 +202,60 @@ class HostNoise:
                 f"The plan has {n} rounds, found round {round_number}. Its privacy "
                 f"budget is spent; more rounds need a new plan."
             )
-        if run_id != self._run_id:
+        with self._lock:
+            if run_id == self._run_id and self._last is not None:
+                if self._last[0] == round_number:
+                    return self._last[1]
+            self._go_to(run_id, round_number)
+            while self._position <= round_number:
+                step = self._position
+                # Until the row is there nothing is known of the buffer: should this be
+                # interrupted, any round begins anew.
+                self._position = n + 1
+                row, update = self._next_row(
+                    self._step_keys, tf.constant(step, tf.int64)
+                )
+                if update is not None and self._ring_path is not None:
+                    ring = self._ring_file()
+                    if round_number - step <= ring.num_updates:
+                        ring.put(self.key_id(run_id), step, update.numpy())
+                self._position = step + 1
+            values = row.numpy()
+            self._last = (round_number, values)
+            return values
+
+    def _go_to(self, run_id: int, round_number: int) -> None:
+        """Brings the buffer to this round, or to one before it."""
+        has_buffer = self._generator.memory_vectors > 0
+        if run_id != self._run_id or (has_buffer and round_number < self._position):
             self._begin(run_id)
-        if self._last is not None and self._last[0] == round_number:
-            return self._last[1]
-        if not self._generator.memory_vectors:
+        if not has_buffer:
             self._position = round_number  # every row by itself
-        elif round_number < self._position:
-            self._begin(run_id)
-        while self._position <= round_number:
-            step = self._position
-            # Until the row is there nothing is known of the buffer: should this be
-            # interrupted, any round begins anew.
-            self._position = n + 1
-            row = self._next_row(self._step_keys, tf.constant(step, tf.int64))
-            self._position = step + 1
-        values = row.numpy()
-        self._last = (round_number, values)
-        return values
+            return
+        if self._position == 0 and round_number > 0 and self._ring_path is not None:
+            self._position = self._generator.num_steps + 1  # unknown, if interrupted
+            key_id = self.key_id(run_id)
+            found = self._ring_file().load(key_id, round_number, self._apply)
+            if found == 0:
+                self._buffer.assign(tf.zeros_like(self._buffer))
+            self._position = found
 
-    def save(self, path: str) -> None:
-        """Writes key and ring buffer, so that a restart need not remake the buffer.
+    def _apply(self, step: int, update: np.ndarray) -> None:
+        """Writes the update of a step into the buffer."""
+        rows, m = len(update), self._generator.memory_vectors
+        slots = np.arange(m) if rows == m else np.array([step % m])
+        self._buffer.scatter_update(tf.IndexedSlices(tf.constant(update), slots))
 
-        The file is as secret as the key: only the owner may read it (mode 0600). It is
-        complete or not there: written beside and renamed, after it reached the disk.
-        """
-        content: dict[str, Any] = {
-            "fingerprint": self._fingerprint,
-            "key": np.frombuffer(self.key.secret_bytes(), np.uint8),
-            "has_run": self._run_id is not None,
-            "run_id": np.int64(self._run_id or 0),
-            "position": self._position,
-            "issued": np.array(list(self._issued.items()), np.int64).reshape(-1, 2),
-            "buffer": self._buffer.numpy(),
-        }
-        with private_files.replaced(path) as file:
-            np.savez(file, **content)
-
-    @classmethod
-    def load(cls, path: str, plan: Plan, num_parameters: int) -> HostNoise:
-        """Reads a file of `save`.
-
-        Raises:
-          PermissionError: if others than the owner may read the file.
-          ValueError: if the file is damaged or of another plan or model.
-        """
-        private_files.check_mode(path)
-        try:
-            with open(path, "rb") as file:
-                with np.load(io.BufferedReader(file), allow_pickle=False) as archive:
-                    content = {name: archive[name] for name in archive.files}
-            secret = content["key"].tobytes()
-            shape = content["buffer"].shape
-            found = str(content["fingerprint"])
-        except FileNotFoundError:
-            raise
-        except Exception as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
-        noise = cls(
-            plan,
-            num_parameters,
-            NoiseKey(secret) if plan.test_seed is None else None,
-        )
-        if found != plan.fingerprint or shape != tuple(noise._buffer.shape):
-            raise ValueError(
-                f"{path} is of another plan or model: found fingerprint {found[:12]} and "
-                f"a buffer of shape {shape}, expected {plan.fingerprint[:12]} and "
-                f"{tuple(noise._buffer.shape)}."
+    def _ring_file(self) -> RingFile:
+        if self._ring is None:
+            assert self._ring_path is not None
+            traced = self._next_row.get_concrete_function(
+                self._step_keys, tf.constant(0, tf.int64)
             )
-        noise._issued = {int(run): int(last) for run, last in content["issued"]}
-        if content["has_run"]:
-            noise._begin(int(content["run_id"]))
-            noise._buffer.assign(content["buffer"])
-            noise._position = int(content["position"])
-        return noise
+            rows = traced.structured_outputs[1].shape[0]
+            d, m = self._generator.num_parameters, self._generator.memory_vectors
+            self._ring = RingFile(self._ring_path, -(-m // rows), (rows, d))
+        return self._ring
 
     def _checked(self, state: Any) -> tuple[int, int]:
         """Run and round of a state that can go on with this key."""
@@ -256,13 +297,17 @@ class HostNoise:
             self._buffer.assign(tf.zeros_like(self._buffer))
         self._run_id, self._position, self._last = run_id, 0, None
 
-    def _row_in_place(self, step_keys: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def _row_in_place(
+        self, step_keys: tf.Tensor, step: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """The noise of a step, and the rows of the buffer that were written."""
         step = self._generator.checked_step(step)
         noise, update = self._generator.row(step_keys, self._buffer, step)
-        if update is not None:
-            with tf.control_dependencies([noise]):
-                self._buffer.scatter_update(update)
-        return noise
+        if update is None:
+            return noise, None
+        with tf.control_dependencies([noise]):
+            self._buffer.scatter_update(update)
+        return noise, update.values
 
     def _derive(self, run_id: int, person: bytes, size: int) -> bytes:
         return hashlib.blake2b(

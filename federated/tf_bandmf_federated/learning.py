@@ -4,17 +4,21 @@
     state = process.initialize()
     for _ in range(plan.num_steps):
         t = process.round_number(state)
-        data = [tag_dataset(batches, last_round, participations) for ... in cohort]
+        data = []
+        for device in cohort:  # which records that it takes part, before it does
+            data.append(tag_dataset(batches, device.last_round, device.participations, t))
+            device.last_round, device.participations = t, device.participations + 1
         state = process.prepare(state)
         output = process.next(state, data)
-        state = output.state   # devices of the cohort: last_round = t, participations + 1
+        state = output.state
 
 The round that a state runs next is `round_number(state)`; noise of a round is a pure
 function of key, run and round. `prepare` puts the noise of the round into the state where
 the host makes the noise (`noise_place == "host"`), and does nothing where TFF's state
 holds all; calling it always is right. A round that was begun and must not be repeated is
-passed over by `skip_round`. WARNING: `next` on one state twice, with two cohorts, uses the
-same noise for both; `prepare` refuses this only where the host makes the noise.
+passed over by `skip_round`. `next` refuses to use a round's noise a second time, also
+where TFF's state holds it, as long as the process lives; what another process did is known
+where the host makes the noise and keeps a record (`noise_dir`).
 
 What a saved state holds:
 
@@ -27,8 +31,9 @@ What a saved state holds:
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Union
 
 import numpy as np
@@ -38,9 +43,11 @@ import tensorflow_federated as tff
 from tf_bandmf import Plan
 from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.noise import NoiseGenerator, NoiseState
+from tf_bandmf.statement import PrivacyStatement
 from tf_bandmf_federated.aggregators import MinSepNoiseFactory, num_parameters_of
 from tf_bandmf_federated.client_work import tagged_client_work
 from tf_bandmf_federated.host_noise import HostNoise, find_aggregator, replace_noise
+from tf_bandmf_federated.noise_uses import NoiseUses
 from tf_bandmf_federated.server_noise import choose_place
 
 # What TFF's own learning processes add up.
@@ -61,6 +68,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
       plan: what the run does.
       noise_place: "state" or "host".
       host_noise: what makes the noise of "host", or None.
+      settings: what else makes the process what it is, as plain values: a run keeps it.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         plan: Plan,
         num_parameters: int,
         host_noise: HostNoise | None,
+        settings: Mapping[str, Any],
     ) -> None:
         super().__init__(
             process.initialize,
@@ -81,10 +90,32 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         self.plan = plan
         self.num_parameters = num_parameters
         self.host_noise = host_noise
+        self.settings = dict(settings)
+        self._state_uses = NoiseUses()  # where TFF's state holds the noise
+        self._next_once = _NextOnce(process.next, self)
+
+    @property
+    def next(self) -> tff.Computation:
+        """One round, as a computation of TFF, which uses a round's noise once.
+
+        Raises:
+          ValueError: when it is called on values: if the noise of the state's round was
+            used already and not handed out again by `prepare(..., replay=True)`.
+        """
+        return self._next_once
 
     @property
     def noise_place(self) -> str:
         return "state" if self.host_noise is None else "host"
+
+    def statement(self) -> PrivacyStatement:
+        """The plan's privacy statement, for devices instead of training examples."""
+        return dataclasses.replace(
+            self.plan.statement(
+                unit="one device: all that it contributes in all rounds"
+            ),
+            output="noisy sums of the devices' clipped updates",
+        )
 
     def round_number(self, state: Any) -> int:
         """The round, from 0, that `next` runs on this state."""
@@ -99,25 +130,13 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         digest = hashlib.sha256(b"key id" + keys).digest()
         return (int.from_bytes(digest[:8], "little") >> 1) | 1
 
-    def use_noise_key(self, key: NoiseKey) -> None:
-        """Goes on with the key of an interrupted run; see `build_fed_avg`'s noise_key.
-
-        Raises:
-          ValueError: if the noise is not made by the host, or noise of another key was
-            already handed out by this process.
-        """
-        if self.host_noise is None:
-            raise ValueError("Only processes whose noise the host makes have a key.")
-        if self.host_noise.key.secret_bytes() == key.secret_bytes():
-            return
-        if self.host_noise.has_issued:
-            raise ValueError(
-                "This process handed out noise of another key already. Build a new one."
-            )
-        self.host_noise = HostNoise(self.plan, self.num_parameters, key)
-
     def prepare(self, state: Any, replay: bool = False) -> Any:
-        """The state that `next` takes; see `HostNoise.prepare`.
+        """The state that `next` takes, once; see `HostNoise.prepare`.
+
+        Args:
+          state: before the round.
+          replay: says that the round is repeated with the same clients and data, or its
+            first result was neither released nor kept.
 
         Raises:
           ValueError: past the plan's last round; if a round's noise was handed out
@@ -129,9 +148,13 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
                 f"The plan has {n} rounds and all are done: its privacy budget is spent. "
                 f"More rounds need a new plan."
             )
-        if self.host_noise is None:
-            return state
-        return self.host_noise.prepare(state, replay)
+        if self.host_noise is not None:
+            return self.host_noise.prepare(state, replay)
+        if replay:
+            self._state_uses.hand_out(
+                self.key_id(state), self.round_number(state), replay
+            )
+        return state
 
     def skip_round(self, state: Any) -> Any:
         """The state after a round whose result is thrown away: model as before.
@@ -152,6 +175,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
             )
         if self.host_noise is not None:
             return self.host_noise.skip(state)
+        self._state_uses.pass_over(self.key_id(state), current)
         generator = NoiseGenerator(
             self.plan.strategy, self.num_parameters, jit_compile=False
         )
@@ -160,6 +184,73 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         _, after = generator.next(kept, tf.constant(current, tf.int64))
         noise = collections.OrderedDict(noise, buffer=after.buffer.numpy())
         return replace_noise(state, noise, current + 1)
+
+    def use_of(self, state: Any) -> tuple[int, int] | None:
+        """Run and round whose noise `next` would use; None if nothing can be said.
+
+        That is so while TFF traces, for references of its programs, for a test seed
+        (whose noise is known anyway) and for what is no state of this process.
+        """
+        if self.plan.test_seed is not None:
+            return None
+        try:
+            aggregator = find_aggregator(state)
+            current = int(aggregator["round"])
+            if self.host_noise is None:
+                return self.key_id(state), current
+            noise = aggregator["noise"]
+            # Noise that is not there is refused by the graph.
+            is_ready = int(noise["ready_for"]) == current
+            return (int(noise["run_id"]), current) if is_ready else None
+        except (TypeError, KeyError, ValueError):
+            return None
+
+    def take(self, use: tuple[int, int]) -> None:
+        """The noise is used now.
+
+        Raises:
+          ValueError: if it was used before.
+        """
+        if self.host_noise is None:
+            self._state_uses.take_first(*use)
+        else:
+            self.host_noise.uses.take(*use)
+
+    def give_back(self, use: tuple[int, int]) -> None:
+        """The round failed and has no result."""
+        uses = self._state_uses if self.host_noise is None else self.host_noise.uses
+        uses.give_back(*use)
+
+
+class _NextOnce(tff.framework.ConcreteComputation):
+    """A process's `next`, which refuses noise that was used.
+
+    Args:
+      computation: what it calls.
+      process: that knows which noise was used.
+    """
+
+    def __init__(
+        self, computation: tff.Computation, process: PrivateLearningProcess
+    ) -> None:
+        super().__init__(
+            computation_proto=tff.framework.ConcreteComputation.get_proto(computation),
+            context_stack=tff.framework.get_context_stack(),
+            annotated_type=computation.type_signature,
+        )
+        self._process = process
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        states = [*arguments, *named.values()][:1]
+        use = self._process.use_of(states[0]) if states else None
+        if use is None:
+            return super().__call__(*arguments, **named)
+        self._process.take(use)
+        try:
+            return super().__call__(*arguments, **named)
+        except BaseException:
+            self._process.give_back(use)
+            raise
 
 
 def build_fed_avg(
@@ -171,6 +262,7 @@ def build_fed_avg(
     clients_per_round: float | None = None,
     noise: str = "auto",
     noise_key: NoiseKey | None = None,
+    noise_dir: str | None = None,
     zeroing_norm: float | None = None,
     num_registered_clients: int | None = None,
     metrics_aggregator: Callable[..., Any] | None = None,
@@ -198,6 +290,11 @@ def build_fed_avg(
       noise: where the noise is made: "state", "host" or "auto" (by the size of the ring
         buffer); see `server_noise`.
       noise_key: of an interrupted run whose noise the host makes; None: a fresh one.
+        What was done with a given key is not known: `prepare` then needs `replay=True`,
+        or a folder or a ledger that says what was handed out.
+      noise_dir: a folder for what the host's noise needs to go on after a restart: the
+        key, a record of the rounds whose noise was handed out, the ring buffer. If it
+        has them, the run goes on with them. As secret as the key.
       zeroing_norm: updates of a larger norm contribute zero; None: they are clipped.
       num_registered_clients: for simulation, a registry of that many clients on the
         server; see `MinSepNoiseFactory`.
@@ -225,10 +322,10 @@ def build_fed_avg(
     )
     num_parameters = num_parameters_of(weights_type.trainable)
     place = choose_place(noise, plan, num_parameters)
-    if place == "state" and noise_key is not None:
+    if place == "state" and (noise_key is not None or noise_dir is not None):
         raise ValueError(
-            "noise_key is for noise made by the host; in TFF's state the key is part of "
-            'the state. Leave it out, or give noise="host".'
+            "noise_key and noise_dir are for noise made by the host; in TFF's state the "
+            'key is part of the state. Leave them out, or give noise="host".'
         )
     process = _TEMPLATES.compose_learning_process(
         initial_weights,
@@ -238,7 +335,17 @@ def build_fed_avg(
         _TEMPLATES.build_apply_optimizer_finalizer(server_optimizer_fn, weights_type),
     )
     host = HostNoise(plan, num_parameters, noise_key) if place == "host" else None
-    return PrivateLearningProcess(process, plan, num_parameters, host)
+    if host is not None and noise_dir is not None:
+        host.keep_in(noise_dir)
+    settings = {
+        "num_parameters": num_parameters,
+        "weights": str(weights_type),
+        "noise": place,
+        "clients_per_round": factory.denominator,
+        "zeroing_norm": zeroing_norm,
+        "num_registered_clients": num_registered_clients,
+    }
+    return PrivateLearningProcess(process, plan, num_parameters, host, settings)
 
 
 def _initial_weights(model_fn: Model) -> tff.Computation:

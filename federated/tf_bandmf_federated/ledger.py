@@ -11,12 +11,16 @@ the line before. An entry is on the disk before the call returns.
 
 | entry | fields |
 |---|---|
-| `run` | the first one: plan's fingerprint, number of parameters |
+| `run` | the first one: plan's fingerprint, model and settings of the process |
 | `initial` | digest of the state before round 0 |
 | `started` | round, key id, names of the cohort, digests of cohort and state |
 | `result` | round, digest of the state after it |
-| `released` | round |
 | `skipped` | round, reason |
+| `releasing` | round, digest of the model that leaves now |
+| `released` | round |
+
+A skipped round has no result, but the model as it stood before it may be released in its
+place.
 
 Names of clients are in it: only the owner may read the file (mode 0600).
 """
@@ -32,7 +36,7 @@ from typing import Any
 
 from tf_bandmf import private_files
 
-_FORMAT = "tf-bandmf-federated ledger 2"
+_FORMAT = "tf-bandmf-federated ledger 3"
 _BEFORE_FIRST = "0" * 64
 
 
@@ -47,7 +51,9 @@ class RoundRecord:
       cohort_digest: SHA-256 of names, tags and data.
       state_digest: SHA-256 of the program's state before the round.
       result_digest: SHA-256 of the state after it, or None.
-      is_released: whether all that is released of the round was.
+      release_digest: SHA-256 of the model that was released after it, or None: none
+        was, not even in part.
+      is_released: whether all that is released after the round was.
       skipped_because: why its result was thrown away, or None.
       starts: how often the round was begun.
     """
@@ -58,6 +64,7 @@ class RoundRecord:
     cohort_digest: str
     state_digest: str
     result_digest: str | None = None
+    release_digest: str | None = None
     is_released: bool = False
     skipped_because: str | None = None
     starts: int = 1
@@ -146,11 +153,22 @@ class Ledger:
         """
         self._append(entry="result", round=round_number, result_digest=result_digest)
 
-    def released(self, round_number: int) -> None:
-        """All of the round's result was released.
+    def releasing(self, round_number: int, release_digest: str) -> None:
+        """A model leaves after the round, from now on.
 
         Raises:
-          ValueError: if the round has no result.
+          ValueError: if another model left after the round, or it has no result and was
+            not skipped.
+        """
+        self._append(
+            entry="releasing", round=round_number, release_digest=release_digest
+        )
+
+    def released(self, round_number: int) -> None:
+        """All that is released after the round was.
+
+        Raises:
+          ValueError: if the round has no result and was not skipped.
         """
         self._append(entry="released", round=round_number)
 
@@ -199,11 +217,7 @@ class Ledger:
             if number > 1:
                 self._take(entry)
             elif entry != expected:
-                raise ValueError(
-                    f"{self._path} is of another run: it says {entry}, expected "
-                    f"{expected}. Go on with the plan and the model of that run, or "
-                    f"begin a new one, with a privacy budget of its own, elsewhere."
-                )
+                raise ValueError(self._of_another_run(entry, expected))
 
     def _entry(self, line: bytes, number: int) -> dict[str, Any]:
         try:
@@ -215,6 +229,22 @@ class Ledger:
         if stated != self._digest:
             raise ValueError(self._damaged(number))
         return entry
+
+    def _of_another_run(self, found: dict[str, Any], expected: dict[str, Any]) -> str:
+        names = [
+            name
+            for name in {**expected, **found}
+            if found.get(name) != expected.get(name)
+        ]
+        differences = "; ".join(
+            f"{name} was {found.get(name)!r} and is {expected.get(name)!r}"
+            for name in names
+        )
+        return (
+            f"{self._path} is of another run: {differences}. Go on with the plan, the "
+            f"model and the settings of that run, or begin a new one, with a privacy "
+            f"budget of its own, elsewhere."
+        )
 
     def _damaged(self, number: int) -> str:
         return (
@@ -248,9 +278,9 @@ class Ledger:
             raise ValueError(f"Round {number} was not begun: it cannot be {kind}.")
         if kind == "skipped":
             known = dataclasses.replace(known, skipped_because=entry["reason"])
-        elif known.skipped_because is not None:
-            raise ValueError(f"Round {number} was skipped: it has no result.")
         elif kind == "result":
+            if known.skipped_because is not None:
+                raise ValueError(f"Round {number} was skipped: it has no result.")
             if known.result_digest not in (None, entry["result_digest"]):
                 raise ValueError(
                     f"Round {number} has another result already: this one must be "
@@ -258,9 +288,7 @@ class Ledger:
                 )
             known = dataclasses.replace(known, result_digest=entry["result_digest"])
         else:
-            if known.result_digest is None:
-                raise ValueError(f"Round {number} has no result to release.")
-            known = dataclasses.replace(known, is_released=True)
+            known = _released(known, entry)
         self._rounds[number] = known
 
     def _started(self, known: RoundRecord | None, record: RoundRecord) -> RoundRecord:
@@ -281,6 +309,20 @@ class Ledger:
                 f"not be used for this one. Skip the round."
             )
         return dataclasses.replace(known, starts=known.starts + 1)
+
+
+def _released(known: RoundRecord, entry: dict[str, Any]) -> RoundRecord:
+    """The record of a round after which something leaves, or has left."""
+    number = known.round_number
+    if known.result_digest is None and known.skipped_because is None:
+        raise ValueError(f"Round {number} has no result to release.")
+    if entry["entry"] == "released":
+        return dataclasses.replace(known, is_released=True)
+    if known.release_digest not in (None, entry["release_digest"]):
+        raise ValueError(
+            f"Another model was released after round {number}: this one must not be."
+        )
+    return dataclasses.replace(known, release_digest=entry["release_digest"])
 
 
 def is_same(first: RoundRecord, second: RoundRecord) -> bool:

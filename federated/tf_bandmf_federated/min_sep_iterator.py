@@ -19,7 +19,7 @@ from tf_bandmf_federated.participation_table import Cohort, ParticipationTable
 if TYPE_CHECKING:
     from tf_bandmf_federated.data_source import MinSepDataSource
 
-_FORMAT = "tf-bandmf-federated min-sep iterator 1"
+_FORMAT = "tf-bandmf-federated min-sep iterator 2"
 
 
 class MinSepIterator(tff.program.FederatedDataSourceIterator):
@@ -38,7 +38,7 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
         self._cohort: Cohort | None = None
         self._short_rounds = 0
         self._table = ParticipationTable(
-            len(self._source.client_ids), self._source.participation
+            self._source.client_ids, self._source.participation
         )
 
     @classmethod
@@ -67,8 +67,7 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
     @property
     def cohort(self) -> tuple[str, ...]:
         """Names of the clients of the last selection, in the order of their data."""
-        clients = () if self._cohort is None else self._cohort.clients
-        return tuple(self._source.client_ids[client] for client in clients)
+        return () if self._cohort is None else self._cohort.clients
 
     @property
     def short_rounds(self) -> int:
@@ -111,7 +110,8 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
         # The smallest of independent numbers: a uniform choice, in uniform order.
         words = random_words(self._stream(b"cohort"), current, len(eligible))
         order = np.argsort(words[candidates], kind="stable")
-        cohort = self._table.cohort(current, candidates[order[:wanted]])
+        chosen = self._table.names_of(candidates[order[:wanted]])
+        cohort = self._table.cohort(current, chosen)
         datasets = self._datasets(cohort)
         self._table.record(cohort)
         self._cohort, self._round = cohort, current + 1
@@ -122,7 +122,7 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
         """The last selection again, with the same tags, to run its round once more.
 
         Raises:
-          ValueError: if nothing was selected yet.
+          ValueError: if nothing was selected yet, or a client left since.
         """
         if self._cohort is None:
             raise ValueError("Nothing was selected yet: there is nothing to repeat.")
@@ -131,22 +131,21 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
     def count_round(self, clients: Sequence[str]) -> None:
         """Counts these clients' participation in this round, without their data.
 
-        For a round that was begun with them before a restart and is not repeated.
+        For a round that was begun with them before a restart and is not repeated. They
+        may have left since: their record is kept.
 
         Raises:
-          ValueError: if a name is unknown or comes twice; past the plan's last round.
+          TypeError: if a name is no string.
+          ValueError: if a name comes twice; past the plan's last round.
         """
         if self._round >= self._source.plan.num_steps:
             raise ValueError(f"Round {self._round} is past the plan's last one.")
-        numbers = {name: i for i, name in enumerate(self._source.client_ids)}
-        unknown = [name for name in clients if name not in numbers]
-        if unknown or len(set(clients)) != len(clients):
-            raise ValueError(
-                f"clients must be different names of this source's clients, found "
-                f"{(unknown or list(clients))[:3]}."
-            )
-        chosen = np.array([numbers[name] for name in clients], np.int64)
-        self._cohort = self._table.cohort(self._round, chosen)
+        wrong = [name for name in clients if not isinstance(name, str)]
+        if wrong:
+            raise TypeError(f"Names of clients must be strings, found {wrong[0]!r}.")
+        if len(set(clients)) != len(clients):
+            raise ValueError(f"clients has a name twice: {sorted(clients)[:5]}.")
+        self._cohort = self._table.cohort(self._round, clients)
         self._table.record(self._cohort)
         self._round += 1
 
@@ -178,14 +177,15 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
 
         | field | |
         |---|---|
-        | `made_for` | plan's fingerprint, SHA-256 of the clients' names, availability |
+        | `made_for` | plan's fingerprint, availability |
         | `seed` | 32 bytes in hexadecimal digits: with `round` the generator's state |
         | `round` | that is selected for next |
         | `cohort` | the last selection, with the records before it; or null |
         | `short_rounds` | how many had too few clients |
-        | `table` | [client, last round, count] of who took part, and the smallest gap |
+        | `table` | last round and count of who took part, and the smallest gap |
 
-        Clients are numbered in the order of their sorted names.
+        Clients stand there with their names, so that it can go on when some have joined
+        or left.
         """
         body = {
             "made_for": self._source.fingerprints,
@@ -202,20 +202,23 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
     def from_bytes(cls, buffer: bytes) -> MinSepIterator:
         """The iterator that was saved, on this source's data.
 
+        The source may have other clients: who is new never took part; who left keeps
+        its record, and goes on with it if it comes back under its name.
+
         Call it as `type(iterator).from_bytes`, as TFF's program state managers do, or
         `source.iterator_from_bytes`: the class is the source's own.
 
         Raises:
           TypeError: on the class without a source.
-          ValueError: if the bytes are damaged, or were saved for another plan, other
-            clients or another availability.
+          ValueError: if the bytes are damaged, or were saved for another plan or
+            another availability.
         """
         source = cls._bound_source()
         body = _body(bytes(buffer))
         for name, value in source.fingerprints.items():
             if body["made_for"][name] != value:
                 raise ValueError(
-                    f"The iterator was saved for another {name}: "
+                    f"The iterator was saved with another {name}: "
                     f"{body['made_for'][name]}, here it is {value}."
                 )
         iterator = cls(bytes.fromhex(body["seed"]))
@@ -256,7 +259,7 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
 
     def _datasets(self, cohort: Cohort) -> list[tf.data.Dataset]:
         rows = zip(cohort.clients, cohort.last_rounds, cohort.participations)
-        return [self._source.dataset_of(*row) for row in rows]
+        return [self._source.dataset_of(*row, cohort.round_number) for row in rows]
 
 
 def _digest(body: dict[str, Any]) -> str:

@@ -69,7 +69,10 @@ class PrivateProgramStateManager(tff.program.ProgramStateManager):
                 f"{path} is the state of another process: it holds {names}, expected "
                 f"{_names(structure)}."
             )
-        loaded = [_restored(*pair) for pair in zip(tree.flatten(structure), leaves)]
+        templates = tree.flatten(structure)
+        for name, template, value in zip(names.split(" "), templates, leaves):
+            _check_leaf(path, name, template, value)
+        loaded = [_restored(*pair) for pair in zip(templates, leaves)]
         return tree.unflatten_as(structure, loaded)
 
     async def save(self, program_state: Any, version: int) -> None:
@@ -119,6 +122,21 @@ def _array(leaf: Any) -> np.ndarray:
             f"from_bytes; found {type(leaf).__name__}."
         )
     return value
+
+
+def _check_leaf(path: str, name: str, template: Any, value: np.ndarray) -> None:
+    """Raises ValueError if a leaf is of another kind than the template's."""
+    if _is_serializable(template) and not isinstance(template, (int, np.generic)):
+        return
+    expected = np.asarray(template)
+    if isinstance(template, (bool, int, float)):
+        expected = expected.astype(value.dtype)  # a Python number has no dtype
+    if (expected.dtype, expected.ndim) != (value.dtype, value.ndim):
+        raise ValueError(
+            f"{path} is the state of another process: {name} has dtype {value.dtype} "
+            f"and shape {value.shape}, expected {expected.dtype} and as many "
+            f"dimensions as {expected.shape}."
+        )
 
 
 def _restored(template: Any, value: np.ndarray) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf import MinSep
+from tf_bandmf_federated.tags import NEVER
 
 
 def check_zeroing_norm(zeroing_norm: float | None, l2_norm_clip: float) -> None:
@@ -33,14 +34,39 @@ def is_early(
       participation: b, and k if it is stated.
 
     Returns:
-      bool scalar. A last round at or after this one counts as early, too.
+      bool scalar. A last round at or after this one counts as early, too, and so do
+      numbers that no record has, such as a last round of -5.
     """
-    last = tf.cast(tags["last_round"], tf.int64)
+    last, count = tf.cast(tags["last_round"], tf.int64), tags["participations"]
     too_soon = (last >= 0) & (round_number - last < participation.min_separation)
+    # Not `==`, which compares identities in TFF's graphs.
+    has_no_round, has_no_count = tf.equal(last, NEVER), tf.equal(count, 0)
+    impossible = (last < NEVER) | (count < 0) | (has_no_round ^ has_no_count)
     limit = participation.max_participations
     if limit is None:
-        return too_soon
-    return too_soon | (tags["participations"] >= limit)
+        return too_soon | impossible
+    return too_soon | impossible | (count >= limit)
+
+
+def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Operation:
+    """An assertion that a client's data were tagged for this round.
+
+    Who carries tags over from one round to the next does not note participations, and
+    the separation would not be kept.
+
+    Raises:
+      InvalidArgumentError: at run time, if they were tagged for another round.
+    """
+    same = tf.equal(tf.cast(tags["round"], tf.int64), round_number)
+    message = (
+        "The data were tagged for another round than the state's. Tag them anew for "
+        "every round, with process.round_number(state) and the device's record, or "
+        "keep one iterator together with the state. Tagged for, and round:"
+    )
+    # A client without data has no tags.
+    return tf.debugging.Assert(
+        ~tags["present"] | same, [message, tags["round"], round_number]
+    )
 
 
 def bounded_record(

@@ -137,6 +137,7 @@ def _points(
             f"{plan.num_steps} planned rounds were run, for every device that follows "
             f"the protocol, the limits on participation included; "
             f"{found.measured.num_clients} devices took part. "
+            f"{_skipped(found.measured)}"
             f"{_said('Public data', operator.public_data)}",
         ),
         (
@@ -213,6 +214,18 @@ def _formal_statement(found: MeasuredGuarantee) -> str:
     )
 
 
+def _skipped(measured: MeasuredParticipation) -> str:
+    rounds = measured.skipped_rounds
+    if not rounds:
+        return ""
+    shown = ", ".join(map(str, rounds[:20])) + (", ..." if len(rounds) > 20 else "")
+    return (
+        f"{len(rounds)} of these rounds (counted from 0: {shown}) were skipped after an "
+        f"interruption: no result of theirs was released; their participations are "
+        f"counted. "
+    )
+
+
 def _kind(found: MeasuredGuarantee) -> str:
     if not found.sensitivity.is_exact:
         return (
@@ -234,6 +247,7 @@ def _table(found: MeasuredGuarantee) -> list[str]:
     separation = measured.min_separation
     rows = [
         ("rounds", n, measured.num_rounds),
+        ("rounds without a result", 0, len(measured.skipped_rounds)),
         (
             "smallest separation of one device",
             plan.participation.separation(),

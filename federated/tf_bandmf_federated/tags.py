@@ -6,12 +6,14 @@ dictionary of the model's `example` (a batch) and of tags, the same in all eleme
 | tag | who knows it | for |
 |---|---|---|
 | `last_round`, `participations` | the device | production: the server keeps no record |
+| `round` | who tagged the data | refusing data that were tagged for another round |
 | `client` | the simulation | a registry on the server, which sees duplicates, too |
 """
 
 from __future__ import annotations
 
 import collections
+import operator
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +23,11 @@ NEVER = -1  # last_round of a device that did not take part yet
 # What a client hands to the aggregator with its update. `present`: it has data at all;
 # `finite`: its update was finite.
 DEVICE_TAGS = collections.OrderedDict(
-    last_round=np.int32, participations=np.int32, present=np.bool_, finite=np.bool_
+    last_round=np.int32,
+    participations=np.int32,
+    round=np.int32,
+    present=np.bool_,
+    finite=np.bool_,
 )
 CLIENT_TAGS = collections.OrderedDict(
     client=np.int32, present=np.bool_, finite=np.bool_
@@ -29,7 +35,7 @@ CLIENT_TAGS = collections.OrderedDict(
 
 
 def tag_dataset(
-    dataset: tf.data.Dataset, last_round: int, participations: int
+    dataset: tf.data.Dataset, last_round: int, participations: int, round_number: int
 ) -> tf.data.Dataset:
     """A client's data with the device's own record.
 
@@ -37,29 +43,48 @@ def tag_dataset(
       dataset: batches as the model's `input_spec` says.
       last_round: round (from 0) of the device's last participation, or -1. The device
         notes it, durably, before its contribution leaves it.
-      participations: how often it took part.
+      participations: how often it took part before.
+      round_number: the round that the data are for, as `process.round_number(state)`
+        says. In another one they are an error: tags are made anew for every round, from
+        a record that the last participation moved.
 
     Raises:
+      TypeError: if one is no whole number.
       ValueError: if one is out of range or they contradict each other.
     """
-    last, count = int(last_round), int(participations)
+    last = _whole("last_round", last_round)
+    count = _whole("participations", participations)
+    now = _whole("round_number", round_number)
     if last < NEVER or count < 0 or (last == NEVER) != (count == 0):
         raise ValueError(
             f"last_round must be -1 and participations 0, or last_round >= 0 and "
             f"participations >= 1; found {last_round} and {participations}."
         )
-    return _tagged(dataset, last_round=last, participations=count)
+    if now < 0:
+        raise ValueError(f"round_number must be >= 0, found {round_number}.")
+    return _tagged(dataset, last_round=last, participations=count, round=now)
 
 
 def tag_with_client(dataset: tf.data.Dataset, client: int) -> tf.data.Dataset:
     """A client's data with its number in the server's registry, for simulation.
 
     Raises:
+      TypeError: if it is no whole number.
       ValueError: if the number is negative.
     """
-    if int(client) < 0:
+    if _whole("client", client) < 0:
         raise ValueError(f"client must be >= 0, found {client}.")
     return _tagged(dataset, client=int(client))
+
+
+def _whole(name: str, value: int) -> int:
+    """The value, which is not rounded silently."""
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be a whole number, found {value!r}.")
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be a whole number, found {value!r}.") from error
 
 
 def _tagged(dataset: tf.data.Dataset, **tags: int) -> tf.data.Dataset:

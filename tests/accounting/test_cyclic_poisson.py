@@ -143,3 +143,39 @@ class TestFixedSize:
             CyclicFixedSizeAccountant.of_strategy(
                 strategies.lambda_cgd(20, 0.5).matrix, 4, 10, 2
             )
+
+
+@pytest.mark.parametrize(
+    "queries, probability, epsilon, delta",
+    [(2000, 0.002, 0.05, 1e-5), (1000, 0.01, 0.05, 1e-5), (100, 0.1, 1.0, 1e-12)],
+)
+def test_invariant_12_epsilon_of_calibrated_noise_is_within_the_budget(
+    queries, probability, epsilon, delta
+):
+    accountant = CyclicPoissonAccountant(queries, probability)
+    noise = accountant.calibrate_noise_multiplier(epsilon, delta)
+    found = accountant.epsilon(delta, noise)
+    assert 0.999 * epsilon < found <= epsilon
+    assert accountant.delta(found, noise) <= delta
+
+
+@pytest.mark.parametrize("delta", [1e-13, 9e-13, 1e-300])
+def test_deltas_that_drown_in_rounding_errors_are_refused(delta):
+    accountant = CyclicPoissonAccountant(20, 0.1)
+    with pytest.raises(ValueError, match="delta must be >= 1e-12"):
+        accountant.epsilon(delta, 2.0)
+    with pytest.raises(ValueError, match="delta must be >= 1e-12"):
+        accountant.calibrate_noise_multiplier(1.0, delta)
+    # Without sampling nothing is convolved.
+    assert CyclicPoissonAccountant(20, 1.0).epsilon(delta, 20.0) > 0.0
+
+
+def test_sampling_never_costs_more_than_no_sampling():
+    sampled = CyclicPoissonAccountant(10, 0.999)
+    whole = CyclicPoissonAccountant(10, 1.0)
+    for delta in (1e-12, 1e-5):
+        assert sampled.epsilon(delta, 20.0) <= whole.epsilon(delta, 20.0)
+        calibrated = [
+            a.calibrate_noise_multiplier(1.0, delta) for a in (sampled, whole)
+        ]
+        assert calibrated[0] <= calibrated[1]

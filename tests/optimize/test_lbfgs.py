@@ -1,5 +1,8 @@
 """The optimizer's outcomes, above all the bad ones."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -81,3 +84,33 @@ def test_progress_appears_on_stderr_only_when_asked(progress, shown, capsys):
 def test_invalid_options_are_refused(argument, value):
     with pytest.raises(ValueError, match=f"{argument} must be"):
         lbfgs.Options(**{argument: value})
+
+
+_WITHOUT_TF_KERAS = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("tf_keras", "tensorflow_probability"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import tf_bandmf
+
+participation = tf_bandmf.MinSep(4, 2)
+options = dict(noise_multiplier=1.0, delta=1e-5, num_steps=8)
+plan = tf_bandmf.plan("bsr", bands=4, participation=participation, **options)
+print(plan.statement().epsilon > 0)
+try:
+    tf_bandmf.plan("banded", bands=4, participation=participation, **options)
+except ImportError as error:
+    print("pip install tf-bandmf[keras]" in str(error))
+"""
+
+
+def test_only_optimizing_needs_tensorflow_probability_and_tf_keras():
+    """Adapters to engines import the core without Keras."""
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_TF_KERAS], capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr[-2000:]

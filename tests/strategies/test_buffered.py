@@ -136,3 +136,9 @@ def test_invalid_arguments_are_refused():
         strategies.blt(workload, MinSep(5), 0)
     with pytest.raises(ValueError, match='objective must be "mean" or "max"'):
         strategies.blt(workload, MinSep(5), 2, "median")
+
+
+def test_a_decay_next_to_one_stays_below_one_in_float32():
+    matrix = unbanded.BufferedToeplitz([1.0 - 1e-9], [0.5], 10).in_float32()
+    assert matrix.decays[0] == 1.0 - 2.0**-24
+    assert np.array_equal(matrix.in_float32().decays, matrix.decays)

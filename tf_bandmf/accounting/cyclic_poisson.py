@@ -15,6 +15,7 @@ errs to the safe side.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import dp_accounting
@@ -28,8 +29,10 @@ NAME = "Poisson-sampled Gaussian queries (dp-accounting, privacy loss distributi
 
 # Discretization of the privacy loss, as a part of epsilon.
 _INTERVAL, _ROUGH_INTERVAL = 1e-4, 2e-3
-_ROUNDING = 1e-12
+# Rounding errors of its convolutions are below this, and smaller deltas are not asked for.
+_ROUNDING, SMALLEST_DELTA = 1e-13, 1e-12
 _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
+_MOST_REFINEMENTS = 6
 
 
 def check_bands(strategy: bands.LowerTriangular, num_parts: int) -> None:
@@ -126,23 +129,29 @@ class CyclicPoissonAccountant:
         """Epsilon at delta, rounded up; `noise_multiplier` per unit of column norm.
 
         Raises:
-          ValueError: on invalid input.
+          ValueError: on invalid input, or if delta is below 1e-12.
         """
         gaussian.check_positive("noise_multiplier", noise_multiplier)
-        gaussian.check_delta(delta)
+        self._check_delta(delta)
         unamplified = noise_multiplier / math.sqrt(self.num_queries)
         upper = gaussian.gaussian_epsilon(unamplified, delta)
         if self.sampling_probability == 1.0 or upper == 0.0:
             return upper
-        # Twice, since the discretization should be fine for the result.
+        # Again until the discretization is that of the result: then `_delta` is asked
+        # about the same distribution, whose inverse this is.
+        interval, wanted = 0.0, _interval(_ROUGH_INTERVAL * upper)
         found = upper
-        for interval in (_ROUGH_INTERVAL, _INTERVAL):
-            accountant = self._accountant(noise_multiplier, interval * found)
-            found = min(found, float(accountant.get_epsilon(delta)))
+        for _ in range(_MOST_REFINEMENTS):
+            if wanted == interval:
+                break
+            interval = wanted
+            accountant = self._accountant(noise_multiplier, interval)
+            found = min(upper, float(accountant.get_epsilon(delta - _ROUNDING)))
             if found <= 0.0:
                 return 0.0
+            wanted = _interval(_INTERVAL * found)
         return root_finding.to_safe_side(
-            found, lambda e: e >= upper or accountant.get_delta(e) <= delta
+            found, lambda e: self._delta(e, noise_multiplier, _INTERVAL) <= delta
         )
 
     def calibrate_noise_multiplier(self, epsilon: float, delta: float) -> float:
@@ -151,8 +160,10 @@ class CyclicPoissonAccountant:
         It was checked: `self.delta(epsilon, result) <= delta`.
 
         Raises:
-          ValueError: on invalid input, or if no useful noise gives the budget.
+          ValueError: on invalid input, if no useful noise gives the budget, or if delta
+            is below 1e-12.
         """
+        self._check_delta(delta)
         unamplified = gaussian.calibrate_noise_multiplier(epsilon, delta)
         largest = unamplified * math.sqrt(self.num_queries)
         if self.sampling_probability == 1.0:
@@ -165,25 +176,47 @@ class CyclicPoissonAccountant:
         )
 
     def _delta(self, epsilon: float, noise_multiplier: float, interval: float) -> float:
+        unamplified = noise_multiplier / math.sqrt(self.num_queries)
+        largest = gaussian.gaussian_delta(unamplified, epsilon)
         if self.sampling_probability == 1.0:
-            unamplified = noise_multiplier / math.sqrt(self.num_queries)
-            return gaussian.gaussian_delta(unamplified, epsilon)
-        accountant = self._accountant(noise_multiplier, interval * epsilon)
+            return largest
+        accountant = self._accountant(noise_multiplier, _interval(interval * epsilon))
         delta = float(accountant.get_delta(epsilon))
         if not -_ROUNDING <= delta <= 1.0:
             raise ArithmeticError(
                 f"The accountant returned delta = {delta} for noise_multiplier = "
                 f"{noise_multiplier}, epsilon = {epsilon}."
             )
-        # Smaller values, and negative ones, are rounding errors of its convolutions.
-        return max(delta, _ROUNDING)
+        return min(max(delta, 0.0) + _ROUNDING, largest)
 
     def _accountant(
         self, noise_multiplier: float, interval: float
     ) -> pld_privacy_accountant.PLDAccountant:
-        interval = min(max(interval, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
-        accountant = pld_privacy_accountant.PLDAccountant(
-            value_discretization_interval=interval
-        )
-        accountant.compose(self.event(noise_multiplier))
-        return accountant
+        return _composed(self, noise_multiplier, interval)
+
+    def _check_delta(self, delta: float) -> None:
+        gaussian.check_delta(delta)
+        if self.sampling_probability < 1.0 and delta < SMALLEST_DELTA:
+            raise ValueError(
+                f"delta must be >= {SMALLEST_DELTA:g} under Poisson sampling, found "
+                f"{delta!r}: rounding errors of the composition reach "
+                f"{_ROUNDING:g}. Use a larger delta, or a participation without "
+                f"amplification by sampling (FixedEpochOrder, MinSep)."
+            )
+
+
+def _interval(interval: float) -> float:
+    """The next lower power of two within limits: close values have the same one."""
+    interval = min(max(interval, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
+    return float(2.0 ** math.floor(math.log2(interval)))
+
+
+@functools.lru_cache(maxsize=2)
+def _composed(
+    queries: CyclicPoissonAccountant, noise_multiplier: float, interval: float
+) -> pld_privacy_accountant.PLDAccountant:
+    accountant = pld_privacy_accountant.PLDAccountant(
+        value_discretization_interval=interval
+    )
+    accountant.compose(queries.event(noise_multiplier))
+    return accountant

@@ -330,7 +330,7 @@ _ACCOUNTANTS: dict[type[Participation], Callable[..., Accountant]] = {
 def _meaningful(epsilon: float, noise_stddev: float, delta: float) -> float:
     if epsilon == 0.0:
         raise ValueError(
-            f"noise_stddev = {noise_stddev} gives epsilon = 0 at delta = {delta}: delta "
-            f"is too large for a meaningful statement."
+            f"noise_stddev = {noise_stddev} gives epsilon = 0 at delta = {delta}: a "
+            f"statement needs epsilon > 0. Use a smaller noise_multiplier (or delta)."
         )
     return epsilon

@@ -25,8 +25,12 @@ NAME = "exact Gaussian mechanism (dp-accounting)"
 
 # Far outside of what a useful or even a meaningful run has.
 _LARGEST_NOISE_MULTIPLIER = 1e9
-_LARGEST_EPSILON = 1e4
+LARGEST_EPSILON = 1e4
 _TOLERANCE = 1e-12
+
+# Of a plan: what the noise leaves out of a normal distribution is below a thousandth of
+# it (`noise.radius`), and so is the chance to guess a key of 128 bits.
+SMALLEST_DELTA = 1e-20
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
@@ -66,10 +70,10 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     upper = 1.0
     while excess(upper) > 0.0:
         upper *= 2.0
-        if upper > _LARGEST_EPSILON:
+        if upper > LARGEST_EPSILON:
             raise ValueError(
                 f"noise_multiplier = {noise_multiplier} gives no meaningful privacy: "
-                f"epsilon > {_LARGEST_EPSILON:g} at delta = {delta}. Add noise."
+                f"epsilon > {LARGEST_EPSILON:g} at delta = {delta}. Add noise."
             )
     epsilon = scipy.optimize.brentq(excess, 0.0, upper, xtol=_TOLERANCE)
     return to_safe_side(
@@ -105,7 +109,7 @@ def calibrate_noise_multiplier(epsilon: float, delta: float) -> float:
             f"multiplier above {_LARGEST_NOISE_MULTIPLIER:g} would be needed. Use a "
             f"larger budget."
         )
-    lower = -math.log(4.0 * _LARGEST_EPSILON)
+    lower = -math.log(4.0 * LARGEST_EPSILON)
     if excess(lower) <= 0.0:
         raise ValueError(
             f"epsilon = {epsilon} is no privacy at all: found a noise multiplier below "
@@ -127,12 +131,27 @@ def zcdp_rho(noise_multiplier: float) -> float:
 
 def check_positive(name: str, value: Any) -> None:
     """Raises ValueError unless the value is a finite number > 0."""
-    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not number or not (math.isfinite(value) and value > 0.0):
+    if not is_number(value) or not (math.isfinite(value) and value > 0.0):
         raise ValueError(f"{name} must be finite and > 0, found {value!r}.")
 
 
-def check_delta(delta: float) -> None:
-    """Raises ValueError unless delta is in (0, 1)."""
-    if not (math.isfinite(delta) and 0.0 < delta < 1.0):
-        raise ValueError(f"delta must be in (0, 1), found {delta}.")
+def check_delta(delta: Any) -> None:
+    """Raises ValueError unless delta is a number in (0, 1)."""
+    if not is_number(delta) or not 0.0 < delta < 1.0:
+        raise ValueError(f"delta must be in (0, 1), found {delta!r}.")
+
+
+def check_planned_delta(delta: Any) -> None:
+    """Raises ValueError unless delta is a number in [SMALLEST_DELTA, 1)."""
+    check_delta(delta)
+    if delta < SMALLEST_DELTA:
+        raise ValueError(
+            f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: the tails "
+            f"of generated noise are not longer. Use a larger delta."
+        )
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is a number, also one of NumPy's, and no bool."""
+    number = isinstance(value, (int, float, np.integer, np.floating))
+    return number and not isinstance(value, bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import os
 import warnings
@@ -15,11 +16,14 @@ import tensorflow as tf
 from tf_bandmf.keras.caller_batches import check_passes
 from tf_bandmf.keras.clipping import (
     ClippedGradients,
+    bad_values_become_nan,
     check_matmul_precision,
     check_supported,
     clipped_gradient_sums,
+    metrics_change_no_weights,
     regularization_gradients,
     self_check,
+    vouched_classes,
 )
 from tf_bandmf.keras.nesting import refuse_plain_outer_training
 from tf_bandmf.keras.optimizer import PrivateOptimizer
@@ -27,6 +31,7 @@ from tf_bandmf.keras.private_state import PrivateRun, refuse_shared_folder
 from tf_bandmf.keras.secret_state import replica_id
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
+from tf_bandmf.statement import PrivacyStatement
 
 
 class PrivateTraining:
@@ -148,6 +153,26 @@ class PrivateTraining:
         object.__setattr__(self, "_private_run", run)
         self.train_function = None
         return batches
+
+    def privacy_statement(self) -> PrivacyStatement:
+        """The plan's statement, with what the user of this model vouched for.
+
+        Returns:
+          `optimizer.plan.statement()`; its remarks name the classes of layers that
+          `register_per_example_layer` took the user's word for.
+
+        Raises:
+          TypeError: if the model is not compiled with a PrivateOptimizer.
+        """
+        statement = self._private_optimizer().plan.statement()
+        classes = vouched_classes(self)  # type: ignore[arg-type]
+        if not classes:
+            return statement
+        remark = (
+            f"The user vouches that layers of the classes {', '.join(classes)} act on each "
+            f"example alone; that was not shown."
+        )
+        return dataclasses.replace(statement, remarks=(*statement.remarks, remark))
 
     # Of `begin_run`; checkpoints are announced to it.
     _private_run: PrivateRun | None = None
@@ -360,7 +385,8 @@ class PrivateTraining:
         batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
         mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
         self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)  # type: ignore[attr-defined]
-        logs = self.compute_metrics(x, y, clipped.outputs, sample_weight)  # type: ignore[attr-defined]
+        with bad_values_become_nan(), metrics_change_no_weights(self):
+            logs = self.compute_metrics(x, y, clipped.outputs, sample_weight)  # type: ignore[attr-defined]
         strategy = optimizer.strategy
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
             # Keras takes the mean over workers along the first axis of whatever is here.
@@ -550,9 +576,18 @@ def _contents(data: Any) -> tuple[Any, Any, Any]:
 
 def _warn_of_private_monitors(callbacks: Any) -> None:
     """Callbacks that act on training metrics carry unnoised data into the weights."""
+    callbacks = getattr(callbacks, "callbacks", callbacks)  # of a CallbackList
     for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
         monitor = getattr(callback, "monitor", None)
         acts = getattr(callback, "save_best_only", True)
+        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+            warnings.warn(
+                f"{type(callback).__name__} stops on the training loss, an exact function "
+                f"of the training data: one record decides whether training goes on, and "
+                f"that is not covered by the guarantee. Leave it out: an example whose "
+                f"loss or gradient is not finite contributes zero.",
+                stacklevel=3,
+            )
         if isinstance(monitor, str) and acts and not monitor.startswith("val_"):
             warnings.warn(
                 f"{type(callback).__name__} acts on {monitor!r}, an exact function of the "

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.noise.philox import halves, philox
+from tf_bandmf.noise.philox import philox
+from tf_bandmf.noise.polynomials import polynomial
+from tf_bandmf.noise.radius import shared_part, squared_radius
 
 # Normals are made in blocks of this many, so that any block can be made by itself.
 BLOCK = 4096
-_COUNTERS_PER_BLOCK = BLOCK // 4  # one Philox counter gives four 32-bit words
+_PAIRS = BLOCK // 2  # of a block; each has one Philox counter: four words
+# Counters of the words that a block's pairs share; those of pairs do not come so far.
+_SHARED = 1 << 63
 _PHILOX = 1  # tf.random.Algorithm.PHILOX, never "auto_select"
+# Without XLA so many blocks at a time, whose intermediate results fit into a cache.
+_CHUNK = 32
 
 # Polynomials in x**2 for sin(x)/x and cos(x) where |x| <= pi/4, errors below 1e-8:
 # S. Moshier's Cephes library, sinf.c.
@@ -39,7 +46,8 @@ def standard_normals(
     Box-Muller on the bits of Philox: the bits are the same with and without XLA and on
     every device, and the normals agree to float precision. (The generator
     `tf.random.stateless_normal` gives other numbers under XLA.) The largest magnitude
-    is 6.7.
+    is 14.75; see `radius` for what that means for delta, and what remains of floating
+    point.
 
     Args:
       step_key: uint64, shape [2]: Philox key, and upper half of its counter.
@@ -75,9 +83,10 @@ def weighted_normals(
       jit_compile: see `standard_normals`.
     """
     num_blocks = -(-num_normals // BLOCK)
-    first_counter = tf.cast(first_block, tf.uint64) * _COUNTERS_PER_BLOCK
     blocks = _compiled_blocks if jit_compile else _plain_blocks
-    pairs = blocks(num_blocks, int(weights.shape[0]))(step_keys, weights, first_counter)
+    pairs = blocks(num_blocks, int(weights.shape[0]))(
+        step_keys, weights, tf.cast(first_block, tf.uint64)
+    )
     # Normals 2 i and 2 i + 1 are real and imaginary part of number i.
     if traced_under_xla():  # which knows no such bitcast
         parts = tf.stack([tf.math.real(pairs), tf.math.imag(pairs)], axis=-1)
@@ -96,30 +105,40 @@ def traced_under_xla() -> bool:
     return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
 
 
-# From keys, weights and the first counter to normals in pairs, complex64.
+# From keys, weights and the first block to normals in pairs, complex64.
 _Blocks = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-@functools.cache
 def _compiled_blocks(num_blocks: int, num_terms: int) -> _Blocks:
     def pairs(
-        step_keys: tf.Tensor, weights: tf.Tensor, first_counter: tf.Tensor
+        step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
     ) -> tf.Tensor:
-        # Pair i takes words 0 and 1, or 2 and 3, of counter i // 2. Drawing all four
-        # words for two of them is cheaper than to bring two pairs into one pass.
-        # (The row and column of a pair, for XLA would keep all numbers i as a constant.)
-        half = BLOCK // 2
-        row = tf.cast(tf.range(num_blocks), tf.uint64) * half + 2 * first_counter
-        index = row[:, None] + tf.cast(tf.range(half), tf.uint64)
-        one = tf.constant(1, tf.uint64)
-        is_second = tf.bitwise.bitwise_and(index, one) > 0
+        # Outside, for XLA would compute a block's shared part again for each pair.
+        shared = [
+            _shared_parts(step_keys[j], first_block, num_blocks)
+            for j in range(num_terms)
+        ]
+        compiled = _compiled_pairs(num_blocks, num_terms)
+        return compiled(step_keys, weights, first_block, tf.stack(shared))
+
+    return pairs
+
+
+@functools.cache
+def _compiled_pairs(num_blocks: int, num_terms: int) -> Callable[..., tf.Tensor]:
+    def pairs(
+        step_keys: tf.Tensor,
+        weights: tf.Tensor,
+        first_block: tf.Tensor,
+        shared: tf.Tensor,
+    ) -> tf.Tensor:
+        # (The row and column of a pair, for XLA would keep all numbers as a constant.)
+        block = tf.cast(tf.range(num_blocks), tf.uint64) + first_block
+        counter = (block * _PAIRS)[:, None] + tf.cast(tf.range(_PAIRS), tf.uint64)
 
         def normals(j: int) -> tuple[tf.Tensor, tf.Tensor]:
-            words = philox(step_keys[j], tf.bitwise.right_shift(index, one))
-            return _box_muller(
-                tf.where(is_second, words[2], words[0]),
-                tf.where(is_second, words[3], words[1]),
-            )
+            words = [tf.bitcast(w, tf.int32) for w in philox(step_keys[j], counter)]
+            return _box_muller(words, shared[j][:, None])
 
         return _weighted_sum(normals, weights, num_terms)
 
@@ -127,23 +146,55 @@ def _compiled_blocks(num_blocks: int, num_terms: int) -> _Blocks:
 
 
 def _plain_blocks(num_blocks: int, num_terms: int) -> _Blocks:
-    def pairs(
-        step_keys: tf.Tensor, weights: tf.Tensor, first_counter: tf.Tensor
-    ) -> tf.Tensor:
-        def normals(j: int) -> tuple[tf.Tensor, tf.Tensor]:
-            # Two words make one of 64 bits, the first one its lower half.
-            words = tf.raw_ops.StatelessRandomUniformFullIntV2(
-                shape=[num_blocks * BLOCK // 2],
-                key=step_keys[j, :1],
-                counter=tf.stack([first_counter, step_keys[j, 1]]),
-                alg=_PHILOX,
-                dtype=tf.uint64,
-            )
-            return _box_muller(*halves(words))
+    chunk = min(num_blocks, _CHUNK)
+    num_chunks = -(-num_blocks // chunk)
 
-        return _weighted_sum(normals, weights, num_terms)
+    def pairs(
+        step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
+    ) -> tf.Tensor:
+        def normals(j: int, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            words = _words(step_keys[j], block * _PAIRS, chunk * _PAIRS)
+            words = tf.reshape(tf.transpose(words), [4, chunk, _PAIRS])
+            shared = _shared_parts(step_keys[j], block, chunk)
+            return _box_muller(tf.unstack(words), shared[:, None])
+
+        def of_chunk(i: tf.Tensor | int) -> tf.Tensor:
+            block = first_block + tf.cast(i, tf.uint64) * chunk
+            return _weighted_sum(lambda j: normals(j, block), weights, num_terms)
+
+        if num_chunks == 1:
+            return of_chunk(0)
+        results = tf.TensorArray(
+            tf.complex64, num_chunks, element_shape=[chunk, _PAIRS]
+        )
+        _, results = tf.while_loop(
+            lambda i, _: i < num_chunks,
+            lambda i, written: (i + 1, written.write(i, of_chunk(i))),
+            (tf.constant(0), results),
+            parallel_iterations=1,
+        )
+        return results.concat()
 
     return pairs
+
+
+def _words(step_key: tf.Tensor, counter: tf.Tensor, num_counters: int) -> tf.Tensor:
+    """The words of so many counters from this one on, int32, shape [num_counters, 4]."""
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[num_counters, 4],
+        key=step_key[:1],
+        counter=tf.stack([counter, step_key[1]]),
+        alg=_PHILOX,
+        dtype=tf.int32,
+    )
+
+
+def _shared_parts(
+    step_key: tf.Tensor, first_block: tf.Tensor, num_blocks: int
+) -> tf.Tensor:
+    """`radius.shared_part` of each block, shape [num_blocks]."""
+    words = _words(step_key, first_block + tf.constant(_SHARED, tf.uint64), num_blocks)
+    return shared_part(words[:, 0], words[:, 1])
 
 
 def _weighted_sum(
@@ -159,14 +210,12 @@ def _weighted_sum(
 
 
 def _box_muller(
-    radius_word: tf.Tensor, angle_word: tf.Tensor
+    words: Sequence[tf.Tensor], shared: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two independent normals from two uint32 words."""
-    # In (0, 1], with full relative precision near 0, where the tails come from.
-    low = tf.bitwise.bitwise_and(tf.bitcast(radius_word, tf.int32), 0x7FFFFFFF)
-    uniform = (tf.cast(low, tf.float32) + 0.5) * 2.0**-31
-    radius = tf.sqrt(-2.0 * tf.math.log(uniform))
-    cosine, sine = _cosine_and_sine(tf.bitcast(angle_word, tf.int32))
+    """Two independent normals from four int32 words and a block's shared part."""
+    first, second, third, angle = words
+    radius = tf.sqrt(squared_radius(first, second, third, shared))
+    cosine, sine = _cosine_and_sine(angle)
     return radius * cosine, radius * sine
 
 
@@ -180,21 +229,14 @@ def _cosine_and_sine(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     x = rest * np.float32(np.pi * 2.0**-31)
     square = x * x
     near_cosine, near_sine = (
-        _polynomial(_COSINE, square),
-        x * _polynomial(_SINE, square),
+        polynomial(_COSINE, square),
+        x * polynomial(_SINE, square),
     )
     is_odd = tf.bitwise.bitwise_and(turns, 1) > 0
     return (
         _negated(tf.where(is_odd, near_sine, near_cosine), turns + 1),
         _negated(tf.where(is_odd, near_cosine, near_sine), turns),
     )
-
-
-def _polynomial(coefficients: tuple[float, ...], x: tf.Tensor) -> tf.Tensor:
-    value = tf.constant(coefficients[0], tf.float32)
-    for coefficient in coefficients[1:]:
-        value = value * x + coefficient
-    return value
 
 
 def _negated(x: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,6 @@ from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 from tf_bandmf.optimize.result import OptimizationResult
 
@@ -25,6 +24,28 @@ _SEGMENT = 20
 
 # A bar appears by itself on a terminal after this many seconds.
 _QUIET_SECONDS = 2.0
+
+
+def tfp_optimizer() -> Any:
+    """`tfp.optimizer`; imported when something is optimized.
+
+    TensorFlow Probability needs tf-keras beside TensorFlow 2.16 and later, and does not
+    install it.
+
+    Raises:
+      ImportError: if one of the two is not there.
+    """
+    try:
+        import tensorflow_probability as tfp
+
+        return tfp.optimizer  # it is loaded lazily
+    except ImportError as error:
+        raise ImportError(
+            f"Optimizing a strategy takes TensorFlow Probability and, with TensorFlow "
+            f"{tf.__version__}, tf-keras: pip install tf-bandmf[keras], or tf-keras of "
+            f"the same minor version as TensorFlow. Strategies in closed form "
+            f"(identity, lambda_cgd, bsr, bisr) do without."
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +203,7 @@ class Minimizer:
     def __init__(
         self, log_loss: Callable[[tf.Tensor], tf.Tensor], size: int, options: Options
     ) -> None:
+        self._optimizer = tfp_optimizer()
         self._options = options
         self._pairs = options.pairs(size)
         self._evaluate = value_and_gradient(log_loss, size)
@@ -203,7 +225,7 @@ class Minimizer:
             return factor * (value - offset), factor * gradient
 
         at_start = isinstance(state, tf.Tensor)
-        return tfp.optimizer.lbfgs_minimize(
+        return self._optimizer.lbfgs_minimize(
             scaled,
             initial_position=state if at_start else None,
             previous_optimizer_results=None if at_start else state,

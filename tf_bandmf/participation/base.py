@@ -6,10 +6,14 @@ import abc
 import dataclasses
 from typing import Any, ClassVar
 
+import numpy as np
+
 
 def positive_int(name: str, value: Any) -> int:
     """The value as an int; raises ValueError unless it is a whole number >= 1."""
-    if isinstance(value, bool) or int(value) != value or value < 1:
+    is_number = isinstance(value, (int, float, np.integer, np.floating))
+    is_whole = is_number and not isinstance(value, bool) and float(value).is_integer()
+    if not is_whole or value < 1:
         raise ValueError(f"{name} must be a whole number >= 1, found {value!r}.")
     return int(value)
 

@@ -32,10 +32,10 @@ def lambda_cgd(
     Raises:
       ValueError: if lambda is outside of [0, 1) or not finite.
     """
-    if not 0.0 <= lambda_ < 1.0:
+    if not (0.0 <= lambda_ < 1.0 and np.float32(lambda_) < 1.0):
         raise ValueError(
-            f"lambda must be in [0, 1), found {lambda_}: 0 is DP-SGD, and at 1 the "
-            f"sensitivity grows without limit."
+            f"lambda must be in [0, 1), also as a float32 number, found {lambda_}: 0 is "
+            f"DP-SGD, and at 1 the sensitivity grows without limit."
         )
     diagonals = np.array([1.0, -lambda_])[: 2 if num_steps > 1 and lambda_ else 1]
     matrix = bands.Inverse(bands.ToeplitzBanded(diagonals, num_steps))

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import ClippingMismatchError, self_check
+from tf_bandmf.keras.clipping.independence import registration
 
 layers = keras.layers
 
@@ -60,7 +61,8 @@ class WrongGradient(layers.Layer):
 
 
 @pytest.mark.parametrize("make", [MixesBatch, WrongGradient])
-def test_finds_mixed_examples(make):
+def test_finds_mixed_examples_of_layers_that_were_vouched_for(make, monkeypatch):
+    monkeypatch.setattr(registration, "_vouched", {make})
     model = reference.classifier(layers.Dense(4), make(), inputs=(6, 4))
     with pytest.raises(ClippingMismatchError, match="mixes examples"):
         self_check(model, reference.sequences(), reference.labels())

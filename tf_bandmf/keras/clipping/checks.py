@@ -67,6 +67,13 @@ def _check_model(model: keras.Model) -> None:
             f"Model {model.name!r} overrides `compute_loss`, which need not be a sum "
             "of losses of single examples. Give the loss to `model.compile(loss=...)`."
         )
+    step = type(model).train_step
+    if not step.__module__.startswith(("keras.", "tf_bandmf.")):
+        raise UnsupportedModelError(
+            f"Model {model.name!r} overrides `train_step`, which could mix examples "
+            "before they are clipped. Remove it; augment data in `tf.data` or in a "
+            "layer."
+        )
     optimizer = getattr(model, "optimizer", None)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise UnsupportedModelError(

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import batching
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.independence import Trace, recording
 from tf_bandmf.keras.clipping.losses import compiled_loss, per_example_losses
 from tf_bandmf.keras.clipping.reads import ReadLog
 from tf_bandmf.keras.clipping.taps import CallShape, Recorder, tapped
@@ -49,6 +50,7 @@ def run_forward(
     units: Sequence[Unit],
     data: Any,
     shapes: Mapping[int, CallShape] | None,
+    trace: Trace,
 ) -> Forward:
     """Runs the model and its loss, recording tapped calls.
 
@@ -59,6 +61,7 @@ def run_forward(
         data: (x, y, sample_weight), tensors [B, ...].
         shapes: What is known about the batch dimension of each call, by position;
             None while that is found out.
+        trace: Notes what shows that examples are independent.
 
     Returns:
         The recorded pass.
@@ -72,9 +75,12 @@ def run_forward(
     log = ReadLog(model, variables)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         _, size = batching.batch_size(data)
-        recorder = Recorder(units, tape, log, shapes, size)
-        with log.watching():
-            with tapped(recorder, units):
+        recorder = Recorder(units, tape, log, shapes, size, trace)
+        layers = {id(layer): layer for layer in model._flatten_layers()}
+        layers.update((id(unit.layer), unit.layer) for unit in units)
+        layers.pop(id(model))
+        with log.watching(), recording(trace):
+            with tapped(recorder, list(layers.values())):
                 y_pred = run_model(model, x)
             _refuse_added_losses(model)
             losses = per_example_losses(loss, y, y_pred, sample_weight)

@@ -10,14 +10,19 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import batching
 from tf_bandmf.keras.clipping.checks import check_supported
+from tf_bandmf.keras.clipping.data_errors import bad_values_become_nan
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors import Factor, Measured, add_factors
-from tf_bandmf.keras.clipping.forward import Forward, run_forward
+from tf_bandmf.keras.clipping.forward import Forward
 from tf_bandmf.keras.clipping.microbatches import in_groups
+from tf_bandmf.keras.clipping.norms import clip_weights
 from tf_bandmf.keras.clipping.precision import check_matmul_precision
-from tf_bandmf.keras.clipping.structure import call_shapes
-from tf_bandmf.keras.clipping.units import find_units
+from tf_bandmf.keras.clipping.step import proved_forward
 from tf_bandmf.keras.clipping.variables import trainable_variables
+
+# A clipped sum of B examples is at most this times B times the clip norm, whatever the
+# data: more is a programming error.
+SUM_MARGIN = 2.0
 
 
 class ClippedGradients(NamedTuple):
@@ -25,9 +30,10 @@ class ClippedGradients(NamedTuple):
 
     Attributes:
         sums: Aligned with `model.trainable_variables`: the sum over examples of
-            min(1, l2_norm_clip / norm) times the example's gradient; float32, in the
+            min(1, l2_norm_clip / bound) times the example's gradient; float32, in the
             variable's shape.
-        norms: [B] float32, norms of the unclipped gradients over all variables.
+        norms: [B] float32, norms of the unclipped gradients over all variables, as
+            measured. Clipping uses upper bounds of them, see `norms`.
         losses: [B] float32, each example's loss alone, sample weights included.
         outputs: The model's predictions, [B, ...], without gradients.
     """
@@ -52,8 +58,13 @@ def clipped_gradient_sums(
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
     One forward and one backward pass: nothing is computed twice. An example whose
-    loss or norm is not finite contributes exactly zero. Noise is not added here, and
-    weight regularizers are not part of it: see `regularization_gradients`.
+    loss or norm is not finite, or that has a class or index that does not exist,
+    contributes exactly zero. Noise is not added here, and weight regularizers are not
+    part of it: see `regularization_gradients`.
+
+    Whatever the data, an example's contribution is at most `l2_norm_clip` up to a
+    relative error of 1e-3: rounding is bounded and added to the norm. For this it may
+    be clipped to less: by below 1e-3 where terms do not cancel.
 
     Args:
         model: A built and compiled model.
@@ -97,9 +108,10 @@ def clipped_gradient_sums(
             return clipped.sums, tuple(clipped[1:])
 
         sums, results = in_groups(group, data, size, microbatch_size)
-        return ClippedGradients(sums, *results)
+        return ClippedGradients(_within(sums, size, l2_norm_clip), *results)
     if static:
-        return _one_pass(model, data, tf.fill([static], True), l2_norm_clip, scale)
+        clipped = _one_pass(model, data, tf.fill([static], True), l2_norm_clip, scale)
+        return clipped._replace(sums=_within(clipped.sums, size, l2_norm_clip))
     # Not every layer takes a batch of zero examples; one that does not count does.
     rows = tf.maximum(size, 1)
     data = batching.pad_batch(data, rows - size)
@@ -109,7 +121,27 @@ def clipped_gradient_sums(
         return tensor[:size]
 
     results = (batching.map_tensors(drop, part) for part in clipped[1:])
-    return ClippedGradients(clipped.sums, *results)
+    return ClippedGradients(_within(clipped.sums, size, l2_norm_clip), *results)
+
+
+def _within(
+    sums: list[tf.Tensor], examples: tf.Tensor, l2_norm_clip: float
+) -> list[tf.Tensor]:
+    """Returns sums that are surely at most SUM_MARGIN * B * l2_norm_clip, or zeros.
+
+    They are: each of B contributions is within the clip norm by its bound, its terms
+    within 256 times of it, and a sum of n terms in float32 is then wrong by at most
+    256 n 2^-24 B l2_norm_clip: by less than B l2_norm_clip for n <= 65,000 in any order
+    of adding, and for far more terms where kernels add in blocks. Here it becomes
+    certain, so that no assertion that follows can be reached by way of data.
+    """
+    squared = 2.0 * tf.cast(tf.add_n([tf.nn.l2_loss(s) for s in sums]), tf.float64)
+    limit = SUM_MARGIN * l2_norm_clip * tf.cast(examples, tf.float64)
+    return tf.cond(  # NaN fails the comparison, too.
+        tf.sqrt(squared) <= limit,
+        lambda: [tf.identity(s) for s in sums],
+        lambda: [tf.zeros_like(s) for s in sums],
+    )
 
 
 def is_loss_scale(value: Any) -> bool:
@@ -154,25 +186,41 @@ def _one_pass(
         l2_norm_clip: The clipping norm.
         scale: Of the losses in the backward pass, a power of two.
     """
+
+    def traced(data: Any, valid: tf.Tensor) -> ClippedGradients:
+        return _pass_in_graph(model, data, valid, l2_norm_clip, scale)
+
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        # Random generators of replicas do not work in inner functions.
+        return traced(data, valid)
+    # What is analysed is a graph of its own: what layers keep of it is of no use to
+    # regularizers, constraints and metrics.
+    return tf.function(traced, autograph=False)(data, valid)
+
+
+def _pass_in_graph(
+    model: keras.Model,
+    data: Any,
+    valid: tf.Tensor,
+    l2_norm_clip: float,
+    scale: float,
+) -> ClippedGradients:
     variables = trainable_variables(model)
-    units = find_units(model, variables)
-    shapes = call_shapes(model, variables, units, data)
-    forward = run_forward(model, variables, units, data, shapes)
-    measured = _measure(variables, forward, scale)
-    squared = tf.add_n([m.squared_norms for m in measured if m is not None])
-    norms = tf.sqrt(squared) / scale
+    with bad_values_become_nan(), proved_forward(model, variables, data) as forward:
+        measured = _measure(variables, forward, scale, l2_norm_clip)
+    found = [m.norms for m in measured if m is not None]
+    norms = tf.sqrt(tf.add_n([n.squared for n in found])) / scale
     losses = tf.stop_gradient(tf.cast(forward.losses, tf.float32))
-    finite = tf.math.is_finite(norms) & tf.math.is_finite(losses)
-    counts = finite & valid
-    # A norm of zero gives infinity, so a weight of one.
-    weights = tf.where(counts, tf.minimum(1.0, l2_norm_clip / norms), 0.0) / scale
+    bounds = tf.add_n([n.bounds for n in found]) / scale**2
+    counts = tf.math.is_finite(bounds) & tf.math.is_finite(losses) & valid
+    weights = tf.where(counts, clip_weights(bounds, l2_norm_clip), 0.0) / scale
     sums = _weighted_sums(variables, measured, weights, counts)
     outputs = batching.map_tensors(tf.stop_gradient, forward.y_pred)
-    return ClippedGradients(sums, norms, losses, outputs)
+    return ClippedGradients(sums, tf.cast(norms, tf.float32), losses, outputs)
 
 
 def _measure(
-    variables: list[Any], forward: Forward, scale: float
+    variables: list[Any], forward: Forward, scale: float, l2_norm_clip: float
 ) -> list[Measured | None]:
     """Returns measured per-example gradients for each variable, None if zero.
 
@@ -191,9 +239,10 @@ def _measure(
         for key, factor in unit.rule.factors(call, _dense(upstream)).items():
             factors.setdefault(key, []).append(factor)
     measured: list[Measured | None] = []
+    negligible = (l2_norm_clip * scale) ** 2
     for variable in variables:
         parts = factors.get(id(variable))
-        measured.append(add_factors(parts).measure() if parts else None)
+        measured.append(add_factors(parts).measure(negligible) if parts else None)
     if not any(measured):
         raise UnsupportedModelError(
             "The loss does not depend on any trainable weight of the model."

@@ -18,6 +18,7 @@ from keras.src.losses import loss as loss_module
 from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.independence import current_trace
 
 _UNINITIALIZED = "uninitialized_variables"
 _LOCK = threading.RLock()
@@ -126,6 +127,9 @@ def per_example_losses(
         if tf.is_tensor(leaf) and getattr(leaf, name, None) is not None
     ]
     tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
+    elements = (tensors, [value for *_, value in extras])
+    # Nothing else has seen the copies: who reads them reads one example of them.
+    copies = tf.nest.map_structure(tf.identity, elements)
 
     def one_example(element: tuple[list[tf.Tensor], list[tf.Tensor]]) -> tf.Tensor:
         remaining = iter(element[0])
@@ -139,6 +143,9 @@ def per_example_losses(
         return tf.reduce_sum(tf.convert_to_tensor(value))
 
     with unscaled_losses():
-        return tf.vectorized_map(
-            one_example, (tensors, [value for *_, value in extras])
-        )
+        losses = tf.vectorized_map(one_example, copies)
+    trace = current_trace()
+    if trace is not None:
+        flat = (tf.nest.flatten(elements), tf.nest.flatten(copies))
+        trace.isolated("The loss", *flat, [losses], repeated=False)
+    return losses

@@ -60,12 +60,13 @@ def _patched() -> Iterator[None]:
 def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
     """Collects the seed generators that are drawn from."""
     generators: list[keras.random.SeedGenerator] = []
+    previous = getattr(_STATE, "generators", None)
     with _patched():
         _STATE.generators = generators
         try:
             yield generators
         finally:
-            _STATE.generators = None
+            _STATE.generators = previous
 
 
 @contextlib.contextmanager

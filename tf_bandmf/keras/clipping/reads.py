@@ -78,7 +78,7 @@ class ReadLog:
 
     def captured_handles(self) -> dict[int, Any]:
         """Maps ids of the graph's handle placeholders to variable handles."""
-        return _captured_handles(self._graph)
+        return captured_handles(self._graph)
 
     def _position(self) -> int:
         return 0 if self._graph is None else len(self._graph.get_operations())
@@ -113,7 +113,7 @@ class ReadLog:
         )
 
 
-def _captured_handles(graph: Any) -> dict[int, Any]:
+def captured_handles(graph: Any) -> dict[int, Any]:
     """Maps placeholders of a function graph to the variable handles behind them."""
     resolved: dict[int, Any] = {}
     outer = getattr(graph, "outer_graph", None)
@@ -123,7 +123,7 @@ def _captured_handles(graph: Any) -> dict[int, Any]:
             continue
         if not isinstance(external, tf.__internal__.EagerTensor) and outer is not None:
             if outer_map is None:
-                outer_map = _captured_handles(outer)
+                outer_map = captured_handles(outer)
             external = outer_map.get(id(external), external)
         resolved[id(internal)] = external
     return resolved

@@ -1,4 +1,4 @@
-"""A numerical check of per-example clipping on two examples."""
+"""A numerical check of per-example clipping: the second line after the proof."""
 
 from __future__ import annotations
 
@@ -41,12 +41,17 @@ def self_check(
     """Compares clipped gradients of two examples with gradients taken one by one.
 
     The reference is a plain gradient tape on a batch of one, which knows nothing of
-    taps and rules. Random layers are made deterministic while the check runs. Call it
-    eagerly, on the first batch; it changes nothing in the model.
+    taps and rules. Then the second example is replaced by zeros, outliers and NaN, and
+    left out: what the first contributes must stay what it is. Random layers are made
+    deterministic while the check runs, and weights that are zero are moved away from it,
+    for a gate that is closed now may open later. Call it eagerly, on the first batch; it
+    changes nothing in the model. What layers mix is found without numbers, before: this
+    looks for mistakes in that.
 
     Args:
         model: A built and compiled model.
-        x: Inputs, [B, ...]; the first two examples are used.
+        x: Inputs, [B, ...]; the first two examples are used. If there is one only, a
+            second is made of it.
         y: Targets, [B, ...].
         sample_weight: Optional weights, [B, ...].
         rtol: Largest relative error of norms and of the clipped sum.
@@ -65,6 +70,9 @@ def self_check(
     _, size = batching.batch_size(data)
     if int(size) == 0:
         return
+    if int(size) == 1:
+        data = batching.map_tensors(_with_another, data)
+        size = 2
     count = min(int(size), _NUM_EXAMPLES + (microbatch_size is not None))
     data = batching.map_tensors(lambda tensor: tensor[:count], data)
     for layer in model._flatten_layers():
@@ -79,19 +87,9 @@ def self_check(
         )
         # Half of the largest norm, so that at least one example is clipped.
         clip = largest / 2 or 1.0
-        x, y, sample_weight = data
-        clipped = tf.function(
-            lambda: clipped_gradient_sums(
-                model,
-                x,
-                y,
-                sample_weight,
-                l2_norm_clip=clip,
-                microbatch_size=group,
-                loss_scale_factor=loss_scale_factor,
-            ),
-            autograph=False,
-        )()
+        step = _traced(model, data, clip, group, loss_scale_factor)
+        clipped = step(data)
+        others = [step(batch) for batch in _other_neighbors(data)]
     norms = clipped.norms.numpy()
     if loss_scale_factor and not np.all(np.isfinite(norms)):
         warnings.warn(
@@ -110,11 +108,98 @@ def self_check(
                 f"{_CAUSES}"
             )
     _compare_sums(model, clipped.sums, references, clip, rtol)
+    expected, _ = references[0]
+    if not math.isfinite(expected):
+        return
+    for neighbor, result in zip(_NEIGHBORS, others, strict=True):
+        found = float(result.norms[0])
+        if not abs(found - expected) <= rtol * expected + 1e-6:
+            raise ClippingMismatchError(
+                f"The gradient norm of an example is {expected:.6g} when it is alone, "
+                f"but {found:.6g} beside {neighbor}. {_CAUSES}"
+            )
+        if not np.isfinite(result.norms[1:]).any():
+            _compare_sums(model, result.sums, references[:1], clip, rtol)
+
+
+def _traced(
+    model: keras.Model,
+    data: Any,
+    clip: float,
+    group: int | None,
+    loss_scale_factor: float | None,
+) -> Callable[[Any], Any]:
+    """The clipping as one graph for batches of any size."""
+    specs = [
+        tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+        for leaf in batching.tensor_leaves(data)
+    ]
+
+    @tf.function(autograph=False, input_signature=[specs])
+    def step(leaves: list[tf.Tensor]) -> Any:
+        remaining = iter(leaves)
+        return clipped_gradient_sums(
+            model,
+            *batching.map_tensors(lambda _: next(remaining), data),
+            l2_norm_clip=clip,
+            microbatch_size=group,
+            loss_scale_factor=loss_scale_factor,
+        )
+
+    return lambda batch: step(batching.tensor_leaves(batch))
+
+
+# What stands beside the first example, in this order.
+_NEIGHBORS = (
+    "a NaN example",
+    "zeros",
+    "an outlier",
+    "nothing",
+    "three copies of another",
+)
+
+
+def _other_neighbors(data: Any) -> list[Any]:
+    """Batches with the same first example."""
+
+    def beside(change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+        return batching.map_tensors(
+            lambda tensor: tf.concat([tensor[:1], change(tensor[1:2])], axis=0), data
+        )
+
+    def filled(value: float) -> Callable[[tf.Tensor], tf.Tensor]:
+        def fill(row: tf.Tensor) -> tf.Tensor:
+            if row.dtype.is_floating:
+                return tf.fill(tf.shape(row), tf.cast(value, row.dtype))
+            return row
+
+        return fill
+
+    def zeros(row: tf.Tensor) -> tf.Tensor:
+        return tf.zeros_like(row) if row.dtype.is_floating else row
+
+    return [
+        beside(filled(math.nan)),
+        beside(zeros),
+        beside(lambda row: 1e3 * row if row.dtype.is_floating else row),
+        beside(lambda row: row[:0]),
+        beside(lambda row: tf.repeat(row, 3, axis=0)),
+    ]
+
+
+def _with_another(tensor: tf.Tensor) -> tf.Tensor:
+    """Adds a second example that differs from the only one."""
+    other = tensor
+    if tensor.dtype.is_floating:
+        other = 0.5 - tensor
+    elif tensor.shape.rank > 1:
+        other = tf.reverse(tensor, axis=[-1])
+    return tf.concat([tensor, other], axis=0)
 
 
 _CAUSES = (
-    "Likely causes: a layer or loss that mixes examples of a batch (a mean, "
-    "normalization or attention over axis 0, a cross-batch loss), random numbers that "
+    "Likely causes: a layer that mixes examples of a batch and was vouched for with "
+    "`register_per_example_layer`, random numbers that "
     "do not come from `keras.random` (use a `keras.random.SeedGenerator`), or a layer "
     "with a custom gradient. Find it by removing custom layers one by one."
 )
@@ -193,8 +278,10 @@ def _unchanged_state(model: keras.Model) -> Iterator[None]:
     states = [layer_state for layer_state in model.variables]
     before = [np.array(state.numpy()) for state in states]
     try:
+        _move_zeros(states)
+        during = [np.array(state.numpy()) for state in states]
         yield
-        for state, old in zip(states, before, strict=True):
+        for state, old in zip(states, during, strict=True):
             if "seed_generator" in state.path:
                 continue
             if not np.array_equal(old, state.numpy(), equal_nan=True):
@@ -207,6 +294,17 @@ def _unchanged_state(model: keras.Model) -> Iterator[None]:
     finally:
         for state, old in zip(states, before, strict=True):
             state.assign(old)
+
+
+def _move_zeros(states: list[Any]) -> None:
+    """Gives weights that are all zero small values: gates open, biases show."""
+    rng = np.random.default_rng(0)
+    for state in states:
+        if state.dtype not in _TOLERANCES and not state.dtype.startswith("float"):
+            continue
+        if state.shape is not None and not np.any(state.numpy()):
+            values = 0.1 * (1 + rng.random(tuple(state.shape)))
+            state.assign(keras.ops.cast(values, state.dtype))
 
 
 @contextlib.contextmanager
@@ -239,7 +337,7 @@ _DETERMINISTIC: dict[str, Callable[[dict[str, Any]], Any]] = {
     "truncated_normal": lambda a: _fill(a, a["mean"]),
     "uniform": lambda a: _fill(a, (a["minval"] + a["maxval"]) / 2),
     "randint": lambda a: _fill(a, a["minval"], "int32"),
-    "shuffle": lambda a: a["x"],
+    "shuffle": lambda a: tf.reverse(a["x"], axis=[a["axis"]]),
     "categorical": lambda a: tf.tile(
         tf.argmax(a["logits"], axis=-1, output_type=tf.int64)[:, None],
         [1, a["num_samples"]],

@@ -9,6 +9,7 @@ the same size.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import weakref
 from collections.abc import Mapping, Sequence
@@ -18,46 +19,61 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import batching
+from tf_bandmf.keras.clipping.batch_losses import refuse_comparisons
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.forward import Forward, run_forward
+from tf_bandmf.keras.clipping.independence import Trace
+from tf_bandmf.keras.clipping.proof import prove
 from tf_bandmf.keras.clipping.randomness import used_generators
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.taps import CallShape, Spread
-from tf_bandmf.keras.clipping.units import Unit
-from tf_bandmf.keras.clipping.variables import (
-    tensorflow_variable,
-    trainable_variables,
-)
+from tf_bandmf.keras.clipping.units import Unit, find_units
+from tf_bandmf.keras.clipping.variables import trainable_variables
 
 _BATCH_SIZES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061)
 # These read the shape of a tensor, not its values.
 _SHAPE_OPERATIONS = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
 _ELEMENTWISE = {"Add", "AddV2", "Sub", "Mul"}
 _PASS_THROUGH = {"Identity", "Cast"}
-_WRITES = re.compile(r"Assign|Resource(Scatter|Apply|SparseApply|StridedSliceAssign)")
 _STATEFUL_RANDOM = re.compile(
     r"Random|Stateful(Uniform|StandardNormal|TruncatedNormal)|Rng|TruncatedNormal|"
     r"Multinomial"
 )
 
-_KNOWN: weakref.WeakKeyDictionary[Any, dict[Any, dict[int, CallShape]]] = (
+_KNOWN: weakref.WeakKeyDictionary[Any, dict[Any, Structure]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def call_shapes(
-    model: keras.Model, variables: Sequence[Any], units: Sequence[Unit], data: Any
-) -> Mapping[int, CallShape]:
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """What a trace of a model proved.
+
+    Attributes:
+        shapes: For each tapped call, by position, what it gets per example.
+        alone: Layers that must be executed for each example by itself.
+    """
+
+    shapes: Mapping[int, CallShape]
+    alone: tuple[Any, ...]
+
+
+def structure_of(
+    model: keras.Model,
+    variables: Sequence[Any],
+    data: Any,
+    alone: Sequence[Any] = (),
+) -> Structure:
     """Traces a model and returns what its tapped calls get per example.
 
     Args:
         model: A built and compiled model.
         variables: Its trainable variables.
-        units: The layers to tap.
         data: (x, y, sample_weight), tensors [B, ...].
+        alone: Layers that are known to need execution for each example by itself.
 
     Returns:
-        For each tapped call, by position, its `CallShape`.
+        The structure of the model's calls.
 
     Raises:
         UnsupportedModelError: If the model has a structure that is not supported.
@@ -67,16 +83,17 @@ def call_shapes(
         tuple(id(variable) for variable in variables),
         tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves),
         id(model._compile_loss),
+        tuple(id(layer) for layer in alone),
     )
     known = _KNOWN.setdefault(model, {})
     if key not in known:
-        known[key] = _trace(model, variables, units, data)
+        known[key] = _trace(model, variables, data, list(alone))
     return known[key]
 
 
 def _trace(
-    model: keras.Model, variables: Sequence[Any], units: Sequence[Unit], data: Any
-) -> dict[int, CallShape]:
+    model: keras.Model, variables: Sequence[Any], data: Any, alone: list[Any]
+) -> Structure:
     taken = {d for variable in variables for d in variable.shape}
     for leaf in batching.tensor_leaves(data):
         taken.update(leaf.shape[1:])
@@ -87,30 +104,48 @@ def _trace(
     ]
     found: dict[int, CallShape] = {}
 
-    @tf.function(autograph=False)
     def probe(tensors: list[tf.Tensor]) -> tf.Tensor:
         remaining = iter(tensors)
         placeholders = batching.map_tensors(lambda _: next(remaining), data)
+        units = find_units(model, variables, alone)
+        trace = Trace(batching.tensor_leaves(placeholders), static_batch=size)
         with used_generators() as generators:
-            forward = run_forward(model, variables, units, placeholders, None)
-        seeds = [tensorflow_variable(generator.state) for generator in generators]
-        found.update(_examine(model, variables, forward, placeholders, size, seeds))
+            forward = run_forward(model, variables, units, placeholders, None, trace)
+        found.clear()
+        found.update(_examine(model, variables, forward, placeholders, size))
+        more = prove(model, forward, trace, generators, alone)
+        if more is not None:
+            raise _RunAlone(more)
+        _, y, sample_weight = placeholders
+        refuse_comparisons(model, y, forward.y_pred, sample_weight, size)
         return forward.losses
 
-    try:
-        probe.get_concrete_function(specs)
-    except UnsupportedModelError:
-        raise
-    except Exception as error:
-        # Whatever goes wrong here has its cause in the model or the data; say what
-        # is special about this trace, as the size in the message is not the user's.
-        error.add_note(
-            f"Model {model.name!r} was traced for a batch of {size} examples to find "
-            "out where the batch dimension is. A model must accept any batch size: do "
-            "not write one into a reshape or a layer."
-        )
-        raise
-    return found
+    while True:
+        try:
+            # A graph of its own each time: Keras' layers may keep tensors of the last.
+            tf.function(probe, autograph=False).get_concrete_function(specs)
+            return Structure(dict(found), tuple(alone))
+        except _RunAlone as request:
+            alone.append(request.layer)
+        except UnsupportedModelError:
+            raise
+        except Exception as error:
+            # Whatever goes wrong here has its cause in the model or the data; say what
+            # is special about this trace, as the size in the message is not the user's.
+            error.add_note(
+                f"Model {model.name!r} was traced for a batch of {size} examples to "
+                "find out where the batch dimension is. A model must accept any batch "
+                "size: do not write one into a reshape or a layer."
+            )
+            raise
+
+
+class _RunAlone(Exception):
+    """Asks for another trace, in which a layer is executed alone."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer)
+        self.layer = layer
 
 
 def _examine(
@@ -119,7 +154,6 @@ def _examine(
     forward: Forward,
     data: Any,
     size: int,
-    seeds: list[Any],
 ) -> dict[int, CallShape]:
     found = {id(variable) for variable in trainable_variables(model)}
     if found != {id(variable) for variable in variables}:
@@ -135,7 +169,7 @@ def _examine(
                 f"Model {model.name!r} returns a tensor of shape {leaf.shape} for a "
                 f"batch of {size}: its first dimension is not the batch."
             )
-    _refuse_writes(model, forward, operations, seeds)
+    _refuse_unrepeatable(forward, operations)
     dependent = _dependent(operations, batching.tensor_leaves(data[0]))
     shapes = {}
     for position, (unit, call) in enumerate(forward.recorder.calls):
@@ -220,25 +254,9 @@ def _dependent(operations: Sequence[Any], inputs: Sequence[tf.Tensor]) -> set[in
     return dependent
 
 
-def _refuse_writes(
-    model: keras.Model, forward: Forward, operations: Sequence[Any], seeds: list[Any]
-) -> None:
-    """Refuses state that a forward pass changes, and random numbers without a seed."""
-    allowed = set()
-    for seed in seeds:
-        for part in (seed, *getattr(seed, "values", ())):
-            allowed.add(id(part.handle))
-    captured = forward.log.captured_handles()
+def _refuse_unrepeatable(forward: Forward, operations: Sequence[Any]) -> None:
+    """Refuses random numbers without a seed where a layer runs a second time."""
     for position, operation in enumerate(operations):
-        if _WRITES.match(operation.type):
-            handle = operation.inputs[0]
-            if id(captured.get(id(handle), handle)) in allowed:
-                continue
-            raise UnsupportedModelError(
-                f"The forward pass of model {model.name!r} changes a variable (in "
-                f"{operation.name!r}). State computed from data would be released "
-                "with the model without noise. Remove it or freeze its layer."
-            )
         unit = forward.log.unit_at(position)
         if (
             unit is not None

@@ -12,7 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping import batching
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.independence import Trace
 from tf_bandmf.keras.clipping.reads import ReadLog
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.units import Unit
@@ -57,6 +59,7 @@ class Recorder:
         log: Notes which variables are read where.
         shapes: What is known about each call, by position; None to find out.
         size: The batch size.
+        trace: Notes what shows that examples are independent.
     """
 
     def __init__(
@@ -66,14 +69,18 @@ class Recorder:
         log: ReadLog,
         shapes: Mapping[int, CallShape] | None,
         size: tf.Tensor,
+        trace: Trace,
     ) -> None:
         self._units = {id(unit.layer): unit for unit in units}
         self._tape = tape
         self._log = log
         self._shapes = shapes
         self._size = size
+        self._trace = trace
         self._place = _current_graph()
         self._inside = False
+        # Calls of layers in the closed list that have not returned yet.
+        self._trusted = 0
         self.calls: list[tuple[Unit, LayerCall]] = []
 
     def handles(self, layer: Any) -> bool:
@@ -109,14 +116,53 @@ class Recorder:
             mark=self._tape.watch,
         )
         self._describe(call)
+        trusted = self._trace.trusts(layer, original, (args, kwargs))
+        within = self._trusted
         self._inside = True
         try:
-            with self._log.inside(unit):
+            with self._log.inside(unit), self._trace.within(layer) as window:
                 outputs = unit.rule.forward(call)
         finally:
             self._inside = False
+        if trusted:
+            spread = call.spread is not tf.identity
+            self._trace.called(window, (args, kwargs), outputs, spread)
+        else:
+            for tap in call.taps:
+                self._trace.require(tap)
+        if not within:
+            self._require(call)
         self.calls.append((unit, call))
         return outputs
+
+    def watch(
+        self,
+        layer: Any,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Runs a call that needs no taps, and notes where it is."""
+        if not self._trace.is_current():
+            return original(*args, **kwargs)
+        trusted = self._trace.trusts(layer, original, (args, kwargs))
+        self._trusted += trusted
+        try:
+            with self._trace.within(layer) as window:
+                outputs = original(*args, **kwargs)
+        finally:
+            self._trusted -= trusted
+        if trusted:
+            self._trace.called(window, (args, kwargs), outputs)
+        return outputs
+
+    def _require(self, call: LayerCall) -> None:
+        """Asks that arguments have the batch where the rule takes it to be."""
+        if call.batched is None:
+            return
+        leaves = batching.tensor_leaves((call.args, call.kwargs))
+        for leaf, batched in zip(leaves, call.batched, strict=True):
+            self._trace.require(leaf, batched)
 
     def _describe(self, call: LayerCall) -> None:
         """Adds to a call what is known about its batch dimensions."""
@@ -149,16 +195,18 @@ def _dispatcher(layer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         recorder: Recorder | None = getattr(_STATE, "recorder", None)
-        if recorder is None or not recorder.handles(layer):
+        if recorder is None:
             return original(*args, **kwargs)
+        if not recorder.handles(layer):
+            return recorder.watch(layer, original, args, kwargs)
         return recorder.record(layer, original, args, kwargs)
 
     return call
 
 
 @contextlib.contextmanager
-def tapped(recorder: Recorder, units: Sequence[Unit]) -> Iterator[None]:
-    """Directs calls of the units to the recorder, in this thread.
+def tapped(recorder: Recorder, layers: Sequence[Any]) -> Iterator[None]:
+    """Directs calls of layers to the recorder, in this thread.
 
     The layers' own `call` is back afterwards, whatever happens. Replicas of a
     distribution strategy trace in threads that take turns in the middle of a forward
@@ -166,15 +214,15 @@ def tapped(recorder: Recorder, units: Sequence[Unit]) -> Iterator[None]:
 
     Args:
         recorder: Receives the calls.
-        units: The layers to tap.
+        layers: All layers whose calls are to be seen.
 
     Yields:
         Nothing.
     """
     with contextlib.ExitStack() as stack:
-        for unit in units:
-            _install(unit.layer)
-            stack.callback(_uninstall, unit.layer)
+        for layer in layers:
+            _install(layer)
+            stack.callback(_uninstall, layer)
         previous = getattr(_STATE, "recorder", None)
         _STATE.recorder = recorder
         try:

@@ -7,13 +7,13 @@ Containers are opened; a layer that owns weights is a unit, with all that is ins
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.rules import Rule, rule_for
+from tf_bandmf.keras.clipping.rules import AloneRule, Rule, rule_for
 
 # Their inner layers run inside loops, where a tap would see single time steps.
 _CLOSED = (keras.layers.RNN, keras.layers.TimeDistributed)
@@ -34,12 +34,15 @@ class Unit:
     rule: Rule
 
 
-def find_units(model: keras.Model, variables: Sequence[Any]) -> list[Unit]:
+def find_units(
+    model: keras.Model, variables: Sequence[Any], alone: Collection[Any] = ()
+) -> list[Unit]:
     """Finds the layers whose calls must be tapped.
 
     Args:
         model: A built model.
         variables: The trainable variables of the model.
+        alone: Layers that are executed for each example by itself.
 
     Returns:
         Units that together cover all variables.
@@ -56,7 +59,10 @@ def find_units(model: keras.Model, variables: Sequence[Any]) -> list[Unit]:
             return
         seen.add(id(layer))
         inside = tuple(v for v in layer.trainable_variables if id(v) in wanted)
-        if not inside:
+        if any(layer is other for other in alone):
+            units.append(Unit(layer, inside, AloneRule()))
+            return
+        if not inside and not alone:
             return
         own = [v for v in layer._trainable_variables if id(v) in wanted]
         if layer is model:
@@ -66,7 +72,7 @@ def find_units(model: keras.Model, variables: Sequence[Any]) -> list[Unit]:
                     "so that no layer's call accounts for its gradient. Move the "
                     "weight into a layer of its own."
                 )
-        elif own or isinstance(layer, _CLOSED):
+        elif inside and (own or isinstance(layer, _CLOSED)):
             units.append(Unit(layer, inside, rule_for(layer, inside)))
             return
         for child in layer._flatten_layers(include_self=False, recursive=False):

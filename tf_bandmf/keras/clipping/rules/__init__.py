@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from tf_bandmf.keras.clipping.rules.alone import AloneRule
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
 from tf_bandmf.keras.clipping.rules.convolution import (
     ConvolutionRule,
@@ -43,4 +44,4 @@ def rule_for(layer: Any, variables: Sequence[Any]) -> Rule:
     return next(rule for rule in _RULES if rule.supports(layer, variables))
 
 
-__all__ = ["LayerCall", "Rule", "rule_for"]
+__all__ = ["AloneRule", "LayerCall", "Rule", "rule_for"]

@@ -6,7 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors import Factor, Rows
+from tf_bandmf.keras.clipping.factors import Factor
+from tf_bandmf.keras.clipping.rows import Rows
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     Rule,
@@ -45,6 +46,9 @@ class EmbeddingRule(Rule):
         ids = call.spread(call.inputs)
         if ids.dtype not in (tf.int32, tf.int64):
             ids = tf.cast(ids, tf.int32)
+        # Keras counts negative ids from the end; rows that do not exist get nothing.
+        ids = tf.where(ids < 0, ids + num_rows, ids)
+        ids = tf.where((ids >= 0) & (ids < num_rows), ids, -1)
         batch = tf.shape(ids)[0]
         terms = -1
         if all(d is not None for d in ids.shape[1:]):

@@ -18,6 +18,7 @@ from tensorflow.python.ops import gen_math_ops
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors import Factor, Instantiated
+from tf_bandmf.keras.clipping.independence import current_trace
 from tf_bandmf.keras.clipping.randomness import (
     per_example_seeds,
     recorded_draws,
@@ -85,7 +86,7 @@ class GenericRule(Rule):
             return [tf.convert_to_tensor(grad) for grad in grads]
 
         elements = (_batched(call), [gradients[i] for i in used], seeds)
-        per_example = _map(one_example, elements)
+        per_example = map_examples(one_example, elements, _name(call), backward=True)
         return {
             id(variable): Instantiated(gradient)
             for variable, gradient in zip(call.variables, per_example, strict=True)
@@ -127,14 +128,14 @@ def _batched(call: LayerCall) -> list[tf.Tensor]:
 
 
 def _run_one(
-    call: LayerCall, inputs: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor]
+    call: LayerCall, inputs: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor] | None
 ) -> Any:
     """Runs the layer on one example.
 
     Args:
         call: The recorded call.
         inputs: The example's slice of each batched argument, without batch dimension.
-        seeds: One seed of shape [2] per random draw of the layer.
+        seeds: One seed of shape [2] per random draw of the layer; None to draw.
 
     Returns:
         The layer's output for a batch of one.
@@ -148,7 +149,8 @@ def _run_one(
         return leaf if value is None else value[None]
 
     args, kwargs = keras.tree.map_structure(replace, (call.args, call.kwargs))
-    with call.notes["scope"].restored(), replayed_draws(list(seeds)):
+    replay = contextlib.nullcontext() if seeds is None else replayed_draws(list(seeds))
+    with call.notes["scope"].restored(), replay:
         return call.original(*args, **kwargs)
 
 
@@ -163,13 +165,39 @@ def _forward_per_example(call: LayerCall) -> list[tf.Tensor]:
         return [leaf[0] for leaf in _output_leaves(call.layer, outputs)]
 
     elements = (_batched(call), call.notes["seeds"])
-    return _map(one_example, elements)
+    return map_examples(one_example, elements, _name(call))
 
 
-def _map(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> list[tf.Tensor]:
-    """Maps a function over examples, vectorized."""
+def _name(call: LayerCall) -> str:
+    return f"Layer {call.layer.name!r} ({type(call.layer).__name__})"
+
+
+def map_examples(
+    function: Callable[[Any], list[tf.Tensor]],
+    elements: Any,
+    name: str,
+    *,
+    backward: bool = False,
+) -> list[tf.Tensor]:
+    """Maps a function over examples, vectorized.
+
+    Args:
+        function: Of nested tensors, those of one example; returns a list of tensors.
+        elements: Nested tensors [B, ...].
+        name: What runs, for messages.
+        backward: Whether there are gradients among the elements.
+
+    Returns:
+        Tensors [B, ...].
+    """
+    copies = tf.nest.map_structure(tf.identity, elements)
     with _without_broadcasting_products():
-        return list(tf.vectorized_map(function, elements))
+        outputs = list(tf.vectorized_map(function, copies))
+    trace = current_trace()
+    if trace is not None:
+        flat = (tf.nest.flatten(elements), tf.nest.flatten(copies))
+        trace.isolated(name, *flat, outputs, backward=backward)
+    return outputs
 
 
 @contextlib.contextmanager

@@ -1,0 +1,78 @@
+"""What knows no engine imports none, so that another one can build on it."""
+
+import importlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import tf_bandmf_federated
+
+# Where the rules of the house are kept, whatever moves the updates.
+MODULES = (
+    "accounting",
+    "availability",
+    "digests",
+    "host_noise",
+    "ledger",
+    "noise_uses",
+    "participation_table",
+    "plan_checks",
+    "records",
+    "report",
+    "ring_file",
+    "secret_words",
+    "server_noise",
+    "tags",
+    "worker_guard",
+)
+PUBLIC = ("HostNoise", "Ledger", "RoundRecord", "measured_guarantee", "write_report")
+
+_PROGRAM = """
+import importlib
+import sys
+
+ENGINES = ("tensorflow_federated", "tensorflow_privacy", "flwr")
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ENGINES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import tf_bandmf_federated
+
+for name in sys.argv[1].split():
+    importlib.import_module("tf_bandmf_federated." + name)
+for name in sys.argv[2].split():
+    getattr(tf_bandmf_federated, name)
+print("imported")
+"""
+
+
+def test_they_import_without_an_engine():
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, " ".join(MODULES), " ".join(PUBLIC)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["imported"], done.stderr[-2000:]
+
+
+def test_every_module_is_on_one_side():
+    """A new module is put here, or names its engine."""
+    folder = pathlib.Path(tf_bandmf_federated.__file__).parent
+    for path in folder.glob("[!_]*.py"):
+        text = path.read_text(encoding="utf-8")
+        names_one = (
+            "import tensorflow_federated" in text or "import tensorflow_privacy" in text
+        )
+        assert names_one != (path.stem in MODULES), path.stem
+
+
+def test_what_needs_the_engine_says_so():
+    if importlib.util.find_spec("tensorflow_federated"):
+        pytest.skip("TensorFlow Federated is here")
+    with pytest.raises(ModuleNotFoundError, match="tensorflow_federated"):
+        tf_bandmf_federated.build_fed_avg  # noqa: B018

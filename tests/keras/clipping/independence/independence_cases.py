@@ -1,0 +1,101 @@
+"""Models around one layer or loss, and what one record changes in their clipped sum."""
+
+import clipping_reference as reference
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import clipped_gradient_sums
+from tf_bandmf.keras.clipping.batching import to_tensors
+from tf_bandmf.keras.clipping.structure import structure_of
+
+layers = keras.layers
+CLIP = 0.5
+LENGTH, WIDTH, BATCH = 3, 4, 5
+
+
+class Custom(layers.Layer):
+    """A layer around a function of its input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+class Weighted(Custom):
+    """As `Custom`, with a weight of its own."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        return self.function(x) * self.scale
+
+
+def examples(batch=BATCH, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(batch, LENGTH, WIDTH)).astype("f4")
+    return x, rng.normal(size=(batch, 2)).astype("f4")
+
+
+def model_with(*inner, loss="mse"):
+    """A model [LENGTH, WIDTH] -> [2] with some layers in its middle."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((LENGTH, WIDTH))
+    x = layers.Dense(WIDTH, activation="tanh")(inputs)
+    for layer in inner:
+        x = layer(x)
+    outputs = layers.Dense(2)(layers.Flatten()(x))
+    model = keras.Model(inputs, outputs)
+    model.compile(loss=loss)
+    reference.randomize(model)
+    return model
+
+
+def clipping_of(model, clip=CLIP):
+    """The clipped sum as one graph for any batch size."""
+    signature = [
+        tf.TensorSpec([None, *model.input_shape[1:]]),
+        tf.TensorSpec([None, *model.output_shape[1:]]),
+    ]
+
+    @tf.function(autograph=False, input_signature=signature)
+    def step(x, y):
+        return clipped_gradient_sums(model, x, y, l2_norm_clip=clip).sums
+
+    return step
+
+
+def distance(first, second):
+    squares = [
+        np.sum((np.asarray(a) - np.asarray(b)) ** 2) for a, b in zip(first, second)
+    ]
+    return float(np.sqrt(sum(squares)))
+
+
+def largest_change(model):
+    """How far removing one record, or making it NaN, moves the sum, in clip norms."""
+    x, y = examples()
+    x[-1] *= 30
+    step = clipping_of(model)
+    whole = step(x, y)
+    changes = []
+    for index in (0, BATCH - 1):
+        rest = [i for i in range(BATCH) if i != index]
+        changes.append(distance(whole, step(x[rest], y[rest])))
+        bad = x.copy()
+        bad[index] = np.nan
+        changes.append(distance(whole, step(bad, y)))
+    assert max(changes) > 0
+    return max(changes) / CLIP
+
+
+def executed_alone(model, x=None, y=None):
+    """Layers that run for each example by themselves."""
+    if x is None:
+        x, y = examples()
+    data = to_tensors((x, y, None))
+    return structure_of(model, model.trainable_variables, data).alone

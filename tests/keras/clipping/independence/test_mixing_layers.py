@@ -1,0 +1,330 @@
+"""Layers that mix examples are executed for each example by itself, or refused."""
+
+import independence_cases as cases
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import UnsupportedModelError
+
+ops = keras.ops
+GENERATOR = keras.random.SeedGenerator(0)
+
+
+def loop_over_batch(x):
+    def body(i, total):
+        return i + 1, total + x[i]
+
+    return (
+        x
+        + tf.while_loop(
+            lambda i, _: i < tf.shape(x)[0], body, (0, tf.zeros_like(x[0]))
+        )[1]
+    )
+
+
+def moved_batch(x):
+    """Takes time steps for examples."""
+    moved = tf.reshape(tf.transpose(x, [1, 0, 2]), tf.shape(x))
+    return x + tf.cumsum(moved, axis=1)
+
+
+def attention_over_batch(x):
+    scores = ops.softmax(ops.einsum("btd,ctd->bc", x, x))
+    return ops.einsum("bc,ctd->btd", scores, x)
+
+
+def segments(x):
+    ids = tf.cast(x[:, 0, 0] > 0, tf.int32)
+    return x - tf.gather(tf.math.unsorted_segment_mean(x, ids, 2), ids)
+
+
+def partitioned(x):
+    ids = tf.cast(x[:, 0, 0] > 0, tf.int32)
+    return tf.concat(tf.dynamic_partition(x, ids, 2), axis=0)
+
+
+@tf.custom_gradient
+def mixed_backward(x):
+    return tf.identity(x), lambda d: d + tf.reduce_sum(d, axis=0, keepdims=True)
+
+
+def capacity(x):
+    """A mixture of experts that drops whoever comes third."""
+    return x * ops.cast(ops.cumsum(ops.ones_like(x), axis=0) < 3, "float32")
+
+
+def whitened(x):
+    rows = ops.reshape(x, (-1, cases.WIDTH))
+    return ops.matmul(x, ops.matmul(ops.transpose(rows), rows))
+
+
+def traced(x):
+    return x / (1.0 + tf.linalg.trace(tf.einsum("btc,btd->cd", x, x)))
+
+
+def batch_norm(x):
+    return (x - ops.mean(x, axis=0)) / ops.sqrt(ops.var(x, axis=0) + 1e-3)
+
+
+def permuted(x):
+    return x + tf.gather(x, tf.range(tf.shape(x)[0])[::-1])
+
+
+def in_inner_function(x):
+    return tf.function(lambda t: t - tf.reduce_mean(t, axis=0))(x)
+
+
+ISOLATED = {
+    "mean": lambda x: x - ops.mean(x, axis=0, keepdims=True),
+    "max": lambda x: x - ops.max(x, axis=0, keepdims=True),
+    "sort": lambda x: ops.sort(x, axis=0),
+    "rank": lambda x: x * ops.cast(ops.argmax(x, axis=0), "float32"),
+    "capacity": capacity,
+    "cumsum": lambda x: ops.cumsum(x, axis=0),
+    "roll": lambda x: x + ops.roll(x, 2, axis=0),
+    "flip": lambda x: x + ops.flip(x, axis=0),
+    "permutation": permuted,
+    "attention": attention_over_batch,
+    "mixup": lambda x: (x + keras.random.shuffle(x, seed=GENERATOR)) / 2,
+    "moved_batch": moved_batch,
+    "whitening": whitened,
+    "trace": traced,
+    "segments": segments,
+    "loop": loop_over_batch,
+    "condition": lambda x: tf.cond(tf.reduce_mean(x) > 0, lambda: x, lambda: 2 * x),
+    "custom_gradient": mixed_backward,
+    "batch_norm": batch_norm,
+    "batch_size": lambda x: x / ops.cast(ops.shape(x)[0], "float32"),
+    "position": lambda x: (
+        x * (1.0 + tf.range(tf.shape(x)[0], dtype=x.dtype))[:, None, None]
+    ),
+    "inner_function": in_inner_function,
+    "first_example": lambda x: x + x[:1],
+    "joined_rows": lambda x: ops.reshape(
+        ops.cumsum(ops.reshape(x, (-1,))), ops.shape(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ISOLATED)
+def test_invariant_16_mixing_layer_is_executed_alone(name):
+    layer = cases.Custom(ISOLATED[name])
+    model = cases.model_with(layer)
+    assert cases.largest_change(model) <= 1 + 1e-3
+    assert cases.executed_alone(model) == (layer,)
+
+
+@pytest.mark.parametrize("name", ["mean", "custom_gradient", "mixup"])
+def test_invariant_16_mixing_layer_with_weights_is_executed_alone(name):
+    model = cases.model_with(cases.Weighted(ISOLATED[name]))
+    assert cases.largest_change(model) <= 1 + 1e-3
+
+
+def test_invariant_16_alone_gradients_are_those_of_single_examples():
+    for name in ("batch_norm", "custom_gradient", "attention"):
+        model = cases.model_with(cases.Weighted(ISOLATED[name]))
+        cases.reference.assert_exact(model, *cases.examples())
+
+
+REFUSED = {
+    "host_code": lambda x: tf.ensure_shape(
+        tf.numpy_function(lambda a: a - a.mean(0), [x], tf.float32), x.shape
+    ),
+    "shuffle_without_seed": lambda x: x + tf.random.shuffle(x),
+    "partition": partitioned,
+    "scan": lambda x: tf.scan(lambda a, t: a + t, x),
+    "masked": lambda x: x + tf.reduce_mean(tf.boolean_mask(x, x[:, 0, 0] > 0)),
+    "unique": lambda x: x * tf.cast(tf.size(tf.unique(x[:, 0, 0])[0]), x.dtype),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_invariant_16_mixing_layer_is_refused(name):
+    model = cases.model_with(cases.Custom(REFUSED[name]))
+    with pytest.raises(UnsupportedModelError):
+        cases.largest_change(model)
+
+
+NODES = {
+    "mean": lambda x: x - ops.mean(x, axis=0, keepdims=True),
+    "matmul": lambda x: (
+        x + ops.mean(ops.matmul(x, ops.swapaxes(x, 1, 2)), axis=0)[:, :1]
+    ),
+    "transpose": lambda x: x + ops.sum(ops.transpose(x, (1, 0, 2)), axis=1),
+    "roll": lambda x: ops.roll(x, 1, axis=0),
+    "einsum": lambda x: x + ops.einsum("btd,bsd->ts", x, x)[:, :1],
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_invariant_16_mixing_node_of_a_functional_model_is_refused(name):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((cases.LENGTH, cases.WIDTH))
+    x = NODES[name](keras.layers.Dense(cases.WIDTH)(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(x)))
+    model.compile(loss="mse")
+    with pytest.raises(UnsupportedModelError, match="mixes examples"):
+        cases.largest_change(model)
+
+
+class MixesInCall(keras.Model):
+    """A subclass whose own `call` mixes examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(4)
+        self.outputs_layer = keras.layers.Dense(2)
+
+    def call(self, x):
+        h = self.hidden(x)
+        return self.outputs_layer(h - ops.mean(h, axis=0))
+
+
+def test_invariant_16_mixing_call_of_a_model_is_refused():
+    model = MixesInCall()
+    model.compile(loss="mse")
+    x = np.ones((4, 3), "f4")
+    model(x)
+    with pytest.raises(UnsupportedModelError, match="mixes examples"):
+        cases.reference.traced(model, x, np.ones((4, 2), "f4"))
+
+
+class Gate(keras.layers.Layer):
+    """Mixes examples as soon as a weight is not zero."""
+
+    def build(self, shape):
+        self.gate = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        mean = ops.mean(x, axis=0, keepdims=True)
+        return tf.cond(self.gate > 0, lambda: x - mean, lambda: x)
+
+
+def test_invariant_16_gate_that_opens_later_is_isolated():
+    gate = Gate()
+    model = cases.model_with(gate)
+    assert cases.executed_alone(model) == (gate,)
+    gate.gate.assign(1.0)
+    assert cases.largest_change(model) <= 1 + 1e-3
+
+
+class PythonGate(keras.layers.Layer):
+    """Mixes examples from the third trace on."""
+
+    traces = 0
+
+    def call(self, x):
+        self.traces += 1
+        return x - ops.mean(x, axis=0) if self.traces > 3 else x
+
+
+def test_invariant_16_gate_in_python_is_isolated_or_refused():
+    model = cases.model_with(PythonGate())
+    for _ in range(3):
+        assert cases.largest_change(model) <= 1 + 1e-3
+
+
+class Keeps(keras.layers.Layer):
+    """Keeps the whole batch for others to see."""
+
+    def call(self, x):
+        self.kept = [x]
+        return x
+
+
+class Reads(keras.layers.Layer):
+    """Adds what another layer kept."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.source = lambda: source.kept[0]
+
+    def call(self, x):
+        return x + ops.mean(self.source(), axis=0)
+
+
+def test_invariant_16_a_batch_kept_by_another_layer_is_refused():
+    keeps = Keeps()
+    with pytest.raises(UnsupportedModelError):
+        cases.largest_change(cases.model_with(keeps, Reads(keeps)))
+
+
+def test_invariant_16_a_batch_kept_for_the_loss_is_refused():
+    keeps = Keeps()
+
+    def loss(y, p):
+        return ops.mean((y - p) ** 2) + ops.mean(p) * ops.mean(keeps.kept[0])
+
+    with pytest.raises(UnsupportedModelError, match="whole batch"):
+        cases.largest_change(cases.model_with(keeps, loss=loss))
+
+
+CONFIGURATIONS = {
+    "activation": lambda: keras.layers.Dense(
+        4, activation=lambda x: x - ops.mean(x, axis=0)
+    ),
+    "attention_axes": lambda: SelfAttention(),
+    "call": lambda: overridden(),
+    "method": lambda: replaced_method(),
+    "subclass": lambda: Subclass(),
+    "lambda": lambda: keras.layers.Lambda(lambda x: x - ops.mean(x, axis=0)),
+}
+
+
+class Subclass(keras.layers.Dropout):
+    """A layer of the closed list, changed."""
+
+    def __init__(self):
+        super().__init__(0.1)
+
+    def call(self, x, training=False):
+        return x - ops.mean(x, axis=0)
+
+
+class SelfAttention(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.MultiHeadAttention(1, 2, attention_axes=(0,))
+
+    def build(self, shape):
+        self.inner.build(shape, shape)
+
+    def call(self, x):
+        return self.inner(x, x)
+
+
+def overridden():
+    layer = keras.layers.ReLU()
+    layer.__dict__["call"] = lambda x: x - ops.mean(x, axis=0)
+    return layer
+
+
+def replaced_method():
+    layer = keras.layers.LayerNormalization()
+    vars(layer)["call"] = lambda x: x - ops.mean(x, axis=0)
+    return layer
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_invariant_16_changed_layers_of_keras_are_not_trusted(name):
+    model = cases.model_with(CONFIGURATIONS[name]())
+    try:
+        assert cases.largest_change(model) <= 1 + 1e-3
+    except UnsupportedModelError:
+        pass
+
+
+def test_invariant_16_eager_steps_are_analysed_too():
+    gate = PythonGate()
+    model = cases.model_with(gate)
+    x, y = cases.examples()
+    for traces in (0, 10):
+        gate.traces = traces
+        result = cases.clipped_gradient_sums(model, x, y, l2_norm_clip=cases.CLIP)
+        bad = x.copy()
+        bad[0] = np.nan
+        gate.traces = traces
+        other = cases.clipped_gradient_sums(model, bad, y, l2_norm_clip=cases.CLIP)
+        assert cases.distance(result.sums, other.sums) <= cases.CLIP * (1 + 1e-3)

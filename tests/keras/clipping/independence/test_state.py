@@ -1,0 +1,163 @@
+"""State: nothing that a step computes from data stays behind, at any depth."""
+
+import independence_cases as cases
+import keras
+import pytest
+import tensorflow as tf
+
+import tf_bandmf.keras
+from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping.independence import registration
+
+ops = keras.ops
+
+
+class Average(keras.layers.Layer):
+    """Keeps a moving average of the data, assigned in some place."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+    def build(self, shape):
+        self.average = self.add_weight(shape=(), trainable=False)
+
+    def call(self, x):
+        def update(mean):
+            self.average._value.assign(0.9 * self.average._value + 0.1 * mean)
+            return mean
+
+        mean = ops.mean(x)
+        if self.place == "function":
+            tf.function(update)(mean)
+        elif self.place == "nested":
+            tf.function(lambda m: tf.function(update)(m) * 1.0)(mean)
+        elif self.place == "branch":
+            tf.cond(mean > 0, lambda: update(mean), lambda: mean)
+        elif self.place == "loop":
+            tf.while_loop(
+                lambda i, m: i < 2, lambda i, m: (i + 1, update(m)), (0, mean)
+            )
+        elif self.place == "map":
+            tf.map_fn(update, tf.reduce_mean(x, axis=[1, 2]))
+        else:
+            update(mean)
+        return x
+
+
+@pytest.mark.parametrize(
+    "place", ["open", "function", "nested", "branch", "loop", "map"]
+)
+def test_invariant_16_state_assigned_at_any_depth_is_refused(place):
+    with pytest.raises(UnsupportedModelError, match="without noise"):
+        cases.largest_change(cases.model_with(Average(place)))
+
+
+class Tracks(keras.layers.Layer):
+    """Updates a metric of its own, and reads it."""
+
+    def __init__(self, update):
+        super().__init__()
+        self.tracker = keras.metrics.Mean()
+        self.update = update
+
+    def call(self, x):
+        if self.update:
+            self.tracker.update_state(x)
+        return x + self.tracker.total / (1.0 + self.tracker.count)
+
+
+@pytest.mark.parametrize("update", [True, False])
+def test_invariant_16_metrics_inside_of_a_model_are_refused(update):
+    with pytest.raises(UnsupportedModelError, match="without noise"):
+        cases.largest_change(cases.model_with(Tracks(update)))
+
+
+def test_invariant_16_a_vouched_class_is_named_in_the_statement(
+    data, make_plan, monkeypatch
+):
+    monkeypatch.setattr(registration, "_vouched", set())
+
+    @tf_bandmf.keras.register_per_example_layer
+    class Vouched(keras.layers.Layer):
+        def call(self, x):
+            return x * tf.ensure_shape(tf.ones(tf.shape(x)), x.shape)
+
+    x, y = data
+    plan = make_plan()
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(4), Vouched(), keras.layers.Dense(3)]
+    )
+    tf_bandmf.keras.make_private(model)
+    model.compile(
+        tf_bandmf.keras.PrivateOptimizer("sgd", plan),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    assert "Vouched" in str(model.privacy_statement())
+    assert "Vouched" not in str(plan.statement())
+    model.fit(plan.batches(x, y), epochs=2, verbose=0)
+    assert cases.executed_alone(model, x, y) == ()
+    monkeypatch.setattr(registration, "_vouched", set())
+    assert str(model.privacy_statement()) == str(plan.statement())
+
+
+def test_invariant_16_only_layers_can_be_vouched_for():
+    for wrong in (keras.Sequential, int, keras.layers.Dense(2)):
+        with pytest.raises(TypeError, match="layer_class"):
+            tf_bandmf.keras.register_per_example_layer(wrong)
+
+
+class WritesWeights(keras.metrics.Metric):
+    """Carries data into the model past clipping."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = lambda: layer
+
+    def update_state(self, y, p, sample_weight=None):
+        self.layer().bias.assign(ops.mean(p, axis=0))
+
+    def result(self):
+        return 0.0
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_invariant_16_metrics_that_write_weights_are_refused(data, make_plan, eager):
+    x, y = data
+    plan = make_plan()
+    last = keras.layers.Dense(3)
+    model = keras.Sequential([keras.Input((5,)), last])
+    tf_bandmf.keras.make_private(model, self_check=False)
+    model.compile(
+        tf_bandmf.keras.PrivateOptimizer("sgd", plan),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[WritesWeights(last)],
+        run_eagerly=eager,
+    )
+    with pytest.raises(UnsupportedModelError, match="metric"):
+        model.fit(plan.batches(x, y), epochs=1, verbose=0)
+
+
+class OwnStep(tf_bandmf.keras.PrivateTraining, keras.Model):
+    """Mixes examples before the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((x - tf.reduce_mean(x, axis=0), y))
+
+
+def test_invariant_6_own_train_step_is_refused():
+    model = OwnStep()
+    model(tf.zeros([2, 3]))
+    model.compile(loss="mse")
+    with pytest.raises(UnsupportedModelError, match="train_step"):
+        cases.reference.traced(
+            model, tf.zeros([2, 3]).numpy(), tf.zeros([2, 2]).numpy()
+        )

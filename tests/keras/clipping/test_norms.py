@@ -1,0 +1,288 @@
+"""Searches for gradients whose clipped contribution is larger than the clip norm."""
+
+import hypothesis
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+
+from tf_bandmf.keras.clipping import factors, norms, rows
+
+# The stated relative error of float rounding.
+TOLERANCE = 1e-3
+LAYOUT = factors.Layout.plain
+CLIP = 0.5
+
+
+def contribution(factor, clip=CLIP):
+    """The clipped sum of a batch, and its weights."""
+    measured = factor.measure(clip**2)
+    finite = tf.math.is_finite(measured.norms.bounds)
+    weights = tf.where(finite, norms.clip_weights(measured.norms.bounds, clip), 0.0)
+    return measured.weighted_sum(weights, measured.cleaned(finite)), weights
+
+
+def product(left, right):
+    return factors.Product(left, right, LAYOUT((left.shape[-1], right.shape[-1])))
+
+
+def grouped(left, right):
+    left, right = (tf.stack([part, part[:, ::-1]], axis=1) for part in (left, right))
+    shape = (2, left.shape[-1], right.shape[-1])
+    return factors.Product(left, right, LAYOUT(shape))
+
+
+def two_calls(left, right):
+    first = product(left[:, :1], right[:, :1])
+    return factors.add_factors([first, product(left[:, 1:], right[:, 1:])])
+
+
+def formed(left, right):
+    return factors.Instantiated(tf.einsum("bti,bto->bio", left, right))
+
+
+def in_parts(left, right):
+    return factors.InParts((formed(left, right).gradients,))
+
+
+def rows_of(ids):
+    def make(left, right):
+        del left
+        count = right.shape[1]
+        table = tf.constant([[ids(t) for t in range(count)]])
+        return rows.Rows(table, right, 3)
+
+    return make
+
+
+# Name: (kind, T, I, O); inner products are used above 40,000 parameters.
+KINDS = {
+    "one outer product": (product, 1, 40, 30),
+    "formed": (product, 4, 20, 30),
+    "inner products": (product, 6, 201, 211),
+    "wide": (product, 2, 11, 4001),
+    "groups": (grouped, 4, 201, 101),
+    "two calls": (two_calls, 2, 256, 256),
+    "kept": (formed, 4, 7, 37),
+    "a prime number": (formed, 4, 1, 1009),
+    "parts": (in_parts, 4, 30, 40),
+    "different rows": (rows_of(lambda t: t), 3, 1, 50),
+    "repeated rows": (rows_of(lambda t: t % 2), 8, 1, 50),
+    "many repeats": (rows_of(lambda t: t % 3), 300, 1, 9),
+}
+_COMPILED = {}
+
+
+def compiled(name, dtype, xla):
+    key = name, dtype, xla
+    if key not in _COMPILED:
+        make = KINDS[name][0]
+
+        @tf.function(autograph=False, jit_compile=xla)
+        def run(left, right):
+            return contribution(make(tf.cast(left, dtype), tf.cast(right, dtype)))
+
+        _COMPILED[key] = run
+    return _COMPILED[key]
+
+
+def terms(rng, count, size, form, nearness):
+    """Rows [T, n] that are alike, opposite, equal or unrelated."""
+    if form == "unrelated":
+        return rng.normal(size=(count, size))
+    base = np.ones((1, size)) if form == "ties" else rng.normal(size=(1, size))
+    signs = np.where(np.arange(count)[:, None] % 2, -1.0, 1.0)
+    if form in ("alike", "ties"):
+        signs = np.ones_like(signs)
+    return signs * base + nearness * rng.normal(size=(count, size))
+
+
+@st.composite
+def pairs(draw):
+    """Seed, forms, sizes and nearness of the terms of a gradient."""
+    forms = st.sampled_from(["unrelated", "alike", "opposite", "ties"])
+    exponent = st.floats(-30, 30)
+    return (
+        draw(st.integers(0, 2**31)),
+        draw(st.tuples(forms, forms)),
+        draw(st.tuples(exponent, exponent)),
+        draw(st.floats(-9, 0)),
+    )
+
+
+def factor_inputs(name, case):
+    seed, (left_form, right_form), exponents, nearness = case
+    _, count, inputs, outputs = KINDS[name]
+    rng = np.random.default_rng(seed)
+    with np.errstate(over="ignore"):
+        return [
+            tf.constant(
+                np.float32(10.0**e * terms(rng, count, n, form, 10.0**nearness))
+            )[None]
+            for n, form, e in zip(
+                (inputs, outputs), (left_form, right_form), exponents, strict=True
+            )
+        ]
+
+
+def assert_within(total, clip=CLIP):
+    assert np.all(np.isfinite(total))
+    assert np.linalg.norm(np.asarray(total, "f8")) <= clip * (1 + TOLERANCE)
+
+
+FAST = ("inner products", "kept", "repeated rows")
+CASES = [pytest.param(name, tf.float32, False, id=name) for name in KINDS]
+CASES += [
+    pytest.param(name, tf.bfloat16, False, id=f"{name}-bfloat16") for name in FAST
+]
+CASES += [pytest.param(name, tf.float16, False, id=f"{name}-float16") for name in FAST]
+CASES += [
+    pytest.param(
+        name,
+        tf.float32,
+        True,
+        id=f"{name}-xla",
+        marks=[] if name in FAST else [pytest.mark.slow],
+    )
+    for name in KINDS
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "xla"), CASES)
+def test_invariant_17_no_contribution_is_larger_than_the_clip_norm(name, dtype, xla):
+    run = compiled(name, dtype, xla)
+
+    @hypothesis.settings(
+        max_examples=25, deadline=None, derandomize=True, database=None
+    )
+    @hypothesis.given(pairs())
+    def search(case):
+        total, _ = run(*factor_inputs(name, case))
+        assert_within(total)
+
+    search()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_invariant_17_an_adversarial_search(name):
+    """Climbs towards the largest contribution, from terms that cancel."""
+    run = compiled(name, tf.float32, False)
+    rng = np.random.default_rng(0)
+
+    def norm(case):
+        total, _ = run(*factor_inputs(name, case))
+        assert_within(total)
+        return np.linalg.norm(total)
+
+    best = (3, ("alike", "opposite"), (3.0, 3.0), -6.0)
+    largest = norm(best)
+    for _ in range(60):
+        seed, forms, exponents, nearness = best
+        moved = (
+            seed + int(rng.integers(2)),
+            forms,
+            tuple(np.clip(np.add(exponents, rng.normal(size=2)), -30, 30)),
+            float(np.clip(nearness + rng.normal(), -9, 0)),
+        )
+        found = norm(moved)
+        if found > largest:
+            best, largest = moved, found
+    assert largest > 0.0
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_ordinary_gradients_lose_less_than_a_thousandth(name):
+    case = (5, ("unrelated", "unrelated"), (0.0, 0.0), 0.0)
+    total, weights = compiled(name, tf.float32, False)(*factor_inputs(name, case))
+    assert weights[0] < 1.0
+    assert np.linalg.norm(total) >= CLIP * (1 - 1e-3)
+
+
+def test_invariant_17_terms_that_cancel_exactly_leave_rounding_within_the_bound():
+    # The sum of l rᵀ over all terms is zero; in float32 it is not.
+    rng = np.random.default_rng(0)
+    half = 1e6 * rng.normal(size=(1, 3, 256)).astype("f4")
+    left = tf.constant(np.concatenate([half, half[:, ::-1]], axis=1))
+    right = rng.normal(size=(1, 3, 256)).astype("f4")
+    right = tf.constant(np.concatenate([right, -right[:, ::-1]], axis=1))
+    total, weights = contribution(product(left, right))
+    assert_within(total)
+    lengths = np.linalg.norm(left, axis=-1) * np.linalg.norm(right, axis=-1)
+    # Nor may the terms be so large that what others add is rounded away.
+    assert weights[0] * lengths.sum() <= 256 * CLIP * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("length", [3, 200])
+def test_invariant_17_unknown_number_of_terms(length):
+    @tf.function(
+        autograph=False,
+        input_signature=[
+            tf.TensorSpec([1, None, 201]),
+            tf.TensorSpec([1, None, 203]),
+        ],
+    )
+    def run(left, right):
+        return contribution(product(left, right))
+
+    rng = np.random.default_rng(1)
+    left = 1e4 * terms(rng, length, 201, "alike", 1e-6)[None]
+    right = 1e4 * terms(rng, length, 203, "opposite", 1e-6)[None]
+    total, _ = run(np.float32(left), np.float32(right))
+    assert_within(total)
+    left, right = rng.normal(size=(1, length, 201)), rng.normal(size=(1, length, 203))
+    total, _ = run(np.float32(left), np.float32(right))
+    assert np.linalg.norm(total) >= CLIP * (1 - 1e-3)
+
+
+def test_invariant_17_squares_that_vanish_are_counted():
+    # Each square is flushed to zero, and the product of the vectors is not small.
+    left = tf.fill([1, 1, 40000], 1e-19)
+    right = tf.fill([1, 1, 2], 1e19)
+    total, _ = contribution(product(left, right))
+    assert_within(total)
+    tiny = factors.Instantiated(tf.fill([1, 100, 100], 1e-20))
+    assert_within(contribution(tiny, clip=1e-19)[0], clip=1e-19)
+
+
+@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("size", [2**22, 999_983])
+def test_invariant_17_long_sums_of_equal_numbers(size, xla):
+    # In float32, one after the other, such sums are too small.
+    @tf.function(autograph=False, jit_compile=xla)
+    def run(gradients):
+        return contribution(factors.Instantiated(gradients))
+
+    assert_within(run(tf.fill([1, size], 0.1))[0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("name", KINDS)
+def test_invariant_18_what_cannot_be_bounded_contributes_zero(name, bad):
+    case = (5, ("unrelated", "unrelated"), (0.0, 0.0), 0.0)
+    left, right = (np.array(part) for part in factor_inputs(name, case))
+    right[0, 0, 0] = bad
+    total, weights = compiled(name, tf.float32, False)(left, right)
+    assert_within(total)
+    if not np.isfinite(bad):
+        assert weights[0] == 0.0 and not np.any(total)
+
+
+def test_many_repeats_of_an_ordinary_id_lose_less_than_a_thousandth():
+    # As padding has: 200 of 256 positions.
+    rng = np.random.default_rng(0)
+    ids = np.zeros((1, 256), "i4")
+    ids[0, 200:] = np.arange(1, 57)
+    values = tf.constant(rng.normal(size=(1, 256, 512)).astype("f4"))
+    total, weights = contribution(rows.Rows(tf.constant(ids), values, 60))
+    assert weights[0] < 1.0
+    assert CLIP * (1 - 1e-3) <= np.linalg.norm(total) <= CLIP * (1 + TOLERANCE)
+
+
+@pytest.mark.parametrize(("length", "width"), [(64, 1000), (200, 512)])
+def test_sequences_of_related_positions_lose_less_than_a_thousandth(length, width):
+    # Positive activations, as after a relu: the bound of float32 would be noticed.
+    rng = np.random.default_rng(0)
+    left = tf.constant(np.abs(rng.normal(size=(1, length, 700))).astype("f4"))
+    right = tf.constant(rng.normal(size=(1, length, width)).astype("f4"))
+    total, _ = contribution(product(left, right))
+    assert CLIP * (1 - 1e-3) <= np.linalg.norm(total) <= CLIP * (1 + TOLERANCE)

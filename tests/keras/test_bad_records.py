@@ -1,0 +1,184 @@
+"""One record changes the noisy sum by at most the clip norm, and cannot end a run."""
+
+import functools
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import tf_bandmf
+import tf_bandmf.keras
+
+layers = keras.layers
+FEATURES, BATCH = 256, 8
+
+
+def siamese():
+    keras.utils.set_random_seed(0)
+    a, b = keras.Input((FEATURES,)), keras.Input((FEATURES,))
+    shared = layers.Dense(FEATURES, use_bias=False)
+    difference = layers.Subtract()([shared(a), shared(b)])
+    return keras.Model([a, b], layers.Dense(1, use_bias=False)(difference))
+
+
+def trained(model, x, y, callbacks=(), loss="mse", **changes):
+    """Weights after one step on all records, with the same test noise every time."""
+    plan = tf_bandmf.plan(
+        "identity",
+        epsilon=1.0,
+        delta=1e-5,
+        num_examples=len(y),
+        batch_size=len(y),
+        epochs=1,
+        test_seed=1,
+    )
+    tf_bandmf.keras.make_private(model, self_check=False)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan)
+    model.compile(optimizer, loss, **changes)
+    model.fit(plan.batches(x, y), verbose=0, callbacks=list(callbacks))
+    assert optimizer.steps_taken == 1
+    return np.concatenate([np.ravel(w) for w in model.get_weights()]).astype("f8")
+
+
+def pair_records(record):
+    """Seven ordinary pairs and one of near-duplicates, which cancel."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, BATCH, FEATURES)).astype("f4")
+    y = np.full((BATCH, 1), 5.0, "f4")
+    scale, nearness = record
+    a[-1] = scale * rng.normal(size=FEATURES)
+    b[-1] = a[-1] + nearness * rng.normal(size=FEATURES)
+    return (a, b), y
+
+
+def without_last(x, y):
+    """The last record replaced by one whose gradient is zero."""
+    return tuple(np.vstack([part[:-1], 0 * part[-1:]]) for part in x), y
+
+
+GRAPH = pytest.param(False, id="graph")
+XLA = pytest.param(True, id="xla", marks=pytest.mark.slow)
+
+
+@functools.cache
+def without_the_pair(xla):
+    x, y = pair_records((1.0, 1.0))
+    return trained(siamese(), *without_last(x, y), jit_compile=xla)
+
+
+@pytest.mark.parametrize("xla", [GRAPH, XLA])
+@pytest.mark.parametrize("record", [(1e4, 0.12), (1e12, 1e5)])
+def test_invariant_17_near_duplicates_move_the_noisy_sum_by_the_clip_norm(record, xla):
+    x, y = pair_records(record)
+    moved = trained(siamese(), x, y, jit_compile=xla)
+    assert np.linalg.norm(moved - without_the_pair(xla)) * BATCH <= 1.0 + 1e-3
+
+
+def classifier():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.Input((5,)), layers.Dense(4), layers.Dense(3)])
+
+
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@pytest.mark.parametrize("xla", [GRAPH, XLA])
+def test_invariant_18_training_goes_on_after_any_feature(xla):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH, 5)).astype("f4")
+    y = rng.integers(0, 3, BATCH)
+    changes = {"loss": CROSS_ENTROPY, "jit_compile": xla}
+    bad = (np.nan, np.inf, -np.inf, 3e38, 1e30, 1e-45)
+    x[: len(bad), 2] = bad
+    moved = trained(classifier(), x, y, **changes)
+    assert np.all(np.isfinite(moved))
+    x[:3] = np.nan
+    base = trained(classifier(), x, y, **changes)
+    np.testing.assert_array_equal(moved, base)
+    # Three records are replaced: at most twice the clip norm for each.
+    x[3:6] = 0.0
+    base = trained(classifier(), x, y, **changes)
+    assert np.linalg.norm(moved - base) * BATCH <= 6.0 + 6e-3
+
+
+def test_invariant_18_training_goes_on_after_a_label_that_is_no_class():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH, 5)).astype("f4")
+    y = rng.integers(0, 3, BATCH)
+    metrics = [
+        "accuracy",
+        keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
+    ]
+    y[[2, 4, 5]] = 3, -1, 2**31 - 1
+    moved = trained(classifier(), x, y, loss=CROSS_ENTROPY, metrics=metrics)
+    assert np.all(np.isfinite(moved))
+    # Records without a loss contribute zero as well.
+    x[[2, 4, 5]], y[[2, 4, 5]] = np.nan, 0
+    zero = trained(classifier(), x, y, loss=CROSS_ENTROPY)
+    np.testing.assert_allclose(moved, zero, atol=1e-6)
+
+
+def text_classifier(trainable):
+    keras.utils.set_random_seed(0)
+    embedding = layers.Embedding(10, 4, trainable=trainable)
+    pooling = layers.GlobalAveragePooling1D()
+    return keras.Sequential(
+        [keras.Input((6,), dtype="int32"), embedding, pooling, layers.Dense(3)]
+    )
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_invariant_18_training_goes_on_after_an_id_that_is_no_row(trainable):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 10, (BATCH, 6)).astype("i4")
+    y = rng.integers(0, 3, BATCH)
+    x[[1, 2, 4], [1, 0, 5]] = 10, 2**31 - 1, -11
+    # Keras takes negative ids from the end.
+    x[5, 2] = -1
+    moved = trained(text_classifier(trainable), x, y, loss=CROSS_ENTROPY)
+    assert np.all(np.isfinite(moved))
+    x[[1, 2, 4]] = 10
+    x[5, 2] = 9
+    same = trained(text_classifier(trainable), x, y, loss=CROSS_ENTROPY)
+    np.testing.assert_allclose(moved, same, atol=1e-6)
+    x[[1, 2, 4]] = 0
+    counted = trained(text_classifier(trainable), x, y, loss=CROSS_ENTROPY)
+    assert np.abs(counted - moved).max() > 1e-6
+
+
+def test_invariant_18_regularizers_and_metrics_take_a_bad_record():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH, 5)).astype("f4")
+    x[1] = np.nan
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            layers.Dense(4, kernel_regularizer="l2"),
+            layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    metrics = ["accuracy", "auc", "mae", keras.metrics.Precision()]
+    y = rng.integers(0, 2, (BATCH, 1)).astype("f4")
+    weights = trained(model, x, y, loss="binary_crossentropy", metrics=metrics)
+    assert np.all(np.isfinite(weights))
+
+
+def warned(callbacks):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH, 5)).astype("f4")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained(classifier(), x, np.zeros(BATCH, "i4"), callbacks, loss=CROSS_ENTROPY)
+    return " ".join(str(w.message) for w in caught)
+
+
+def test_invariant_18_a_callback_that_stops_on_the_data_is_warned_about():
+    class Own(keras.callbacks.TerminateOnNaN):
+        pass
+
+    stopping = keras.callbacks.EarlyStopping(monitor="loss")
+    text = warned([keras.callbacks.TerminateOnNaN(), Own(), stopping])
+    assert "TerminateOnNaN stops" in text and "Own stops" in text
+    assert "EarlyStopping acts on 'loss'" in text
+    assert "record decides" not in warned([keras.callbacks.History()])

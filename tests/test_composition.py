@@ -1,0 +1,163 @@
+"""The joint guarantee of several runs."""
+
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import pld_privacy_accountant
+
+import tf_bandmf
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
+
+DELTA = 1e-5
+M = 600
+
+
+def fixed(mechanism="identity", epsilon=2.0, **changes):
+    arguments = {
+        "delta": DELTA,
+        "num_examples": M,
+        "batch_size": 60,
+        "epochs": 2,
+        **changes,
+    }
+    return tf_bandmf.plan(mechanism, epsilon=epsilon, **arguments)
+
+
+def sampled(participation, epsilon=2.0, num_steps=20, **changes):
+    return tf_bandmf.plan(
+        "identity",
+        epsilon=epsilon,
+        delta=DELTA,
+        num_steps=num_steps,
+        participation=participation,
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def poisson():
+    return sampled(tf_bandmf.Poisson(M, 60))
+
+
+@pytest.fixture(scope="module")
+def bins():
+    return tf_bandmf.plan(
+        "identity",
+        epsilon=2.0,
+        delta=9e-5,
+        participation=tf_bandmf.BallsInBins(M, 60, 2),
+    )
+
+
+@pytest.fixture(scope="module")
+def replaced():
+    return sampled(tf_bandmf.CyclicFixedSize(M, 6, 1), num_steps=20)
+
+
+def test_invariant_19_gaussian_runs_compose_exactly():
+    plans = [fixed(), fixed("lambda_cgd", 0.7, lambda_=0.5), fixed(epsilon=1.0)]
+    joint = tf_bandmf.compose(plans)
+    mu = math.sqrt(sum(plan.noise_multiplier**-2 for plan in plans))
+    # The closed form of Balle and Wang, 2018, Theorem 8.
+    normal = lambda t: 0.5 * math.erfc(-t / math.sqrt(2.0))  # noqa: E731
+    for epsilon in (0.5, 2.0, 4.0):
+        delta = normal(mu / 2 - epsilon / mu) - math.exp(epsilon) * normal(
+            -mu / 2 - epsilon / mu
+        )
+        assert joint.delta(epsilon) == pytest.approx(delta, rel=1e-9)
+        assert joint.epsilon(delta) == pytest.approx(epsilon, rel=1e-6)
+    guarantee = joint.guarantee_at(DELTA)
+    assert guarantee.kind == "exact" and guarantee.adjacency == ZERO_OUT
+    assert guarantee.zcdp_rho == pytest.approx(mu**2 / 2.0, rel=1e-12)
+    assert max(p.epsilon for p in plans) < guarantee.epsilon
+    assert guarantee.epsilon < sum(p.epsilon for p in plans)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 2.0])
+def test_one_run_is_itself(epsilon):
+    plan = fixed(epsilon=epsilon)
+    joint = tf_bandmf.compose([plan])
+    assert joint.epsilon(DELTA) == pytest.approx(epsilon, rel=1e-6)
+    assert joint.zcdp_rho == pytest.approx(plan.zcdp_rho, rel=1e-12)
+
+
+def test_amplified_runs_compose_by_their_privacy_loss(poisson):
+    one = tf_bandmf.compose([poisson])
+    assert one.epsilon(DELTA) == pytest.approx(2.0, rel=1e-3)
+    joint = tf_bandmf.compose([poisson, fixed(), poisson])
+    accountant = pld_privacy_accountant.PLDAccountant()
+    for plan in joint.plans:
+        accountant.compose(plan.dp_event())
+    guarantee = joint.guarantee_at(DELTA)
+    assert guarantee.epsilon == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-3)
+    assert joint.delta(guarantee.epsilon) == pytest.approx(DELTA, rel=1e-3)
+    assert guarantee.kind == "bound"
+    unamplified = math.sqrt(sum(p.noise_multiplier**-2 for p in joint.plans))
+    worst = gaussian.gaussian_epsilon(1.0 / unamplified, DELTA)
+    assert guarantee.epsilon < worst
+
+
+def test_estimates_stay_estimates(bins, poisson):
+    joint = tf_bandmf.compose([bins, poisson])
+    guarantee = joint.guarantee_at(2e-4)
+    assert guarantee.kind == "estimate"
+    assert 2.0 < guarantee.epsilon < 4.0
+    assert "ESTIMATE" in str(joint.statement(delta=2e-4))
+    # Below the delta that is known of it, only the bound without amplification is left.
+    small = joint.guarantee_at(1e-6)
+    assert small.kind == "bound" and small.confidence is None
+    noise = 1.0 / math.sqrt(sum(p.noise_multiplier**-2 for p in joint.plans))
+    assert small.epsilon == pytest.approx(gaussian.gaussian_epsilon(noise, 1e-6))
+
+
+def test_invariant_12_replace_one_counts_others_with_half_their_noise(replaced):
+    assert replaced.adjacency == REPLACE_ONE
+    other = fixed()
+    joint = tf_bandmf.compose([replaced, other])
+    guarantee = joint.guarantee_at(DELTA)
+    assert guarantee.adjacency == REPLACE_ONE and guarantee.kind == "bound"
+    assert joint.zcdp_rho == pytest.approx(replaced.zcdp_rho + 4.0 * other.zcdp_rho)
+    # Never less than the other run alone, replaced: a Gaussian of half the noise.
+    alone = gaussian.gaussian_epsilon(other.noise_multiplier / 2.0, DELTA)
+    assert guarantee.epsilon > max(alone, replaced.epsilon)
+    assert joint.delta(guarantee.epsilon) <= DELTA * (1 + 1e-6)
+    one = tf_bandmf.compose([replaced])
+    accountant = dp_accounting.rdp.RdpAccountant(
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    accountant.compose(replaced.dp_event())
+    assert one.epsilon(DELTA) <= accountant.get_epsilon(DELTA)
+
+
+def test_the_statement_names_the_runs():
+    plans = [fixed(), fixed("lambda_cgd", 1.0)]
+    joint = tf_bandmf.compose(plans)
+    statement = joint.statement(unit="one device")
+    points = dict(statement.points())
+    assert points["Unit of privacy"] == "One device."
+    for plan in plans:
+        assert plan.fingerprint in points["Runs"]
+    assert f"epsilon = {joint.epsilon(DELTA):.6g}" in points["Formal statement"]
+    assert "## Privacy statement" in statement.to_markdown()
+    with pytest.raises(ValueError, match="unit must name"):
+        joint.statement(unit="")
+
+
+def test_invariant_08_a_test_seed_in_one_run_marks_the_statement():
+    joint = tf_bandmf.compose([fixed(), fixed(test_seed=1)])
+    assert dict(joint.statement().points())["Formal statement"].startswith("NONE")
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="empty"):
+        tf_bandmf.compose([])
+    for wrong in ([1.0], fixed()):
+        with pytest.raises(TypeError, match="plan"):
+            tf_bandmf.compose(wrong)
+    joint = tf_bandmf.compose([fixed()])
+    with pytest.raises(ValueError, match="delta must be"):
+        joint.epsilon(0.0)
+    with pytest.raises(ValueError, match="epsilon must be"):
+        joint.delta(-1.0)

@@ -1,0 +1,96 @@
+"""Wrong arguments of `plan`: the error names the argument and what is expected."""
+
+import pytest
+
+import tf_bandmf
+from tf_bandmf import MinSep, Poisson, strategies
+
+BASE = {
+    "mechanism": "identity",
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "num_examples": 1000,
+    "batch_size": 100,
+    "epochs": 2,
+}
+NO_EPOCHS = {"num_examples": None, "batch_size": None, "epochs": None}
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"delta": "1e-5"}, r"delta must be in \(0, 1\), found '1e-5'"),
+        ({"delta": NAN}, r"delta must be in \(0, 1\), found nan"),
+        ({"epsilon": "1"}, "epsilon must be finite and > 0"),
+        ({"epsilon": 1e6}, "epsilon must be <= 10000, found 1000000.0"),
+        ({"epochs": INF}, "epochs must be a whole number >= 1, found inf"),
+        ({"epochs": NAN}, "epochs must be a whole number >= 1, found nan"),
+        ({"epochs": 2.5}, "epochs must be a whole number >= 1, found 2.5"),
+        ({"num_examples": NAN}, "num_examples must be a whole number >= 1, found nan"),
+        ({"batch_size": "100"}, "batch_size must be a whole number >= 1, found '100'"),
+        ({"mechanism": 3}, "mechanism must be a name.*or a Strategy, found 3"),
+        ({"mechanism": None}, "mechanism must be a name.*or a Strategy, found None"),
+        (
+            {"learning_rates": lambda step: 1.0},
+            "learning_rates must be a sequence of numbers",
+        ),
+        ({"learning_rates": "const"}, "learning_rates must be a sequence of numbers"),
+        ({"test_seed": "x"}, "test_seed must be an int or None, found 'x'"),
+        ({"test_seed": True}, "test_seed must be an int or None, found True"),
+        ({"confidence": 0.9}, "confidence is of accounting by simulation"),
+        (
+            {"confidence": 0.9, "sampling": "cyclic-poisson"},
+            "confidence is of accounting by simulation",
+        ),
+        ({"mechanism": "lambda_cgd:0.9999999999"}, r"lambda must be in \[0, 1\), also"),
+        (
+            {"participation": "poisson", "epochs": None},
+            "participation must be a Participation.*sampling=",
+        ),
+        (
+            {"epsilon": None, "noise_multiplier": 1e9},
+            "epsilon = 0 at delta.*smaller noise_multiplier",
+        ),
+        *[
+            (
+                {**NO_EPOCHS, "participation": MinSep(1), "num_steps": steps},
+                f"num_steps must be a whole number >= 1, found {steps!r}",
+            )
+            for steps in (-5, 0, 2.5, "10", True)
+        ],
+        (
+            {
+                **NO_EPOCHS,
+                "participation": MinSep(1),
+                "num_steps": 5,
+                "batch_size": "10",
+            },
+            "batch_size must be finite and > 0, found '10'",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tf_bandmf.plan(**{**BASE, **changes})
+
+
+@pytest.mark.parametrize("delta", [1e-13, 1e-15])
+@pytest.mark.parametrize("budget", [{"epsilon": 1.0}, {"noise_multiplier": 2.0}])
+def test_a_tiny_delta_under_poisson_sampling_is_refused(delta, budget):
+    participation = Poisson(num_examples=1000, batch_size=100)
+    with pytest.raises(ValueError, match="delta must be >= 1e-12 under Poisson"):
+        tf_bandmf.plan(
+            "identity",
+            delta=delta,
+            participation=participation,
+            num_steps=20,
+            **budget,
+        )
+
+
+def test_largest_lambda_is_a_float32_number_below_one():
+    largest = 1.0 - 2.0**-24
+    assert strategies.lambda_cgd(4, largest).in_float32().matrix is not None
+    with pytest.raises(ValueError, match="lambda must be"):
+        strategies.lambda_cgd(4, 1.0 - 2.0**-26)

@@ -1,0 +1,40 @@
+"""Independence of examples, shown by structure (invariant 16).
+
+What an example adds to the sum may depend on that example, the weights and the step's
+random numbers. Every trace of the training step is analysed before it runs:
+
+* layers in the closed list (`closed`) are known to act on each example alone;
+* everything else between them (custom layers, a model's own `call`, `keras.ops`) is
+  followed operation by operation (`evaluation` and the tables beside it);
+* what that cannot show is executed for each example by itself (`rules.alone`), where no
+  other example is there to be seen; losses always are;
+* what remains is refused.
+"""
+
+from tf_bandmf.keras.clipping.independence.closed import (
+    acts_on_each_example,
+    known_losses,
+)
+from tf_bandmf.keras.clipping.independence.domain import NotIndependent
+from tf_bandmf.keras.clipping.independence.registration import (
+    register_per_example_layer,
+    vouched_classes,
+)
+from tf_bandmf.keras.clipping.independence.trace import (
+    Trace,
+    current_trace,
+    is_container,
+    recording,
+)
+
+__all__ = [
+    "NotIndependent",
+    "Trace",
+    "acts_on_each_example",
+    "current_trace",
+    "is_container",
+    "known_losses",
+    "recording",
+    "register_per_example_layer",
+    "vouched_classes",
+]

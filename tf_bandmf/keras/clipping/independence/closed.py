@@ -1,0 +1,221 @@
+"""The closed list: Keras' layers that are known to act on each example alone.
+
+A layer belongs to it by its exact class, with `call` and everything else that it runs as
+Keras wrote them, and by its configuration: axes are not that of the batch, activations
+and inner layers are in the list too, inputs have the ranks that it was written for (image
+layers take a tensor of rank 3 for a single image). All others are analysed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import layers
+
+from tf_bandmf.keras.clipping.independence.registration import is_vouched
+
+# Ranks of a call's tensors, in order.
+Ranks = Sequence[int]
+Condition = Callable[[Any, Ranks], bool]
+
+
+def _always(layer: Any, ranks: Ranks) -> bool:
+    return True
+
+
+def _axes(layer: Any, ranks: Ranks) -> bool:
+    """Axes are not that of the batch."""
+    axis = layer.axis
+    chosen = [axis] if isinstance(axis, int) else list(axis or [])
+    return all(-rank < a < rank and a % rank != 0 for rank in ranks for a in chosen)
+
+
+def _same_ranks(layer: Any, ranks: Ranks) -> bool:
+    return len(set(ranks)) == 1 and ranks[0] >= 2
+
+
+def _images(layer: Any, ranks: Ranks) -> bool:
+    return all(rank == 4 for rank in ranks)
+
+
+def _sequences(layer: Any, ranks: Ranks) -> bool:
+    return all(rank == 3 for rank in ranks[:2]) and all(rank >= 2 for rank in ranks)
+
+
+def _attention(layer: Any, ranks: Ranks) -> bool:
+    axes = layer._attention_axes
+    chosen = [axes] if isinstance(axes, int) else list(axes or [1])
+    return ranks[0] >= 3 and all(0 < axis < ranks[0] - 1 for axis in chosen)
+
+
+def _dot(layer: Any, ranks: Ranks) -> bool:
+    axes = [layer.axes] * 2 if isinstance(layer.axes, int) else list(layer.axes)
+    return all(a % rank != 0 for a, rank in zip(axes, ranks, strict=False))
+
+
+def _einsum(layer: Any, ranks: Ranks) -> bool:
+    """The batch is the first axis of input and output, and not one of the kernel."""
+    left, _, output = layer.equation.replace(" ", "").partition("->")
+    inputs, _, kernel = left.partition(",")
+    if inputs.startswith("..."):
+        return output.startswith("...") and "..." not in kernel
+    first = inputs[:1]
+    return (
+        first.isalpha()
+        and output.startswith(first)
+        and first not in kernel + output[1:] + inputs[1:]
+        and "..." not in kernel
+    )
+
+
+def _frozen(layer: Any, ranks: Ranks) -> bool:
+    return not layer.trainable and _axes(layer, ranks)
+
+
+def _recurrent(layer: Any, ranks: Ranks) -> bool:
+    return not layer.stateful
+
+
+def _over_time(layer: Any, ranks: Ranks) -> bool:
+    return acts_on_each_example(layer.layer, [rank - 1 for rank in ranks[:1]])
+
+
+_IMAGE_LAYERS = (
+    "Resizing CenterCrop RandomFlip RandomRotation RandomZoom RandomTranslation "
+    "RandomContrast RandomBrightness RandomCrop"
+).split()
+_CONDITIONS: dict[str, Condition] = {
+    **dict.fromkeys(
+        (
+            "Dense Embedding ReversibleEmbedding Conv1D Conv2D Conv3D Conv1DTranspose "
+            "Conv2DTranspose Conv3DTranspose DepthwiseConv1D DepthwiseConv2D "
+            "SeparableConv1D SeparableConv2D PReLU ReLU LeakyReLU ELU Activation "
+            "Identity InputLayer Masking Flatten Reshape Permute RepeatVector Rescaling "
+            "Dropout GaussianDropout GaussianNoise AlphaDropout SpatialDropout1D "
+            "SpatialDropout2D SpatialDropout3D MaxPooling1D MaxPooling2D MaxPooling3D "
+            "AveragePooling1D AveragePooling2D AveragePooling3D GlobalMaxPooling1D "
+            "GlobalMaxPooling2D GlobalMaxPooling3D GlobalAveragePooling1D "
+            "GlobalAveragePooling2D GlobalAveragePooling3D Cropping1D Cropping2D "
+            "Cropping3D ZeroPadding1D ZeroPadding2D ZeroPadding3D UpSampling1D "
+            "UpSampling2D UpSampling3D LSTMCell GRUCell SimpleRNNCell StackedRNNCells "
+            "Bidirectional"
+        ).split(),
+        _always,
+    ),
+    **dict.fromkeys("LSTM GRU SimpleRNN RNN ConvLSTM1D ConvLSTM2D".split(), _recurrent),
+    **dict.fromkeys(
+        "Add Subtract Multiply Average Maximum Minimum".split(), _same_ranks
+    ),
+    **dict.fromkeys(
+        (
+            "LayerNormalization RMSNormalization UnitNormalization GroupNormalization "
+            "Softmax Concatenate Normalization"
+        ).split(),
+        _axes,
+    ),
+    **dict.fromkeys(_IMAGE_LAYERS, _images),
+    **dict.fromkeys("Attention AdditiveAttention".split(), _sequences),
+    "GroupQueryAttention": _sequences,
+    "MultiHeadAttention": _attention,
+    "Dot": _dot,
+    "EinsumDense": _einsum,
+    "BatchNormalization": _frozen,
+    "TimeDistributed": _over_time,
+}
+# Classes with the `call` that Keras gave them when this was imported.
+_CLASSES: dict[type, tuple[Any, Condition]] = {
+    getattr(layers, name): (getattr(layers, name).call, condition)
+    for name, condition in _CONDITIONS.items()
+    if hasattr(layers, name)
+}
+# These keep a mask of the rank of a matrix for all examples.
+SHARED_MASKS = (layers.MultiHeadAttention, layers.GroupQueryAttention)
+# Keras' own wrappers, which every layer has.
+_REPLACED_BY_KERAS = frozenset({"build", "quantize", "call"})
+_ACTIVATIONS = frozenset(
+    id(function)
+    for name, function in vars(keras.activations).items()
+    if callable(function) and name not in ("get", "serialize", "deserialize")
+)
+
+
+def acts_on_each_example(layer: Any, ranks: Ranks | None, call: Any = None) -> bool:
+    """Whether a layer is known to act on each example alone.
+
+    Args:
+        layer: A built layer.
+        ranks: Of the tensors it is called on; None for layers inside of others in the
+            list, which call them as Keras does.
+        call: The layer's own `call` if another one is in its place now.
+    """
+    if is_vouched(layer):
+        return True
+    known = _CLASSES.get(type(layer))
+    if known is None:
+        return False
+    original, condition = known
+    call = layer.call if call is None else call
+    if getattr(call, "__func__", None) is not original:
+        return False
+    if not _is_untouched(layer) or not _is_known_activation_only(layer):
+        return False
+    if ranks is not None and not (ranks and condition(layer, ranks)):
+        return False
+    inner = layer._flatten_layers(include_self=False, recursive=False)
+    return all(acts_on_each_example(part, None) for part in inner)
+
+
+def _is_untouched(layer: Any) -> bool:
+    """Whether no method was replaced on the object."""
+    for name, value in vars(layer).items():
+        if isinstance(value, keras.Variable):
+            if type(value) is not keras.Variable:
+                return False
+        elif tf.is_tensor(value) and hasattr(value, "op"):
+            return False  # Of some graph: what is it doing here?
+        if name in _REPLACED_BY_KERAS or not callable(value):
+            continue
+        if callable(getattr(type(layer), name, None)):
+            return False
+    generator = getattr(layer, "seed_generator", None)
+    return generator is None or type(generator) is keras.random.SeedGenerator
+
+
+def _is_known_activation_only(layer: Any) -> bool:
+    for name in ("activation", "recurrent_activation", "_activation"):
+        function = vars(layer).get(name)
+        if function is None or id(function) in _ACTIVATIONS:
+            continue
+        if isinstance(function, keras.Layer) and acts_on_each_example(function, None):
+            continue
+        return False
+    return True
+
+
+def known_losses(losses: Iterable[Any]) -> bool:
+    """Whether all losses are Keras' own, which compare no examples with one another."""
+    return all(loss is None or _is_known_loss(loss) for loss in losses)
+
+
+_LOSS_FUNCTIONS = frozenset(
+    id(function)
+    for name, function in vars(keras.losses).items()
+    if callable(function) and not isinstance(function, type) and name != "circle"
+)
+_LOSSES = frozenset(
+    loss
+    for name, loss in vars(keras.losses).items()
+    if isinstance(loss, type) and issubclass(loss, keras.Loss) and name != "Circle"
+)
+
+
+def _is_known_loss(loss: Any) -> bool:
+    if isinstance(loss, keras.losses.Loss):
+        function = getattr(loss, "fn", None)
+        if type(loss).__name__ == "LossFunctionWrapper":
+            return id(function) in _LOSS_FUNCTIONS
+        return type(loss) in _LOSSES and "call" not in vars(loss)
+    return id(loss) in _LOSS_FUNCTIONS

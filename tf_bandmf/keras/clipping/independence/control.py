@@ -1,0 +1,201 @@
+"""Functions, loops, branches, lists of tensors; random numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tensorflow.python.framework import tensor_util
+
+from tf_bandmf.keras.clipping.independence.domain import (
+    INDEPENDENT,
+    Kind,
+    NotIndependent,
+    Value,
+    join,
+    mixes,
+    per_example,
+)
+from tf_bandmf.keras.clipping.independence.elementwise import POSITIONS
+from tf_bandmf.keras.clipping.independence.evaluation import Node, transfer
+from tf_bandmf.keras.clipping.independence.filling import filled
+from tf_bandmf.keras.clipping.independence.layout import needs_rows
+
+_MOST_ROUNDS = 8
+
+
+@transfer("PartitionedCall", "StatefulPartitionedCall")
+def _call(node: Node) -> list[Value]:
+    return node.graph.call(
+        node.op, node.attr("f").name, node.values, list(node.op.inputs)
+    )
+
+
+@transfer("If", "StatelessIf")
+def _if(node: Node) -> list[Value]:
+    names = [node.attr("then_branch").name, node.attr("else_branch").name]
+    return _branches(node, names)
+
+
+@transfer("Case", "StatelessCase")
+def _case(node: Node) -> list[Value]:
+    return _branches(node, [branch.name for branch in node.attr("branches")])
+
+
+def _branches(node: Node, names: Sequence[str]) -> list[Value]:
+    if not node.values[0].independent:
+        raise mixes("takes a branch for the whole batch that depends on the batch")
+    inputs = list(node.op.inputs)[1:]
+    results = [
+        node.graph.call(node.op, name, node.values[1:], inputs) for name in names
+    ]
+    joined = results[0]
+    for result in results[1:]:
+        joined = [
+            _join_outputs(first, second, output)
+            for first, second, output in zip(
+                joined, result, node.op.outputs, strict=True
+            )
+        ]
+    return joined
+
+
+def _join_outputs(first: Value, second: Value, output: Any) -> Value:
+    # A number that does not depend on data fits everything.
+    if first.kind is not second.kind and output.shape.rank == 0:
+        raise NotIndependent("returns a number that depends on data in one case only")
+    return join(first, second)
+
+
+@transfer("While", "StatelessWhile")
+def _while(node: Node) -> list[Value]:
+    inputs = list(node.op.inputs)
+    values = list(node.values)
+    condition, body = node.attr("cond").name, node.attr("body").name
+    for _ in range(_MOST_ROUNDS):
+        results = node.graph.call(node.op, body, values, inputs)
+        joined = [join(a, b) for a, b in zip(values, results, strict=True)]
+        if joined == values:
+            break
+        values = joined
+    else:
+        raise NotIndependent("is a loop whose state does not settle")
+    (goes_on,) = node.graph.call(node.op, condition, values, inputs)
+    if not goes_on.independent:
+        raise mixes(
+            "loops over the examples, or until a condition holds for the whole batch"
+        )
+    return values
+
+
+@transfer("TensorListReserve", "EmptyTensorList")
+def _new_list(node: Node) -> Value:
+    if node.op.type == "TensorListReserve" and not node.values[1].independent:
+        raise mixes("makes a list of the examples of the batch")
+    return Value(Kind.LIST)
+
+
+@transfer("TensorListFromTensor")
+def _to_list(node: Node) -> Value:
+    value = node.values[0]
+    rows = needs_rows(value)
+    if value.axis == 0:
+        raise mixes("makes a list of the examples of the batch")
+    return Value(Kind.LIST, element=per_example(value.axis - 1, rows))
+
+
+@transfer("TensorListStack", "TensorListGather")
+def _from_list(node: Node) -> Value:
+    element = _element(node)
+    if element.independent:
+        return INDEPENDENT
+    rows = needs_rows(element)
+    if node.op.type == "TensorListGather" and not node.values[1].independent:
+        raise NotIndependent("takes entries that depend on data out of a list")
+    return per_example(element.axis + 1, rows)
+
+
+@transfer("TensorListGetItem")
+def _item(node: Node) -> Value:
+    if not node.values[1].independent:
+        raise NotIndependent("takes an entry that depends on data out of a list")
+    return _element(node)
+
+
+@transfer("TensorListSetItem", "TensorListPushBack")
+def _set_item(node: Node) -> Value:
+    push = node.op.type == "TensorListPushBack"
+    if not push and not node.values[1].independent:
+        raise NotIndependent("changes an entry that depends on data")
+    return _with(node.values[0], node.values[1 if push else 2])
+
+
+def _with(value: Value, item: Value) -> Value:
+    old = Value(Kind.LIST) if value.independent else value
+    if old.kind is not Kind.LIST or item.kind not in (
+        Kind.PER_EXAMPLE,
+        Kind.INDEPENDENT,
+    ):
+        raise NotIndependent("is not known for such tensors")
+    item = dataclasses.replace(item, content=None)
+    return Value(
+        Kind.LIST, element=item if old.element is None else join(old.element, item)
+    )
+
+
+@transfer("TensorListPopBack")
+def _pop(node: Node) -> list[Value]:
+    return [node.values[0], _element(node)]
+
+
+@transfer("TensorListLength")
+def _length(node: Node) -> Value:
+    return INDEPENDENT
+
+
+@transfer("TensorListResize")
+def _resize(node: Node) -> Value:
+    if not node.values[1].independent:
+        raise mixes("makes a list of the examples of the batch")
+    return node.values[0]
+
+
+def _element(node: Node) -> Value:
+    value = node.values[0]
+    if value.independent:
+        return INDEPENDENT
+    if value.kind is not Kind.LIST or value.element is None:
+        raise NotIndependent("reads a list that is empty or not known")
+    return value.element
+
+
+@transfer(
+    "RandomUniform",
+    "RandomUniformInt",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "StatelessRandomUniform",
+    "StatelessRandomUniformV2",
+    "StatelessRandomUniformInt",
+    "StatelessRandomUniformIntV2",
+    "StatelessRandomUniformFullInt",
+    "StatelessRandomUniformFullIntV2",
+    "StatelessRandomNormal",
+    "StatelessRandomNormalV2",
+    "StatelessTruncatedNormal",
+    "StatelessTruncatedNormalV2",
+)
+def _random(node: Node) -> Value:
+    if not all(value.independent for value in node.values[1:]):
+        raise NotIndependent("draws random numbers with parameters that depend on data")
+    result = filled(node.content(0))
+    if result.per_example and node.op.type.startswith("Stateless"):
+        if tensor_util.constant_value(node.op.inputs[1]) is not None:
+            raise NotIndependent(POSITIONS)
+    return result
+
+
+@transfer("StatefulUniform", "StatefulStandardNormalV2", "StatefulTruncatedNormal")
+def _random_of_generator(node: Node) -> Value:
+    return filled(node.content(2))

@@ -1,0 +1,131 @@
+"""What the analysis knows about a tensor: its abstract value.
+
+The question is which examples of the batch a tensor's entries may depend on. A value is
+one of
+
+* INDEPENDENT: a function of weights, constants and the step's random numbers alone, and
+  not of how many examples there are.
+* PER_EXAMPLE: has an axis of B * m rows, of which each belongs to one example, in order
+  (m rows for the first example, then m for the second, ...), and depends on that
+  example alone. Entries of other rows may not have touched it.
+* SIZE: numbers computed from the batch size B, for shapes.
+* INDEX: the positions 0, ..., B - 1 of the examples in the batch.
+* LIST: a TensorList of such tensors.
+* SUM: a sum over examples of what depends on one example each, and so affine in them.
+
+Everything else is an error: there is no value for "depends on several examples".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+from tf_bandmf.keras.clipping.independence.sizes import Content, Dim
+
+
+class Kind(enum.Enum):
+    """Kinds of abstract values; see the module."""
+
+    INDEPENDENT = "independent"
+    PER_EXAMPLE = "per example"
+    SIZE = "size"
+    INDEX = "index"
+    LIST = "list"
+    SUM = "sum"
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """An abstract value.
+
+    Attributes:
+        kind: What the tensor may depend on.
+        axis: Of PER_EXAMPLE and INDEX: the axis of the batch, not negative.
+        rows: Size of that axis, a multiple of B.
+        content: Of an integer scalar or vector: its entries, where known.
+        element: Of LIST: the value of all its elements; None while it is empty.
+    """
+
+    kind: Kind
+    axis: int = 0
+    rows: Dim | None = None
+    content: Content = None
+    element: Value | None = None
+
+    @property
+    def independent(self) -> bool:
+        """Whether the value is INDEPENDENT."""
+        return self.kind is Kind.INDEPENDENT
+
+    @property
+    def per_example(self) -> bool:
+        """Whether the value is PER_EXAMPLE."""
+        return self.kind is Kind.PER_EXAMPLE
+
+    @property
+    def one_row_each(self) -> bool:
+        """Whether row i is example i, along axis 0."""
+        return (
+            self.per_example
+            and self.axis == 0
+            and self.rows is not None
+            and self.rows.is_batch
+        )
+
+
+INDEPENDENT = Value(Kind.INDEPENDENT)
+
+
+def per_example(axis: int, rows: Dim) -> Value:
+    """A PER_EXAMPLE value with the batch on an axis of so many rows."""
+    return Value(Kind.PER_EXAMPLE, axis, rows)
+
+
+class NotIndependent(Exception):
+    """An operation cannot be shown to keep examples apart.
+
+    Args:
+        reason: What it does, or why nothing is known.
+        operation: The operation of the graph, if it is one.
+        mixes: Whether it combines examples for certain.
+    """
+
+    def __init__(
+        self, reason: str, operation: Any = None, *, mixes: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.operation = operation
+        self.mixes = mixes
+
+
+def mixes(reason: str) -> NotIndependent:
+    """The error of an operation that combines examples."""
+    return NotIndependent(reason, mixes=True)
+
+
+def join(first: Value, second: Value) -> Value:
+    """The value of a tensor that is one or the other (branches, loop iterations).
+
+    Raises:
+        NotIndependent: If no value describes both.
+    """
+    if first == second:
+        return first
+    if first.kind is not second.kind:
+        raise NotIndependent(
+            "returns tensors that are per example in one case and not in another"
+        )
+    if first.kind is Kind.LIST:
+        elements = [v for v in (first.element, second.element) if v is not None]
+        return Value(
+            Kind.LIST, element=join(*elements) if elements[1:] else elements[0]
+        )
+    if first.kind in (Kind.PER_EXAMPLE, Kind.INDEX):
+        if (first.axis, first.rows) != (second.axis, second.rows):
+            raise NotIndependent(
+                "has the batch in another place in one case than in another"
+            )
+    return dataclasses.replace(first, content=None)

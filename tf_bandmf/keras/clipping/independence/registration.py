@@ -1,0 +1,55 @@
+"""Classes that the user vouches for."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import keras
+
+_Class = TypeVar("_Class", bound=type)
+_vouched: set[type] = set()
+
+
+def register_per_example_layer(layer_class: _Class) -> _Class:
+    """Vouches that a class of layers acts on each example alone; also a decorator.
+
+    WARNING: nothing checks it. What such a layer returns for an example must be a function
+    of that example, the weights and random numbers: whatever the weights are, whatever
+    the other examples are, however many there are, and in its gradient too. If that is
+    wrong there is no privacy. The model's `privacy_statement` names the class.
+
+    It is needed only for layers that are refused otherwise, and spares layers that run
+    for each example by itself the time that this takes.
+
+    Args:
+        layer_class: a subclass of `keras.layers.Layer`. Its subclasses are not included.
+            Tensors among the arguments and results of `call` have the batch first.
+
+    Returns:
+        The class.
+
+    Raises:
+        TypeError: if it is not a class of layers.
+    """
+    if not (isinstance(layer_class, type) and issubclass(layer_class, keras.Layer)):
+        raise TypeError(
+            f"layer_class must be a subclass of keras.layers.Layer, found {layer_class!r}."
+        )
+    if issubclass(layer_class, keras.Model):
+        raise TypeError(
+            f"layer_class must be a layer and no model, found {layer_class.__name__}: "
+            "vouch for the layers in it."
+        )
+    _vouched.add(layer_class)
+    return layer_class
+
+
+def is_vouched(layer: Any) -> bool:
+    """Whether the user vouched for a layer's class."""
+    return type(layer) in _vouched
+
+
+def vouched_classes(model: keras.Model) -> tuple[str, ...]:
+    """Names of the classes in a model that its user vouched for, sorted."""
+    classes = {type(layer) for layer in model._flatten_layers()} & _vouched
+    return tuple(sorted(f"{c.__module__}.{c.__qualname__}" for c in classes))

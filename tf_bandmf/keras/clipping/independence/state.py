@@ -1,0 +1,187 @@
+"""State: what a step may read and write, at any depth of nested functions.
+
+A variable that is assigned from data carries them past clipping and noise, into the next
+step or the released model. Only the counters of random generators may change. Host code
+(`py_function`) can do anything, so it is refused wherever it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util_v2
+
+from tf_bandmf.keras.clipping.independence.domain import NotIndependent
+
+_RANDOM = re.compile(
+    r"Random(Uniform|UniformInt|StandardNormal|Gamma|GammaGrad|PoissonV2|Shuffle)$|"
+    r"(Parameterized)?TruncatedNormal$|Multinomial$|"
+    r"Stateful(Uniform|UniformInt|UniformFullInt|StandardNormalV2|TruncatedNormal)$"
+)
+# Stateful operations that neither write nor run code of the host.
+_HARMLESS = frozenset(
+    "VarHandleOp ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp "
+    "VariableShape Assert PrintV2 Placeholder _Arg _Retval LookupTableFindV2 "
+    "LookupTableSizeV2 HashTableV2 AnonymousHashTable "
+    "StatefulPartitionedCall While If Case".split()
+)
+_ASSIGNMENTS = frozenset(
+    {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
+)
+# These advance the counter of a `tf.random.Generator`.
+_COUNTERS = frozenset({"RngReadAndSkip", "RngSkip"})
+_WRITES = re.compile(r"Assign|Resource(Scatter|Apply|SparseApply|StridedSliceAssign)")
+
+_stateful: dict[str, bool] = {}
+_function_attributes: dict[str, tuple[str, ...]] = {}
+
+# Maps a handle as an operation sees it to what it is in the graph of the step.
+Resolve = Callable[[tf.Tensor], Any]
+
+
+def is_random(op: Any) -> bool:
+    """Whether an operation draws from generators that are not Keras'."""
+    return bool(_RANDOM.match(op.type))
+
+
+def refuse_host_operation(op: Any) -> None:
+    """Refuses an operation with effects or inputs that a graph does not show.
+
+    Raises:
+        NotIndependent: If it is neither stateless nor known.
+    """
+    if _is_benign(op.type, op.graph):
+        return
+    if op.type in _ASSIGNMENTS or op.type in _COUNTERS:
+        return
+    raise NotIndependent(
+        f"is of type {op.type}, which keeps state or runs code outside of the graph"
+    )
+
+
+def may_write(op: Any) -> bool:
+    """Whether an operation that takes the handle of a variable may write it."""
+    called = _called(op)
+    if called:
+        return not all(_is_clean(op.graph, name, set()) for name, _ in called)
+    return op.type not in _HARMLESS and op.type not in ("Identity", "IdentityN")
+
+
+def refuse_state(
+    operations: Sequence[Any],
+    is_seed: Callable[[Any], bool],
+    is_metric: Callable[[Any], bool],
+) -> None:
+    """Refuses operations that write variables, or act outside of the graph.
+
+    Args:
+        operations: Of one graph; functions that they call are searched as well.
+        is_seed: Whether a handle is that of a random generator's counter.
+        is_metric: Whether a handle is that of a metric, which knows the data.
+
+    Raises:
+        NotIndependent: With the operation.
+    """
+    for op in operations:
+        if any(t.dtype == tf.resource and is_metric(t) for t in op.inputs):
+            raise NotIndependent("reads the state of a metric", op)
+    _search(operations, is_seed, lambda handle: handle)
+
+
+def _search(
+    operations: Iterable[Any], is_seed: Callable[[Any], bool], resolve: Resolve
+) -> None:
+    for op in operations:
+        if op.type in _ASSIGNMENTS and is_seed(resolve(op.inputs[0])):
+            continue
+        if _WRITES.match(op.type):
+            raise NotIndependent("changes a variable", op)
+        try:
+            refuse_host_operation(op)
+        except NotIndependent as error:
+            error.operation = op
+            raise
+        for name, inputs in _called(op):
+            if not _is_clean(op.graph, name, set()):
+                _search_function(op, name, inputs, is_seed, resolve)
+
+
+def _search_function(
+    op: Any,
+    name: str,
+    inputs: Sequence[tf.Tensor],
+    is_seed: Callable[[Any], bool],
+    resolve: Resolve,
+) -> None:
+    shapes = [tensor.shape for tensor in inputs]
+    graph = control_flow_util_v2.get_func_graph(op, shapes, name)
+    outer = {id(i): o for i, o in zip(graph.inputs, inputs, strict=True)}
+
+    def inside(handle: tf.Tensor) -> Any:
+        found = outer.get(id(handle))
+        return handle if found is None else resolve(found)
+
+    _search(graph.get_operations(), is_seed, inside)
+
+
+def _called(op: Any) -> list[tuple[str, Sequence[tf.Tensor]]]:
+    """Functions that an operation calls, each with its inputs."""
+    found: list[tuple[str, Sequence[tf.Tensor]]] = []
+    for attribute in _attributes_with_functions(op):
+        value = op.get_attr(attribute)
+        functions = value if isinstance(value, list) else [value]
+        skipped = 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
+        found += [(f.name, list(op.inputs)[skipped:]) for f in functions]
+    return found
+
+
+def _attributes_with_functions(op: Any) -> tuple[str, ...]:
+    if op.type not in _function_attributes:
+        _function_attributes[op.type] = tuple(
+            attribute.name
+            for attribute in op.op_def.attr
+            if attribute.type in ("func", "list(func)")
+        )
+    return _function_attributes[op.type]
+
+
+def _is_clean(graph: Any, name: str, seen: set[str]) -> bool:
+    """Whether a function, and all that it calls, neither write nor act outside."""
+    if name in seen:
+        return True
+    seen.add(name)
+    definition = _definition(graph, name)
+    if definition is None:
+        return False
+    for node in definition.node_def:
+        if not _is_benign(node.op, graph):
+            return False
+        for value in node.attr.values():
+            for function in (value.func, *value.list.func):
+                if function.name and not _is_clean(graph, function.name, seen):
+                    return False
+    return True
+
+
+def _definition(graph: Any, name: str) -> Any:
+    while graph is not None:
+        function = graph._get_function(name)
+        if function is not None:
+            return function.cached_definition
+        graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+def _is_benign(op_type: str, graph: Any) -> bool:
+    if op_type not in _stateful:
+        try:
+            _stateful[op_type] = bool(graph.op_def_for_type(op_type).is_stateful)
+        except Exception:
+            # Not an operation but a function called by its name.
+            return False
+    return (
+        not _stateful[op_type] or op_type in _HARMLESS or bool(_RANDOM.match(op_type))
+    )

@@ -1,0 +1,104 @@
+"""Per-example gradients of lookup tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import norms
+from tf_bandmf.keras.clipping.factors import Factor, Measured
+from tf_bandmf.keras.clipping.norms import Norms
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(Factor):
+    """Gradients of a lookup table: row `ids[b, t]` receives `values[b, t]`.
+
+    Attributes:
+        ids: [B, T] integers.
+        values: [B, T, O].
+        num_rows: Rows of the table.
+    """
+
+    ids: tf.Tensor
+    values: tf.Tensor
+    num_rows: int
+
+    # Above this many terms, sorting ids is cheaper than comparing all pairs.
+    _MAX_PAIRED_TERMS = 256
+
+    def add(self, other: Factor) -> Factor | None:
+        """See the base class."""
+        if not isinstance(other, Rows) or self.num_rows != other.num_rows:
+            return None
+        return Rows(
+            tf.concat([self.ids, tf.cast(other.ids, self.ids.dtype)], axis=1),
+            tf.concat([self.values, other.values], axis=1),
+            self.num_rows,
+        )
+
+    def instantiate(self) -> tf.Tensor:
+        """See the base class."""
+        values = tf.cast(self.values, tf.float32)
+        batch = tf.shape(values)[0]
+        offsets = tf.range(batch, dtype=tf.int64)[:, None] * self.num_rows
+        ids = tf.cast(self.ids, tf.int64)
+        # A negative segment is dropped, as a row that does not exist must be.
+        valid = (ids >= 0) & (ids < self.num_rows)
+        segments = tf.where(valid, ids + offsets, -1)
+        table = tf.math.unsorted_segment_sum(
+            values, segments, tf.cast(batch, tf.int64) * self.num_rows
+        )
+        return tf.reshape(table, [batch, self.num_rows, values.shape[-1]])
+
+    def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
+        (values,) = norms.pinned(tf.cast(self.values, tf.float32))
+        terms = self.ids.shape[1]
+        if terms == 1:
+            measured = norms.of_examples(values)
+        elif terms is not None and terms <= self._MAX_PAIRED_TERMS:
+            measured = self._paired_norms(values, negligible)
+        else:
+            measured = self._sorted_norms(values)
+
+        def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+            (cleaned,) = tensors
+            return tf.math.unsorted_segment_sum(
+                tf.reshape(cleaned * weights[:, None, None], [-1, cleaned.shape[-1]]),
+                tf.reshape(self.ids, [-1]),
+                self.num_rows,
+            )
+
+        return Measured(measured, (values,), weighted_sum)
+
+    def _paired_norms(self, values: tf.Tensor, negligible: float) -> Norms:
+        """From inner products of values that go to the same row."""
+        equal = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)
+        return norms.of_equal_rows(values, equal, negligible)
+
+    def _sorted_norms(self, values: tf.Tensor) -> Norms:
+        """From the sums of values that go to the same row."""
+        order = tf.argsort(self.ids, axis=1)
+        ids = tf.gather(self.ids, order, batch_dims=1)
+        values = tf.gather(values, order, batch_dims=1)
+        shape = tf.shape(ids)
+        # Equal ids are neighbours now: number the runs within each example.
+        starts = tf.cast(ids[:, 1:] != ids[:, :-1], tf.int32)
+        runs = tf.pad(tf.cumsum(starts, axis=1), [[0, 0], [1, 0]])
+        runs += tf.range(shape[0])[:, None] * shape[1]
+        runs = tf.reshape(runs, [-1])
+        count = shape[0] * shape[1]
+
+        def by_run(parts: tf.Tensor) -> tf.Tensor:
+            flat = tf.reshape(parts, [count, *parts.shape[2:]])
+            sums = tf.math.unsorted_segment_sum(flat, runs, count)
+            return tf.reshape(sums, [shape[0], shape[1], *parts.shape[2:]])
+
+        lengths = tf.sqrt(norms.of_last_axis(values).bounds)
+        absolute = tf.sqrt(tf.reduce_sum(tf.square(by_run(lengths)), axis=1))
+        return norms.summed_in_float32(
+            norms.of_last_axis(by_run(values)).summed(axis=1), absolute
+        )

@@ -1,0 +1,233 @@
+"""The rule for layers that are executed for each example by itself.
+
+A layer that cannot be shown to keep examples apart is never given two of them: it runs
+vectorized over batches of one, forward and backward, and also its custom gradients.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.factors import Factor
+from tf_bandmf.keras.clipping.independence import current_trace
+from tf_bandmf.keras.clipping.randomness import (
+    per_example_seeds,
+    used_generators,
+)
+from tf_bandmf.keras.clipping.rules import generic
+from tf_bandmf.keras.clipping.rules.base import LayerCall
+
+# Their results have sizes that depend on the data, and cannot be put side by side.
+_RAGGED = frozenset(
+    "Where Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 ListDiff "
+    "DynamicPartition".split()
+)
+_EXTRAS = ("_keras_logits", "_keras_mask")
+
+
+class AloneRule(generic.GenericRule):
+    """Runs the layer on each example separately, in the forward pass too."""
+
+    def forward(self, call: LayerCall) -> Any:
+        """See the base class."""
+        inputs = generic._batched(call)
+        if not inputs:
+            raise UnsupportedModelError(
+                f"{generic._name(call)} is called on no tensor with a batch dimension, "
+                "so it cannot run for each example by itself. Give it one."
+            )
+        call.notes["scope"] = generic._Scope()
+        count = tf.shape(inputs[0])[0]
+        call.notes["seeds"] = [
+            per_example_seeds(generator.next(), count)
+            for generator in _generators_of_one(call)
+        ]
+        leaves = _run(call, inputs)
+        return _packed(call, leaves)
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        return super().factors(call, gradients) if call.variables else {}
+
+
+def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns what the layer returns for each example, [B, ...]."""
+    seeds = call.notes["seeds"]
+    rest: list[tf.Tensor] = []
+    floating: list[bool] = []
+
+    def one_example(
+        element: tuple[list[tf.Tensor], list[tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        outputs = generic._run_one(call, *element)
+        call.notes["structure"] = outputs
+        leaves = _leaves(call, outputs)
+        floating[:] = [leaf.dtype.is_floating for leaf in leaves]
+        return [leaf[0] for leaf in leaves]
+
+    @tf.custom_gradient
+    def run(*tensors: tf.Tensor) -> Any:
+        elements = (list(tensors), seeds)
+        with _explained(call):
+            leaves = generic.map_examples(one_example, elements, generic._name(call))
+        rest[:] = leaves
+        kept = [leaf for leaf, f in zip(leaves, floating, strict=True) if f]
+
+        def backward(*upstream: tf.Tensor, variables: Any = None) -> Any:
+            gradients = _backward(call, tensors, upstream, floating)
+            # Weights get their gradients from `factors`.
+            return (gradients, [None] * len(variables)) if variables else gradients
+
+        return kept, backward
+
+    outputs = iter(run(*inputs))
+    found = [
+        next(outputs) if f else leaf for leaf, f in zip(rest, floating, strict=True)
+    ]
+    trace = current_trace()
+    if trace is not None:
+        for output, leaf in zip(found, rest, strict=True):
+            if output is not leaf:
+                trace.same(output, leaf)
+    return found
+
+
+def _backward(
+    call: LayerCall,
+    inputs: Sequence[tf.Tensor],
+    upstream: Sequence[tf.Tensor],
+    floating: Sequence[bool],
+) -> list[tf.Tensor | None]:
+    """Gradients for the inputs, one example at a time."""
+    wanted = [i for i, tensor in enumerate(inputs) if tensor.dtype.is_floating]
+    found: list[tf.Tensor | None] = [None] * len(inputs)
+    if not wanted:
+        return found
+
+    def one_example(
+        element: tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        example, gradients, seeds = element
+        example = [tf.identity(tensor) for tensor in example]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([example[i] for i in wanted])
+            outputs = generic._run_one(call, example, seeds)
+            leaves = [
+                leaf
+                for leaf, f in zip(_leaves(call, outputs), floating, strict=True)
+                if f
+            ]
+        results = tape.gradient(
+            leaves,
+            [example[i] for i in wanted],
+            output_gradients=[gradient[None] for gradient in gradients],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        return [tf.convert_to_tensor(result) for result in results]
+
+    elements = (list(inputs), list(upstream), call.notes["seeds"])
+    with _explained(call):
+        results = generic.map_examples(
+            one_example, elements, generic._name(call), backward=True
+        )
+    for index, result in zip(wanted, results, strict=True):
+        found[index] = result
+    return found
+
+
+def _generators_of_one(call: LayerCall) -> list[keras.random.SeedGenerator]:
+    """Finds out what a call draws from, in a graph that never runs."""
+    inputs = generic._batched(call)
+    specs = [tf.TensorSpec(tensor.shape[1:], tensor.dtype) for tensor in inputs]
+    found: list[keras.random.SeedGenerator] = []
+
+    @tf.function(autograph=False)
+    def probe(tensors: list[tf.Tensor]) -> tf.Tensor:
+        with used_generators() as generators:
+            outputs = generic._run_one(call, tensors, None)
+        _leaves(call, outputs)
+        found.extend(generators)
+        return tf.zeros([])
+
+    graph = probe.get_concrete_function(specs).graph
+    for op in graph.get_operations():
+        if op.type in _RAGGED:
+            raise _refusal(call, f"{op.type} has a result of a size that varies")
+    return found
+
+
+@contextlib.contextmanager
+def _explained(call: LayerCall) -> Iterator[None]:
+    """Says what it means that something cannot be vectorized."""
+    try:
+        yield
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        raise _refusal(
+            call, str(error).splitlines()[0] if str(error) else ""
+        ) from error
+
+
+def _refusal(call: LayerCall, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{generic._name(call)} cannot be shown to keep examples apart, and cannot be "
+        f"executed for each example by itself either ({reason}). Write it with operations "
+        "on the other axes than that of the batch, or vouch for its class with "
+        "`tf_bandmf.keras.register_per_example_layer`."
+    )
+
+
+def _leaves(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
+    """All tensors of the layer's output for one example: [1, ...]."""
+    leaves = []
+    for leaf in keras.tree.flatten(outputs):
+        if leaf is None:
+            continue
+        found = [leaf]
+        found += [getattr(leaf, name, None) for name in _EXTRAS]
+        for tensor in found:
+            if tensor is None:
+                continue
+            if (
+                not tf.is_tensor(tensor)
+                or isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor))
+                or not tensor.shape.rank
+                or tensor.shape[0] not in (1, None)
+            ):
+                shape = getattr(tensor, "shape", None)
+                raise UnsupportedModelError(
+                    f"{generic._name(call)} is executed for each example by itself, "
+                    f"and must return one row for one example, found "
+                    f"{type(tensor).__name__} of shape {shape}. Keep the batch as the "
+                    "first dimension of its results."
+                )
+            leaves.append(tensor)
+    return leaves
+
+
+def _packed(call: LayerCall, leaves: Sequence[tf.Tensor]) -> Any:
+    """Puts leaves [B, ...] into the layer's structure, and taps those of floats."""
+    remaining = iter(leaves)
+
+    def tapped() -> tf.Tensor:
+        leaf = next(remaining)
+        return call.tap(leaf) if leaf.dtype.is_floating else tf.identity(leaf)
+
+    def replace(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        replaced = tapped()
+        for name in _EXTRAS:
+            if getattr(leaf, name, None) is not None:
+                with contextlib.suppress(AttributeError):
+                    setattr(replaced, name, tapped())
+        return replaced
+
+    return keras.tree.map_structure(replace, call.notes["structure"])
