@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--cache", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
-    for name in ("fashion-mnist", "cifar10"):
+    for name in ("fashion-mnist",):
         features, _, num_train = load(name, arguments.data, arguments.cache)
         print(
             f"{name}: {num_train} of {len(features)} for training, {features.shape[1]}"
