@@ -31,7 +31,7 @@ import tf_bandmf_federated
 from tf_bandmf import strategies, workloads
 
 NUM_CLIENTS, BATCH, NUM_ROUNDS = 20, 10, 2000
-# Of the paper's production runs (amplified-banded-mf, section 6).
+# Of the paper's production runs (arXiv:2306.08153, section 6).
 SEPARATION, PARTICIPATIONS = 400, 5
 
 Round = Callable[[], None]

@@ -1,4 +1,4 @@
-"""Draws the error curves of banded-inverse-square-root, Figures 1 to 3.
+"""Draws the error curves of arXiv:2505.12128, Figures 1 to 3.
 
     python benchmarks/figures.py --out figures [--steps 16384] [--figures 1,2,3]
 
@@ -14,9 +14,10 @@ import json
 import pathlib
 from typing import Callable
 
-from tf_bandmf import mechanisms, plot, workloads
+from tf_bandmf import workloads
 from tf_bandmf.participation import MinSep
-from tf_bandmf.strategies import bisr, bsr
+from tf_bandmf.planning import plot
+from tf_bandmf.strategies import bisr, bsr, registry
 from tf_bandmf.workloads import Workload
 
 SETTINGS = {"alpha=1, beta=0": (0.0, 1.0), "alpha=0.9999, beta=0.9": (0.9, 0.9999)}
@@ -52,14 +53,14 @@ def size_curves(make: Callable[[int], Workload], sizes: list[int], k: int) -> Cu
         workload, participation = make(n), MinSep(-(-n // k), k)
         b = participation.min_separation
         for name, strategy in (
-            ("DP-SGD", mechanisms.build_strategy("identity", workload, participation)),
+            ("DP-SGD", registry.build_strategy("identity", workload, participation)),
             ("BSR p=b", bsr(workload, b)),
         ):
             curves[name].append(strategy.rmse(workload, participation))
         curves["BISR best p"].append(best_bisr(workload, participation))
         for name, mechanism in optimized.items():
             options = {"bands": b} if mechanism == "toeplitz" else {}
-            strategy = mechanisms.build_strategy(
+            strategy = registry.build_strategy(
                 mechanism, workload, participation, **options
             )
             curves.setdefault(name, []).append(strategy.rmse(workload, participation))
@@ -72,7 +73,7 @@ def small_band_curves(workload: Workload, k: int, bands: list[int]) -> Curves:
     curves: Curves = {name: [] for name in names}
     for p in bands:
         for name, mechanism in names.items():
-            strategy = mechanisms.build_strategy(
+            strategy = registry.build_strategy(
                 mechanism, workload, participation, bands=p
             )
             curves[name].append(strategy.rmse(workload, participation))

@@ -74,19 +74,26 @@ def transformer() -> keras.Model:
     return keras.Model(inputs, layers.Dense(VOCABULARY)(layers.LayerNormalization()(x)))
 
 
+MODELS: dict[str, Callable[[], keras.Model]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "transformer": transformer,
+}
+
+
 def data(name: str, num_examples: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     if name == "transformer":
         text = rng.integers(0, VOCABULARY, (num_examples, LENGTH + 1))
         return text[:, :-1].astype(np.int32), text[:, 1:]
-    shape = (784,) if name == "mlp" else (32, 32, 3)
+    shape = (32, 32, 3) if name == "cnn" else (784,)
     x = rng.normal(size=(num_examples, *shape)).astype(np.float32)
     return x, rng.integers(0, 10, num_examples)
 
 
 def compiled(name: str, optimizer: Any, private: bool, options: Any) -> keras.Model:
     keras.utils.set_random_seed(0)
-    model = {"mlp": mlp, "cnn": cnn, "transformer": transformer}[name]()
+    model = MODELS[name]()
     if private:
         size = options.microbatch_size
         extra = {} if size is None else {"microbatch_size": size}
@@ -181,8 +188,9 @@ def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
         return lambda: model.fit(x, y, batch_size=BATCH_SIZES[name], verbose=0)
     plan = plan_for(kind, name, num_examples, options.rounds + 1)
     inner = keras.optimizers.SGD(1e-3)
+    # Of random data: each mechanism is a run of its own.
     optimizer = tf_bandmf.keras.PrivateOptimizer(
-        inner, plan, keep_normals=kind == "kept"
+        inner, plan, keep_normals=kind == "kept", additional_run=True
     )
     model = compiled(name, optimizer, True, options)
     batches = plan.batches(x, y)

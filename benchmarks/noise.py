@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import noise, strategies, workloads
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
 
 NUM_STEPS = 1000
 

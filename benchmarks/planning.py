@@ -6,7 +6,7 @@
     python benchmarks/planning.py auto --sampling balls-in-bins
 
 `bands` searches over powers of two under cyclic Poisson sampling; `pattern` prints the
-best number of bands for several epochs and epsilons (scaling-up-dp-bandmf, Fig. 3b);
+best number of bands for several epochs and epsilons (arXiv:2405.15913, Fig. 3b);
 `auto` plans 60,000 examples in batches of 512 for 10 epochs. Times are without imports.
 """
 
@@ -25,7 +25,8 @@ def show(**fields: object) -> None:
 
 
 def bands(arguments: argparse.Namespace) -> None:
-    from tf_bandmf import band_search, workloads
+    from tf_bandmf import workloads
+    from tf_bandmf.planning import band_search
 
     began = time.perf_counter()
     search = band_search.best_bands(
@@ -47,7 +48,8 @@ def bands(arguments: argparse.Namespace) -> None:
 
 
 def pattern(arguments: argparse.Namespace) -> None:
-    from tf_bandmf import band_search, workloads
+    from tf_bandmf import workloads
+    from tf_bandmf.planning import band_search
 
     workload = workloads.prefix_sum(arguments.steps)
     for epsilon in (0.5, 1.0, 2.0, 4.0, 8.0):
@@ -82,7 +84,7 @@ def auto(arguments: argparse.Namespace) -> None:
         max_memory_vectors=arguments.memory_vectors,
     )
     seconds = time.perf_counter() - began
-    print(tf_bandmf.choosing.Choice.of_strategy(plan.strategy))
+    print(plan.choice)
     show(sampling=arguments.sampling, seconds=seconds)
 
 

@@ -1,4 +1,4 @@
-"""Regenerates the regions of amplified-banded-mf, Fig. 5, and checks what it claims.
+"""Regenerates the regions of arXiv:2306.08153, Fig. 5, and checks what it claims.
 
     python benchmarks/regions.py
     python benchmarks/regions.py --steps 1024 --epsilons 0.03125,0.125,0.5,2,8,16 \\
@@ -68,14 +68,14 @@ def cell(
 ) -> dict[str, Any]:
     def noise(bands: int) -> float:
         accountant = CyclicPoissonAccountant(-(-n // bands), epochs * bands / n)
-        return accountant.calibrate_noise_multiplier(epsilon, delta)
+        return accountant.calibrate_noise_stddev(epsilon, delta)
 
     amplified = {
         bands: error * noise(bands)
         for bands, error in banded.items()
         if bands <= n // epochs
     }
-    unamplified = gaussian.calibrate_noise_multiplier(epsilon, delta) * multi_epoch
+    unamplified = gaussian.calibrate_noise_stddev(epsilon, delta) * multi_epoch
     best = min(amplified, key=lambda bands: amplified[bands])
     if unamplified < amplified[best]:
         best, least = n, unamplified

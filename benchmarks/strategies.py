@@ -89,7 +89,7 @@ def banded_problem(n: int, bands: int) -> tuple[Callable, np.ndarray]:
     import tensorflow as tf
 
     from tf_bandmf import strategies, workloads
-    from tf_bandmf.bands import as_rows
+    from tf_bandmf.matrices import as_rows
     from tf_bandmf.optimize import banded, banded_matrices
 
     workload = workloads.prefix_sum(n)
@@ -105,7 +105,7 @@ def banded_problem(n: int, bands: int) -> tuple[Callable, np.ndarray]:
 
 
 def quadratic_problem(n: int, bands: int) -> tuple[Callable, np.ndarray]:
-    """scaling-up-dp-bandmf, Algorithm 2: rows of A C^-1 one after the other."""
+    """arXiv:2405.15913, Algorithm 2: rows of A C^-1 one after the other."""
     import tensorflow as tf
 
     from tf_bandmf.optimize import banded, banded_matrices

@@ -67,6 +67,7 @@ def main() -> None:
     )
     title = f"Digits at epsilon = {arguments.epsilon:g}, delta = {arguments.delta:g}"
     comparison.print_table(title, runs)
+    comparison.print_joint_guarantee(runs)
     last = list(plans.values())[-1]
     comparison.console.print(str(last.statement()), highlight=False)
 

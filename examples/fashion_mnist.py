@@ -101,6 +101,7 @@ def main() -> None:
         f"{arguments.delta:g}, {arguments.seeds} seeds"
     )
     comparison.print_table(title, runs)
+    comparison.print_joint_guarantee(tuning, runs)
     comparison.console.print(
         "No mechanism is amplified by sampling here. Tuning the learning rate on the "
         "data is not covered by the guarantee."

@@ -65,7 +65,7 @@ def train(
     model = tf_bandmf.keras.make_private(build_model())
     model.compile(
         optimizer=tf_bandmf.keras.PrivateOptimizer(
-            keras.optimizers.SGD(learning_rate), plan
+            keras.optimizers.SGD(learning_rate), plan, additional_run=True
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
@@ -141,6 +141,18 @@ def print_table(title: str, runs: dict[str, list[Run]]) -> None:
             f"{mean:.2%} ± {error:.2%}" if len(group) > 1 else f"{mean:.2%}",
         )
     console.print(table)
+
+
+def print_joint_guarantee(*tables: dict[str, list[Run]]) -> None:
+    """What all runs spend together: a comparison is not one run."""
+    plans = [run.plan for runs in tables for group in runs.values() for run in group]
+    joint = tf_bandmf.compose(plans)
+    delta = plans[0].delta
+    console.print(
+        f"Each of these {len(plans)} runs on the same data spends a budget of its own. "
+        f"All together are (epsilon = {joint.epsilon(delta):.4g}, delta = {delta:g})-DP: "
+        f"the statement of a single run holds for who trains once, and shows nothing else."
+    )
 
 
 def mean_and_standard_error(values: Sequence[float]) -> tuple[float, float]:

@@ -27,7 +27,7 @@ def test_momentum_sgd_is_what_the_optimizer_does(scheduled):
 
 
 def test_momentum_workload_has_the_entries_of_the_paper():
-    # banded-inverse-square-root, eq. 4.
+    # arXiv:2505.12128, eq. 4.
     alpha, beta = 0.9, 0.5
     column = workloads.momentum_sgd(4, beta, alpha).first_column()
     expected = [sum(alpha**j * beta ** (i - j) for j in range(i + 1)) for i in range(4)]
@@ -48,18 +48,18 @@ def test_config_round_trip():
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "message"),
     [
-        {"momentum": 1.0},
-        {"momentum": -0.1},
-        {"decay": 0.0},
-        {"decay": 1.1},
-        {"momentum": 0.9, "decay": 0.5},
-        {"learning_rates": [1.0, 1.0]},
-        {"learning_rates": [1.0, 0.0, 1.0]},
-        {"learning_rates": [1.0, np.nan, 1.0]},
+        ({"momentum": 1.0}, "momentum must be in"),
+        ({"momentum": -0.1}, "momentum must be in"),
+        ({"decay": 0.0}, "decay must be in"),
+        ({"decay": 1.1}, "decay must be in"),
+        ({"momentum": 0.9, "decay": 0.5}, "momentum must be < decay"),
+        ({"learning_rates": [1.0, 1.0]}, "one rate for each of the 3 steps"),
+        ({"learning_rates": [1.0, 0.0, 1.0]}, "must be finite and > 0"),
+        ({"learning_rates": [1.0, np.nan, 1.0]}, "must be finite and > 0"),
     ],
 )
-def test_invalid_workloads_are_refused(arguments):
-    with pytest.raises(ValueError):
+def test_invalid_workloads_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
         workloads.momentum_sgd(3, **arguments)

@@ -4,34 +4,58 @@
                           batch_size=512, epochs=10)
 
 `tf_bandmf.keras` trains Keras 3 models with it; it is imported by name, so that the rest
-works without Keras.
+works without Keras. Names are imported when they are used: `import tf_bandmf` loads
+neither TensorFlow nor dp-accounting.
 """
 
-from tf_bandmf import choosing, participation, strategies, workloads
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tf_bandmf._version import __version__
-from tf_bandmf.composition import JointGuarantee, compose
-from tf_bandmf.participation import (
-    BallsInBins,
-    CyclicFixedSize,
-    CyclicPoisson,
-    FixedEpochOrder,
-    MinSep,
-    Participation,
-    Poisson,
-    Shuffled,
-)
-from tf_bandmf.plan import Plan
-from tf_bandmf.planning import plan
-from tf_bandmf.sensitivity import Sensitivity
-from tf_bandmf.statement import PrivacyStatement
-from tf_bandmf.strategies import Strategy
-from tf_bandmf.workloads import Workload
+
+if TYPE_CHECKING:
+    from tf_bandmf import (
+        accounting,
+        matrices,
+        participation,
+        sampling,
+        strategies,
+        workloads,
+    )
+    from tf_bandmf.accounting.guarantee import Guarantee
+    from tf_bandmf.analysis.sensitivity import Sensitivity
+    from tf_bandmf.participation import (
+        BallsInBins,
+        CyclicFixedSize,
+        CyclicPoisson,
+        FixedEpochOrder,
+        MinSep,
+        Participation,
+        Poisson,
+        Shuffled,
+    )
+    from tf_bandmf.planning.build import plan
+    from tf_bandmf.planning.choosing import Choice
+    from tf_bandmf.planning.comparison import Comparison, compare
+    from tf_bandmf.planning.composition import JointGuarantee, compose
+    from tf_bandmf.planning.memory import bands_that_fit
+    from tf_bandmf.planning.plan import Plan
+    from tf_bandmf.planning.statement import PrivacyStatement
+    from tf_bandmf.sampling import BatchSchedule
+    from tf_bandmf.strategies import Strategy
+    from tf_bandmf.workloads import Workload
 
 __all__ = [
     "BallsInBins",
+    "BatchSchedule",
+    "Choice",
+    "Comparison",
     "CyclicFixedSize",
     "CyclicPoisson",
     "FixedEpochOrder",
+    "Guarantee",
     "JointGuarantee",
     "MinSep",
     "Participation",
@@ -43,10 +67,67 @@ __all__ = [
     "Strategy",
     "Workload",
     "__version__",
-    "choosing",
+    "accounting",
+    "bands_that_fit",
+    "compare",
     "compose",
+    "matrices",
     "participation",
     "plan",
+    "sampling",
     "strategies",
     "workloads",
 ]
+
+_MODULES = (
+    "accounting",
+    "matrices",
+    "participation",
+    "sampling",
+    "strategies",
+    "workloads",
+)
+# Where the other public names are defined.
+_HOMES = {
+    "BatchSchedule": "sampling",
+    "Choice": "planning.choosing",
+    "Comparison": "planning.comparison",
+    "Guarantee": "accounting.guarantee",
+    "Plan": "planning.plan",
+    "PrivacyStatement": "planning.statement",
+    "Sensitivity": "analysis.sensitivity",
+    "Strategy": "strategies",
+    "Workload": "workloads",
+    "JointGuarantee": "planning.composition",
+    "bands_that_fit": "planning.memory",
+    "compose": "planning.composition",
+    "compare": "planning.comparison",
+    "plan": "planning.build",
+    **dict.fromkeys(
+        (
+            "BallsInBins",
+            "CyclicFixedSize",
+            "CyclicPoisson",
+            "FixedEpochOrder",
+            "MinSep",
+            "Participation",
+            "Poisson",
+            "Shuffled",
+        ),
+        "participation",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"tf_bandmf.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tf_bandmf' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"tf_bandmf.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

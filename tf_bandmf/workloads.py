@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_bandmf import bands
+from tf_bandmf import matrices
 
 
 def _numbers(name: str, values: Any) -> np.ndarray:
@@ -51,7 +51,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         # Validates num_steps and the coefficients.
-        toeplitz = bands.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
+        toeplitz = matrices.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
         object.__setattr__(self, "inverse_coefficients", toeplitz.coefficients)
         object.__setattr__(self, "num_steps", toeplitz.num_rows)
         if self.learning_rates is not None:
@@ -70,22 +70,22 @@ class Workload:
     def is_toeplitz(self) -> bool:
         return self.learning_rates is None
 
-    def inverse(self) -> bands.LowerTriangular:
+    def inverse(self) -> matrices.LowerTriangular:
         """`A^-1`, banded: row `i` of `T` divided by the learning rate of step `i`."""
-        toeplitz = bands.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
+        toeplitz = matrices.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
         if self.learning_rates is None:
             return toeplitz
         rates = np.asarray(self.learning_rates)
-        return bands.RowBanded(bands.as_rows(toeplitz) / rates[:, None])
+        return matrices.RowBanded(matrices.as_rows(toeplitz) / rates[:, None])
 
     def first_column(self) -> np.ndarray:
         """The first column of the Toeplitz part `T^-1`, shape [n]."""
-        toeplitz = bands.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
+        toeplitz = matrices.ToeplitzBanded(self.inverse_coefficients, self.num_steps)
         return toeplitz.solve(np.eye(1, self.num_steps)[0])
 
     def to_dense(self) -> np.ndarray:
         """Materializes `A`, shape [n, n]."""
-        return bands.Inverse(self.inverse()).to_dense()
+        return matrices.Inverse(self.inverse()).to_dense()
 
     def to_config(self) -> dict[str, Any]:
         return {
@@ -113,7 +113,7 @@ def momentum_sgd(
     decay: float = 1.0,
     learning_rates: npt.ArrayLike | None = None,
 ) -> Workload:
-    """SGD with momentum and weight decay (banded-inverse-square-root, eq. 4).
+    """SGD with momentum and weight decay (arXiv:2505.12128, eq. 4).
 
     `m[i] = momentum m[i-1] + x[i]`, `theta[i] = decay theta[i-1] - eta m[i]`, so that
     `A^-1 = (I - decay S)(I - momentum S)` with the shift `S`.

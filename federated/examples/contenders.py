@@ -144,8 +144,8 @@ def node_noise_multiplier(plan: tf_bandmf.Plan) -> float:
     TFF's tree releases the sums over all complete dyadic intervals of rounds, each with
     independent noise; its estimates are computed from these. How much a device changes
     them all is the sensitivity of the strategy "tree" under the plan's participation
-    (`tf_bandmf.dyadic_tree`): the plan's noise before it is correlated is the noise of
-    a node. This holds for both of TFF's estimators.
+    (`tf_bandmf.matrices.dyadic_tree`): the plan's noise before it is correlated is the
+    noise of a node. This holds for both of TFF's estimators.
     """
     return plan.noise_stddev / plan.l2_norm_clip
 

@@ -10,7 +10,7 @@ import tensorflow_privacy as tfp
 
 import tf_bandmf
 from tf_bandmf import noise
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf_federated import (
     CorrelatedNoiseFactory,
     CorrelatedNoiseSumQuery,

@@ -8,7 +8,7 @@ import tensorflow_federated as tff
 
 import tf_bandmf
 from tf_bandmf import noise
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
 
 NUM_STEPS, NUM_PARAMETERS = 6, 10
 

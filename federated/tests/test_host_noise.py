@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tf_bandmf
 from tf_bandmf import noise
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf_federated import HostNoise
 
 N, D = 8, 5

@@ -9,7 +9,7 @@ import tensorflow_federated as tff
 
 import tf_bandmf
 from tf_bandmf import noise
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf_federated import (
     MinSepDataSource,
     build_fed_avg,

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tf_bandmf
+import tf_bandmf.noise.keys
 from tf_bandmf_federated import (
     Independent,
     Ledger,
@@ -302,7 +303,7 @@ def test_noise_of_a_skipped_round_is_not_in_the_next_model(tmp_path):
         train(tmp_path, process, models, states, source=source)
     train(tmp_path, process, models, source=source, interrupted_round="skip")
     generator = tf_bandmf.noise.NoiseGenerator(plan.strategy, 4)
-    kept = generator.initial_state(tf_bandmf.key_schedule.NoiseKey.for_testing(7))
+    kept = generator.initial_state(tf_bandmf.noise.keys.NoiseKey.for_testing(7))
     expected = {}
     total = np.zeros(4, np.float32)
     for step in range(N):

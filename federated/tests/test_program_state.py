@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_bandmf import private_files
+from tf_bandmf.files import private as private_files
 from tf_bandmf_federated import PrivateProgramStateManager
 
 

@@ -9,7 +9,7 @@ from tensorflow_privacy.privacy.dp_query import test_utils
 
 import tf_bandmf
 from tf_bandmf import noise
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf_federated import CorrelatedNoiseSumQuery
 
 N, SEED = 5, 3

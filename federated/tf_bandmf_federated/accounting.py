@@ -7,7 +7,8 @@ After a run, the smallest separation b and the most participations k that were r
 any device give the guarantee of the plan's strategy and noise under MinSep(b, k), as
 amplified-banded-mf reports its production run (section 6, App. K.1). Also where b came out
 below the number of bands: then columns that one device touches overlap, and the
-sensitivity is that of Theorem 3 (Alg. 4) or a sharper one; see `tf_bandmf.sensitivity`.
+sensitivity is that of Theorem 3 (Alg. 4) or a sharper one; see
+`tf_bandmf.analysis.sensitivity`.
 
 What such a guarantee is worth:
 
@@ -28,10 +29,10 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Union
 
 from tf_bandmf import MinSep, Plan
-from tf_bandmf.accounting.dispatch import accountant_for
 from tf_bandmf.accounting.guarantee import Guarantee
-from tf_bandmf.participation.base import positive_int
-from tf_bandmf.sensitivity import Sensitivity
+from tf_bandmf.analysis.sensitivity import Sensitivity
+from tf_bandmf.participation.checks import positive_int
+from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf_federated.plan_checks import check_plan
 
 Record = Union[

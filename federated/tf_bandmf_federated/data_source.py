@@ -22,7 +22,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf import Plan
-from tf_bandmf.participation.base import positive_int
+from tf_bandmf.participation.checks import positive_int
 from tf_bandmf.sampling.random_bits import SEED_BYTES
 from tf_bandmf_federated.availability import Always, Availability, as_availability
 from tf_bandmf_federated.min_sep_iterator import MinSepIterator

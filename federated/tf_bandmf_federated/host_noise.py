@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf import Plan, private_files
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf import Plan
+from tf_bandmf.files import private as private_files
 from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf_federated.noise_uses import NoiseUses
 from tf_bandmf_federated.ring_file import RingFile
 

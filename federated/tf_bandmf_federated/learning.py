@@ -41,9 +41,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf import Plan
-from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.noise import NoiseGenerator, NoiseState
-from tf_bandmf.statement import PrivacyStatement
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf_federated.aggregators import MinSepNoiseFactory, num_parameters_of
 from tf_bandmf_federated.client_work import tagged_client_work
 from tf_bandmf_federated.host_noise import HostNoise, find_aggregator, replace_noise

@@ -34,7 +34,7 @@ import json
 import os
 from typing import Any
 
-from tf_bandmf import private_files
+from tf_bandmf.files import private as private_files
 
 _FORMAT = "tf-bandmf-federated ledger 3"
 _BEFORE_FIRST = "0" * 64

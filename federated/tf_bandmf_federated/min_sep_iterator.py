@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_bandmf.participation.base import positive_int
+from tf_bandmf.participation.checks import positive_int
 from tf_bandmf.sampling.random_bits import random_words
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.participation_table import Cohort, ParticipationTable

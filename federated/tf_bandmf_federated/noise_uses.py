@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tf_bandmf import private_files
+from tf_bandmf.files import private as private_files
 
 _FORMAT = "tf-bandmf-federated noise uses 1"
 _NONE = -1  # no round's noise was handed out

@@ -39,8 +39,8 @@ from typing import Any
 import numpy as np
 import tensorflow_federated as tff
 
-from tf_bandmf import private_files
-from tf_bandmf.participation.base import positive_int
+from tf_bandmf.files import private as private_files
+from tf_bandmf.participation.checks import positive_int
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.data_source import MinSepDataSource
 from tf_bandmf_federated.host_noise import KEY_FILE

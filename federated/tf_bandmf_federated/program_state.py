@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tree
 
-from tf_bandmf import private_files
+from tf_bandmf.files import private as private_files
 
 _NAME = re.compile(r"state-(\d{8})$")
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tf_bandmf import private_files
+from tf_bandmf.files import private as private_files
 
 _STEP_BYTES, _DIGEST_BYTES, _HEAD_BYTES = 8, 32, 64
 # Slots more than the buffer needs: the last update may be torn, and the saved state that

@@ -19,8 +19,8 @@ import collections
 import tensorflow as tf
 
 from tf_bandmf import Plan
-from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf_federated.secret_words import fresh_words
 
 # Floats in the ring buffer up to which the state can hold it: state crosses to TFF's

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import tensorflow_federated as tff
 
-from tf_bandmf.participation.base import positive_int
+from tf_bandmf.participation.checks import positive_int
 from tf_bandmf_federated import worker_guard
 from tf_bandmf_federated.worker_connection import WorkersUnavailable, answers
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tf_bandmf import bands, strategies, unbanded
+from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.bins_mixture import (
@@ -38,9 +38,9 @@ def some_matrices(n):
         "lambda_cgd": strategies.lambda_cgd(n, 0.8).matrix,
         "normalized": strategies.lambda_cgd(n, 0.8, True).matrix,
         "identity": strategies.identity(n).matrix,
-        "toeplitz": bands.ToeplitzBanded([1.0, 0.5, 0.25], n),
-        "rows": bands.RowBanded(rows),
-        "dense": unbanded.Dense(dense),
+        "toeplitz": matrices.ToeplitzBanded([1.0, 0.5, 0.25], n),
+        "rows": matrices.RowBanded(rows),
+        "dense": matrices.Dense(dense),
     }
 
 
@@ -173,7 +173,7 @@ def test_invariant_12_calibration_is_safe_and_amplification_helps():
     delta = other.delta(1.0, found.noise_stddev)
     assert delta.value < 1e-5 + 2.0 * delta.standard_error
     assert delta.value > 0.8e-5
-    unamplified = gaussian.calibrate_noise_multiplier(1.0, 1e-5)
+    unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-5)
     assert found.noise_stddev < 0.8 * unamplified * np.sqrt(gram.max())
 
 
@@ -250,7 +250,7 @@ def test_a_bound_that_would_take_for_ever_is_refused():
 
 def test_shipped_example_of_jax_privacy():
     """n = 100, 10 bins: 3.74 there, on a grid of factors 1.1 and with a margin."""
-    matrix = bands.ToeplitzBanded([1.0, 0.5, 0.25, 0.125], 100)
+    matrix = matrices.ToeplitzBanded([1.0, 0.5, 0.25, 0.125], 100)
     found = BallsInBinsAccountant.of_strategy(matrix, 10).calibrate_noise_stddev(
         1, 1e-2
     )
@@ -284,10 +284,13 @@ def test_a_bound_is_within_three_percent_of_the_estimate():
 @pytest.mark.parametrize(
     "build, message",
     [
-        (lambda: gram_matrix(bands.ToeplitzBanded([1.0, -0.5], 8), 2), "negative"),
-        (lambda: gram_matrix(bands.ToeplitzBanded([1.0], 8), 9), "num_bins must be in"),
+        (lambda: gram_matrix(matrices.ToeplitzBanded([1.0, -0.5], 8), 2), "negative"),
         (
-            lambda: gram_matrix(bands.ToeplitzBanded([1.0], 9000), 9000),
+            lambda: gram_matrix(matrices.ToeplitzBanded([1.0], 8), 9),
+            "num_bins must be in",
+        ),
+        (
+            lambda: gram_matrix(matrices.ToeplitzBanded([1.0], 9000), 9000),
             "num_bins must be <=",
         ),
         (lambda: BallsInBinsAccountant(np.ones((2, 3))), "gram must have shape"),
@@ -302,6 +305,6 @@ def test_a_bound_is_within_three_percent_of_the_estimate():
         (lambda: BallsInBinsAccountant(np.eye(2)).epsilon(0.0, 1.0), "delta must be"),
     ],
 )
-def test_misuse(build, message):
+def test_impossible_grams_draws_and_budgets_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()

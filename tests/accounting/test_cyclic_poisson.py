@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from dp_accounting import rdp
 
-from tf_bandmf import bands, strategies
+from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.cyclic_fixed_size import CyclicFixedSizeAccountant
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
@@ -22,7 +22,7 @@ from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 )
 def test_values_of_jax_privacy(queries, probability, epsilon, delta, noise):
     accountant = CyclicPoissonAccountant(queries, probability)
-    found = accountant.calibrate_noise_multiplier(epsilon, delta)
+    found = accountant.calibrate_noise_stddev(epsilon, delta)
     assert found == pytest.approx(noise, rel=1e-4)
     assert accountant.delta(epsilon, found) <= delta
     assert accountant.epsilon(delta, found) == pytest.approx(epsilon, rel=1e-3)
@@ -30,8 +30,8 @@ def test_values_of_jax_privacy(queries, probability, epsilon, delta, noise):
 
 def test_without_amplification_it_is_the_gaussian_mechanism():
     accountant = CyclicPoissonAccountant(9, 1.0)
-    unamplified = 3.0 * gaussian.calibrate_noise_multiplier(2.0, 1e-6)
-    assert accountant.calibrate_noise_multiplier(2.0, 1e-6) == unamplified
+    unamplified = 3.0 * gaussian.calibrate_noise_stddev(2.0, 1e-6)
+    assert accountant.calibrate_noise_stddev(2.0, 1e-6) == unamplified
     assert accountant.delta(2.0, unamplified) <= 1e-6
     assert accountant.epsilon(1e-6, unamplified) == pytest.approx(2.0, rel=1e-9)
 
@@ -65,20 +65,35 @@ def test_epsilon_falls_with_noise_and_rises_with_queries_and_probability():
 
 
 def test_event_has_ceil_of_n_over_b_queries_of_the_largest_column_norm():
-    strategy = bands.ToeplitzBanded([1.0, 0.5, 0.25], 11)
-    accountant, norm = CyclicPoissonAccountant.of_strategy(strategy, 4, 0.3)
+    strategy = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 11)
+    accountant = CyclicPoissonAccountant.of_strategy(strategy, 4, 0.3)
     assert accountant.num_queries == 3
-    assert norm == pytest.approx(np.sqrt(1.3125))
-    event = accountant.event(2.0)
+    assert accountant.column_norm == pytest.approx(np.sqrt(1.3125))
+    event = accountant.event(2.0 * accountant.column_norm)
     assert event.count == 3 and event.event.sampling_probability == 0.3
     assert event.event.event == dp_accounting.GaussianDpEvent(2.0)
 
 
 def test_one_part_is_dp_sgd():
-    accountant, norm = CyclicPoissonAccountant.of_strategy(
+    accountant = CyclicPoissonAccountant.of_strategy(
         strategies.identity(100).matrix, 1, 0.02
     )
-    assert accountant == CyclicPoissonAccountant(100, 0.02) and norm == 1.0
+    assert accountant == CyclicPoissonAccountant(100, 0.02, column_norm=1.0)
+
+
+def test_noise_is_in_units_of_the_raw_strategy():
+    """A strategy of column norm 3 needs three times the noise, by every method."""
+    one = CyclicPoissonAccountant(20, 0.1)
+    three = CyclicPoissonAccountant(20, 0.1, column_norm=3.0)
+    noise = one.calibrate_noise_stddev(1.0, 1e-5)
+    assert three.calibrate_noise_stddev(1.0, 1e-5) == pytest.approx(3.0 * noise)
+    assert three.delta(1.0, 3.0 * noise) == pytest.approx(one.delta(1.0, noise))
+    assert three.epsilon(1e-5, 3.0 * noise) == pytest.approx(one.epsilon(1e-5, noise))
+    fixed = CyclicFixedSizeAccountant(20, 100, 10)
+    large = CyclicFixedSizeAccountant(20, 100, 10, column_norm=3.0)
+    noise = fixed.calibrate_noise_stddev(1.0, 1e-5)
+    assert large.calibrate_noise_stddev(1.0, 1e-5) == pytest.approx(3.0 * noise)
+    assert large.guarantee(3.0 * noise, 1e-5).epsilon == pytest.approx(1.0, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +101,7 @@ def test_one_part_is_dp_sgd():
     [
         (
             lambda: CyclicPoissonAccountant.of_strategy(
-                bands.ToeplitzBanded(np.ones(5), 20), 4, 0.1
+                matrices.ToeplitzBanded(np.ones(5), 20), 4, 0.1
             ),
             "num_parts >= 5, fewer bands, or BallsInBins",
         ),
@@ -102,7 +117,7 @@ def test_one_part_is_dp_sgd():
         (lambda: CyclicPoissonAccountant(3, 0.1).epsilon(1.0, 1.0), "delta must be"),
     ],
 )
-def test_misuse(build, message):
+def test_overlapping_participations_and_impossible_numbers_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 
@@ -111,10 +126,10 @@ class TestFixedSize:
     def test_bound_is_above_poisson_and_not_above_no_amplification(self):
         queries, part, batch = 200, 1000, 20
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
-        noise = fixed.calibrate_noise_multiplier(1.0, 1e-5)
+        noise = fixed.calibrate_noise_stddev(1.0, 1e-5)
         poisson = CyclicPoissonAccountant(queries, batch / part)
-        assert noise > poisson.calibrate_noise_multiplier(1.0, 1e-5)
-        unamplified = gaussian.calibrate_noise_multiplier(1.0, 1e-5)
+        assert noise > poisson.calibrate_noise_stddev(1.0, 1e-5)
+        unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-5)
         assert noise < np.sqrt(queries) * unamplified
         assert fixed.is_amplified(1.0, noise)
         assert fixed.delta(1.0, noise) <= 1e-5
@@ -129,14 +144,14 @@ class TestFixedSize:
 
     def test_where_sampling_does_not_help_the_gaussian_mechanism_counts(self):
         fixed = CyclicFixedSizeAccountant(10, 100, 60)
-        noise = fixed.calibrate_noise_multiplier(1.0, 1e-5)
-        unamplified = gaussian.calibrate_noise_multiplier(1.0, 1e-5)
+        noise = fixed.calibrate_noise_stddev(1.0, 1e-5)
+        unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-5)
         assert noise == np.sqrt(10) * unamplified
         assert not fixed.is_amplified(1.0, noise)
         whole = CyclicFixedSizeAccountant(10, 100, 100)
-        assert whole.calibrate_noise_multiplier(1.0, 1e-5) == noise
+        assert whole.calibrate_noise_stddev(1.0, 1e-5) == noise
 
-    def test_misuse(self):
+    def test_impossible_batches_and_strategies_without_bands_are_refused(self):
         with pytest.raises(ValueError, match="batch_size must be <="):
             CyclicFixedSizeAccountant(10, 10, 11)
         with pytest.raises(ValueError, match="BallsInBins"):
@@ -153,7 +168,7 @@ def test_invariant_12_epsilon_of_calibrated_noise_is_within_the_budget(
     queries, probability, epsilon, delta
 ):
     accountant = CyclicPoissonAccountant(queries, probability)
-    noise = accountant.calibrate_noise_multiplier(epsilon, delta)
+    noise = accountant.calibrate_noise_stddev(epsilon, delta)
     found = accountant.epsilon(delta, noise)
     assert 0.999 * epsilon < found <= epsilon
     assert accountant.delta(found, noise) <= delta
@@ -165,7 +180,7 @@ def test_deltas_that_drown_in_rounding_errors_are_refused(delta):
     with pytest.raises(ValueError, match="delta must be >= 1e-12"):
         accountant.epsilon(delta, 2.0)
     with pytest.raises(ValueError, match="delta must be >= 1e-12"):
-        accountant.calibrate_noise_multiplier(1.0, delta)
+        accountant.calibrate_noise_stddev(1.0, delta)
     # Without sampling nothing is convolved.
     assert CyclicPoissonAccountant(20, 1.0).epsilon(delta, 20.0) > 0.0
 
@@ -175,7 +190,5 @@ def test_sampling_never_costs_more_than_no_sampling():
     whole = CyclicPoissonAccountant(10, 1.0)
     for delta in (1e-12, 1e-5):
         assert sampled.epsilon(delta, 20.0) <= whole.epsilon(delta, 20.0)
-        calibrated = [
-            a.calibrate_noise_multiplier(1.0, delta) for a in (sampled, whole)
-        ]
+        calibrated = [a.calibrate_noise_stddev(1.0, delta) for a in (sampled, whole)]
         assert calibrated[0] <= calibrated[1]

@@ -14,7 +14,7 @@ SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
 
 
 def balle_wang_delta(sigma, epsilon):
-    # banded-inverse-square-root, Theorem 2, with sensitivity 1.
+    # arXiv:2505.12128, Theorem 2, with sensitivity 1.
     return stats.norm.cdf(0.5 / sigma - epsilon * sigma) - math.exp(
         epsilon
     ) * stats.norm.cdf(-0.5 / sigma - epsilon * sigma)
@@ -30,7 +30,7 @@ def test_delta_is_the_analytic_formula(sigma, epsilon):
 @hypothesis.given(epsilon=st.floats(0.01, 50.0), log10_delta=st.floats(-12.0, -1.0))
 def test_calibration_is_safe_and_tight(epsilon, log10_delta):
     delta = 10.0**log10_delta
-    sigma = gaussian.calibrate_noise_multiplier(epsilon, delta)
+    sigma = gaussian.calibrate_noise_stddev(epsilon, delta)
     assert gaussian.gaussian_delta(sigma, epsilon) <= delta
     assert gaussian.gaussian_delta(sigma * (1 - 1e-6), epsilon) > delta
     found = gaussian.gaussian_epsilon(sigma, delta)
@@ -47,23 +47,38 @@ def test_noise_that_is_ample_gives_epsilon_zero():
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "message"),
     [
-        lambda: gaussian.calibrate_noise_multiplier(0.0, 1e-5),
-        lambda: gaussian.calibrate_noise_multiplier(-1.0, 1e-5),
-        lambda: gaussian.calibrate_noise_multiplier(math.nan, 1e-5),
-        lambda: gaussian.calibrate_noise_multiplier(math.inf, 1e-5),
-        lambda: gaussian.calibrate_noise_multiplier(1.0, 0.0),
-        lambda: gaussian.calibrate_noise_multiplier(1.0, 1.0),
-        lambda: gaussian.calibrate_noise_multiplier(1e-12, 1e-13),
-        lambda: gaussian.calibrate_noise_multiplier(1e12, 1e-5),
-        lambda: gaussian.gaussian_delta(0.0, 1.0),
-        lambda: gaussian.gaussian_delta(1.0, -1.0),
-        lambda: gaussian.gaussian_epsilon(1.0, math.nan),
-        lambda: gaussian.gaussian_epsilon(1e-4, 1e-5),
-        lambda: gaussian.zcdp_rho(0.0),
+        (
+            lambda: gaussian.calibrate_noise_stddev(0.0, 1e-5),
+            "epsilon must be finite and > 0",
+        ),
+        (
+            lambda: gaussian.calibrate_noise_stddev(-1.0, 1e-5),
+            "epsilon must be finite and > 0",
+        ),
+        (
+            lambda: gaussian.calibrate_noise_stddev(math.nan, 1e-5),
+            "epsilon must be finite and > 0",
+        ),
+        (
+            lambda: gaussian.calibrate_noise_stddev(math.inf, 1e-5),
+            "epsilon must be finite and > 0",
+        ),
+        (lambda: gaussian.calibrate_noise_stddev(1.0, 0.0), "delta must be in"),
+        (lambda: gaussian.calibrate_noise_stddev(1.0, 1.0), "delta must be in"),
+        (lambda: gaussian.calibrate_noise_stddev(1e-12, 1e-13), "Use a larger budget"),
+        (lambda: gaussian.calibrate_noise_stddev(1e12, 1e-5), "no meaningful privacy"),
+        (
+            lambda: gaussian.gaussian_delta(0.0, 1.0),
+            "noise_stddev must be finite and > 0",
+        ),
+        (lambda: gaussian.gaussian_delta(1.0, -1.0), "epsilon must be finite and >= 0"),
+        (lambda: gaussian.gaussian_epsilon(1.0, math.nan), "delta must be in"),
+        (lambda: gaussian.gaussian_epsilon(1e-4, 1e-5), "no meaningful privacy"),
+        (lambda: gaussian.zcdp_rho(0.0), "noise_stddev must be finite and > 0"),
     ],
 )
-def test_invalid_or_infeasible_budgets_are_refused(call):
-    with pytest.raises(ValueError):
+def test_invalid_or_infeasible_budgets_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

@@ -141,11 +141,11 @@ def test_invariant_12_calibration_by_an_accountant_of_choice(make):
     assert less.epsilon_by(make()) > 2.0
     if make is rdp.RdpAccountant:
         assert made.epsilon < 2.0
-    unamplified = gaussian.calibrate_noise_multiplier(2.0, 1e-5)
+    unamplified = gaussian.calibrate_noise_stddev(2.0, 1e-5)
     assert noise < unamplified
 
 
-def test_misuse():
+def test_used_accountants_and_invalid_arguments_are_refused():
     made = fixed()
     used = rdp.RdpAccountant()
     used.compose(dp_accounting.GaussianDpEvent(1.0))

@@ -14,7 +14,7 @@ from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.bins_mixture import gram_matrix
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
-from tf_bandmf.accounting.dispatch import accountant_for
+from tf_bandmf.planning.calibration import accountant_for
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=8)
 # Users of Stack Overflow, as TensorFlow Federated has them.
@@ -22,15 +22,16 @@ USERS = 342_477
 
 
 def test_theorem_1_cifar_10_example():
-    """amplified-banded-mf, section 1: 200 queries with p = 0.1, DP-SGD 2,000 with 0.01."""
+    """arXiv:2306.08153, section 1: 200 queries with p = 0.1, DP-SGD 2,000 with 0.01."""
     participation = tf_bandmf.CyclicPoisson(50_000, 500, 10)
     strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 10)
-    found, _ = CyclicPoissonAccountant.of_strategy(
+    found = CyclicPoissonAccountant.of_strategy(
         strategy.matrix,
         participation.num_parts,
         participation.sampling_probability,
     )
-    assert found == CyclicPoissonAccountant(200, 0.1)
+    norm = float(strategy.matrix.column_norms().max())
+    assert found == CyclicPoissonAccountant(200, 0.1, norm)
     assert participation.participations(2000) == 200
     # "In rounds 1, 11, 21 ... we sample from D_1", a subset of 5,000 examples.
     schedule = tf_bandmf.plan(
@@ -43,24 +44,25 @@ def test_theorem_1_cifar_10_example():
     for step in (0, 10, 20):
         assert set(schedule.example_indices(step) % 10) == {0}
     dp_sgd = tf_bandmf.Poisson(50_000, 500)
-    one, norm = CyclicPoissonAccountant.of_strategy(
+    one = CyclicPoissonAccountant.of_strategy(
         strategies.identity(2000).matrix, 1, dp_sgd.sampling_probability
     )
-    assert one == CyclicPoissonAccountant(2000, 0.01) and norm == 1.0
+    assert one == CyclicPoissonAccountant(2000, 0.01, column_norm=1.0)
 
 
 def test_appendix_f5():
     """b = 2: parts of 25,000, q = 2%, 1,000 events; b = 100: no amplification."""
     two = tf_bandmf.CyclicPoisson(50_000, 500, 2)
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 2).matrix
-    found, _ = CyclicPoissonAccountant.of_strategy(matrix, 2, two.sampling_probability)
-    assert found == CyclicPoissonAccountant(1000, 0.02)
+    found = CyclicPoissonAccountant.of_strategy(matrix, 2, two.sampling_probability)
+    assert (found.num_queries, found.sampling_probability) == (1000, 0.02)
     hundred = tf_bandmf.CyclicPoisson(50_000, 500, 100)
     assert hundred.sampling_probability == 1.0
     matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(2000), 100).matrix
-    found, _ = CyclicPoissonAccountant.of_strategy(matrix, 100, 1.0)
-    unamplified = gaussian.calibrate_noise_multiplier(1.0, 1e-6) * math.sqrt(20)
-    assert found.calibrate_noise_multiplier(1.0, 1e-6) == unamplified
+    found = CyclicPoissonAccountant.of_strategy(matrix, 100, 1.0)
+    unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-6) * math.sqrt(20)
+    noise = found.calibrate_noise_stddev(1.0, 1e-6)
+    assert noise == pytest.approx(unamplified * found.column_norm, rel=1e-14)
 
 
 def test_example_f1_with_m_and_n_put_right():
@@ -90,7 +92,7 @@ def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
     sampler = tf_bandmf.CyclicPoisson(USERS, 1000, bands)
     assert sampler.participations(2052) == queries
     found = CyclicPoissonAccountant(queries, sampler.sampling_probability)
-    noise = found.calibrate_noise_multiplier(epsilon, 1e-6)
+    noise = found.calibrate_noise_stddev(epsilon, 1e-6)
     assert noise == pytest.approx(published * math.sqrt(6), rel=1e-3)
 
 
@@ -100,7 +102,7 @@ def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
 )
 def test_table_4_of_amplified_banded_mf(epsilon, published):
     """And Table 5 without amplification, for which b = n = 2052 counts at epsilon = 16."""
-    noise = gaussian.calibrate_noise_multiplier(epsilon, 1e-6)
+    noise = gaussian.calibrate_noise_stddev(epsilon, 1e-6)
     assert noise == pytest.approx(published, rel=2e-5)
     strategy = strategies.identity(2052)
     made = tf_bandmf.plan(

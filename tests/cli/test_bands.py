@@ -57,7 +57,7 @@ def test_the_table_names_the_best(capsys):
         (["--candidates", "0"], "bands must be whole numbers >= 1"),
         (["--candidates", "17"], "bands must be <= steps / epochs = 16, or 64"),
         (["--candidates", ","], "at least one number of bands"),
-        (["--mechanism", "bisr"], "mechanism must be banded, toeplitz or bsr"),
+        (["--mechanism", "bisr"], "mechanism must be banded, bsr or toeplitz"),
         (["--mechanism", "bsr:4"], "without a number of bands"),
         (["--epochs", "0"], "must be > 0"),
         (["--epochs", "many"], "is not a number"),

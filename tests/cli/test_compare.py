@@ -75,7 +75,7 @@ def test_a_budget_sets_the_noise(capsys):
         "--mechanisms", "identity,bsr:4", "--json",
     )  # fmt: skip
     assert code == 0
-    sigma = gaussian.calibrate_noise_multiplier(8.0, 1e-5)
+    sigma = gaussian.calibrate_noise_stddev(8.0, 1e-5)
     for row in json.loads(out):
         assert row["noise_multiplier"] == sigma
         np.testing.assert_allclose(row["noise_stddev"], sigma * row["sensitivity"])

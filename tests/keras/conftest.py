@@ -6,8 +6,15 @@ import pytest
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.keras import runs
 
 NUM_EXAMPLES, FEATURES, CLASSES = 22, 5, 3
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_runs():
+    """Tests share a process and data: to each, its first run is the first one."""
+    runs.forget()
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +51,7 @@ def make_min_sep_plan():
             num_steps=num_steps,
             participation=tf_bandmf.MinSep(3),
             batch_size=4,
-            test_seed=0,
-            **changes,
+            **{"test_seed": 0, **changes},
         )
 
     return make
@@ -77,11 +83,20 @@ def compile_model():
 
 @pytest.fixture
 def make_private_model(make_plain_model, compile_model):
-    def make(plan, inner=None, functional=False, self_check=False, **changes):
+    def make(
+        plan,
+        inner=None,
+        functional=False,
+        self_check=False,
+        additional_run=False,
+        **changes,
+    ):
         model = make_plain_model(functional)
         tf_bandmf.keras.make_private(model, self_check=self_check)
         inner = inner or keras.optimizers.SGD(0.1)
-        optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
+        optimizer = tf_bandmf.keras.PrivateOptimizer(
+            inner, plan, additional_run=additional_run
+        )
         return compile_model(model, optimizer, **changes)
 
     return make

@@ -102,7 +102,7 @@ def test_invariant_11_scale_and_policy_are_kept_and_checked(
 ):
     plan, path = make_plan("bsr", test_seed=None), tmp_path / "run.private"
     straight = make_half(plan)
-    callbacks = [keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))]
+    callbacks = [keras.callbacks.ModelCheckpoint(str(tmp_path / "m" / "{epoch}.keras"))]
     straight.fit(
         plan.batches(*data),
         epochs=2,
@@ -110,7 +110,7 @@ def test_invariant_11_scale_and_policy_are_kept_and_checked(
         callbacks=callbacks,
         verbose=0,
     )
-    again = keras.models.load_model(tmp_path / "1.keras")
+    again = keras.models.load_model(tmp_path / "m" / "1.keras")
     assert again.optimizer.loss_scale_factor == 1024
 
     def restored(model):

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf import noise
-from tf_bandmf.accounting import gaussian
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.accounting import checks
 from tf_bandmf.noise import radius
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import philox
 
 PAIRS = 2048
@@ -244,4 +244,4 @@ def test_the_bound_is_below_a_thousandth_of_the_smallest_delta(noise_multiplier)
     edge = radius.LARGEST_NORMAL * 2.0**-157 / math.pi
     edge *= math.sqrt(pairs_of_rows / 2.0) / noise_multiplier
     total = edge + pairs_of_rows * (2.0**-133 + 2.0**-129)
-    assert total < 2e-24 < 1e-3 * gaussian.SMALLEST_DELTA
+    assert total < 2e-24 < 1e-3 * checks.SMALLEST_DELTA

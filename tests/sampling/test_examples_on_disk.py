@@ -270,6 +270,6 @@ def compressed(directory):
         ),
     ],
 )
-def test_misuse(build, error, message, tmp_path):
+def test_unreadable_or_unsuitable_examples_are_refused(build, error, message, tmp_path):
     with pytest.raises(error, match=message):
         build(tmp_path)

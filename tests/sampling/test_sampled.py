@@ -184,7 +184,7 @@ def test_seeds_are_fresh_and_secret():
         schedule_for(PARTICIPATIONS[0], 9, 7, np.arange(20)) for _ in range(2)
     )
     assert first.secret_seed() != second.secret_seed()
-    assert first.secret_seed().hex() not in repr(first)
+    assert first.secret_seed()[:32].hex() not in repr(first)
     with pytest.raises(TypeError, match="secret"):
         pickle.dumps(first)
 
@@ -194,7 +194,7 @@ def test_wrong_data_are_refused():
         schedule_for(PARTICIPATIONS[0], 9, 7, np.arange(21))
     with pytest.raises(TypeError, match="caller makes the batches"):
         schedule_for(tf_bandmf.MinSep(3), 9, 7, np.arange(20))
-    with pytest.raises(ValueError, match="seed must be 32 bytes"):
+    with pytest.raises(ValueError, match="must be what secret_seed"):
         schedule_for(PARTICIPATIONS[0], 9, 7, np.arange(20), seed=b"1234")
     with pytest.raises(ValueError, match="step must be in"):
         make(PARTICIPATIONS[0], 9).example_indices(9)
@@ -202,3 +202,47 @@ def test_wrong_data_are_refused():
         schedule_for(
             tf_bandmf.FixedEpochOrder(20, 4, 3), 15, 7, np.arange(20), seed=seed(0)
         )
+
+
+def test_invariant_08_a_seed_that_the_caller_chose_is_refused():
+    arguments = {"epsilon": 2.0, "delta": 1e-5, "num_steps": 8}
+    participation = tf_bandmf.Poisson(num_examples=20, batch_size=4)
+    plan = tf_bandmf.plan("identity", participation=participation, **arguments)
+    x = np.arange(20)
+    drawn = plan.batches(x)
+    forged = drawn.secret_seed()[:-1] + bytes([drawn.secret_seed()[-1] ^ 1])
+    for known in (
+        bytes(32),
+        bytes(48),
+        b"",
+        np.random.default_rng(0).bytes(48),
+        forged,
+    ):
+        with pytest.raises(ValueError, match="amplifies nothing"):
+            plan.batches(x, sampler_seed=known)
+    again = plan.batches(x, sampler_seed=drawn.secret_seed())
+    for step in range(8):
+        np.testing.assert_array_equal(
+            again.example_indices(step), drawn.example_indices(step)
+        )
+    assert again.secret_seed() == drawn.secret_seed()
+
+
+def test_invariant_08_a_chosen_seed_needs_a_plan_for_tests_which_says_so():
+    participation = tf_bandmf.Poisson(num_examples=20, batch_size=4)
+    plan = tf_bandmf.plan(
+        "identity",
+        epsilon=2.0,
+        delta=1e-5,
+        num_steps=8,
+        participation=participation,
+        test_seed=0,
+    )
+    first, second = (
+        plan.batches(np.arange(20), sampler_seed=bytes(32)) for _ in range(2)
+    )
+    for step in range(8):
+        np.testing.assert_array_equal(
+            first.example_indices(step), second.example_indices(step)
+        )
+    assert "NONE" in str(plan.statement())

@@ -12,7 +12,7 @@ from tf_bandmf.optimize import banded_matrices, certificate, objectives
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 from tf_bandmf.strategies import banded
 
-# scaling-up-dp-bandmf, Example B.1, by columns.
+# arXiv:2405.15913, Example B.1, by columns.
 EXAMPLE = [
     [0.740, 0.822, 0.876, 0.821, 0.855, 0.882, 0.892, 0.936, 1.000],
     [0.500, 0.492, 0.395, 0.462, 0.442, 0.403, 0.409, 0.353, 0.000],

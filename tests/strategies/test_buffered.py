@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from tf_bandmf import strategies, unbanded, workloads
+from tf_bandmf import matrices, strategies, workloads
 from tf_bandmf.participation import MinSep
 from tf_bandmf.strategies import buffered
 
@@ -13,7 +13,7 @@ DECAYS, INVERSE_DECAYS = np.array([0.95, 0.6, 0.2]), np.array([0.8, 0.4, 0.05])
 
 def test_the_matrix_is_the_one_of_its_output_scales():
     n = 12
-    matrix = unbanded.BufferedToeplitz(DECAYS, INVERSE_DECAYS, n)
+    matrix = matrices.BufferedToeplitz(DECAYS, INVERSE_DECAYS, n)
     powers = DECAYS[:, None] ** np.arange(n - 1)
     column = np.r_[1.0, matrix.output_scales @ powers]
     np.testing.assert_allclose(matrix.toeplitz_column(), column)
@@ -36,7 +36,7 @@ def test_the_matrix_is_the_one_of_its_output_scales():
 def test_noise_streams_with_one_vector_a_buffer():
     """The recurrence of the class's documentation gives `C^-1 z`."""
     n = 30
-    matrix = unbanded.BufferedToeplitz(DECAYS, INVERSE_DECAYS, n)
+    matrix = matrices.BufferedToeplitz(DECAYS, INVERSE_DECAYS, n)
     z = np.random.default_rng(1).normal(size=(n, 2))
     state = np.zeros((matrix.num_buffers, 2))
     streamed = []
@@ -127,7 +127,7 @@ def test_a_blt_strategy_survives_its_configuration():
 )
 def test_decays_that_are_not_interlaced_are_refused(decays, inverse_decays):
     with pytest.raises(ValueError, match="decays"):
-        unbanded.BufferedToeplitz(np.array(decays), np.array(inverse_decays), 5)
+        matrices.BufferedToeplitz(np.array(decays), np.array(inverse_decays), 5)
 
 
 def test_invalid_arguments_are_refused():
@@ -139,6 +139,6 @@ def test_invalid_arguments_are_refused():
 
 
 def test_a_decay_next_to_one_stays_below_one_in_float32():
-    matrix = unbanded.BufferedToeplitz([1.0 - 1e-9], [0.5], 10).in_float32()
+    matrix = matrices.BufferedToeplitz([1.0 - 1e-9], [0.5], 10).in_float32()
     assert matrix.decays[0] == 1.0 - 2.0**-24
     assert np.array_equal(matrix.in_float32().decays, matrix.decays)

@@ -14,7 +14,7 @@ def r(k):
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (1.0, 0.9), (0.99, 0.5)])
 def test_bsr_coefficients(alpha, beta):
-    # banded-square-root: c_k = sum_i alpha^(k-i) r_(k-i) r_i beta^i.
+    # arXiv:2405.13763: c_k = sum_i alpha^(k-i) r_(k-i) r_i beta^i.
     n, bands = 12, 7
     expected = [
         sum(alpha ** (k - i) * r(n)[k - i] * r(n)[i] * beta**i for i in range(k + 1))
@@ -26,7 +26,7 @@ def test_bsr_coefficients(alpha, beta):
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (1.0, 0.9), (0.99, 0.5)])
 def test_bisr_coefficients(alpha, beta):
-    # banded-inverse-square-root, Lemma 1: r~_k = -r_k / (2k - 1).
+    # arXiv:2505.12128, Lemma 1: r~_k = -r_k / (2k - 1).
     n, bands = 12, 5
     k = np.arange(n)
     r_tilde = -r(n) / (2 * k - 1)
@@ -116,20 +116,32 @@ def test_memory_and_regenerations():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "message"),
     [
-        lambda: strategies.lambda_cgd(5, 1.0),
-        lambda: strategies.lambda_cgd(5, -0.1),
-        lambda: strategies.lambda_cgd(5, np.nan),
-        lambda: strategies.bsr(workloads.prefix_sum(5), 6),
-        lambda: strategies.bsr(workloads.prefix_sum(5), 0),
-        lambda: strategies.bisr(workloads.prefix_sum(5), 2.5),
-        lambda: strategies.identity(0),
-        lambda: strategies.optimized_lambda_cgd(
-            workloads.prefix_sum(5), MinSep(5, 1), "median"
+        (lambda: strategies.lambda_cgd(5, 1.0), "lambda must be in"),
+        (lambda: strategies.lambda_cgd(5, -0.1), "lambda must be in"),
+        (lambda: strategies.lambda_cgd(5, np.nan), "lambda must be in"),
+        (
+            lambda: strategies.bsr(workloads.prefix_sum(5), 6),
+            "bands must be a whole number from 1",
+        ),
+        (
+            lambda: strategies.bsr(workloads.prefix_sum(5), 0),
+            "bands must be a whole number from 1",
+        ),
+        (
+            lambda: strategies.bisr(workloads.prefix_sum(5), 2.5),
+            "bands must be a whole number from 1",
+        ),
+        (lambda: strategies.identity(0), "num_rows must be >= 1"),
+        (
+            lambda: strategies.optimized_lambda_cgd(
+                workloads.prefix_sum(5), MinSep(5, 1), "median"
+            ),
+            "objective must be",
         ),
     ],
 )
-def test_invalid_strategies_are_refused(make):
-    with pytest.raises(ValueError):
+def test_invalid_strategies_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         make()

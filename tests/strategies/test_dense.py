@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from tf_bandmf import strategies, unbanded, workloads
+from tf_bandmf import matrices, strategies, workloads
 from tf_bandmf.participation import FixedEpochOrder, MinSep
-from tf_bandmf.strategies.dense import dense
+from tf_bandmf.strategies.multi_epoch import dense
 
 
 def epochs(n, k):
@@ -142,7 +142,7 @@ def test_it_is_at_least_as_good_as_jax_privacy():
 
 
 def test_order_of_the_mechanisms_as_in_table_2():
-    """amplified-banded-mf, Table 2, in small: n = 96, k = 6, b = 16."""
+    """arXiv:2306.08153, Table 2, in small: n = 96, k = 6, b = 16."""
     n, k, b = 96, 6, 16
     workload, fixed, min_sep = workloads.prefix_sum(n), epochs(n, k), MinSep(b)
     free = dense(workload, fixed, tolerance=1e-5)
@@ -168,7 +168,7 @@ def test_costs_are_those_of_a_dense_inverse():
 def test_a_dense_strategy_survives_its_configuration():
     strategy = dense(workloads.prefix_sum(12), MinSep(4))
     rebuilt = strategies.Strategy.from_config(strategy.to_config())
-    assert isinstance(rebuilt.matrix, unbanded.Dense)
+    assert isinstance(rebuilt.matrix, matrices.Dense)
     np.testing.assert_array_equal(rebuilt.matrix.entries, strategy.matrix.entries)
     assert rebuilt.diagnostics == strategy.diagnostics
 
@@ -182,7 +182,7 @@ def test_invalid_input_is_refused():
     with pytest.raises(ValueError, match="num_steps must be <= 8192"):
         dense(workloads.prefix_sum(8193), MinSep(4))
     with pytest.raises(ValueError, match="not positive definite"):
-        unbanded.lower_triangular_factor(np.array([[1.0, 2.0], [2.0, 1.0]]))
+        matrices.lower_triangular_factor(np.array([[1.0, 2.0], [2.0, 1.0]]))
 
 
 @pytest.mark.parametrize(
@@ -196,4 +196,4 @@ def test_invalid_input_is_refused():
 )
 def test_invalid_dense_matrices_are_refused(entries, message):
     with pytest.raises(ValueError, match=message):
-        unbanded.Dense(entries)
+        matrices.Dense(entries)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from tf_bandmf import mechanisms, strategies, workloads
+from tf_bandmf import strategies, workloads
 from tf_bandmf.participation import MinSep
+from tf_bandmf.strategies import registry
 
 FRACTIONS = [0.1, 0.5, 0.9, 0.99]
 
@@ -13,7 +14,7 @@ def powers(limit):
     return [2**i for i in range(limit.bit_length()) if 2**i <= limit]
 
 
-# banded-inverse-square-root ---------------------------------------------------------
+# arXiv:2505.12128 ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 1.0), (0.9, 0.9999)])
@@ -35,9 +36,7 @@ def test_figure_3_optimized_inverses_beat_bisr_at_small_bandwidths():
     n, k = 512, 8
     workload, participation = workloads.prefix_sum(n), MinSep(n // k)
     for p in (2, 4):
-        optimized = mechanisms.build_strategy(
-            "bandinv", workload, participation, bands=p
-        )
+        optimized = registry.build_strategy("bandinv", workload, participation, bands=p)
         error = optimized.rmse(workload, participation)
         square_root = strategies.bisr(workload, p).rmse(workload, participation)
         assert error < 0.8 * square_root
@@ -47,7 +46,7 @@ def test_figure_3_optimized_inverses_beat_bisr_at_small_bandwidths():
 
 
 def growth(n, k, p):
-    """banded-inverse-square-root, Theorem 4 for alpha = 1, without its constant."""
+    """arXiv:2505.12128, Theorem 4 for alpha = 1, without its constant."""
     b, log_p = n / k, np.log(max(p, 2))
     return (
         np.sqrt(k * log_p)
@@ -98,7 +97,7 @@ def test_theorem_4_full_batch_bounds(n):
     lower = np.sqrt((n + 1) * (2 * n + 1) / 6)
     names = ["bsr", "bisr", "lambda_cgd", "blt", "tree", "dense"]
     for name in names:
-        strategy = mechanisms.build_strategy(name, workload, participation)
+        strategy = registry.build_strategy(name, workload, participation)
         assert strategy.rmse(workload, participation) >= lower * (1 - 1e-9)
     # Corollary 6: no lambda is better than none.
     best = strategies.optimized_lambda_cgd(workload, participation)

@@ -1,4 +1,4 @@
-"""amplified-banded-mf, Table 2: n = 2052 steps, k = 6, b = 342, prefix sum.
+"""arXiv:2306.08153, Table 2: n = 2052 steps, k = 6, b = 342, prefix sum.
 
 Errors are relative to the dense optimum under fixed epoch order. Minutes of optimization:
 run with `-m slow`.
@@ -9,7 +9,7 @@ import pytest
 
 from tf_bandmf import strategies, workloads
 from tf_bandmf.participation import FixedEpochOrder, MinSep
-from tf_bandmf.strategies.dense import dense
+from tf_bandmf.strategies.multi_epoch import dense
 
 N, B = 2052, 342
 FIXED, MIN_SEP, ONCE = FixedEpochOrder(B, 1, 6), MinSep(B), MinSep(N, 1)

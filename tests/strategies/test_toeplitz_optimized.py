@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from tf_bandmf import bands, strategies, toeplitz, workloads
+from tf_bandmf import matrices, strategies, workloads
+from tf_bandmf.matrices import power_series
 from tf_bandmf.participation import MinSep
 
 # n, bands and RMSE of the optimum for one participation at sensitivity 1.
@@ -44,7 +45,7 @@ def brute_force(workload, participation, num_bands):
     """Nelder-Mead on errors and sensitivities computed by other code."""
 
     def error(x):
-        matrix = bands.ToeplitzBanded(np.r_[1.0, x], workload.num_steps)
+        matrix = matrices.ToeplitzBanded(np.r_[1.0, x], workload.num_steps)
         return np.log(strategies.Strategy("any", matrix).rmse(workload, participation))
 
     start = np.full(num_bands - 1, 0.3)
@@ -116,12 +117,13 @@ def test_inverse_coefficients_meet_the_peer_s_optimum():
     n, participation = 1000, MinSep(100, 10)
     workload = workloads.prefix_sum(n)
     found = strategies.optimized_banded_inverse(workload, participation, 4)
+    assert found.family == "bandinv"  # the name by which `plan` knows it
     assert found.diagnostics["converged"]
     rmse = found.rmse(workload, participation)
     assert rmse < 13.402731
     assert rmse < 0.5 * strategies.bisr(workload, 4).rmse(workload, participation)
     # The reported sensitivity covers what the leftmost columns reach.
-    column = toeplitz.inverse(found.core.inner.coefficients, n)
+    column = power_series.inverse(found.core.inner.coefficients, n)
     response = sum(np.pad(column, (j, 0))[:n] for j in range(0, n, 100))
     reached = found.sensitivity(participation).value
     assert reached >= np.linalg.norm(response) * (1 - 1e-12)
@@ -134,8 +136,8 @@ def test_inverse_with_momentum_and_learning_rates():
     assert found.is_inverse_banded and found.memory_vectors == 0
 
     def error(x):
-        inner = bands.ToeplitzBanded(np.r_[1.0, x], n)
-        strategy = strategies.Strategy("any", bands.Inverse(inner))
+        inner = matrices.ToeplitzBanded(np.r_[1.0, x], n)
+        strategy = strategies.Strategy("any", matrices.Inverse(inner))
         return np.log(strategy.rmse(workload, once))
 
     options = {"xatol": 1e-9, "fatol": 1e-13}

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tf_bandmf import dyadic_tree, strategies, workloads
+from tf_bandmf import strategies, workloads
+from tf_bandmf.matrices import dyadic_tree
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 
 
@@ -54,7 +55,7 @@ def test_sensitivity_under_fixed_order_is_that_of_the_rectangular_tree(k, epoch)
 
 
 def test_optimal_tree_aggregation_of_table_2():
-    """amplified-banded-mf, Table 2: sensitivities 0.32, 1.00, 1.00."""
+    """arXiv:2306.08153, Table 2: sensitivities 0.32, 1.00, 1.00."""
     n, k, b = 2052, 6, 342
     one = np.sqrt(dyadic_tree.max_squared_counts(n, n, 1))
     six = np.sqrt(dyadic_tree.max_squared_counts(n, b, k))

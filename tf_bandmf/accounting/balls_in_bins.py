@@ -4,8 +4,7 @@ Each example is put into one of `b` bins, once, and takes part at the steps of i
 every epoch (dp-lambda-cgd, section 5.1). See `bins_mixture` for the distributions.
 
 Results are typed: an `Estimate`, or, if a confidence is asked for, a `Bound`. Simulation
-is deterministic under a seed. The noise is given as its standard deviation on the **raw**
-strategy `C` (l2_norm_clip = 1), not per unit of column norm or sensitivity.
+is deterministic under a seed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from typing import Callable
 import numpy as np
 import scipy.optimize
 
-from tf_bandmf import bands
+from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.base import Accountant, meaningful
 from tf_bandmf.accounting.bins_mixture import gram_matrix
 from tf_bandmf.accounting.bins_simulator import (
     CHECK,
@@ -28,6 +28,8 @@ from tf_bandmf.accounting.bins_simulator import (
     BinsSimulator,
     Stage,
 )
+from tf_bandmf.accounting.checks import check_delta
+from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.importance import Run
 from tf_bandmf.accounting.monte_carlo import Bound, Estimate, MonteCarloValue
 from tf_bandmf.accounting.root_finding import log
@@ -44,6 +46,10 @@ _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
 # Standard errors by which a calibrated estimate stays below delta.
 _SAFETY = 2.0
 _ATTEMPTS = 8
+# A stated estimate is checked with few draws: it may differ by so many standard errors,
+# and by this factor.
+_CHECK_ERRORS, _CHECK_FACTOR = 5.0, 1.1
+NUM_DRAWS = 50_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Calibrated:
     delta: MonteCarloValue
 
 
-class BallsInBinsAccountant:
+class BallsInBinsAccountant(Accountant):
     """(epsilon, delta) of balls in bins for one strategy and number of bins.
 
     Formal guarantee: with a `confidence`, a returned `Bound` is exceeded by the true
@@ -78,11 +84,13 @@ class BallsInBinsAccountant:
       ValueError: on invalid arguments.
     """
 
+    claims = tuple((NAME, kind, ZERO_OUT) for kind in ("estimate", "bound"))
+
     def __init__(
         self,
         gram: np.ndarray,
         confidence: float | None = None,
-        num_draws: int = 50_000,
+        num_draws: int = NUM_DRAWS,
         seed: int = 0,
         progress: bool = False,
     ) -> None:
@@ -105,10 +113,10 @@ class BallsInBinsAccountant:
     @classmethod
     def of_strategy(
         cls,
-        strategy: bands.LowerTriangular,
+        strategy: matrices.LowerTriangular,
         num_bins: int,
         confidence: float | None = None,
-        num_draws: int = 50_000,
+        num_draws: int = NUM_DRAWS,
         seed: int = 0,
         progress: bool = False,
     ) -> BallsInBinsAccountant:
@@ -152,7 +160,7 @@ class BallsInBinsAccountant:
           ValueError: on invalid input; if epsilon would exceed that of the run without
             amplification by rounding, or 10**4; or if a bound would take too many draws.
         """
-        gaussian.check_delta(delta)
+        check_delta(delta)
         _check(
             noise_stddev > 0.0 and math.isfinite(noise_stddev),
             "noise_stddev",
@@ -188,12 +196,36 @@ class BallsInBinsAccountant:
           ArithmeticError: if the simulation overflows.
         """
         _check(epsilon > 0.0 and math.isfinite(epsilon), "epsilon", epsilon)
-        gaussian.check_delta(delta)
-        largest = gaussian.calibrate_noise_multiplier(epsilon, delta)
+        check_delta(delta)
+        largest = gaussian.calibrate_noise_stddev(epsilon, delta)
         largest *= math.sqrt(float(self._gram.diagonal().max()))
         if self._confidence is None:
             return self._calibrate_estimate(epsilon, delta, largest)
         return self._calibrate_bound(epsilon, delta, largest)
+
+    def calibrate(self, epsilon: float, delta: float) -> Calibration:
+        found = self.calibrate_noise_stddev(epsilon, delta)
+        guarantee = self._guarantee(epsilon, delta, found.delta)
+        return Calibration(found.noise_stddev, guarantee, is_amplified=True)
+
+    def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
+        found = self.epsilon(delta, noise_stddev)
+        epsilon = found.value
+        if isinstance(found, Estimate):
+            epsilon += _SAFETY * found.standard_error
+        epsilon = meaningful(epsilon, noise_stddev, delta)
+        return self._guarantee(epsilon, delta, found)
+
+    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
+        found = self.rough_delta(guarantee.epsilon, noise_stddev)
+        least = found.value - _CHECK_ERRORS * found.standard_error
+        return least <= guarantee.delta * _CHECK_FACTOR
+
+    def _guarantee(
+        self, epsilon: float, delta: float, found: MonteCarloValue
+    ) -> Guarantee:
+        confidence = found.confidence if isinstance(found, Bound) else None
+        return Guarantee(epsilon, delta, found.kind, NAME, confidence=confidence)
 
     def _calibrate_estimate(
         self, epsilon: float, delta: float, largest: float

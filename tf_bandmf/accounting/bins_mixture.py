@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tqdm
 
-from tf_bandmf import bands, patterns, unbanded
+from tf_bandmf import matrices
 
 # Entries of the largest n x b matrix that is built for a strategy without structure.
 _LARGEST_COLUMNS = 100_000_000
@@ -36,7 +36,7 @@ _CACHE = 400_000_000
 _SINGLE_PRECISION_LIMIT = 300.0
 
 
-def gram_matrix(strategy: bands.LowerTriangular, num_bins: int) -> np.ndarray:
+def gram_matrix(strategy: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
     """`G[i, j] = <m_i, m_j>`, shape [b, b], `m_j = sum_e C[:, e b + j]`.
 
     Args:
@@ -61,12 +61,11 @@ def gram_matrix(strategy: bands.LowerTriangular, num_bins: int) -> np.ndarray:
             "The accounting of balls in bins needs a strategy C without negative "
             "entries, found one with some. Use FixedEpochOrder, or another strategy."
         )
-    has_diagonals = patterns.has_gram_diagonals(strategy)
-    core = strategy.inner if isinstance(strategy, bands.ColumnScaled) else strategy
-    if has_diagonals and not isinstance(core, unbanded.Dense):
+    cost = strategy.gram_diagonal_cost()
+    if cost is not None and cost < n:
         gram = np.zeros((b, b))
         for offset in range(min(strategy.bands, n)):
-            diagonal = patterns.gram_diagonal(strategy, offset)
+            diagonal = strategy.gram_diagonal(offset)
             first = np.arange(n - offset) % b
             sums = np.bincount(first, diagonal, minlength=b)
             rows = np.arange(b)

@@ -7,15 +7,17 @@ second opinions, and noise for those who insist on another accountant.
 from __future__ import annotations
 
 import math
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
 import dp_accounting
 import scipy.optimize
 
-from tf_bandmf.accounting import gaussian, root_finding
-from tf_bandmf.accounting.dispatch import accountant_for
-from tf_bandmf.participation import Participation
-from tf_bandmf.strategies import Strategy
+from tf_bandmf.accounting import root_finding
+from tf_bandmf.accounting.checks import check_delta, check_positive
+
+if TYPE_CHECKING:
+    from tf_bandmf.participation import Participation
+    from tf_bandmf.strategies import Strategy
 
 _LARGEST_LOG_NOISE = 20.0
 _TOLERANCE = 1e-6
@@ -39,7 +41,7 @@ def epsilon_by(
       ValueError: if the accountant has composed something, cannot handle the event, or
         finds no finite epsilon.
     """
-    gaussian.check_delta(delta)
+    check_delta(delta)
     if not isinstance(accountant.ledger, dp_accounting.NoOpDpEvent):
         raise ValueError(
             "The accountant has composed something already: give a fresh one."
@@ -66,7 +68,7 @@ def calibrate_by(
     epsilon: float,
     delta: float,
 ) -> float:
-    """The noise multiplier for a budget by an accountant of one's own choice.
+    """The noise multiplier of a plan for a budget by an accountant of one's own choice.
 
         noise = calibrate_by(dp_accounting.rdp.RdpAccountant, strategy, sampler, 2.0, 1e-5)
         plan = tf_bandmf.plan(strategy, noise_multiplier=noise, delta=1e-5,
@@ -83,18 +85,19 @@ def calibrate_by(
       delta: in (0, 1).
 
     Returns:
-      The noise standard deviation per unit of **sensitivity**, rounded up; it was checked
-      with the accountant.
+      The noise multiplier as `Plan` has it, noise standard deviation per unit of
+      sensitivity, rounded up; it was checked with the accountant.
 
     Raises:
-      ValueError: on invalid input, if the participation has no event, or if no noise of
-        use gives the budget.
+      ValueError: on invalid input, if the participation has no event, or if no
+        practical noise level meets the budget.
     """
-    gaussian.check_positive("epsilon", epsilon)
-    gaussian.check_delta(delta)
+    check_positive("epsilon", epsilon)
+    check_delta(delta)
     # As plans have it.
     strategy = strategy.in_float32()
-    accountant = accountant_for(strategy, participation)
+    participation.validate_num_steps(strategy.num_steps)
+    accountant = participation.accountant(strategy.matrix)
     sensitivity = strategy.sensitivity(participation).value
 
     def found(noise: float) -> float:
@@ -112,7 +115,9 @@ def calibrate_by(
     while lower == upper or found(math.exp(lower)) <= epsilon:
         lower, upper = lower - 1.0, min(lower, upper)
         if lower < -_LARGEST_LOG_NOISE:
-            raise ValueError(f"epsilon = {epsilon} is no privacy at all.")
+            raise ValueError(
+                f"epsilon = {epsilon} gives no meaningful privacy; choose a smaller one."
+            )
     root = scipy.optimize.brentq(
         lambda x: found(math.exp(x)) - epsilon, lower, upper, xtol=_TOLERANCE
     )

@@ -1,7 +1,7 @@
 """Accounting of cyclic fixed-size sampling without replacement: a proven bound.
 
 The examples are split into `b` parts of `floor(m / b)`; step `i` takes `B` examples of
-part `i mod b`, uniformly without replacement (amplified-banded-mf, Alg. 2, Theorem 4).
+part `i mod b`, uniformly without replacement (arXiv:2306.08153, Alg. 2, Theorem 4).
 The `ceil(n / b)` queries are composed by Renyi DP with the bound of Wang, Balle,
 Kasiviswanathan (2019, arXiv:1808.00087, Theorem 27), as dp-accounting has it. That
 theorem is about **replacing one** example: contributions differ by up to twice the
@@ -10,9 +10,6 @@ contribution to zero is one such replacement: zero-out adjacency is included.
 
 Without amplification the run is also a Gaussian mechanism; whichever bound is better
 counts. These are not Poisson's numbers, which hold for another sampler.
-
-`noise_multiplier` here is always the noise standard deviation per unit of **column norm**
-of `C`.
 """
 
 from __future__ import annotations
@@ -23,16 +20,24 @@ import math
 import dp_accounting
 from dp_accounting import rdp
 
-from tf_bandmf import bands
+from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian, root_finding
+from tf_bandmf.accounting.base import Accountant, meaningful
+from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.cyclic_poisson import check_bands, column_norm
+from tf_bandmf.accounting.guarantee import (
+    REPLACE_ONE,
+    ZERO_OUT,
+    Calibration,
+    Guarantee,
+)
 
 NAME = "sampling without replacement (dp-accounting, Renyi DP; replace-one)"
 UNAMPLIFIED_NAME = "fixed size without amplification (exact Gaussian mechanism)"
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicFixedSizeAccountant:
+class CyclicFixedSizeAccountant(Accountant):
     """(epsilon, delta) of `num_queries` Gaussian queries on fixed-size samples.
 
     Formal guarantee: an upper bound for replace-one adjacency, which includes zero-out
@@ -42,11 +47,17 @@ class CyclicFixedSizeAccountant:
       num_queries: `ceil(n / b)`.
       part_size: `floor(m / b)`, examples of each part.
       batch_size: B <= part_size.
+      column_norm: kappa, the sensitivity of each query to zeroing an example out.
     """
 
     num_queries: int
     part_size: int
     batch_size: int
+    column_norm: float = 1.0
+    claims = (
+        (NAME, "bound", REPLACE_ONE),
+        (UNAMPLIFIED_NAME, "bound", ZERO_OUT),
+    )
 
     def __post_init__(self) -> None:
         for name in ("num_queries", "part_size", "batch_size"):
@@ -58,81 +69,84 @@ class CyclicFixedSizeAccountant:
                 f"batch_size must be <= part_size = {self.part_size}, found "
                 f"{self.batch_size}."
             )
+        check_positive("column_norm", self.column_norm)
 
     @classmethod
     def of_strategy(
         cls,
-        strategy: bands.LowerTriangular,
+        strategy: matrices.LowerTriangular,
         num_parts: int,
         part_size: int,
         batch_size: int,
-    ) -> tuple[CyclicFixedSizeAccountant, float]:
-        """The accountant for a strategy, and kappa.
+    ) -> CyclicFixedSizeAccountant:
+        """The accountant for a strategy matrix.
 
         Raises:
           ValueError: if the strategy has more bands than there are parts.
         """
         check_bands(strategy, num_parts)
         queries = -(-strategy.num_rows // num_parts)
-        return cls(queries, part_size, batch_size), column_norm(strategy)
+        return cls(queries, part_size, batch_size, column_norm(strategy))
 
-    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """The `DpEvent`; `noise_multiplier` per unit of column norm."""
+    def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
+        """The run as a composition of events sampled without replacement."""
         # Replacing moves a query by up to twice the clipping norm.
-        gaussian_event = dp_accounting.GaussianDpEvent(0.5 * noise_multiplier)
+        gaussian_event = dp_accounting.GaussianDpEvent(
+            0.5 * noise_stddev / self.column_norm
+        )
         sampled = dp_accounting.SampledWithoutReplacementDpEvent(
             self.part_size, self.batch_size, gaussian_event
         )
         return dp_accounting.SelfComposedDpEvent(sampled, self.num_queries)
 
-    def delta(self, epsilon: float, noise_multiplier: float) -> float:
-        """An upper bound on delta; `noise_multiplier` per unit of column norm.
+    def delta(self, epsilon: float, noise_stddev: float) -> float:
+        """An upper bound on delta.
 
         Raises:
           ValueError: on invalid input.
         """
-        gaussian.check_positive("noise_multiplier", noise_multiplier)
-        gaussian.check_positive("epsilon", epsilon)
-        unamplified = self._unamplified(epsilon, noise_multiplier)
+        check_positive("noise_stddev", noise_stddev)
+        check_positive("epsilon", epsilon)
+        unamplified = self._unamplified(epsilon, noise_stddev)
         if self.batch_size == self.part_size:
             return unamplified
-        return min(unamplified, self._sampled(epsilon, noise_multiplier))
+        return min(unamplified, self._sampled(epsilon, noise_stddev))
 
-    def is_amplified(self, epsilon: float, noise_multiplier: float) -> bool:
+    def is_amplified(self, epsilon: float, noise_stddev: float) -> bool:
         """Whether `delta` rests on sampling: then its adjacency is replace-one."""
         return self.batch_size < self.part_size and self._sampled(
-            epsilon, noise_multiplier
-        ) < self._unamplified(epsilon, noise_multiplier)
+            epsilon, noise_stddev
+        ) < self._unamplified(epsilon, noise_stddev)
 
-    def epsilon(self, delta: float, noise_multiplier: float) -> float:
-        """An upper bound on epsilon; `noise_multiplier` per unit of column norm.
+    def epsilon(self, delta: float, noise_stddev: float) -> float:
+        """An upper bound on epsilon.
 
         Raises:
           ValueError: on invalid input.
         """
-        gaussian.check_positive("noise_multiplier", noise_multiplier)
-        gaussian.check_delta(delta)
-        per_query = noise_multiplier / math.sqrt(self.num_queries)
-        unamplified = gaussian.gaussian_epsilon(per_query, delta)
+        check_positive("noise_stddev", noise_stddev)
+        check_delta(delta)
+        per_run = self._per_run(noise_stddev)
+        unamplified = gaussian.gaussian_epsilon(per_run, delta)
         if self.batch_size == self.part_size or unamplified == 0.0:
             return unamplified
-        found = float(self._accountant(noise_multiplier).get_epsilon(delta))
+        found = float(self._accountant(noise_stddev).get_epsilon(delta))
         if not (math.isfinite(found) and found > 0.0) or found >= unamplified:
             return unamplified
         return root_finding.to_safe_side(
-            found, lambda value: self.delta(value, noise_multiplier) <= delta
+            found, lambda value: self.delta(value, noise_stddev) <= delta
         )
 
-    def calibrate_noise_multiplier(self, epsilon: float, delta: float) -> float:
-        """The smallest noise per unit of **column norm** for the budget, rounded up.
+    def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
+        """The smallest noise for the budget, rounded up.
 
         It was checked: `self.delta(epsilon, result) <= delta`.
 
         Raises:
           ValueError: on invalid input, or if no useful noise gives the budget.
         """
-        unamplified = gaussian.calibrate_noise_multiplier(epsilon, delta)
-        largest = unamplified * math.sqrt(self.num_queries)
+        unamplified = gaussian.calibrate_noise_stddev(epsilon, delta)
+        largest = unamplified * math.sqrt(self.num_queries) * self.column_norm
         if self.batch_size == self.part_size:
             return largest
 
@@ -143,22 +157,44 @@ class CyclicFixedSizeAccountant:
             return largest
         return root_finding.smallest_noise(found, found, delta, largest)
 
-    def _unamplified(self, epsilon: float, noise_multiplier: float) -> float:
-        per_query = noise_multiplier / math.sqrt(self.num_queries)
-        return gaussian.gaussian_delta(per_query, epsilon)
+    def calibrate(self, epsilon: float, delta: float) -> Calibration:
+        stddev = self.calibrate_noise_stddev(epsilon, delta)
+        guarantee = self._guarantee(epsilon, delta, stddev)
+        return Calibration(stddev, guarantee, is_amplified=True)
 
-    def _sampled(self, epsilon: float, noise_multiplier: float) -> float:
-        delta = float(self._accountant(noise_multiplier).get_delta(epsilon))
+    def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
+        epsilon = meaningful(self.epsilon(delta, noise_stddev), noise_stddev, delta)
+        return self._guarantee(epsilon, delta, noise_stddev)
+
+    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
+        found = self.delta(guarantee.epsilon, noise_stddev)
+        return found <= guarantee.delta * (1.0 + 1e-6)
+
+    def _guarantee(self, epsilon: float, delta: float, stddev: float) -> Guarantee:
+        if self.is_amplified(epsilon, stddev):
+            return Guarantee(epsilon, delta, "bound", NAME, REPLACE_ONE)
+        return Guarantee(epsilon, delta, "bound", UNAMPLIFIED_NAME)
+
+    def _per_run(self, noise_stddev: float) -> float:
+        """Noise per unit of sensitivity if every query used all examples."""
+        return noise_stddev / (self.column_norm * math.sqrt(self.num_queries))
+
+    def _unamplified(self, epsilon: float, noise_stddev: float) -> float:
+        per_run = self._per_run(noise_stddev)
+        return gaussian.gaussian_delta(per_run, epsilon)
+
+    def _sampled(self, epsilon: float, noise_stddev: float) -> float:
+        delta = float(self._accountant(noise_stddev).get_delta(epsilon))
         if not 0.0 <= delta <= 1.0:
             raise ArithmeticError(
-                f"The accountant returned delta = {delta} for noise_multiplier = "
-                f"{noise_multiplier}, epsilon = {epsilon}."
+                f"The accountant returned delta = {delta} for noise_stddev = "
+                f"{noise_stddev}, epsilon = {epsilon}."
             )
         return delta
 
-    def _accountant(self, noise_multiplier: float) -> rdp.RdpAccountant:
+    def _accountant(self, noise_stddev: float) -> rdp.RdpAccountant:
         accountant = rdp.RdpAccountant(
             neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
         )
-        accountant.compose(self.event(noise_multiplier))
+        accountant.compose(self.event(noise_stddev))
         return accountant

@@ -2,11 +2,8 @@
 
 The examples are split into `b` parts; step `i` takes each example of part `i mod b` with
 probability `q`. If `C` has at most `b` bands, a run is as private as `ceil(n / b)`
-Poisson-sampled Gaussian queries (amplified-banded-mf, Theorem 4 and Theorem 5), each with
+Poisson-sampled Gaussian queries (arXiv:2306.08153, Theorem 4 and Theorem 5), each with
 sensitivity `kappa`, the largest column norm of `C`.
-
-`noise_multiplier` here is always the noise standard deviation per unit of **column norm**
-(per `kappa`), neither per unit of sensitivity nor on the raw `C`.
 
 Composition is that of dp-accounting's privacy loss distributions, whose discretization
 errs to the safe side.
@@ -22,8 +19,11 @@ import dp_accounting
 import numpy as np
 from dp_accounting.pld import pld_privacy_accountant
 
-from tf_bandmf import bands
+from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian, root_finding
+from tf_bandmf.accounting.base import Accountant, meaningful
+from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 
 NAME = "Poisson-sampled Gaussian queries (dp-accounting, privacy loss distributions)"
 
@@ -35,7 +35,7 @@ _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
 _MOST_REFINEMENTS = 6
 
 
-def check_bands(strategy: bands.LowerTriangular, num_parts: int) -> None:
+def check_bands(strategy: matrices.LowerTriangular, num_parts: int) -> None:
     """Raises ValueError unless Theorem 4 and 5 cover the strategy with so many parts."""
     if strategy.bands <= num_parts:
         return
@@ -52,7 +52,7 @@ def check_bands(strategy: bands.LowerTriangular, num_parts: int) -> None:
     )
 
 
-def column_norm(strategy: bands.LowerTriangular) -> float:
+def column_norm(strategy: matrices.LowerTriangular) -> float:
     """kappa, the largest column norm of `C`."""
     largest = float(np.max(strategy.column_norms()))
     if not (math.isfinite(largest) and largest > 0.0):
@@ -61,7 +61,7 @@ def column_norm(strategy: bands.LowerTriangular) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicPoissonAccountant:
+class CyclicPoissonAccountant(Accountant):
     """(epsilon, delta) of `num_queries` Poisson-sampled Gaussian queries.
 
     Formal guarantee: under add-or-remove adjacency (equal to zero-out for these
@@ -71,10 +71,13 @@ class CyclicPoissonAccountant:
       num_queries: `ceil(n / b)`, how often one example can be sampled.
       sampling_probability: q in (0, 1], with which an example of the part whose turn it
         is takes part in a step.
+      column_norm: kappa, the sensitivity of each query.
     """
 
     num_queries: int
     sampling_probability: float
+    column_norm: float = 1.0
+    claims = ((NAME, "exact", ZERO_OUT),)
 
     def __post_init__(self) -> None:
         if isinstance(self.num_queries, bool) or self.num_queries < 1:
@@ -84,57 +87,59 @@ class CyclicPoissonAccountant:
                 f"sampling_probability must be in (0, 1], found "
                 f"{self.sampling_probability}."
             )
+        check_positive("column_norm", self.column_norm)
 
     @classmethod
     def of_strategy(
         cls,
-        strategy: bands.LowerTriangular,
+        strategy: matrices.LowerTriangular,
         num_parts: int,
         sampling_probability: float,
-    ) -> tuple[CyclicPoissonAccountant, float]:
-        """The accountant for a strategy, and kappa.
+    ) -> CyclicPoissonAccountant:
+        """The accountant for a strategy matrix.
 
         Raises:
           ValueError: if the strategy has more bands than there are parts.
         """
         check_bands(strategy, num_parts)
         queries = -(-strategy.num_rows // num_parts)
-        return cls(queries, sampling_probability), column_norm(strategy)
+        return cls(queries, sampling_probability, column_norm(strategy))
 
-    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """The `DpEvent`; `noise_multiplier` per unit of column norm.
+    def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
+        """The run as a composition of `num_queries` Poisson-sampled Gaussian events.
 
-        Example F.1 of amplified-banded-mf divides by `floor(n / b)` and composes
+        Example F.1 of arXiv:2306.08153 divides by `floor(n / b)` and composes
         `ceil(m / b)` times: its n and m are exchanged. There are `ceil(n / b)` queries,
         each on a part of `floor(m / b)` of the m examples.
         """
-        event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(noise_multiplier)
+        event: dp_accounting.DpEvent = dp_accounting.GaussianDpEvent(
+            noise_stddev / self.column_norm
+        )
         if self.sampling_probability < 1.0:
             event = dp_accounting.PoissonSampledDpEvent(
                 self.sampling_probability, event
             )
         return dp_accounting.SelfComposedDpEvent(event, self.num_queries)
 
-    def delta(self, epsilon: float, noise_multiplier: float) -> float:
-        """Delta at epsilon; `noise_multiplier` per unit of column norm.
+    def delta(self, epsilon: float, noise_stddev: float) -> float:
+        """Delta at epsilon.
 
         Raises:
           ValueError: on invalid input.
         """
-        gaussian.check_positive("noise_multiplier", noise_multiplier)
-        gaussian.check_positive("epsilon", epsilon)
-        return self._delta(epsilon, noise_multiplier, _INTERVAL)
+        check_positive("noise_stddev", noise_stddev)
+        check_positive("epsilon", epsilon)
+        return self._delta(epsilon, noise_stddev, _INTERVAL)
 
-    def epsilon(self, delta: float, noise_multiplier: float) -> float:
-        """Epsilon at delta, rounded up; `noise_multiplier` per unit of column norm.
+    def epsilon(self, delta: float, noise_stddev: float) -> float:
+        """Epsilon at delta, rounded up.
 
         Raises:
           ValueError: on invalid input, or if delta is below 1e-12.
         """
-        gaussian.check_positive("noise_multiplier", noise_multiplier)
+        check_positive("noise_stddev", noise_stddev)
         self._check_delta(delta)
-        unamplified = noise_multiplier / math.sqrt(self.num_queries)
-        upper = gaussian.gaussian_epsilon(unamplified, delta)
+        upper = gaussian.gaussian_epsilon(self._unamplified(noise_stddev), delta)
         if self.sampling_probability == 1.0 or upper == 0.0:
             return upper
         # Again until the discretization is that of the result: then `_delta` is asked
@@ -145,17 +150,17 @@ class CyclicPoissonAccountant:
             if wanted == interval:
                 break
             interval = wanted
-            accountant = self._accountant(noise_multiplier, interval)
+            accountant = _composed(self, noise_stddev, interval)
             found = min(upper, float(accountant.get_epsilon(delta - _ROUNDING)))
             if found <= 0.0:
                 return 0.0
             wanted = _interval(_INTERVAL * found)
         return root_finding.to_safe_side(
-            found, lambda e: self._delta(e, noise_multiplier, _INTERVAL) <= delta
+            found, lambda e: self._delta(e, noise_stddev, _INTERVAL) <= delta
         )
 
-    def calibrate_noise_multiplier(self, epsilon: float, delta: float) -> float:
-        """The smallest noise per unit of **column norm** for the budget, rounded up.
+    def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
+        """The smallest noise for the budget, rounded up.
 
         It was checked: `self.delta(epsilon, result) <= delta`.
 
@@ -164,38 +169,50 @@ class CyclicPoissonAccountant:
             is below 1e-12.
         """
         self._check_delta(delta)
-        unamplified = gaussian.calibrate_noise_multiplier(epsilon, delta)
-        largest = unamplified * math.sqrt(self.num_queries)
+        unamplified = gaussian.calibrate_noise_stddev(epsilon, delta)
+        largest = unamplified * math.sqrt(self.num_queries) * self.column_norm
         if self.sampling_probability == 1.0:
             return largest
-        return root_finding.smallest_noise(
+        found = root_finding.smallest_noise(
             lambda noise: self._delta(epsilon, noise, _ROUGH_INTERVAL),
             lambda noise: self._delta(epsilon, noise, _INTERVAL),
             delta,
             largest,
         )
+        return min(found, largest)
 
-    def _delta(self, epsilon: float, noise_multiplier: float, interval: float) -> float:
-        unamplified = noise_multiplier / math.sqrt(self.num_queries)
-        largest = gaussian.gaussian_delta(unamplified, epsilon)
+    def calibrate(self, epsilon: float, delta: float) -> Calibration:
+        stddev = self.calibrate_noise_stddev(epsilon, delta)
+        guarantee = Guarantee(epsilon, delta, "exact", NAME)
+        return Calibration(stddev, guarantee, is_amplified=True)
+
+    def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
+        epsilon = meaningful(self.epsilon(delta, noise_stddev), noise_stddev, delta)
+        return Guarantee(epsilon, delta, "exact", NAME)
+
+    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
+        found = self.delta(guarantee.epsilon, noise_stddev)
+        return found <= guarantee.delta * (1.0 + 1e-6)
+
+    def _unamplified(self, noise_stddev: float) -> float:
+        """Noise per unit of sensitivity if every query used all examples."""
+        return noise_stddev / (self.column_norm * math.sqrt(self.num_queries))
+
+    def _delta(self, epsilon: float, noise_stddev: float, interval: float) -> float:
+        largest = gaussian.gaussian_delta(self._unamplified(noise_stddev), epsilon)
         if self.sampling_probability == 1.0:
             return largest
-        accountant = self._accountant(noise_multiplier, _interval(interval * epsilon))
+        accountant = _composed(self, noise_stddev, _interval(interval * epsilon))
         delta = float(accountant.get_delta(epsilon))
         if not -_ROUNDING <= delta <= 1.0:
             raise ArithmeticError(
-                f"The accountant returned delta = {delta} for noise_multiplier = "
-                f"{noise_multiplier}, epsilon = {epsilon}."
+                f"The accountant returned delta = {delta} for noise_stddev = "
+                f"{noise_stddev}, epsilon = {epsilon}."
             )
         return min(max(delta, 0.0) + _ROUNDING, largest)
 
-    def _accountant(
-        self, noise_multiplier: float, interval: float
-    ) -> pld_privacy_accountant.PLDAccountant:
-        return _composed(self, noise_multiplier, interval)
-
     def _check_delta(self, delta: float) -> None:
-        gaussian.check_delta(delta)
+        check_delta(delta)
         if self.sampling_probability < 1.0 and delta < SMALLEST_DELTA:
             raise ValueError(
                 f"delta must be >= {SMALLEST_DELTA:g} under Poisson sampling, found "
@@ -213,10 +230,10 @@ def _interval(interval: float) -> float:
 
 @functools.lru_cache(maxsize=2)
 def _composed(
-    queries: CyclicPoissonAccountant, noise_multiplier: float, interval: float
+    queries: CyclicPoissonAccountant, noise_stddev: float, interval: float
 ) -> pld_privacy_accountant.PLDAccountant:
     accountant = pld_privacy_accountant.PLDAccountant(
         value_discretization_interval=interval
     )
-    accountant.compose(queries.event(noise_multiplier))
+    accountant.compose(queries.event(noise_stddev))
     return accountant

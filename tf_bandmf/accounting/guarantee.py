@@ -80,12 +80,10 @@ class Calibration:
     Attributes:
       noise_stddev: sigma on the **raw** `C`, for l2_norm_clip = 1: `C x` is released
         with noise of this standard deviation in every entry.
-      noise_multiplier: the same in units of `normalization`.
-      normalization: "sensitivity", "column_norm" or "raw".
       guarantee: of a run with this noise; None if the noise was chosen without a budget.
+      is_amplified: whether the guarantee rests on sampling.
     """
 
     noise_stddev: float
-    noise_multiplier: float
-    normalization: str
     guarantee: Guarantee | None = None
+    is_amplified: bool = False

@@ -77,6 +77,7 @@ def smallest_noise(
     found = scipy.optimize.brentq(
         lambda x: excess(fine, x), lower, upper, xtol=_TOLERANCE
     )
-    return to_safe_side(
+    safe = to_safe_side(
         math.exp(found + _TOLERANCE), lambda noise: fine(noise) <= delta
     )
+    return min(safe, largest)

@@ -7,9 +7,9 @@ import dataclasses
 import sys
 from typing import Any
 
-from tf_bandmf import band_search
 from tf_bandmf.cli import parsing, printing
 from tf_bandmf.cli.parsing import BadArguments
+from tf_bandmf.planning import band_search
 
 _POWERS = "powers-of-two"
 
@@ -42,7 +42,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--mechanism",
-        help='"banded" (general columns), "toeplitz" or "bsr", each also with '
+        help=f"{band_search.searched_families()}, each also with "
         '":normalized" where it has a normalized variant; by default banded, and '
         "toeplitz:normalized where that would take minutes",
     )

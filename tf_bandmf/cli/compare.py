@@ -6,15 +6,11 @@ import argparse
 import sys
 from typing import Any
 
-from tf_bandmf import calibrators, comparison, mechanisms
 from tf_bandmf.cli import parsing, printing
 from tf_bandmf.cli.parsing import BadArguments
 from tf_bandmf.participation import MinSep
-
-_DEFAULT_MECHANISMS = (
-    "identity,bsr:4,bisr:4,lambda_cgd,bandinv:4,toeplitz:16,banded:16,blt"
-)
-_SAMPLINGS = ("none", "cyclic-poisson", "balls-in-bins")
+from tf_bandmf.planning import calibration, comparison
+from tf_bandmf.strategies import registry
 
 
 def add_to(commands: Any) -> None:
@@ -45,16 +41,16 @@ def add_to(commands: Any) -> None:
     parsing.add_workload(parser)
     parser.add_argument(
         "--mechanisms",
-        default=_DEFAULT_MECHANISMS,
+        default=",".join(registry.typical_specifications()),
         help="comma-separated name[:value][:normalized] of "
-        f"{', '.join(sorted(mechanisms.MECHANISMS))}; the value is the number of bands, "
+        f"{', '.join(registry.names())}; the value is the number of bands, "
         'of buffers ("blt") or lambda ("lambda_cgd")',
     )
     parser.add_argument("--epsilon", type=float, help="of the privacy budget")
     parser.add_argument("--delta", type=float, help="of the privacy budget")
     parser.add_argument(
         "--sampling",
-        choices=_SAMPLINGS,
+        choices=("none", *calibration.samplings_with_rates()),
         default="none",
         help="amplification by sampling",
     )
@@ -71,7 +67,7 @@ def _run(options: argparse.Namespace) -> None:
         participation = MinSep(options.min_sep, options.participations)
         participation.validate_num_steps(options.steps)
         for name in names:
-            mechanisms.parse(name)
+            registry.parse(name)
         table = comparison.compare(
             workload,
             participation,
@@ -87,11 +83,11 @@ def _run(options: argparse.Namespace) -> None:
 
 def _calibrator(
     options: argparse.Namespace, participation: MinSep
-) -> calibrators.Calibrator:
+) -> calibration.Calibrator:
     epsilon, delta = options.epsilon, options.delta
     participations = participation.participations(options.steps)
     if options.sampling == "none" and epsilon is None and delta is None:
-        return calibrators.unamplified()
+        return calibration.unamplified()
     if epsilon is None or delta is None:
         if options.sampling == "none":
             raise BadArguments(
@@ -102,15 +98,13 @@ def _calibrator(
             f"--delta."
         )
     if options.sampling == "none":
-        return calibrators.for_budget(participation, epsilon, delta)
-    if options.sampling == "cyclic-poisson":
-        return calibrators.cyclic_poisson(options.steps, participations, epsilon, delta)
-    epochs = -(-options.steps // options.min_sep)
-    if participations != epochs:
-        raise BadArguments(
-            f"--participations must be {epochs} under balls-in-bins, found "
-            f"{participations}: --min-sep is the number of bins."
-        )
-    return calibrators.balls_in_bins(
-        options.min_sep, epsilon, delta, progress=sys.stderr.isatty()
+        return calibration.for_budget(participation, epsilon, delta)
+    return calibration.for_rates(
+        options.sampling,
+        options.steps,
+        options.min_sep,
+        participations,
+        epsilon,
+        delta,
+        progress=sys.stderr.isatty(),
     )

@@ -7,9 +7,10 @@ import sys
 import warnings
 from typing import Any
 
-from tf_bandmf import choosing, planning, schemes
 from tf_bandmf.cli import parsing, printing
 from tf_bandmf.cli.parsing import BadArguments
+from tf_bandmf.participation import scheme
+from tf_bandmf.planning import choosing
 
 _FLOAT_BYTES = 4
 
@@ -41,8 +42,8 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument(
         "--sampling",
-        choices=schemes.SAMPLINGS,
-        default=schemes.SAMPLINGS[0],
+        choices=scheme.samplings(),
+        default=scheme.DEFAULT_SAMPLING,
         help="how batches are made; only the sampler named here may be used",
     )
     parser.add_argument("--momentum", type=float, default=0.0, help="of the optimizer")
@@ -87,10 +88,12 @@ def add_to(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from tf_bandmf.planning import build  # loads dp-accounting
+
     with parsing.refusals(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", "delta = ", UserWarning)
-        plan = planning.plan(
+        plan = build.plan(
             options.mechanism,
             epsilon=options.epsilon,
             delta=options.delta,

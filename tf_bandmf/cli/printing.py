@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any, Callable, TextIO
+from typing import TYPE_CHECKING, Any, Callable, TextIO
 
-from tf_bandmf.choosing import Choice
-from tf_bandmf.plan import Plan
+if TYPE_CHECKING:
+    from tf_bandmf.planning.plan import Plan
 
 
 def print_json(value: Any) -> None:
@@ -66,7 +66,7 @@ def progress(stream: TextIO | None = None) -> Callable[[str], None] | None:
 
 def print_choice(plan: Plan) -> None:
     """What the plan's mechanism was chosen from, and why; nothing if it was given."""
-    choice = Choice.of_strategy(plan.strategy)
+    choice = plan.choice
     if choice is None:
         return
     print_table(choice.table.title, *choice.table.cells())
@@ -77,7 +77,7 @@ def print_choice(plan: Plan) -> None:
 
 def plan_record(plan: Plan) -> dict[str, Any]:
     """A plan for machines, plain finite values."""
-    choice = Choice.of_strategy(plan.strategy)
+    choice = plan.choice
     return {
         "mechanism": plan.strategy.family,
         "parameters": dict(plan.strategy.parameters),

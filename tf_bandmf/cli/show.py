@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import zipfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tf_bandmf.accounting.dispatch import accountant_for
 from tf_bandmf.cli import printing
 from tf_bandmf.cli.parsing import BadArguments, one_line
-from tf_bandmf.plan import Plan
+from tf_bandmf.planning.calibration import accountant_for
+
+if TYPE_CHECKING:
+    from tf_bandmf.planning.plan import Plan
 
 _DELTAS = tuple(10.0**-i for i in range(3, 11))
 
@@ -50,6 +52,8 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _load(path: str) -> Plan:
+    from tf_bandmf.planning.plan import Plan  # loads dp-accounting
+
     try:
         return Plan.load(path)
     except FileNotFoundError as error:
@@ -68,7 +72,7 @@ def _load(path: str) -> Plan:
     ) as error:
         # Anything may be in a file.
         raise BadArguments(
-            f"{path} is not an undamaged plan ({type(error).__name__}: "
+            f"{path} is damaged or is not a plan ({type(error).__name__}: "
             f"{one_line(error)}). Make the plan again."
         ) from error
 

@@ -13,6 +13,7 @@ from typing import Any, Callable
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras import runs
 from tf_bandmf.keras.caller_batches import check_passes
 from tf_bandmf.keras.clipping import (
     ClippedGradients,
@@ -29,9 +30,12 @@ from tf_bandmf.keras.nesting import refuse_plain_outer_training
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.private_state import PrivateRun, refuse_shared_folder
 from tf_bandmf.keras.secret_state import replica_id
+from tf_bandmf.keras.step_guards import in_turn, private_inside
+from tf_bandmf.keras.weights_seal import CHANGED, let_average
+from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
-from tf_bandmf.statement import PrivacyStatement
+from tf_bandmf.sampling.fingerprints import is_as_drawn
 
 
 class PrivateTraining:
@@ -113,6 +117,7 @@ class PrivateTraining:
             check_passes(x, optimizer.plan.participation, kwargs)
             x = self._checked_stream(x) if self._self_check_is_due else x
         _warn_of_private_monitors(kwargs.get("callbacks"))
+        let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().seal)
         return super().fit(x, **kwargs)  # type: ignore[misc]
 
     def begin_run(
@@ -149,6 +154,10 @@ class PrivateTraining:
         self._prepare(self._private_optimizer(), batches)
         run = PrivateRun(os.fspath(private_state), self)
         batches = run.begin(batches)
+        optimizer = self._private_optimizer()
+        optimizer.check_run(self.weights, batches.schedule_id)  # type: ignore[attr-defined]
+        if optimizer.steps_taken:
+            optimizer.note_run(batches.schedule_id)
         # Keras must not track it: it would be saved.
         object.__setattr__(self, "_private_run", run)
         self.train_function = None
@@ -158,13 +167,13 @@ class PrivateTraining:
         """The plan's statement, with what the user of this model vouched for.
 
         Returns:
-          `optimizer.plan.statement()`; its remarks name the classes of layers that
+          `optimizer.statement()`; its remarks also name the classes of layers that
           `register_per_example_layer` took the user's word for.
 
         Raises:
           TypeError: if the model is not compiled with a PrivateOptimizer.
         """
-        statement = self._private_optimizer().plan.statement()
+        statement = self._private_optimizer().statement()
         classes = vouched_classes(self)  # type: ignore[arg-type]
         if not classes:
             return statement
@@ -314,6 +323,7 @@ class PrivateTraining:
                 "The run began with other data, or the same data in other places: the "
                 "accountant's assumption would be broken. Use the schedule that began it."
             )
+        optimizer.check_run(self.weights, schedule.schedule_id)  # type: ignore[attr-defined]
         if self._self_check_is_due:
             for batch in dataset:
                 self._run_self_check(batch)
@@ -356,6 +366,21 @@ class PrivateTraining:
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One private step; see the class."""
+        object.__setattr__(self, "_steps_begun", self._steps_begun + 1)
+        if tf.executing_eagerly() and not tf.distribute.has_strategy():
+            with self._private_optimizer().turn:
+                return self._train_step(data)
+        return self._train_step(data)
+
+    # How often the private training step was called or traced.
+    _steps_begun = 0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "train_step" in cls.__dict__:
+            cls.train_step = private_inside(cls.train_step)  # type: ignore[method-assign]
+
+    def _train_step(self, data: Any) -> dict[str, Any]:
         optimizer = self._private_optimizer()
         if self._self_check_is_due:
             raise RuntimeError(
@@ -367,7 +392,18 @@ class PrivateTraining:
             self._build_for_training(data)
             optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
         data = _unwrap_single(data)
-        step = optimizer.checked_step(self._batch_conditions(optimizer, data))
+        weights = self.weights  # type: ignore[attr-defined]
+        schedule_id = tf.constant(runs.NO_SCHEDULE, tf.int64)
+        if batches_lib.is_scheduled_batch(data):
+            schedule_id = tf.cast(data[batches_lib.SCHEDULE_ID], tf.int64)
+        step = optimizer.checked_step(
+            [
+                *self._batch_conditions(optimizer, data),
+                (optimizer.seal.holds(weights), CHANGED),
+                optimizer.may_begin(weights, schedule_id),
+            ]
+        )
+        step = optimizer.note_first_step(step, schedule_id)
         x, y, sample_weight = _contents(data)
         checks = [step]
         if batches_lib.is_scheduled_batch(data):
@@ -381,6 +417,7 @@ class PrivateTraining:
         if any(variable.regularizer is not None for variable in variables):
             penalties = regularization_gradients(self)
         optimizer.apply_private(clipped, variables, step, penalties)
+        optimizer.seal.renew(weights)
         # Training metrics are exact functions of the data: outside of the guarantee.
         batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
         mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
@@ -414,7 +451,7 @@ class PrivateTraining:
         pinned = optimizer.schedule_id
         schedule_id = data[batches_lib.SCHEDULE_ID]
         plan_id = tf.constant(optimizer.plan.plan_id, tf.int64)
-        return [
+        conditions = [
             (
                 tf.equal(
                     data[batches_lib.STEP], tf.cast(optimizer.iterations, tf.int64)
@@ -438,6 +475,10 @@ class PrivateTraining:
                 "schedule of the plan that began it.",
             ),
         ]
+        # Ids that are wrong have messages of their own.
+        is_meant = tf.reduce_all(tf.stack([holds for holds, _ in conditions]))
+        is_drawn = is_as_drawn(data) | ~is_meant
+        return [*conditions, (is_drawn, batches_lib.EDITED)]
 
     def _private_optimizer(self) -> PrivateOptimizer:
         optimizer = getattr(self, "optimizer", None)
@@ -483,6 +524,11 @@ class PrivateTraining:
         return clipping
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "train_step":
+            raise AttributeError(
+                "The training step of a private model is that of its class: derive a class "
+                "whose train_step calls super().train_step(data)."
+            )
         if name == "optimizer":
             value = without_dynamic_scale(value, getattr(self, "optimizer", None))
         super().__setattr__(name, value)
@@ -491,10 +537,14 @@ class PrivateTraining:
         """As Keras', but never compiles the whole step with XLA (see above)."""
         jit_compile = self.jit_compile  # type: ignore[has-type]
         self.jit_compile = False
+        before = self.train_function
         try:
-            return super().make_train_function(force)  # type: ignore[misc]
+            super().make_train_function(force)  # type: ignore[misc]
         finally:
             self.jit_compile = jit_compile
+        if self.train_function is not before:
+            self.train_function = in_turn(self, self.train_function)
+        return self.train_function
 
     def get_compile_config(self) -> dict[str, Any]:
         """A copy, with the optimizer: Keras' .h5 writer removes it from the original.

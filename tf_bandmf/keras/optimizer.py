@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
 
-from tf_bandmf import noise, storage
+from tf_bandmf import noise
+from tf_bandmf.files import configs as storage
 from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients, is_loss_scale
+from tf_bandmf.keras.run_membership import RunMembership
 from tf_bandmf.keras.secret_state import SecretState, replica_id
+from tf_bandmf.keras.weights_seal import WeightsSeal
 from tf_bandmf.keras.workload_match import warn_of_mismatch
-from tf_bandmf.key_schedule import NoiseKey
-from tf_bandmf.plan import Plan
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.plan import Plan
 
-# Relative error of a norm that is taken of the same sum in two ways.
-_NORM_TOLERANCE = 1e-2
 _RESTORED = (
     "The optimizer and its noise are at different steps: it was restored from a file, and "
     "files hold no noise key, or a step was interrupted. Training on would add noise that "
@@ -31,7 +33,7 @@ _FIX = (
 
 
 @keras.saving.register_keras_serializable(package="tf_bandmf")
-class PrivateOptimizer(keras.optimizers.Optimizer):
+class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
     """Adds a plan's correlated noise to the sum of clipped gradients.
 
         noisy = (clipped_sum + noise_stddev * (C^-1 Z)[step]) / expected_batch_size
@@ -46,8 +48,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     (epsilon, delta)-DP as the plan's statement says, if they come from the private
     training step of this library on batches that respect the plan's participation.
 
-    WARNING: each `PrivateOptimizer` is a run of its own with a fresh key. Two runs of
-    one plan on the same data spend the budget twice.
+    Each `PrivateOptimizer` is a run of its own with a fresh key. A second run on the same
+    weights or examples in a process is refused at its first step, unless it is announced
+    by `additional_run=True`: both together spend more than either, which
+    `tf_bandmf.compose` computes. WARNING: runs in other processes are not seen.
+
+    Weights that something else than the private step changed are noticed at the next one
+    and refused; `vouch_for_weights` allows a change in which private data had no part.
+    Threads that train with one optimizer take turns.
 
     It refuses every path by which unclipped gradients could reach it: `apply`,
     `apply_gradients` and `scale_loss` raise. `inner_optimizer` is an ordinary optimizer:
@@ -66,6 +74,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         divided by it before they are clipped. It is static: Keras' LossScaleOptimizer
         changes its scale, and skips steps, depending on the data. An example whose
         scaled gradient overflows contributes zero; the step goes on.
+      additional_run: another run of this process may have trained the same model, or on
+        the same examples; `statement` says so then.
 
     Raises:
       TypeError: if plan is not a Plan.
@@ -82,6 +92,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         *,
         keep_normals: bool = False,
         loss_scale_factor: float | None = None,
+        additional_run: bool = False,
         **kwargs: Any,
     ) -> None:
         if kwargs:
@@ -125,6 +136,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         object.__setattr__(self, "_secret_state", None)
         object.__setattr__(self, "_generator", None)
         object.__setattr__(self, "_keep_normals", bool(keep_normals))
+        object.__setattr__(self, "_seal", None)
+        object.__setattr__(self, "_additional_run", bool(additional_run))
+        object.__setattr__(self, "vouched", ())
+        object.__setattr__(self, "turn", threading.RLock())
         self.inner_optimizer = inner
         warn_of_mismatch(inner, plan)
 
@@ -208,6 +223,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
     def adopt(self, state: SecretState) -> None:
         """Goes on with a secret state: that of a new or of a resumed run."""
         object.__setattr__(self, "_secret_state", state)
+        object.__setattr__(self, "_seal", WeightsSeal())
 
     @property
     def secret_state(self) -> SecretState:
@@ -280,11 +296,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         plan = self._plan
         flat = tf.concat([tf.reshape(total, [-1]) for total in clipped.sums], axis=0)
         examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
-        largest = SUM_MARGIN * plan.l2_norm_clip * (1.0 + _NORM_TOLERANCE)
         # NaN fails this comparison too.
         is_clipped = tf.debugging.assert_less_equal(
             tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(flat), tf.float64)),
-            largest * examples,
+            SUM_MARGIN * plan.l2_norm_clip * examples,
             "The sum of gradients is not clipped, or not finite.",
         )
         with tf.control_dependencies([is_clipped]):
@@ -375,7 +390,21 @@ class PrivateOptimizer(keras.optimizers.Optimizer):
         super().load_own_variables(store)
 
     def finalize_variable_values(self, trainable_variables: Any) -> None:
-        self.inner_optimizer.finalize_variable_values(trainable_variables)
+        def finalize() -> None:
+            self.inner_optimizer.finalize_variable_values(trainable_variables)
+
+        if self._seal is None:
+            finalize()
+        else:
+            self._seal.through(finalize)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A PrivateOptimizer is not copied or pickled: its noise key is secret, and two "
+            "with one key would use the same noise for different gradients. Make another "
+            "PrivateOptimizer, which is a run of its own (additional_run=True), or resume "
+            "this run from its private state file."
+        )
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -31,11 +31,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf import private_files
 from tf_bandmf._version import __version__
+from tf_bandmf.files import private as private_files
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.secret_state import SecretState
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
 _FORMAT = 2
@@ -149,6 +149,7 @@ class PrivateRun:
             _value(variable).tolist() for variable in _random_states(self._model)
         ]
         self._header["buffer_step"] = step
+        self._header["vouched"] = list(optimizer.vouched)
         self._buffer = state.secret_tensors()["buffer"]
         self._write()
 
@@ -218,6 +219,7 @@ class PrivateRun:
             for later, digest in header["weights"].items()
             if int(later) > step
         }
+        object.__setattr__(optimizer, "vouched", tuple(header.get("vouched", ())))
         self.resumed = True
         return schedule
 
@@ -273,17 +275,30 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
     """
     file = os.path.realpath(path)
     for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
-        for attribute in ("backup_dir", "log_dir"):
-            folder = getattr(callback, attribute, None)
-            if not isinstance(folder, (str, os.PathLike)):
-                continue
-            folder = os.path.realpath(folder)
-            if os.path.commonpath([file, folder]) == folder:
+        for folder, below in _folders_of(callback):
+            inside = os.path.commonpath([file, folder]) == folder
+            if os.path.dirname(file) == folder or (below and inside):
                 raise ValueError(
                     f"private_state={os.fspath(path)!r} is in the folder of "
                     f"{type(callback).__name__}, which is shared or deleted: whoever "
                     f"reads it can remove the noise. Put it elsewhere."
                 )
+
+
+def _folders_of(callback: Any) -> list[tuple[str, bool]]:
+    """Where a callback writes, and whether the folders below are its, too."""
+    found = []
+    for attribute in ("backup_dir", "log_dir"):
+        folder = getattr(callback, attribute, None)
+        if isinstance(folder, (str, os.PathLike)):
+            found.append((os.path.realpath(folder), True))
+    file = getattr(callback, "filepath", None)
+    if isinstance(file, (str, os.PathLike)):
+        # Of "models/{epoch}/weights.h5": what is before the first placeholder.
+        fixed = os.path.dirname(os.fspath(file).split("{", maxsplit=1)[0])
+        folder, here = os.path.realpath(fixed), os.path.realpath("")
+        found.append((folder, os.path.commonpath([folder, here]) != folder))
+    return found
 
 
 def _replay(strategy: tf.distribute.Strategy, state: SecretState, steps: int) -> None:

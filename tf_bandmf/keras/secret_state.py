@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.keys import NoiseKey
 
 
 class SecretState:
@@ -50,14 +50,14 @@ class SecretState:
         self._generator = generator
         self.key = key
         with tf.init_scope():
-            self._steps = _per_replica(tf.constant(step, tf.int64))
-            self._schedule_ids = _per_replica(tf.constant(schedule_id, tf.int64))
+            self._steps = per_replica(tf.constant(step, tf.int64))
+            self._schedule_ids = per_replica(tf.constant(schedule_id, tf.int64))
             # Signed: workers cannot exchange unsigned numbers. A copy: TensorFlow may
             # alias NumPy's memory.
             keys = np.array(key.step_keys(generator.num_steps)).view(np.int64)
-            self._step_keys = _per_replica(tf.constant(keys))
+            self._step_keys = per_replica(tf.constant(keys))
             shape = [generator.memory_vectors, generator.shard_size]
-            self._buffers = _per_replica(tf.zeros(shape))
+            self._buffers = per_replica(tf.zeros(shape))
         if buffer is not None:
             first = _first_replica(len(self._buffers))
             for replica, variable in enumerate(self._buffers):
@@ -67,16 +67,16 @@ class SecretState:
     @property
     def step(self) -> tf.Tensor:
         """Number of noise vectors used so far, int64."""
-        return _of_replica(self._steps).value()
+        return of_replica(self._steps).value()
 
     @property
     def schedule_id(self) -> tf.Tensor:
         """Of the schedule that the run uses, int64; -1 before it began."""
-        return _of_replica(self._schedule_ids).value()
+        return of_replica(self._schedule_ids).value()
 
     def pin_schedule(self, schedule_id: tf.Tensor) -> tf.Operation:
         """Binds the run to a schedule."""
-        variable = _of_replica(self._schedule_ids)
+        variable = of_replica(self._schedule_ids)
         return variable.assign(schedule_id, read_value=False)
 
     def secret_tensors(self) -> dict[str, np.ndarray]:
@@ -95,8 +95,8 @@ class SecretState:
         Returns:
           float32, shape [shard_size].
         """
-        buffer, clock = _of_replica(self._buffers), _of_replica(self._steps)
-        keys = tf.bitcast(_of_replica(self._step_keys).value(), tf.uint64)
+        buffer, clock = of_replica(self._buffers), of_replica(self._steps)
+        keys = tf.bitcast(of_replica(self._step_keys).value(), tf.uint64)
         noise, update = self._generator.row(keys, buffer, step, replica_id())
         # The clock first: whatever is interrupted then leaves clock and weights at
         # different steps, and training on is refused.
@@ -142,7 +142,7 @@ def _first_replica(num_local: int) -> int:
     return num_local * (task or 0)
 
 
-def _per_replica(value: tf.Tensor) -> list[tf.Variable]:
+def per_replica(value: tf.Tensor) -> list[tf.Variable]:
     """A variable for each replica of this process, nobody else's business."""
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:
@@ -156,5 +156,6 @@ def _per_replica(value: tf.Tensor) -> list[tf.Variable]:
     return list(strategy.experimental_local_results(distributed))
 
 
-def _of_replica(variables: list[tf.Variable]) -> Any:
+def of_replica(variables: list[tf.Variable]) -> Any:
+    """The one of the replica whose step is being traced, of what `per_replica` made."""
     return variables[replica_id() % len(variables)]

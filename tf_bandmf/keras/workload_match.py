@@ -11,7 +11,7 @@ import warnings
 import keras
 import numpy as np
 
-from tf_bandmf.plan import Plan
+from tf_bandmf.planning.plan import Plan
 
 # Differences that change errors by less than the choice of a strategy is good for.
 _MOMENTUM_TOLERANCE = 1e-3

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_bandmf.key_schedule import NoiseKey
+from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import BLOCK, traced_under_xla, weighted_normals
 from tf_bandmf.noise.recurrences import recurrence_of
 from tf_bandmf.strategies import Strategy
@@ -34,7 +34,7 @@ class NoiseGenerator:
     with independent standard normal `Z`, each row of `Z` used for one step only, up to
     float32 rounding and the quality of Philox. Multiply by `Plan.noise_stddev`.
 
-    Several devices can share the work (scaling-up-dp-bandmf, section 3.3): with
+    Several devices can share the work (arXiv:2405.15913, section 3.3): with
     `num_shards = R` each of them generates, and keeps the buffer for, one of R parts of
     equal size. The parts one after the other, cut to `num_parameters`, are the vector
     of one device.

@@ -32,7 +32,7 @@ tell this noise from independent pairs of normals with `t` rounded to float32:
 
 For `m d <= 10^15` (a thousand million parameters, a million steps) and noise multipliers
 above `10^-12` the sum is below `2 * 10^-24`: less than a thousandth of the smallest delta
-that a plan accepts, `gaussian.SMALLEST_DELTA = 10^-20`.
+that a plan accepts, `checks.SMALLEST_DELTA = 10^-20`.
 
 **What remains of floating point.** The noise is a float32 number, rounded normals and not
 a discrete Gaussian. Radius and angle have relative errors of about 2^-23; the `2^32`

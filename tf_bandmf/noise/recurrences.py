@@ -8,7 +8,7 @@ from typing import Callable
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf import bands, unbanded
+from tf_bandmf import matrices
 
 # `sum_k weights[k] z[steps[k]]`, float32, shape [size], from steps, int64, and weights,
 # float32, both of shape [terms]; `z[step]` are always the same independent normals.
@@ -187,14 +187,14 @@ class GeometricBuffers(Recurrence):
     """Buffered linear Toeplitz: `C^-1` is a sum of a few geometric sequences.
 
     `y = z + sum_m inverse_output_scales[m] s[m]`, then
-    `s[m] = inverse_decays[m] s[m] + z`; see `unbanded.BufferedToeplitz`.
+    `s[m] = inverse_decays[m] s[m] + z`; see `matrices.BufferedToeplitz`.
     """
 
-    def __init__(self, matrix: unbanded.BufferedToeplitz) -> None:
-        self._scales = matrix.inverse_output_scales.astype(np.float32)
-        self._decays = matrix.inverse_decays.astype(np.float32)
-        self._num_steps = matrix.num_rows
-        self.memory_vectors = matrix.num_buffers
+    def __init__(self, sums: matrices.GeometricSums) -> None:
+        self._scales = sums.scales.astype(np.float32)
+        self._decays = sums.decays.astype(np.float32)
+        self._num_steps = sums.num_rows
+        self.memory_vectors = sums.memory_vectors
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
@@ -225,7 +225,9 @@ class ScaledOutput(Recurrence):
 
 
 def recurrence_of(
-    matrix: bands.LowerTriangular, keep_normals: bool = False, jit_compile: bool = True
+    matrix: matrices.LowerTriangular,
+    keep_normals: bool = False,
+    jit_compile: bool = True,
 ) -> Recurrence:
     """The recurrence for a strategy matrix.
 
@@ -237,48 +239,40 @@ def recurrence_of(
     Raises:
       TypeError: for a kind of matrix that cannot be streamed.
     """
-    row_scale = None
-    if isinstance(matrix, bands.ColumnScaled):
-        # C^-1 = diag(1 / scale) core^-1 (dp-lambda-cgd, Proposition 7).
-        row_scale, matrix = 1.0 / matrix.scale, matrix.inner
-    if isinstance(matrix, bands.Inverse):
-        kind = KeptNormals if keep_normals else Regeneration
-        return kind(_Rows(matrix.inner, row_scale))
-    if isinstance(matrix, unbanded.Dense):
-        inverse = matrix.solve(np.eye(matrix.num_rows))
-        steps = np.arange(matrix.num_rows)
-        columns = steps[:, None] - steps[None, :]
-        rows = np.take_along_axis(inverse, np.maximum(columns, 0), axis=1)
-        all_rows = bands.RowBanded(np.where(columns >= 0, rows, 0.0))
-        return Regeneration(_Rows(all_rows, row_scale))
+    streaming = matrix.streaming()
+    if isinstance(streaming, matrices.Regeneration):
+        # The factors of the rows are part of the weights.
+        keep = keep_normals and matrix.core.banded_inverse() is not None
+        kind = KeptNormals if keep else Regeneration
+        return kind(_Rows(streaming, streaming.row_scale))
     inner: Recurrence
-    if isinstance(matrix, unbanded.BufferedToeplitz):
-        inner = GeometricBuffers(matrix)
-    elif isinstance(matrix, (bands.ToeplitzBanded, bands.RowBanded)):
-        inner = RingBuffer(_Rows(matrix), jit_compile)
+    if isinstance(streaming, matrices.GeometricSums):
+        inner = GeometricBuffers(streaming)
+    elif isinstance(streaming, matrices.ForwardSubstitution):
+        inner = RingBuffer(_Rows(streaming), jit_compile)
     else:
-        raise TypeError(f"No recurrence streams a {type(matrix).__name__}.")
-    return inner if row_scale is None else ScaledOutput(inner, row_scale)
+        raise TypeError(f"No recurrence for {type(streaming).__name__}.")
+    if streaming.row_scale is None:
+        return inner
+    return ScaledOutput(inner, streaming.row_scale)
 
 
 class _Rows:
     """Rows of a banded matrix, by step.
 
     Args:
-      matrix: banded.
+      streaming: gives the rows.
       row_scale: factors of the rows, shape [n].
     """
 
     def __init__(
-        self, matrix: bands.LowerTriangular, row_scale: np.ndarray | None = None
+        self,
+        streaming: matrices.ForwardSubstitution | matrices.Regeneration,
+        row_scale: np.ndarray | None = None,
     ) -> None:
-        self._num_steps = matrix.num_rows
-        self.terms = matrix.bands
-        # One row serves all steps of a Toeplitz matrix.
-        if isinstance(matrix, bands.ToeplitzBanded):
-            self._rows = matrix.coefficients[None].astype(np.float32)
-        else:
-            self._rows = bands.as_rows(matrix).astype(np.float32)
+        self._num_steps = streaming.num_rows
+        self.terms = streaming.terms
+        self._rows = streaming.rows().astype(np.float32)
         self._row_scale = None
         if row_scale is not None:
             self._row_scale = row_scale.astype(np.float32)

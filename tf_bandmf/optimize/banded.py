@@ -1,8 +1,8 @@
 """Optimal banded strategies `C` with general columns.
 
-scaling-up-dp-bandmf, Problem 2.1 and section 3.1, with the O(n bands^2) recursion of
-`tf_bandmf.recursion` in place of Algorithm 2; without equal column norms it is the
-problem of amplified-banded-mf, Appendix B.
+arXiv:2405.15913, Problem 2.1 and section 3.1, with the O(n bands^2) recursion of
+`analysis.gram_recursion` in place of Algorithm 2; without equal column norms it is the
+problem of arXiv:2306.08153, Appendix B.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Callable
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf import recursion
+from tf_bandmf.analysis import gram_recursion
 from tf_bandmf.optimize import banded_matrices, certificate, lbfgs
 from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
@@ -62,7 +62,7 @@ class Problem:
 
     def errors(self, columns: tf.Tensor) -> tf.Tensor:
         rows = banded_matrices.times_inverse_workload(columns, self.workload)
-        return recursion.inverse_row_norms(rows)
+        return gram_recursion.inverse_row_norms(rows)
 
 
 def _gap_function(
@@ -78,7 +78,7 @@ def _gap_function(
         columns = problem.columns(position)
         rows = banded_matrices.times_inverse_workload(columns, problem.workload)
         strategy = banded_matrices.rows_from_columns(columns)
-        return recursion.doubly_filtered_band(strategy, rows, weights)
+        return gram_recursion.doubly_filtered_band(strategy, rows, weights)
 
     # Concrete: TensorFlow would warn of retracing when several problems are solved.
     position_spec = tf.TensorSpec([_num_variables(problem)], tf.float64)

@@ -1,7 +1,7 @@
 """Banded matrices as TensorFlow tensors, for optimization.
 
 Variables live in columns: `columns[i, j] = C[j + i, j]`, shape [bands, n], as in
-scaling-up-dp-bandmf, section 3.1, because norms and constraints are about columns. The
+arXiv:2405.15913, section 3.1, because norms and constraints are about columns. The
 error engine wants rows: `rows[l, i] = C[l, l - i]`, shape [n, bands].
 """
 

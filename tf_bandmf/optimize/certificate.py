@@ -16,7 +16,7 @@ off-diagonal entries in the band. The tangent at `t X` instead of `X` bounds
     f(X') >= f(X)^2 / U,    relative gap <= 1 - f / U.
 
 The groups are single columns for column-normalized strategies, and columns
-`i, i + b, i + 2 b, ...` for (k, b)-participation (amplified-banded-mf, Prop. B.1).
+`i, i + b, i + 2 b, ...` for (k, b)-participation (arXiv:2306.08153, Prop. B.1).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Optimal Toeplitz strategies, `C` banded or `C^-1` banded, in O(n w) an evaluation.
 
 The squared error of step `i` is a partial sum of squares of `w = C^-1 a`, `a` the first
-column of the workload (scaling-up-dp-bandmf, Propositions 3.1 and C.1). A learning-rate
+column of the workload (arXiv:2405.15913, Propositions 3.1 and C.1). A learning-rate
 schedule makes `A C^-1` lose its Toeplitz structure; then the recursion of
-`tf_bandmf.recursion` takes over, in O(n w^2).
+`tf_bandmf.analysis.gram_recursion` takes over, in O(n w^2).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Callable
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf import bands as bands_lib
-from tf_bandmf import recursion, series
-from tf_bandmf.optimize import banded_matrices, lbfgs
+from tf_bandmf import matrices
+from tf_bandmf.analysis import gram_recursion
+from tf_bandmf.optimize import banded_matrices, lbfgs, series
 from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
@@ -78,7 +78,7 @@ def _banded_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor]:
         columns = tf.tile(coefficients[:, None], [1, n])
         columns *= banded_matrices.inside(coefficients.shape[0], n)
         rows = banded_matrices.times_inverse_workload(columns, workload)
-        return recursion.inverse_row_norms(rows)
+        return gram_recursion.inverse_row_norms(rows)
 
     return errors
 
@@ -93,14 +93,14 @@ def _banded_inverse_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tenso
             return _increasing_errors(series.convolve(column, coefficients))
 
         return toeplitz_errors
-    regression = tf.constant(bands_lib.as_rows(workload.inverse()))
+    regression = tf.constant(matrices.as_rows(workload.inverse()))
 
     def errors(coefficients: tf.Tensor) -> tf.Tensor:
         columns = tf.tile(coefficients[:, None], [1, n])
         average = banded_matrices.rows_from_columns(
             columns * banded_matrices.inside(coefficients.shape[0], n)
         )
-        return recursion.filtered_row_norms(regression, average)
+        return gram_recursion.filtered_row_norms(regression, average)
 
     return errors
 
@@ -155,7 +155,7 @@ def optimize(
       participations: k.
       options: when to stop.
       inverse: whether the coefficients are those of `C^-1` (BandInvMF,
-        banded-inverse-square-root, section 5) and not those of `C`.
+        arXiv:2505.12128, section 5) and not those of `C`.
 
     Returns:
       For each start the coefficients, shape [bands], leading 1, and the result.

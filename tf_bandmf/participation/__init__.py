@@ -14,20 +14,20 @@ object: a mismatch between the two cannot be expressed.
 | `BallsInBins` | each example in one random bin of the epoch | amplified, simulated |
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
-
-from tf_bandmf.participation.base import Participation
-from tf_bandmf.participation.sampled import (
-    BallsInBins,
-    CyclicFixedSize,
-    CyclicPoisson,
-    Poisson,
-    Shuffled,
+from tf_bandmf.participation.balls_in_bins import BallsInBins
+from tf_bandmf.participation.base import (
+    NAMED,
+    PARTICIPATIONS,
+    Participation,
+    Sampler,
+    from_config,
+    register,
 )
-from tf_bandmf.participation.unsampled import FixedEpochOrder, MinSep
+from tf_bandmf.participation.cyclic_fixed_size import CyclicFixedSize
+from tf_bandmf.participation.cyclic_poisson import CyclicPoisson, Poisson
+from tf_bandmf.participation.fixed_epoch_order import FixedEpochOrder
+from tf_bandmf.participation.min_sep import MinSep
+from tf_bandmf.participation.shuffled import Shuffled
 
 __all__ = [
     "BallsInBins",
@@ -35,30 +35,12 @@ __all__ = [
     "CyclicPoisson",
     "FixedEpochOrder",
     "MinSep",
+    "NAMED",
+    "PARTICIPATIONS",
     "Participation",
     "Poisson",
+    "Sampler",
     "Shuffled",
     "from_config",
+    "register",
 ]
-
-_KINDS = {
-    cls.kind: cls
-    for cls in (
-        BallsInBins,
-        CyclicFixedSize,
-        CyclicPoisson,
-        FixedEpochOrder,
-        MinSep,
-        Poisson,
-        Shuffled,
-    )
-}
-
-
-def from_config(config: Mapping[str, Any]) -> Participation:
-    """Rebuilds the participation of a `to_config` dictionary."""
-    arguments = dict(config)
-    kind = arguments.pop("kind", None)
-    if kind not in _KINDS:
-        raise ValueError(f"Unknown participation {kind!r}: saved by a newer version?")
-    return _KINDS[kind](**arguments)

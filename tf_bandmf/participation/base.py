@@ -1,62 +1,72 @@
-"""What every participation is."""
+"""What every participation is, and the registry of participations."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+import inspect
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, TypeVar
 
 import numpy as np
 
+from tf_bandmf.matrices import LowerTriangular
 
-def positive_int(name: str, value: Any) -> int:
-    """The value as an int; raises ValueError unless it is a whole number >= 1."""
-    is_number = isinstance(value, (int, float, np.integer, np.floating))
-    is_whole = is_number and not isinstance(value, bool) and float(value).is_integer()
-    if not is_whole or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, found {value!r}.")
-    return int(value)
+if TYPE_CHECKING:
+    from tf_bandmf.accounting.base import Accountant
+
+# `words(step, count)`: independent uniform uint64, shape [count]; every step has its own,
+# and the step `WHOLE_RUN` those that belong to no step.
+Words = Callable[[int, int], np.ndarray]
+WHOLE_RUN = -1
 
 
-def check_sizes(participation: Any, *names: str) -> None:
-    """Makes fields ints >= 1 and checks that a batch is no larger than the data set.
+class Sampler(abc.ABC):
+    """Which examples the steps of a run use: what the accountant analyses, in code.
 
-    Args:
-      participation: a frozen data class with `num_examples` and `batch_size`.
-      *names: of the fields.
+    A pure function of the secret random words and the step, so that a run continues
+    after an interruption exactly as it would have gone on.
 
-    Raises:
-      ValueError: if a field is no whole number >= 1, or `batch_size > num_examples`.
+    Attributes:
+      spans_run: whether all steps share random words: another seed cannot continue a run.
     """
-    for name in names:
-        value = positive_int(name, getattr(participation, name))
-        object.__setattr__(participation, name, value)
-    if participation.batch_size > participation.num_examples:
-        raise ValueError(
-            f"batch_size must be <= num_examples = {participation.num_examples}, found "
-            f"{participation.batch_size}."
-        )
 
+    spans_run: ClassVar[bool] = False
 
-def check_whole_epochs(participation: Any, num_steps: int) -> None:
-    """Raises ValueError unless so many steps are exactly the participation's epochs."""
-    if num_steps != participation.num_steps:
-        raise ValueError(
-            f"{participation.epochs} epochs of {participation.steps_per_epoch} steps are "
-            f"{participation.num_steps} steps, found num_steps = {num_steps}. Leave "
-            f"num_steps out, or change epochs or batch_size."
-        )
+    @abc.abstractmethod
+    def example_indices(self, step: int) -> np.ndarray:
+        """Indices of the examples of a step, int64, shape [size of that batch]."""
 
 
 class Participation(abc.ABC):
-    """Which sets of steps one example may take part in."""
+    """Which steps one example may take part in, who samples, and who accounts for it.
+
+    A participation is one class in one file: plans, tables, "auto", the command line and
+    the contract tests take what they need from here. `register` makes it known.
+
+    Attributes:
+      kind: name in files.
+      sampling: name for `tf_bandmf.plan(sampling=...)` and the command line; None if it
+        cannot be made from examples, batch size and epochs.
+      has_fixed_positions: whether all participations of an example are among
+        `i, i + b, i + 2b, ...` for one `i < b`, as in a fixed epoch order.
+      has_schedule: whether the library makes the batches; otherwise the caller does.
+      has_secret_sampler: whether the sampler's random numbers are secret.
+      is_cyclic: whether it has parts, whose number is that of the strategy's bands.
+      is_amplified: whether the accountant counts on the randomness of the sampler.
+      is_simulated: whether it is accounted for by simulation, where a `confidence` makes
+        an estimate a bound.
+    """
 
     kind: ClassVar[str]
-    # Whether all participations of an example are among i, i + b, i + 2b, ... for one
-    # i < b, so that its patterns are those of the fixed epoch order.
+    sampling: ClassVar[str | None] = None
     has_fixed_positions: ClassVar[bool] = False
-    # Whether the library makes the batches; otherwise the caller does.
     has_schedule: ClassVar[bool] = True
+    has_secret_sampler: ClassVar[bool] = True
+    is_cyclic: ClassVar[bool] = False
+    is_amplified: ClassVar[bool] = False
+    is_simulated: ClassVar[bool] = False
 
     @abc.abstractmethod
     def separation(self) -> int:
@@ -74,10 +84,142 @@ class Participation(abc.ABC):
     def describe(self) -> str:
         """One sentence for the privacy statement."""
 
+    @abc.abstractmethod
+    def accountant(
+        self,
+        matrix: LowerTriangular,
+        confidence: float | None = None,
+        seed: int = 0,
+        progress: bool = False,
+        num_draws: int | None = None,
+    ) -> Accountant:
+        """The one accountant that may be asked about this sampler.
+
+        Args:
+          matrix: C.
+          confidence: for a simulation: None for an estimate, or `1 - beta` for a bound.
+            Other accountants need none.
+          seed: of a simulation.
+          progress: show progress on what takes longer than 2 seconds.
+          num_draws: of a simulation; None for the accountant's number. Searches use fewer.
+
+        Raises:
+          ValueError: if the participation contradicts the strategy.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def example(cls, num_steps: int) -> Participation:
+        """A small one for `num_steps` steps, a multiple of 4: for the contract tests."""
+
+    def sampler(self, words: Words) -> Sampler:
+        """The sampler, from random words.
+
+        Raises:
+          TypeError: if the caller makes the batches.
+        """
+        raise TypeError(self._no_schedule())
+
+    def largest_batch_size(self, num_steps: int, overflow: float) -> int:
+        """A size that no batch of a run exceeds, but with probability `overflow`.
+
+        Raises:
+          TypeError: if the caller makes the batches.
+        """
+        raise TypeError(self._no_schedule())
+
     def amplification(self) -> str:
         """What is claimed from the randomness of the sampling, one sentence."""
         return "No amplification by sampling is claimed."
 
+    def run_steps(self) -> int | None:
+        """How many steps a run has, if the participation says so itself."""
+        return None
+
+    def expected_batch_size(self) -> float | None:
+        """Mean number of examples of a step, if the participation says so itself."""
+        return None
+
+    @classmethod
+    def of_data(
+        cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
+    ) -> Participation:
+        """From what a user knows; `num_parts` is None unless it `is_cyclic`.
+
+        Raises:
+          ValueError: if the numbers do not fit.
+          TypeError: if `sampling` is None.
+        """
+        raise TypeError(f"{cls.__name__} is not made from examples and epochs.")
+
+    @classmethod
+    def of_rates(
+        cls, num_steps: int, separation: int, participations: Fraction, bands: int
+    ) -> Participation:
+        """The smallest data set with these rates: tables compare strategies under it.
+
+        Args:
+          num_steps: n.
+          separation: b; the number of bins or batches of an epoch.
+          participations: expected, of one example.
+          bands: of the strategy.
+
+        Raises:
+          ValueError: if the numbers do not fit.
+          TypeError: if the participation has no such rates (the default).
+        """
+        raise TypeError(f"{cls.__name__} cannot be made from rates.")
+
+    @classmethod
+    def has_rates(cls) -> bool:
+        """Whether `of_rates` is implemented."""
+        return getattr(cls.of_rates, "__func__", None) is not _OF_RATES
+
     def to_config(self) -> dict[str, Any]:
         """Plain values; `from_config` rebuilds the object."""
         return {"kind": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
+
+    def _no_schedule(self) -> str:
+        return (
+            f"Under {type(self).__name__} the caller makes the batches and enforces the "
+            f"separation: it has no schedule."
+        )
+
+
+_OF_RATES = getattr(Participation.of_rates, "__func__", None)
+
+# By `kind`, and by `sampling`.
+PARTICIPATIONS: dict[str, type[Participation]] = {}
+NAMED: dict[str, type[Participation]] = {}
+_Class = TypeVar("_Class", bound=type[Participation])
+
+
+def register(cls: _Class) -> _Class:
+    """Makes a participation known to files, plans, the command line and contract tests.
+
+    Raises:
+      TypeError: if it lacks a method.
+      ValueError: if another class has its name.
+    """
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        raise TypeError(f"{cls.__name__} lacks {missing}.")
+    for table, name in ((PARTICIPATIONS, cls.kind), (NAMED, cls.sampling)):
+        if name is not None and table.setdefault(name, cls) is not cls:
+            raise ValueError(
+                f"The name {name!r} of {cls.__name__} is that of {table[name].__name__}."
+            )
+    return cls
+
+
+def from_config(config: Mapping[str, Any]) -> Participation:
+    """Rebuilds the participation of a `to_config` dictionary.
+
+    Raises:
+      ValueError: if its kind is unknown or its numbers are invalid.
+    """
+    arguments = dict(config)
+    kind = arguments.pop("kind", None)
+    if kind not in PARTICIPATIONS:
+        raise ValueError(f"Unknown participation {kind!r}: saved by a newer version?")
+    return PARTICIPATIONS[kind](**arguments)

@@ -1,11 +1,19 @@
 """Samplers: the batches that the accountant analysed, and no others.
 
-`Plan.batches` makes them from arrays, or from examples on disk: `TFRecordExamples` for
-TFRecord files, `cache_dataset` and `open_cache` for a `tf.data.Dataset`.
+`Plan.batches` makes a `BatchSchedule` from arrays, or from examples on disk:
+`TFRecordExamples` for TFRecord files, `cache_dataset` and `open_cache` for a
+`tf.data.Dataset`.
 """
 
+from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.dataset_cache import cache_dataset, open_cache
 from tf_bandmf.sampling.sources import ExampleSource
 from tf_bandmf.sampling.tfrecords import TFRecordExamples
 
-__all__ = ["ExampleSource", "TFRecordExamples", "cache_dataset", "open_cache"]
+__all__ = [
+    "BatchSchedule",
+    "ExampleSource",
+    "TFRecordExamples",
+    "cache_dataset",
+    "open_cache",
+]

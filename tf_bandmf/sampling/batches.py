@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.participation import Participation
+from tf_bandmf.sampling import data_identity
+from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 from tf_bandmf.sampling.padding import pad, sufficient_batch_size
 from tf_bandmf.sampling.sources import (
     INPUTS,
@@ -22,6 +24,7 @@ from tf_bandmf.sampling.sources import (
 )
 
 __all__ = [
+    "EDITED",
     "INPUTS",
     "PART",
     "PLAN_ID",
@@ -42,6 +45,14 @@ STEP, PLAN_ID, SCHEDULE_ID = "step", "plan_id", "schedule_id"
 # In padded batches alone: how many examples are no padding.
 NUM_EXAMPLES = "num_examples"
 _CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
+# What a step says that finds other contents than those that were drawn.
+EDITED = (
+    "The contents of this batch are not those that plan.batches drew for this step: they "
+    "were changed after the batch was made (augmented, mixed up, repeated, permuted, cut, "
+    "weighted, or of another process). The accountant's analysis holds for the drawn "
+    "examples alone. Train on the batches as they are; change examples where they are "
+    "read, each by itself (in the parse of TFRecordExamples), or by layers of the model."
+)
 # Of a part of a batch, for one of several replicas: its number, and how many there are.
 PART = "part"
 
@@ -83,6 +94,9 @@ def in_parts(
       dataset: of `BatchSchedule.dataset`.
       parts: which ones, in this order.
       num_parts: as many as there are replicas.
+
+    Raises:
+      InvalidArgumentError: by the dataset, if a batch was changed since it was made.
     """
 
     def part(batch: dict[str, Any], number: int) -> tf.data.Dataset:
@@ -101,9 +115,11 @@ def in_parts(
             # Padding comes last.
             real = tf.clip_by_value(batch[NUM_EXAMPLES] - first, 0, rows)
             content[NUM_EXAMPLES] = real
-        return tf.data.Dataset.from_tensors({**content, PART: [number, num_parts]})
+        content[PART] = tf.constant([number, num_parts], tf.int32)
+        return tf.data.Dataset.from_tensors(with_fingerprint(content))
 
     def cut_up(batch: dict[str, Any]) -> tf.data.Dataset:
+        tf.debugging.Assert(is_as_drawn(batch), [EDITED])
         first, *others = (part(batch, number) for number in parts)
         for other in others:
             first = first.concatenate(other)
@@ -122,7 +138,8 @@ class BatchSchedule(abc.ABC):
 
     A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` it is meant
     for, the `plan_id` of the plan it belongs to and a `schedule_id`: a hash of the data and
-    of how they were placed, which must not change within a run. Its size may vary from step
+    of how they were placed, which must not change within a run; and a `fingerprint` of all
+    of this: a private step refuses a batch that was changed. Its size may vary from step
     to step, down to 0, and is no static shape: a training step is traced once. Where static
     shapes are better (XLA compiles for each), `padded` batches have a constant size.
 
@@ -141,8 +158,8 @@ class BatchSchedule(abc.ABC):
       y: targets, likewise, or None.
       sample_weight: shape [num_examples] or None. A weight multiplies the loss of an
         example before its gradient is clipped.
-      padded: every batch has `padded_batch_size` rows, those too many with sample weight 0
-        and zeros: they contribute nothing. `num_examples` says how many are none of them.
+      padded: every batch has `padded_batch_size` rows. Surplus rows are zeros with sample
+        weight 0; `num_examples` counts the real rows.
 
     Raises:
       ValueError: if the number of examples is not that of the participation.
@@ -216,6 +233,7 @@ class BatchSchedule(abc.ABC):
           ValueError: if the run cannot begin there.
         """
         self._check_start(first_step)
+        data_identity.remember(self.schedule_id, self._examples)
         identity = {
             PLAN_ID: tf.constant(self.plan_id, tf.int64),
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
@@ -223,13 +241,13 @@ class BatchSchedule(abc.ABC):
 
         def batch(step: tf.Tensor) -> dict[str, Any]:
             indices = self._indices(step)
-            content = self._examples.gather(indices)
+            content = _one_row_each(self._examples.gather(indices), indices)
             if self._padded:
                 content = {
                     **pad(content, self.padded_batch_size),
                     NUM_EXAMPLES: tf.shape(indices)[0],
                 }
-            return {**content, **identity, STEP: step}
+            return with_fingerprint({**content, **identity, STEP: step})
 
         return (
             tf.data.Dataset.range(first_step, self.num_steps)
@@ -288,19 +306,34 @@ class BatchSchedule(abc.ABC):
         return self.num_steps
 
 
-class FixedOrderSchedule(BatchSchedule):
-    """The batches under `FixedEpochOrder`: those of the first epoch, again and again.
+def _one_row_each(content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
+    """Raises InvalidArgumentError if a source gave more or fewer rows than were drawn."""
+    count = tf.shape(indices)[0]
 
-    The order of the examples is drawn once, from `order_seed`.
+    def checked(tensor: tf.Tensor) -> tf.Tensor:
+        same = tf.debugging.assert_equal(
+            tf.shape(tensor)[0],
+            count,
+            "The source of the examples must give one row for each example drawn.",
+        )
+        with tf.control_dependencies([same] if same is not None else []):
+            return tf.identity(tensor)
+
+    return tf.nest.map_structure(checked, content)
+
+
+class FixedOrderSchedule(BatchSchedule):
+    """The batches of a sampler without secrets, such as that of `FixedEpochOrder`.
 
     Args:
       participation: what the accountant analyses.
-      plan_id, x, y, sample_weight, padded: as for `BatchSchedule`.
+      num_steps, plan_id, x, y, sample_weight, padded: as for `BatchSchedule`.
     """
 
     def __init__(
         self,
-        participation: FixedEpochOrder,
+        participation: Participation,
+        num_steps: int,
         plan_id: int,
         x: Any,
         y: Any = None,
@@ -309,26 +342,31 @@ class FixedOrderSchedule(BatchSchedule):
     ) -> None:
         super().__init__(
             participation,
-            participation.num_steps,
-            participation.steps_per_epoch,
+            num_steps,
+            participation.separation(),
             plan_id,
             x,
             y,
             sample_weight,
             padded,
         )
-        self._num_examples = participation.num_examples
-        # RandomState's stream is frozen by NumPy's compatibility policy.
-        order = np.random.RandomState(participation.order_seed)
-        self._order = order.permutation(participation.num_examples).astype(np.int64)
+        self._sampler = participation.sampler(_no_words)
 
     def example_indices(self, step: int) -> np.ndarray:
         self._check_step(step)
-        position = step % self.steps_per_epoch
-        total, steps = self._num_examples, self.steps_per_epoch
-        return self._order[position * total // steps : (position + 1) * total // steps]
+        return self._sampler.example_indices(step)
 
     def _indices(self, step: tf.Tensor) -> tf.Tensor:
-        total, steps = self._num_examples, self.steps_per_epoch
-        order, position = tf.constant(self._order), step % steps
-        return order[position * total // steps : (position + 1) * total // steps]
+        return indices_in_graph(self, step)
+
+
+def indices_in_graph(schedule: BatchSchedule, step: tf.Tensor) -> tf.Tensor:
+    """`example_indices` of a step that is an int64 scalar of a graph."""
+    indices = tf.numpy_function(
+        lambda step: schedule.example_indices(int(step)), [step], tf.int64
+    )
+    return tf.ensure_shape(indices, [None])
+
+
+def _no_words(step: int, count: int) -> np.ndarray:
+    raise AssertionError("A sampler without secrets takes no random words.")

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import scipy.stats
 import tensorflow as tf
 
-from tf_bandmf.participation import (
-    BallsInBins,
-    CyclicFixedSize,
-    CyclicPoisson,
-    FixedEpochOrder,
-    Participation,
-    Shuffled,
-)
+from tf_bandmf.participation import Participation
 from tf_bandmf.sampling.sources import INPUTS, SAMPLE_WEIGHT
 
 # With which probability, at most, any batch of a run exceeds the padded size.
@@ -29,24 +21,7 @@ def sufficient_batch_size(participation: Participation, num_steps: int) -> int:
     Raises:
       TypeError: for a participation whose batches the caller makes.
     """
-    if isinstance(participation, (FixedEpochOrder, Shuffled)):
-        return -(-participation.num_examples // participation.steps_per_epoch)
-    if isinstance(participation, CyclicFixedSize):
-        return participation.batch_size
-    if isinstance(participation, CyclicPoisson):
-        trials = -(-participation.num_examples // participation.num_parts)
-        probability, draws = participation.sampling_probability, num_steps
-    elif isinstance(participation, BallsInBins):
-        trials = participation.num_examples
-        probability = 1.0 / participation.num_bins
-        draws = participation.num_bins
-    else:
-        raise TypeError(
-            f"Under {type(participation).__name__} the caller makes the batches."
-        )
-    if probability >= 1.0:
-        return trials
-    return int(scipy.stats.binom.isf(_OVERFLOW / draws, trials, probability))
+    return participation.largest_batch_size(num_steps, _OVERFLOW)
 
 
 def pad(content: dict[str, Any], size: int) -> dict[str, Any]:

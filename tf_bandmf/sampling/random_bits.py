@@ -11,6 +11,33 @@ import hashlib
 import numpy as np
 
 SEED_BYTES = 32
+_MARK_BYTES = 16
+
+
+def marked(seed: bytes) -> bytes:
+    """The seed with a mark, by which a seed of this library is known from another."""
+    return seed + _mark(seed)
+
+
+def unmarked(seed: bytes) -> bytes:
+    """The 32 secret bytes of what `marked` returned.
+
+    Raises:
+      ValueError: if there is no mark: the seed is somebody's choice, and known.
+    """
+    if len(seed) != SEED_BYTES + _MARK_BYTES or seed != marked(seed[:SEED_BYTES]):
+        raise ValueError(
+            f"A sampler's seed must be what secret_seed() of a schedule returned, "
+            f"{SEED_BYTES + _MARK_BYTES} bytes, found others: a sample that somebody knows "
+            f"amplifies nothing. Leave the seed out for a fresh one; for tests give "
+            f"test_seed to tf_bandmf.plan."
+        )
+    return seed[:SEED_BYTES]
+
+
+def _mark(seed: bytes) -> bytes:
+    digest_size, person = _MARK_BYTES, b"tf-bandmf seed"
+    return hashlib.blake2b(seed, digest_size=digest_size, person=person).digest()
 
 
 def random_words(seed: bytes, step: int, count: int) -> np.ndarray:

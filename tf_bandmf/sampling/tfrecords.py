@@ -17,6 +17,7 @@ from tf_bandmf.sampling.sources import (
     SAMPLE_WEIGHT,
     TARGETS,
     ExampleSource,
+    hash_rows,
 )
 
 # A record in a file: its length, a checksum of the length, its bytes, their checksum.
@@ -157,6 +158,10 @@ class TFRecordExamples(ExampleSource):
                 return tf.identity(tensor)
 
         return tf.nest.map_structure(checked, content)
+
+    def example_hashes(self) -> np.ndarray:
+        records = np.stack([self._lengths, self._checksums.astype(np.int64)], axis=1)
+        return hash_rows(tf.constant(records)).numpy().view(np.uint64)
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
         update(b"TFRecord")

@@ -4,14 +4,18 @@ from tf_bandmf.strategies.banded import optimized_banded
 from tf_bandmf.strategies.banded_inverse import optimized_banded_inverse
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.buffered import blt
-from tf_bandmf.strategies.dense import dense
-from tf_bandmf.strategies.identity import identity
-from tf_bandmf.strategies.lambda_cgd import lambda_cgd, optimized_lambda_cgd
+from tf_bandmf.strategies.dp_lambda_cgd import lambda_cgd, optimized_lambda_cgd
+from tf_bandmf.strategies.dp_sgd import identity
+from tf_bandmf.strategies.multi_epoch import dense
+from tf_bandmf.strategies.registry import FAMILIES, Family, Option, register
 from tf_bandmf.strategies.square_root import bisr, bsr
 from tf_bandmf.strategies.toeplitz import optimized_toeplitz
 from tf_bandmf.strategies.tree import binary_tree
 
 __all__ = [
+    "FAMILIES",
+    "Family",
+    "Option",
     "Strategy",
     "binary_tree",
     "bisr",
@@ -24,4 +28,5 @@ __all__ = [
     "optimized_banded_inverse",
     "optimized_lambda_cgd",
     "optimized_toeplitz",
+    "register",
 ]

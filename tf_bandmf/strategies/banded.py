@@ -1,22 +1,22 @@
 """BandMF: optimized banded strategies with general columns.
 
-Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", arXiv:2306.08153 (cited
-as amplified-banded-mf), section 4 and Appendix B, in the parametrization of McKenna,
-arXiv:2405.15913 (cited as scaling-up-dp-bandmf), section 3.1.
+Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", arXiv:2306.08153,
+section 4 and Appendix B, in the parametrization of McKenna, arXiv:2405.15913, section 3.1.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tf_bandmf import bands as bands_lib
+from tf_bandmf import matrices
 from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.registry import Family, Option, default_bands, register
 from tf_bandmf.strategies.square_root import bsr
 from tf_bandmf.strategies.toeplitz import optimized_toeplitz
 from tf_bandmf.workloads import Workload
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 # From this many steps on, a better start than the square root pays for itself.
 _TOEPLITZ_START = 2048
+# For numbers of bands up to this one, tracing takes longer than optimizing.
+_TOGETHER = 16
+# Searches compare errors: six digits of them are enough.
+_SEARCH_GAP, _SEARCH_DECREASE = 1e-4, 1e-6
 
 
 def optimized_banded(
@@ -47,7 +51,7 @@ def optimized_banded(
     """The banded `C` with the smallest error at sensitivity 1, with a certificate.
 
     With equal column norms one strategy is optimal for every participation with b >=
-    bands: `sens(C) = sqrt(k)` (amplified-banded-mf, Theorem 2). Without, it is the best
+    bands: `sens(C) = sqrt(k)` (arXiv:2306.08153, Theorem 2). Without, it is the best
     for the patterns of a fixed epoch order (Appendix B), a little better there and a
     little worse under b-min-separation.
 
@@ -177,7 +181,7 @@ def _start_columns(
             f"start must be a banded strategy, found {start.family!r}, whose inverse "
             f"is the banded matrix."
         )
-    rows = bands_lib.as_rows(start.matrix)
+    rows = matrices.as_rows(start.matrix)
     return optimized.fit_bands(banded_matrices.columns_from_rows(rows), bands)
 
 
@@ -192,7 +196,7 @@ def _strategy(
     rows = banded_matrices.rows_from_columns(columns).numpy()
     return Strategy(
         "banded",
-        bands_lib.RowBanded(rows),
+        matrices.RowBanded(rows),
         {"bands": len(columns), "column_normalized": column_normalized},
         optimized.diagnostics(objective_name, result),
     )
@@ -221,3 +225,46 @@ def _default_start(workload: Workload, bands: int) -> Strategy:
     plain = dataclasses.replace(workload, learning_rates=None)
     once = MinSep(workload.num_steps, 1)
     return optimized_toeplitz(plain, once, bands, gradient_tolerance=1e-5)
+
+
+def _build(
+    workload: Workload,
+    participation: Participation,
+    bands: int | None = None,
+    objective: str = "mean",
+) -> Strategy:
+    bands = default_bands(workload, participation) if bands is None else bands
+    return optimized_banded(workload, bands, objective=objective)
+
+
+def _build_many(
+    workload: Workload,
+    participation: Participation,
+    bands: Sequence[int],
+    column_normalized: bool,
+) -> Iterator[Strategy]:
+    small = [count for count in bands if count <= _TOGETHER]
+    groups = [small] if small else []
+    groups += [[count] for count in bands if count > _TOGETHER]
+    for group in groups:
+        yield from optimized_banded_family(
+            workload,
+            group,
+            gap_tolerance=_SEARCH_GAP,
+            decrease_tolerance=_SEARCH_DECREASE,
+        )
+
+
+register(
+    Family(
+        "banded",
+        _build,
+        "C banded, every column optimized, with a certified gap",
+        Option("bands", typical="16"),
+        auto=6,
+        is_banded=True,
+        gains_by_bands=True,
+        largest_auto_work=2**22,
+        build_many=_build_many,
+    )
+)

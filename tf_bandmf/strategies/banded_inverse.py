@@ -1,17 +1,17 @@
 """BandInvMF: strategies whose inverse is banded, with optimized coefficients.
 
-Kalinin, McKenna, Upadhyay, Lampert, "Back to Square Roots", arXiv:2505.12128 (cited as
-banded-inverse-square-root), section 5.
+Kalinin, McKenna, Upadhyay, Lampert, "Back to Square Roots", arXiv:2505.12128, section 5.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tf_bandmf import bands as bands_lib
+from tf_bandmf import matrices
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.registry import Family, Option, default_bands, register
 from tf_bandmf.strategies.square_root import inverse_square_root_coefficients
 from tf_bandmf.workloads import Workload
 
@@ -83,11 +83,40 @@ def optimized_banded_inverse(
         options,
         inverse=True,
     )
-    matrix = bands_lib.Inverse(bands_lib.ToeplitzBanded(coefficients, n))
+    matrix = matrices.Inverse(matrices.ToeplitzBanded(coefficients, n))
     strategy = Strategy(
-        "banded_inverse",
+        "bandinv",
         matrix,
         {"bands": bands},
         optimized.diagnostics(goal.name, result),
     )
     return strategy.normalize_columns() if column_normalized else strategy
+
+
+def _build(
+    workload: Workload,
+    participation: Participation,
+    bands: int | None = None,
+    column_normalized: bool = False,
+    objective: str = "mean",
+) -> Strategy:
+    return optimized_banded_inverse(
+        workload,
+        participation,
+        default_bands(workload, participation) if bands is None else bands,
+        objective=objective,
+        column_normalized=column_normalized,
+    )
+
+
+register(
+    Family(
+        "bandinv",
+        _build,
+        "C^-1 banded, optimized for the separation",
+        Option("bands", typical="4"),
+        auto=3,
+        gains_by_bands=True,
+        has_banded_inverse=True,
+    )
+)

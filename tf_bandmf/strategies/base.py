@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tf_bandmf import bands, error, unbanded
-from tf_bandmf import sensitivity as sensitivity_lib
+from tf_bandmf import matrices
+from tf_bandmf.analysis import error
+from tf_bandmf.analysis import sensitivity as sensitivity_lib
 from tf_bandmf.participation import Participation
 from tf_bandmf.workloads import Workload
 
@@ -28,7 +29,7 @@ class Strategy:
     """
 
     family: str
-    matrix: bands.LowerTriangular
+    matrix: matrices.LowerTriangular
     parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     diagnostics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -37,21 +38,20 @@ class Strategy:
         return self.matrix.num_rows
 
     @property
-    def core(self) -> bands.LowerTriangular:
+    def core(self) -> matrices.LowerTriangular:
         """`C` before its columns were scaled."""
-        matrix = self.matrix
-        return matrix.inner if isinstance(matrix, bands.ColumnScaled) else matrix
+        return self.matrix.core
 
     @property
     def is_inverse_banded(self) -> bool:
         """Whether `C^-1` is banded: noise is regenerated and nothing is kept."""
-        return isinstance(self.core, bands.Inverse)
+        return self.core.banded_inverse() is not None
 
     @property
     def noise_bands(self) -> int:
         """Bands of `C`, or of `C^-1` if that is the banded one; n if neither is."""
-        core = self.core
-        return core.inner.bands if isinstance(core, bands.Inverse) else core.bands
+        stored = self.matrix.stored_bands
+        return self.num_steps if stored is None else stored
 
     @property
     def is_column_normalized(self) -> bool:
@@ -63,23 +63,19 @@ class Strategy:
 
         A dense strategy counts as keeping none: it draws all earlier ones again.
         """
-        if isinstance(self.core, unbanded.BufferedToeplitz):
-            return self.core.num_buffers
-        keeps_none = self.is_inverse_banded or isinstance(self.core, unbanded.Dense)
-        return 0 if keeps_none else self.noise_bands - 1
+        return self.matrix.streaming().memory_vectors
 
     @property
     def regenerations_per_step(self) -> int:
         """Earlier noise vectors that each step generates again, at most."""
-        again = self.is_inverse_banded or isinstance(self.core, unbanded.Dense)
-        return self.noise_bands - 1 if again else 0
+        return self.matrix.streaming().regenerations
 
     def sensitivity(self, participation: Participation) -> sensitivity_lib.Sensitivity:
-        """Sensitivity under a participation; see `tf_bandmf.sensitivity`."""
+        """Sensitivity under a participation; see `tf_bandmf.analysis.sensitivity`."""
         return sensitivity_lib.sensitivity(self.matrix, participation, self.num_steps)
 
     def per_step_squared_error(self, workload: Workload) -> np.ndarray:
-        """`||row i of A C^-1||^2`, shape [n]; see `tf_bandmf.error`."""
+        """`||row i of A C^-1||^2`, shape [n]; see `tf_bandmf.analysis.error`."""
         return error.per_step_squared_error(self.matrix, workload)
 
     def rmse(self, workload: Workload, participation: Participation) -> float:
@@ -108,16 +104,7 @@ class Strategy:
         Plans hold strategies in this form, so that sensitivity and error are those of the
         matrix that is used. Normalized columns stay normalized.
         """
-        matrix = self.matrix
-        if isinstance(matrix, bands.ColumnScaled):
-            core = matrix.inner.in_float32()
-            if self.is_column_normalized:
-                matrix = core.normalize_columns()
-            else:
-                matrix = bands.ColumnScaled(core, matrix.scale)
-        else:
-            matrix = matrix.in_float32()
-        return dataclasses.replace(self, matrix=matrix)
+        return dataclasses.replace(self, matrix=self.matrix.in_float32())
 
     def to_config(self) -> dict[str, Any]:
         return {
@@ -129,7 +116,7 @@ class Strategy:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Strategy:
-        matrix = bands.from_config(config["matrix"])
+        matrix = matrices.from_config(config["matrix"])
         return cls(
             config["family"], matrix, config["parameters"], config["diagnostics"]
         )

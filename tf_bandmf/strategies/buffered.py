@@ -8,17 +8,18 @@ arXiv:2408.08868, for many under min-separation.
 
 from __future__ import annotations
 
-import numpy as np
-import scipy.optimize
-import scipy.signal
-import scipy.special
+from typing import Any
 
-from tf_bandmf import unbanded
+import numpy as np
+
+from tf_bandmf import matrices
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.registry import Family, Option, register
 from tf_bandmf.workloads import Workload
 
 _MAX_BUFFERS = 10
+_DEFAULT_BUFFERS = 4
 # Relative gain in squared error for which one more vector of memory is taken.
 _LEAST_GAIN = 1e-4
 # Iterations after which the best starting points are chosen.
@@ -30,7 +31,7 @@ _LARGEST_LOGIT = 34.0
 def blt(
     workload: Workload,
     participation: Participation,
-    num_buffers: int = 4,
+    num_buffers: int = _DEFAULT_BUFFERS,
     objective: str = "mean",
     max_iterations: int = 1_000,
 ) -> Strategy:
@@ -48,7 +49,7 @@ def blt(
         the strategy.
       participation: gives b and k.
       num_buffers: d, vectors of the model's size that the noise generator may keep, from
-        1 to 10. The error hardly falls beyond 4 (banded-inverse-square-root, section 4).
+        1 to 10. The error hardly falls beyond 4 (arXiv:2505.12128, section 4).
       objective: "mean" for the RMSE, "max" for the MaxSE.
       max_iterations: of each L-BFGS run.
 
@@ -82,7 +83,7 @@ def blt(
         best = found
         decays, inverse_decays = _decays(best.x)
     assert best is not None
-    matrix = unbanded.BufferedToeplitz(decays, inverse_decays, workload.num_steps)
+    matrix = matrices.BufferedToeplitz(decays, inverse_decays, workload.num_steps)
     return Strategy(
         "blt",
         matrix,
@@ -113,9 +114,9 @@ class _Problem:
         if objective == "mean":
             self.weights = (n - np.arange(n)) / n
 
-    def minimize(
-        self, start: np.ndarray, max_iterations: int
-    ) -> scipy.optimize.OptimizeResult:
+    def minimize(self, start: np.ndarray, max_iterations: int) -> Any:
+        import scipy.optimize  # slow to import
+
         return scipy.optimize.minimize(
             self.loss,
             start,
@@ -129,7 +130,7 @@ class _Problem:
         theta, theta_inverse = _decays(variables)
         if np.min(-np.diff(_interlaced(theta, theta_inverse)), initial=1.0) <= 0.0:
             return np.inf, np.zeros_like(variables)
-        matrix = unbanded.BufferedToeplitz(theta, theta_inverse, self.column.size)
+        matrix = matrices.BufferedToeplitz(theta, theta_inverse, self.column.size)
         error = matrix.solve(self.column)
         response = matrix.matmul(self.pattern)
         squared_error = float(self.weights @ error**2)
@@ -146,8 +147,16 @@ class _Problem:
         return value, _chain(variables, np.array(gradient))
 
 
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    import scipy.special  # slow to import
+
+    return scipy.special.expit(x)
+
+
 def _delayed(x: np.ndarray, decay: float) -> np.ndarray:
     """The series `x` times `x / (1 - decay x)`."""
+    import scipy.signal  # slow to import
+
     return scipy.signal.lfilter([0.0, 1.0], [1.0, -decay], x)
 
 
@@ -164,17 +173,17 @@ def _interlaced_signs(
 
 def _decays(variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """theta[0] > theta_inverse[0] > theta[1] > ...: each the last times a sigmoid."""
-    ratios = scipy.special.expit(variables)
+    ratios = _sigmoid(variables)
     decays = np.cumprod(ratios)
     return decays[0::2], decays[1::2]
 
 
 def _chain(variables: np.ndarray, by_decay: np.ndarray) -> np.ndarray:
     """The gradient by the variables from that by the interlaced decays."""
-    decays = np.cumprod(scipy.special.expit(variables))
+    decays = np.cumprod(_sigmoid(variables))
     tails = np.cumsum((by_decay * decays)[::-1])[::-1]
     # d log(sigmoid(v)) / dv = 1 - sigmoid(v).
-    return tails * scipy.special.expit(-variables)
+    return tails * _sigmoid(-variables)
 
 
 def _variables(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
@@ -220,3 +229,23 @@ def _starts(
     )
     starts.append(_variables(spread[0::2], spread[1::2]))
     return starts
+
+
+def _build(
+    workload: Workload,
+    participation: Participation,
+    buffers: int = _DEFAULT_BUFFERS,
+    objective: str = "mean",
+) -> Strategy:
+    return blt(workload, participation, buffers, objective)
+
+
+register(
+    Family(
+        "blt",
+        _build,
+        "a few geometric sequences",
+        Option("buffers", default=_DEFAULT_BUFFERS),
+        auto=7,
+    )
+)

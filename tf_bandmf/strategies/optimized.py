@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tf_bandmf import bands as bands_lib
 from tf_bandmf.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -49,16 +48,16 @@ def toeplitz_start(
             f"{start.num_steps}."
         )
     core = start.core
-    if inverse and isinstance(core, bands_lib.Inverse):
-        core = core.inner
-    elif inverse:
-        core = bands_lib.Inverse(core)
-    if not isinstance(core, bands_lib.ToeplitzBanded):
+    banded = core.banded_inverse()
+    if not inverse:
+        banded = core if banded is None else None
+    column = None if banded is None else banded.toeplitz_column()
+    if column is None or banded is None or banded.stored_bands is None:
         kind = "an inverse" if inverse else "a"
         raise ValueError(
             f"start must be {kind} banded Toeplitz strategy, found {start.family!r}."
         )
-    return fit_bands(core.coefficients, bands)
+    return fit_bands(column[: banded.bands], bands)
 
 
 def diagnostics(objective_name: str, result: OptimizationResult) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 * BSR keeps the first bands of `C = A^(1/2)`: Kalinin, Lampert, "Banded Square Root
   Matrix Factorization for Differentially Private Model Training", arXiv:2405.13763.
 * BISR keeps the first bands of `C^-1 = A^(-1/2)`: Kalinin, McKenna, Upadhyay, Lampert,
-  "Back to Square Roots", arXiv:2505.12128 (cited as banded-inverse-square-root).
+  "Back to Square Roots", arXiv:2505.12128.
 
 Both take the Toeplitz part of the workload; a learning-rate schedule does not change
 them.
@@ -11,11 +11,21 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
-from tf_bandmf import bands as bands_lib
-from tf_bandmf import toeplitz
+from tf_bandmf import matrices
+from tf_bandmf.matrices import power_series
+from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.optimized import check_bands
+from tf_bandmf.strategies.registry import (
+    Family,
+    Option,
+    register,
+    with_best_bands,
+)
 from tf_bandmf.workloads import Workload
 
 
@@ -24,13 +34,13 @@ def square_root_coefficients(workload: Workload, num_terms: int) -> np.ndarray:
 
     For SGD with momentum beta and decay alpha
     `c[k] = sum_i alpha^(k-i) r[k-i] r[i] beta^i` with `r[k] = |binom(-1/2, k)|`
-    (banded-square-root, the lemma on regularized SGD with momentum).
+    (arXiv:2405.13763, the lemma on regularized SGD with momentum).
     """
     if workload.momentum is None or workload.decay is None:
-        return toeplitz.square_root(workload.first_column(), num_terms)
-    return toeplitz.multiply(
-        toeplitz.inverse_square_root_of_linear(workload.decay, num_terms),
-        toeplitz.inverse_square_root_of_linear(workload.momentum, num_terms),
+        return power_series.square_root(workload.first_column(), num_terms)
+    return power_series.multiply(
+        power_series.inverse_square_root_of_linear(workload.decay, num_terms),
+        power_series.inverse_square_root_of_linear(workload.momentum, num_terms),
         num_terms,
     )
 
@@ -38,14 +48,14 @@ def square_root_coefficients(workload: Workload, num_terms: int) -> np.ndarray:
 def inverse_square_root_coefficients(workload: Workload, num_terms: int) -> np.ndarray:
     """First column of `A^(-1/2)`, shape [num_terms].
 
-    banded-inverse-square-root, Lemma 1 (eq. 9): the product of the series of
+    arXiv:2505.12128, Lemma 1 (eq. 9): the product of the series of
     `(1 - alpha x)^(1/2)` and `(1 - beta x)^(1/2)`.
     """
     if workload.momentum is None or workload.decay is None:
-        return toeplitz.square_root(workload.inverse_coefficients, num_terms)
-    return toeplitz.multiply(
-        toeplitz.square_root_of_linear(workload.decay, num_terms),
-        toeplitz.square_root_of_linear(workload.momentum, num_terms),
+        return power_series.square_root(workload.inverse_coefficients, num_terms)
+    return power_series.multiply(
+        power_series.square_root_of_linear(workload.decay, num_terms),
+        power_series.square_root_of_linear(workload.momentum, num_terms),
         num_terms,
     )
 
@@ -64,9 +74,9 @@ def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Stra
     Raises:
       ValueError: if bands is out of range.
     """
-    _check_bands(bands, workload.num_steps)
+    check_bands(bands, workload.num_steps)
     coefficients = square_root_coefficients(workload, bands)
-    matrix = bands_lib.ToeplitzBanded(coefficients, workload.num_steps)
+    matrix = matrices.ToeplitzBanded(coefficients, workload.num_steps)
     strategy = Strategy("bsr", matrix, {"bands": int(bands)})
     return strategy.normalize_columns() if column_normalized else strategy
 
@@ -74,7 +84,7 @@ def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Stra
 def bisr(workload: Workload, bands: int, column_normalized: bool = False) -> Strategy:
     """Banded inverse square root: the first `bands` diagonals of `C^-1 = A^(-1/2)`.
 
-    banded-inverse-square-root, Definition 1. The noise generator keeps nothing and
+    arXiv:2505.12128, Definition 1. The noise generator keeps nothing and
     generates `bands - 1` earlier vectors again at each step.
 
     Args:
@@ -85,16 +95,59 @@ def bisr(workload: Workload, bands: int, column_normalized: bool = False) -> Str
     Raises:
       ValueError: if bands is out of range.
     """
-    _check_bands(bands, workload.num_steps)
+    check_bands(bands, workload.num_steps)
     coefficients = inverse_square_root_coefficients(workload, bands)
-    inverse = bands_lib.ToeplitzBanded(coefficients, workload.num_steps)
-    strategy = Strategy("bisr", bands_lib.Inverse(inverse), {"bands": int(bands)})
+    inverse = matrices.ToeplitzBanded(coefficients, workload.num_steps)
+    strategy = Strategy("bisr", matrices.Inverse(inverse), {"bands": int(bands)})
     return strategy.normalize_columns() if column_normalized else strategy
 
 
-def _check_bands(bands: int, num_steps: int) -> None:
-    if isinstance(bands, bool) or int(bands) != bands or not 1 <= bands <= num_steps:
-        raise ValueError(
-            f"bands must be a whole number from 1 to num_steps = {num_steps}, found "
-            f"{bands!r}."
-        )
+def _build_bsr(
+    workload: Workload,
+    participation: Participation,
+    bands: int | None = None,
+    column_normalized: bool = False,
+) -> Strategy:
+    return with_best_bands(bsr, workload, participation, bands, column_normalized)
+
+
+def _build_many_bsr(
+    workload: Workload,
+    participation: Participation,
+    bands: Sequence[int],
+    column_normalized: bool,
+) -> Iterator[Strategy]:
+    yield from (bsr(workload, count, column_normalized) for count in bands)
+
+
+def _build_bisr(
+    workload: Workload,
+    participation: Participation,
+    bands: int | None = None,
+    column_normalized: bool = False,
+) -> Strategy:
+    return with_best_bands(bisr, workload, participation, bands, column_normalized)
+
+
+register(
+    Family(
+        "bisr",
+        _build_bisr,
+        "C^-1 banded, from the square root of the workload",
+        Option("bands", typical="4"),
+        auto=2,
+        has_banded_inverse=True,
+        is_limited_by_separation=False,
+    )
+)
+register(
+    Family(
+        "bsr",
+        _build_bsr,
+        "C banded, square root of the workload",
+        Option("bands", typical="4"),
+        auto=4,
+        is_banded=True,
+        build_many=_build_many_bsr,
+    )
+)

@@ -1,18 +1,19 @@
 """Optimized banded Toeplitz strategies: a few coefficients for any number of steps.
 
 McKenna, "Scaling up the Banded Matrix Factorization Mechanism for Differentially
-Private ML", arXiv:2405.15913 (cited as scaling-up-dp-bandmf), section 3.2.
+Private ML", arXiv:2405.15913, section 3.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tf_bandmf import bands as bands_lib
+from tf_bandmf import matrices
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.registry import Family, Option, default_bands, register
 from tf_bandmf.strategies.square_root import square_root_coefficients
 from tf_bandmf.workloads import Workload
 
@@ -35,7 +36,7 @@ def optimized_toeplitz(
     """The banded Toeplitz `C` with the smallest error at sensitivity 1.
 
     With at most b bands the minimized sensitivity is exact. More bands are optimized as
-    if b were their number, as in production (amplified-banded-mf, section 6);
+    if b were their number, as in production (arXiv:2306.08153, section 6);
     `Strategy.sensitivity` then gives what the real b costs, a bound where no theorem
     applies.
 
@@ -46,7 +47,7 @@ def optimized_toeplitz(
       objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of the result to norm 1, after the
-        optimization, as scaling-up-dp-bandmf recommends.
+        optimization, as arXiv:2405.15913 recommends.
       start: a Toeplitz strategy to start from, with any number of bands; by default the
         square root of the workload.
       max_iterations: of L-BFGS.
@@ -130,7 +131,7 @@ def optimized_toeplitz_family(  # noqa: D417
     strategies = [
         Strategy(
             "toeplitz",
-            bands_lib.ToeplitzBanded(coefficients, n),
+            matrices.ToeplitzBanded(coefficients, n),
             {"bands": count},
             optimized.diagnostics(goal.name, result),
         )
@@ -139,3 +140,44 @@ def optimized_toeplitz_family(  # noqa: D417
     if column_normalized:
         return [strategy.normalize_columns() for strategy in strategies]
     return strategies
+
+
+def _build(
+    workload: Workload,
+    participation: Participation,
+    bands: int | None = None,
+    column_normalized: bool = False,
+    objective: str = "mean",
+) -> Strategy:
+    return optimized_toeplitz(
+        workload,
+        participation,
+        default_bands(workload, participation) if bands is None else bands,
+        objective=objective,
+        column_normalized=column_normalized,
+    )
+
+
+def _build_many(
+    workload: Workload,
+    participation: Participation,
+    bands: Sequence[int],
+    column_normalized: bool,
+) -> Iterator[Strategy]:
+    yield from optimized_toeplitz_family(
+        workload, participation, bands, column_normalized=column_normalized
+    )
+
+
+register(
+    Family(
+        "toeplitz",
+        _build,
+        "C banded Toeplitz, optimized",
+        Option("bands", typical="16"),
+        auto=5,
+        gains_by_bands=True,
+        is_banded=True,
+        build_many=_build_many,
+    )
+)

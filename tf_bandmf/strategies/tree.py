@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tf_bandmf import dyadic_tree
+from tf_bandmf.matrices import dyadic_tree
+from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.registry import Family, register
+from tf_bandmf.workloads import Workload
 
 # The factor and its Gram matrix are materialized.
 _LARGEST_NUM_STEPS = 20_000
@@ -29,3 +32,10 @@ def binary_tree(num_steps: int) -> Strategy:
             f"{_LARGEST_NUM_STEPS}, found {num_steps!r}."
         )
     return Strategy("tree", dyadic_tree.DyadicTree(num_steps))
+
+
+def _build(workload: Workload, participation: Participation) -> Strategy:
+    return binary_tree(workload.num_steps)
+
+
+register(Family("tree", _build, "the binary tree of partial sums"))

@@ -40,6 +40,11 @@ def refuse_comparisons(
             is executed for each example by itself like any other.
     """
     loss = compiled_loss(model)
+    for part in loss._flat_losses or keras.tree.flatten(loss._user_loss):
+        if isinstance(part, keras.losses.Circle) or (
+            getattr(part, "fn", part) is keras.losses.circle
+        ):
+            raise _refusal(model, " (Circle)", "compares the examples of a batch")
     if loss.built and known_losses(loss._flat_losses):
         return
     copies = batching.map_tensors(_copy, (y, y_pred, sample_weight))
@@ -65,12 +70,16 @@ def refuse_comparisons(
             return
         op = error.operation
         name = "" if op is None else f" in {op.name!r} ({op.type})"
-        raise UnsupportedModelError(
-            f"The loss of model {model.name!r}{name} {error.reason}. The loss of an "
-            "example must be its own, for a gradient of its own: it is taken on the "
-            "example alone, where there is nothing to compare it with. Use a loss of "
-            "single examples, or make what is compared one example (a pair, a list)."
-        ) from error
+        raise _refusal(model, name, error.reason) from error
+
+
+def _refusal(model: keras.Model, name: str, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"The loss of model {model.name!r}{name} {reason}. The loss of an example must "
+        "be its own, for a gradient of its own: it is taken on the example alone, where "
+        "there is nothing to compare it with. Use a loss of single examples, or make "
+        "what is compared one example (a pair, a list)."
+    )
 
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:

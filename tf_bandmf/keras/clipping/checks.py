@@ -68,11 +68,12 @@ def _check_model(model: keras.Model) -> None:
             "of losses of single examples. Give the loss to `model.compile(loss=...)`."
         )
     step = type(model).train_step
-    if not step.__module__.startswith(("keras.", "tf_bandmf.")):
+    known = step.__module__.startswith(("keras.", "tf_bandmf."))
+    if not known or "train_step" in vars(model) or "compute_loss" in vars(model):
         raise UnsupportedModelError(
-            f"Model {model.name!r} overrides `train_step`, which could mix examples "
-            "before they are clipped. Remove it; augment data in `tf.data` or in a "
-            "layer."
+            f"Model {model.name!r} overrides `train_step` or `compute_loss`, which could "
+            "mix examples before they are clipped. Remove it; augment data in `tf.data` "
+            "or in a layer."
         )
     optimizer = getattr(model, "optimizer", None)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -132,11 +133,15 @@ def _trace(
         except Exception as error:
             # Whatever goes wrong here has its cause in the model or the data; say what
             # is special about this trace, as the size in the message is not the user's.
-            error.add_note(
+            note = (
                 f"Model {model.name!r} was traced for a batch of {size} examples to "
                 "find out where the batch dimension is. A model must accept any batch "
                 "size: do not write one into a reshape or a layer."
             )
+            if hasattr(error, "add_note"):
+                error.add_note(note)
+            else:  # Python 3.10
+                warnings.warn(note, stacklevel=2)
             raise
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import batching
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.independence import Trace
+from tf_bandmf.keras.clipping.independence import Trace, note_replacement
 from tf_bandmf.keras.clipping.reads import ReadLog
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.units import Unit
@@ -240,7 +240,9 @@ def _install(layer: Any) -> None:
         # Not by `setattr`: Keras tracks what is set on a layer.
         attributes = vars(layer)
         _INSTALLED[id(layer)] = [layer, attributes.get("call", _ABSENT), 1]
-        attributes["call"] = _dispatcher(layer, layer.call)
+        original = layer.call
+        attributes["call"] = _dispatcher(layer, original)
+        note_replacement(attributes["call"], original)
 
 
 def _uninstall(layer: Any) -> None:

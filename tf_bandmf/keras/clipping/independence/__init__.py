@@ -14,6 +14,7 @@ random numbers. Every trace of the training step is analysed before it runs:
 from tf_bandmf.keras.clipping.independence.closed import (
     acts_on_each_example,
     known_losses,
+    note_replacement,
 )
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
 from tf_bandmf.keras.clipping.independence.registration import (
@@ -34,6 +35,7 @@ __all__ = [
     "current_trace",
     "is_container",
     "known_losses",
+    "note_replacement",
     "recording",
     "register_per_example_layer",
     "vouched_classes",

@@ -8,6 +8,7 @@ layers take a tensor of rank 3 for a single image). All others are analysed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -133,6 +134,8 @@ _CLASSES: dict[type, tuple[Any, Condition]] = {
 }
 # These keep a mask of the rank of a matrix for all examples.
 SHARED_MASKS = (layers.MultiHeadAttention, layers.GroupQueryAttention)
+# Functions that stand in for the `call` of a layer while it is recorded -> that `call`.
+_replaced: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Keras' own wrappers, which every layer has.
 _REPLACED_BY_KERAS = frozenset({"build", "quantize", "call"})
 _ACTIVATIONS = frozenset(
@@ -158,6 +161,7 @@ def acts_on_each_example(layer: Any, ranks: Ranks | None, call: Any = None) -> b
         return False
     original, condition = known
     call = layer.call if call is None else call
+    call = _replaced.get(call, call)
     if getattr(call, "__func__", None) is not original:
         return False
     if not _is_untouched(layer) or not _is_known_activation_only(layer):
@@ -166,6 +170,11 @@ def acts_on_each_example(layer: Any, ranks: Ranks | None, call: Any = None) -> b
         return False
     inner = layer._flatten_layers(include_self=False, recursive=False)
     return all(acts_on_each_example(part, None) for part in inner)
+
+
+def note_replacement(replacement: Any, call: Any) -> None:
+    """Notes that a function calls a layer's own `call`, and records it."""
+    _replaced[replacement] = call
 
 
 def _is_untouched(layer: Any) -> bool:

@@ -104,7 +104,7 @@ class Trace:
         """
         leaves = [t for t in keras.tree.flatten(inputs) if tf.is_tensor(t)]
         if not leaves or any(
-            not hasattr(t, "op") or t.shape.rank is None for t in leaves
+            not isinstance(t, tf.Tensor) or t.shape.rank is None for t in leaves
         ):
             return False
         return acts_on_each_example(layer, [t.shape.rank for t in leaves], call)

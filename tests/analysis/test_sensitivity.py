@@ -1,0 +1,157 @@
+"""Sensitivity against brute force over all participation patterns, n <= 10."""
+
+import itertools
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from tf_bandmf import matrices, workloads
+from tf_bandmf import strategies as families
+from tf_bandmf.analysis import sensitivity as sensitivity_lib
+from tf_bandmf.participation import FixedEpochOrder, MinSep
+
+SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=40)
+
+
+def min_sep_patterns(n, b, k):
+    for size in range(1, k + 1):
+        for pattern in itertools.combinations(range(n), size):
+            if all(j - i >= b for i, j in zip(pattern, pattern[1:])):
+                yield list(pattern)
+
+
+def fixed_patterns(n, b):
+    return [list(range(i, n, b)) for i in range(b)]
+
+
+def brute_force(dense, patterns):
+    """The sup over contributions in one dimension: all signs of each pattern."""
+    best = 0.0
+    for pattern in patterns:
+        for signs in itertools.product([1.0, -1.0], repeat=len(pattern)):
+            best = max(best, np.linalg.norm(dense[:, pattern] @ np.array(signs)))
+    return best
+
+
+def closed_form_strategies(n):
+    prefix, momentum = workloads.prefix_sum(n), workloads.momentum_sgd(n, 0.5, 0.9)
+    yield families.identity(n)
+    for lambda_ in (0.0, 0.3, 0.95):
+        yield families.lambda_cgd(n, lambda_)
+        yield families.lambda_cgd(n, lambda_, column_normalized=True)
+    for workload in (prefix, momentum):
+        for width in (1, 2, 4, n):
+            yield families.bsr(workload, min(width, n))
+            yield families.bisr(workload, min(width, n))
+        yield families.bsr(workload, 3, column_normalized=True)
+        yield families.bisr(workload, 3, column_normalized=True)
+
+
+@pytest.mark.parametrize(("b", "k"), [(1, 3), (2, 4), (3, 2), (4, 2), (8, 1), (9, 1)])
+def test_min_sep_sensitivity_is_that_of_the_worst_pattern(b, k):
+    n = 8 if b < 9 else 9
+    exact = 0
+    for strategy in closed_form_strategies(n):
+        expected = brute_force(strategy.matrix.to_dense(), min_sep_patterns(n, b, k))
+        found = strategy.sensitivity(MinSep(b, k))
+        if found.is_exact:
+            exact += 1
+            np.testing.assert_allclose(found.value, expected, rtol=1e-10)
+        else:
+            assert found.value >= expected * (1 - 1e-10)
+    assert exact >= 10
+
+
+@pytest.mark.parametrize(("b", "k"), [(1, 6), (2, 4), (3, 3), (4, 2), (9, 1)])
+def test_fixed_epoch_order_sensitivity_is_that_of_the_worst_pattern(b, k):
+    n = b * k
+    participation = FixedEpochOrder(num_examples=b, batch_size=1, epochs=k)
+    for strategy in closed_form_strategies(n):
+        expected = brute_force(strategy.matrix.to_dense(), fixed_patterns(n, b))
+        found = strategy.sensitivity(participation)
+        # All of these are non-negative: every fixed order is exact.
+        assert found.is_exact, (strategy, found)
+        np.testing.assert_allclose(found.value, expected, rtol=1e-10)
+
+
+@SETTINGS
+@hypothesis.given(
+    seed=st.integers(0, 10_000), b=st.integers(1, 5), width=st.integers(1, 5)
+)
+def test_any_signs_and_shapes_are_never_underestimated(seed, b, width):
+    n, k = 7, 3
+    rng = np.random.default_rng(seed)
+    coefficients = np.concatenate([[1.0], rng.normal(size=width - 1)])
+    rows = np.concatenate([np.ones((n, 1)), rng.normal(size=(n, width - 1))], axis=1)
+    for j in range(1, width):
+        rows[:j, j] = 0.0
+    toeplitz = matrices.ToeplitzBanded(coefficients, n)
+    for matrix in (
+        toeplitz,
+        matrices.RowBanded(rows),
+        matrices.Inverse(toeplitz),
+        toeplitz.normalize_columns(),
+    ):
+        expected = brute_force(matrix.to_dense(), min_sep_patterns(n, b, k))
+        found = sensitivity_lib.sensitivity(matrix, MinSep(b, k), n)
+        if found.is_exact:
+            np.testing.assert_allclose(found.value, expected, rtol=1e-9)
+        else:
+            assert found.value >= expected * (1 - 1e-9)
+
+
+@SETTINGS
+@hypothesis.given(
+    v=st.lists(st.floats(0, 10), min_size=1, max_size=9),
+    b=st.integers(1, 4),
+    k=st.integers(1, 4),
+)
+def test_vec_sens_is_the_best_selection(v, b, k):
+    expected = max(sum(v[i] for i in p) for p in min_sep_patterns(len(v), b, k))
+    np.testing.assert_allclose(sensitivity_lib.vec_sens(np.array(v), b, k), expected)
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize(("b", "k"), [(5, 4), (1, 7), (391, 10)])
+def test_lambda_cgd_sensitivity_in_closed_form(lambda_, b, k):
+    # dp-lambda-cgd, eq. 16.
+    expected = np.sqrt(
+        (1 - lambda_ ** (2 * b))
+        / ((1 - lambda_**2) * (1 - lambda_**b) ** 2)
+        * sum((1 - lambda_ ** (b * j)) ** 2 for j in range(1, k + 1))
+    )
+    found = families.lambda_cgd(b * k, lambda_).sensitivity(MinSep(b, k))
+    assert found.is_exact
+    np.testing.assert_allclose(found.value, expected, rtol=1e-12)
+
+
+@SETTINGS
+@hypothesis.given(
+    head=st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4), b=st.integers(1, 4)
+)
+def test_the_order_of_the_first_b_entries_does_not_matter(head, b):
+    # Theorem 1 of dp-lambda-cgd asks for a non-increasing column; see the comment in
+    # sensitivity.py for why it is enough that it does not increase from lag b on.
+    n, k = 9, 4
+    tail = np.linspace(min(head[:b]), 0.0, n - b) if b < 4 else np.full(5, 0.01)
+    column = np.concatenate([[1.0], head[: b - 1], tail])[:n]
+    matrix = matrices.ToeplitzBanded(column, n)
+    found = sensitivity_lib.sensitivity(matrix, MinSep(b, k), n)
+    assert found.is_exact
+    expected = brute_force(matrix.to_dense(), min_sep_patterns(n, b, k))
+    np.testing.assert_allclose(found.value, expected, rtol=1e-9)
+
+
+def test_the_result_says_whether_it_is_a_bound():
+    matrix = matrices.ToeplitzBanded([1.0, -0.9, 0.5, -0.3, 0.4, 0.2, -0.7], 9)
+    found = sensitivity_lib.sensitivity(matrix, MinSep(2, 4), 9)
+    assert not found.is_exact
+    assert "<=" in str(found)
+
+
+def test_a_strategy_for_another_number_of_steps_is_refused():
+    matrix = matrices.ToeplitzBanded([1.0], 9)
+    with pytest.raises(ValueError, match="9 steps"):
+        sensitivity_lib.sensitivity(matrix, MinSep(2, 3), 10)

@@ -1,0 +1,226 @@
+"""Sensitivity of matrices of every kind: exact where it says so, never too small."""
+
+import itertools
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from tf_bandmf import matrices, workloads
+from tf_bandmf import strategies as families
+from tf_bandmf.analysis import participation_patterns as patterns
+from tf_bandmf.analysis import sensitivity as sensitivity_lib
+from tf_bandmf.matrices import dyadic_tree
+from tf_bandmf.participation import FixedEpochOrder, MinSep
+
+SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=150)
+KINDS = ("rows", "toeplitz", "inverse", "scaled", "scaled_inverse", "dense", "tree")
+
+
+def min_sep_patterns(n, b, k):
+    for size in range(1, k + 1):
+        for pattern in itertools.combinations(range(n), size):
+            if all(j - i >= b for i, j in zip(pattern, pattern[1:])):
+                yield list(pattern)
+
+
+def brute_force(dense, all_patterns):
+    """The largest norm over patterns and signs of the contributions."""
+    best = 0.0
+    for pattern in all_patterns:
+        signs = np.array(list(itertools.product([1.0, -1.0], repeat=len(pattern) - 1)))
+        signs = np.concatenate([np.ones((len(signs), 1)), signs], axis=1)
+        norms = np.linalg.norm(dense[:, pattern] @ signs.T, axis=0)
+        best = max(best, norms.max())
+    return best
+
+
+def random_matrix(kind, n, width, lowest, rng):
+    coefficients = rng.uniform(lowest, 1.0, width)
+    coefficients[0] = 1.0
+    rows = rng.uniform(lowest, 1.0, (n, width))
+    rows[:, 0] = rng.uniform(0.3, 1.0, n)
+    for j in range(1, width):
+        rows[:j, j] = 0.0
+    toeplitz = matrices.ToeplitzBanded(coefficients, n)
+    return {
+        "rows": lambda: matrices.RowBanded(rows),
+        "toeplitz": lambda: toeplitz,
+        "inverse": lambda: matrices.Inverse(toeplitz),
+        "scaled": lambda: matrices.ColumnScaled(toeplitz, rng.uniform(0.2, 1.0, n)),
+        "scaled_inverse": lambda: matrices.Inverse(matrices.RowBanded(rows)),
+        "dense": lambda: matrices.Dense(
+            np.tril(rng.uniform(lowest, 1.0, (n, n))) + 2.0 * np.eye(n)
+        ),
+        "tree": lambda: dyadic_tree.DyadicTree(n),
+    }[kind]()
+
+
+@SETTINGS
+@hypothesis.given(
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 10),
+    b=st.integers(1, 10),
+    width=st.integers(1, 10),
+    lowest=st.sampled_from([-1.0, 0.0]),
+)
+def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
+    b, width = min(b, n), min(width, n)
+    most = -(-n // b)
+    rng = np.random.default_rng(seed)
+    k = int(rng.integers(1, most + 1))
+    matrix = random_matrix(kind, n, width, lowest, rng)
+    dense = matrix.to_dense()
+    for participation, all_patterns in (
+        (MinSep(b, k), min_sep_patterns(n, b, k)),
+        (FixedEpochOrder(b, 1, most), [list(range(i, n, b)) for i in range(b)]),
+    ):
+        expected = brute_force(dense, all_patterns)
+        found = sensitivity_lib.sensitivity(matrix, participation, n)
+        if found.is_exact:
+            np.testing.assert_allclose(found.value, expected, rtol=1e-9)
+        else:
+            assert found.value >= expected * (1 - 1e-9)
+    # The bound holds whether or not an exact value is known, and says what it is.
+    bound = sensitivity_lib.upper_bound(matrix, b, k)
+    assert not bound.is_exact
+    assert bound.value >= brute_force(dense, min_sep_patterns(n, b, k)) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("b", [3, 4, 5])
+def test_more_bands_than_separation_are_never_taken_as_orthogonal(b):
+    n, width = 10, 6
+    rng = np.random.default_rng(b)
+    for lowest in (0.0, -1.0):
+        matrix = random_matrix("rows", n, width, lowest, rng)
+        most = -(-n // b)
+        expected = brute_force(matrix.to_dense(), min_sep_patterns(n, b, most))
+        found = sensitivity_lib.sensitivity(matrix, MinSep(b), n)
+        orthogonal = np.sqrt(
+            sensitivity_lib.vec_sens(matrix.column_norms() ** 2, b, most)
+        )
+        # Up to twice as many bands as steps of separation are exact for all signs.
+        assert found.is_exact
+        np.testing.assert_allclose(found.value, expected, rtol=1e-12)
+        assert found.value > orthogonal * 1.001
+
+
+def test_the_production_case_400_bands_at_separation_385():
+    """arXiv:2306.08153, section 6: n = 2000, optimized for 400 bands, b = 385."""
+    n, b = 2000, 385
+    workload = workloads.prefix_sum(n)
+    normalized = families.bsr(workload, 400, column_normalized=True)
+    matrix = matrices.RowBanded(matrices.as_rows(normalized.matrix))
+    found = sensitivity_lib.sensitivity(matrix, MinSep(b), n)
+    bound = sensitivity_lib.upper_bound(matrix, b, -(-n // b))
+    assert found.is_exact
+    # More than orthogonal columns would have, and at most what Alg. 4 says.
+    assert np.sqrt(6) * 1.001 < found.value <= bound.value * (1 + 1e-12)
+    # It is attained: no pattern of these has a larger norm, and one comes close.
+    pattern = np.zeros(n)
+    pattern[::b] = 1.0
+    assert found.value >= np.linalg.norm(matrix.matmul(pattern)) > 0.99 * found.value
+    # At the separation that it was made for the columns are orthogonal.
+    at_400 = sensitivity_lib.sensitivity(matrix, MinSep(400, 5), n)
+    np.testing.assert_allclose(at_400.value, np.sqrt(5), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("b", "k"), [(1, 5), (2, 10), (3, 20), (9, 4)])
+def test_the_banded_form_of_alg_4_is_alg_4(b, k):
+    rng = np.random.default_rng(b)
+    matrix = random_matrix("rows", 60, 7, -1.0, rng)
+    dense = patterns.dense_gram_bound(matrix.to_dense(), b, k)
+    np.testing.assert_allclose(patterns.banded_gram_bound(matrix, b, k), dense)
+    toeplitz = random_matrix("scaled", 60, 7, -1.0, rng)
+    dense = patterns.dense_gram_bound(toeplitz.to_dense(), b, k)
+    np.testing.assert_allclose(patterns.banded_gram_bound(toeplitz, b, k), dense)
+
+
+@SETTINGS
+@hypothesis.given(
+    kind=st.sampled_from(["rows", "toeplitz", "inverse", "scaled", "dense"]),
+    seed=st.integers(0, 10_000),
+    offset=st.integers(0, 8),
+)
+def test_gram_diagonals_are_those_of_the_gram_matrix(kind, seed, offset):
+    rng = np.random.default_rng(seed)
+    matrix = random_matrix(kind, 9, int(rng.integers(1, 10)), -1.0, rng)
+    dense = matrix.to_dense()
+    expected = np.diagonal(dense.T @ dense, offset)
+    found = matrix.gram_diagonal(offset)
+    np.testing.assert_allclose(found, expected, atol=1e-9 * np.abs(dense).max() ** 2)
+
+
+@pytest.mark.parametrize("width", [2, 4, 16])
+@pytest.mark.parametrize(("n", "b"), [(40_000, 4_000), (100_000, 1_000)])
+def test_column_normalized_inverse_strategies_have_a_bound_at_any_size(width, n, b):
+    strategy = families.bisr(workloads.prefix_sum(n), width, column_normalized=True)
+    found = strategy.sensitivity(MinSep(b))
+    pattern = np.zeros(n)
+    pattern[::b] = 1.0
+    attained = np.linalg.norm(strategy.matrix.matmul(pattern))
+    assert attained * (1 - 1e-12) <= found.value <= attained * 1.01
+
+
+def test_the_bound_for_scaled_toeplitz_columns_holds_for_overlapping_columns():
+    n, b, k = 10, 2, 5
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        column = rng.uniform(-1.0, 1.0, n)
+        scale = rng.uniform(0.1, 2.0, n)
+        dense = matrices.ToeplitzBanded(np.r_[1.0, column[1:]], n).to_dense() * scale
+        column[0] = 1.0
+        found = patterns.scaled_toeplitz_bound(column, scale, b, k)
+        expected = brute_force(dense, min_sep_patterns(n, b, k))
+        assert np.sqrt(found) >= expected * (1 - 1e-12)
+
+
+def test_a_toeplitz_matrix_that_is_not_monotone_gets_a_bound_that_says_so():
+    matrix = matrices.ToeplitzBanded([1.0, 0.2, 0.9, 0.1, 0.8], 10)
+    found = sensitivity_lib.sensitivity(matrix, MinSep(1), 10)
+    assert not found.is_exact
+    assert found.method.startswith("bound")
+    expected = brute_force(matrix.to_dense(), min_sep_patterns(10, 1, 10))
+    assert found.value >= expected
+
+
+def test_lemma_8_needs_the_columns_own_norms():
+    """Other scales of the same core are not covered by the lemma."""
+    n = 9
+    normalized = families.lambda_cgd(n, 0.9, column_normalized=True)
+    assert normalized.sensitivity(MinSep(3)).method.endswith("Lemma 8")
+    growing = matrices.ColumnScaled(normalized.core, np.linspace(0.1, 1.0, n))
+    found = sensitivity_lib.sensitivity(growing, MinSep(3), n)
+    assert "Lemma 8" not in found.method
+    assert found.value >= brute_force(growing.to_dense(), min_sep_patterns(n, 3, 3)) * (
+        1 - 1e-12
+    )
+
+
+@pytest.mark.parametrize(("n", "b"), [(10, 2), (12, 3), (11, 1), (16, 4), (13, 5)])
+def test_the_tree_is_exact_under_min_separation(n, b):
+    dense = dyadic_tree.DyadicTree(n).to_dense()
+    for k in range(1, min(-(-n // b), 5) + 1):
+        expected = max(
+            np.linalg.norm(dense[:, pattern].sum(axis=1))
+            for pattern in min_sep_patterns(n, b, k)
+        )
+        found = dyadic_tree.max_squared_counts(n, b, k)
+        np.testing.assert_allclose(np.sqrt(found), expected, rtol=1e-12)
+
+
+def test_a_general_inverse_of_too_many_steps_is_refused_with_a_fix():
+    n = 20_001
+    rows = np.concatenate([np.ones((n, 1)), np.full((n, 1), -0.5)], axis=1)
+    rows[0, 1] = 0.0
+    matrix = matrices.Inverse(matrices.RowBanded(rows))
+    with pytest.raises(ValueError, match="Use a Toeplitz noising matrix"):
+        sensitivity_lib.sensitivity(matrix, MinSep(1000), n)
+
+
+def test_the_path_program_refuses_what_it_cannot_do_exactly():
+    matrix = random_matrix("rows", 10, 5, 0.0, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="bands must be <= 2 b"):
+        patterns.path_maximum(matrix, 2, 3)

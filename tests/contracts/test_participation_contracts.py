@@ -1,0 +1,177 @@
+"""What every registered participation must do: sampler, accountant, plan."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+import tf_bandmf
+from tf_bandmf import participation as lib
+from tf_bandmf.planning.calibration import accountant_for
+from tf_bandmf.sampling.random_bits import random_words
+from tf_bandmf.sampling.sampled import schedule_for
+
+N = 16
+KINDS = sorted(lib.PARTICIPATIONS)
+SEEDS = 40
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def participation(request):
+    return lib.PARTICIPATIONS[request.param].example(N)
+
+
+@pytest.fixture(scope="module")
+def plan(participation):
+    return tf_bandmf.plan(
+        "identity",
+        epsilon=2.0,
+        delta=1e-4,
+        num_steps=N,
+        participation=participation,
+    )
+
+
+def words(seed):
+    secret = int(seed).to_bytes(32, "little")
+    return lambda step, count: random_words(secret, step, count)
+
+
+def test_it_is_rebuilt_from_its_configuration(participation):
+    again = lib.from_config(participation.to_config())
+    assert again == participation and type(again) is type(participation)
+    assert dataclasses.is_dataclass(participation)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        participation.num_examples = 1
+
+
+def test_it_describes_itself_in_whole_sentences(participation):
+    for text in (participation.describe(), participation.amplification()):
+        assert text.endswith(".") and text[0].isupper()
+    claims_nothing = participation.amplification().startswith("No amplification")
+    assert claims_nothing != participation.is_amplified
+
+
+def test_it_has_a_sampler_or_says_that_the_caller_samples(participation):
+    if participation.has_schedule:
+        assert participation.sampler(words(0)).example_indices(0).dtype == np.int64
+        return
+    for call in (
+        lambda: participation.sampler(words(0)),
+        lambda: participation.largest_batch_size(N, 1e-12),
+        lambda: schedule_for(participation, N, 7, np.arange(10)),
+    ):
+        with pytest.raises(TypeError, match="the caller makes the batches"):
+            call()
+
+
+def test_invariant_2_the_sampler_takes_examples_only_as_the_participation_says(
+    participation,
+):
+    if not participation.has_schedule:
+        pytest.skip("the caller samples")
+    b, k = participation.separation(), participation.participations(N)
+    largest = participation.largest_batch_size(N, 1e-9)
+    sizes = []
+    for seed in range(SEEDS):
+        sampler = participation.sampler(words(seed))
+        steps = [[] for _ in range(participation.num_examples)]
+        for step in range(N):
+            chosen = sampler.example_indices(step)
+            assert len(set(chosen.tolist())) == chosen.size <= largest
+            sizes.append(chosen.size)
+            for example in chosen:
+                steps[example].append(step)
+        for taken in steps:
+            assert len(taken) <= k
+            assert all(gap >= b for gap in np.diff(taken))
+            if participation.has_fixed_positions:
+                assert all(gap % b == 0 for gap in np.diff(taken))
+        # A pure function of words and step, in any order.
+        again = participation.sampler(words(seed))
+        np.testing.assert_array_equal(
+            again.example_indices(N - 1), sampler.example_indices(N - 1)
+        )
+    # The mean batch is the public constant that divides the noisy sum. Fixed seeds; six
+    # standard errors of batches that are dependent in whole runs.
+    expected = participation.expected_batch_size()
+    error = np.std(sizes) / math.sqrt(SEEDS)
+    assert abs(np.mean(sizes) - expected) <= 6.0 * error + 0.05 * expected
+
+
+def test_calibrated_noise_gives_the_budget_and_less_noise_does_not(participation):
+    strategy = tf_bandmf.strategies.identity(N)
+    accountant = accountant_for(strategy, participation)
+    found = accountant.calibrate(2.0, 1e-4)
+    assert found.is_amplified == participation.is_amplified
+    claim = found.guarantee
+    assert (claim.accountant, claim.kind, claim.adjacency) in accountant.claims
+    accountant.validate(found.noise_stddev, claim)
+    again = accountant.guarantee(found.noise_stddev, 1e-4)
+    assert again.epsilon == pytest.approx(2.0, rel=0.03)
+    assert accountant.guarantee(0.7 * found.noise_stddev, 1e-4).epsilon > 2.0
+    with pytest.raises(ValueError, match="more than the plan's"):
+        accountant.validate(0.7 * found.noise_stddev, claim)
+
+
+def test_noise_is_in_units_of_the_raw_strategy(participation):
+    """C times 3 needs 3 times the noise: no accountant has a unit of its own."""
+    one = tf_bandmf.strategies.identity(N).matrix
+    three = tf_bandmf.matrices.ToeplitzBanded([3.0], N)
+    small = participation.accountant(one).calibrate(2.0, 1e-4)
+    large = participation.accountant(three).calibrate(2.0, 1e-4)
+    assert large.noise_stddev == pytest.approx(3.0 * small.noise_stddev, rel=1e-3)
+
+
+def test_a_plan_of_it_is_saved_and_has_its_batches(participation, plan, tmp_path):
+    assert plan.noise_stddev > 0.0 and plan.num_steps == N
+    path = str(tmp_path / "plan.json")
+    plan.save(path)
+    again = tf_bandmf.Plan.load(path)
+    assert again.fingerprint == plan.fingerprint
+    assert again.participation == participation
+    assert participation.describe() in str(plan.statement())
+    if participation.has_schedule:
+        batches = plan.batches(np.arange(participation.num_examples))
+        assert batches.num_steps == N
+        assert len(list(batches.indices())) == N
+
+
+@pytest.mark.parametrize("name", sorted(lib.NAMED))
+def test_a_named_sampling_is_planned_from_examples_and_epochs(name):
+    plan = tf_bandmf.plan(
+        "identity",
+        epsilon=2.0,
+        delta=1e-4,
+        sampling=name,
+        num_examples=80,
+        batch_size=20,
+        epochs=4,
+    )
+    assert isinstance(plan.participation, lib.NAMED[name])
+    assert plan.num_steps == N and plan.expected_batch_size == 20.0
+
+
+@pytest.mark.parametrize(
+    "name", sorted(n for n, c in lib.NAMED.items() if c.has_rates())
+)
+def test_rates_are_those_that_were_asked_for(name):
+    found = lib.NAMED[name].of_rates(N, 4, 4, 2)
+    found.validate_num_steps(N)
+    assert found.is_amplified
+    expected = N * found.expected_batch_size() / found.num_examples
+    assert expected == pytest.approx(4.0)
+
+
+def test_a_participation_that_forgets_a_method_is_refused_with_its_name():
+    class Lottery(lib.Participation):
+        kind = "lottery"
+
+    with pytest.raises(TypeError, match="Lottery lacks accountant, describe, example"):
+        lib.register(Lottery)
+    with pytest.raises(
+        ValueError, match="name 'shuffled' of Again is that of Shuffled"
+    ):
+        lib.register(type("Again", (lib.Shuffled,), {}))
+    assert sorted(lib.PARTICIPATIONS) == KINDS

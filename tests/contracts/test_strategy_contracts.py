@@ -1,0 +1,124 @@
+"""What every registered family of strategies must do, in all its variants."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import tf_bandmf
+from tf_bandmf import workloads
+from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning import comparison
+from tf_bandmf.strategies import FAMILIES, Family, Option, register, registry
+
+N, B, K = 12, 4, 3
+WORKLOAD = workloads.prefix_sum(N)
+BUDGET = {"epsilon": 2.0, "delta": 1e-5}
+SPECIFICATIONS = [s for name in sorted(FAMILIES) for s in FAMILIES[name].examples]
+PARTICIPATIONS = {
+    "min_sep": tf_bandmf.MinSep(B, K),
+    "fixed_order": tf_bandmf.FixedEpochOrder(B * 5, 5, K),
+}
+
+
+@pytest.fixture(params=SPECIFICATIONS, scope="module")
+def specification(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def built(specification):
+    """Optimized strategies are found once for all tests."""
+    name, options = registry.parse(specification)
+    participation = PARTICIPATIONS["min_sep"]
+    return registry.build_strategy(name, WORKLOAD, participation, **options)
+
+
+def test_it_is_called_as_it_was_asked_for(specification, built):
+    assert built.family == specification.split(":")[0]
+    assert built.num_steps == N
+    assert built.is_column_normalized or not specification.endswith(":normalized")
+    registry.parse(built.family)
+
+
+def test_what_its_record_says_of_its_structure_is_so(built):
+    family = registry.family_of(built.family)
+    if family.is_banded:
+        assert built.matrix.bands < N
+    assert built.is_inverse_banded == family.has_banded_inverse
+    if family.has_banded_inverse:
+        assert built.memory_vectors == 0
+
+
+@pytest.mark.parametrize("kind", sorted(PARTICIPATIONS))
+def test_the_sensitivity_is_at_least_that_of_every_pattern(built, kind):
+    participation = PARTICIPATIONS[kind]
+    found = built.sensitivity(participation)
+    dense = built.matrix.to_dense()
+    largest = 0.0
+    for size in range(1, K + 1):
+        for pattern in itertools.combinations(range(N), size):
+            gaps = np.diff(pattern)
+            if np.any(gaps < B) or (kind == "fixed_order" and np.any(gaps % B)):
+                continue
+            for signs in itertools.product((1.0, -1.0), repeat=size):
+                norm = np.linalg.norm(dense[:, list(pattern)] @ np.array(signs))
+                largest = max(largest, float(norm))
+    assert found.value >= largest * (1.0 - 1e-12)
+    if found.is_exact:
+        assert found.value == pytest.approx(largest, rel=1e-9)
+
+
+def test_streamed_noise_is_that_of_the_dense_inverse(built):
+    strategy = built.in_float32()
+    key = NoiseKey.for_testing(3)
+    generator = NoiseGenerator(strategy, 8, jit_compile=False)
+    fresh = NoiseGenerator(tf_bandmf.strategies.identity(N), 8, jit_compile=False)
+    state, normals = generator.initial_state(key), fresh.initial_state(key)
+    rows, z = [], []
+    for step in range(N):
+        row, state = generator.next(state, step)
+        independent, normals = fresh.next(normals, step)
+        rows.append(row.numpy())
+        z.append(independent.numpy())
+    expected = np.linalg.solve(strategy.matrix.to_dense(), np.array(z, np.float64))
+    np.testing.assert_allclose(rows, expected, rtol=2e-4, atol=5e-5)
+    assert generator.memory_vectors == strategy.memory_vectors
+
+
+def test_a_table_and_a_plan_of_it_agree_and_the_plan_is_saved(
+    specification, built, tmp_path
+):
+    participation = PARTICIPATIONS["min_sep"]
+    row = comparison.compare(WORKLOAD, participation, [built]).rows[0]
+    plan = tf_bandmf.plan(
+        built, **BUDGET, num_steps=N, participation=participation, workload=WORKLOAD
+    )
+    assert plan.rmse() == pytest.approx(row.rmse * plan.noise_multiplier, rel=1e-4)
+    assert plan.strategy.memory_vectors == row.memory_vectors
+    path = str(tmp_path / "plan.json")
+    plan.save(path)
+    again = tf_bandmf.Plan.load(path)
+    assert again.fingerprint == plan.fingerprint
+    np.testing.assert_array_equal(
+        again.strategy.matrix.to_dense(), plan.strategy.matrix.to_dense()
+    )
+
+
+def test_errors_in_closed_form_are_the_dense_ones(built):
+    factor = WORKLOAD.to_dense() @ np.linalg.inv(built.matrix.to_dense())
+    np.testing.assert_allclose(
+        built.per_step_squared_error(WORKLOAD), np.sum(factor**2, axis=1), rtol=1e-8
+    )
+
+
+def test_a_record_that_contradicts_itself_is_refused_with_its_name():
+    def build(workload, participation):
+        raise AssertionError("never built")
+
+    with pytest.raises(ValueError, match="build of toy must take its option bands"):
+        register(Family("toy", build, "a toy", Option("bands")))
+    with pytest.raises(ValueError, match="The name dp_sgd is taken"):
+        register(Family("dp_sgd", build, "a toy"))
+    assert "toy" not in FAMILIES

@@ -1,0 +1,51 @@
+"""Configurations with arrays on disk and in strings."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tf_bandmf.files import configs
+
+CONFIG = {"a": 1, "b": [1.5, None, {"c": np.arange(3.0)}], "d": np.eye(2)}
+
+
+def assert_same(found):
+    assert found["a"] == 1
+    assert found["b"][:2] == [1.5, None]
+    np.testing.assert_array_equal(found["b"][2]["c"], np.arange(3.0))
+    np.testing.assert_array_equal(found["d"], np.eye(2))
+
+
+def test_round_trip_through_files(tmp_path):
+    path = str(tmp_path / "config.json")
+    configs.save(path, CONFIG)
+    assert_same(configs.load(path))
+    assert json.load(open(path))["a"] == 1
+
+
+def test_round_trip_through_a_string():
+    assert_same(configs.loads(configs.dumps(CONFIG)))
+
+
+def test_canonical_bytes_notice_every_change():
+    changed = {**CONFIG, "d": np.eye(2) + 1e-16 * np.ones((2, 2))}
+    reordered = dict(reversed(list(CONFIG.items())))
+    assert configs.canonical_bytes(CONFIG) == configs.canonical_bytes(reordered)
+    assert configs.canonical_bytes(CONFIG) != configs.canonical_bytes(changed)
+
+
+def test_missing_arrays_and_broken_files_are_reported(tmp_path):
+    path = str(tmp_path / "config.json")
+    configs.save(path, CONFIG)
+    (tmp_path / "config.npz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"config\.npz"):
+        configs.load(path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="not a JSON"):
+        configs.load(path)
+
+
+def test_nan_is_not_written():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        configs.dumps({"a": float("nan")})

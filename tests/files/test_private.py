@@ -1,0 +1,72 @@
+"""Files of secrets: mode, checksum, whole or not there."""
+
+import os
+import stat
+
+import pytest
+
+from tf_bandmf.files import private as private_files
+
+
+def test_what_was_written_is_read_and_only_the_owner_may(tmp_path):
+    path = str(tmp_path / "secret")
+    private_files.write(path, b"first")
+    private_files.write(path, b"")
+    assert private_files.read(path) == b""
+    private_files.write(path, b"second")
+    assert private_files.read(path) == b"second"
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["secret"]
+
+
+def test_every_damaged_byte_is_seen(tmp_path):
+    path = str(tmp_path / "secret")
+    private_files.write(path, b"some content")
+    whole = (tmp_path / "secret").read_bytes()
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        (tmp_path / "secret").write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged"):
+            private_files.read(path)
+    for length in range(len(whole)):
+        (tmp_path / "secret").write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="damaged"):
+            private_files.read(path)
+
+
+def test_a_file_that_others_may_read_is_refused(tmp_path):
+    path = str(tmp_path / "secret")
+    private_files.write(path, b"content")
+    os.chmod(path, 0o640)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        private_files.read(path)
+
+
+def test_the_old_file_stays_if_writing_fails(tmp_path):
+    path = str(tmp_path / "secret")
+    private_files.write(path, b"old")
+    with pytest.raises(KeyboardInterrupt):
+        with private_files.replaced(path) as file:
+            file.write(b"half of the n")
+            raise KeyboardInterrupt
+    assert private_files.read(path) == b"old"
+    assert os.listdir(tmp_path) == ["secret"]
+
+
+def test_no_file_is_a_file_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        private_files.read(str(tmp_path / "none"))
+
+
+def test_what_a_kill_left_is_removed(tmp_path):
+    (tmp_path / "kept").write_bytes(b"content")
+    child = os.fork()
+    if child == 0:
+        with private_files.replaced(str(tmp_path / "new")) as file:
+            file.write(b"half")
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert len(os.listdir(tmp_path)) == 2
+    private_files.remove_unfinished(str(tmp_path))
+    assert os.listdir(tmp_path) == ["kept"]

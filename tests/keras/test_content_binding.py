@@ -1,0 +1,83 @@
+"""A private step takes the tensors that the schedule drew, not others of the same name."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+EDITS = {
+    "other data": lambda b: {**b, "x": tf.random.normal(b["x"].shape)},
+    "augmented": lambda b: {**b, "x": -b["x"]},
+    "other targets": lambda b: {**b, "y": (b["y"] + 1) % 3},
+    "weighted": lambda b: {**b, "sample_weight": tf.fill(b["y"].shape, 2.0)},
+    "repeated": lambda b: {
+        **b,
+        "x": tf.concat([b["x"]] * 4, 0),
+        "y": tf.concat([b["y"]] * 4, 0),
+    },
+    "mixed up": lambda b: {**b, "x": (b["x"] + tf.reverse(b["x"], [0])) / 2.0},
+    "permuted": lambda b: {
+        **b,
+        "x": tf.reverse(b["x"], [0]),
+        "y": tf.reverse(b["y"], [0]),
+    },
+    "cut": lambda b: {**b, "x": b["x"][:2], "y": b["y"][:2]},
+    "no fingerprint": lambda b: {k: v for k, v in b.items() if k != "fingerprint"},
+}
+
+
+@pytest.mark.parametrize("changes", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+def test_invariant_20_an_edited_batch_is_refused_before_anything_is_computed(
+    changes, data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan, **changes)
+    batches = list(plan.batches(*data))
+    model.train_on_batch(batches[0])
+    before = model.get_weights()
+    for edit in EDITS.values():
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
+            model.train_on_batch(edit(batches[1]))
+    # Nor the contents of another step under the ids of this one.
+    relabelled = {**batches[2], "step": batches[1]["step"]}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
+        model.train_on_batch(relabelled)
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert model.optimizer.steps_taken == 1
+    model.train_on_batch(batches[1])
+    assert model.optimizer.steps_taken == 2
+
+
+def test_invariant_20_weights_of_the_plan_and_padding_cannot_be_changed(
+    data, make_plan, make_private_model
+):
+    plan = make_plan()
+    weights = np.linspace(0.5, 1.0, len(data[0]), dtype=np.float32)
+    model = make_private_model(plan)
+    batches = list(plan.batches(*data, weights, padded=True))
+    first = batches[0]
+    for edited in (
+        {**first, "sample_weight": 2.0 * first["sample_weight"]},
+        {**first, "sample_weight": tf.ones_like(first["sample_weight"])},
+        {**first, "num_examples": first["num_examples"] - 1},
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
+            model.train_on_batch(edited)
+    assert model.optimizer.steps_taken == 0
+    for batch in batches:
+        model.train_on_batch(batch)
+
+
+def test_invariant_20_a_loop_of_ones_own_in_a_graph(
+    data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan)
+    model.optimizer.build(model.trainable_variables)
+    step = tf.function(lambda batch: model.train_step(batch))
+    first, second, *_ = plan.batches(*data)
+    step(first)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
+        step({**second, "x": 2.0 * second["x"]})
+    step(second)
+    assert model.optimizer.steps_taken == 2

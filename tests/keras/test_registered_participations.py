@@ -1,0 +1,34 @@
+"""Every registered participation with a schedule of its own trains in `fit`."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_bandmf
+from tf_bandmf.participation import PARTICIPATIONS
+
+N = 8
+SCHEDULED = sorted(kind for kind, cls in PARTICIPATIONS.items() if cls.has_schedule)
+
+
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_a_run_takes_the_steps_of_its_plan_and_no_other_batches(
+    kind, make_private_model
+):
+    participation = PARTICIPATIONS[kind].example(N)
+    arguments = {"delta": 1e-4, "num_steps": N, "participation": participation}
+    plan = tf_bandmf.plan("identity", noise_multiplier=1.0, test_seed=0, **arguments)
+    other = tf_bandmf.plan("identity", noise_multiplier=1.5, test_seed=0, **arguments)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(participation.num_examples, 5)).astype(np.float32)
+    y = rng.integers(0, 3, len(x)).astype(np.int32)
+    model = make_private_model(plan, inner=keras.optimizers.SGD(0.1))
+    before = model.get_weights()
+    with pytest.raises(Exception, match="another plan"):
+        model.fit(other.batches(x, y), verbose=0)
+    for old, kept in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(old, kept)
+    model.fit(plan.batches(x, y, padded=True), steps_per_epoch=N, verbose=0)
+    assert model.optimizer.steps_taken == N
+    for old, new in zip(before, model.get_weights()):
+        assert np.all(np.isfinite(new)) and np.any(old != new)

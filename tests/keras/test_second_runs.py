@@ -1,0 +1,185 @@
+"""A new noise key on the same model or data is a second run, and never silent."""
+
+import copy
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.keras import runs
+
+SECRET = {"test_seed": None}
+
+
+def test_invariant_19_a_second_run_on_the_same_data_is_refused(
+    data, make_plan, make_private_model
+):
+    plan, (x, y) = make_plan("identity", **SECRET), data
+    first = make_private_model(plan)
+    first.fit(plan.batches(x, y), epochs=1, verbose=0)
+    second = make_private_model(plan)
+    before = second.get_weights()
+    order = np.random.default_rng(1).permutation(len(x))
+    half = make_plan("identity", num_examples=len(x) // 2, **SECRET)
+    # The same data, in another order, with other targets, a part of them.
+    for batches in (
+        plan.batches(x, y),
+        plan.batches(x[order], y[order]),
+        plan.batches(x, (y + 1) % 3, np.full(len(x), 0.5, np.float32)),
+    ):
+        with pytest.raises(RuntimeError, match="additional_run=True"):
+            second.fit(batches, epochs=1, verbose=0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="second run"):
+        second.train_on_batch(next(iter(plan.batches(x, y))))
+    fold = make_private_model(half)
+    with pytest.raises(RuntimeError, match="examples"):
+        fold.fit(half.batches(x[::2], y[::2]), epochs=1, verbose=0)
+    for a, b in zip(second.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert second.optimizer.steps_taken == 0
+    # The first run goes on, and other data are another matter.
+    first.fit(plan.batches(x, y), epochs=1, verbose=0)
+    second.fit(plan.batches(x + 1.0, y), epochs=1, verbose=0)
+
+
+def test_invariant_19_an_additional_run_says_so(data, make_plan, make_private_model):
+    plan = make_plan("identity", **SECRET)
+    first = make_private_model(plan)
+    assert "This run" not in str(first.optimizer.statement())
+    first.fit(plan.batches(*data), epochs=1, verbose=0)
+    assert "This run" not in str(first.optimizer.statement())
+    second = make_private_model(plan, additional_run=True)
+    second.fit(plan.batches(*data), epochs=1, verbose=0)
+    for model in (first, second):
+        points = dict(model.optimizer.statement(unit="one device").points())
+        assert points["This run"].startswith("1 other run(s)")
+        assert plan.fingerprint[:12] in points["This run"]
+        assert points["Unit of privacy"] == "One device."
+    # What was announced once is not announced for all that follow.
+    config = second.optimizer.get_config()
+    assert "additional_run" not in config
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_invariant_19_a_new_key_for_the_same_model(
+    run_eagerly, data, make_min_sep_plan, make_private_model, compile_model
+):
+    plan = make_min_sep_plan(**SECRET)
+    x, y = data[0][:4], data[1][:4]
+    model = make_private_model(plan, run_eagerly=run_eagerly)
+    # A key that was never used is no run.
+    unused = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+    unused.build(model.trainable_variables)
+    model.train_on_batch(x, y)
+    first, before = model.optimizer, model.get_weights()
+    compile_model(
+        model, tf_bandmf.keras.PrivateOptimizer("sgd", plan), run_eagerly=run_eagerly
+    )
+    # Data whose batches the caller makes are not known; the weights are.
+    with pytest.raises(tf.errors.InvalidArgumentError, match="second run"):
+        model.train_on_batch(x, y)
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    compile_model(model, first, run_eagerly=run_eagerly)
+    model.train_on_batch(x, y)
+    assert first.steps_taken == 2
+
+
+def test_invariant_19_a_run_that_is_resumed_is_the_same_run(
+    data, make_plan, make_private_model, tmp_path
+):
+    plan = make_plan("identity", **SECRET)
+    path, weights = tmp_path / "a.private", tmp_path / "a.weights.h5"
+    first = make_private_model(plan)
+    first.fit(plan.batches(*data), epochs=1, private_state=path, verbose=0)
+    first.save_weights(weights)
+    resumed = make_private_model(plan)
+    resumed.optimizer.build(resumed.trainable_variables)
+    resumed.load_weights(weights)
+    resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
+    assert resumed.optimizer.steps_taken == plan.num_steps
+    # In a process where another run came first it would be a second one.
+    runs.forget()
+    other = make_private_model(plan)
+    other.fit(plan.batches(*data), epochs=1, verbose=0)
+    resumed = make_private_model(plan)
+    resumed.optimizer.build(resumed.trainable_variables)
+    resumed.load_weights(weights)
+    with pytest.raises(RuntimeError, match="second run"):
+        resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
+
+
+def test_invariant_19_an_optimizer_is_not_copied(make_plan):
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
+    for way in (copy.deepcopy, copy.copy):
+        with pytest.raises(TypeError, match="additional_run=True"):
+            way(optimizer)
+
+
+def test_invariant_19_threads_take_turns(data, make_plan, make_private_model):
+    plan = make_plan("identity", **SECRET)
+    model = make_private_model(plan)
+    batches = list(plan.batches(*data))
+    model.train_on_batch(batches[0])
+    outcomes = []
+
+    def step():
+        try:
+            model.train_on_batch(batches[1])
+            outcomes.append("taken")
+        except tf.errors.InvalidArgumentError as error:
+            outcomes.append("refused" if "for this step" in str(error) else str(error))
+
+    threads = [threading.Thread(target=step) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["refused"] * 3 + ["taken"]
+    assert model.optimizer.steps_taken == int(model.optimizer.iterations) == 2
+    for batch in batches[2:]:
+        model.train_on_batch(batch)
+
+
+class Idle(tf_bandmf.keras.PrivateTraining, keras.Model):
+    """Trains by itself, without clipping or noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        self.dense.bias.assign_add(tf.reduce_mean(data["x"]) * tf.ones([3]))
+        return {"loss": tf.constant(0.0)}
+
+
+class Counting(Idle):
+    """Adds something to the private step."""
+
+    def train_step(self, data):
+        return super(Idle, self).train_step(data)
+
+
+def test_invariant_06_a_training_step_that_never_calls_the_private_one(
+    data, make_plan, compile_model
+):
+    plan = make_plan()
+    model = compile_model(Idle(), tf_bandmf.keras.PrivateOptimizer("sgd", plan))
+    model(data[0])
+    before = model.get_weights()
+    with pytest.raises(RuntimeError, match=r"super\(\)\.train_step"):
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(AttributeError, match="derive a class"):
+        model.train_step = lambda data: {}
+    fine = compile_model(Counting(), tf_bandmf.keras.PrivateOptimizer("sgd", plan))
+    fine.fit(plan.batches(*data), epochs=1, verbose=0)
+    assert fine.optimizer.steps_taken == 4

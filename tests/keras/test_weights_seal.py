@@ -1,0 +1,156 @@
+"""Weights that something else than the private step changed are noticed."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf.keras import weights_seal
+from tf_bandmf.keras.private_state import refuse_shared_folder
+
+REFUSED = "not those that the last private step of this run left"
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_invariant_19_a_plain_model_that_shares_the_weights(
+    run_eagerly, data, make_plan, make_private_model, compile_model
+):
+    plan = make_plan()
+    model = make_private_model(plan, functional=True, run_eagerly=run_eagerly)
+    batches = list(plan.batches(*data))
+    model.train_on_batch(batches[0])
+    model.train_on_batch(batches[1])
+    plain = keras.Model(model.inputs, model.outputs)
+    compile_model(plain, "sgd").train_on_batch(*data)
+    changed = model.get_weights()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED):
+        model.train_on_batch(batches[2])
+    for a, b in zip(model.get_weights(), changed, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert model.optimizer.steps_taken == 2
+    with pytest.raises(ValueError, match="reason"):
+        model.optimizer.vouch_for_weights(" ")
+    model.optimizer.vouch_for_weights("trained on public data")
+    model.train_on_batch(batches[2])
+    statement = str(model.optimizer.statement())
+    assert "Trained on public data." in statement and "vouches" in statement
+    # One word is for one change.
+    model.layers[-1].bias.assign(tf.ones([3]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED):
+        model.train_on_batch(batches[3])
+
+
+def test_invariant_19_one_bit_and_frozen_weights(data, make_plan, make_private_model):
+    plan = make_plan()
+    model = make_private_model(plan)
+    model.layers[0].trainable = False
+    batches = list(plan.batches(*data))
+    model.train_on_batch(batches[0])
+    for variable in model.weights:
+        value = variable.numpy()
+        other = value.copy()
+        other.flat[0] = np.nextafter(value.flat[0], np.float32(9.0))
+        variable.assign(other)
+        with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED):
+            model.train_on_batch(batches[1])
+        variable.assign(value)
+    model.train_on_batch(batches[1])
+
+
+def test_averages_of_the_run_are_its_own(data, make_plan, make_private_model):
+    plan = make_plan("identity", epochs=3)
+    inner = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.7)
+    model = make_private_model(plan, inner)
+    swap = keras.callbacks.SwapEMAWeights()
+    model.fit(
+        plan.batches(*data),
+        epochs=2,
+        validation_data=data,
+        callbacks=[swap],
+        verbose=0,
+    )
+    # Keras has put the averages in the weights' place.
+    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    assert model.optimizer.steps_taken == plan.num_steps
+    assert "vouches" not in str(model.optimizer.statement())
+
+
+def test_invariant_19_averaging_hides_no_other_change(
+    data, make_plan, make_private_model
+):
+    plan = make_plan("identity", epochs=3)
+    inner = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.7)
+    model = make_private_model(plan, inner)
+    batches = list(plan.batches(*data))
+    model.train_on_batch(batches[0])
+    model.train_on_batch(batches[1])
+    model.layers[0].bias.assign(tf.ones([4]))
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED):
+        model.train_on_batch(batches[2])
+
+
+def variables():
+    rng = np.random.default_rng(0)
+    values = [
+        rng.normal(size=(7, 5)).astype(np.float32),
+        np.zeros(3, np.float32),
+        np.arange(4, dtype=np.int64),
+        np.float32(2.0),
+    ]
+    found = [keras.Variable(value, dtype=value.dtype.name) for value in values]
+    return [*found, keras.Variable(np.ones(6), dtype="bfloat16")]
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_the_digest_sees_every_change(kind, monkeypatch):
+    if kind == "device":
+        digest = weights_seal._device_digest
+        monkeypatch.setattr(weights_seal, "_host_digest", digest)
+    weights = variables()
+    reference = int(weights_seal._digest(weights))
+    assert int(weights_seal._digest(weights)) == reference
+    for variable in weights:
+        value = keras.ops.convert_to_numpy(variable)
+        edits = [-value, value + 1]
+        if value.size > 1:
+            edits += [np.roll(value + np.arange(value.size).reshape(value.shape), 1)]
+        for edit in edits:
+            if np.array_equal(edit, value) and not np.any(np.signbit(edit)):
+                continue
+            variable.assign(edit)
+            assert int(weights_seal._digest(weights)) != reference
+        variable.assign(value)
+    assert int(weights_seal._digest(weights)) == reference
+    assert int(weights_seal._digest(weights[::-1])) != reference
+
+
+def test_the_digest_is_the_same_in_a_graph():
+    weights = variables()
+    graph = tf.function(lambda: weights_seal._digest(weights), autograph=False)
+    assert int(graph()) == int(weights_seal._digest(weights))
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("checkpoints/run.private", True),
+        ("checkpoints/below/run.private", True),
+        ("elsewhere/run.private", False),
+    ],
+)
+def test_invariant_10_not_in_the_folder_of_checkpoints(
+    path, refused, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for filepath in ("checkpoints/m-{epoch}.keras", "checkpoints/{epoch}/m.keras"):
+        callback = keras.callbacks.ModelCheckpoint(str(tmp_path / filepath))
+        if refused:
+            with pytest.raises(ValueError, match="ModelCheckpoint"):
+                refuse_shared_folder(path, [callback])
+        else:
+            refuse_shared_folder(path, [callback])
+    here = keras.callbacks.ModelCheckpoint("m.keras")
+    with pytest.raises(ValueError, match="ModelCheckpoint"):
+        refuse_shared_folder("run.private", here)
+    refuse_shared_folder("secrets/run.private", here)

@@ -1,0 +1,63 @@
+"""What the noise keeps in memory."""
+
+import pytest
+
+import tf_bandmf
+from tf_bandmf import noise, strategies, workloads
+from tf_bandmf.participation import MinSep
+from tf_bandmf.planning import memory
+
+WORKLOAD = workloads.prefix_sum(100)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "devices", "vectors"),
+    [(4_000_000, 1, 64), (128_000_000, 64, 128), (4_000_000, 64, 4096)],
+    ids=["example 3.1", "example 3.2", "example 3.3"],
+)
+def test_scaling_up_examples(parameters, devices, vectors):
+    # The paper says "roughly": it takes 1 GB for 64 copies of 16 MB.
+    gigabyte = 64 * 16_000_000
+    found = memory.bands_that_fit(gigabyte, parameters, devices)
+    assert found == vectors + 1
+    strategy = strategies.bsr(workloads.prefix_sum(5000), found)
+    needed = memory.noise_memory(strategy, parameters, devices)
+    assert needed.buffer_bytes == gigabyte
+    assert needed.model_copies_per_device == vectors / devices
+
+
+@pytest.mark.parametrize("keep_normals", [False, True])
+@pytest.mark.parametrize("name", ["bsr", "bisr"])
+def test_the_generator_keeps_what_is_said(name, keep_normals):
+    strategy = getattr(strategies, name)(WORKLOAD, 5)
+    needed = memory.noise_memory(strategy, 100_000, keep_normals=keep_normals)
+    generator = noise.NoiseGenerator(strategy, 100_000, keep_normals=keep_normals)
+    assert needed.vectors == generator.memory_vectors
+    assert needed.buffer_bytes == 4 * generator.memory_vectors * 100_000
+    assert needed.vectors + needed.regenerations_per_step == 4
+
+
+def test_a_plan_says_what_it_needs():
+    plan = tf_bandmf.plan(
+        "bsr",
+        bands=5,
+        epsilon=2.0,
+        delta=1e-5,
+        num_steps=100,
+        participation=MinSep(50),
+    )
+    needed = plan.memory(1_000_000, num_devices=2)
+    assert needed.bytes_per_device == 4 * 4 * 500_000 + 16 * 100
+    assert str(needed) == (
+        "Noise keeps 4 vectors of 1,000,000 numbers: 8 MB on each of 2 devices, and keys "
+        "of 1.6 kB."
+    )
+
+
+def test_bad_numbers_are_refused():
+    with pytest.raises(ValueError, match="num_parameters"):
+        memory.noise_memory(strategies.identity(3), 0)
+    with pytest.raises(ValueError, match="num_devices"):
+        memory.bands_that_fit(1000, 10, 0)
+    with pytest.raises(ValueError, match="bytes_per_device"):
+        memory.bands_that_fit(0, 10)

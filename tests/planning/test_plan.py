@@ -1,0 +1,227 @@
+"""Plans: from a budget to noise."""
+
+import json
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+import tf_bandmf
+from tf_bandmf import strategies, workloads
+from tf_bandmf.accounting import gaussian
+
+DATA = {"num_examples": 600, "batch_size": 60, "epochs": 5}
+BUDGET = {"epsilon": 4.0, "delta": 1e-5}
+MECHANISMS = ("identity", "dp_sgd", "lambda_cgd", "bsr", "bisr", "bandinv:2", "tree")
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_invariant_12_calibration_is_on_the_safe_side(mechanism):
+    plan = tf_bandmf.plan(mechanism, **BUDGET, **DATA)
+    assert plan.num_steps == 50
+    spent = gaussian.gaussian_delta(plan.noise_multiplier, plan.epsilon)
+    assert spent <= plan.delta
+    assert plan.noise_stddev == plan.noise_multiplier * plan.sensitivity.value
+    np.testing.assert_allclose(plan.zcdp_rho, 0.5 / plan.noise_multiplier**2)
+
+
+def test_noise_multiplier_instead_of_epsilon():
+    plan = tf_bandmf.plan("identity", noise_multiplier=1.0, delta=1e-5, **DATA)
+    np.testing.assert_allclose(plan.epsilon, gaussian.gaussian_epsilon(1.0, 1e-5))
+
+
+def test_clip_scales_the_noise():
+    small = tf_bandmf.plan("bisr", **BUDGET, **DATA, bands=3, l2_norm_clip=0.5)
+    large = tf_bandmf.plan("bisr", **BUDGET, **DATA, bands=3, l2_norm_clip=2.0)
+    np.testing.assert_allclose(4 * small.noise_stddev, large.noise_stddev)
+
+
+def test_min_sep_plan_and_a_ready_strategy():
+    plan = tf_bandmf.plan(
+        strategies.lambda_cgd(40, 0.5),
+        **BUDGET,
+        num_steps=40,
+        participation=tf_bandmf.MinSep(10, 3),
+    )
+    assert plan.participation.participations(40) == 3
+    with pytest.raises(TypeError, match="MinSep"):
+        plan.batches(np.zeros((10, 2)))
+
+
+def test_expected_batch_size_is_the_mean_over_an_epoch():
+    plan = tf_bandmf.plan(
+        "identity", **BUDGET, num_examples=100, batch_size=30, epochs=2
+    )
+    assert plan.expected_batch_size == 25.0
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_save_and_load(mechanism, tmp_path):
+    plan = tf_bandmf.plan(
+        mechanism,
+        **BUDGET,
+        **DATA,
+        momentum=0.5,
+        learning_rates=np.linspace(1, 0.1, 50),
+    )
+    path = str(tmp_path / "plan.json")
+    plan.save(path)
+    again = tf_bandmf.Plan.load(path)
+    assert again.fingerprint == plan.fingerprint
+    assert again.noise_stddev == plan.noise_stddev
+    assert str(again.statement()) == str(plan.statement())
+
+
+def test_a_changed_file_is_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA).save(str(path))
+    content = json.loads(path.read_text())
+    for field, value, message in (
+        (
+            "noise_multiplier",
+            content["plan"]["noise_multiplier"] * 0.5,
+            "more than the plan's",
+        ),
+        ("l2_norm_clip", 0.5, "does not have the fingerprint"),
+        ("expected_batch_size", 61.0, "does not have the fingerprint"),
+    ):
+        changed = json.loads(path.read_text())
+        changed["plan"][field] = value
+        broken = tmp_path / "broken.json"
+        broken.write_text(json.dumps(changed))
+        (tmp_path / "broken.npz").write_bytes((tmp_path / "plan.npz").read_bytes())
+        with pytest.raises(ValueError, match=message):
+            tf_bandmf.Plan.load(str(broken))
+
+
+def test_fingerprint_changes_with_every_privacy_relevant_field():
+    base = {**BUDGET, **DATA, "lambda_": 0.5}
+    changes = [
+        {},
+        {"epsilon": 4.1},
+        {"delta": 2e-5},
+        {"num_examples": 601},
+        {"batch_size": 50},
+        {"epochs": 6},
+        {"l2_norm_clip": 1.1},
+        {"lambda_": 0.51},
+        {"column_normalized": True},
+        {"momentum": 0.1},
+        {"decay": 0.99},
+        {"learning_rates": np.linspace(1, 0.5, 50)},
+        {"test_seed": 0},
+    ]
+    prints = {
+        tf_bandmf.plan("lambda_cgd", **{**base, **c}).fingerprint for c in changes
+    }
+    assert len(prints) == len(changes)
+
+
+def test_fingerprint_ignores_how_the_strategy_was_found():
+    found = tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA)
+    lambda_ = found.strategy.parameters["lambda"]
+    given = tf_bandmf.plan("lambda_cgd", **BUDGET, **DATA, lambda_=lambda_)
+    assert found.fingerprint == given.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": math.nan}, "epsilon"),
+        ({"epsilon": None}, "exactly one"),
+        ({"noise_multiplier": 1.0}, "exactly one"),
+        ({"delta": None}, "delta is missing"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.5}, "delta"),
+        ({"epsilon": 1e-13, "delta": 1e-14}, "larger"),
+        ({"epochs": None}, "epochs missing"),
+        ({"epochs": 0}, "epochs"),
+        ({"batch_size": 601}, "batch_size"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"num_examples": -5}, "num_examples"),
+        ({"num_steps": 3}, "num_steps = 3"),
+        ({"participation": tf_bandmf.MinSep(10)}, "either epochs or participation"),
+        ({"epochs": None, "participation": tf_bandmf.MinSep(10)}, "num_steps"),
+        ({"l2_norm_clip": 0.0}, "l2_norm_clip"),
+        ({"l2_norm_clip": math.inf}, "l2_norm_clip"),
+        ({"lambda_": 1.0}, "lambda"),
+        ({"lambda_": -0.1}, "lambda"),
+        ({"bands": 3}, "bands"),
+        ({"mechanism": "magic"}, "magic"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"learning_rates": [1.0]}, "learning_rates"),
+        ({"workload": tf_bandmf.workloads.prefix_sum(50), "momentum": 0.5}, "either"),
+        ({"workload": tf_bandmf.workloads.prefix_sum(49)}, "49"),
+        ({"mechanism": strategies.identity(49)}, "50"),
+        ({"mechanism": strategies.identity(50), "lambda_": 0.5}, "ready-made"),
+        ({"mechanism": "bsr:4", "bands": 2}, "Give bands in one place"),
+        ({"mechanism": "lambda_cgd:0.5", "lambda_": 0.5}, "Give lambda_ in one place"),
+        (
+            {"mechanism": "bsr:4:normalized", "column_normalized": False},
+            "Give column_normalized in one place",
+        ),
+    ],
+)
+def test_bad_input_gives_one_clear_error(change, message):
+    arguments = {"mechanism": "lambda_cgd", **BUDGET, **DATA, **change}
+    with pytest.raises(ValueError, match=message):
+        tf_bandmf.plan(**arguments)
+
+
+def test_a_ready_made_strategy_must_fit_the_memory():
+    strategy = strategies.bsr(workloads.prefix_sum(50), 8)
+    plan = tf_bandmf.plan(strategy, **BUDGET, **DATA, max_memory_vectors=7)
+    assert plan.strategy.memory_vectors == 7
+    with pytest.raises(
+        ValueError, match="keeps 7 vectors, found max_memory_vectors = 6"
+    ):
+        tf_bandmf.plan(strategy, **BUDGET, **DATA, max_memory_vectors=6)
+
+
+def test_delta_that_permits_to_publish_somebody_is_warned_about():
+    with pytest.warns(UserWarning, match="1 / num_examples"):
+        tf_bandmf.plan("identity", epsilon=4.0, delta=0.01, **DATA)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tf_bandmf.plan("identity", **BUDGET, **DATA)
+    assert not any("num_examples" in str(warning.message) for warning in caught)
+
+
+def test_invariant_12_a_plan_with_too_little_noise_does_not_exist():
+    plan = tf_bandmf.plan("identity", **BUDGET, **DATA)
+    config = plan.to_config()
+    config["noise_multiplier"] *= 0.9
+    with pytest.raises(ValueError, match="more than the plan's"):
+        tf_bandmf.Plan.from_config(config)
+    config = plan.to_config()
+    config["sensitivity"]["value"] *= 0.9
+    with pytest.raises(ValueError, match="damaged"):
+        tf_bandmf.Plan.from_config(config)
+
+
+def test_a_plan_of_another_format_is_refused():
+    config = {**tf_bandmf.plan("identity", **BUDGET, **DATA).to_config(), "format": 99}
+    with pytest.raises(ValueError, match="format 99"):
+        tf_bandmf.Plan.from_config(config)
+
+
+def test_invariant_3_a_bound_on_the_sensitivity_gives_a_bound_on_epsilon():
+    workload = workloads.prefix_sum(9)
+    strategy = strategies.bsr(workload, 4, column_normalized=True)
+    participation = tf_bandmf.MinSep(1, 9)
+    assert not strategy.sensitivity(participation).is_exact
+    plan = tf_bandmf.plan(
+        strategy, epsilon=2.0, delta=1e-5, num_steps=9, participation=participation
+    )
+    assert plan.kind == "bound"
+    assert "proven upper bound" in str(plan.statement())
+
+
+def test_a_delta_below_what_the_noise_can_give_is_refused():
+    budget = {"epsilon": 1.0, "num_examples": 100, "batch_size": 10, "epochs": 1}
+    with pytest.raises(ValueError, match="delta of a plan must be >= 1e-20"):
+        tf_bandmf.plan("identity", delta=1e-21, **budget)
+    assert tf_bandmf.plan("identity", delta=1e-20, **budget).delta == 1e-20

@@ -1,0 +1,103 @@
+"""Privacy statements."""
+
+import dataclasses
+
+import pytest
+
+import tf_bandmf
+
+ARGUMENTS = {
+    "epsilon": 4.0,
+    "delta": 1e-5,
+    "num_examples": 600,
+    "batch_size": 60,
+    "epochs": 5,
+}
+
+
+def test_invariant_15_what_is_outside_the_guarantee_is_said():
+    plan = tf_bandmf.plan("lambda_cgd", **ARGUMENTS)
+    for text in (str(plan.statement()), plan.statement().to_markdown()):
+        for expected in (
+            "(epsilon = 4, delta = 1e-05)-DP",
+            "zCDP",
+            "Zero-out",
+            "one training example".capitalize(),
+            "No amplification",
+            "600 examples",
+            "Theorem 1",
+            "Training metrics",
+            "hyper-parameters",
+            "Floating-point",
+            "cryptographically",
+            plan.fingerprint,
+        ):
+            assert expected in text, expected
+
+
+@pytest.mark.parametrize("claim", ["accounting", "adjacency", "sampling"])
+def test_invariant_15_no_claim_has_a_default(claim):
+    statement = tf_bandmf.plan("lambda_cgd", **ARGUMENTS).statement()
+    fields = dataclasses.asdict(statement)
+    del fields[claim]
+    with pytest.raises(TypeError, match=claim):
+        type(statement)(**fields)
+
+
+def test_invariant_8_a_test_seed_marks_the_statement():
+    statement = tf_bandmf.plan("identity", **ARGUMENTS, test_seed=1).statement()
+    assert dict(statement.points())["Formal statement"].startswith("NONE")
+
+
+def test_invariant_2_without_a_sampler_only_the_worst_case_is_claimed():
+    statement = tf_bandmf.plan(
+        "identity",
+        epsilon=4.0,
+        delta=1e-5,
+        num_steps=50,
+        participation=tf_bandmf.MinSep(10),
+    ).statement()
+    assert "caller asserts" in str(statement)
+    assert "No amplification" in str(statement)
+
+
+def test_invariant_12_rho_of_zcdp_is_that_of_the_stated_adjacency():
+    # The worst example takes part in every step of its part. Replacing it moves each of
+    # these sums by up to twice the clip norm, leaving it out by the clip norm.
+    arguments = {**ARGUMENTS, "epochs": 2, "l2_norm_clip": 0.5}
+    for sampling, distance in (("cyclic-fixed-size", 2.0), ("cyclic-poisson", 1.0)):
+        plan = tf_bandmf.plan("identity", sampling=sampling, **arguments)
+        assert ("Replace-one" in plan.adjacency) == (distance == 2.0)
+        takes_part = -(-plan.num_steps // plan.participation.num_parts)
+        moved = distance * plan.l2_norm_clip
+        rho = takes_part * moved**2 / (2.0 * plan.noise_stddev**2)
+        assert plan.zcdp_rho == pytest.approx(rho, rel=1e-12)
+        assert plan.guarantee.zcdp_rho == plan.zcdp_rho
+        assert plan.statement().zcdp_rho == plan.zcdp_rho
+        assert f"{rho:.6g}-zCDP" in str(plan.statement())
+
+
+def test_invariant_15_the_unit_is_what_the_caller_says():
+    plan = tf_bandmf.plan("identity", **ARGUMENTS)
+    points = dict(plan.statement(unit="one device").points())
+    assert points["Unit of privacy"] == "One device."
+    assert "One training example." in str(plan.statement())
+    for bad in ("", " ", "one\ndevice", None, 3):
+        with pytest.raises(ValueError, match="unit must name"):
+            plan.statement(unit=bad)
+
+
+def test_invariant_15_no_field_of_a_statement_has_a_default():
+    fields = dataclasses.fields(tf_bandmf.PrivacyStatement)
+    assert all(
+        field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+        for field in fields
+    )
+
+
+def test_invariant_15_remarks_about_a_run_are_in_its_statement():
+    plan = tf_bandmf.plan("identity", **ARGUMENTS)
+    assert "This run" not in dict(plan.statement().points())
+    points = dict(plan.statement(remarks=["One.", "Two."]).points())
+    assert points["This run"] == "One. Two."

@@ -1,0 +1,188 @@
+"""A batch's contents are bound to its ids."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf.sampling import batches as batches_lib
+from tf_bandmf.sampling import cache_dataset
+from tf_bandmf.sampling.fingerprints import (
+    FINGERPRINT,
+    is_as_drawn,
+    with_fingerprint,
+)
+from tf_bandmf.sampling.sampled import schedule_for
+from tf_bandmf.sampling.sources import ExampleSource
+
+M = 24
+RNG = np.random.default_rng(0)
+X = {
+    "image": RNG.normal(size=(M, 4, 3)).astype(np.float32),
+    "text": np.array([f"t{i}".encode() for i in range(M)]),
+    "flags": RNG.random((M, 2)) > 0.5,
+}
+Y = RNG.integers(0, 5, M)
+W = RNG.random(M).astype(np.float32)
+
+
+def batches(padded=False, x=X, **arguments):
+    participation = tf_bandmf.Poisson(M, 6)
+    arguments = {"y": Y, "sample_weight": W, **arguments}
+    return schedule_for(
+        participation, 12, 7, x, seed=bytes(32), padded=padded, **arguments
+    )
+
+
+def full(schedule):
+    return next(b for b in schedule if 5 < b["y"].shape[0])
+
+
+def flip_one_bit(tensor):
+    bits = tf.bitcast(tensor, tf.int32)
+    bits = tf.tensor_scatter_nd_add(bits, [[0, 1, 2]], [1])
+    return tf.bitcast(bits, tf.float32)
+
+
+EDITS = {
+    "one bit": lambda b: {
+        **b,
+        "x": {**b["x"], "image": flip_one_bit(b["x"]["image"])},
+    },
+    "all signs": lambda b: {**b, "x": {**b["x"], "image": -b["x"]["image"]}},
+    "a text": lambda b: {
+        **b,
+        "x": {**b["x"], "text": tf.concat([[b"?"], b["x"]["text"][1:]], 0)},
+    },
+    "a flag": lambda b: {
+        **b,
+        "x": {**b["x"], "flags": tf.math.logical_not(b["x"]["flags"])},
+    },
+    "targets": lambda b: {**b, "y": tf.reverse(b["y"], [0])},
+    "weights": lambda b: {**b, "sample_weight": 2.0 * b["sample_weight"]},
+    "no weights": lambda b: {k: v for k, v in b.items() if k != "sample_weight"},
+    "dtype": lambda b: {**b, "y": tf.cast(b["y"], tf.float64)},
+    "bits of another dtype": lambda b: {**b, "y": tf.bitcast(b["y"], tf.float64)},
+    "shape": lambda b: {
+        **b,
+        "x": {**b["x"], "image": tf.reshape(b["x"]["image"], [-1, 3, 4])},
+    },
+    "structure": lambda b: {**b, "x": tuple(b["x"].values())},
+    "step": lambda b: {**b, "step": b["step"] + 1},
+    "plan": lambda b: {**b, "plan_id": b["plan_id"] + 1},
+    "schedule": lambda b: {**b, "schedule_id": b["schedule_id"] + 1},
+    "part": lambda b: {**b, "part": tf.constant([0, 2])},
+    "no fingerprint": lambda b: {k: v for k, v in b.items() if k != FINGERPRINT},
+    "zero": lambda b: {**b, FINGERPRINT: tf.zeros([1], tf.int64)},
+}
+
+
+def rows(change):
+    def edit(batch):
+        content = ("x", "y", "sample_weight")
+        return {
+            name: tf.nest.map_structure(change, value) if name in content else value
+            for name, value in batch.items()
+        }
+
+    return edit
+
+
+EDITS["permuted"] = rows(lambda t: tf.reverse(t, [0]))
+EDITS["rotated"] = rows(lambda t: tf.roll(t, 1, 0))
+EDITS["repeated"] = rows(lambda t: tf.concat([t] * 4, 0))
+EDITS["cut"] = rows(lambda t: t[1:])
+EDITS["one row twice"] = rows(lambda t: tf.concat([t[:1], t[:1], t[2:]], 0))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", EDITS)
+def test_invariant_20_every_edit_of_a_batch_shows(name, padded):
+    batch = full(batches(padded))
+    assert is_as_drawn(batch)
+    for way in (EDITS[name], tf.function(EDITS[name], autograph=False)):
+        assert not is_as_drawn(way(batch))
+    verify = tf.function(is_as_drawn, autograph=False)
+    assert verify(batch) and not verify(EDITS[name](batch))
+
+
+def test_invariant_20_padding_is_bound_too():
+    batch = full(batches(True))
+    count = int(batch["num_examples"])
+    revived = batch["sample_weight"].numpy()
+    revived[count] = 1.0
+    for edit in (
+        {"sample_weight": tf.constant(revived)},
+        {"num_examples": batch["num_examples"] + 1},
+    ):
+        assert not is_as_drawn({**batch, **edit})
+
+
+def test_every_batch_is_as_drawn_also_empty_and_as_numpy():
+    schedule = schedule_for(tf_bandmf.Poisson(M, 1), 40, 7, X, Y, seed=bytes(32))
+    sizes = set()
+    for batch, plain in zip(schedule, schedule.dataset().as_numpy_iterator()):
+        assert is_as_drawn(batch) and is_as_drawn(plain)
+        sizes.add(len(plain["y"]))
+    assert 0 in sizes and len(sizes) > 2
+
+
+def test_fingerprints_differ_from_batch_to_batch():
+    # The same contents at other steps, too.
+    found = [int(b[FINGERPRINT][0]) for b in batches(x=np.zeros(M), y=None).dataset()]
+    assert len(set(found)) == 12
+
+
+def test_examples_on_disk(tmp_path):
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+    source = cache_dataset(dataset, str(tmp_path / "cache"))
+    schedule = schedule_for(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, source)
+    for batch in schedule.dataset(3):
+        assert is_as_drawn(batch)
+        assert not is_as_drawn({**batch, "y": batch["y"] + 1})
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_invariant_20_parts_have_fingerprints_of_their_own(padded):
+    schedule = batches(padded)
+    parts = list(batches_lib.in_parts(schedule.dataset(), [0, 1, 2], 3))
+    assert len(parts) == 36
+    for part in parts:
+        assert is_as_drawn(part)
+        assert not is_as_drawn({**part, "part": tf.constant([1, 2])})
+    first, second, *_ = parts
+    assert not is_as_drawn({**first, "part": second["part"]})
+
+
+def test_invariant_20_no_parts_of_an_edited_batch():
+    edited = batches().dataset().map(lambda b: {**b, "y": b["y"] + 1})
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
+        list(batches_lib.in_parts(edited, [0, 1], 2))
+
+
+class TwoRows(ExampleSource):
+    """Gives every example twice."""
+
+    num_examples = M
+
+    def gather(self, indices):
+        return {"x": tf.repeat(indices, 2)}
+
+    def update_digest(self, update):
+        update(b"two")
+
+
+def test_invariant_20_a_source_gives_one_row_for_each_example():
+    schedule = schedule_for(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, TwoRows())
+    with pytest.raises(tf.errors.InvalidArgumentError, match="one row for each"):
+        list(schedule)
+
+
+def test_another_secret_gives_other_fingerprints(monkeypatch):
+    from tf_bandmf.sampling import fingerprints
+
+    batch = full(batches())
+    other = np.array([1, 2, 3, 4], np.int64)
+    monkeypatch.setattr(fingerprints, "_SECRET_WORDS", other)
+    assert not is_as_drawn(batch)
+    assert is_as_drawn(with_fingerprint(batch))

@@ -1,0 +1,92 @@
+"""What `import tf_bandmf` and the command line load, and which names are public."""
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import tf_bandmf
+
+HEAVY = ("tensorflow", "tensorflow_probability", "keras", "dp_accounting", "scipy")
+COMPARE = (
+    "compare --steps 200 --min-sep 20 --json --mechanisms "
+    "identity,bsr:4,bisr:4,lambda_cgd:0.9,bsr:4:normalized"
+)
+
+
+def loaded(code):
+    """Which heavy packages a fresh interpreter has loaded after some code."""
+    program = (
+        f"import sys\n{code}\n"
+        f"print('LOADED', *[m for m in {HEAVY} if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    (line,) = [x for x in done.stdout.splitlines() if x.startswith("LOADED")]
+    return line.split()[1:]
+
+
+def command(arguments):
+    return f"from tf_bandmf.cli import main\nmain({arguments.split()!r})"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tf_bandmf",
+        "import tf_bandmf; tf_bandmf.MinSep(3); tf_bandmf.strategies.identity(4)",
+        "import tf_bandmf; tf_bandmf.Guarantee",
+        command("--version"),
+        command("--help"),
+        command("compare --help"),
+        command("plan --help"),
+        command("comprae"),
+    ],
+    ids=[
+        "import",
+        "strategies",
+        "guarantee",
+        "version",
+        "help",
+        "compare",
+        "plan",
+        "typo",
+    ],
+)
+def test_the_front_door_loads_nothing_heavy(code):
+    assert loaded(code) == []
+
+
+def test_a_table_of_closed_forms_loads_no_tensorflow_and_no_accounting():
+    assert loaded(command(COMPARE)) == ["scipy"]
+
+
+def test_the_public_names_exist():
+    for name in tf_bandmf.__all__:
+        assert getattr(tf_bandmf, name) is not None, name
+    assert set(tf_bandmf.__all__) <= set(dir(tf_bandmf))
+    with pytest.raises(AttributeError, match="no attribute 'magic'"):
+        tf_bandmf.magic  # noqa: B018
+    for name in tf_bandmf.accounting.__all__:
+        assert getattr(tf_bandmf.accounting, name) is not None, name
+    with pytest.raises(AttributeError, match="no attribute 'magic'"):
+        tf_bandmf.accounting.magic  # noqa: B018
+
+
+def test_no_name_is_both_a_module_and_a_function():
+    packages = [tf_bandmf.__name__] + [
+        found.name
+        for found in pkgutil.walk_packages(tf_bandmf.__path__, "tf_bandmf.")
+        if found.ispkg and ".keras" not in found.name
+    ]
+    for name in packages:
+        package = importlib.import_module(name)
+        for found in pkgutil.iter_modules(package.__path__):
+            attribute = getattr(package, found.name, None)
+            assert attribute is None or inspect.ismodule(attribute), (
+                f"{name}.{found.name} is a module and {attribute}"
+            )

@@ -1,0 +1,122 @@
+"""What every accountant is: from noise to a guarantee, and back.
+
+There is one unit: `noise_stddev`, the standard deviation of the noise on the **raw**
+strategy `C` for l2_norm_clip = 1. A run releases `C x + noise_stddev * z`. Only
+`Plan` speaks of a noise multiplier.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING
+
+from tf_bandmf.accounting.checks import check_positive
+from tf_bandmf.accounting.guarantee import Calibration, Guarantee
+
+if TYPE_CHECKING:
+    import dp_accounting
+    from dp_accounting.pld import privacy_loss_distribution
+
+
+class Accountant(abc.ABC):
+    """Accounting for one strategy under one participation.
+
+    Noise is given as `noise_stddev`, on the raw `C` for l2_norm_clip = 1.
+    """
+
+    # Accountant, kind and adjacency of the guarantees that it gives.
+    claims: tuple[tuple[str, str, str], ...]
+
+    @abc.abstractmethod
+    def calibrate(self, epsilon: float, delta: float) -> Calibration:
+        """The smallest noise for the budget, on the safe side, re-checked."""
+
+    @abc.abstractmethod
+    def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
+        """What a run with the noise guarantees at delta.
+
+        Raises:
+          ValueError: if delta is so large that epsilon would be 0.
+        """
+
+    @abc.abstractmethod
+    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
+        """Whether the noise gives the guarantee, as far as a quick check can tell."""
+
+    def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
+        """The run as an event of dp-accounting.
+
+        Raises:
+          ValueError: if dp-accounting has no event for it.
+        """
+        raise ValueError(
+            f"{self.claims[0][0]}: dp-accounting has no event for it. Use "
+            f"guarantee_at(delta), or a participation with an event: CyclicPoisson, "
+            f"Poisson, FixedEpochOrder."
+        )
+
+    def privacy_loss(
+        self, noise_stddev: float, interval: float
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """The privacy loss distribution of a run, discretized to the safe side.
+
+        Raises:
+          ValueError: if no such distribution is known.
+        """
+        import dp_accounting
+        from dp_accounting.pld import (
+            pld_privacy_accountant,
+            privacy_loss_distribution,
+        )
+
+        check_positive("interval", interval)
+        accountant = pld_privacy_accountant.PLDAccountant(
+            value_discretization_interval=interval
+        )
+        event = self.event(noise_stddev)
+        if not accountant.supports(event):
+            raise ValueError(
+                f"{self.claims[0][0]}: this accountant has no privacy loss distribution. "
+                f"Use CyclicPoisson, Poisson or FixedEpochOrder."
+            )
+        # From the pieces of the event: the accountant keeps its result to itself.
+        count = 1
+        if isinstance(event, dp_accounting.SelfComposedDpEvent):
+            event, count = event.event, event.count
+        probability = 1.0
+        if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+            event, probability = event.event, event.sampling_probability
+        loss = privacy_loss_distribution.from_gaussian_mechanism(
+            event.noise_multiplier,
+            value_discretization_interval=interval,
+            sampling_prob=probability,
+        )
+        return loss.self_compose(count)
+
+    def validate(self, noise_stddev: float, guarantee: Guarantee) -> None:
+        """Raises ValueError if this accountant would not give the guarantee."""
+        claim = (guarantee.accountant, guarantee.kind, guarantee.adjacency)
+        if claim not in self.claims:
+            raise ValueError(
+                f"The participation is accounted for by {self.claims[0]}, found {claim}."
+            )
+        if not self.confirms(noise_stddev, guarantee):
+            raise ValueError(
+                f"noise_stddev = {noise_stddev} (on the raw strategy, for l2_norm_clip "
+                f"= 1) gives at epsilon = {guarantee.epsilon} a delta that is more than "
+                f"the plan's {guarantee.delta}: it was damaged. Make the plan again."
+            )
+
+
+def meaningful(epsilon: float, noise_stddev: float, delta: float) -> float:
+    """Epsilon, if it is one that can be stated.
+
+    Raises:
+      ValueError: if it is 0.
+    """
+    if epsilon == 0.0:
+        raise ValueError(
+            f"noise_stddev = {noise_stddev} gives epsilon = 0 at delta = {delta}: a "
+            f"statement needs epsilon > 0. Use a smaller noise_multiplier (or delta)."
+        )
+    return epsilon

@@ -1,0 +1,42 @@
+"""Checks of budgets and noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+# Of a plan: what the noise leaves out of a normal distribution is below a thousandth of
+# it (`noise.radius`), and so is the chance to guess a key of 128 bits.
+SMALLEST_DELTA = 1e-20
+# Larger ones mean nothing.
+LARGEST_EPSILON = 1e4
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raises ValueError unless the value is a finite number > 0."""
+    if not is_number(value) or not (math.isfinite(value) and value > 0.0):
+        raise ValueError(f"{name} must be finite and > 0, found {value!r}.")
+
+
+def check_delta(delta: Any) -> None:
+    """Raises ValueError unless delta is a number in (0, 1)."""
+    if not is_number(delta) or not 0.0 < delta < 1.0:
+        raise ValueError(f"delta must be in (0, 1), found {delta!r}.")
+
+
+def check_planned_delta(delta: Any) -> None:
+    """Raises ValueError unless delta is a number in [SMALLEST_DELTA, 1)."""
+    check_delta(delta)
+    if delta < SMALLEST_DELTA:
+        raise ValueError(
+            f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: the tails "
+            f"of generated noise are not longer. Use a larger delta."
+        )
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is a number, also one of NumPy's, and no bool."""
+    number = isinstance(value, (int, float, np.integer, np.floating))
+    return number and not isinstance(value, bool)

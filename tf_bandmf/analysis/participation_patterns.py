@@ -1,0 +1,210 @@
+"""Largest sums over participation patterns: the algorithms behind `sensitivity`.
+
+A pattern is a set of at most `k` of `n` steps, any two at least `b` apart. For a Gram
+matrix `X = C^T C` the squared sensitivity is at most the largest sum of `|X[i, j]|` over
+all pairs `i, j` of a pattern, and equal to it if no signs of the contributions can cancel
+(arXiv:2306.08153, Prop. E.1, eq. 5).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tf_bandmf import matrices
+
+# Entries of an intermediate array held at once.
+_CHUNK = 8_000_000
+
+
+def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.ndarray:
+    """Largest sum of `max_participations` entries at least `min_separation` apart.
+
+    arXiv:2306.08153, Alg. 3 (VecSens), for non-negative `v`, vectorized.
+
+    Args:
+      v: shape [n] or [m, n]: one problem per row.
+      min_separation: b.
+      max_participations: k.
+
+    Returns:
+      The maxima, shape [] or [m].
+    """
+    v = np.asarray(v, dtype=np.float64)
+    n = v.shape[-1]
+    # best[i]: the best with at most m picks from v[i:].
+    best = np.zeros_like(v)
+    for _ in range(max_participations):
+        candidate = v.copy()
+        if min_separation < n:
+            candidate[..., : n - min_separation] += best[..., min_separation:]
+        # The larger of picking i and skipping it, for every i from the end.
+        best = np.maximum.accumulate(candidate[..., ::-1], axis=-1)[..., ::-1]
+    return best[..., 0]
+
+
+def path_maximum(
+    strategy: matrices.LowerTriangular, min_separation: int, max_participations: int
+) -> float:
+    """Largest sum over a pattern if only consecutive participations interact.
+
+    They do with `bands <= 2 b`, since participations two apart in a pattern are then in
+    orthogonal columns, and with at most two participations. The interactions of a
+    pattern then form a path, for which signs of the contributions can be chosen one
+    after the other so that nothing cancels: the bound of Prop. E.1 is attained, for
+    entries of any sign. A dynamic program over the pattern's first step and its number
+    of participations finds the maximum in
+    O(k n (bands - b)) operations after the Gram diagonals.
+
+    Args:
+      strategy: `C`; `bands <= 2 b` unless k <= 2.
+      min_separation: b.
+      max_participations: k.
+
+    Returns:
+      The exact squared sensitivity.
+
+    Raises:
+      ValueError: if more than consecutive participations interact.
+    """
+    n, b, width = strategy.num_rows, min_separation, strategy.bands
+    if width > 2 * b and max_participations > 2:
+        raise ValueError(f"bands must be <= 2 b = {2 * b}, found {width}.")
+    offsets = range(b, min(width, n))
+    diagonal = strategy.gram_diagonal(0)
+    doubled = [2.0 * np.abs(strategy.gram_diagonal(offset)) for offset in offsets]
+    # best[i]: the best pattern of at most m steps that begins with i.
+    best = np.array(diagonal)
+    for _ in range(max_participations - 1):
+        following = np.zeros(n)
+        apart = max(width, b)
+        if apart < n:
+            after = np.maximum.accumulate(best[::-1])[::-1]
+            following[: n - apart] = after[apart:]
+        for offset, gain in zip(offsets, doubled):
+            window = following[: n - offset]
+            np.maximum(window, best[offset:] + gain, out=window)
+        best = diagonal + following
+    return float(best.max())
+
+
+def banded_gram_bound(
+    strategy: matrices.LowerTriangular, min_separation: int, max_participations: int
+) -> float:
+    """Alg. 4 for a banded `C`: an upper bound on the squared sensitivity.
+
+    Row `i` of `X` is zero outside of `2 bands - 1` entries, so that its VecSens needs
+    only these, and at most as many participations as fit there:
+    O(n bands min(k, 2 bands / b)) operations instead of O(n^2 k), after
+    O(n bands^2) for the Gram matrix (O(n bands) if Toeplitz).
+    """
+    n, width = strategy.num_rows, min(strategy.bands, strategy.num_rows)
+    diagonals = [np.abs(strategy.gram_diagonal(offset)) for offset in range(width)]
+    window = 2 * width - 1
+    picks = min(max_participations, -(-window // min_separation))
+    rows = np.empty(n)
+    chunk = max(1, _CHUNK // window)
+    for start in range(0, n, chunk):
+        stop = min(start + chunk, n)
+        local = np.zeros((stop - start, window))
+        for offset, diagonal in enumerate(diagonals):
+            right = diagonal[start : min(stop, n - offset)]
+            local[: right.size, width - 1 + offset] = right
+            first = max(start, offset)
+            left = diagonal[first - offset : max(stop - offset, first - offset)]
+            local[first - start : first - start + left.size, width - 1 - offset] = left
+        rows[start:stop] = vec_sens(local, min_separation, picks)
+    return float(vec_sens(rows, min_separation, max_participations))
+
+
+def dense_gram_bound(
+    entries: np.ndarray, min_separation: int, max_participations: int
+) -> float:
+    """arXiv:2306.08153, Alg. 4, for the entries of any `C`: bounds sens^2.
+
+    VecSens of every row of `|X|`, then VecSens of these values; O(n^3 + n^2 k).
+    """
+    n = entries.shape[0]
+    rows = np.empty(n)
+    chunk = max(1, _CHUNK // n)
+    for start in range(0, n, chunk):
+        gram = np.abs(entries[:, start : start + chunk].T @ entries)
+        rows[start : start + chunk] = vec_sens(gram, min_separation, max_participations)
+    return float(vec_sens(rows, min_separation, max_participations))
+
+
+def best_pair(entries: np.ndarray, min_separation: int) -> float:
+    """Exact squared sensitivity for at most two participations, any `C`.
+
+    Of two contributions the second can take the sign that adds to the first.
+    """
+    n = entries.shape[0]
+    squared = np.sum(entries**2, axis=0)
+    best = float(squared.max())
+    chunk = max(1, _CHUNK // n)
+    for start in range(0, n - min_separation, chunk):
+        stop = min(start + chunk, n - min_separation)
+        gram = np.abs(entries[:, start:stop].T @ entries)
+        total = squared[start:stop, None] + squared[None] + 2.0 * gram
+        early = np.arange(n)[None] < np.arange(start, stop)[:, None] + min_separation
+        total[early] = 0.0
+        best = max(best, float(total.max()))
+    return best
+
+
+def scaled_toeplitz_bound(
+    column: np.ndarray, scale: np.ndarray, min_separation: int, max_participations: int
+) -> float:
+    """Bounds sens^2 of a Toeplitz matrix with scaled columns in O(n k).
+
+    With `|c|` the first column, `m` its non-increasing majorant and `s` the scales,
+    columns `i <= j - d` for `d >= d0` satisfy
+
+        |X[i, j]| <= s[i] s[j] sum_{t < n - j} |c[t]| m[t + d]
+                  <= s[j] max_{i <= j - d0} s[i] sum_{t < n - j} |c[t]| m[t + d0],
+
+    whose maximum over `j`, `h(d0)`, bounds all `X` at distance `d0` or more. The
+    participations number p and q of a pattern are at least `|p - q| b` apart, so that
+    `sens^2 <= k h(0) + 2 sum_{p = 1}^{k - 1} (k - p) h(p b)`.
+
+    Args:
+      column: c, shape [n].
+      scale: s > 0, shape [n].
+      min_separation: b.
+      max_participations: k, `(k - 1) b < n`.
+    """
+    n = column.size
+    absolute = np.abs(column)
+    majorant = np.maximum.accumulate(absolute[::-1])[::-1]
+    norms = np.cumsum(absolute**2)[::-1] * scale**2
+    largest_scale = np.maximum.accumulate(scale)
+    total = max_participations * float(norms.max())
+    for pair in range(1, max_participations):
+        d = pair * min_separation
+        sums = np.cumsum(absolute[: n - d] * majorant[d:])[::-1]
+        bound = float(np.max(scale[d:] * largest_scale[: n - d] * sums))
+        total += 2.0 * (max_participations - pair) * bound
+    return total
+
+
+def fixed_order_maximum(
+    strategy: matrices.LowerTriangular, min_separation: int
+) -> tuple[float, bool]:
+    """Largest sum of `|X|` over the patterns `i, i + b, i + 2b, ...` for `i < b`.
+
+    Returns:
+      The sum, which bounds sens^2 under fixed epoch order, and whether it is exact: at
+      the best pattern no entry is negative (beyond rounding), or only consecutive
+      participations interact, so that signs can be chosen such that nothing cancels.
+    """
+    n, b = strategy.num_rows, min_separation
+    absolute, signed = np.zeros(b), np.zeros(b)
+    for offset in range(0, min(strategy.bands, n), b):
+        diagonal = strategy.gram_diagonal(offset)
+        weight = 1.0 if offset == 0 else 2.0
+        start = np.arange(n - offset) % b
+        absolute += weight * np.bincount(start, np.abs(diagonal), minlength=b)
+        signed += weight * np.bincount(start, diagonal, minlength=b)
+    best = int(np.argmax(absolute))
+    exact = absolute[best] - signed[best] <= 1e-9 * absolute[best]
+    is_path = strategy.bands <= 2 * b or n <= 2 * b
+    return float(absolute[best]), bool(exact or is_path)

@@ -1,0 +1,249 @@
+"""Sensitivity of a strategy under a participation.
+
+`sens(C) = sup ||C (x - x')||_F` over one example's contribution with `l2_norm_clip = 1`
+(zero-out adjacency). A closed form is used only where the conditions of its theorem
+hold for the actual coefficients; otherwise the result is an upper bound and says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from tf_bandmf import matrices
+from tf_bandmf.analysis import participation_patterns as patterns
+from tf_bandmf.analysis.participation_patterns import vec_sens
+
+__all__ = ["Sensitivity", "sensitivity", "upper_bound", "vec_sens"]
+
+# Rows of a strategy that is materialized to look at all entries of its Gram matrix.
+_DENSE_LIMIT = 8_192
+# The same where another bound exists that is nearly as good and takes O(n k).
+_TOEPLITZ_DENSE_LIMIT = 2_048
+# Elementary operations spent on an exact dynamic program before settling for a bound.
+_OPERATION_LIMIT = 2e9
+# Rows of a matrix that is materialized for its column norms alone.
+_NORMS_LIMIT = 20_000
+
+
+class Separated(Protocol):
+    """What the sensitivity needs to know of a participation."""
+
+    has_fixed_positions: ClassVar[bool]
+
+    def separation(self) -> int:
+        """b: two participations of one example are at least so many steps apart."""
+
+    def participations(self, num_steps: int) -> int:
+        """k: how often one example takes part, at most."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """The sensitivity of a strategy, or an upper bound on it.
+
+    Attributes:
+      value: sens(C), or the bound; for l2_norm_clip = 1.
+      is_exact: False if `value` is an upper bound that may be loose. A guarantee
+        computed from a bound holds.
+      method: theorem or algorithm that the value rests on.
+    """
+
+    value: float
+    is_exact: bool
+    method: str
+
+    def __str__(self) -> str:
+        relation = "=" if self.is_exact else "<="
+        return f"sens(C) {relation} {self.value:.6g} ({self.method})"
+
+
+def sensitivity(
+    strategy: matrices.LowerTriangular, participation: Separated, num_steps: int
+) -> Sensitivity:
+    """The sensitivity of the strategy matrix `C`, exact where a theorem says so.
+
+    | `C` | result |
+    |---|---|
+    | bands <= b, or one participation | exact: VecSens of squared norms (Alg. 5) |
+    | Toeplitz >= 0, non-increasing from lag b on | exact: columns 0, b, 2b, ... |
+    | column-normalized DP-lambda-CGD | exact: the same columns (Lemma 8) |
+    | binary tree | exact: the best placement in its nodes |
+    | fixed epoch order, Gram matrix >= 0 on patterns | exact: the best of b patterns |
+    | b < bands <= 2b, or two participations | exact: consecutive steps interact |
+    | anything else | bound: the smallest that `upper_bound` knows |
+
+    The case b < bands <= 2b has entries of any sign and is sharper than Alg. 4, which
+    arXiv:2306.08153, section 6, uses for it; see `patterns.path_maximum`.
+
+    Args:
+      strategy: `C`, n x n.
+      participation: gives b and k.
+      num_steps: n; must be the number of rows of `C`.
+
+    Raises:
+      ValueError: if the sizes differ, or the result is not finite.
+    """
+    if strategy.num_rows != num_steps:
+        raise ValueError(
+            f"The strategy is for {strategy.num_rows} steps, the run has {num_steps}."
+        )
+    b, k = participation.separation(), participation.participations(num_steps)
+    found = _exact(strategy, b, k, participation.has_fixed_positions)
+    if found is None:
+        found = upper_bound(strategy, b, k)
+    if not (np.isfinite(found.value) and found.value > 0.0):
+        raise ValueError(f"The sensitivity must be finite and > 0, found {found}.")
+    return found
+
+
+def upper_bound(
+    strategy: matrices.LowerTriangular, min_separation: int, max_participations: int
+) -> Sensitivity:
+    """The smallest known upper bound under min-separation, for any strategy.
+
+    Takes the least of those that apply: Alg. 4 of arXiv:2306.08153 (Theorem 3), also
+    in its banded form; a Toeplitz majorant for which Theorem 1 holds; the bound for
+    Toeplitz with scaled columns; and the triangle inequality over column norms, which
+    needs nothing. The patterns of fixed epoch order are among those considered.
+
+    Args:
+      strategy: `C`, n x n.
+      min_separation: b.
+      max_participations: k.
+
+    Raises:
+      ValueError: if `C` has so many steps that not even column norms are affordable.
+    """
+    b, n = min_separation, strategy.num_rows
+    k = min(max_participations, -(-n // b))
+    known: list[Sensitivity] = []
+
+    def add(squared: float, method: str) -> None:
+        known.append(Sensitivity(float(np.sqrt(squared)), False, f"bound, {method}"))
+
+    column = strategy.toeplitz_column()
+    if column is not None:
+        # Larger in every entry, and as Theorem 1 wants it; see `_exact`.
+        majorant = np.abs(column)
+        majorant[b:] = np.maximum.accumulate(majorant[b:][::-1])[::-1]
+        matrix = matrices.ToeplitzBanded(majorant, n)
+        add(_leftmost_columns(matrix, b, k) ** 2, "Toeplitz majorant of Theorem 1")
+    core = _toeplitz_core(strategy)
+    scale = strategy.column_scale
+    if scale is not None and core is not None:
+        squared = patterns.scaled_toeplitz_bound(core, scale, b, k)
+        add(squared, "Toeplitz with scaled columns")
+    width, cost = strategy.bands, strategy.gram_diagonal_cost()
+    if width < n and cost is not None and cost < n:
+        picks = min(k, -(-2 * width // b))
+        if n * width * float(picks + cost) <= _OPERATION_LIMIT:
+            add(patterns.banded_gram_bound(strategy, b, k), "Alg. 4 on the bands")
+    elif n <= (_DENSE_LIMIT if core is None else _TOEPLITZ_DENSE_LIMIT):
+        add(patterns.dense_gram_bound(strategy.to_dense(), b, k), "Alg. 4")
+    if not known:
+        add(float(vec_sens(_column_norms(strategy), b, k)) ** 2, "triangle inequality")
+    return min(known, key=lambda sensitivity_: sensitivity_.value)
+
+
+def _exact(
+    strategy: matrices.LowerTriangular, b: int, k: int, fixed_order: bool
+) -> Sensitivity | None:
+    """The exact sensitivity by the first theorem that applies, or None."""
+    n = strategy.num_rows
+    if k == 1 or strategy.bands <= b:
+        squared = _column_norms(strategy) ** 2
+        if fixed_order:
+            value = max(squared[i::b].sum() for i in range(min(b, n)))
+            return Sensitivity(float(np.sqrt(value)), True, "Proposition B.1")
+        value = vec_sens(squared, b, k)
+        return Sensitivity(float(np.sqrt(value)), True, "Alg. 5: bands <= b")
+    column = strategy.toeplitz_column()
+    if column is not None:
+        if np.all(column >= 0.0) and np.all(np.diff(column[b:]) <= 0.0):
+            # Theorem 1 asks for a non-increasing column. Its proof moves participations
+            # to the left: a shift of all of them never loses if no entry is negative,
+            # and closing a gap of more than b steps compares entries c[m - 1] and c[m]
+            # with m > b only. So how the first b entries are ordered does not matter.
+            value = _leftmost_columns(strategy, b, k)
+            return Sensitivity(value, True, "Toeplitz non-increasing from b, Theorem 1")
+    if _is_normalized_lambda_cgd(strategy):
+        value = _leftmost_columns(strategy, b, k)
+        return Sensitivity(value, True, "normalized DP-lambda-CGD, Lemma 8")
+    if fixed_order:
+        return _exact_fixed_order(strategy, b)
+    squared_value = strategy.exact_squared_sensitivity(b, k)
+    if squared_value is not None:
+        method = f"exact for {strategy.kind.replace('_', ' ')} matrices"
+        return Sensitivity(float(np.sqrt(squared_value)), True, method)
+    return _exact_path(strategy, b, k)
+
+
+def _exact_fixed_order(
+    strategy: matrices.LowerTriangular, b: int
+) -> Sensitivity | None:
+    if strategy.gram_diagonal_cost() is None:
+        if strategy.num_rows > _DENSE_LIMIT:
+            return None
+        strategy = matrices.Dense(strategy.to_dense())
+    squared, is_exact = patterns.fixed_order_maximum(strategy, b)
+    method = "the b fixed patterns" if is_exact else "bound, |X| on the fixed patterns"
+    return Sensitivity(float(np.sqrt(squared)), is_exact, method)
+
+
+def _exact_path(
+    strategy: matrices.LowerTriangular, b: int, k: int
+) -> Sensitivity | None:
+    """Two participations, or bands <= 2b: only consecutive participations interact."""
+    n, width = strategy.num_rows, strategy.bands
+    if k > 2 and width > 2 * b:
+        return None
+    squared: float | None = None
+    cost = strategy.gram_diagonal_cost()
+    if cost is not None:
+        if n * (width - b) * float(k + cost) <= _OPERATION_LIMIT:
+            squared = patterns.path_maximum(strategy, b, k)
+    if squared is None and k == 2 and n <= _DENSE_LIMIT:
+        squared = patterns.best_pair(strategy.to_dense(), b)
+    if squared is None:
+        return None
+    method = "consecutive participations, Prop. E.1"
+    return Sensitivity(float(np.sqrt(squared)), True, method)
+
+
+def _toeplitz_core(strategy: matrices.LowerTriangular) -> np.ndarray | None:
+    """The first column of `C` before its columns were scaled, if that is Toeplitz."""
+    return strategy.core.toeplitz_column()
+
+
+def _column_norms(strategy: matrices.LowerTriangular) -> np.ndarray:
+    if strategy.gram_diagonal_cost() is None and strategy.num_rows > _NORMS_LIMIT:
+        raise ValueError(
+            f"The inverse of a banded matrix that is not Toeplitz must have at most "
+            f"{_NORMS_LIMIT} steps for its column norms, found {strategy.num_rows}. "
+            f"Use a Toeplitz noising matrix or a banded strategy."
+        )
+    return strategy.column_norms()
+
+
+def _leftmost_columns(strategy: matrices.LowerTriangular, b: int, k: int) -> float:
+    """`||sum of columns 0, b, ..., (k - 1) b||`."""
+    pattern = np.zeros(strategy.num_rows)
+    pattern[::b][:k] = 1.0
+    return float(np.linalg.norm(strategy.matmul(pattern)))
+
+
+def _is_normalized_lambda_cgd(strategy: matrices.LowerTriangular) -> bool:
+    """Whether Lemma 8 applies: `C_lambda D^-1` with its own column norms D."""
+    banded = strategy.core.banded_inverse()
+    if strategy.column_scale is None or banded is None or banded.bands != 2:
+        return False
+    column = banded.toeplitz_column()
+    if column is None:
+        return False
+    norms = strategy.column_norms()
+    return bool(
+        column[0] == 1.0 and -1.0 < column[1] <= 0.0 and np.ptp(norms) < 1e-9 * norms[0]
+    )

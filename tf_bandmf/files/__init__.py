@@ -1,0 +1,1 @@
+"""Files: configurations with arrays, and files that hold secrets."""

@@ -1,0 +1,92 @@
+"""Files that hold secrets: only the owner reads them, and they are whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from typing import BinaryIO
+
+_DIGEST_BYTES = 32
+_UNFINISHED = ".private-"
+
+
+@contextlib.contextmanager
+def replaced(path: str) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the name `path` when the block ends.
+
+    Mode 0600. Contents are fsynced before the rename, and the rename before this
+    returns: after a crash there is the old file or the new one. If the block raises, the
+    old one stays.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    # mkstemp gives mode 0600.
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=_UNFINISHED)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_folder(folder)
+
+
+def sync_folder(folder: str) -> None:
+    """Waits until the names of the files in a folder reached the disk."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_unfinished(folder: str) -> None:
+    """Removes what a killed process left of files that it had not finished."""
+    for name in os.listdir(folder):
+        if name.startswith(_UNFINISHED):
+            os.unlink(os.path.join(folder, name))
+
+
+def write(path: str, content: bytes) -> None:
+    """Writes a private file with a SHA-256 of its content, as `replaced` does."""
+    with replaced(path) as file:
+        file.write(hashlib.sha256(content).digest())
+        file.write(content)
+
+
+def read(path: str) -> bytes:
+    """The content of a file that `write` wrote.
+
+    Raises:
+      FileNotFoundError: if there is none.
+      PermissionError: if others than the owner may read or write it.
+      ValueError: if it is damaged, or no such file.
+    """
+    check_mode(path)
+    with open(path, "rb") as file:
+        digest, content = file.read(_DIGEST_BYTES), file.read()
+    if hashlib.sha256(content).digest() != digest:
+        raise ValueError(
+            f"{path} does not have the SHA-256 that it states: it is damaged, or was not "
+            f"written by tf-bandmf."
+        )
+    return content
+
+
+def check_mode(path: str) -> None:
+    """Raises PermissionError if others than the owner may read or write the file."""
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    if os.name == "posix" and mode & 0o077:
+        raise PermissionError(
+            f"{path} holds the secrets of a run, but others may read it (mode {mode:o}). "
+            f"If nobody did: chmod 600 {path}."
+        )

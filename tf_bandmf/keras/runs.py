@@ -1,0 +1,126 @@
+"""The runs of this process: a second one on the same data or model is never silent.
+
+Every `PrivateOptimizer` has a noise key of its own. Two keys on the same data are two
+releases, whose privacy losses add up, however alike plan and code are: a model that is
+compiled anew, trials of a tuner, folds, seeds, comparisons. What a run is on is known by
+its weights (the same variables) and its examples (`sampling.data_identity`).
+
+A run counts from its first step on. The registry lives as long as the process: runs of
+other processes are the caller's to know. A plan with a test seed promises nothing and does
+not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.plan import Plan
+from tf_bandmf.sampling import data_identity
+
+# Of data whose batches the caller makes.
+NO_SCHEDULE = -1
+# In a graph, where the other run cannot be named.
+SECOND_RUN = (
+    "This is a second run: a run of this process trained on the same weights or examples "
+    "with another noise key, and both together spend more than either. If it is meant, "
+    "give PrivateOptimizer(..., additional_run=True) and publish the joint guarantee, "
+    "tf_bandmf.compose(plans).statement(). To go on with the first run, compile with its "
+    "optimizer, or resume it from its private state file."
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """A run that took a step.
+
+    Attributes:
+      plan: of the run.
+      trained: weak references to its trainable weights.
+      data: sketch of its examples; empty if the caller made its batches.
+    """
+
+    plan: Plan
+    trained: tuple[weakref.ref[Any], ...]
+    data: np.ndarray
+
+    def shares(self, weights: Sequence[Any], data: np.ndarray) -> str | None:
+        """What another run on these weights and data has in common with this one."""
+        own = {id(weight) for weight in (ref() for ref in self.trained)}
+        found = []
+        if any(id(weight) in own for weight in weights):
+            found.append("weights")
+        if data_identity.share_examples(self.data, data):
+            found.append("examples")
+        return " and ".join(found) or None
+
+
+_RUNS: dict[str, Run] = {}
+_LOCK = threading.RLock()
+
+
+def name_of(key: NoiseKey) -> str:
+    """A run is its noise key: a resumed one is the same run."""
+    return hashlib.sha256(b"tf-bandmf run" + key.secret_bytes()).hexdigest()
+
+
+def is_known(name: str | None) -> bool:
+    """Whether the run has taken a step in this process."""
+    return name in _RUNS
+
+
+def others(
+    name: str | None, weights: Sequence[Any], schedule_id: int
+) -> list[tuple[str, Run]]:
+    """Other runs on the same weights or examples, and what they have in common.
+
+    Args:
+      name: of the run that asks; None if it has no key yet.
+      weights: all of its model's.
+      schedule_id: of its data, or `NO_SCHEDULE`.
+    """
+    data = data_identity.sketch_of(schedule_id)
+    with _LOCK:
+        pairs = [
+            (run.shares(weights, data), run)
+            for other, run in _RUNS.items()
+            if other != name
+        ]
+    return [(common, run) for common, run in pairs if common is not None]
+
+
+def refusal(name: str | None, weights: Sequence[Any], schedule_id: int) -> str | None:
+    """Why a run may not begin unless it was announced as an additional one, or None."""
+    found = others(name, weights, schedule_id)
+    if not found:
+        return None
+    common, run = found[-1]
+    return (
+        f"{SECOND_RUN} (In common: {common}. The other run: epsilon = "
+        f"{run.plan.epsilon:g}, delta = {run.plan.delta:g}, plan "
+        f"{run.plan.fingerprint[:12]}.)"
+    )
+
+
+def note(name: str, plan: Plan, trained: Sequence[Any], schedule_id: int) -> None:
+    """Counts a run that takes a step."""
+    run = Run(
+        plan,
+        tuple(weakref.ref(weight) for weight in trained),
+        data_identity.sketch_of(schedule_id),
+    )
+    with _LOCK:
+        _RUNS[name] = run
+
+
+def forget() -> None:
+    """Forgets all runs; for tests, which begin anew."""
+    with _LOCK:
+        _RUNS.clear()

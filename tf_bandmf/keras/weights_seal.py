@@ -1,0 +1,146 @@
+"""Notices weights that something else than the private step has changed.
+
+A plain model that shares layers with a private one can train them without noise; so can
+an assignment between two steps. After each private step a digest of all of the model's
+weights is kept, and the next step takes place only if they still have it.
+
+The digest covers every bit. It is FarmHash64 where weights are on the host (9 GB/s on one
+core), else a sum of products with numbers that depend on the place, modulo 2^64, which XLA
+makes one pass of. It guards against mistakes, not against somebody who looks for weights
+with the same digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.keras.secret_state import of_replica, per_replica
+
+CHANGED = (
+    "The weights are not those that the last private step of this run left: something "
+    "else changed them (a plain model that shares them was trained, weights were loaded or "
+    "assigned, a callback wrote them). If private data had a part in it, the guarantee is "
+    "gone: go back to weights of the run. If not, say so with "
+    "model.optimizer.vouch_for_weights('what changed them'), which the statement of "
+    "model.optimizer.statement() will name."
+)
+# Odd numbers without pattern: 2^64 / golden ratio, and those of splitmix64.
+_FACTORS = tuple(
+    int(np.uint64(value).astype(np.int64))
+    for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+_INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
+
+
+class WeightsSeal:
+    """The digest of a model's weights after the last private step.
+
+    Nothing tracks it, and no file holds it: a run that is resumed begins without one.
+    Each replica has a digest of its own copies.
+    """
+
+    __slots__ = ("_states", "_weights")
+
+    def __init__(self) -> None:
+        with tf.init_scope():
+            # Whether there is a digest, and the digest.
+            self._states = per_replica(tf.zeros([2], tf.int64))
+        self._weights: tuple[Any, ...] = ()
+
+    def holds(self, weights: Sequence[Any]) -> tf.Tensor:
+        """Whether the weights are as the last private step left them, bool scalar.
+
+        Args:
+          weights: Keras variables, in the same order each time.
+        """
+        state = of_replica(self._states).value()
+        unchanged = tf.equal(state[1], _digest(weights))
+        return tf.equal(state[0], 0) | unchanged
+
+    def renew(self, weights: Sequence[Any]) -> Any:
+        """Takes the digest; after the step's last change of the weights."""
+        self._weights = tuple(weights)
+        state = tf.stack([tf.constant(1, tf.int64), _digest(weights)])
+        return of_replica(self._states).assign(state, read_value=False)
+
+    def open(self) -> None:
+        """Accepts any weights at the next step; not within one."""
+        for state in self._states:
+            state.assign(tf.zeros([2], tf.int64))
+
+    def through(self, change: Callable[[], Any]) -> Any:
+        """A change of weights between steps that is the library's own, such as averages.
+
+        If something else had changed them before, that still shows.
+        """
+        was_whole = bool(self._weights) and bool(self.holds(self._weights))
+        result = change()
+        if was_whole and bool(self._states[0][0] == 1):
+            digest = _digest(self._weights)
+            for state in self._states:
+                state.assign(tf.stack([tf.constant(1, tf.int64), digest]))
+        return result
+
+
+def let_average(callbacks: Any, seal: Callable[[], WeightsSeal | None]) -> None:
+    """Lets `keras.callbacks.SwapEMAWeights` swap weights of the run for their averages.
+
+    Both are functions of noisy gradients. It swaps by adding and subtracting, which leaves
+    weights that differ in their last bits.
+    """
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+        if not isinstance(callback, keras.callbacks.SwapEMAWeights):
+            continue
+        for name in ("_swap_variables", "_finalize_ema_values"):
+            change = getattr(type(callback), name).__get__(callback)
+
+            def through(change: Any = change) -> Any:
+                found = seal()
+                return change() if found is None else found.through(change)
+
+            setattr(callback, name, through)
+
+
+def _digest(weights: Sequence[Any]) -> tf.Tensor:
+    """int64 scalar."""
+    parts = []
+    for weight in weights:
+        value = tf.convert_to_tensor(weight.value)
+        on_host = "GPU" not in value.device and "TPU" not in value.device
+        parts.append(_host_digest(value) if on_host else _device_digest(value))
+    if not parts:
+        return tf.constant(0, tf.int64)
+    with tf.device("/CPU:0"):
+        return _hash(tf.stack(parts))
+
+
+def _hash(value: tf.Tensor) -> tf.Tensor:
+    row = tf.fingerprint(tf.reshape(value, [1, -1]))
+    return tf.reshape(tf.bitcast(row, tf.int64), [])
+
+
+def _host_digest(value: tf.Tensor) -> tf.Tensor:
+    with tf.device("/CPU:0"):
+        return _hash(value)
+
+
+@tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
+def _device_digest(value: tf.Tensor) -> tf.Tensor:
+    """Sum over the words of word times a number that is mixed from the word's place."""
+    flat = tf.reshape(value, [-1])
+    if flat.dtype == tf.bool:
+        flat = tf.cast(flat, tf.int32)
+    words = tf.cast(tf.bitcast(flat, _INTEGERS[flat.dtype.size]), tf.int64)
+    place = tf.range(1, tf.size(flat, tf.int64) + 1, dtype=tf.int64)
+    for factor in _FACTORS:
+        place *= tf.constant(factor, tf.int64)
+        place = tf.bitwise.bitwise_xor(
+            place, tf.bitwise.right_shift(place, tf.constant(29, tf.int64))
+        )
+    odd = tf.bitwise.bitwise_or(place, tf.constant(1, tf.int64))
+    return tf.reduce_sum(words * odd)

@@ -1,0 +1,65 @@
+"""Algebra of lower-triangular matrices with structure, in float64.
+
+Every strategy, workload and noising matrix of this library is lower triangular and is
+banded, or the inverse of a banded matrix, or one of these with its columns scaled, or one
+of the kinds that those are compared with. Only `to_dense` materializes an `n x n` array
+(and `Dense` is one), so that the others serve `n = 10**6` as well as `n = 4`.
+
+| class | matrix `M` | one product or solve costs |
+|---|---|---|
+| `ToeplitzBanded` | constant diagonals, `w` of them | O(n w) |
+| `RowBanded` | any entries on `w` diagonals | O(n w) |
+| `Inverse` | the inverse of one of the above | as its inner matrix |
+| `ColumnScaled` | another one times a positive diagonal matrix | as its inner matrix |
+| `Dense` | any lower-triangular matrix | O(n^2) |
+| `BufferedToeplitz` | Toeplitz, a constant plus `d` geometric sequences | O(n d) |
+| `DyadicTree` | the square factor of the binary tree | O(n^2) |
+
+Indices are zero-based: entry `[i, j]` couples step `i` with the earlier step `j`. A new
+kind is a class with the methods of `LowerTriangular`, in a file that is imported here.
+"""
+
+from tf_bandmf.matrices.banded import RowBanded, ToeplitzBanded, multiply
+from tf_bandmf.matrices.base import (
+    KINDS,
+    LowerTriangular,
+    from_config,
+    register,
+)
+from tf_bandmf.matrices.buffered import BufferedToeplitz
+from tf_bandmf.matrices.dense import Dense, lower_triangular_factor
+from tf_bandmf.matrices.dyadic_tree import DyadicTree
+from tf_bandmf.matrices.inverse import Inverse
+from tf_bandmf.matrices.scaled import ColumnScaled
+from tf_bandmf.matrices.streaming import (
+    ForwardSubstitution,
+    GeometricSums,
+    Regeneration,
+    Streaming,
+)
+
+__all__ = [
+    "BufferedToeplitz",
+    "ColumnScaled",
+    "Dense",
+    "DyadicTree",
+    "ForwardSubstitution",
+    "GeometricSums",
+    "Inverse",
+    "KINDS",
+    "LowerTriangular",
+    "Regeneration",
+    "RowBanded",
+    "Streaming",
+    "ToeplitzBanded",
+    "as_rows",
+    "from_config",
+    "lower_triangular_factor",
+    "multiply",
+    "register",
+]
+
+
+def as_rows(matrix: LowerTriangular):  # type: ignore[no-untyped-def]
+    """The diagonals of a banded matrix row by row; see `LowerTriangular.as_rows`."""
+    return matrix.as_rows()

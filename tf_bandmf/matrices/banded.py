@@ -1,0 +1,260 @@
+"""Banded lower-triangular matrices: Toeplitz, or any entries."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tf_bandmf.matrices import filters
+from tf_bandmf.matrices.base import (
+    LowerTriangular,
+    check_num_rows,
+    check_operand,
+    frozen,
+    register,
+)
+from tf_bandmf.matrices.streaming import ForwardSubstitution
+
+
+@register
+@dataclasses.dataclass(frozen=True, eq=False)
+class ToeplitzBanded(LowerTriangular):
+    """`M[i, j] = coefficients[i - j]` for `0 <= i - j < bands`, else 0.
+
+    Args:
+      coefficients: the diagonals, main one first; shape [w], `1 <= w <= num_rows`.
+        Coefficients past `num_rows` do not exist in the matrix and are refused, so
+        that the horizon is never inferred from their number.
+      num_rows: n.
+
+    Raises:
+      ValueError: if a coefficient is not finite, the first one is zero (the matrix
+        would be singular), or there are more coefficients than rows.
+    """
+
+    coefficients: np.ndarray
+    num_rows: int
+    kind: ClassVar[str] = "toeplitz"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_rows", check_num_rows(self.num_rows))
+        c = frozen(self.coefficients)
+        object.__setattr__(self, "coefficients", c)
+        if c.ndim != 1 or c.size < 1:
+            raise ValueError(f"coefficients must be a vector, found shape {c.shape}.")
+        if c.size > self.num_rows:
+            raise ValueError(
+                f"A matrix of {self.num_rows} rows has at most {self.num_rows} bands, "
+                f"found {c.size} coefficients."
+            )
+        if not np.all(np.isfinite(c)):
+            raise ValueError(f"coefficients must be finite, found {c}.")
+        if c[0] == 0.0:
+            raise ValueError("The main diagonal is zero: the matrix is singular.")
+
+    @property
+    def bands(self) -> int:  # type: ignore[override]
+        return self.coefficients.size
+
+    @property
+    def stored_bands(self) -> int:
+        return self.bands
+
+    def as_rows(self) -> np.ndarray:
+        rows = np.tile(self.coefficients, (self.num_rows, 1))
+        for j in range(1, self.bands):
+            rows[:j, j] = 0.0
+        return rows
+
+    def matmul(self, x: np.ndarray) -> np.ndarray:
+        x = check_operand(x, self.num_rows)
+        return filters.convolve(self.coefficients, x)
+
+    def solve(self, x: np.ndarray) -> np.ndarray:
+        x = check_operand(x, self.num_rows)
+        return filters.deconvolve(self.coefficients, x)
+
+    def column_norms(self) -> np.ndarray:
+        # Column j holds the first n - j coefficients.
+        cumulative = np.cumsum(self.coefficients**2)
+        length = np.minimum(self.num_rows - np.arange(self.num_rows), self.bands)
+        return np.sqrt(cumulative[length - 1])
+
+    def is_nonnegative(self) -> bool:
+        return bool(np.all(self.coefficients >= 0.0))
+
+    def toeplitz_column(self) -> np.ndarray:
+        return np.pad(self.coefficients, (0, self.num_rows - self.bands))
+
+    def streaming(self) -> ForwardSubstitution:
+        return ForwardSubstitution(
+            self.num_rows, self.bands, lambda: self.coefficients[None]
+        )
+
+    def error_factors(
+        self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return _error_factors(self, inverse_workload, scale)
+
+    def in_float32(self) -> ToeplitzBanded:
+        return ToeplitzBanded(self.coefficients.astype(np.float32), self.num_rows)
+
+    def to_config(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "num_rows": self.num_rows,
+            "coefficients": self.coefficients,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ToeplitzBanded:
+        return cls(config["coefficients"], config["num_rows"])
+
+    @classmethod
+    def example(cls, num_rows: int) -> ToeplitzBanded:
+        return cls(np.array([1.0, 0.5, 0.3]), num_rows)
+
+
+@register
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowBanded(LowerTriangular):
+    """`M[i, i - j] = rows[i, j]` for `0 <= j < bands`.
+
+    Args:
+      rows: shape [n, w]; entries that would fall left of the matrix (`j > i`) must be
+        zero.
+
+    Raises:
+      ValueError: on a non-finite entry, a zero on the main diagonal, or a non-zero
+        entry outside of the matrix.
+    """
+
+    rows: np.ndarray
+    kind: ClassVar[str] = "rows"
+
+    def __post_init__(self) -> None:
+        rows = frozen(self.rows)
+        object.__setattr__(self, "rows", rows)
+        if rows.ndim != 2 or not 1 <= rows.shape[1] <= max(rows.shape[0], 1):
+            raise ValueError(
+                f"rows must have shape [n, bands] with 1 <= bands <= n, found "
+                f"{rows.shape}."
+            )
+        if not np.all(np.isfinite(rows)):
+            raise ValueError("rows must be finite.")
+        if np.any(rows[:, 0] == 0.0):
+            raise ValueError("The main diagonal has a zero: the matrix is singular.")
+        for j in range(1, rows.shape[1]):
+            if np.any(rows[:j, j] != 0.0):
+                raise ValueError(f"rows[:{j}, {j}] lie outside of the matrix: not 0.")
+
+    @property
+    def num_rows(self) -> int:  # type: ignore[override]
+        return self.rows.shape[0]
+
+    @property
+    def bands(self) -> int:  # type: ignore[override]
+        return self.rows.shape[1]
+
+    @property
+    def stored_bands(self) -> int:
+        return self.bands
+
+    def as_rows(self) -> np.ndarray:
+        return self.rows
+
+    def gram_diagonal_cost(self) -> int:
+        return self.bands
+
+    def gram_diagonal(self, offset: int) -> np.ndarray:
+        n, width = self.rows.shape
+        diagonal = np.zeros(n - offset)
+        for t in range(min(width - offset, n - offset)):
+            products = self.rows[offset + t :, offset + t] * self.rows[offset + t :, t]
+            diagonal[: n - offset - t] += products
+        return diagonal
+
+    def matmul(self, x: np.ndarray) -> np.ndarray:
+        x = check_operand(x, self.num_rows)
+        weights = self.rows if x.ndim == 1 else self.rows[:, :, None]
+        result = weights[:, 0] * x
+        for j in range(1, self.bands):
+            result[j:] += weights[j:, j] * x[:-j]
+        return result
+
+    def solve(self, x: np.ndarray) -> np.ndarray:
+        x = check_operand(x, self.num_rows)
+        # BLAS keeps the diagonals as rows, each shifted so that columns line up.
+        storage = np.zeros((self.bands, self.num_rows))
+        for j in range(self.bands):
+            storage[j, : self.num_rows - j] = self.rows[j:, j]
+        return filters.solve_banded(storage, x)
+
+    def column_norms(self) -> np.ndarray:
+        squared = self.rows[:, 0] ** 2
+        for j in range(1, self.bands):
+            squared[:-j] += self.rows[j:, j] ** 2
+        return np.sqrt(squared)
+
+    def is_nonnegative(self) -> bool:
+        return bool(np.all(self.rows >= 0.0))
+
+    def streaming(self) -> ForwardSubstitution:
+        return ForwardSubstitution(self.num_rows, self.bands, self.as_rows)
+
+    def error_factors(
+        self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return _error_factors(self, inverse_workload, scale)
+
+    def in_float32(self) -> RowBanded:
+        return RowBanded(self.rows.astype(np.float32))
+
+    def to_config(self) -> dict[str, Any]:
+        return {"kind": self.kind, "rows": self.rows}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> RowBanded:
+        return cls(config["rows"])
+
+    @classmethod
+    def example(cls, num_rows: int) -> RowBanded:
+        step = np.arange(num_rows)
+        rows = np.stack([1.0 + 0.1 * (step % 3), 0.5 - 0.2 * (step % 2)], axis=1)
+        rows[0, 1] = 0.0
+        return cls(rows)
+
+
+def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
+    """The product of two banded matrices of the same size, again banded."""
+    a, b = left.as_rows(), right.as_rows()
+    if a.shape[0] != b.shape[0]:
+        raise ValueError(f"Sizes differ: {a.shape[0]} and {b.shape[0]} rows.")
+    n = a.shape[0]
+    product = np.zeros((n, min(a.shape[1] + b.shape[1] - 1, n)))
+    for i in range(a.shape[1]):
+        for j in range(b.shape[1]):
+            if i + j < n:
+                product[i:, i + j] += a[i:, i] * b[: n - i, j]
+    return RowBanded(product)
+
+
+def _error_factors(
+    matrix: LowerTriangular, inverse_workload: LowerTriangular, scale: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """`A C^-1 = (C A^-1)^-1`."""
+    rows = matrix.as_rows() if scale is None else scaled_rows(matrix.as_rows(), scale)
+    product = multiply(RowBanded(rows), inverse_workload)
+    return product.rows, np.ones((matrix.num_rows, 1))
+
+
+def scaled_rows(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """The rows, as `as_rows` has them, of `M diag(scale)`."""
+    rows = np.array(rows)
+    rows[:, 0] *= scale
+    for j in range(1, rows.shape[1]):
+        rows[j:, j] *= scale[:-j]
+    return rows

@@ -1,0 +1,233 @@
+"""What every kind of matrix is, and the registry of kinds."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tf_bandmf.matrices.streaming import Streaming
+
+
+class LowerTriangular(abc.ABC):
+    """An invertible `n x n` lower-triangular matrix, float64, immutable.
+
+    A kind of matrix says how it is multiplied and inverted, and what is cheap for it:
+    sensitivity, error, accounting and noise ask the matrix and know no kinds.
+
+    Attributes:
+      kind: name in files.
+      num_rows: n.
+      bands: number of diagonals, the main one included, that may be non-zero.
+    """
+
+    kind: ClassVar[str]
+    num_rows: int
+    bands: int
+
+    @abc.abstractmethod
+    def matmul(self, x: np.ndarray) -> np.ndarray:
+        """Returns `M @ x` for `x` of shape [n] or [n, m]."""
+
+    @abc.abstractmethod
+    def solve(self, x: np.ndarray) -> np.ndarray:
+        """Returns `M^-1 @ x` for `x` of shape [n] or [n, m]."""
+
+    @abc.abstractmethod
+    def column_norms(self) -> np.ndarray:
+        """Returns the l2 norms of the columns of `M`, shape [n]."""
+
+    @abc.abstractmethod
+    def is_nonnegative(self) -> bool:
+        """Whether every entry of `M` is >= 0, checked on the actual entries."""
+
+    @abc.abstractmethod
+    def streaming(self) -> Streaming:
+        """How the rows of `M^-1 Z` are computed one after the other."""
+
+    @abc.abstractmethod
+    def to_config(self) -> dict[str, Any]:
+        """Plain values and arrays, `kind` among them, for `from_config`."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_config(cls, config: Mapping[str, Any]) -> LowerTriangular:
+        """Rebuilds the matrix of `to_config`.
+
+        Raises:
+          ValueError: if the content is invalid.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def example(cls, num_rows: int) -> LowerTriangular:
+        """A matrix of this kind for `num_rows >= 4`: what the contract tests look at."""
+
+    @property
+    def core(self) -> LowerTriangular:
+        """`M` before its columns were scaled."""
+        return self
+
+    @property
+    def column_scale(self) -> np.ndarray | None:
+        """By what the columns of `core` were multiplied, shape [n], or None."""
+        return None
+
+    @property
+    def stored_bands(self) -> int | None:
+        """Bands of `M`, or of `M^-1` if that is the banded one; None if neither is."""
+        return None
+
+    def banded_inverse(self) -> LowerTriangular | None:
+        """`M^-1` if that is the banded one of the two; otherwise None."""
+        return None
+
+    def as_rows(self) -> np.ndarray:
+        """The diagonals of a banded `M` row by row: `[i, j]` is `M[i, i - j]`.
+
+        Returns:
+          Shape [n, bands]; 0 where `j > i`.
+
+        Raises:
+          TypeError: if `M` is not stored by its bands.
+        """
+        raise TypeError(f"{type(self).__name__} has no banded rows.")
+
+    def toeplitz_column(self) -> np.ndarray | None:
+        """The first column, shape [n], if `M` is Toeplitz; otherwise None."""
+        return None
+
+    def gram_diagonal_cost(self) -> int | None:
+        """Products that an entry of `X = M^T M` costs on the average, or None.
+
+        None: `gram_diagonal` is not known; everything else about `X` needs `to_dense`.
+        """
+        return None if self.toeplitz_column() is None else 1
+
+    def gram_diagonal(self, offset: int) -> np.ndarray:
+        """`X[i, i + offset]` of `X = M^T M` for every `i`, shape [n - offset].
+
+        Raises:
+          TypeError: if `gram_diagonal_cost` is None.
+        """
+        column = self.toeplitz_column()
+        if column is None:
+            raise TypeError(f"{type(self).__name__} has no cheap Gram diagonals.")
+        # Columns i and i + offset share the rows from i + offset on.
+        return np.cumsum(column[: self.num_rows - offset] * column[offset:])[::-1]
+
+    def exact_squared_sensitivity(
+        self, min_separation: int, max_participations: int
+    ) -> float | None:
+        """sens(M)^2 under min-separation where a theorem on this kind gives it.
+
+        None (the default) leaves it to what is known for all matrices.
+        """
+        return None
+
+    def error_factors(
+        self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Banded `R` and `N` with `A (M diag(scale))^-1 = R^-1 N`.
+
+        Args:
+          inverse_workload: `A^-1`, banded.
+          scale: shape [n], or None for ones.
+
+        Returns:
+          Their diagonals row by row, as `as_rows` has them; or None if there are none,
+          and the error is that of the dense matrix.
+        """
+        return None
+
+    def normalize_columns(self) -> LowerTriangular:
+        """Returns `M D^-1` whose columns all have l2 norm 1, a `ColumnScaled`."""
+        scale = 1.0 / self.column_norms()
+        return KINDS["column_scaled"](self, scale)  # type: ignore[call-arg]
+
+    def in_float32(self) -> LowerTriangular:
+        """`M` with its parameters rounded to float32, which is how noise is computed.
+
+        Near a singular inverse the rounding moves `M` by more than one would think: what
+        is analysed must be what is used.
+        """
+        return self
+
+    def to_dense(self) -> np.ndarray:
+        """Materializes `M`, shape [n, n]. For small `n` and for tests."""
+        return self.matmul(np.eye(self.num_rows))
+
+
+# By `kind`.
+KINDS: dict[str, type[LowerTriangular]] = {}
+_Kind = TypeVar("_Kind", bound=type[LowerTriangular])
+
+
+def register(cls: _Kind) -> _Kind:
+    """Makes a kind of matrix known to `from_config` and to the contract tests.
+
+    Raises:
+      TypeError: if it lacks a method.
+      ValueError: if another class has its `kind`.
+    """
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        raise TypeError(f"{cls.__name__} lacks {missing}.")
+    if KINDS.setdefault(cls.kind, cls) is not cls:
+        raise ValueError(
+            f"The kind {cls.kind!r} of {cls.__name__} is that of "
+            f"{KINDS[cls.kind].__name__}."
+        )
+    return cls
+
+
+def from_config(config: Mapping[str, Any]) -> LowerTriangular:
+    """Rebuilds the matrix of a `to_config` dictionary.
+
+    Raises:
+      ValueError: if the kind of matrix is unknown or its content is invalid.
+    """
+    kind = config.get("kind")
+    if kind not in KINDS:
+        raise ValueError(
+            f"Unknown kind of matrix {kind!r}: was it saved by a newer version?"
+        )
+    return KINDS[kind].from_config(config)
+
+
+def check_num_rows(num_rows: int) -> int:
+    """The number of rows as an int.
+
+    Raises:
+      TypeError, ValueError: if it is not an int >= 1.
+    """
+    if isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer)):
+        raise TypeError(f"num_rows must be an int, found {num_rows!r}.")
+    if num_rows < 1:
+        raise ValueError(f"num_rows must be >= 1, found {num_rows}.")
+    return int(num_rows)
+
+
+def frozen(array: Any) -> np.ndarray:
+    """A copy in float64 that cannot be written to."""
+    array = np.array(array, dtype=np.float64)
+    array.flags.writeable = False
+    return array
+
+
+def check_operand(x: np.ndarray, num_rows: int) -> np.ndarray:
+    """The operand of a product, [n] or [n, m], in float64.
+
+    Raises:
+      ValueError: if it has another shape.
+    """
+    x = np.asarray(x, dtype=np.float64)
+    if x.ndim not in (1, 2) or x.shape[0] != num_rows:
+        raise ValueError(
+            f"Expected an array of {num_rows} rows, found shape {x.shape}."
+        )
+    return x

@@ -1,0 +1,180 @@
+"""Buffered linear Toeplitz matrices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tf_bandmf.matrices.banded import ToeplitzBanded
+from tf_bandmf.matrices.base import (
+    LowerTriangular,
+    check_num_rows,
+    check_operand,
+    frozen,
+    register,
+)
+from tf_bandmf.matrices.streaming import GeometricSums
+
+
+@register
+@dataclasses.dataclass(frozen=True, eq=False)
+class BufferedToeplitz(LowerTriangular):
+    """Buffered linear Toeplitz (BLT) matrix: `num_buffers` vectors stream its inverse.
+
+    The first column is `1, c[1], c[2], ...` with
+    `c[t] = sum_m output_scales[m] decays[m]^(t - 1)`. As a power series it is
+    `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`, so that its inverse is of the
+    same form with the two sequences of decays exchanged (Dvijotham et al., 2024,
+    arXiv:2404.16706; this parameterization: McMahan, Xu, Zhang, 2024,
+    arXiv:2408.08868). Noise streams with `num_buffers` vectors of state `s`, zero at
+    first: `y = z + sum_m inverse_output_scales[m] s[m]`, then
+    `s[m] = inverse_decays[m] s[m] + z`.
+
+    Args:
+      decays: theta, shape [d]; `1 > decays[0] > inverse_decays[0] > decays[1] > ...`.
+      inverse_decays: theta-hat, shape [d]; interlaced with `decays` as above and >= 0.
+        The interlacing makes all output scales positive, their sum smaller than 1 and
+        the first column therefore positive and decreasing.
+      num_rows: n.
+
+    Raises:
+      ValueError: if shapes differ or the decays are not interlaced in [0, 1).
+    """
+
+    decays: np.ndarray
+    inverse_decays: np.ndarray
+    num_rows: int
+    kind: ClassVar[str] = "buffered"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_rows", check_num_rows(self.num_rows))
+        for name in ("decays", "inverse_decays"):
+            object.__setattr__(self, name, frozen(getattr(self, name)))
+        decays, inverse_decays = self.decays, self.inverse_decays
+        if decays.ndim != 1 or decays.size < 1 or decays.shape != inverse_decays.shape:
+            raise ValueError(
+                f"decays and inverse_decays must be vectors of equal length, found "
+                f"shapes {decays.shape} and {inverse_decays.shape}."
+            )
+        interlaced = np.stack([decays, inverse_decays], axis=1).ravel()
+        ordered = np.all(np.diff(interlaced) < 0.0)
+        if not (ordered and interlaced[0] < 1.0 and interlaced[-1] >= 0.0):
+            raise ValueError(
+                f"decays and inverse_decays must interlace in [0, 1): 1 > decays[0] > "
+                f"inverse_decays[0] > decays[1] > ... >= 0, found {decays} and "
+                f"{inverse_decays}."
+            )
+
+    @property
+    def num_buffers(self) -> int:
+        return self.decays.size
+
+    @property
+    def bands(self) -> int:  # type: ignore[override]
+        return self.num_rows
+
+    @property
+    def output_scales(self) -> np.ndarray:
+        """omega, shape [d], all > 0: the first column's geometric weights."""
+        return _residues(self.decays, self.inverse_decays)
+
+    @property
+    def inverse_output_scales(self) -> np.ndarray:
+        """The same of the inverse matrix, shape [d], all < 0."""
+        return _residues(self.inverse_decays, self.decays)
+
+    @property
+    def numerator(self) -> np.ndarray:
+        """Coefficients of `prod_m (1 - inverse_decays[m] x)`, shape [d + 1]."""
+        return np.poly(self.inverse_decays)
+
+    @property
+    def denominator(self) -> np.ndarray:
+        """Coefficients of `prod_m (1 - decays[m] x)`, shape [d + 1]."""
+        return np.poly(self.decays)
+
+    def matmul(self, x: np.ndarray) -> np.ndarray:
+        x = check_operand(x, self.num_rows)
+        return _stream(x, self.output_scales, self.decays)
+
+    def solve(self, x: np.ndarray) -> np.ndarray:
+        x = check_operand(x, self.num_rows)
+        return _stream(x, self.inverse_output_scales, self.inverse_decays)
+
+    def toeplitz_column(self) -> np.ndarray:
+        powers = np.arange(self.num_rows - 1)
+        column = np.ones(self.num_rows)
+        column[1:] = 0.0
+        for scale, decay in zip(self.output_scales, self.decays):
+            column[1:] += scale * decay**powers
+        return column
+
+    def column_norms(self) -> np.ndarray:
+        return np.sqrt(np.cumsum(self.toeplitz_column() ** 2))[::-1].copy()
+
+    def is_nonnegative(self) -> bool:
+        return bool(np.all(self.toeplitz_column() >= 0.0))
+
+    def in_float32(self) -> BufferedToeplitz:
+        decays, inverse_decays = (
+            values.astype(np.float32) for values in (self.decays, self.inverse_decays)
+        )
+        # A decay that would be rounded to 1 stays below.
+        below_one = np.nextafter(np.float32(1.0), np.float32(0.0))
+        return BufferedToeplitz(
+            np.minimum(decays, below_one), inverse_decays, self.num_rows
+        )
+
+    def streaming(self) -> GeometricSums:
+        return GeometricSums(
+            self.num_rows, self.inverse_output_scales, self.inverse_decays
+        )
+
+    def error_factors(
+        self, inverse_workload: LowerTriangular, scale: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        # C = (numerator / denominator) D: A C^-1 = (numerator D A^-1)^-1 denominator.
+        n = self.num_rows
+        numerator = ToeplitzBanded(self.numerator[:n], n)
+        regression, _ = numerator.error_factors(inverse_workload, scale)
+        return regression, ToeplitzBanded(self.denominator[:n], n).as_rows()
+
+    def to_config(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "num_rows": self.num_rows,
+            "decays": self.decays,
+            "inverse_decays": self.inverse_decays,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> BufferedToeplitz:
+        return cls(config["decays"], config["inverse_decays"], config["num_rows"])
+
+    @classmethod
+    def example(cls, num_rows: int) -> BufferedToeplitz:
+        return cls(np.array([0.9, 0.4]), np.array([0.7, 0.1]), num_rows)
+
+
+def _residues(decays: np.ndarray, inverse_decays: np.ndarray) -> np.ndarray:
+    """Weights of the geometric sequences of `prod (1 - inverse x) / (1 - decay x)`."""
+    residues = np.empty_like(decays)
+    for m, decay in enumerate(decays):
+        others = np.delete(decays, m)
+        # Factor by factor: the differences of close decays are then exact.
+        ratio = np.prod((decay - np.delete(inverse_decays, m)) / (decay - others))
+        residues[m] = (decay - inverse_decays[m]) * ratio
+    return residues
+
+
+def _stream(x: np.ndarray, scales: np.ndarray, decays: np.ndarray) -> np.ndarray:
+    """`x[i] + sum_m scales[m] sum_{j < i} decays[m]^(i - 1 - j) x[j]`."""
+    import scipy.signal  # slow to import
+
+    result = x.copy()
+    for scale, decay in zip(scales, decays):
+        result += scipy.signal.lfilter([0.0, scale], [1.0, -decay], x, axis=0)
+    return result

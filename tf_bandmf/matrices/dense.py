@@ -1,0 +1,119 @@
+"""Lower-triangular matrices without structure, given by all their entries."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tf_bandmf.matrices.base import LowerTriangular, check_operand, register
+from tf_bandmf.matrices.streaming import Regeneration
+
+
+@register
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dense(LowerTriangular):
+    """Any lower-triangular matrix, given by all its entries.
+
+    Args:
+      entries: shape [n, n]; entries above the diagonal must be zero.
+
+    Raises:
+      ValueError: on a non-finite entry, a non-zero entry above the diagonal, or a zero
+        on it.
+    """
+
+    entries: np.ndarray
+    kind: ClassVar[str] = "dense"
+
+    def __post_init__(self) -> None:
+        entries = np.array(self.entries, dtype=np.float64)
+        if entries.ndim != 2 or entries.shape[0] != entries.shape[1]:
+            raise ValueError(f"entries must have shape [n, n], found {entries.shape}.")
+        if entries.shape[0] < 1:
+            raise ValueError("entries must have at least one row, found none.")
+        if not np.all(np.isfinite(entries)):
+            raise ValueError("entries must be finite.")
+        if np.any(np.triu(entries, 1) != 0.0):
+            raise ValueError("entries must be zero above the diagonal.")
+        if np.any(np.diagonal(entries) == 0.0):
+            raise ValueError("The main diagonal has a zero: the matrix is singular.")
+        entries.flags.writeable = False
+        object.__setattr__(self, "entries", entries)
+
+    @property
+    def num_rows(self) -> int:  # type: ignore[override]
+        return self.entries.shape[0]
+
+    @property
+    def bands(self) -> int:  # type: ignore[override]
+        rows, columns = np.nonzero(self.entries)
+        return int((rows - columns).max()) + 1
+
+    def matmul(self, x: np.ndarray) -> np.ndarray:
+        return self.entries @ check_operand(x, self.num_rows)
+
+    def solve(self, x: np.ndarray) -> np.ndarray:
+        import scipy.linalg  # slow to import
+
+        x = check_operand(x, self.num_rows)
+        return scipy.linalg.solve_triangular(self.entries, x, lower=True)
+
+    def column_norms(self) -> np.ndarray:
+        return np.linalg.norm(self.entries, axis=0)
+
+    def is_nonnegative(self) -> bool:
+        return bool(np.all(self.entries >= 0.0))
+
+    def to_dense(self) -> np.ndarray:
+        return np.array(self.entries)
+
+    def gram_diagonal_cost(self) -> int:
+        return self.num_rows
+
+    def gram_diagonal(self, offset: int) -> np.ndarray:
+        left = self.entries[:, : self.num_rows - offset]
+        return np.einsum("ij,ij->j", left, self.entries[:, offset:])
+
+    def streaming(self) -> Regeneration:
+        return Regeneration(self.num_rows, self.num_rows, self._noising_rows)
+
+    def _noising_rows(self) -> np.ndarray:
+        inverse = self.solve(np.eye(self.num_rows))
+        steps = np.arange(self.num_rows)
+        columns = steps[:, None] - steps[None, :]
+        rows = np.take_along_axis(inverse, np.maximum(columns, 0), axis=1)
+        return np.where(columns >= 0, rows, 0.0)
+
+    def to_config(self) -> dict[str, Any]:
+        return {"kind": self.kind, "entries": self.entries}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Dense:
+        return cls(config["entries"])
+
+    @classmethod
+    def example(cls, num_rows: int) -> Dense:
+        step = np.arange(num_rows)
+        distance = step[:, None] - step[None, :]
+        return cls(np.where(distance >= 0, 1.0 / (1.0 + np.abs(distance)), 0.0))
+
+
+def lower_triangular_factor(gram: np.ndarray) -> np.ndarray:
+    """The lower-triangular `C` with `C^T C = gram` (arXiv:2306.08153, Prop. 4.1).
+
+    Args:
+      gram: X, symmetric positive definite, shape [n, n].
+
+    Raises:
+      ValueError: if `gram` is not positive definite.
+    """
+    import scipy.linalg  # slow to import
+
+    try:
+        reversed_factor = scipy.linalg.cholesky(gram[::-1, ::-1], lower=False)
+    except scipy.linalg.LinAlgError as error:
+        raise ValueError("The Gram matrix is not positive definite.") from error
+    return np.tril(reversed_factor[::-1, ::-1])

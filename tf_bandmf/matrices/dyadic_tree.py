@@ -1,0 +1,195 @@
+"""The binary tree of partial sums, as a square strategy matrix.
+
+The tree mechanism releases noisy sums over all complete dyadic intervals
+`[j 2^l, (j + 1) 2^l)` of the `n` steps: a rectangular strategy `C_T` with one row an
+interval. Its optimal decoder is the pseudo-inverse: the 'full' estimator of Honaker,
+which the papers call OPTIMAL TREEAGG (arXiv:2306.08153, App. C).
+
+Only the Gram matrix `X = C_T^T C_T` enters sensitivity and error. The square
+lower-triangular `C` with `C^T C = X` therefore stands for the tree: `A C^-1` and
+`A C_T^+` have equal row norms (`A X^-1 A^T` is their common Gram matrix), `C x` and
+`C_T x` equal norms, and being lower triangular `C` shows that the optimal decoder can
+run while the steps come in (Denisov et al., 2022).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tf_bandmf.matrices.base import register
+from tf_bandmf.matrices.dense import Dense, lower_triangular_factor
+
+# Ways to place a number of participations in an interval that are followed up.
+_MAX_WAYS = 256
+
+
+@register
+class DyadicTree(Dense):
+    """The square factor of the complete binary tree of `num_rows` leaves.
+
+    Args:
+      num_rows: n; any number, not only powers of two.
+    """
+
+    kind: ClassVar[str] = "dyadic_tree"
+
+    def __init__(self, num_rows: int) -> None:
+        gram = tree_gram(num_rows)
+        super().__init__(lower_triangular_factor(gram))
+
+    def exact_squared_sensitivity(
+        self, min_separation: int, max_participations: int
+    ) -> float | None:
+        found = max_squared_counts(self.num_rows, min_separation, max_participations)
+        return None if found is None else float(found)
+
+    def to_config(self) -> dict[str, Any]:
+        return {"kind": self.kind, "num_rows": self.num_rows}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> DyadicTree:
+        return cls(config["num_rows"])
+
+    @classmethod
+    def example(cls, num_rows: int) -> DyadicTree:
+        return cls(num_rows)
+
+
+def tree_gram(num_steps: int) -> np.ndarray:
+    """`X[i, j]`: the number of complete dyadic intervals that hold both `i` and `j`.
+
+    Returns:
+      Shape [n, n], float64.
+    """
+    if isinstance(num_steps, bool) or int(num_steps) != num_steps or num_steps < 1:
+        raise ValueError(f"num_steps must be an int >= 1, found {num_steps!r}.")
+    gram = np.zeros((num_steps, num_steps))
+    size = 1
+    while size <= num_steps:
+        for start in range(0, num_steps - size + 1, size):
+            gram[start : start + size, start : start + size] += 1.0
+        size *= 2
+    return gram
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choices:
+    """Ways to place a given number of participations in one interval.
+
+    Positions count from the interval's first step. If the first participation may be at
+    `a` or later, the earliest that the separation permits after the interval is
+    `max(earliest, a + shift)` steps after its end; possible if `a <= latest`.
+
+    Attributes:
+      shift: the same for all ways.
+      earliest, latest, value: shape [ways]; `value` is the sum over the tree's nodes in
+        this interval of squared participations.
+    """
+
+    shift: int
+    earliest: np.ndarray
+    latest: np.ndarray
+    value: np.ndarray
+
+
+def max_squared_counts(
+    num_steps: int, min_separation: int, max_participations: int
+) -> int | None:
+    """Largest sum over nodes of squared participations: the tree's exact sens^2.
+
+    All entries of the Gram matrix are >= 0, so the sensitivity is the largest norm of
+    `C_T u` over the patterns `u` (arXiv:2306.08153, Prop. E.1), and `||C_T u||^2` adds
+    up the squared number of participations in each node. Intervals not longer than the
+    separation hold at most one participation; for the longer ones the ways to place
+    participations are combined bottom up, keeping those that no other one dominates.
+    (Kairouz et al., 2021, arXiv:2103.00039, give a dynamic program to the same end.)
+
+    Args:
+      num_steps: n.
+      min_separation: b.
+      max_participations: k.
+
+    Returns:
+      The maximum, or None if there are too many undominated ways to consider.
+    """
+    b, k = min_separation, max_participations
+    # Intervals not longer than the separation.
+    levels: dict[int, dict[int, _Choices]] = {}
+    size, nodes = 1, 1
+    while size <= min(b, num_steps):
+        levels[size] = {
+            0: _choices(-size, [0], [2 * num_steps], [0]),
+            1: _choices(b - size, [b - size], [size - 1], [nodes]),
+        }
+        size, nodes = 2 * size, nodes + 1
+    while size <= num_steps:
+        joined = _join(levels[size // 2], levels[size // 2], k, with_parent=True)
+        if joined is None:
+            return None
+        levels[size] = joined
+        size *= 2
+    # The steps are a row of complete trees, the largest first: the digits of n.
+    total = {0: _choices(0, [0], [2 * num_steps], [0])}
+    for exponent in reversed(range(num_steps.bit_length())):
+        if num_steps >> exponent & 1:
+            joined = _join(total, levels[2**exponent], k, with_parent=False)
+            if joined is None:
+                return None
+            total = joined
+    return max(int(choices.value.max()) for choices in total.values())
+
+
+def _choices(
+    shift: int, earliest: list[int], latest: list[int], value: list[int]
+) -> _Choices:
+    return _Choices(shift, np.array(earliest), np.array(latest), np.array(value))
+
+
+def _join(
+    left: dict[int, _Choices],
+    right: dict[int, _Choices],
+    max_count: int,
+    with_parent: bool,
+) -> dict[int, _Choices] | None:
+    """Choices for two neighbouring intervals together; None if there are too many."""
+    joined: dict[int, _Choices] = {}
+    highest = min(max(left) + max(right), max_count)
+    for count in range(highest + 1):
+        ways = []
+        shift = 0
+        for first_count, first in left.items():
+            second = right.get(count - first_count)
+            if second is None:
+                continue
+            # The shift is the same for every split: a count determines it.
+            shift = first.shift + second.shift
+            i, j = np.nonzero(first.earliest[:, None] <= second.latest)
+            earliest = np.maximum(second.earliest[j], first.earliest[i] + second.shift)
+            latest = np.minimum(first.latest[i], second.latest[j] - first.shift)
+            value = first.value[i] + second.value[j]
+            ways.append(_undominated(np.stack([earliest, -latest, -value])))
+        ways = [way for way in ways if way.size]
+        if not ways:
+            continue
+        best = _undominated(np.concatenate(ways, axis=1))
+        if best.shape[1] > _MAX_WAYS:
+            return None
+        squared = count**2 if with_parent else 0
+        joined[count] = _Choices(shift, best[0], -best[1], squared - best[2])
+    return joined
+
+
+def _undominated(ways: np.ndarray) -> np.ndarray:
+    """The columns of [3, m] that no other column equals or undercuts in every row."""
+    ways = np.unique(ways, axis=1)
+    kept = ways[:, :0]
+    # In lexicographic order a column can only be dominated by an earlier one.
+    while ways.shape[1]:
+        first, ways = ways[:, :1], ways[:, 1:]
+        kept = np.concatenate([kept, first], axis=1)
+        ways = ways[:, np.any(ways < first, axis=0)]
+    return kept

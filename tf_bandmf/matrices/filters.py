@@ -1,0 +1,67 @@
+"""Products and solves with banded Toeplitz matrices, without importing SciPy's filters.
+
+`scipy.signal` takes longer to import than most tables take to compute: it serves where a
+problem is large.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# Above this number of diagonals a convolution by FFT is faster than a direct one.
+_FFT_BANDS = 512
+# Numbers of a banded matrix that is written out for BLAS.
+_LARGEST_STORAGE = 2**24
+
+
+def convolve(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """`y[i] = sum_j coefficients[j] x[i - j]` along axis 0, of the shape of `x`.
+
+    Args:
+      coefficients: shape [w], w <= n.
+      x: shape [n] or [n, m].
+    """
+    if coefficients.size > _FFT_BANDS:
+        import scipy.signal
+
+        column = coefficients if x.ndim == 1 else coefficients[:, None]
+        return scipy.signal.fftconvolve(x, column, axes=0)[: x.shape[0]]
+    if x.ndim == 1:
+        return np.convolve(coefficients, x)[: x.size]
+    result = coefficients[0] * x
+    for j in range(1, coefficients.size):
+        result[j:] += coefficients[j] * x[:-j]
+    return result
+
+
+def deconvolve(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The `y` with `convolve(coefficients, y) = x`, of the shape of `x`.
+
+    Args:
+      coefficients: shape [w], w <= n, the first one not 0.
+      x: shape [n] or [n, m].
+    """
+    n, w = x.shape[0], coefficients.size
+    if n * w > _LARGEST_STORAGE:
+        import scipy.signal
+
+        return scipy.signal.lfilter([1.0], coefficients, x, axis=0)
+    return solve_banded(np.tile(coefficients[:, None], (1, n)), x)
+
+
+def solve_banded(diagonals: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """`M^-1 x` of a lower-triangular banded `M`.
+
+    Args:
+      diagonals: `[j, i]` is `M[i + j, i]`, shape [w, n]; entries past `M` do not matter.
+      x: shape [n] or [n, m].
+    """
+    import scipy.linalg.blas
+
+    columns = x[:, None] if x.ndim == 1 else x
+    solved = np.empty_like(columns)
+    for m in range(columns.shape[1]):
+        solved[:, m] = scipy.linalg.blas.dtbsv(
+            diagonals.shape[0] - 1, diagonals, columns[:, m], lower=1
+        )
+    return solved.reshape(x.shape)

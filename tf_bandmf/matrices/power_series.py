@@ -1,0 +1,56 @@
+"""Power series: the first columns of lower-triangular Toeplitz matrices, float64.
+
+A lower-triangular Toeplitz matrix is the power series of its first column; product,
+inverse and square root of matrices are those of the series, truncated to n terms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tf_bandmf.matrices import filters
+
+
+def multiply(a: np.ndarray, b: np.ndarray, num_terms: int) -> np.ndarray:
+    """The first `num_terms` coefficients of the product of two series."""
+    product = np.convolve(a[:num_terms], b[:num_terms])[:num_terms]
+    return np.pad(product, (0, num_terms - product.size))
+
+
+def inverse(a: np.ndarray, num_terms: int) -> np.ndarray:
+    """The first `num_terms` coefficients of `1 / a`; `a[0]` must not be 0."""
+    if a[0] == 0.0:
+        raise ValueError("A series without a constant term has no inverse.")
+    return filters.deconvolve(np.asarray(a)[:num_terms], np.eye(1, num_terms)[0])
+
+
+def square_root(a: np.ndarray, num_terms: int) -> np.ndarray:
+    """The first `num_terms` coefficients of the square root with positive leading term.
+
+    The recurrence of `s * s = a`, O(num_terms^2) operations and no cancellation for the
+    workloads of this library.
+
+    Raises:
+      ValueError: if `a[0]` is not positive.
+    """
+    if not a[0] > 0.0:
+        raise ValueError(f"The leading coefficient must be > 0, found {a[0]}.")
+    a = np.pad(np.asarray(a, np.float64)[:num_terms], (0, max(num_terms - len(a), 0)))
+    root = np.zeros(num_terms)
+    root[0] = np.sqrt(a[0])
+    for m in range(1, num_terms):
+        inner = root[1:m] @ root[m - 1 : 0 : -1]
+        root[m] = (a[m] - inner) / (2.0 * root[0])
+    return root
+
+
+def inverse_square_root_of_linear(decay: float, num_terms: int) -> np.ndarray:
+    """Coefficients of `(1 - decay x)^(-1/2)`: `decay^k |binom(-1/2, k)|`."""
+    k = np.arange(1, num_terms)
+    return np.concatenate([[1.0], np.cumprod(decay * (k - 0.5) / k)])
+
+
+def square_root_of_linear(decay: float, num_terms: int) -> np.ndarray:
+    """Coefficients of `(1 - decay x)^(1/2)`: `decay^k (-1)^k binom(1/2, k)`."""
+    k = np.arange(1, num_terms)
+    return np.concatenate([[1.0], np.cumprod(decay * (k - 1.5) / k)])

@@ -1,0 +1,112 @@
+"""Each example in one random bin of the epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from tf_bandmf.matrices import LowerTriangular
+from tf_bandmf.participation.base import WHOLE_RUN, Sampler, Words, register
+from tf_bandmf.participation.checks import largest_binomial
+from tf_bandmf.participation.whole_epochs import WholeEpochs
+
+if TYPE_CHECKING:
+    from tf_bandmf.accounting.base import Accountant
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class BallsInBins(WholeEpochs):
+    """Each example falls into one of b bins, uniformly, independently and once.
+
+    The bin is its step in every epoch (dp-lambda-cgd, section 5.1). Batches vary in size
+    like a binomial; an epoch has `b = ceil(num_examples / batch_size)` of them.
+
+    Args:
+      num_examples: m, size of the training set.
+      batch_size: about how many examples a step has; `m / b` are expected.
+      epochs: k.
+    """
+
+    kind: ClassVar[str] = "balls_in_bins"
+    sampling: ClassVar[str | None] = "balls-in-bins"
+    is_amplified: ClassVar[bool] = True
+    is_simulated: ClassVar[bool] = True
+
+    @property
+    def num_bins(self) -> int:
+        """b, as many as an epoch has steps."""
+        return self.steps_per_epoch
+
+    def sampler(self, words: Words) -> BinsSampler:
+        drawn = words(WHOLE_RUN, self.num_examples) % np.uint64(self.num_bins)
+        return BinsSampler(drawn.astype(np.int64), self.num_bins)
+
+    def largest_batch_size(self, num_steps: int, overflow: float) -> int:
+        trials, bins = self.num_examples, self.num_bins
+        return largest_binomial(trials, 1.0 / bins, overflow / bins)
+
+    def accountant(
+        self,
+        matrix: LowerTriangular,
+        confidence: float | None = None,
+        seed: int = 0,
+        progress: bool = False,
+        num_draws: int | None = None,
+    ) -> Accountant:
+        from tf_bandmf.accounting.balls_in_bins import (
+            NUM_DRAWS,
+            BallsInBinsAccountant,
+        )
+
+        draws = NUM_DRAWS if num_draws is None else num_draws
+        return BallsInBinsAccountant.of_strategy(
+            matrix, self.num_bins, confidence, draws, seed, progress
+        )
+
+    @classmethod
+    def of_rates(
+        cls, num_steps: int, separation: int, participations: Fraction, bands: int
+    ) -> BallsInBins:
+        epochs = -(-num_steps // separation)
+        if participations != epochs:
+            raise ValueError(
+                f"participations must be {epochs} under balls in bins, found "
+                f"{participations}: the separation is the number of bins."
+            )
+        return cls(separation, 1, epochs)
+
+    def amplification(self) -> str:
+        return "Amplification by the random bins is claimed."
+
+    def describe(self) -> str:
+        return (
+            f"Balls in bins: each of {self.num_examples} examples is put into one of "
+            f"{self.num_bins} bins at random, once, and takes part at the step of its "
+            f"bin in all {self.epochs} epochs. The batch schedule enforces this; its "
+            f"random numbers stay secret."
+        )
+
+
+class BinsSampler(Sampler):
+    """Each example at the step of its bin, in every epoch.
+
+    Args:
+      bins: of each example, int64, shape [m].
+      num_bins: b.
+    """
+
+    spans_run: ClassVar[bool] = True
+
+    def __init__(self, bins: np.ndarray, num_bins: int) -> None:
+        self._num_bins = num_bins
+        self._order = np.argsort(bins, kind="stable")
+        counts = np.bincount(bins, minlength=num_bins)
+        self._ends = np.concatenate([[0], np.cumsum(counts)])
+
+    def example_indices(self, step: int) -> np.ndarray:
+        number = step % self._num_bins
+        return self._order[self._ends[number] : self._ends[number + 1]]

@@ -1,0 +1,45 @@
+"""Checks of the numbers that participations are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def positive_int(name: str, value: Any) -> int:
+    """The value as an int; raises ValueError unless it is a whole number >= 1."""
+    is_number = isinstance(value, (int, float, np.integer, np.floating))
+    is_whole = is_number and not isinstance(value, bool) and float(value).is_integer()
+    if not is_whole or value < 1:
+        raise ValueError(f"{name} must be a whole number >= 1, found {value!r}.")
+    return int(value)
+
+
+def check_sizes(participation: Any, *names: str) -> None:
+    """Makes fields ints >= 1 and checks that a batch is no larger than the data set.
+
+    Args:
+      participation: a frozen data class with `num_examples` and `batch_size`.
+      *names: of the fields.
+
+    Raises:
+      ValueError: if a field is no whole number >= 1, or `batch_size > num_examples`.
+    """
+    for name in names:
+        value = positive_int(name, getattr(participation, name))
+        object.__setattr__(participation, name, value)
+    if participation.batch_size > participation.num_examples:
+        raise ValueError(
+            f"batch_size must be <= num_examples = {participation.num_examples}, found "
+            f"{participation.batch_size}."
+        )
+
+
+def largest_binomial(trials: int, probability: float, overflow: float) -> int:
+    """What a binomial number exceeds with probability `overflow` at most."""
+    import scipy.stats
+
+    if probability >= 1.0:
+        return trials
+    return int(scipy.stats.binom.isf(overflow, trials, probability))

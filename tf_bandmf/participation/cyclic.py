@@ -1,0 +1,39 @@
+"""What the participations with parts in turn share."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tf_bandmf.participation.base import Participation
+
+
+class Cyclic(Participation):
+    """The examples are split into b fixed parts, which take turns: `j` is in `j mod b`.
+
+    Args:
+      num_examples: m, size of the training set.
+      batch_size: B.
+      num_parts: b; strategies with at most b bands can be accounted for.
+    """
+
+    num_examples: int
+    batch_size: int
+    num_parts: int
+    has_fixed_positions: ClassVar[bool] = True
+    is_amplified: ClassVar[bool] = True
+
+    def separation(self) -> int:
+        return self.num_parts
+
+    def participations(self, num_steps: int) -> int:
+        return -(-num_steps // self.num_parts)
+
+    def validate_num_steps(self, num_steps: int) -> None:
+        if num_steps < self.num_parts:
+            raise ValueError(
+                f"num_steps must be >= num_parts = {self.num_parts}, found {num_steps}: "
+                f"some examples would never be used. Use fewer parts."
+            )
+
+    def expected_batch_size(self) -> float:
+        return float(self.batch_size)

@@ -1,0 +1,109 @@
+"""A fixed number of the part in turn, without replacement."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from tf_bandmf.matrices import LowerTriangular
+from tf_bandmf.participation.base import Sampler, Words, register
+from tf_bandmf.participation.checks import check_sizes
+from tf_bandmf.participation.cyclic import Cyclic
+
+if TYPE_CHECKING:
+    from tf_bandmf.accounting.base import Accountant
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class CyclicFixedSize(Cyclic):
+    """Step `i` takes B examples of part `i mod b`, uniformly without replacement.
+
+    arXiv:2306.08153, Alg. 2. Example `j` belongs to part `j mod b`; as in Alg. 2, the
+    last `m mod b` examples are in no part and never used, so that all parts are equal.
+
+    Args:
+      num_examples: m, size of the training set.
+      batch_size: B.
+      num_parts: b; strategies with at most b bands can be accounted for.
+    """
+
+    num_examples: int
+    batch_size: int
+    num_parts: int
+    kind: ClassVar[str] = "cyclic_fixed_size"
+    sampling: ClassVar[str | None] = "cyclic-fixed-size"
+    is_cyclic: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_examples", "batch_size", "num_parts")
+        if self.batch_size > self.part_size:
+            raise ValueError(
+                f"num_parts must be <= num_examples / batch_size = "
+                f"{self.num_examples // self.batch_size}, found {self.num_parts}: a part "
+                f"has {self.part_size} examples, a batch {self.batch_size}."
+            )
+
+    @property
+    def part_size(self) -> int:
+        """Examples of each part, `floor(m / b)`."""
+        return self.num_examples // self.num_parts
+
+    def sampler(self, words: Words) -> FixedSizeSampler:
+        return FixedSizeSampler(self, words)
+
+    def largest_batch_size(self, num_steps: int, overflow: float) -> int:
+        return self.batch_size
+
+    def accountant(
+        self,
+        matrix: LowerTriangular,
+        confidence: float | None = None,
+        seed: int = 0,
+        progress: bool = False,
+        num_draws: int | None = None,
+    ) -> Accountant:
+        from tf_bandmf.accounting.cyclic_fixed_size import CyclicFixedSizeAccountant
+
+        return CyclicFixedSizeAccountant.of_strategy(
+            matrix, self.num_parts, self.part_size, self.batch_size
+        )
+
+    @classmethod
+    def of_data(
+        cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
+    ) -> CyclicFixedSize:
+        return cls(num_examples, batch_size, num_parts or 1)
+
+    @classmethod
+    def example(cls, num_steps: int) -> CyclicFixedSize:
+        return cls(41, 5, 4)
+
+    def amplification(self) -> str:
+        return "Amplification by sampling without replacement is claimed, if it helps."
+
+    def describe(self) -> str:
+        unused = self.num_examples - self.part_size * self.num_parts
+        discarded = f" ({unused} examples are never used)" if unused else ""
+        return (
+            f"Cyclic sampling without replacement: {self.num_parts} fixed parts of "
+            f"{self.part_size} examples{discarded}; each step takes {self.batch_size} "
+            f"examples of the part whose turn it is, uniformly. The batch schedule "
+            f"enforces this; its random numbers stay secret."
+        )
+
+
+class FixedSizeSampler(Sampler):
+    """B examples of part `step mod b`, uniformly without replacement."""
+
+    def __init__(self, participation: CyclicFixedSize, words: Words) -> None:
+        self._participation, self._words = participation, words
+
+    def example_indices(self, step: int) -> np.ndarray:
+        parts, size = self._participation.num_parts, self._participation.part_size
+        # The examples with the smallest of independent random numbers.
+        order = np.argsort(self._words(step, size), kind="stable")
+        chosen = np.sort(order[: self._participation.batch_size])
+        return step % parts + parts * chosen

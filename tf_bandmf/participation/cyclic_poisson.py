@@ -1,0 +1,171 @@
+"""Each example of the part in turn, independently; DP-SGD's sampler is one part."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from tf_bandmf.matrices import LowerTriangular
+from tf_bandmf.participation.base import Sampler, Words, register
+from tf_bandmf.participation.checks import check_sizes, largest_binomial
+from tf_bandmf.participation.cyclic import Cyclic
+
+if TYPE_CHECKING:
+    from tf_bandmf.accounting.base import Accountant
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class CyclicPoisson(Cyclic):
+    """Step `i` takes each example of part `i mod b` with probability q, independently.
+
+    arXiv:2306.08153, section 5. The parts are fixed and public: example `j` belongs to
+    part `j mod b`. Their sizes differ by at most one, which Poisson sampling permits.
+
+    Args:
+      num_examples: m, size of the training set.
+      batch_size: B, the expected number of examples per step;
+        `q = batch_size * num_parts / num_examples`.
+      num_parts: b; strategies with at most b bands can be accounted for.
+    """
+
+    num_examples: int
+    batch_size: int
+    num_parts: int
+    kind: ClassVar[str] = "cyclic_poisson"
+    sampling: ClassVar[str | None] = "cyclic-poisson"
+    is_cyclic: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_examples", "batch_size", "num_parts")
+        if self.batch_size * self.num_parts > self.num_examples:
+            largest = self.num_examples // self.batch_size
+            raise ValueError(
+                f"num_parts must be <= num_examples / batch_size = {largest}, found "
+                f"{self.num_parts}: no part has {self.batch_size} examples. With "
+                f"num_parts = {largest} nothing is amplified."
+            )
+
+    @property
+    def sampling_probability(self) -> float:
+        """q, with which a step takes an example of the part whose turn it is."""
+        return self.batch_size * self.num_parts / self.num_examples
+
+    def sampler(self, words: Words) -> PoissonSampler:
+        return PoissonSampler(self, words)
+
+    def largest_batch_size(self, num_steps: int, overflow: float) -> int:
+        trials = -(-self.num_examples // self.num_parts)
+        return largest_binomial(trials, self.sampling_probability, overflow / num_steps)
+
+    def accountant(
+        self,
+        matrix: LowerTriangular,
+        confidence: float | None = None,
+        seed: int = 0,
+        progress: bool = False,
+        num_draws: int | None = None,
+    ) -> Accountant:
+        from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
+
+        return CyclicPoissonAccountant.of_strategy(
+            matrix, self.num_parts, self.sampling_probability
+        )
+
+    @classmethod
+    def of_data(
+        cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
+    ) -> CyclicPoisson:
+        return cls(num_examples, batch_size, num_parts or 1)
+
+    @classmethod
+    def of_rates(
+        cls, num_steps: int, separation: int, participations: Fraction, bands: int
+    ) -> CyclicPoisson:
+        rate = Fraction(participations)
+        if rate * bands > num_steps:
+            raise ValueError(
+                f"The strategy has {bands} bands: a cycle of as many steps does not fit "
+                f"{rate} times into {num_steps}. Use fewer bands, or balls-in-bins, "
+                f"which needs no banded strategy."
+            )
+        return cls(num_steps * rate.denominator, rate.numerator, bands)
+
+    @classmethod
+    def example(cls, num_steps: int) -> CyclicPoisson:
+        return cls(40, 5, 4)
+
+    def amplification(self) -> str:
+        return "Amplification by Poisson sampling is claimed."
+
+    def describe(self) -> str:
+        return (
+            f"Cyclic Poisson sampling: {self.num_examples} examples in {self.num_parts} "
+            f"fixed parts; each step takes each example of the part whose turn it is "
+            f"with probability {self.sampling_probability:.6g}, independently. The batch "
+            f"schedule enforces this; its random numbers stay secret."
+        )
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Poisson(CyclicPoisson):
+    """Every step takes each example with probability q, independently: DP-SGD's sampler.
+
+    `CyclicPoisson` with one part.
+
+    Args:
+      num_examples: m.
+      batch_size: B, the expected number of examples per step; `q = B / m`.
+    """
+
+    num_parts: int = 1
+    kind: ClassVar[str] = "poisson"
+    sampling: ClassVar[str | None] = "poisson"
+    is_cyclic: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_parts != 1:
+            raise ValueError(
+                f"Poisson sampling has one part, found num_parts = {self.num_parts}. "
+                f"Use CyclicPoisson."
+            )
+
+    def describe(self) -> str:
+        return (
+            f"Poisson sampling: each step takes each of {self.num_examples} examples "
+            f"with probability {self.sampling_probability:.6g}, independently. The batch "
+            f"schedule enforces this; its random numbers stay secret."
+        )
+
+    @classmethod
+    def of_rates(
+        cls, num_steps: int, separation: int, participations: Fraction, bands: int
+    ) -> Poisson:
+        rate = Fraction(participations)
+        return cls(num_steps * rate.denominator, rate.numerator)
+
+    @classmethod
+    def example(cls, num_steps: int) -> Poisson:
+        return cls(40, 10)
+
+
+class PoissonSampler(Sampler):
+    """Each example of part `step mod b` with probability q, independently."""
+
+    def __init__(self, participation: CyclicPoisson, words: Words) -> None:
+        self._participation, self._words = participation, words
+
+    def example_indices(self, step: int) -> np.ndarray:
+        parts = self._participation.num_parts
+        part = np.arange(step % parts, self._participation.num_examples, parts)
+        # batch_size * num_parts / num_examples of all 2^64 values, rounded down.
+        numerator = self._participation.batch_size * parts << 64
+        threshold = numerator // self._participation.num_examples
+        if threshold >= 1 << 64:
+            return part
+        return part[self._words(step, part.size) < np.uint64(threshold)]

@@ -1,0 +1,68 @@
+"""The same batches in every epoch: nothing is claimed from their order."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from tf_bandmf.matrices import LowerTriangular
+from tf_bandmf.participation.base import Words, register
+from tf_bandmf.participation.unamplified import unamplified_accountant
+from tf_bandmf.participation.whole_epochs import OrderSampler, WholeEpochs
+
+if TYPE_CHECKING:
+    from tf_bandmf.accounting.base import Accountant
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class FixedEpochOrder(WholeEpochs):
+    """Every example exactly once per epoch, always at the same position of the epoch.
+
+    The (k, b)-participation of multi-epoch training (arXiv:2306.08153, section 2):
+    an example takes part at the steps i, i + b, ..., i + (k - 1) b for one i < b. The
+    batches are cut once from one order of the examples; shuffling again in each epoch
+    would lower the separation to 1 and is impossible here.
+
+    Args:
+      num_examples: size of the training set.
+      batch_size: examples per step. If it does not divide `num_examples` the batches of
+        an epoch differ by one example in size.
+      epochs: k.
+      order_seed: the order of the examples is a pseudorandom function of this number.
+        The order is not secret: nothing is claimed from it.
+    """
+
+    order_seed: int = 0
+    kind: ClassVar[str] = "fixed_epoch_order"
+    sampling: ClassVar[str | None] = "fixed-order"
+    has_secret_sampler: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.order_seed, bool) or self.order_seed < 0:
+            raise ValueError(f"order_seed must be >= 0, found {self.order_seed!r}.")
+
+    def sampler(self, words: Words) -> OrderSampler:
+        # RandomState's stream is frozen by NumPy's compatibility policy.
+        order = np.random.RandomState(self.order_seed).permutation(self.num_examples)
+        return OrderSampler(order.astype(np.int64), self.steps_per_epoch)
+
+    def accountant(
+        self,
+        matrix: LowerTriangular,
+        confidence: float | None = None,
+        seed: int = 0,
+        progress: bool = False,
+        num_draws: int | None = None,
+    ) -> Accountant:
+        return unamplified_accountant(matrix, self)
+
+    def describe(self) -> str:
+        return (
+            f"Fixed epoch order: {self.num_examples} examples, each exactly once per "
+            f"epoch of {self.steps_per_epoch} steps, at the same position in all "
+            f"{self.epochs} epochs. The batch schedule enforces this."
+        )

@@ -1,0 +1,79 @@
+"""b-min-separation, asserted by the caller."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
+
+from tf_bandmf.matrices import LowerTriangular
+from tf_bandmf.participation.base import Participation, register
+from tf_bandmf.participation.checks import positive_int
+from tf_bandmf.participation.unamplified import unamplified_accountant
+
+if TYPE_CHECKING:
+    from tf_bandmf.accounting.base import Accountant
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class MinSep(Participation):
+    """b-min-separation, asserted by the caller (arXiv:2306.08153, section 3).
+
+    The sampler is the caller's: a federated server, say, whose devices keep a timer.
+    The guarantee holds only if the caller enforces the separation.
+
+    Args:
+      min_separation: b >= 1.
+      max_participations: k, the most often that one example takes part, or None for the
+        most that the separation permits, `ceil(n / b)`.
+    """
+
+    min_separation: int
+    max_participations: int | None = None
+    kind: ClassVar[str] = "min_sep"
+    has_schedule: ClassVar[bool] = False
+    has_secret_sampler: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        b = positive_int("min_separation", self.min_separation)
+        object.__setattr__(self, "min_separation", b)
+        if self.max_participations is not None:
+            k = positive_int("max_participations", self.max_participations)
+            object.__setattr__(self, "max_participations", k)
+
+    def separation(self) -> int:
+        return self.min_separation
+
+    def participations(self, num_steps: int) -> int:
+        possible = -(-num_steps // self.min_separation)
+        return min(possible, self.max_participations or possible)
+
+    def validate_num_steps(self, num_steps: int) -> None:
+        if self.min_separation > num_steps:
+            raise ValueError(
+                f"min_separation must be <= num_steps = {num_steps}, found "
+                f"{self.min_separation}. For a single participation give "
+                f"MinSep(num_steps, 1)."
+            )
+
+    def describe(self) -> str:
+        k = self.max_participations
+        limit = "" if k is None else f", at most {k} times"
+        return (
+            f"Each example takes part at most once in any {self.min_separation} "
+            f"consecutive steps{limit}. The caller asserts and enforces this."
+        )
+
+    def accountant(
+        self,
+        matrix: LowerTriangular,
+        confidence: float | None = None,
+        seed: int = 0,
+        progress: bool = False,
+        num_draws: int | None = None,
+    ) -> Accountant:
+        return unamplified_accountant(matrix, self)
+
+    @classmethod
+    def example(cls, num_steps: int) -> MinSep:
+        return cls(num_steps // 4, 3)

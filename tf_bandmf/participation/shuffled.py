@@ -1,0 +1,59 @@
+"""One secret shuffle, from which nothing is claimed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from tf_bandmf.matrices import LowerTriangular
+from tf_bandmf.participation.base import WHOLE_RUN, Words, register
+from tf_bandmf.participation.unamplified import unamplified_accountant
+from tf_bandmf.participation.whole_epochs import OrderSampler, WholeEpochs
+
+if TYPE_CHECKING:
+    from tf_bandmf.accounting.base import Accountant
+
+NAME = "one shuffle, bounded by a fixed order (exact Gaussian mechanism)"
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Shuffled(WholeEpochs):
+    """One secret shuffle of the examples, then the same batches in every epoch.
+
+    arXiv:2306.08153, Cor. F.1. No bound that amplifies is known for batches of many
+    examples under zero-out adjacency; the accountant claims nothing from the shuffle and
+    uses the guarantee of a fixed order, which convexity gives. It is not Poisson's.
+
+    Args:
+      num_examples: m, size of the training set.
+      batch_size: examples per step; if it does not divide `num_examples` the batches of
+        an epoch differ by one example in size.
+      epochs: k.
+    """
+
+    kind: ClassVar[str] = "shuffled"
+    sampling: ClassVar[str | None] = "shuffled"
+
+    def sampler(self, words: Words) -> OrderSampler:
+        order = np.argsort(words(WHOLE_RUN, self.num_examples), kind="stable")
+        return OrderSampler(order, self.steps_per_epoch)
+
+    def accountant(
+        self,
+        matrix: LowerTriangular,
+        confidence: float | None = None,
+        seed: int = 0,
+        progress: bool = False,
+        num_draws: int | None = None,
+    ) -> Accountant:
+        return unamplified_accountant(matrix, self, NAME)
+
+    def describe(self) -> str:
+        return (
+            f"Shuffled: {self.num_examples} examples in one random order, each exactly "
+            f"once per epoch of {self.steps_per_epoch} steps, at the same position in "
+            f"all {self.epochs} epochs. The batch schedule enforces this."
+        )

@@ -1,0 +1,91 @@
+"""What participations of whole epochs share: once per epoch, at one position."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from tf_bandmf.participation.base import Participation, Sampler
+from tf_bandmf.participation.checks import check_sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeEpochs(Participation):
+    """Each example once per epoch, at the same position of all epochs.
+
+    Args:
+      num_examples: m, size of the training set.
+      batch_size: examples per step, exactly or about.
+      epochs: k.
+    """
+
+    num_examples: int
+    batch_size: int
+    epochs: int
+    has_fixed_positions: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_examples", "batch_size", "epochs")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """b, the number of batches of an epoch."""
+        return -(-self.num_examples // self.batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+    def separation(self) -> int:
+        return self.steps_per_epoch
+
+    def participations(self, num_steps: int) -> int:
+        return min(self.epochs, -(-num_steps // self.steps_per_epoch))
+
+    def validate_num_steps(self, num_steps: int) -> None:
+        if num_steps != self.num_steps:
+            raise ValueError(
+                f"{self.epochs} epochs of {self.steps_per_epoch} steps are "
+                f"{self.num_steps} steps, found num_steps = {num_steps}. Leave num_steps "
+                f"out, or change epochs or batch_size."
+            )
+
+    def run_steps(self) -> int:
+        return self.num_steps
+
+    def expected_batch_size(self) -> float:
+        return self.num_examples / self.steps_per_epoch
+
+    def largest_batch_size(self, num_steps: int, overflow: float) -> int:
+        return -(-self.num_examples // self.steps_per_epoch)
+
+    @classmethod
+    def of_data(
+        cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
+    ) -> WholeEpochs:
+        return cls(num_examples, batch_size, epochs)
+
+    @classmethod
+    def example(cls, num_steps: int) -> WholeEpochs:
+        return cls(num_steps // 4 * 5, 5, 4)
+
+
+class OrderSampler(Sampler):
+    """One order of the examples, cut into the batches of an epoch, again and again.
+
+    Args:
+      order: of the examples, int64, shape [m].
+      steps_per_epoch: number of batches.
+    """
+
+    spans_run: ClassVar[bool] = True
+
+    def __init__(self, order: np.ndarray, steps_per_epoch: int) -> None:
+        self._order, self._steps = order, steps_per_epoch
+
+    def example_indices(self, step: int) -> np.ndarray:
+        position, total = step % self._steps, self._order.size
+        first, end = (total * p // self._steps for p in (position, position + 1))
+        return self._order[first:end]

@@ -1,0 +1,173 @@
+"""How much noise for this budget: the one place that answers.
+
+`accountant_for` gives the accountant of a participation. A calibrator is a function of a
+strategy and its sensitivity: tables and choices, which look at many strategies, take one.
+All noise is its standard deviation on the raw strategy `C`.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, Callable
+
+from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.guarantee import Calibration
+from tf_bandmf.analysis.sensitivity import Sensitivity
+from tf_bandmf.participation import NAMED, Participation
+from tf_bandmf.strategies import Strategy
+
+if TYPE_CHECKING:
+    from tf_bandmf.accounting.base import Accountant
+
+Calibrator = Callable[[Strategy, Sensitivity], Calibration]
+
+
+def accountant_for(
+    strategy: Strategy,
+    participation: Participation,
+    confidence: float | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    num_draws: int | None = None,
+) -> Accountant:
+    """The accountant of a participation; there is no other way to one.
+
+    The participation is what the sampler does. It alone says who accounts for it, so
+    that no accountant can be asked about another sampler.
+
+    Args:
+      strategy: C.
+      participation: what the sampler does.
+      confidence: of a simulation, see `Participation.accountant`.
+      seed: likewise.
+      progress: likewise.
+      num_draws: likewise.
+
+    Raises:
+      ValueError: if the participation contradicts the strategy.
+    """
+    participation.validate_num_steps(strategy.num_steps)
+    return participation.accountant(
+        strategy.matrix, confidence, seed, progress, num_draws
+    )
+
+
+def unamplified(noise_multiplier: float = 1.0) -> Calibrator:
+    """One Gaussian mechanism, no amplification: noise in proportion to sens(C).
+
+    Args:
+      noise_multiplier: sigma, per unit of sensitivity; 1 compares mechanisms without a
+        budget.
+
+    Raises:
+      ValueError: if noise_multiplier is not finite and positive.
+    """
+    if not (math.isfinite(noise_multiplier) and noise_multiplier > 0.0):
+        raise ValueError(
+            f"noise_multiplier must be finite and > 0, found {noise_multiplier}."
+        )
+
+    def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
+        return Calibration(noise_multiplier * sensitivity.value)
+
+    return calibrate
+
+
+def for_budget(
+    participation: Participation,
+    epsilon: float,
+    delta: float,
+    confidence: float | None = None,
+    progress: bool = False,
+    num_draws: int | None = None,
+) -> Calibrator:
+    """Noise for (epsilon, delta) by the accountant of the participation.
+
+    Args:
+      participation: what the sampler does.
+      epsilon: > 0.
+      delta: in (0, 1).
+      confidence: of accounting by simulation; see `tf_bandmf.plan`.
+      progress: show progress on accounting that takes longer than 2 seconds.
+      num_draws: of a simulation; None for the accountant's number.
+
+    Raises:
+      ValueError: if the budget is invalid; the calibrator raises it for a strategy that
+        the participation contradicts.
+    """
+    _check_budget(epsilon, delta)
+
+    def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
+        accountant = accountant_for(
+            strategy,
+            participation,
+            confidence,
+            progress=progress,
+            num_draws=num_draws,
+        )
+        return accountant.calibrate(epsilon, delta)
+
+    return calibrate
+
+
+def for_rates(
+    sampling: str,
+    num_steps: int,
+    separation: int,
+    participations: int | Fraction,
+    epsilon: float,
+    delta: float,
+    progress: bool = False,
+) -> Calibrator:
+    """Noise for a budget where only rates are known, not the data set.
+
+    Under "cyclic-poisson" the cycle is the number of bands of each strategy: with b parts
+    an example is sampled with probability `participations * b / num_steps` in its turn
+    (arXiv:2306.08153, section 5). Under "balls-in-bins" `separation` is the number of
+    bins, and the run need not end with an epoch.
+
+    Args:
+      sampling: a name in `samplings_with_rates()`.
+      num_steps: n.
+      separation: b.
+      participations: expected, of one example, > 0.
+      epsilon: > 0.
+      delta: in (0, 1).
+      progress: show progress on accounting that takes longer than 2 seconds.
+
+    Raises:
+      ValueError: if an argument is invalid; the calibrator raises it for a strategy whose
+        bands do not fit.
+    """
+    _check_budget(epsilon, delta)
+    if sampling not in samplings_with_rates():
+        raise ValueError(
+            f"sampling must be one of {', '.join(samplings_with_rates())}, found "
+            f"{sampling!r}."
+        )
+    if not 0 < participations <= num_steps:
+        raise ValueError(
+            f"participations must be > 0 and <= num_steps = {num_steps}, found "
+            f"{participations}."
+        )
+    rate = Fraction(participations)
+
+    def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
+        participation = NAMED[sampling].of_rates(
+            num_steps, separation, rate, strategy.matrix.bands
+        )
+        accountant = participation.accountant(strategy.matrix, progress=progress)
+        return accountant.calibrate(epsilon, delta)
+
+    return calibrate
+
+
+def samplings_with_rates() -> tuple[str, ...]:
+    """The samplings that tables can compare strategies under, by name."""
+    return tuple(sorted(name for name, cls in NAMED.items() if cls.has_rates()))
+
+
+def _check_budget(epsilon: float, delta: float) -> None:
+    check_positive("epsilon", epsilon)
+    check_delta(delta)

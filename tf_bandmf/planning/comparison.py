@@ -1,0 +1,264 @@
+"""The comparison table: many mechanisms, one workload, one participation, one budget.
+
+    table = compare(workloads.prefix_sum(3910), MinSep(391), ["identity", "bisr:4", "blt"])
+    print(table)                  # text
+    table.to_records()            # dictionaries of plain values, for JSON
+    table.to_data_frame()         # pandas, where it is installed
+
+Errors are those of the noise alone, per coordinate and for `l2_norm_clip = 1`, without
+the learning rate's absolute size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+from tf_bandmf.analysis import error
+from tf_bandmf.participation import Participation
+from tf_bandmf.planning.calibration import Calibrator, unamplified
+from tf_bandmf.strategies import Strategy, registry
+from tf_bandmf.workloads import Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One mechanism in a comparison.
+
+    Attributes:
+      mechanism: as asked for, "bisr:4".
+      bands: bands of C, or of its inverse if that is the banded one; None if neither.
+      rmse: sqrt of the mean over steps of the squared error, times `noise_stddev`.
+      max_se: the same of the largest step.
+      sensitivity: sens(C) under the participation, or an upper bound on it.
+      sensitivity_is_exact: False for a bound.
+      sensitivity_method: the theorem or algorithm it rests on.
+      noise_multiplier: `noise_stddev` in units of `normalization`.
+      normalization: "sensitivity" (sens(C)), or "column_norm" where an accountant
+        amplifies.
+      noise_stddev: on raw C, for l2_norm_clip = 1.
+      converged: whether the optimizer converged; True for closed forms, which need none.
+      optimality_gap: certified relative gap of the squared error; None without one.
+      memory_vectors: vectors of the model's size kept between steps.
+      regenerations_per_step: earlier noise vectors drawn again at a step, at most.
+      seconds: to find the strategy.
+    """
+
+    mechanism: str
+    bands: int | None
+    rmse: float
+    max_se: float
+    sensitivity: float
+    sensitivity_is_exact: bool
+    sensitivity_method: str
+    noise_multiplier: float
+    normalization: str
+    noise_stddev: float
+    converged: bool
+    optimality_gap: float | None
+    memory_vectors: int
+    regenerations_per_step: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Rows in the order in which the mechanisms were given."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, mechanism: str) -> Row:
+        for row in self.rows:
+            if row.mechanism == mechanism:
+                return row
+        known = ", ".join(row.mechanism for row in self.rows)
+        raise KeyError(f"mechanism must be one of {known}, found {mechanism!r}.")
+
+    def best(self) -> Row:
+        """The row with the smallest RMSE."""
+        return min(self.rows, key=lambda row: row.rmse)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """One dictionary of plain finite values a row, ready for JSON."""
+        return [dataclasses.asdict(row) for row in self.rows]
+
+    def to_data_frame(self) -> Any:
+        """A pandas data frame.
+
+        Raises:
+          ImportError: if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as cause:
+            raise ImportError(
+                "to_data_frame needs pandas: install it, or use to_records."
+            ) from cause
+        return pandas.DataFrame(self.to_records())
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and texts of a table; sensitivities that are bounds have a <=."""
+        headings = [
+            "mechanism",
+            "bands",
+            "RMSE",
+            "MaxSE",
+            "sens(C)",
+            "noise stddev",
+            "certified gap",
+            "memory",
+            "regenerated",
+            "seconds",
+        ]
+        return headings, [_texts(row) for row in self.rows]
+
+    def __str__(self) -> str:
+        headings, body = self.cells()
+        widths = [max(len(line[i]) for line in [headings, *body]) for i in range(10)]
+        lines = [
+            "  ".join(
+                text.ljust(width) if i == 0 else text.rjust(width)
+                for i, (text, width) in enumerate(zip(line, widths))
+            ).rstrip()
+            for line in [headings, *body]
+        ]
+        return "\n".join([self.title, *lines])
+
+
+def compare(
+    workload: Workload,
+    participation: Participation,
+    mechanism_names: Sequence[str | Strategy],
+    calibrator: Calibrator | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Builds every mechanism and evaluates it on the workload.
+
+    Args:
+      workload: A; gives the number of steps.
+      participation: for sensitivities, and for the mechanisms that optimize theirs.
+      mechanism_names: as `registry.parse` reads them, or strategies that exist.
+      calibrator: how much noise a strategy gets; by default noise multiplier 1 per unit
+        of sensitivity.
+      progress: called with each mechanism's name before it is built.
+
+    Raises:
+      ValueError: if there is no mechanism, one is unknown or has an invalid value, the
+        participation contradicts the number of steps, or a result is not finite.
+    """
+    participation.validate_num_steps(workload.num_steps)
+    if not mechanism_names:
+        known = ", ".join(registry.names())
+        raise ValueError(f"Give at least one mechanism of {known}.")
+    calibrator = calibrator or unamplified()
+    for name in mechanism_names:
+        # All names are checked before the first one is built.
+        if isinstance(name, str):
+            registry.parse(name)
+    rows = []
+    for name in mechanism_names:
+        if progress is not None:
+            progress(name if isinstance(name, str) else name.family)
+        rows.append(build_row(name, workload, participation, calibrator))
+    title = (
+        f"{workload.name} workload, {workload.num_steps} steps. "
+        f"{participation.describe()}"
+    )
+    return Comparison(title, tuple(rows))
+
+
+def build_row(
+    mechanism: str | Strategy,
+    workload: Workload,
+    participation: Participation,
+    calibrator: Calibrator,
+) -> Row:
+    """Builds one mechanism, unless it is a strategy already, and evaluates it.
+
+    Raises:
+      ValueError: as `compare`.
+    """
+    if not isinstance(mechanism, str):
+        label = mechanism.family
+        return row(label, mechanism, workload, participation, calibrator, 0.0)
+    start = time.perf_counter()
+    family, options = registry.parse(mechanism)
+    strategy = registry.build_strategy(family, workload, participation, **options)
+    seconds = time.perf_counter() - start
+    return row(mechanism, strategy, workload, participation, calibrator, seconds)
+
+
+def row(
+    label: str,
+    strategy: Strategy,
+    workload: Workload,
+    participation: Participation,
+    calibrator: Calibrator,
+    seconds: float,
+) -> Row:
+    """Evaluates one strategy; see `Row`.
+
+    Raises:
+      ValueError: if a result is not finite.
+    """
+    sensitivity = strategy.sensitivity(participation)
+    found = calibrator(strategy, sensitivity)
+    unit = sensitivity.value
+    if found.is_amplified:
+        unit = float(strategy.matrix.column_norms().max())
+    per_step = strategy.per_step_squared_error(workload)
+    diagnostics = strategy.diagnostics
+    gap = diagnostics.get("optimality_gap")
+    made = Row(
+        mechanism=label,
+        bands=strategy.matrix.stored_bands,
+        rmse=error.root_mean_squared_error(per_step) * found.noise_stddev,
+        max_se=error.max_error(per_step) * found.noise_stddev,
+        sensitivity=sensitivity.value,
+        sensitivity_is_exact=sensitivity.is_exact,
+        sensitivity_method=sensitivity.method,
+        noise_multiplier=found.noise_stddev / unit,
+        normalization="column_norm" if found.is_amplified else "sensitivity",
+        noise_stddev=found.noise_stddev,
+        converged=bool(diagnostics.get("converged", True)),
+        optimality_gap=None if gap is None or not math.isfinite(gap) else float(gap),
+        memory_vectors=strategy.memory_vectors,
+        regenerations_per_step=strategy.regenerations_per_step,
+        seconds=seconds,
+    )
+    for name in ("rmse", "max_se", "sensitivity", "noise_multiplier", "noise_stddev"):
+        value = getattr(made, name)
+        if not (math.isfinite(value) and value > 0.0):
+            raise ValueError(
+                f"{name} of {label} must be finite and > 0, found {value}."
+            )
+    return made
+
+
+def _texts(row: Row) -> list[str]:
+    relation = "" if row.sensitivity_is_exact else "<= "
+    gap = "" if row.optimality_gap is None else f"{row.optimality_gap:.1e}"
+    if not row.converged:
+        gap = f"{gap} not converged".strip()
+    return [
+        row.mechanism,
+        "" if row.bands is None else str(row.bands),
+        f"{row.rmse:.4f}",
+        f"{row.max_se:.4f}",
+        f"{relation}{row.sensitivity:.4f}",
+        f"{row.noise_stddev:.4f}",
+        gap,
+        str(row.memory_vectors),
+        str(row.regenerations_per_step),
+        f"{row.seconds:.2f}",
+    ]

@@ -1,0 +1,127 @@
+"""What the noise of a strategy keeps in memory, on one device or shared by several.
+
+arXiv:2405.15913, section 3.3: the entries of the noise vector do not depend on one
+another, so that each of R devices generates, and keeps the buffer for, one R-th of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tf_bandmf.strategies import Strategy
+
+_FLOAT_BYTES = 4
+_STEP_KEY_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseMemory:
+    """Memory of the noise between steps.
+
+    A step also works with a few vectors of the length of a device's part.
+
+    Attributes:
+      num_parameters: d.
+      num_devices: R, which share the noise.
+      vectors: of length d that are kept, by all devices together.
+      regenerations_per_step: earlier vectors that are drawn again at a step, at most.
+      buffer_bytes: kept vectors, on each device.
+      key_bytes: keys of the steps, on each device.
+    """
+
+    num_parameters: int
+    num_devices: int
+    vectors: int
+    regenerations_per_step: int
+    buffer_bytes: int
+    key_bytes: int
+
+    @property
+    def bytes_per_device(self) -> int:
+        return self.buffer_bytes + self.key_bytes
+
+    @property
+    def model_copies_per_device(self) -> float:
+        """The buffer of a device in units of the trainable parameters (float32)."""
+        return self.buffer_bytes / (_FLOAT_BYTES * self.num_parameters)
+
+    def __str__(self) -> str:
+        shared = (
+            "" if self.num_devices == 1 else f" on each of {self.num_devices} devices"
+        )
+        again = ""
+        if self.regenerations_per_step:
+            again = f"; {self.regenerations_per_step} are drawn again at each step"
+        return (
+            f"Noise keeps {self.vectors} vectors of {self.num_parameters:,} numbers"
+            f"{again}: {_readable(self.buffer_bytes)}{shared}, and keys of "
+            f"{_readable(self.key_bytes)}."
+        )
+
+
+def noise_memory(
+    strategy: Strategy,
+    num_parameters: int,
+    num_devices: int = 1,
+    keep_normals: bool = False,
+) -> NoiseMemory:
+    """The memory of a strategy's noise.
+
+    Args:
+      strategy: C.
+      num_parameters: d, the number of trainable parameters.
+      num_devices: R, which share the noise.
+      keep_normals: for strategies with a banded inverse, see `NoiseGenerator`.
+
+    Raises:
+      ValueError: if a number is < 1.
+    """
+    _check(num_parameters, num_devices)
+    vectors, again = strategy.memory_vectors, strategy.regenerations_per_step
+    if keep_normals and strategy.is_inverse_banded:
+        vectors, again = again, 0
+    part = -(-num_parameters // num_devices)
+    return NoiseMemory(
+        num_parameters=num_parameters,
+        num_devices=num_devices,
+        vectors=vectors,
+        regenerations_per_step=again,
+        buffer_bytes=_FLOAT_BYTES * vectors * part,
+        key_bytes=_STEP_KEY_BYTES * strategy.num_steps,
+    )
+
+
+def bands_that_fit(
+    bytes_per_device: int, num_parameters: int, num_devices: int = 1
+) -> int:
+    """The largest number of bands of a `C` whose ring buffer fits.
+
+    A ring buffer keeps `bands - 1` vectors. The examples of arXiv:2405.15913: 64
+    vectors for 4 million parameters in 1 GB (3.1), 128 for 128 million on 64 devices
+    (3.2), 4096 for 4 million on 64 devices (3.3).
+
+    Raises:
+      ValueError: if a number is < 1.
+    """
+    _check(num_parameters, num_devices)
+    if bytes_per_device < 1:
+        raise ValueError(f"bytes_per_device must be >= 1, found {bytes_per_device}.")
+    part = -(-num_parameters // num_devices)
+    return 1 + bytes_per_device // (_FLOAT_BYTES * part)
+
+
+def _check(num_parameters: int, num_devices: int) -> None:
+    if num_parameters < 1 or num_devices < 1:
+        raise ValueError(
+            f"num_parameters and num_devices must be >= 1, found {num_parameters} and "
+            f"{num_devices}."
+        )
+
+
+def _readable(num_bytes: int) -> str:
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000.0 or unit == "GB":
+            return f"{value:.3g} {unit}"
+        value /= 1000.0
+    raise AssertionError

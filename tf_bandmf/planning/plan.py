@@ -1,0 +1,417 @@
+"""The plan: the one object that says what a private run does.
+
+A plan fixes strategy, number of steps, participation, noise multiplier and budget.
+Everything that trains consumes a plan and may do nothing that the plan does not say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dp_accounting
+from dp_accounting.pld import privacy_loss_distribution
+
+from tf_bandmf import participation as participation_lib
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting.base import Accountant
+from tf_bandmf.accounting.checks import check_planned_delta, check_positive
+from tf_bandmf.accounting.custom import epsilon_by
+from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
+from tf_bandmf.analysis.sensitivity import Sensitivity
+from tf_bandmf.files import configs
+from tf_bandmf.participation import Participation
+from tf_bandmf.planning.calibration import accountant_for
+from tf_bandmf.planning.memory import NoiseMemory, noise_memory
+from tf_bandmf.planning.statement import PrivacyStatement
+from tf_bandmf.strategies import Strategy
+from tf_bandmf.workloads import Workload
+
+if TYPE_CHECKING:
+    from tf_bandmf.planning.choosing import Choice
+    from tf_bandmf.sampling import BatchSchedule
+
+_FORMAT = 1
+# Saved numbers are compared with freshly computed ones; other versions of NumPy and
+# SciPy round differently.
+_RELATIVE_TOLERANCE = 1e-6
+_CLIP_RANGE = (1e-10, 1e10)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """An immutable, serializable description of one private training run.
+
+    Build it with `tf_bandmf.plan`, which calibrates the noise. The constructor
+    validates: a plan whose numbers do not fit together does not exist.
+
+    Attributes:
+      workload: A, what the models sum.
+      strategy: C, for `num_steps` steps.
+      participation: at which steps one example may take part.
+      l2_norm_clip: zeta, the bound on the l2 norm of each example's gradient.
+      noise_multiplier: sigma, noise standard deviation per unit of sensitivity, also
+        where the accountant amplifies and has another unit.
+      epsilon, delta: the guarantee, with `accountant`.
+      expected_batch_size: the public constant by which the noisy sum of clipped
+        gradients is divided; None if the consumer of the plan has its own.
+      accountant: what computed (epsilon, delta) from noise_multiplier.
+      kind: "exact", "bound" or "estimate"; see `accounting.guarantee.Guarantee`.
+      adjacency: which data sets count as neighbors.
+      confidence: of a simulated bound, else None.
+      test_seed: None, or a seed from which noise is generated FOR TESTS ONLY: anyone
+        who knows it can remove the noise.
+      sensitivity: of the strategy under the participation. Computed; one that is given
+        (by a file) must agree with the computed one, and is then used to the last bit.
+    """
+
+    workload: Workload
+    strategy: Strategy
+    participation: Participation
+    l2_norm_clip: float
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    expected_batch_size: float | None = None
+    accountant: str = gaussian.NAME
+    kind: str = "exact"
+    adjacency: str = ZERO_OUT
+    confidence: float | None = None
+    test_seed: int | None = None
+    sensitivity: Sensitivity | None = None
+
+    def __post_init__(self) -> None:
+        n = self.strategy.num_steps
+        if self.workload.num_steps != n:
+            raise ValueError(
+                f"The workload has {self.workload.num_steps} steps, the strategy {n}."
+            )
+        self.participation.validate_num_steps(n)
+        for name in ("l2_norm_clip", "noise_multiplier", "epsilon"):
+            check_positive(name, getattr(self, name))
+        check_planned_delta(self.delta)
+        seed = self.test_seed
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise ValueError(f"test_seed must be an int or None, found {seed!r}.")
+        if self.expected_batch_size is not None:
+            check_positive("expected_batch_size", self.expected_batch_size)
+        low, high = _CLIP_RANGE
+        if not low <= self.l2_norm_clip <= high:
+            raise ValueError(
+                f"l2_norm_clip must be in [{low:g}, {high:g}], found {self.l2_norm_clip}: "
+                f"squares of gradients outside of it are not float32 numbers."
+            )
+        object.__setattr__(self, "strategy", self.strategy.in_float32())
+        computed = self.strategy.sensitivity(self.participation)
+        if self.sensitivity is None:
+            object.__setattr__(self, "sensitivity", computed)
+        elif not math.isclose(
+            self.sensitivity.value, computed.value, rel_tol=_RELATIVE_TOLERANCE
+        ):
+            raise ValueError(
+                f"The plan states {self.sensitivity}, but found {computed}: it was "
+                f"damaged. Make the plan again."
+            )
+        self._accountant().validate(self._unit_noise_stddev, self.guarantee)
+
+    @property
+    def num_steps(self) -> int:
+        """n, the horizon: a step past it raises."""
+        return self.strategy.num_steps
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of each entry of `Z`, the noise before `C^-1`.
+
+        `noise_multiplier * sensitivity * l2_norm_clip`: on the *sum* of clipped
+        gradients.
+        """
+        assert self.sensitivity is not None  # set by __post_init__
+        return self.noise_multiplier * self.sensitivity.value * self.l2_norm_clip
+
+    @property
+    def zcdp_rho(self) -> float:
+        """Rho of zCDP of the whole run; without amplification, whatever is accounted.
+
+        Under the plan's adjacency: where one unit is replaced by another, its
+        contribution changes by up to `2 l2_norm_clip`, and rho is 4 times that of
+        zero-out, for rho goes with the square of the sensitivity (Bun and Steinke, 2016,
+        arXiv:1605.02065, Proposition 1.6).
+        """
+        rho = gaussian.zcdp_rho(self.noise_multiplier)
+        return 4.0 * rho if self.adjacency == REPLACE_ONE else rho
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """(epsilon, delta)-DP, and what the numbers are worth."""
+        return Guarantee(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            kind=self.kind,
+            accountant=self.accountant,
+            adjacency=self.adjacency,
+            confidence=self.confidence,
+            zcdp_rho=self.zcdp_rho,
+        )
+
+    def guarantee_at(self, delta: float) -> Guarantee:
+        """(epsilon, delta)-DP of the run at another delta, by the plan's accountant.
+
+        A simulated bound holds at the plan's confidence for this delta alone.
+
+        Raises:
+          ValueError: if delta is not in (0, 1), or so large that epsilon would be 0.
+        """
+        return self._accountant().guarantee(self._unit_noise_stddev, delta)
+
+    @property
+    def choice(self) -> Choice | None:
+        """What the mechanism was chosen from, and why; None if it was named."""
+        from tf_bandmf.planning.choosing import Choice
+
+        return Choice.of_strategy(self.strategy)
+
+    def epsilon_curve(self, deltas: Sequence[float]) -> list[Guarantee]:
+        """`guarantee_at` of several deltas: the trade-off that the run gives."""
+        accountant, noise = self._accountant(), self._unit_noise_stddev
+        return [accountant.guarantee(noise, float(delta)) for delta in deltas]
+
+    def dp_event(self) -> dp_accounting.DpEvent:
+        """The whole run as an event of dp-accounting, to compose with other releases.
+
+        A fixed order is one `GaussianDpEvent`; cyclic Poisson sampling `ceil(n / b)`
+        Poisson-sampled ones; cyclic sampling without replacement `ceil(n / b)` sampled
+        ones, for replace-one adjacency; a shuffle is bounded by the fixed order.
+
+        Raises:
+          ValueError: under `BallsInBins`: dp-accounting has no event for it.
+        """
+        return self._accountant().event(self._unit_noise_stddev)
+
+    def privacy_loss_distribution(
+        self, interval: float = 1e-4
+    ) -> privacy_loss_distribution.PrivacyLossDistribution:
+        """The run's privacy loss, of dp-accounting: epsilon, delta, composition.
+
+        Args:
+          interval: of the discretization, which errs to the safe side.
+
+        Raises:
+          ValueError: for a participation without one (`BallsInBins`, `CyclicFixedSize`).
+        """
+        return self._accountant().privacy_loss(self._unit_noise_stddev, interval)
+
+    def epsilon_by(
+        self, accountant: dp_accounting.PrivacyAccountant, delta: float | None = None
+    ) -> float:
+        """Epsilon by an accountant of one's own choice; see `accounting.custom`.
+
+        Args:
+          accountant: a fresh one, for example `dp_accounting.rdp.RdpAccountant()`.
+          delta: by default the plan's.
+        """
+        return epsilon_by(
+            accountant, self.dp_event(), self.delta if delta is None else delta
+        )
+
+    def _accountant(self) -> Accountant:
+        return accountant_for(self.strategy, self.participation, self.confidence)
+
+    @property
+    def _unit_noise_stddev(self) -> float:
+        """Noise on the raw `C` for l2_norm_clip = 1, as accountants take it."""
+        return self.noise_stddev / self.l2_norm_clip
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over every privacy-relevant field, as 64 hexadecimal digits."""
+        content = self.to_config()
+        del content["strategy"]["diagnostics"]
+        return hashlib.sha256(configs.canonical_bytes(content)).hexdigest()
+
+    @property
+    def plan_id(self) -> int:
+        """The first 63 bits of the fingerprint, to travel with batches."""
+        return int(self.fingerprint[:16], 16) >> 1
+
+    def rmse(self) -> float:
+        """RMSE of the noisy models per coordinate, at this noise multiplier.
+
+        In units of l2_norm_clip: `||A C^-1||_F / sqrt(n) * sens(C) * sigma`.
+        """
+        return self.noise_multiplier * self.strategy.rmse(
+            self.workload, self.participation
+        )
+
+    def batches(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        sampler_seed: bytes | None = None,
+        padded: bool = False,
+    ) -> BatchSchedule:
+        """The batches of the run, sampled as the accountant assumes.
+
+        Args:
+          x: array or nested structure of arrays, first dimension `num_examples`; or
+            examples on disk with their targets: `sampling.TFRecordExamples`,
+            `sampling.cache_dataset`. A training loop that fetches its examples itself
+            gives `np.arange(num_examples)` and uses `indices()` of what is returned.
+          y: targets, or None.
+          sample_weight: shape [num_examples], or None.
+          sampler_seed: of a random sampler: None for a fresh one, or `secret_seed()` of
+            the schedule of an interrupted run that is to be continued. Any 32 bytes if
+            the plan has a test seed, and claims nothing.
+          padded: all batches have one constant size: zeros with sample weight 0 are
+            added. Without it the size of a batch is no static shape.
+
+        Raises:
+          TypeError: if the plan's participation is asserted by the caller and has no
+            schedule of its own.
+          ValueError: if the number of examples is not the plan's, or the sampler's seed is
+            not one of `secret_seed()`: whoever chose it knows the sample, which then
+            amplifies nothing.
+        """
+        from tf_bandmf.sampling.random_bits import unmarked
+        from tf_bandmf.sampling.sampled import schedule_for
+
+        if isinstance(sampler_seed, bytes) and self.test_seed is None:
+            unmarked(sampler_seed)
+        return schedule_for(
+            self.participation,
+            self.num_steps,
+            self.plan_id,
+            x,
+            y,
+            sample_weight,
+            sampler_seed,
+            padded,
+        )
+
+    def memory(
+        self, num_parameters: int, num_devices: int = 1, keep_normals: bool = False
+    ) -> NoiseMemory:
+        """What the noise keeps in memory for a model; see `memory.noise_memory`."""
+        return noise_memory(self.strategy, num_parameters, num_devices, keep_normals)
+
+    def statement(
+        self, unit: str = "one training example", remarks: Sequence[str] = ()
+    ) -> PrivacyStatement:
+        """The privacy statement of a run of this plan.
+
+        Args:
+          unit: whose presence is hidden: what the plan's examples are, such as "one
+            device". The caller's to know: a unit with several examples is covered by
+            group privacy only.
+          remarks: what else a reader must know of the run.
+
+        Raises:
+          ValueError: if the unit is no text of one line.
+        """
+        return PrivacyStatement(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            zcdp_rho=self.zcdp_rho,
+            accountant=self.accountant,
+            accounting=self.guarantee.describe_kind(),
+            adjacency=self.adjacency,
+            sampling=self.participation.amplification(),
+            participation=self.participation.describe(),
+            mechanism=_describe_mechanism(self.strategy),
+            num_steps=self.num_steps,
+            noise_multiplier=self.noise_multiplier,
+            sensitivity=str(self.sensitivity),
+            l2_norm_clip=self.l2_norm_clip,
+            fingerprint=self.fingerprint,
+            test_only=self.test_seed is not None,
+            unit=unit,
+            output="noisy gradients",
+            remarks=tuple(remarks),
+        )
+
+    def to_config(self) -> dict[str, Any]:
+        """Plain values and arrays; `from_config` rebuilds the plan."""
+        return {
+            "format": _FORMAT,
+            "workload": self.workload.to_config(),
+            "strategy": self.strategy.to_config(),
+            "participation": self.participation.to_config(),
+            "l2_norm_clip": self.l2_norm_clip,
+            "noise_multiplier": self.noise_multiplier,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "expected_batch_size": self.expected_batch_size,
+            "accountant": self.accountant,
+            "kind": self.kind,
+            "adjacency": self.adjacency,
+            "confidence": self.confidence,
+            "test_seed": self.test_seed,
+            "sensitivity": dataclasses.asdict(self.sensitivity),  # type: ignore[arg-type]
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Plan:
+        """Rebuilds a plan and validates it anew.
+
+        Raises:
+          ValueError: if the format is not known or the numbers do not fit together.
+        """
+        fields = dict(config)
+        found = fields.pop("format", None)
+        if found != _FORMAT:
+            raise ValueError(
+                f"The plan has format {found!r}; this version of tf-bandmf reads format "
+                f"{_FORMAT}."
+            )
+        return cls(
+            workload=Workload.from_config(fields.pop("workload")),
+            strategy=Strategy.from_config(fields.pop("strategy")),
+            participation=participation_lib.from_config(fields.pop("participation")),
+            sensitivity=Sensitivity(**fields.pop("sensitivity")),
+            **fields,
+        )
+
+    def save(self, path: str) -> None:
+        """Writes `path` (JSON) and beside it, with suffix .npz, the arrays.
+
+        A plan holds no secret: it can be published with the model.
+        """
+        configs.save(path, {"plan": self.to_config(), "fingerprint": self.fingerprint})
+
+    @classmethod
+    def load(cls, path: str) -> Plan:
+        """Reads a saved plan; recomputes sensitivity and budget.
+
+        Raises:
+          ValueError: if the file was changed: its fingerprint does not fit.
+        """
+        content = configs.load(path)
+        plan = cls.from_config(content["plan"])
+        if plan.fingerprint != content["fingerprint"]:
+            raise ValueError(
+                f"{path} does not have the fingerprint that it states: it was changed "
+                f"or damaged after it was saved. Make the plan again."
+            )
+        return plan
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({_describe_mechanism(self.strategy)}, num_steps={self.num_steps}, "
+            f"epsilon={self.epsilon:g}, delta={self.delta:g}, "
+            f"noise_multiplier={self.noise_multiplier:.4g}, "
+            f"fingerprint={self.fingerprint[:12]}"
+            + (", FOR TESTS ONLY)" if self.test_seed is not None else ")")
+        )
+
+
+def _describe_mechanism(strategy: Strategy) -> str:
+    values = (
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in strategy.parameters.items()
+    )
+    inside = ", ".join(values)
+    return f"{strategy.family}({inside})" if inside else strategy.family

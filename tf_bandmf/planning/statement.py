@@ -1,0 +1,147 @@
+"""The privacy statement: what is guaranteed, to whom, under which assumptions.
+
+Its points follow arXiv:2306.08153, App. K.1, which follows Ponomareva et al., 2023,
+section 5.3.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+
+NOT_COVERED = (
+    "Training metrics (loss, accuracy and norms on training data) are exact functions "
+    "of the data: do not publish them.",
+    "Choosing hyper-parameters, models or checkpoints by looking at private data.",
+    "Further runs on the same data: each spends its own budget.",
+    "Floating-point effects: the guarantee is for ideal real arithmetic.",
+    "The noise generator (Philox, keyed for each step from a secret 256-bit key) is not "
+    "proven to be cryptographically secure.",
+)
+
+
+class Statement(abc.ABC):
+    """Numbered points; `str()` is text, `to_markdown()` Markdown."""
+
+    @abc.abstractmethod
+    def points(self) -> list[tuple[str, str]]:
+        """The points of the statement: (title, text)."""
+
+    def __str__(self) -> str:
+        lines = [f"{i}. {name}: {text}" for i, (name, text) in self._numbered()]
+        return "\n".join(["Privacy statement", *lines])
+
+    def to_markdown(self) -> str:
+        """The statement as a Markdown section."""
+        lines = [f"{i}. **{name}.** {text}" for i, (name, text) in self._numbered()]
+        return "\n".join(["## Privacy statement", "", *lines, ""])
+
+    def _numbered(self) -> enumerate[tuple[str, str]]:
+        return enumerate(self.points(), start=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyStatement(Statement):
+    """A statement to publish with a model. No field has a default: each is a promise.
+
+    Attributes:
+      epsilon, delta: the guarantee.
+      zcdp_rho: rho of zCDP without amplification, under `adjacency` as they are.
+      accountant: what computed it.
+      accounting: whether the values are exact, a bound (at which confidence) or an
+        estimate.
+      adjacency: which data sets count as neighbors.
+      participation: how the data are used, one sentence.
+      mechanism: the strategy and its parameters.
+      num_steps: n.
+      noise_multiplier: per unit of sensitivity.
+      sensitivity: with the theorem it rests on, or marked as a bound.
+      l2_norm_clip: zeta.
+      fingerprint: of the plan.
+      test_only: the noise came from a known seed: no guarantee at all.
+      unit: whose presence is hidden.
+      sampling: what is claimed from the randomness of the sampling.
+      output: what the mechanism puts out, such as "noisy gradients".
+      remarks: what else a reader must know of this run: other runs on the same data,
+        weights that were changed by hand. Empty for what a plan alone says.
+
+    Raises:
+      ValueError: if the unit is no text of one line.
+    """
+
+    epsilon: float
+    delta: float
+    zcdp_rho: float
+    accountant: str
+    participation: str
+    mechanism: str
+    num_steps: int
+    noise_multiplier: float
+    sensitivity: str
+    l2_norm_clip: float
+    fingerprint: str
+    test_only: bool
+    unit: str
+    sampling: str
+    accounting: str
+    adjacency: str
+    output: str
+    remarks: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.unit, str) or len(self.unit.strip().splitlines()) != 1:
+            raise ValueError(
+                f"unit must name in one line whose presence is hidden, such as 'one "
+                f"device', found {self.unit!r}."
+            )
+
+    def points(self) -> list[tuple[str, str]]:
+        """The points of the statement: (title, text)."""
+        guarantee = (
+            f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP; without "
+            f"amplification {self.zcdp_rho:.6g}-zCDP."
+        )
+        if self.test_only:
+            guarantee = (
+                "NONE. The noise comes from a known test seed: anyone can remove it. "
+                f"With a secret key it would be {guarantee}"
+            )
+        return [
+            ("Formal statement", guarantee),
+            (
+                "DP setting",
+                "Central DP: the party that trains is trusted with the data, the noise "
+                "key and the correct implementation.",
+            ),
+            (
+                "Data accesses covered",
+                f"One training run of {self.num_steps} steps.",
+            ),
+            (
+                "Mechanism output",
+                f"The sequence of all {self.output}, hence every intermediate model "
+                f"and the final one.",
+            ),
+            ("Unit of privacy", sentence(self.unit)),
+            ("Adjacency", self.adjacency),
+            (
+                "Type of accounting",
+                f"{self.accountant}. {self.accounting} {self.sampling}",
+            ),
+            ("Accounting assumptions", self.participation),
+            (
+                "Mechanism",
+                f"{self.mechanism}; {self.sensitivity}; noise multiplier "
+                f"{self.noise_multiplier:.6g} per unit of sensitivity; l2 norm clip "
+                f"{self.l2_norm_clip:g}.",
+            ),
+            *([("This run", " ".join(self.remarks))] if self.remarks else []),
+            ("Not covered", " ".join(NOT_COVERED)),
+            ("Verifiability", f"tf-bandmf, plan fingerprint {self.fingerprint}."),
+        ]
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    text = text.strip()
+    return f"{text[0].upper()}{text[1:].rstrip('.')}."

@@ -1,0 +1,83 @@
+"""Content bound to ids: the fingerprint that a scheduled batch carries.
+
+A batch says for which step of which plan and schedule it was drawn; its fingerprint says
+that its tensors are the ones that were drawn. It covers values (bit by bit), shapes,
+dtypes, structure, order of the rows, sample weights, padding, and the ids. The pipeline
+computes it when it has made a batch, the training step again before it does anything.
+
+Each row is hashed by FarmHash64, all rows and ids together once more, with a secret of
+the process in front. Two contents have one fingerprint with probability about 2^-64,
+independently of what is in the data. It guards against mistakes (augmentation, mixing,
+repeating, reweighting after the batch was made). It is no cryptographic authentication:
+whoever runs the program can compute what the program computes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.sampling.sources import INPUTS, SAMPLE_WEIGHT, TARGETS, hash_rows
+
+FINGERPRINT = "fingerprint"
+_CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
+# A fingerprint is made and verified in one process; another one has other secrets.
+_SECRET_WORDS = np.frombuffer(secrets.token_bytes(32), np.int64)
+
+
+def with_fingerprint(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch with its fingerprint, in a graph too.
+
+    Args:
+      batch: contents (`x`, `y`, `sample_weight`), structures of dense tensors whose first
+        dimension is the example; and integers that say which batch it is.
+    """
+    return {**batch, FINGERPRINT: _fingerprint(batch)}
+
+
+def is_as_drawn(batch: Mapping[str, Any]) -> tf.Tensor:
+    """Whether the batch has the fingerprint of its contents and ids, bool scalar.
+
+    Args:
+      batch: what `with_fingerprint` returned, or something else under its keys.
+    """
+    if FINGERPRINT not in batch:
+        return tf.constant(False)
+    stated = tf.reshape(tf.cast(batch[FINGERPRINT], tf.int64), [-1])
+    return tf.reduce_all(tf.equal(stated, _fingerprint(batch)))
+
+
+def _fingerprint(batch: Mapping[str, Any]) -> tf.Tensor:
+    """int64, shape [1]."""
+    structure: list[str] = []
+    words: list[tf.Tensor] = []
+    # Hashing is done there.
+    with tf.device("/CPU:0"):
+        for name in sorted(set(batch) - {FINGERPRINT}):
+            for path, leaf in _leaves(name, batch[name]):
+                tensor = tf.convert_to_tensor(leaf)
+                structure.append(f"{path} {tensor.dtype.name} {tensor.shape.rank}")
+                words.append(tf.shape(tensor, out_type=tf.int64))
+                if name in _CONTENT:
+                    words.append(hash_rows(tensor))
+                else:
+                    words.append(tf.reshape(tf.cast(tensor, tf.int64), [-1]))
+        digest = hashlib.blake2b("\n".join(structure).encode(), digest_size=8).digest()
+        head = np.concatenate([_SECRET_WORDS, np.frombuffer(digest, np.int64)])
+        return hash_rows(tf.concat([head, *words], axis=0)[None])
+
+
+def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
+    """The tensors of a structure and where they are; lists count as tuples."""
+    if isinstance(value, Mapping):
+        items = [(str(key), value[key]) for key in sorted(value)]
+    elif isinstance(value, (list, tuple)):
+        items = [(str(place), item) for place, item in enumerate(value)]
+    else:
+        return [(path, value)]
+    return [leaf for name, item in items for leaf in _leaves(f"{path}/{name}", item)]

@@ -1,0 +1,116 @@
+"""DP-lambda-CGD: each step cancels a fraction of the previous step's noise.
+
+Kalinin, McKenna, Pagh, Lampert: "DP-lambda-CGD: Efficient Noise Correlation for
+Differentially Private Model Training" (cited as dp-lambda-cgd).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tf_bandmf import matrices
+from tf_bandmf.analysis import error
+from tf_bandmf.participation import Participation
+from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.registry import Family, Option, register
+from tf_bandmf.workloads import Workload
+
+
+def lambda_cgd(
+    num_steps: int, lambda_: float, column_normalized: bool = False
+) -> Strategy:
+    """`C^-1` has ones on its diagonal and `-lambda` below it (dp-lambda-cgd, eq. 8, 9).
+
+    The noise of step `i` is `z[i] - lambda z[i-1]`; `z[i-1]` is generated again from
+    the key, so that nothing is stored.
+
+    Args:
+      num_steps: n.
+      lambda_: lambda in [0, 1), the fraction of the previous noise that is cancelled;
+        0 is DP-SGD.
+      column_normalized: scale the columns of `C` to norm 1 (dp-lambda-cgd, App. A).
+
+    Raises:
+      ValueError: if lambda is outside of [0, 1) or not finite.
+    """
+    if not (0.0 <= lambda_ < 1.0 and np.float32(lambda_) < 1.0):
+        raise ValueError(
+            f"lambda must be in [0, 1), also as a float32 number, found {lambda_}: 0 is "
+            f"DP-SGD, and at 1 the sensitivity grows without limit."
+        )
+    diagonals = np.array([1.0, -lambda_])[: 2 if num_steps > 1 and lambda_ else 1]
+    matrix = matrices.Inverse(matrices.ToeplitzBanded(diagonals, num_steps))
+    strategy = Strategy("lambda_cgd", matrix, {"lambda": float(lambda_)})
+    return strategy.normalize_columns() if column_normalized else strategy
+
+
+def optimized_lambda_cgd(
+    workload: Workload,
+    participation: Participation,
+    objective: str = "mean",
+    column_normalized: bool = False,
+) -> Strategy:
+    """DP-lambda-CGD with the lambda that minimizes the error without amplification.
+
+    Args:
+      workload: what the models sum.
+      participation: under which the sensitivity is taken.
+      objective: "mean" for the RMSE, "max" for the MaxSE. The minimizer of the MaxSE is
+        never smaller than that of the RMSE (dp-lambda-cgd, Lemma 3).
+      column_normalized: as in `lambda_cgd`.
+
+    Raises:
+      ValueError: for an unknown objective.
+    """
+    import scipy.optimize  # slow to import
+
+    if objective not in ("mean", "max"):
+        raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
+    summarize = (
+        error.root_mean_squared_error if objective == "mean" else error.max_error
+    )
+
+    def log_error(logit: float) -> float:
+        # 1 - lambda spans orders of magnitude: search its logarithm.
+        strategy = lambda_cgd(workload.num_steps, -np.expm1(logit), column_normalized)
+        per_step = strategy.per_step_squared_error(workload)
+        sensitivity = strategy.sensitivity(participation)
+        return float(np.log(summarize(per_step) * sensitivity.value))
+
+    grid = np.log(np.geomspace(1e-1 / workload.num_steps, 1.0, 25))
+    values = [log_error(x) for x in grid]
+    best = int(np.argmin(values))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    found = scipy.optimize.minimize_scalar(
+        log_error, bounds=(low, high), method="bounded", options={"xatol": 1e-7}
+    )
+    logit = found.x if found.fun < values[best] else grid[best]
+    strategy = lambda_cgd(workload.num_steps, -np.expm1(logit), column_normalized)
+    diagnostics = {"objective": objective, "converged": bool(found.success)}
+    return Strategy(strategy.family, strategy.matrix, strategy.parameters, diagnostics)
+
+
+def _build(
+    workload: Workload,
+    participation: Participation,
+    lambda_: float | None = None,
+    column_normalized: bool = False,
+    objective: str = "mean",
+) -> Strategy:
+    if lambda_ is not None:
+        return lambda_cgd(workload.num_steps, lambda_, column_normalized)
+    return optimized_lambda_cgd(workload, participation, objective, column_normalized)
+
+
+_GRID = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
+
+register(
+    Family(
+        "lambda_cgd",
+        _build,
+        "fresh noise minus lambda times the last one",
+        Option("lambda_", float, grid=_GRID),
+        auto=1,
+        has_banded_inverse=True,
+    )
+)

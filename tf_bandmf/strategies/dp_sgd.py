@@ -1,0 +1,32 @@
+"""The identity strategy: independent noise at every step, DP-SGD."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tf_bandmf import matrices
+from tf_bandmf.participation import Participation
+from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.registry import Family, register
+from tf_bandmf.workloads import Workload
+
+
+def identity(num_steps: int) -> Strategy:
+    """`C = I`: each step adds fresh noise (Abadi et al., 2016, arXiv:1607.00133)."""
+    return Strategy("identity", matrices.ToeplitzBanded(np.ones(1), num_steps))
+
+
+def _build(workload: Workload, participation: Participation) -> Strategy:
+    return identity(workload.num_steps)
+
+
+register(
+    Family(
+        "identity",
+        _build,
+        "fresh noise at every step, DP-SGD",
+        aliases=("dp_sgd",),
+        auto=0,
+        is_banded=True,
+    )
+)

@@ -1,0 +1,309 @@
+"""Dense multi-epoch matrix factorization (MULTI-EPOCH MF), with a certificate.
+
+The baseline 'MF [15]' of arXiv:2306.08153, Table 2: Choquette-Choo, McMahan, Rush,
+Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning",
+arXiv:2211.06530. It minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C` such that
+columns of `C` in which one example can take part are orthogonal (steps `b`, `2b`, ...
+apart), which makes the sensitivity under fixed epoch order that of column norms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Callable
+
+import numpy as np
+
+from tf_bandmf import matrices
+from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.registry import Family, register
+from tf_bandmf.workloads import Workload
+
+# Several n x n arrays and an eigendecomposition an iteration.
+_LARGEST_NUM_STEPS = 8_192
+# Exponent of the multiplicative update; 2 would be exact for a diagonal X.
+_RELAXATION = 1.8
+
+
+def dense(
+    workload: Workload,
+    participation: Participation,
+    equal_column_norms: bool | None = None,
+    tolerance: float = 1e-6,
+    max_iterations: int = 300,
+    progress: Callable[[int, float], None] | None = None,
+) -> Strategy:
+    """The optimal dense strategy for fixed-epoch participation, mean error.
+
+    The noise of each step depends on all earlier ones: the generator either keeps `n`
+    vectors or draws up to `n - 1` again; `Strategy` counts the latter. With
+    min-separation instead of fixed epoch order the sensitivity is a bound (Alg. 4).
+
+    Method: with the steps grouped by their position in the epoch, optimality says that
+    `X^-1 A^T A X^-1 = L` is block diagonal, and the blocks of `X` are diagonal. Given
+    `L`, `X = L^-1/2 (L^1/2 A^T A L^1/2)^1/2 L^-1/2`. The iteration
+    `L <- L^1/2 P^w L^1/2`, `P` the diagonal blocks of this `X` over their target, is, for
+    blocks of size one and `w = 1`, the fixed point of Denisov et al., 2022
+    (arXiv:2202.08312, Theorem 3.2). Whitening the blocks of `X` makes it feasible, and
+    `L` gives a lower bound on the error of every feasible `X` (Lagrange duality):
+    iterations end when the two agree to `tolerance`.
+
+    Args:
+      workload: A.
+      participation: gives b; all `ceil(n / b)` participations count unless
+        `equal_column_norms`.
+      equal_column_norms: constrain the columns of `C` to equal norms. The default does
+        for min-separation, as Table 2 recommends for long runs, and does not for fixed
+        epoch order.
+      tolerance: largest certified relative gap of the squared error.
+      max_iterations: iterations of one eigendecomposition each, about 10 n^3 operations.
+      progress: called with the iteration and the current relative gap.
+
+    Returns:
+      The strategy, scaled to sensitivity 1 under fixed epoch order. Its diagnostics have
+      `converged`, `optimality_gap` (relative, of the mean squared error, among
+      strategies with these constraints), `iterations` and `mean_squared_error`.
+
+    Raises:
+      ValueError: if there are more than 8,192 steps, the tolerance is not positive, or
+        fewer than `ceil(n / b)` participations are to be used without
+        `equal_column_norms`.
+    """
+    n, b = workload.num_steps, participation.separation()
+    if n > _LARGEST_NUM_STEPS:
+        raise ValueError(
+            f"num_steps must be <= {_LARGEST_NUM_STEPS} for a dense strategy, found "
+            f"{n}. Use a banded or a Toeplitz strategy."
+        )
+    if not tolerance > 0.0 or max_iterations < 1:
+        raise ValueError(
+            f"tolerance must be > 0 and max_iterations >= 1, found {tolerance} and "
+            f"{max_iterations}."
+        )
+    k = participation.participations(n)
+    if equal_column_norms is None:
+        equal_column_norms = not isinstance(participation, FixedEpochOrder)
+    if not equal_column_norms and k < -(-n // b):
+        raise ValueError(
+            f"max_participations must be ceil(n / b) = {-(-n // b)} without equal "
+            f"column norms, found {k}. Set equal_column_norms=True."
+        )
+    found = _optimize(
+        workload, min(b, n), k, equal_column_norms, tolerance, max_iterations, progress
+    )
+    matrix = matrices.Dense(matrices.lower_triangular_factor(found.gram))
+    return Strategy(
+        "dense",
+        matrix,
+        {"min_separation": b, "equal_column_norms": bool(equal_column_norms)},
+        {
+            "converged": found.gap <= tolerance,
+            "optimality_gap": found.gap,
+            "iterations": found.iterations,
+            "mean_squared_error": found.squared_error / n,
+        },
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Optimum:
+    gram: np.ndarray
+    squared_error: float
+    gap: float
+    iterations: int
+
+
+class _Blocks:
+    """Block-diagonal matrices over the epoch positions, in the order of positions.
+
+    A block-diagonal matrix is a list of arrays [positions, size, size]: the first
+    `n mod b` positions have one step more than the others.
+    """
+
+    def __init__(self, num_steps: int, min_separation: int) -> None:
+        n, b = num_steps, min_separation
+        position = np.arange(n) % b
+        self.order = np.argsort(position, kind="stable")
+        longer = n % b
+        groups = [(longer, -(-n // b)), (b - longer, n // b)]
+        self.groups = [(count, size) for count, size in groups if count and size]
+
+    def split(self, x: np.ndarray) -> list[np.ndarray]:
+        """Rows [n, ...] as arrays [positions, size, ...]."""
+        parts, start = [], 0
+        for count, size in self.groups:
+            rows = x[start : start + count * size]
+            parts.append(rows.reshape(count, size, *x.shape[1:]))
+            start += count * size
+        return parts
+
+    def join(self, parts: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts])
+
+    def diagonal(self, v: np.ndarray) -> list[np.ndarray]:
+        return [part[:, :, None] * np.eye(part.shape[1]) for part in self.split(v)]
+
+    def apply(self, blocks: list[np.ndarray], x: np.ndarray) -> np.ndarray:
+        """Block-diagonal times dense, [n, m]."""
+        return self.join([g @ part for g, part in zip(blocks, self.split(x))])
+
+
+def _function(block: np.ndarray, function: Callable) -> np.ndarray:
+    """A scalar function of symmetric matrices [..., size, size]."""
+    values, vectors = np.linalg.eigh(0.5 * (block + block.transpose(0, 2, 1)))
+    return (vectors * function(values)[:, None, :]) @ vectors.transpose(0, 2, 1)
+
+
+def _power(blocks: list[np.ndarray], exponent: float) -> list[np.ndarray]:
+    tiny = np.finfo(float).tiny
+    return [_function(g, lambda v: np.maximum(v, tiny) ** exponent) for g in blocks]
+
+
+def _diagonals(blocks: list[np.ndarray]) -> list[np.ndarray]:
+    return [np.diagonal(block, axis1=1, axis2=2) for block in blocks]
+
+
+def _scaled(blocks: list[np.ndarray], factors: list[np.ndarray]) -> list[np.ndarray]:
+    """`diag(f) block diag(f)`."""
+    return [f[:, :, None] * g * f[:, None, :] for g, f in zip(blocks, factors)]
+
+
+def _optimize(
+    workload: Workload,
+    min_separation: int,
+    max_participations: int,
+    equal_column_norms: bool,
+    tolerance: float,
+    max_iterations: int,
+    progress: Callable[[int, float], None] | None,
+) -> _Optimum:
+    """The fixed-point iteration; `X = D^1/2 Y D^1/2` with unit diagonal blocks of Y.
+
+    D holds the squared column norms. Optimal ones make the diagonal of the multiplier of
+    `X`, `D^-1/2 L D^-1/2`, constant over each position; they follow by damped steps.
+    """
+    n = workload.num_steps
+    blocks = _Blocks(n, min_separation)
+    inverse_order = np.argsort(blocks.order)
+    inverse_workload = workload.inverse()
+    dense_workload = workload.to_dense()[:, blocks.order]
+    gram_workload = dense_workload.T @ dense_workload
+    size = float(max_participations)
+    norms = np.full(n, 1.0 / size)
+    if not equal_column_norms:
+        norms = blocks.join([np.full(g, 1.0 / g[1]) for g in blocks.groups])
+    multiplier = blocks.diagonal(np.sqrt(np.diag(gram_workload) / norms))
+    accelerator = _Anderson()
+    best: tuple[float, np.ndarray] | None = None
+    lower, gap, iteration = 0.0, np.inf, 0
+    for iteration in range(1, max_iterations + 1):
+        root = _power(multiplier, 0.5)
+        inverse_root = _power(multiplier, -0.5)
+        scale = 1.0 / np.sqrt(norms)
+        # L^1/2 D^-1/2 A^T A D^-1/2 L^1/2.
+        middle = blocks.apply(root, scale[:, None] * gram_workload * scale)
+        middle = blocks.apply(root, middle.T)
+        values, vectors = np.linalg.eigh(0.5 * (middle + middle.T))
+        values = np.sqrt(np.maximum(values, np.finfo(float).tiny))
+        diagonal = [d / s for d, s in zip(_diagonals(multiplier), blocks.split(norms))]
+        lower = max(
+            lower,
+            values.sum() ** 2 / _largest_inner(diagonal, equal_column_norms, size),
+        )
+        # Y = left left^T and its blocks.
+        left = blocks.apply(inverse_root, vectors * np.sqrt(values))
+        current = [part @ part.transpose(0, 2, 1) for part in blocks.split(left)]
+        whiten, color = _power(current, -0.5), _power(current, 0.5)
+        # Squared error of the whitened X, which is feasible.
+        inverse = blocks.apply(color, blocks.apply(root, vectors / np.sqrt(values)))
+        inverse = (scale[:, None] * inverse)[inverse_order]
+        error = float(np.sum(inverse_workload.solve(inverse) ** 2))
+        if best is None or error < best[0]:
+            best = (error, np.sqrt(norms)[:, None] * blocks.apply(whiten, left))
+        gap = best[0] / lower - 1.0
+        if progress is not None:
+            progress(iteration, gap)
+        if gap <= tolerance:
+            break
+        update = _power(current, _RELAXATION)
+        following = [r @ p @ r for r, p in zip(root, update)]
+        targets = blocks.split(norms)
+        if not equal_column_norms:
+            targets = [np.sqrt(s * d) for s, d in zip(targets, _diagonals(following))]
+            targets = [t / t.sum(axis=1, keepdims=True) for t in targets]
+            ratio = [np.sqrt(t / s) for t, s in zip(targets, blocks.split(norms))]
+            following = _scaled(following, ratio)
+        multiplier, targets = accelerator.step(
+            (multiplier, blocks.split(norms)), (following, targets)
+        )
+        if not equal_column_norms:
+            targets = [t / t.sum(axis=1, keepdims=True) for t in targets]
+        norms = blocks.join(targets)
+    assert best is not None
+    factor = best[1][inverse_order]
+    return _Optimum(factor @ factor.T, best[0], max(float(gap), 0.0), iteration)
+
+
+class _Anderson:
+    """Anderson acceleration of the iteration, in the logarithms of its variables.
+
+    The next point is the combination of the last few results that would have had the
+    least change, were the iteration linear.
+    """
+
+    def __init__(self, depth: int = 12) -> None:
+        self._depth = depth
+        self._residuals: list[np.ndarray] = []
+        self._results: list[np.ndarray] = []
+
+    def step(
+        self,
+        point: tuple[list[np.ndarray], list[np.ndarray]],
+        result: tuple[list[np.ndarray], list[np.ndarray]],
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        before, after = self._flatten(point), self._flatten(result)
+        self._residuals = [*self._residuals[-self._depth + 1 :], after - before]
+        self._results = [*self._results[-self._depth + 1 :], after]
+        if len(self._results) == 1:
+            return result
+        change = np.diff(np.stack(self._residuals, axis=1), axis=1)
+        weights = np.linalg.lstsq(change, self._residuals[-1], rcond=1e-8)[0]
+        combined = after - np.diff(np.stack(self._results, axis=1), axis=1) @ weights
+        return self._unflatten(combined, result)
+
+    @staticmethod
+    def _flatten(point: tuple[list[np.ndarray], list[np.ndarray]]) -> np.ndarray:
+        matrices = [_function(block, np.log).ravel() for block in point[0]]
+        return np.concatenate(matrices + [np.log(v).ravel() for v in point[1]])
+
+    @staticmethod
+    def _unflatten(
+        flat: np.ndarray, like: tuple[list[np.ndarray], list[np.ndarray]]
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        parts, start = [], 0
+        for block in [*like[0], *like[1]]:
+            parts.append(flat[start : start + block.size].reshape(block.shape))
+            start += block.size
+        matrices, vectors = parts[: len(like[0])], parts[len(like[0]) :]
+        return [_function(m, np.exp) for m in matrices], [np.exp(v) for v in vectors]
+
+
+def _largest_inner(
+    diagonal: list[np.ndarray], equal_column_norms: bool, size: float
+) -> float:
+    """The largest `<Lambda, X>` over feasible X, from the diagonal of Lambda.
+
+    Duality: `tr(V X^-1) + <Lambda, X> >= 2 ||A Lambda^1/2||_*` for every X, and the best
+    multiple of Lambda gives `tr(V X^-1) >= ||A Lambda^1/2||_*^2 / max <Lambda, X>`.
+    """
+    if equal_column_norms:
+        return sum(float(d.sum()) for d in diagonal) / size
+    return sum(float(d.max(axis=1).sum()) for d in diagonal)
+
+
+def _build(workload: Workload, participation: Participation) -> Strategy:
+    return dense(workload, participation)
+
+
+register(Family("dense", _build, "the optimal dense factorization"))

@@ -1,0 +1,261 @@
+"""The registry of strategy families: one record each, in the family's own file.
+
+Plans, tables, "auto", the search for bands, the command line and the contract tests take
+what they need to know of a family from its record. A new family is a file that ends with
+`register(Family(...))` and is imported in `strategies/__init__.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+from tf_bandmf.participation import Participation
+from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.workloads import Workload
+
+# Bands that a mechanism tries when none are given: more memory is a user's decision.
+_LARGEST_DEFAULT_BANDS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """The number of a family that is written behind its name, as in "bisr:4".
+
+    Attributes:
+      name: of the builder's argument: "bands" for a number of diagonals, which is
+        searched for in powers of two; another whole number counts kept vectors and is
+        not searched for; a float is searched for on `grid`.
+      convert: int or float.
+      default: of a whole number that is not "bands".
+      typical: its value in a table of all mechanisms; None for the mechanism's choice.
+      grid: values from small to large, for a float in [0, 1).
+    """
+
+    name: str
+    convert: Callable[[str], Any] = int
+    default: int | None = None
+    typical: str | None = None
+    grid: tuple[float, ...] = ()
+
+    @property
+    def example(self) -> str:
+        """A valid value, for messages and tests."""
+        return "0.9" if self.convert is float else "4"
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What the library knows of a family of strategies.
+
+    Attributes:
+      name: by which it is asked for, and `Strategy.family` of what it builds.
+      build: of workload, participation and the options, all of them optional, to the
+        strategy. Its signature says which options it takes: that of `option`,
+        `column_normalized` and `objective`.
+      summary: of its noise, a few words for help texts.
+      option: the number behind the name, or None.
+      aliases: other names.
+      auto: its place in the tables of "auto" and of `compare`; None: in neither.
+      is_banded: whether `C` itself has few bands, so that cyclic sampling amplifies it.
+      has_banded_inverse: whether `C^-1` has; then the noise draws earlier vectors again
+        instead of keeping them.
+      gains_by_bands: whether more bands, up to the separation, are never worse.
+      is_limited_by_separation: whether more bands than the separation are not tried.
+      largest_auto_work: `n * bands^2` above which "auto" does not try so many bands.
+      build_many: of workload, participation, ascending numbers of bands and whether the
+        columns are normalized, to the strategies one by one: `tf-bandmf bands` needs it
+        for a family that it can search. None: it cannot.
+    """
+
+    name: str
+    build: Callable[..., Strategy]
+    summary: str
+    option: Option | None = None
+    aliases: tuple[str, ...] = ()
+    auto: int | None = None
+    is_banded: bool = False
+    has_banded_inverse: bool = False
+    gains_by_bands: bool = False
+    is_limited_by_separation: bool = True
+    largest_auto_work: int | None = None
+    build_many: (
+        Callable[[Workload, Participation, Sequence[int], bool], Iterator[Strategy]]
+        | None
+    ) = None
+
+    @functools.cached_property
+    def options(self) -> tuple[str, ...]:
+        """Names of the options that `build` takes."""
+        parameters = list(inspect.signature(self.build).parameters)
+        return tuple(parameters[2:])
+
+    @property
+    def has_bands(self) -> bool:
+        """Whether its option is a number of bands."""
+        return self.option is not None and self.option.name == "bands"
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """Specifications of all variants: for the contract tests."""
+        name = self.name
+        if self.option is not None:
+            name += f":{self.option.example}"
+        normalized = "column_normalized" in self.options
+        return (name, f"{name}:normalized") if normalized else (name,)
+
+
+# By name; aliases are not keys.
+FAMILIES: dict[str, Family] = {}
+
+
+def register(family: Family) -> Family:
+    """Makes a family known under its name and its aliases.
+
+    Raises:
+      ValueError: if a name is taken, or `build` does not take the family's option.
+    """
+    taken = set(names()) & {family.name, *family.aliases}
+    if taken:
+        raise ValueError(f"The name {', '.join(sorted(taken))} is taken.")
+    if family.option is not None and family.option.name not in family.options:
+        raise ValueError(
+            f"build of {family.name} must take its option {family.option.name}, found "
+            f"{family.options}."
+        )
+    FAMILIES[family.name] = family
+    return family
+
+
+def names() -> list[str]:
+    """All names and aliases, sorted."""
+    aliases = (alias for family in FAMILIES.values() for alias in family.aliases)
+    return sorted([*FAMILIES, *aliases])
+
+
+def family_of(name: str) -> Family:
+    """The family of a name or an alias.
+
+    Raises:
+      ValueError: if there is none.
+    """
+    for family in FAMILIES.values():
+        if name == family.name or name in family.aliases:
+            return family
+    raise ValueError(f"mechanism must be one of {', '.join(names())}, found {name!r}.")
+
+
+def auto_names() -> tuple[str, ...]:
+    """What "auto" compares."""
+    return tuple(family.name for family in _ranked())
+
+
+def typical_specifications() -> tuple[str, ...]:
+    """One specification for each family that "auto" compares, for a table."""
+    found = []
+    for family in _ranked():
+        value = None if family.option is None else family.option.typical
+        found.append(family.name if value is None else f"{family.name}:{value}")
+    return tuple(found)
+
+
+def _ranked() -> list[Family]:
+    ranked = [family for family in FAMILIES.values() if family.auto is not None]
+    return sorted(ranked, key=lambda family: (family.auto, family.name))
+
+
+def build_strategy(
+    mechanism: str, workload: Workload, participation: Participation, **options: Any
+) -> Strategy:
+    """Builds the strategy of a mechanism for a workload and a participation.
+
+    Args:
+      mechanism: a name of a family.
+      workload: A; gives the number of steps.
+      participation: for the mechanisms that optimize their sensitivity.
+      **options: `bands`, `lambda_`, `buffers`, `column_normalized`, `objective`: those
+        that the mechanism takes. An option that is None counts as not given.
+
+    Raises:
+      ValueError: for an unknown mechanism or an option that it does not take.
+    """
+    family = family_of(mechanism)
+    given = {name: value for name, value in options.items() if value is not None}
+    unknown = sorted(set(given) - set(family.options))
+    if unknown:
+        takes = ", ".join(sorted(family.options)) or "no options"
+        raise ValueError(f"{mechanism} takes {takes}, found {', '.join(unknown)}.")
+    return family.build(workload, participation, **given)
+
+
+def parse(specification: str) -> tuple[str, dict[str, Any]]:
+    """A mechanism and its options from "name[:value][:normalized]", as "bisr:4".
+
+    The value is the number of bands, lambda of "lambda_cgd", or the number of buffers of
+    "blt"; without one the mechanism chooses. ":normalized" scales the columns of `C` to
+    norm 1.
+
+    Returns:
+      The name and the options of `build_strategy`.
+
+    Raises:
+      ValueError: for an unknown name, a value that is not a number, or a mechanism that
+        takes no value.
+    """
+    if not isinstance(specification, str):
+        raise ValueError(
+            f'mechanism must be a name, such as "bisr:4", or a Strategy, found '
+            f"{specification!r}."
+        )
+    name, *values = specification.strip().split(":")
+    family = family_of(name)
+    options: dict[str, Any] = {}
+    if values and values[-1] == "normalized":
+        values.pop()
+        options["column_normalized"] = True
+        if "column_normalized" not in family.options:
+            raise ValueError(
+                f"{name} has no normalized variant, found {specification!r}."
+            )
+    if not values:
+        return name, options
+    option = family.option
+    if option is None or len(values) > 1:
+        raise ValueError(f"{name} takes no value, found {specification!r}.")
+    try:
+        options[option.name] = option.convert(values[0])
+    except ValueError:
+        raise ValueError(
+            f"{name} takes {option.name.rstrip('_')} as its value, for instance "
+            f'"{name}:{option.example}", found {specification!r}.'
+        ) from None
+    return name, options
+
+
+def powers_of_two(largest: int) -> list[int]:
+    """1, 2, 4, ... up to `largest`."""
+    return [2**i for i in range(largest.bit_length()) if 2**i <= largest]
+
+
+def default_bands(workload: Workload, participation: Participation) -> int:
+    """The most bands that are used without being asked for."""
+    separation = participation.separation()
+    return min(_LARGEST_DEFAULT_BANDS, separation, workload.num_steps)
+
+
+def with_best_bands(
+    build: Callable[[Workload, int, bool], Strategy],
+    workload: Workload,
+    participation: Participation,
+    bands: int | None,
+    column_normalized: bool,
+) -> Strategy:
+    """A closed form with the bands that were given, or the best power of two."""
+    if bands is not None:
+        return build(workload, bands, column_normalized)
+    sizes = powers_of_two(default_bands(workload, participation))
+    candidates = [build(workload, size, column_normalized) for size in sizes]
+    return min(candidates, key=lambda s: s.rmse(workload, participation))
