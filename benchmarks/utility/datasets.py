@@ -12,7 +12,8 @@ def load(name: str, directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, in
     """Reads a data set.
 
     Returns:
-      images in [0, 1] (float32, [examples, size, size]; the training set first), labels (int32), and the size of the training set.
+      images in [0, 1] (float32, [examples, size, size]; the training set first), labels
+      (int32), and the size of the training set.
 
     Raises:
       FileNotFoundError: if a file is not in the folder.

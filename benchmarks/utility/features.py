@@ -76,7 +76,7 @@ def private_mean(
     bound = np.sqrt(size)
     norms = np.sqrt(np.einsum("ij,ij->i", features, features))
     total = np.minimum(1.0, bound / np.maximum(norms, 1e-12)) @ features
-    noise_multiplier = gaussian.calibrate_noise_multiplier(epsilon, delta)
+    noise_multiplier = gaussian.calibrate_noise_stddev(epsilon, delta)
     noise = np.random.default_rng(seed).standard_normal(size)
     return (total + noise_multiplier * bound * noise) / count
 

@@ -13,8 +13,8 @@ import scipy.special
 import tensorflow as tf
 
 import tf_bandmf
-from tf_bandmf.key_schedule import NoiseKey
 from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.keys import NoiseKey
 
 # What a run releases: the last weights, or their mean over the end of the run.
 READOUTS = {"last": 1.0, "mean of last fifth": 0.8, "mean of last half": 0.5}
@@ -107,7 +107,8 @@ def train(
     """Trains the models on the plan's batches.
 
     Args:
-      plan: with `l2_norm_clip = 1`, because clipped gradients are divided by the clip.
+      plan: with a test seed, because `seed` is known, and with `l2_norm_clip = 1`,
+        because clipped gradients are divided by the clip.
       seed: of batches and noise, for repetition; a run that is to protect somebody
         leaves both to the operating system.
 
@@ -123,7 +124,7 @@ def train(
     positions = np.arange(len(y))
     secret = plan.batches(positions).secret_seed()
     if secret is not None:
-        secret = seed.to_bytes(len(secret), "little")
+        secret = seed.to_bytes(32, "little")
     for batch in plan.batches(positions, sampler_seed=secret).indices():
         noise, state = generator.next(state, tf.constant(batch.step, tf.int64))
         noisy = models.clipped_sum(x, y, batch.indices)

@@ -132,6 +132,7 @@ class Experiment:
             batch_size=round(share * num_examples),
             epochs=task.epochs,
             sampling=row.sampling,
+            test_seed=0,
         )
         plan.save(str(path))
         return plan

@@ -87,7 +87,7 @@ def test_linear_models_train_as_keras_does(mechanism, sampling):
     )
     model.compile(
         tf_bandmf.keras.PrivateOptimizer(
-            keras.optimizers.SGD(rate, momentum=0.9), plan
+            keras.optimizers.SGD(rate, momentum=0.9), plan, additional_run=True
         ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
@@ -95,7 +95,7 @@ def test_linear_models_train_as_keras_does(mechanism, sampling):
     linear.train(plan, alone, linear.Features(x, centre), y, seed)
     secret = plan.batches(np.arange(60)).secret_seed()
     if secret is not None:
-        secret = seed.to_bytes(len(secret), "little")
+        secret = seed.to_bytes(32, "little")
     batches = plan.batches(x - centre, y.astype(np.int32), sampler_seed=secret)
     model.fit(batches, epochs=3, verbose=0)
     np.testing.assert_allclose(alone.weights[:4, 0], dense.kernel, atol=1e-4)
