@@ -1,0 +1,45 @@
+"""Images and labels from a folder."""
+
+from __future__ import annotations
+
+import gzip
+import pathlib
+
+import numpy as np
+
+
+def load(name: str, directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
+    """Reads a data set.
+
+    Returns:
+      images in [0, 1] (float32, [examples, size, size]; the training set first), labels
+      (int32), and the size of the training set.
+
+    Raises:
+      FileNotFoundError: if a file is not in the folder.
+    """
+    return {"fashion-mnist": _fashion_mnist}[name](directory)
+
+
+def _fashion_mnist(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
+    """IDX files, compressed or not, in DIRECTORY or DIRECTORY/fashion-mnist."""
+    if (directory / "fashion-mnist").is_dir():
+        directory = directory / "fashion-mnist"
+    parts = ("train", "t10k")
+    images = [_idx(directory, f"{part}-images-idx3-ubyte", 16) for part in parts]
+    labels = [_idx(directory, f"{part}-labels-idx1-ubyte", 8) for part in parts]
+    pixels = np.concatenate(images).reshape(-1, 28, 28)
+    return _as_floats(pixels), np.concatenate(labels).astype(np.int32), labels[0].size
+
+
+def _idx(directory: pathlib.Path, name: str, header: int) -> np.ndarray:
+    plain, compressed = directory / name, directory / f"{name}.gz"
+    if plain.exists():
+        content = plain.read_bytes()
+    else:
+        content = gzip.decompress(compressed.read_bytes())
+    return np.frombuffer(content, np.uint8, offset=header)
+
+
+def _as_floats(pixels: np.ndarray) -> np.ndarray:
+    return pixels.astype(np.float32) / 255.0

@@ -1,0 +1,119 @@
+"""Scattering features, computed once and kept in a folder.
+
+python benchmarks/utility/features.py --data DIR --cache CACHE
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+import datasets
+import numpy as np
+import scipy.linalg
+from scattering import scattering
+
+from tf_bandmf.accounting import gaussian
+
+GROUPS = 27
+
+
+def load(
+    name: str, directory: pathlib.Path, cache: pathlib.Path
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Features for a linear model, from the cache if they are there.
+
+    Returns:
+      float32, [examples, features], the training set first; labels (int32), and the
+      size of the training set.
+    """
+    path = cache / f"{name}-scattering-{GROUPS}.npz"
+    if not path.exists():
+        images, labels, num_train = datasets.load(name, directory)
+        shape = scattering(images[:1]).shape[1:]
+        features = np.empty((len(images), *shape), np.float16)
+        for start in range(0, len(images), 1000):
+            part = slice(start, start + 1000)
+            features[part] = group_normalized(scattering(images[part]), GROUPS)
+        cache.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".unfinished.npz")
+        flat = features.reshape(len(images), -1)
+        np.savez(unfinished, features=flat, labels=labels, num_train=num_train)
+        unfinished.rename(path)
+    with np.load(path) as kept:
+        features = kept["features"].astype(np.float32)
+        return features, kept["labels"], int(kept["num_train"])
+
+
+def group_normalized(features: np.ndarray, groups: int) -> np.ndarray:
+    """Each example's groups of channels with mean 0 and variance 1, no parameters.
+
+    A function of each example by itself: unlike a normalization by statistics of the
+    data set it costs no privacy.
+
+    Args:
+      features: [examples, channels, size, size].
+      groups: a divisor of the number of channels.
+    """
+    grouped = features.reshape(len(features), groups, -1)
+    centred = grouped - grouped.mean(axis=2, keepdims=True)
+    variance = np.square(centred).mean(axis=2, keepdims=True)
+    return (centred / np.sqrt(variance + 1e-5)).reshape(features.shape)
+
+
+def private_mean(
+    features: np.ndarray, epsilon: float, delta: float, seed: int
+) -> np.ndarray:
+    """The mean of group-normalized features, (epsilon, delta)-DP under zero-out.
+
+    Normalized features have norm at most sqrt(features); to be sure, they are clipped.
+
+    Args:
+      seed: of the noise, for repetition; leave it secret where somebody is to be
+        protected.
+    """
+    count, size = features.shape
+    bound = np.sqrt(size)
+    norms = np.sqrt(np.einsum("ij,ij->i", features, features))
+    total = np.minimum(1.0, bound / np.maximum(norms, 1e-12)) @ features
+    noise_multiplier = gaussian.calibrate_noise_stddev(epsilon, delta)
+    noise = np.random.default_rng(seed).standard_normal(size)
+    return (total + noise_multiplier * bound * noise) / count
+
+
+def leading_components(
+    features: np.ndarray, num_fit: int, dimensions: int, path: pathlib.Path
+) -> np.ndarray:
+    """Coordinates along the leading principal axes, for tuning in less time.
+
+    Clipping and isotropic noise do not see a rotation; the coordinates that are left
+    out hold few percent of the squares. The axes are those of the first `num_fit`
+    examples and, like all of tuning, not covered by the guarantee.
+
+    Returns:
+      float32, [examples, dimensions].
+    """
+    if not path.exists():
+        sample = features[:num_fit]
+        last = features.shape[1] - 1
+        _, axes = scipy.linalg.eigh(
+            sample.T @ sample, subset_by_index=[last - dimensions + 1, last]
+        )
+        np.save(path, features @ axes[:, ::-1].astype(np.float32))
+    return np.load(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser.add_argument("--cache", type=pathlib.Path, required=True)
+    arguments = parser.parse_args()
+    for name in ("fashion-mnist",):
+        features, _, num_train = load(name, arguments.data, arguments.cache)
+        print(
+            f"{name}: {num_train} of {len(features)} for training, {features.shape[1]}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Softmax regressions in parallel: several models on the batches of one plan.
+
+Does what Keras' `fit` does with one private `Dense` layer, for several learning rates or
+noise draws at once: a batch is read once, each model's gradients are clipped for
+themselves and get noise of their own. Together the models spend the plan's budget as
+often as there are models: this is for measuring.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.special
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.keys import NoiseKey
+
+# What a run releases: the last weights, or their mean over the end of the run.
+READOUTS = {"last": 1.0, "mean of last fifth": 0.8, "mean of last half": 0.5}
+
+
+class Features:
+    """Features less a public centre, which is subtracted without a copy of them.
+
+    Args:
+      values: float32, [examples, features].
+      centre: [features].
+    """
+
+    def __init__(self, values: np.ndarray, centre: np.ndarray) -> None:
+        self.values, self.centre = values, centre.astype(np.float32)
+        squares = np.einsum("ij,ij->i", values, values) - 2 * values @ self.centre
+        # The constant feature of the bias has square 1.
+        self.squared_norms = squares + self.centre @ self.centre + 1.0
+
+
+class LinearModels:
+    """Weights of several models, [features + 1, models, classes]; the last row is the bias.
+
+    Args:
+      learning_rates: [models]; a step moves the weights by at most so much times the
+        batch's share, because gradients are divided by the clip norm.
+      l2_norm_clip: zeta.
+      momentum: of SGD.
+    """
+
+    def __init__(
+        self,
+        learning_rates: np.ndarray,
+        l2_norm_clip: float,
+        momentum: float,
+        num_features: int,
+        num_classes: int,
+    ) -> None:
+        self.rates = np.asarray(learning_rates, np.float32)[:, None]
+        self.clip, self.momentum = l2_norm_clip, momentum
+        self.shape = (num_features + 1, len(self.rates), num_classes)
+        self.weights = np.zeros(self.shape, np.float32)
+        self.velocity = np.zeros(self.shape, np.float32)
+        self.sums = {name: np.zeros(self.shape, np.float32) for name in READOUTS}
+        self.counts = dict.fromkeys(READOUTS, 0)
+
+    def clipped_sum(self, x: Features, y: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        """Sum of the chosen examples' gradients, each divided by max(norm, clip)."""
+        rows = x.values[chosen]
+        logits = self._logits(rows, x.centre, self.weights)
+        residuals = scipy.special.softmax(logits, axis=2)
+        residuals[np.arange(len(rows)), :, y[chosen]] -= 1.0
+        norms = np.linalg.norm(residuals, axis=2)
+        norms *= np.sqrt(x.squared_norms[chosen])[:, None]
+        residuals /= np.maximum(norms, self.clip)[..., None]
+        flat = residuals.reshape(len(rows), -1)
+        bias = flat.sum(axis=0)
+        total = rows.T @ flat - np.outer(x.centre, bias)
+        return np.vstack([total, bias]).reshape(self.shape)
+
+    def update(self, gradient: np.ndarray, done: float) -> None:
+        """One step of SGD with momentum; `done` in (0, 1] is the run's part so far."""
+        self.velocity = self.momentum * self.velocity + gradient
+        self.weights = self.weights - self.rates * self.velocity
+        for name, start in READOUTS.items():
+            if done > start or done == 1.0:
+                self.sums[name] += self.weights
+                self.counts[name] += 1
+
+    def accuracy(self, x: Features, y: np.ndarray) -> dict[str, np.ndarray]:
+        """For each readout, [models]."""
+        found = {}
+        for name in READOUTS:
+            weights = self.sums[name] / self.counts[name]
+            logits = self._logits(x.values, x.centre, weights)
+            found[name] = (logits.argmax(axis=2) == y[:, None]).mean(axis=0)
+        return found
+
+    def _logits(
+        self, rows: np.ndarray, centre: np.ndarray, weights: np.ndarray
+    ) -> np.ndarray:
+        flat = weights.reshape(self.shape[0], -1)
+        logits = rows @ flat[:-1] + (flat[-1] - centre @ flat[:-1])
+        return logits.reshape(len(rows), *self.shape[1:])
+
+
+def train(
+    plan: tf_bandmf.Plan, models: LinearModels, x: Features, y: np.ndarray, seed: int
+) -> None:
+    """Trains the models on the plan's batches.
+
+    Args:
+      plan: with a test seed, because `seed` is known, and with `l2_norm_clip = 1`,
+        because clipped gradients are divided by the clip.
+      seed: of batches and noise, for repetition; a run that is to protect somebody
+        leaves both to the operating system.
+
+    Raises:
+      ValueError: if the plan has another clip norm.
+    """
+    if plan.l2_norm_clip != 1.0:
+        raise ValueError(
+            f"The plan's l2_norm_clip must be 1, found {plan.l2_norm_clip}."
+        )
+    generator = NoiseGenerator(plan.strategy, int(np.prod(models.shape)))
+    state = generator.initial_state(NoiseKey.for_testing(seed))
+    positions = np.arange(len(y))
+    secret = plan.batches(positions).secret_seed()
+    if secret is not None:
+        secret = seed.to_bytes(32, "little")
+    for batch in plan.batches(positions, sampler_seed=secret).indices():
+        noise, state = generator.next(state, tf.constant(batch.step, tf.int64))
+        noisy = models.clipped_sum(x, y, batch.indices)
+        noisy += plan.noise_stddev * noise.numpy().reshape(models.shape)
+        noisy /= plan.expected_batch_size
+        models.update(noisy, (batch.step + 1) / plan.num_steps)

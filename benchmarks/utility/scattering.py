@@ -1,0 +1,166 @@
+"""Scattering features: two layers of fixed wavelets, nothing learned from the data.
+
+Scales J = 2, 8 angles, Morlet wavelets of Bruna and Mallat (2013), as Tramèr and Boneh
+(2021, arXiv:2011.11660) use them. The channels agree with those of kymatio 0.3
+(`Scattering2D(J=2)`), which does not import beside SciPy 1.17, to float precision.
+
+    S0 = x * phi,  S1 = |x * psi_1| * phi,  S2 = ||x * psi_1| * psi_2| * phi
+
+for 16 wavelets psi_1 and the 8 wavelets psi_2 of the larger scale where psi_1 has the
+smaller one: 1 + 16 + 64 = 81 channels at a quarter of the resolution.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.fft
+
+SCALES = 2
+ANGLES = 8
+CHANNELS = 1 + SCALES * ANGLES + ANGLES * ANGLES
+
+
+def scattering(images: np.ndarray, chunk: int = 500, workers: int = 1) -> np.ndarray:
+    """Scattering channels of images.
+
+    Args:
+      images: float, shape [images, size, size] or [images, size, size, colors]; size is
+        a multiple of 4.
+      chunk: images at a time.
+      workers: threads of the Fourier transforms.
+
+    Returns:
+      float32, shape [images, colors * 81, size / 4, size / 4].
+    """
+    if images.ndim == 3:
+        images = images[..., None]
+    count, size, _, colors = images.shape
+    filters = _Filters(size + 2 * _margin())
+    small = size // 2**SCALES
+    features = np.empty((count, colors * CHANNELS, small, small), np.float32)
+    with scipy.fft.set_workers(workers):
+        for start in range(0, count, chunk):
+            part = images[start : start + chunk].astype(np.float32)
+            part = np.moveaxis(part, 3, 1).reshape(-1, size, size)
+            found = _scatter(part, filters)
+            features[start : start + chunk] = found.reshape(-1, *features.shape[1:])
+    return features
+
+
+class _Filters:
+    """Fourier transforms (real) of the low-pass filter and of the wavelets.
+
+    `psi[j][angle]` is at full resolution; `coarse` is of half the resolution.
+    """
+
+    def __init__(self, size: int) -> None:
+        low_pass = gabor(size, 0.8 * 2 ** (SCALES - 1), 0.0, 0.0)
+        self.phi = _transform(low_pass)
+        self.phi_coarse = _fold(_low_frequencies(self.phi))
+        self.psi = [
+            [
+                _transform(
+                    morlet(
+                        size,
+                        0.8 * 2**j,
+                        (ANGLES // 2 - 1 - angle) * np.pi / ANGLES,
+                        0.75 * np.pi / 2**j,
+                        4.0 / ANGLES,
+                    )
+                )
+                for angle in range(ANGLES)
+            ]
+            for j in range(SCALES)
+        ]
+
+
+def _scatter(images: np.ndarray, filters: _Filters) -> np.ndarray:
+    """Shape [images, 81, size / 4, size / 4], zeroth order first."""
+    margin = _margin()
+    width = [(0, 0), (margin, margin), (margin, margin)]
+    transformed = scipy.fft.fft2(np.pad(images, width, mode="reflect"))
+    orders: list[list[np.ndarray]] = [[_average(transformed, filters.phi, 4)], [], []]
+    for wavelet in filters.psi[0]:
+        modulus = _modulus(transformed, wavelet, 1)
+        orders[1].append(_average(modulus, filters.phi, 4))
+        for larger in filters.psi[1]:
+            second = _modulus(modulus, larger, 2)
+            orders[2].append(_average(second, filters.phi_coarse, 2))
+    for wavelet in filters.psi[1]:
+        modulus = _modulus(transformed, wavelet, 2)
+        orders[1].append(_average(modulus, filters.phi_coarse, 2))
+    return np.stack([channel for order in orders for channel in order], axis=1)
+
+
+def _modulus(transformed: np.ndarray, wavelet: np.ndarray, stride: int) -> np.ndarray:
+    """Fourier transform of |x * psi|, every `stride`-th pixel of it."""
+    product = transformed * wavelet
+    if stride == 2:
+        product = _fold(product)
+    return scipy.fft.fft2(np.abs(scipy.fft.ifft2(product)))
+
+
+def _average(transformed: np.ndarray, low_pass: np.ndarray, stride: int) -> np.ndarray:
+    """x * phi, every `stride`-th pixel, without the margin."""
+    product = _fold(transformed * low_pass)
+    if stride == 4:
+        product = _fold(product)
+    inside = slice(1, -1)
+    return scipy.fft.ifft2(product).real[..., inside, inside]
+
+
+def _fold(transformed: np.ndarray) -> np.ndarray:
+    """The transform of every second pixel of a signal: the mean of its aliases."""
+    half = transformed.shape[-1] // 2
+    rows = transformed[..., :half, :] + transformed[..., half:, :]
+    return (rows[..., :half] + rows[..., half:]) / 4
+
+
+def _low_frequencies(transformed: np.ndarray) -> np.ndarray:
+    """Without the higher half of the frequencies, times 4: `_fold` then samples it."""
+    size = transformed.shape[-1]
+    kept = np.ones(size, np.float32)
+    kept[size // 4 : size // 4 + size // 2] = 0.0
+    return 4 * transformed * kept * kept[:, None]
+
+
+def gabor(
+    size: int, scale: float, angle: float, frequency: float, slant: float = 1.0
+) -> np.ndarray:
+    """A Gaussian envelope times a plane wave on a torus, complex, [size, size]."""
+    rotation = np.array(
+        [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    )
+    precision = rotation @ np.diag([1.0, slant**2]) @ rotation.T / (2 * scale**2)
+    wave = np.zeros((size, size), np.complex128)
+    periods = range(-2, 3)
+    for row in periods:
+        for column in periods:
+            x, y = np.mgrid[:size, :size] + np.reshape([row, column], (2, 1, 1)) * size
+            envelope = (
+                precision[0, 0] * x * x
+                + 2 * precision[0, 1] * x * y
+                + precision[1, 1] * y * y
+            )
+            phase = frequency * (x * np.cos(angle) + y * np.sin(angle))
+            wave += np.exp(-envelope + 1j * phase)
+    return wave * slant / (2 * np.pi * scale**2)
+
+
+def morlet(
+    size: int, scale: float, angle: float, frequency: float, slant: float
+) -> np.ndarray:
+    """A Gabor filter less a multiple of its envelope, so that its sum is zero."""
+    wave = gabor(size, scale, angle, frequency, slant)
+    envelope = gabor(size, scale, angle, 0.0, slant)
+    return wave - wave.sum() / envelope.sum() * envelope
+
+
+def _transform(signal: np.ndarray) -> np.ndarray:
+    """Real: both filters are symmetric under conjugation and reflection."""
+    return scipy.fft.fft2(signal).real.astype(np.float32)
+
+
+def _margin() -> int:
+    """Pixels of reflection around an image: one pixel of the result."""
+    return 2**SCALES

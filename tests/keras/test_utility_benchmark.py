@@ -1,0 +1,118 @@
+"""The linear benchmark: scattering features, and training beside Keras' `fit`."""
+
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+
+import tf_bandmf
+import tf_bandmf.keras
+
+# Of kymatio 0.3.0, `Scattering2D(J=2, shape=(28, 28))`.
+KYMATIO = [0.51401514, 0.07062508, 0.03779833, 0.00683525, 0.00359482]
+FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks" / "utility"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+def test_scattering_of_a_constant_image_is_its_value():
+    from scattering import CHANNELS, scattering
+
+    found = scattering(np.full((2, 16, 16), 0.5))
+    assert found.shape == (2, CHANNELS, 4, 4)
+    np.testing.assert_allclose(found[:, 0], 0.5, rtol=1e-5)
+    np.testing.assert_allclose(found[:, 1:], 0.0, atol=1e-6)
+
+
+def test_scattering_has_kymatios_values():
+    from scattering import scattering
+
+    image = np.random.RandomState(0).random_sample((1, 28, 28)).astype(np.float32)
+    found = scattering(image)[0, [0, 1, 9, 17, 80], 3, 3]
+    np.testing.assert_allclose(found, KYMATIO, rtol=2e-4)
+
+
+def test_colors_are_scattered_one_by_one():
+    from scattering import CHANNELS, scattering
+
+    images = np.random.default_rng(0).random((3, 8, 8, 3))
+    together = scattering(images, chunk=2)
+    for color in range(3):
+        alone = scattering(images[..., color])
+        part = together[:, color * CHANNELS : (color + 1) * CHANNELS]
+        np.testing.assert_allclose(part, alone, atol=1e-6)
+
+
+def test_group_normalized_examples_have_bounded_norm():
+    from features import group_normalized
+
+    found = group_normalized(np.random.default_rng(0).random((5, 6, 4, 4)), 3)
+    np.testing.assert_allclose(
+        np.linalg.norm(found.reshape(5, -1), axis=1), 96**0.5, rtol=1e-3
+    )
+    np.testing.assert_allclose(found.reshape(5, 3, -1).mean(axis=2), 0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "mechanism, sampling",
+    [("identity", "poisson"), ("bisr:3", "balls-in-bins"), ("bsr:2", "fixed-order")],
+)
+def test_linear_models_train_as_keras_does(mechanism, sampling):
+    import linear
+
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
+    centre, seed, rate = rng.normal(size=4).astype(np.float32), 5, 0.3
+    plan = tf_bandmf.plan(
+        mechanism,
+        noise_multiplier=0.5,
+        delta=1e-3,
+        num_examples=60,
+        batch_size=20,
+        epochs=3,
+        sampling=sampling,
+        momentum=0.9,
+        test_seed=seed,
+    )
+    ours = linear.LinearModels([rate, 2 * rate], 1.0, 0.9, 4, 3)
+    linear.train(plan, ours, linear.Features(x, centre), y, seed)
+
+    dense = keras.layers.Dense(3, kernel_initializer="zeros")
+    model = tf_bandmf.keras.make_private(
+        keras.Sequential([keras.layers.Input((4,)), dense])
+    )
+    model.compile(
+        tf_bandmf.keras.PrivateOptimizer(
+            keras.optimizers.SGD(rate, momentum=0.9), plan, additional_run=True
+        ),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    alone = linear.LinearModels([rate], 1.0, 0.9, 4, 3)
+    linear.train(plan, alone, linear.Features(x, centre), y, seed)
+    secret = plan.batches(np.arange(60)).secret_seed()
+    if secret is not None:
+        secret = seed.to_bytes(32, "little")
+    batches = plan.batches(x - centre, y.astype(np.int32), sampler_seed=secret)
+    model.fit(batches, epochs=3, verbose=0)
+    np.testing.assert_allclose(alone.weights[:4, 0], dense.kernel, atol=1e-4)
+    np.testing.assert_allclose(alone.weights[4, 0], dense.bias, atol=1e-4)
+    assert ours.shape == (5, 2, 3)
+
+
+def test_readouts_average_late_weights():
+    import linear
+
+    models = linear.LinearModels([1.0], 1.0, 0.0, 1, 1)
+    for step in range(10):
+        models.update(np.full(models.shape, -1.0, np.float32), (step + 1) / 10)
+    assert {
+        name: models.sums[name][0, 0, 0] / models.counts[name] for name in models.sums
+    } == {
+        "last": 10.0,
+        "mean of last fifth": 9.5,
+        "mean of last half": 8.0,
+    }
