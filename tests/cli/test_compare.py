@@ -121,7 +121,10 @@ def test_the_table_shows_bounds_as_bounds(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--mechanisms", "magic"], "mechanism must be one of amplified, banded, bandinv, bifr, bisr"),
+        (
+            ["--mechanisms", "magic"],
+            "mechanism must be one of amplified, banded, bandinv, bifr",
+        ),
         (["--mechanisms", "bsr:x"], 'for instance "bsr:4"'),
         (["--mechanisms", "bsr:99"], "from 1 to num_steps = 60"),
         (["--mechanisms", " , "], "Give at least one mechanism"),
