@@ -235,6 +235,7 @@ def test_a_damaged_missing_or_foreign_buffer_is_made_again(tmp_path):
         found = [resumed.values(9, t) for t in (6, 7)]
         np.testing.assert_array_equal(found, expected[6:])
         made_again[name] = steps[0]
+        resumed._ring.flush()  # or it writes into the next one's file
     # The row of round 5 is in slot 1: the one before it will do then.
     assert made_again.pop(70 + slot) == 5
     assert made_again.pop(70 + 3 * slot) == 6  # of round 3, which is not needed
