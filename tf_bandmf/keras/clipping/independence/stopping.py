@@ -53,7 +53,10 @@ _POSITIONS: dict[str, tuple[int, ...]] = {
 # A position that one of these chose, or that is a truth value, is taken to be within
 # bounds.
 _CHOOSES = frozenset(
-    "SelectV2 Select ClipByValue Minimum Maximum FloorMod ArgMax ArgMin TopKV2 Where".split()
+    (
+        "SelectV2 Select ClipByValue Minimum Maximum FloorMod ArgMax ArgMin TopKV2 Where "
+        "DynamicPartition"  # With which `vectorized_map` takes both branches.
+    ).split()
 )
 _PASSES = frozenset(
     "Identity Cast Reshape ExpandDims Squeeze Transpose BroadcastTo".split()
