@@ -106,7 +106,7 @@ _CONDITIONS: dict[str, Condition] = {
         ).split(),
         _always,
     ),
-    **dict.fromkeys("LSTM GRU SimpleRNN RNN ConvLSTM1D ConvLSTM2D".split(), _recurrent),
+    **dict.fromkeys("LSTM GRU SimpleRNN RNN".split(), _recurrent),
     **dict.fromkeys(
         "Add Subtract Multiply Average Maximum Minimum".split(), _same_ranks
     ),
