@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import Words, register
-from tf_bandmf.participation.unamplified import unamplified_accountant
 from tf_bandmf.participation.whole_epochs import OrderSampler, WholeEpochs
-
-if TYPE_CHECKING:
-    from tf_bandmf.accounting.base import Accountant
 
 
 @register
@@ -49,16 +44,6 @@ class FixedEpochOrder(WholeEpochs):
         # RandomState's stream is frozen by NumPy's compatibility policy.
         order = np.random.RandomState(self.order_seed).permutation(self.num_examples)
         return OrderSampler(order.astype(np.int64), self.steps_per_epoch)
-
-    def accountant(
-        self,
-        matrix: LowerTriangular,
-        confidence: float | None = None,
-        seed: int = 0,
-        progress: bool = False,
-        num_draws: int | None = None,
-    ) -> Accountant:
-        return unamplified_accountant(matrix, self)
 
     def describe(self) -> str:
         return (
