@@ -4,7 +4,7 @@ Every example falls into one of `b` bins and takes part at the steps of its bin.
 strategy `C >= 0` the dominating pair is `P = mean_j N(m_j, sigma^2 I)` against
 `Q = N(0, sigma^2 I)` with `m_j` the sum of the columns of `C` of bin `j` (Choquette-Choo,
 Ganesh, Haque, Steinke, Thakurta: "Near exact privacy amplification for matrix
-mechanisms", arXiv:2410.06266; used in dp-lambda-cgd, section 5.1).
+mechanisms", arXiv:2410.06266; used in arXiv:2601.22334, section 5.1).
 
 The privacy loss depends on the `b` inner products `u_j = <m_j, x> / sigma^2` alone, which
 are jointly Gaussian with covariance `G / sigma^2`, `G = <m_i, m_j>`: the number of

@@ -262,7 +262,7 @@ class BatchSchedule(abc.ABC):
 
         Args:
           first_step: where to begin.
-          padded: give `padded_batch_size` indices each time, those too many 0 with
+          padded: give `padded_batch_size` indices each time; surplus ones are 0 and have
             weight 0.
 
         Raises:

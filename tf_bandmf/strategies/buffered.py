@@ -38,7 +38,7 @@ def blt(
     """The BLT strategy with the least error for a number of buffers.
 
     Its first column is positive and decreasing by construction, so that the sensitivity
-    under min-separation is exact (dp-lambda-cgd, Theorem 1). The logarithm of the
+    under min-separation is exact (arXiv:2601.22334, Theorem 1). The logarithm of the
     error, not convex in the decays, is minimized by L-BFGS with exact gradients, for
     1, 2, ... buffers in turn, each from the optimum before with a new buffer added at
     several places. It ends early when one more buffer gains nothing, as happens for many

@@ -122,12 +122,10 @@ class Instantiated(Factor):
     gradients: tf.Tensor
 
     def measure(self, negligible: float = 0.0) -> Measured:
-        """See the base class."""
         pinned = norms.pinned(tf.cast(self.gradients, tf.float32))
         return Measured(norms.of_examples(*pinned), pinned, _tensordot)
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class."""
         return tf.cast(self.gradients, tf.float32)
 
 
@@ -144,7 +142,6 @@ class InParts(Factor):
     gradients: tuple[tf.Tensor, ...]
 
     def measure(self, negligible: float = 0.0) -> Measured:
-        """See the base class."""
         parts = len(self.gradients)
         pinned = norms.pinned(*self.gradients)
         of_parts = zip(*(norms.of_examples(part) for part in pinned))
@@ -157,7 +154,6 @@ class InParts(Factor):
         return Measured(joined, pinned, weighted_sum, parts)
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class."""
         return tf.concat(self.gradients, axis=0)
 
 
@@ -205,7 +201,6 @@ class Product(Factor):
     layout: Layout
 
     def add(self, other: Factor) -> Factor | None:
-        """See the base class."""
         if (
             not isinstance(other, Product)
             or self.layout != other.layout
@@ -219,12 +214,10 @@ class Product(Factor):
         )
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class."""
         left, right = tf.cast(self.left, tf.float32), tf.cast(self.right, tf.float32)
         return self.layout.to_kernels(tf.matmul(left, right, transpose_a=True))
 
     def measure(self, negligible: float = 0.0) -> Measured:
-        """See the base class."""
         left, right = tf.cast(self.left, tf.float32), tf.cast(self.right, tf.float32)
         terms = left.shape[-2]
         size = math.prod(self.layout.shape)

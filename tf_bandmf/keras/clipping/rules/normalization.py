@@ -10,14 +10,14 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors import Factor, Instantiated
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
-    Rule,
+    SingleTapRule,
     is_plain,
     kernel_shape,
     owns_only,
 )
 
 
-class _ScaleAndShiftRule(Rule):
+class _ScaleAndShiftRule(SingleTapRule):
     """Output = scale * normalized + shift; both are small: kept per example."""
 
     @abc.abstractmethod
@@ -28,17 +28,7 @@ class _ScaleAndShiftRule(Rule):
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
         """Returns the normalized inputs before scale and shift."""
 
-    def forward(self, call: LayerCall) -> Any:
-        """See the base class."""
-        return call.tap(call.run())
-
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
-        """See the base class."""
-        (gradient,) = gradients
-        if gradient is None:
-            return {}
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         scale, shift = self.parameters(call.layer)
         gradient = tf.cast(gradient, tf.float32)
         rank = gradient.shape.rank
@@ -70,7 +60,6 @@ class LayerNormalizationRule(_ScaleAndShiftRule):
     """`LayerNormalization`."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         return (
             is_plain(layer, keras.layers.LayerNormalization)
             and not getattr(layer, "rms_scaling", False)
@@ -79,11 +68,9 @@ class LayerNormalizationRule(_ScaleAndShiftRule):
         )
 
     def parameters(self, layer: Any) -> tuple[Any, Any]:
-        """See the base class."""
         return layer.gamma, layer.beta
 
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-        """See the base class."""
         return keras.ops.layer_normalization(
             inputs, axis=layer.axis, epsilon=layer.epsilon
         )
@@ -93,7 +80,6 @@ class RMSNormalizationRule(_ScaleAndShiftRule):
     """`RMSNormalization`."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         return (
             is_plain(layer, keras.layers.RMSNormalization)
             and _per_example_axes(layer.axis)
@@ -101,11 +87,9 @@ class RMSNormalizationRule(_ScaleAndShiftRule):
         )
 
     def parameters(self, layer: Any) -> tuple[Any, Any]:
-        """See the base class."""
         return layer.scale, None
 
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-        """See the base class."""
         return keras.ops.rms_normalization(
             inputs, axis=layer.axis, epsilon=layer.epsilon
         )
@@ -115,7 +99,6 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
     """`GroupNormalization`."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         return (
             is_plain(layer, keras.layers.GroupNormalization)
             and isinstance(layer.axis, int)
@@ -124,11 +107,9 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
         )
 
     def parameters(self, layer: Any) -> tuple[Any, Any]:
-        """See the base class."""
         return layer.gamma, layer.beta
 
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-        """See the base class."""
         rank = inputs.shape.rank
         axis = layer.axis % rank
         shape = tf.shape(inputs)
