@@ -332,7 +332,11 @@ class Draws:
 
 
 def factorize(gram: np.ndarray) -> np.ndarray:
-    """`L` with `L L^T = G`: a vector if G is diagonal, else [b, rank of G]."""
+    """`L` with `L L^T = G`: a vector if G is diagonal, else [b, rank of G].
+
+    Raises:
+      ArithmeticError: if G is not positive semidefinite.
+    """
     diagonal = np.diagonal(gram)
     if np.all(gram == np.diag(diagonal)):
         return np.sqrt(diagonal)

@@ -53,7 +53,11 @@ def check_bands(strategy: matrices.LowerTriangular, num_parts: int) -> None:
 
 
 def column_norm(strategy: matrices.LowerTriangular) -> float:
-    """kappa, the largest column norm of `C`."""
+    """kappa, the largest column norm of `C`.
+
+    Raises:
+      ValueError: if it is not finite and > 0.
+    """
     largest = float(np.max(strategy.column_norms()))
     if not (math.isfinite(largest) and largest > 0.0):
         raise ValueError(f"The column norms must be finite and > 0, found {largest}.")

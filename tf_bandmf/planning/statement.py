@@ -1,7 +1,6 @@
 """The privacy statement: what is guaranteed, to whom, under which assumptions.
 
-Its points follow arXiv:2306.08153, App. K.1, which follows Ponomareva et al., 2023,
-section 5.3.
+Its points follow arXiv:2306.08153, App. K.1, which follows arXiv:2303.00654, section 5.3.
 """
 
 from __future__ import annotations

@@ -294,7 +294,11 @@ class BatchSchedule(abc.ABC):
         return None
 
     def continuing(self, secret_seed: bytes | None) -> BatchSchedule:
-        """The schedule of an interrupted run on these data, from its `secret_seed()`."""
+        """The schedule of an interrupted run on these data, from its `secret_seed()`.
+
+        Raises:
+          ValueError: if a seed is given: this schedule has none.
+        """
         if secret_seed is not None:
             raise ValueError(f"{type(self).__name__} has no secret seed.")
         return self
