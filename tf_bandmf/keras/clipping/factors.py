@@ -122,10 +122,12 @@ class Instantiated(Factor):
     gradients: tf.Tensor
 
     def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
         pinned = norms.pinned(tf.cast(self.gradients, tf.float32))
         return Measured(norms.of_examples(*pinned), pinned, _tensordot)
 
     def instantiate(self) -> tf.Tensor:
+        """See the base class."""
         return tf.cast(self.gradients, tf.float32)
 
 
@@ -142,6 +144,7 @@ class InParts(Factor):
     gradients: tuple[tf.Tensor, ...]
 
     def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
         parts = len(self.gradients)
         pinned = norms.pinned(*self.gradients)
         of_parts = zip(*(norms.of_examples(part) for part in pinned))
@@ -154,6 +157,7 @@ class InParts(Factor):
         return Measured(joined, pinned, weighted_sum, parts)
 
     def instantiate(self) -> tf.Tensor:
+        """See the base class."""
         return tf.concat(self.gradients, axis=0)
 
 
@@ -201,6 +205,7 @@ class Product(Factor):
     layout: Layout
 
     def add(self, other: Factor) -> Factor | None:
+        """See the base class."""
         if (
             not isinstance(other, Product)
             or self.layout != other.layout
@@ -214,10 +219,12 @@ class Product(Factor):
         )
 
     def instantiate(self) -> tf.Tensor:
+        """See the base class."""
         left, right = tf.cast(self.left, tf.float32), tf.cast(self.right, tf.float32)
         return self.layout.to_kernels(tf.matmul(left, right, transpose_a=True))
 
     def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
         left, right = tf.cast(self.left, tf.float32), tf.cast(self.right, tf.float32)
         terms = left.shape[-2]
         size = math.prod(self.layout.shape)

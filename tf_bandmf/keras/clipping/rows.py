@@ -30,6 +30,7 @@ class Rows(Factor):
     _MAX_PAIRED_TERMS = 256
 
     def add(self, other: Factor) -> Factor | None:
+        """See the base class."""
         if not isinstance(other, Rows) or self.num_rows != other.num_rows:
             return None
         return Rows(
@@ -39,6 +40,7 @@ class Rows(Factor):
         )
 
     def instantiate(self) -> tf.Tensor:
+        """See the base class."""
         values = tf.cast(self.values, tf.float32)
         batch = tf.shape(values)[0]
         offsets = tf.range(batch, dtype=tf.int64)[:, None] * self.num_rows
@@ -52,6 +54,7 @@ class Rows(Factor):
         return tf.reshape(table, [batch, self.num_rows, values.shape[-1]])
 
     def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
         (values,) = norms.pinned(tf.cast(self.values, tf.float32))
         terms = self.ids.shape[1]
         if terms == 1:

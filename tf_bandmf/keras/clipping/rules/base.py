@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors import Factor, Instantiated
+from tf_bandmf.keras.clipping.factors import Factor
 from tf_bandmf.keras.clipping.variables import tensorflow_variable
 
 
@@ -97,28 +97,6 @@ class Rule(abc.ABC):
         """
 
 
-class SingleTapRule(Rule):
-    """Base of the rules that tap one tensor: the layer's output, or what leads to it."""
-
-    @abc.abstractmethod
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """Returns factors by `id` of the Keras variable.
-
-        Args:
-            call: The recorded call.
-            gradient: Gradient of the summed losses for the tap, [B, ...].
-        """
-
-    def forward(self, call: LayerCall) -> Any:
-        return call.tap(call.run())
-
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
-        (gradient,) = gradients
-        return {} if gradient is None else self.factors_of(call, gradient)
-
-
 def owns_only(variables: Sequence[Any], *covered: Any) -> bool:
     """Whether the trainable set lies within what a rule covers."""
     allowed = {id(variable) for variable in covered if variable is not None}
@@ -150,10 +128,11 @@ def without_activation(layer: Any) -> Iterator[None]:
         vars(layer)["activation"] = previous
 
 
-class PreActivationRule(SingleTapRule):
+class PreActivationRule(Rule):
     """Base of the rules that tap a layer just before its activation."""
 
     def forward(self, call: LayerCall) -> Any:
+        """See the base class."""
         with without_activation(call.layer):
             outputs = call.run()
         outputs = call.tap(outputs)
@@ -188,16 +167,3 @@ def reduce_to_shape(gradients: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
 def kernel_shape(variable: Any) -> tuple[int, ...]:
     """Static shape of a Keras variable."""
     return tuple(tensorflow_variable(variable).shape.as_list())
-
-
-def bias_factor(layer: Any, gradient: tf.Tensor) -> dict[int, Factor]:
-    """Per-example gradients of a layer's bias by its `id`; none without a bias.
-
-    Args:
-        layer: Has `bias`, a Keras variable or None.
-        gradient: [B, ...], for the output that the bias was added to.
-    """
-    if layer.bias is None:
-        return {}
-    shape = kernel_shape(layer.bias)
-    return {id(layer.bias): Instantiated(reduce_to_shape(gradient, shape))}

@@ -20,10 +20,10 @@ from tf_bandmf.keras.clipping.factors import (
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     PreActivationRule,
-    bias_factor,
     is_plain,
     kernel_shape,
     owns_only,
+    reduce_to_shape,
 )
 
 # 8 MB: patches of a part of a batch; several parts are worked on at once.
@@ -109,16 +109,25 @@ class ConvolutionRule(PreActivationRule):
     """`Conv1D`, `Conv2D`, `Conv3D`: a product of input patches and gradients."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
         return is_plain(
             layer, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D
         ) and owns_only(variables, layer._kernel, layer.bias)
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        (gradient,) = gradients
+        if gradient is None:
+            return {}
         layer = call.layer
         inputs = channels_last(call.inputs, layer.data_format)
         gradient = channels_last(gradient, layer.data_format)
         *size, depth, filters = kernel_shape(layer._kernel)
-        result = bias_factor(layer, gradient)
+        result: dict[int, Factor] = {}
+        if layer.bias is not None:
+            result[id(layer.bias)] = Instantiated(reduce_to_shape(gradient, (filters,)))
         if not any(variable is layer._kernel for variable in call.variables):
             return result
 
@@ -222,11 +231,18 @@ class DepthwiseConvolutionRule(PreActivationRule):
     """`DepthwiseConv1D` and `DepthwiseConv2D`: small kernels, kept per example."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
         return is_plain(
             layer, keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D
         ) and owns_only(variables, layer.kernel, layer.bias)
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        (gradient,) = gradients
+        if gradient is None:
+            return {}
         layer = call.layer
         inputs = channels_last(call.inputs, layer.data_format)
         gradient = tf.cast(channels_last(gradient, layer.data_format), tf.float32)
@@ -240,8 +256,14 @@ class DepthwiseConvolutionRule(PreActivationRule):
             per_position.append(tf.reduce_sum(left * right, axis=1))
         kernels = tf.stack(per_position, axis=1)
         shape = (*size, depth, multiplier)
-        instantiated = Instantiated(tf.reshape(kernels, (-1, *shape)))
-        return {id(layer.kernel): instantiated, **bias_factor(layer, gradient)}
+        result: dict[int, Factor] = {
+            id(layer.kernel): Instantiated(tf.reshape(kernels, (-1, *shape)))
+        }
+        if layer.bias is not None:
+            result[id(layer.bias)] = Instantiated(
+                reduce_to_shape(gradient, kernel_shape(layer.bias))
+            )
+        return result
 
 
 def _terms(gradient: tf.Tensor) -> int:

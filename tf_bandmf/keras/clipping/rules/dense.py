@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors import Factor, Layout, Product
+from tf_bandmf.keras.clipping.factors import Factor, Instantiated, Layout, Product
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     PreActivationRule,
-    bias_factor,
     is_plain,
     kernel_shape,
     owns_only,
+    reduce_to_shape,
 )
 
 
@@ -22,12 +22,20 @@ class DenseRule(PreActivationRule):
     """`Dense` on inputs of any rank: one outer product per position."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
         return is_plain(layer, keras.layers.Dense) and owns_only(
             variables, layer._kernel, layer.bias
         )
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        kernel = call.layer._kernel
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        (gradient,) = gradients
+        if gradient is None:
+            return {}
+        kernel, bias = call.layer._kernel, call.layer.bias
+        result: dict[int, Factor] = {}
         inputs = call.inputs
         units_in, units_out = kernel_shape(kernel)
         if inputs.shape.rank == 2:
@@ -36,8 +44,10 @@ class DenseRule(PreActivationRule):
             terms = _positions(inputs.shape[1:-1])
             left = tf.reshape(inputs, [tf.shape(inputs)[0], terms, units_in])
             right = tf.reshape(gradient, [tf.shape(inputs)[0], terms, units_out])
-        product = Product(left, right, Layout.plain((units_in, units_out)))
-        return {id(kernel): product, **bias_factor(call.layer, gradient)}
+        result[id(kernel)] = Product(left, right, Layout.plain((units_in, units_out)))
+        if bias is not None:
+            result[id(bias)] = Instantiated(reduce_to_shape(gradient, (units_out,)))
+        return result
 
 
 class _Equation(NamedTuple):
@@ -82,6 +92,7 @@ class EinsumDenseRule(PreActivationRule):
     """
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
         if not is_plain(layer, keras.layers.EinsumDense):
             return False
         if not owns_only(variables, layer._kernel, layer.bias):
@@ -91,12 +102,26 @@ class EinsumDenseRule(PreActivationRule):
         rank = len(inputs.replace("...", "A"))
         return _parse(layer.equation, rank) is not None
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        (gradient,) = gradients
+        if gradient is None:
+            return {}
         layer = call.layer
         equation = _parse(layer.equation, call.inputs.shape.rank)
         assert equation is not None
-        product = _product(equation, call.inputs, gradient, kernel_shape(layer._kernel))
-        return {id(layer._kernel): product, **bias_factor(layer, gradient)}
+        result: dict[int, Factor] = {
+            id(layer._kernel): _product(
+                equation, call.inputs, gradient, kernel_shape(layer._kernel)
+            )
+        }
+        if layer.bias is not None:
+            result[id(layer.bias)] = Instantiated(
+                reduce_to_shape(gradient, kernel_shape(layer.bias))
+            )
+        return result
 
 
 def _product(

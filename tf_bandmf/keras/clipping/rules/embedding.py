@@ -10,14 +10,14 @@ from tf_bandmf.keras.clipping.factors import Factor
 from tf_bandmf.keras.clipping.rows import Rows
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
-    SingleTapRule,
+    Rule,
     is_plain,
     kernel_shape,
     owns_only,
 )
 
 
-class EmbeddingRule(SingleTapRule):
+class EmbeddingRule(Rule):
     """`Embedding`: gradients go to the rows that were looked up, repeats added.
 
     Position embeddings are looked up once for all examples; the lookup is repeated.
@@ -26,11 +26,22 @@ class EmbeddingRule(SingleTapRule):
     spreads = True
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
         return is_plain(layer, keras.layers.Embedding) and owns_only(
             variables, layer._embeddings
         )
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+    def forward(self, call: LayerCall) -> Any:
+        """See the base class."""
+        return call.tap(call.run())
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        (gradient,) = gradients
+        if gradient is None:
+            return {}
         num_rows, width = kernel_shape(call.layer._embeddings)
         ids = call.spread(call.inputs)
         if ids.dtype not in (tf.int32, tf.int64):

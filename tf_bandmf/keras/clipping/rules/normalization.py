@@ -10,14 +10,14 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors import Factor, Instantiated
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
-    SingleTapRule,
+    Rule,
     is_plain,
     kernel_shape,
     owns_only,
 )
 
 
-class _ScaleAndShiftRule(SingleTapRule):
+class _ScaleAndShiftRule(Rule):
     """Output = scale * normalized + shift; both are small: kept per example."""
 
     @abc.abstractmethod
@@ -28,7 +28,17 @@ class _ScaleAndShiftRule(SingleTapRule):
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
         """Returns the normalized inputs before scale and shift."""
 
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+    def forward(self, call: LayerCall) -> Any:
+        """See the base class."""
+        return call.tap(call.run())
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        (gradient,) = gradients
+        if gradient is None:
+            return {}
         scale, shift = self.parameters(call.layer)
         gradient = tf.cast(gradient, tf.float32)
         rank = gradient.shape.rank
@@ -60,6 +70,7 @@ class LayerNormalizationRule(_ScaleAndShiftRule):
     """`LayerNormalization`."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
         return (
             is_plain(layer, keras.layers.LayerNormalization)
             and not getattr(layer, "rms_scaling", False)
@@ -68,9 +79,11 @@ class LayerNormalizationRule(_ScaleAndShiftRule):
         )
 
     def parameters(self, layer: Any) -> tuple[Any, Any]:
+        """See the base class."""
         return layer.gamma, layer.beta
 
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
+        """See the base class."""
         return keras.ops.layer_normalization(
             inputs, axis=layer.axis, epsilon=layer.epsilon
         )
@@ -80,6 +93,7 @@ class RMSNormalizationRule(_ScaleAndShiftRule):
     """`RMSNormalization`."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
         return (
             is_plain(layer, keras.layers.RMSNormalization)
             and _per_example_axes(layer.axis)
@@ -87,9 +101,11 @@ class RMSNormalizationRule(_ScaleAndShiftRule):
         )
 
     def parameters(self, layer: Any) -> tuple[Any, Any]:
+        """See the base class."""
         return layer.scale, None
 
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
+        """See the base class."""
         return keras.ops.rms_normalization(
             inputs, axis=layer.axis, epsilon=layer.epsilon
         )
@@ -99,6 +115,7 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
     """`GroupNormalization`."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
         return (
             is_plain(layer, keras.layers.GroupNormalization)
             and isinstance(layer.axis, int)
@@ -107,9 +124,11 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
         )
 
     def parameters(self, layer: Any) -> tuple[Any, Any]:
+        """See the base class."""
         return layer.gamma, layer.beta
 
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
+        """See the base class."""
         rank = inputs.shape.rank
         axis = layer.axis % rank
         shape = tf.shape(inputs)
