@@ -56,13 +56,13 @@ def compiled_loss(model: keras.Model) -> CompileLoss:
     """Returns a copy of a model's compiled loss without side effects.
 
     Args:
-        model: A compiled model.
+      model: a compiled model.
 
     Returns:
-        A callable of (y, y_pred, sample_weight).
+      A callable of (y, y_pred, sample_weight).
 
     Raises:
-        UnsupportedModelError: If the model has no compiled loss.
+      UnsupportedModelError: if the model has no compiled loss.
     """
     source = getattr(model, "_compile_loss", None)
     if source is None:
@@ -109,13 +109,13 @@ def per_example_losses(
     """Computes the loss of every example alone.
 
     Args:
-        loss: From `compiled_loss`.
-        y: Targets, nested tensors [B, ...].
-        y_pred: Predictions, nested tensors [B, ...].
-        sample_weight: None, or nested tensors [B, ...].
+      loss: from `compiled_loss`.
+      y: targets, nested tensors [B, ...].
+      y_pred: predictions, nested tensors [B, ...].
+      sample_weight: None, or nested tensors [B, ...].
 
     Returns:
-        Losses [B].
+      Losses [B].
     """
     structure = (y, y_pred, sample_weight)
     leaves = keras.tree.flatten(structure)

@@ -24,14 +24,14 @@ def map_examples(
     """Maps a function over examples, vectorized, and notes that they stay apart.
 
     Args:
-        function: Of nested tensors, those of one example; returns a list of tensors.
-        elements: Nested tensors [B, ...].
-        name: What runs, for messages.
-        backward: Whether there are gradients among the elements.
-        repeated: Whether the function runs a second time for its gradient.
+      function: of nested tensors, those of one example; returns a list of tensors.
+      elements: nested tensors [B, ...].
+      name: what runs, for messages.
+      backward: whether there are gradients among the elements.
+      repeated: whether the function runs a second time for its gradient.
 
     Returns:
-        Tensors [B, ...].
+      Tensors [B, ...].
     """
     # Nothing else has seen the copies: who reads them reads one example of them.
     copies = tf.nest.map_structure(tf.identity, elements)

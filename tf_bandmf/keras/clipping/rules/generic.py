@@ -127,12 +127,12 @@ def _run_one(
     """Runs the layer on one example.
 
     Args:
-        call: The recorded call.
-        inputs: The example's slice of each batched argument, without batch dimension.
-        seeds: One seed of shape [2] per random draw of the layer; None to draw.
+      call: the recorded call.
+      inputs: the example's slice of each batched argument, without batch dimension.
+      seeds: one seed of shape [2] per random draw of the layer; None to draw.
 
     Returns:
-        The layer's output for a batch of one.
+      The layer's output for a batch of one.
     """
     slices = {
         id(leaf): value for leaf, value in zip(_batched(call), inputs, strict=True)
