@@ -28,7 +28,7 @@ from tf_bandmf.accounting.bins_simulator import (
     MAIN,
     BinsSimulator,
 )
-from tf_bandmf.accounting.checks import check_delta
+from tf_bandmf.accounting.checks import check_delta, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.importance import Run
 from tf_bandmf.accounting.monte_carlo import Bound, Estimate, MonteCarloValue
@@ -98,12 +98,10 @@ class BallsInBinsAccountant(Accountant):
             raise ValueError("gram must have a positive diagonal.")
         if confidence is not None and not 0.5 <= confidence < 1.0:
             raise ValueError(f"confidence must be in [0.5, 1), found {confidence}.")
-        if num_draws < 1000:
-            raise ValueError(f"num_draws must be >= 1000, found {num_draws}.")
-        if isinstance(seed, bool) or seed < 0:
-            raise ValueError(f"seed must be a whole number >= 0, found {seed!r}.")
+        num_draws = whole_number("num_draws", num_draws, least=1000)
+        seed = whole_number("seed", seed, least=0)
         self._gram, self._confidence = gram, confidence
-        self._simulator = BinsSimulator(gram, int(num_draws), int(seed), progress)
+        self._simulator = BinsSimulator(gram, num_draws, seed, progress)
 
     @classmethod
     def of_strategy(

@@ -22,7 +22,7 @@ from dp_accounting.pld import pld_privacy_accountant
 from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian, root_finding
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 
 NAME = "Poisson-sampled Gaussian queries (dp-accounting, privacy loss distributions)"
@@ -84,8 +84,7 @@ class CyclicPoissonAccountant(Accountant):
     claims = ((NAME, "exact", ZERO_OUT),)
 
     def __post_init__(self) -> None:
-        if isinstance(self.num_queries, bool) or self.num_queries < 1:
-            raise ValueError(f"num_queries must be >= 1, found {self.num_queries!r}.")
+        whole_number("num_queries", self.num_queries)
         if not 0.0 < self.sampling_probability <= 1.0:
             raise ValueError(
                 f"sampling_probability must be in (0, 1], found "

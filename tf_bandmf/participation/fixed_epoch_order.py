@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.participation.base import Words, register
 from tf_bandmf.participation.whole_epochs import OrderSampler, WholeEpochs
 
@@ -37,8 +38,8 @@ class FixedEpochOrder(WholeEpochs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.order_seed, bool) or self.order_seed < 0:
-            raise ValueError(f"order_seed must be >= 0, found {self.order_seed!r}.")
+        seed = whole_number("order_seed", self.order_seed, least=0)
+        object.__setattr__(self, "order_seed", seed)
 
     def sampler(self, words: Words) -> OrderSampler:
         # RandomState's stream is frozen by NumPy's compatibility policy.

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.participation import Participation
 from tf_bandmf.participation.scheme import Scheme
 from tf_bandmf.planning import comparison
@@ -164,12 +165,7 @@ def check_memory(strategy: Strategy, max_memory_vectors: int | None) -> None:
 def _memory_limit(max_memory_vectors: int | None) -> int:
     if max_memory_vectors is None:
         return DEFAULT_MEMORY_VECTORS
-    limit = max_memory_vectors
-    if isinstance(limit, bool) or int(limit) != limit or limit < 0:
-        raise ValueError(
-            f"max_memory_vectors must be a whole number >= 0, found {limit!r}."
-        )
-    return int(limit)
+    return whole_number("max_memory_vectors", max_memory_vectors, least=0)
 
 
 def _decide(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import default_bands
@@ -22,12 +23,7 @@ def check_bands(bands: int, num_steps: int) -> int:
     Raises:
       ValueError: if it is not a whole number from 1 to `num_steps`.
     """
-    if isinstance(bands, bool) or int(bands) != bands or not 1 <= bands <= num_steps:
-        raise ValueError(
-            f"bands must be a whole number from 1 to num_steps = {num_steps}, found "
-            f"{bands!r}."
-        )
-    return int(bands)
+    return whole_number("bands", bands, most=num_steps, most_is="num_steps")
 
 
 def fit_bands(x: np.ndarray, bands: int) -> np.ndarray:
