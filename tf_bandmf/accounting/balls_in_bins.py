@@ -106,7 +106,7 @@ class BallsInBinsAccountant(Accountant):
     @classmethod
     def of_strategy(
         cls,
-        strategy: matrices.LowerTriangular,
+        matrix: matrices.LowerTriangular,
         num_bins: int,
         confidence: float | None = None,
         num_draws: int = NUM_DRAWS,
@@ -114,7 +114,7 @@ class BallsInBinsAccountant(Accountant):
         progress: bool = False,
     ) -> BallsInBinsAccountant:
         """The accountant of a strategy matrix `C`; see `gram_matrix` for errors."""
-        gram = gram_matrix(strategy, num_bins)
+        gram = gram_matrix(matrix, num_bins)
         return cls(gram, confidence, num_draws, seed, progress)
 
     @property

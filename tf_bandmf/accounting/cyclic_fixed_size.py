@@ -72,7 +72,7 @@ class CyclicFixedSizeAccountant(Accountant):
     @classmethod
     def of_strategy(
         cls,
-        strategy: matrices.LowerTriangular,
+        matrix: matrices.LowerTriangular,
         num_parts: int,
         part_size: int,
         batch_size: int,
@@ -82,9 +82,9 @@ class CyclicFixedSizeAccountant(Accountant):
         Raises:
           ValueError: if the strategy has more bands than there are parts.
         """
-        check_bands(strategy, num_parts)
-        queries = -(-strategy.num_rows // num_parts)
-        return cls(queries, part_size, batch_size, column_norm(strategy))
+        check_bands(matrix, num_parts)
+        queries = -(-matrix.num_rows // num_parts)
+        return cls(queries, part_size, batch_size, column_norm(matrix))
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
         """The run as a composition of events sampled without replacement."""
