@@ -18,15 +18,15 @@ def regularization_gradients(model: keras.Model) -> list[tf.Tensor]:
     gradient. They are not part of what is clipped, and cost no privacy.
 
     Args:
-        model: A built model.
+      model: a built model.
 
     Returns:
-        Float32 tensors aligned with `model.trainable_variables`, zeros where a weight
-        has no regularizer.
+      Float32 tensors aligned with `model.trainable_variables`, zeros where a weight
+      has no regularizer.
 
     Raises:
-        UnsupportedModelError: If a regularizer computes with something else than weights
-            and constants, such as activations that a layer kept.
+      UnsupportedModelError: if a regularizer computes with something else than weights
+        and constants, such as activations that a layer kept.
     """
     variables = trainable_variables(model)
     raw = [tensorflow_variable(variable) for variable in variables]
