@@ -10,10 +10,15 @@ BOTH_STACKS := $(addprefix tests/,accounting analysis contracts noise optimize s
 	strategies/test_toeplitz_optimized.py test_front_door.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-main test-federated test-slow test-python test-wheel lint format clean
+.PHONY: demo docs test test-main test-federated test-slow test-python test-wheel lint \
+	format clean
 
 demo: .venv/.installed
 	.venv/bin/python examples/digits.py
+
+# The site, in docs/_build/html; a warning is an error.
+docs: .venv/.docs
+	.venv/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 test: test-main test-federated
 
@@ -56,7 +61,7 @@ format: .venv/.installed
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-federated .venv-python .venv-wheel demo-output
+	rm -rf .venv .venv-federated .venv-python .venv-wheel demo-output docs/_build
 
 # A virtual environment is made anew when its requirement file changes; the stamps are
 # written last, so that a half-made one is never used.
@@ -77,6 +82,10 @@ clean:
 
 .venv/.installed: .venv/.requirements pyproject.toml
 	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+.venv/.docs: .venv/.installed requirements/docs.txt
+	.venv/bin/python -m pip install --quiet --no-deps -r requirements/docs.txt
 	touch $@
 
 .venv-federated/.installed: .venv-federated/.requirements pyproject.toml federated/pyproject.toml
