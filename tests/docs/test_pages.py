@@ -1,0 +1,93 @@
+"""The Python blocks of README and site run as they stand, page by page.
+
+A page's blocks run in order, in one namespace. Each block stands for a program of its own:
+runs of earlier blocks are forgotten. A block below the line `<!-- excerpt -->` is of another
+library, or a fragment, and is not run. Sizes that are too large for a test are replaced.
+"""
+
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+keras = pytest.importorskip("keras", minversion="3.12")
+
+from tf_bandmf.keras import runs  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BLOCK = re.compile(
+    r"(?P<excerpt><!-- excerpt -->\n+)?^```python\n(?P<code>.*?)^```$", re.M | re.S
+)
+# Of pages: texts that must occur in their code, and what stands in their place.
+SMALLER = {
+    "README.md": {"num_examples=60_000": "num_examples=1_200", "epochs=10": "epochs=1"},
+    "docs/start.md": {"epochs = 20": "epochs = 1"},
+}
+# Their code is tested elsewhere: federated/tests/test_readme.py, tests/contracts.
+NOT_RUN = {"docs/extending.md"}
+
+
+def pages():
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [
+        str(path.relative_to(ROOT))
+        for path in found
+        if "_build" not in path.parts and "```python" in path.read_text("utf-8")
+    ]
+
+
+def blocks(page):
+    text = (ROOT / page).read_text("utf-8")
+    for found in BLOCK.finditer(text):
+        if not found["excerpt"]:
+            line = text[: found.start("code")].count("\n")
+            yield line, found["code"]
+
+
+def build_model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(3)]
+    )
+
+
+def given(num_examples):
+    """What pages take as given: arrays, and a model or a function that makes one."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(num_examples, 5)).astype(np.float32)
+    y = rng.integers(0, 3, num_examples).astype(np.int32)
+    return {
+        "__name__": "page",
+        "x_train": x,
+        "y_train": y,
+        "x_test": x[:20],
+        "y_test": y[:20],
+        "build_model": build_model,
+        "model": build_model(),
+    }
+
+
+def test_no_block_is_missed():
+    for page in pages():
+        text = (ROOT / page).read_text("utf-8")
+        assert text.count("```python") == len(BLOCK.findall(text)), page
+    assert len(pages()) > 5
+    assert set(SMALLER) | NOT_RUN <= set(pages())
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page not in NOT_RUN])
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = given(1200 if page == "README.md" else 64)
+    smaller = dict(SMALLER.get(page, {}))
+    replaced = set()
+    for line, code in blocks(page):
+        for old, new in smaller.items():
+            replaced |= {old} if old in code else set()
+            code = code.replace(old, new)
+        runs.forget()
+        # Empty lines before it, so that a traceback has the line of the page.
+        exec(compile("\n" * (line) + code, page, "exec"), names)
+    runs.forget()
+    assert replaced == set(smaller)
