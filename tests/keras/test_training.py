@@ -72,6 +72,13 @@ def test_every_way_to_execute_gives_the_same_weights(
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+def test_the_step_of_a_built_model_is_traced_once(data, make_plan, make_private_model):
+    plan = make_plan()
+    model = make_private_model(plan)
+    model.fit(plan.batches(*data), epochs=2, verbose=0)
+    assert model._steps_begun == 1
+
+
 @pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr"])
 def test_invariant_9_a_split_run_is_the_straight_run_bit_for_bit(
     mechanism, data, make_plan, make_private_model
