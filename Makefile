@@ -14,6 +14,9 @@ BOTH_STACKS := $(addprefix tests/,contracts noise optimize analysis/test_gram_re
 	$(addprefix accounting/,test_cyclic_poisson.py test_gaussian.py test_outputs.py) \
 	$(addprefix sampling/,test_batches.py test_examples_on_disk.py test_padding.py) \
 	planning/test_plan.py strategies/test_banded.py test_front_door.py)
+# Of the federated tests, those of plain Python that test-main runs.
+ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
+	participation_table.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: demo test test-main test-federated test-slow test-python test-wheel lint format clean
@@ -29,7 +32,8 @@ test-main: .venv/.installed
 
 test-federated: .venv-federated/.installed
 	.venv-federated/bin/python $(PYTEST) $(PARALLEL) -m "not slow" $(BOTH_STACKS)
-	cd federated && ../.venv-federated/bin/python $(PYTEST) -m "not slow" tests
+	cd federated && ../.venv-federated/bin/python $(PYTEST) $(PARALLEL) -m "not slow" \
+		$(ON_MAIN) tests
 
 test-slow: .venv/.installed
 	.venv/bin/python $(PYTEST) -m slow tests
