@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.keras import runs
 
 NUM_EXAMPLES = 22
 
@@ -192,6 +193,7 @@ def test_a_loop_of_ones_own_resumes(data, make_plan, make_private_model, tmp_pat
 @pytest.fixture(scope="module")
 def half_a_run(data, make_plan, make_private_model, tmp_path_factory):
     """A plan, and the folder that a run left after its first epoch."""
+    runs.forget()
     plan, folder = make_plan("bsr", test_seed=None), tmp_path_factory.mktemp("half")
     model = make_private_model(plan)
     path = folder / "run.private"

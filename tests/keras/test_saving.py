@@ -150,6 +150,7 @@ def assert_trains_with_privacy_or_not_at_all(model, plan, data):
 @pytest.fixture(scope="module", params=[False, True], ids=["sequential", "functional"])
 def halfway(request, data, make_plan, make_private_model):
     """A model after its first epoch, which no test changes."""
+    runs.forget()
     plan = make_plan("lambda_cgd", test_seed=None)
     model = make_private_model(plan, functional=request.param)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
