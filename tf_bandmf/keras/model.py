@@ -84,6 +84,7 @@ class PrivateTraining(PrivateStep):
             would be wrong. The message says how to turn it off.
         """
         optimizer = self._private_optimizer()
+        object.__setattr__(self, "_quiet", kwargs.get("verbose") == 0)
         if private_state is not None or self._is_distributed:
             self._prepare(optimizer, x)
         if private_state is not None:
