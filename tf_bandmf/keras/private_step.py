@@ -16,6 +16,7 @@ from tf_bandmf.keras.clipping import (
     check_matmul_precision,
     check_supported,
     clipped_gradient_sums,
+    made_up,
     metrics_change_no_weights,
     regularization_gradients,
     self_check,
@@ -27,6 +28,9 @@ from tf_bandmf.keras.step_guards import in_turn, private_inside
 from tf_bandmf.keras.weights_seal import CHANGED
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.fingerprints import is_as_drawn
+
+# Of made-up data: three fill a group and begin another one.
+_CHECKED_EXAMPLES = 3
 
 
 class PrivateStep:
@@ -239,15 +243,13 @@ class PrivateStep:
         self._build_for_training(data)
         layers = _CheckedLayers(self._flatten_layers())  # type: ignore[attr-defined]
         with announced(
-            "comparing the gradients of two examples with those that each has by itself "
-            "(once; make_private(..., self_check=False) leaves it out).",
+            "comparing the gradients of made-up examples with those that each has by "
+            "itself (once; make_private(..., self_check=False) leaves it out).",
             self._quiet,
         ):
             self_check(
                 self,
-                x,
-                y,
-                weight,
+                *made_up((x, y, weight), _CHECKED_EXAMPLES),
                 microbatch_size=self._microbatch_size,
                 loss_scale_factor=self._private_optimizer().loss_scale_factor,
             )
