@@ -1,7 +1,7 @@
 """A causal language model of KerasHub, fine-tuned privately with LoRA.
 
 A small GPT-2 learns bytes of the Python language reference without privacy, as a stand-in
-for a public model. Then adapters of rank 8 are trained on private text, in windows of 64
+for a public model. Then adapters of rank 8 are trained on private text, in windows of 32
 bytes: with correlated noise that keeps no noise state, and with DP-SGD at the same
 (epsilon, delta). Held-out text of the private kind says what was learned; the adapter is
 saved and loaded into an ordinary KerasHub model, which generates.
@@ -9,8 +9,8 @@ saved and loaded into an ordinary KerasHub model, which generates.
     python examples/language_model.py              # private: docstrings of Python
     python examples/language_model.py --text FILE  # private: a text file of your own
 
-Needs `pip install tf-bandmf[keras,hub]`. Nothing is downloaded. Takes some ten minutes on
-two cores.
+Needs `pip install tf-bandmf[keras,hub]`. Nothing is downloaded. Takes some
+minutes on two cores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 import tf_bandmf
 import tf_bandmf.keras
 
-LENGTH, VOCABULARY, RANK = 64, 128, 8
+LENGTH, VOCABULARY, RANK = 32, 128, 8
 ADAPTED = [
     "query",
     "value",
@@ -85,13 +85,13 @@ def inputs_of(tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def build_model() -> keras_hub.models.GPT2CausalLM:
-    """A GPT-2 with 0.12 million parameters, over bytes."""
+    """A GPT-2 with 31,000 parameters, over bytes."""
     backbone = keras_hub.models.GPT2Backbone(
         vocabulary_size=VOCABULARY,
         num_layers=2,
-        num_heads=4,
-        hidden_dim=64,
-        intermediate_dim=256,
+        num_heads=2,
+        hidden_dim=32,
+        intermediate_dim=128,
         max_sequence_length=2 * LENGTH,
         dropout=0.0,
     )
@@ -127,11 +127,11 @@ def pretrain(tokens: np.ndarray, epochs: int) -> list[np.ndarray]:
     """Weights of a model that was trained without privacy."""
     keras.utils.set_random_seed(0)
     model = build_model()
-    steps = epochs * (len(tokens) // 64)
+    steps = epochs * (len(tokens) // 128)
     rate = keras.optimizers.schedules.CosineDecay(3e-3, steps)
     compiled(model, keras.optimizers.Adam(rate))
     x, y = inputs_of(tokens[:, :-1]), tokens[:, 1:]
-    model.fit(x, y, batch_size=64, epochs=epochs, verbose=0)
+    model.fit(x, y, batch_size=128, epochs=epochs, verbose=0)
     return model.get_weights()
 
 
@@ -168,9 +168,9 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=4.0)
     parser.add_argument("--delta", type=float, default=1e-5)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1.0])
-    parser.add_argument("--public-epochs", type=int, default=4)
+    parser.add_argument("--public-epochs", type=int, default=3)
     parser.add_argument("--adapter", default="adapter.lora.h5")
     arguments = parser.parse_args()
 
