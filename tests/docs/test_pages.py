@@ -35,6 +35,12 @@ SMALLER = {
         "batch_size=512": "batch_size=60",
     },
 }
+# Their code optimizes strategies.
+SLOW = {
+    "docs/choosing-mechanism.md",
+    "docs/mechanisms/banded.md",
+    "docs/mechanisms/bandinv.md",
+}
 
 
 def pages():
@@ -52,6 +58,13 @@ def blocks(page):
         if not found["excerpt"]:
             line = text[: found.start("code")].count("\n")
             yield line, found["code"]
+
+
+def runnable():
+    """Parameters: the pages with code that runs."""
+    for page in pages():
+        if any(blocks(page)):
+            yield pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW))
 
 
 def build_model():
@@ -80,7 +93,7 @@ def test_no_block_is_missed():
         text = (ROOT / page).read_text("utf-8")
         assert text.count("```python") == len(BLOCK.findall(text)), page
     assert len(pages()) > 5
-    assert set(SMALLER) <= set(pages())
+    assert SLOW | set(SMALLER) <= set(pages())
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +116,7 @@ def same_registries():
         known.update(entries)
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if any(blocks(page))])
+@pytest.mark.parametrize("page", list(runnable()))
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     if "sklearn" in (ROOT / page).read_text("utf-8"):
         pytest.importorskip("sklearn")
