@@ -106,9 +106,9 @@ class BMinSepSampling(Cyclic):
     def describe(self) -> str:
         return (
             f"Sampling with rests (b-min-sep): each step takes each of {self.num_examples} "
-            f"examples that took no part in the last {self.num_parts - 1} steps with probability "
-            f"{self.sampling_probability:.6g}, independently. The batch schedule enforces "
-            f"this; its random numbers stay secret."
+            f"examples that took no part in the last {self.num_parts - 1} steps with "
+            f"probability {self.sampling_probability:.6g}, independently. The batch "
+            f"schedule enforces this; its random numbers stay secret."
         )
 
 
