@@ -3,9 +3,8 @@
 Each example is put into one of `b` bins, once, and takes part at the steps of its bin in
 every epoch (arXiv:2601.22334, section 5.1). See `bins_mixture` for the distributions.
 
-Results are typed: an `Estimate`, or, if a confidence is asked for, a `Bound`. Simulation
-is deterministic under a seed. Where a bound takes too many draws, `calibrate` and
-`guarantee` use `bins_certain`, which does not simulate.
+Results are typed: an `Estimate`, or, if a confidence is asked for, a `Bound`; where that
+takes too many draws, `calibrate` and `guarantee` use `bins_certain`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from tf_bandmf.accounting.bins_bounds import (
     bound_runs,
     delta_bound,
 )
-from tf_bandmf.accounting.bins_certain import NAME as CERTAIN_NAME
 from tf_bandmf.accounting.bins_certain import CertainBins
 from tf_bandmf.accounting.bins_mixture import gram_matrix
 from tf_bandmf.accounting.bins_simulator import (
@@ -244,7 +242,7 @@ class BallsInBinsAccountant(Accountant):
         )
         return (
             f"Certain, without simulation: epsilon <= {epsilon:.6g} at this delta "
-            f'(plan with confidence=1 for noise by this bound; "{CERTAIN_NAME}").'
+            f"(plan with confidence=1 for noise by this bound)."
         )
 
     def _guarantee(
@@ -374,7 +372,6 @@ def _certain_epsilon(
     gram: bytes, num_bins: int, delta: float, noise_stddev: float
 ) -> float:
     matrix = np.frombuffer(gram).reshape(num_bins, num_bins)
-    # Rounded up to the digits that are printed.
     return CertainBins(matrix).epsilon(delta, noise_stddev) * (1.0 + 1e-5)
 
 
