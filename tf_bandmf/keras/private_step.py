@@ -36,6 +36,10 @@ _CHECKED_EXAMPLES = 3
 class PrivateStep:
     """Mixin with the training step of `PrivateTraining`; see there."""
 
+    # Of Keras.
+    built: bool
+    train_function: Any
+
     def train_step(self, data: Any) -> dict[str, Any]:
         """One private step; see the class."""
         object.__setattr__(self, "_steps_begun", self._steps_begun + 1)
