@@ -6,18 +6,29 @@ Federated. Its worker must not outlive the tests: it would keep their output ope
 
 import importlib.util
 import pathlib
+import sys
 
 # Tests of modules that import neither TensorFlow Federated nor TensorFlow Privacy.
 ENGINE_FREE = {
     "test_accounting.py",
+    "test_clipping.py",
+    "test_cohorts.py",
+    "test_device_store.py",
     "test_digests.py",
     "test_engine_free.py",
     "test_host_noise.py",
     "test_ledger.py",
     "test_participation_table.py",
     "test_report.py",
+    "test_run_killed.py",
+    "test_running.py",
     "test_secret_words.py",
+    "test_server_optimizers.py",
+    "test_state_files.py",
 }
+
+# Tests share modules of this folder, such as `simulated`.
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 if importlib.util.find_spec("tensorflow_federated"):
     import tf_bandmf_federated
