@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -11,9 +12,11 @@ import tensorflow as tf
 
 from tf_bandmf import noise
 from tf_bandmf.files import configs as storage
-from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients, is_loss_scale
+from tf_bandmf.keras import inner_optimizers
+from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients
+from tf_bandmf.keras.replicas import NoisyMean, shared_key
 from tf_bandmf.keras.run_membership import RunMembership
-from tf_bandmf.keras.secret_state import SecretState, replica_id
+from tf_bandmf.keras.secret_state import SecretState
 from tf_bandmf.keras.weights_seal import WeightsSeal
 from tf_bandmf.keras.workload_match import warn_of_mismatch
 from tf_bandmf.noise.keys import NoiseKey
@@ -107,28 +110,8 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
                 "The plan has no batch size. Give batch_size to tf_bandmf.plan: the "
                 "noisy sum is divided by that public constant."
             )
-        inner = keras.optimizers.get(inner_optimizer)
-        if isinstance(inner, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)):
-            raise ValueError(
-                f"inner_optimizer cannot be a {type(inner).__name__}: give the "
-                f"optimizer inside of it."
-            )
-        if getattr(inner, "gradient_accumulation_steps", None):
-            raise ValueError(
-                "inner_optimizer must not set gradient_accumulation_steps: noise is "
-                "drawn once for each step of the plan. For large batches give "
-                "microbatch_size to make_private."
-            )
-        if getattr(inner, "loss_scale_factor", None):
-            raise ValueError(
-                "inner_optimizer must not set loss_scale_factor, which has to be undone "
-                "before gradients are clipped: give it to PrivateOptimizer."
-            )
-        if loss_scale_factor is not None and not is_loss_scale(loss_scale_factor):
-            raise ValueError(
-                f"loss_scale_factor must be a power of two >= 1, so that dividing by it "
-                f"is exact, found {loss_scale_factor!r}."
-            )
+        inner = inner_optimizers.checked(inner_optimizer)
+        inner_optimizers.check_loss_scale(loss_scale_factor)
         super().__init__(learning_rate=0.0, name=name or "private")
         # Attributes that Keras must not track, see SecretState.
         object.__setattr__(self, "_loss_scale_factor", loss_scale_factor)
@@ -189,7 +172,7 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         variables = list(variables)
         self.inner_optimizer.build(variables)
         super().build(variables)
-        num_parameters = sum(_size(variable) for variable in variables)
+        num_parameters = sum(math.prod(variable.shape) for variable in variables)
         generator = noise.NoiseGenerator(
             self._plan.strategy,
             num_parameters,
@@ -197,8 +180,7 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
             keep_normals=self._keep_normals,
         )
         object.__setattr__(self, "_generator", generator)
-        compiled = tf.function(_noisy_mean, jit_compile=True)
-        object.__setattr__(self, "_compiled_noisy_mean", compiled)
+        object.__setattr__(self, "_noisy_mean", NoisyMean(generator))
         seed = self._plan.test_seed
         key = (
             shared_key(strategy, NoiseKey.from_operating_system())
@@ -304,8 +286,10 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         )
         with tf.control_dependencies([is_clipped]):
             correlated = self._secret_state.next_noise(tf.identity(step))
-        noisy = self._noisy_mean(flat, correlated)
-        sizes = [_size(variable) for variable in trainable_variables]
+        noisy = self._noisy_mean(
+            flat, correlated, plan.noise_stddev, plan.expected_batch_size
+        )
+        sizes = [math.prod(variable.shape) for variable in trainable_variables]
         gradients = [
             tf.reshape(part, variable.shape)
             for part, variable in zip(tf.split(noisy, sizes), trainable_variables)
@@ -329,21 +313,6 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
                 "Change them back, or start a new run with a new PrivateOptimizer and "
                 "its own budget."
             )
-
-    def _noisy_mean(self, flat: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-        """The mean over all replicas, with the noise that each has a part of."""
-        stddev, batch_size = self._plan.noise_stddev, self._plan.expected_batch_size
-        shards, size = self._generator.num_shards, self._generator.shard_size
-        if shards == 1:
-            return self._compiled_noisy_mean(flat, part, stddev, batch_size)
-        # Each replica adds its part of the noise to its own sum: what they exchange adds
-        # up to the noisy sum.
-        padded = tf.pad(flat, [[0, shards * size - self._generator.num_parameters]])
-        rows = tf.reshape(padded, [shards, size])
-        rows = tf.tensor_scatter_nd_add(rows, [[replica_id()]], stddev * part[None])
-        total = tf.reshape(rows, [-1])[: self._generator.num_parameters]
-        replicas = tf.distribute.get_replica_context()
-        return replicas.all_reduce(tf.distribute.ReduceOp.SUM, total) / batch_size
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
         """Refused: these gradients were not clipped per example."""
@@ -428,36 +397,3 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
             keep_normals=config.get("keep_normals", False),
             loss_scale_factor=config.get("loss_scale_factor"),
         )
-
-
-def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:
-    """The key of the first process, in all processes of the strategy."""
-    resolver = strategy.cluster_resolver
-    if resolver is None or not resolver.task_type:
-        return key
-
-    def first(values: tf.Tensor) -> tf.Tensor:
-        replicas = tf.distribute.get_replica_context()
-        mine = values if replica_id() == 0 else tf.zeros_like(values)
-        return replicas.all_reduce(tf.distribute.ReduceOp.SUM, mine)
-
-    values = tf.constant(list(key.secret_bytes()), tf.int32)
-    everywhere = tf.function(lambda: strategy.run(first, (values,)), autograph=False)
-    shared = everywhere()
-    return NoiseKey(
-        bytes(strategy.experimental_local_results(shared)[0].numpy().tolist())
-    )
-
-
-def _noisy_mean(
-    total: tf.Tensor, noise: tf.Tensor, stddev: float, batch_size: float
-) -> tf.Tensor:
-    """XLA makes one pass of it."""
-    return (total + stddev * noise) / batch_size
-
-
-def _size(variable: Any) -> int:
-    size = 1
-    for dimension in variable.shape:
-        size *= int(dimension)
-    return size

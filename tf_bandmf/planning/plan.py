@@ -312,26 +312,7 @@ class Plan:
         Raises:
           ValueError: if the unit is no text of one line.
         """
-        return PrivacyStatement(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            zcdp_rho=self.zcdp_rho,
-            accountant=self.accountant,
-            accounting=self.guarantee.describe_kind(),
-            adjacency=self.adjacency,
-            sampling=self.participation.amplification(),
-            participation=self.participation.describe(),
-            mechanism=_describe_mechanism(self.strategy),
-            num_steps=self.num_steps,
-            noise_multiplier=self.noise_multiplier,
-            sensitivity=str(self.sensitivity),
-            l2_norm_clip=self.l2_norm_clip,
-            fingerprint=self.fingerprint,
-            test_only=self.test_seed is not None,
-            unit=unit,
-            output="noisy gradients",
-            remarks=tuple(remarks),
-        )
+        return PrivacyStatement.of_plan(self, unit, tuple(remarks))
 
     def to_config(self) -> dict[str, Any]:
         """Plain values and arrays; `from_config` rebuilds the plan."""
@@ -400,18 +381,9 @@ class Plan:
 
     def __repr__(self) -> str:
         return (
-            f"Plan({_describe_mechanism(self.strategy)}, num_steps={self.num_steps}, "
+            f"Plan({self.strategy.describe()}, num_steps={self.num_steps}, "
             f"epsilon={self.epsilon:g}, delta={self.delta:g}, "
             f"noise_multiplier={self.noise_multiplier:.4g}, "
             f"fingerprint={self.fingerprint[:12]}"
             + (", FOR TESTS ONLY)" if self.test_seed is not None else ")")
         )
-
-
-def _describe_mechanism(strategy: Strategy) -> str:
-    values = (
-        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in strategy.parameters.items()
-    )
-    inside = ", ".join(values)
-    return f"{strategy.family}({inside})" if inside else strategy.family

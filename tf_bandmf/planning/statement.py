@@ -1,13 +1,16 @@
 """The privacy statement: what is guaranteed, to whom, under which assumptions.
 
-Its points follow arXiv:2306.08153, App. K.1, which follows Ponomareva et al., 2023,
-section 5.3.
+Its points follow arXiv:2306.08153, App. K.1, which follows arXiv:2303.00654, section 5.3.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tf_bandmf.planning.plan import Plan
 
 NOT_COVERED = (
     "Training metrics (loss, accuracy and norms on training data) are exact functions "
@@ -94,6 +97,34 @@ class PrivacyStatement(Statement):
                 f"unit must name in one line whose presence is hidden, such as 'one "
                 f"device', found {self.unit!r}."
             )
+
+    @classmethod
+    def of_plan(
+        cls, plan: Plan, unit: str, remarks: tuple[str, ...] = ()
+    ) -> PrivacyStatement:
+        """The statement of a run of a plan; see `Plan.statement`."""
+        guarantee = plan.guarantee
+        assert guarantee.zcdp_rho is not None
+        return cls(
+            epsilon=guarantee.epsilon,
+            delta=guarantee.delta,
+            zcdp_rho=guarantee.zcdp_rho,
+            accountant=guarantee.accountant,
+            accounting=guarantee.describe_kind(),
+            adjacency=guarantee.adjacency,
+            sampling=plan.participation.amplification(),
+            participation=plan.participation.describe(),
+            mechanism=plan.strategy.describe(),
+            num_steps=plan.num_steps,
+            noise_multiplier=plan.noise_multiplier,
+            sensitivity=str(plan.sensitivity),
+            l2_norm_clip=plan.l2_norm_clip,
+            fingerprint=plan.fingerprint,
+            test_only=plan.test_seed is not None,
+            unit=unit,
+            output="noisy gradients",
+            remarks=remarks,
+        )
 
     def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""

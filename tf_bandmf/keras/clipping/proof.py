@@ -23,6 +23,11 @@ _STATE_ADVICE = (
     "State computed from data would be released with the model without noise, or reach "
     "the next step past clipping. Remove it or freeze its layer."
 )
+_STOP_ADVICE = (
+    "Remove it; or make it total: clip positions to their bounds (`tf.clip_by_value`), "
+    "keep denominators of integers from 0. A record whose gradient is not finite counts "
+    "as zero."
+)
 _ADVICE = (
     "Keep the batch as the first axis and let no operation cross it (in a reshape name "
     "it with `ops.shape(x)[0]`); or put these operations into a "
@@ -42,19 +47,27 @@ def prove(
     """Shows that a forward pass keeps examples apart.
 
     Args:
-        model: The model.
-        forward: Its recorded forward pass and losses.
-        trace: What was noted while it was recorded.
-        generators: The generators that were drawn from.
-        alone: Layers that were executed for each example by itself.
+      model: the model.
+      forward: its recorded forward pass and losses.
+      trace: what was noted while it was recorded.
+      generators: the generators that were drawn from.
+      alone: layers that were executed for each example by itself.
 
     Returns:
-        None; or a layer of which it cannot be shown, and which must be executed for
-        each example by itself.
+      None; or a layer of which it cannot be shown, and which must be executed for
+      each example by itself.
 
     Raises:
-        UnsupportedModelError: If it cannot be shown and there is no such layer.
+      UnsupportedModelError: if it cannot be shown and there is no such layer.
     """
+    try:
+        trace.refuse_stops()
+    except NotIndependent as error:
+        raise UnsupportedModelError(
+            f"Model {model.name!r}{_where(trace, error)}: operation "
+            f"{error.operation.name!r} ({error.operation.type}) {error.reason}. "
+            f"{_STOP_ADVICE}"
+        ) from error
     refuse_state(model, forward, trace, generators)
     try:
         for leaf in batching.tensor_leaves(forward.y_pred):
@@ -80,7 +93,7 @@ def refuse_state(
     """Refuses writes to variables, and code of the host, since the trace began.
 
     Raises:
-        UnsupportedModelError: With the operation and its layer.
+      UnsupportedModelError: with the operation and its layer.
     """
     allowed = set()
     for generator in generators:
@@ -110,7 +123,7 @@ def refuse_shared_reads(model: keras.Model, trace: Trace) -> None:
     """Refuses what ran for each example by itself but saw others.
 
     Raises:
-        UnsupportedModelError: With the layer.
+      UnsupportedModelError: with the layer.
     """
     try:
         trace.check_isolation()
