@@ -10,12 +10,12 @@ BOTH_STACKS := $(addprefix tests/,accounting analysis contracts noise optimize s
 	strategies/test_toeplitz_optimized.py test_front_door.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-main test-federated test-slow test-python test-wheel lint format clean
+.PHONY: demo test test-main test-federated test-flower test-slow test-python test-wheel lint format clean
 
 demo: .venv/.installed
 	.venv/bin/python examples/digits.py
 
-test: test-main test-federated
+test: test-main test-federated test-flower
 
 test-main: .venv/.installed
 	.venv/bin/python $(PYTEST) -n $(JOBS) -m "not slow" tests
@@ -25,8 +25,13 @@ test-federated: .venv-federated/.installed
 	.venv-federated/bin/python $(PYTEST) -n $(JOBS) -m "not slow" $(BOTH_STACKS)
 	cd federated && ../.venv-federated/bin/python $(PYTEST) -m "not slow" tests
 
+# Flower, on a grid in one process.
+test-flower: .venv-flower/.installed
+	cd federated && ../.venv-flower/bin/python $(PYTEST) -m "not slow" tests/flower
+
 test-slow: .venv/.installed
 	.venv/bin/python $(PYTEST) -m slow tests
+	cd federated && PYTHONPATH=. ../.venv/bin/python $(PYTEST) -m slow tests
 
 # The main stack on another Python, with the newest packages there are for it:
 # make test-python PYTHON=python3.13
@@ -56,7 +61,7 @@ format: .venv/.installed
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-federated .venv-python .venv-wheel demo-output
+	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-wheel demo-output
 
 # A virtual environment is made anew when its requirement file changes; the stamps are
 # written last, so that a half-made one is never used.
@@ -81,5 +86,16 @@ clean:
 
 .venv-federated/.installed: .venv-federated/.requirements pyproject.toml federated/pyproject.toml
 	.venv-federated/bin/python -m pip install --quiet --no-deps --no-build-isolation \
+		-e . -e federated
+	touch $@
+
+.venv-flower/.requirements: federated/requirements-flower.txt
+	$(PYTHON) -m venv --clear .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --no-deps \
+		-r federated/requirements-flower.txt
+	touch $@
+
+.venv-flower/.installed: .venv-flower/.requirements pyproject.toml federated/pyproject.toml
+	.venv-flower/bin/python -m pip install --quiet --no-deps --no-build-isolation \
 		-e . -e federated
 	touch $@

@@ -15,6 +15,7 @@ ENGINE_FREE = {
     "test_cohorts.py",
     "test_device_store.py",
     "test_digests.py",
+    "test_fcp_policy.py",
     "test_engine_free.py",
     "test_host_noise.py",
     "test_ledger.py",
@@ -37,3 +38,7 @@ if importlib.util.find_spec("tensorflow_federated"):
 else:
     files = pathlib.Path(__file__).parent.glob("test_*.py")
     collect_ignore = [file.name for file in files if file.name not in ENGINE_FREE]
+
+# On Flower's stack only; a folder, because it has a conftest of its own.
+if not importlib.util.find_spec("flwr"):
+    collect_ignore = [*globals().get("collect_ignore", []), "flower"]

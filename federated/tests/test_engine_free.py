@@ -20,6 +20,7 @@ MODULES = (
     "device_store",
     "digests",
     "eligibility",
+    "fcp_policy",
     "health",
     "host_noise",
     "ledger",

@@ -76,6 +76,7 @@ class PrivateFedAvg(Strategy):
       min_available: devices that are awaited before a round is begun; by default
         `clients_per_round`.
       max_wait: seconds for which they are. Then the round is run with those there are.
+      query_timeout: seconds for which the names of new nodes are awaited.
       models: gets the weights after each round, a list of arrays; the key is the number
         of rounds done, and what had the same key before must be replaced.
       interrupted_round: "replay" or "skip".
@@ -95,6 +96,7 @@ class PrivateFedAvg(Strategy):
         over_selection: float = 1.0,
         min_available: int | None = None,
         max_wait: float = 60.0,
+        query_timeout: float = 60.0,
         models: Releasing | None = None,
         interrupted_round: str = "replay",
     ) -> None:
@@ -110,6 +112,7 @@ class PrivateFedAvg(Strategy):
         self._over_selection = over_selection
         self._min_available = self._wanted if min_available is None else min_available
         self._max_wait = max_wait
+        self._query_timeout = query_timeout
         self._models = models
         self._interrupted_round = interrupted_round
         self._health = Health(plan)
@@ -174,7 +177,7 @@ class PrivateFedAvg(Strategy):
         self._grid, self._timeout = grid, timeout
         self._names = names
         self._config = dict(train_config or {})
-        self._devices = Devices(grid, self._plan.fingerprint)
+        self._devices = Devices(grid, self._plan.fingerprint, self._query_timeout)
         engine = FederatedAveraging(
             self._plan,
             initial_arrays.to_numpy_ndarrays(),
