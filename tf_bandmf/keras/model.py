@@ -22,12 +22,15 @@ from tf_bandmf.keras.clipping import (
     check_supported,
     clipped_gradient_sums,
     metrics_change_no_weights,
+    present_rows,
     regularization_gradients,
     self_check,
     vouched_classes,
 )
+from tf_bandmf.keras.fit_arguments import checked_data
 from tf_bandmf.keras.nesting import refuse_plain_outer_training
 from tf_bandmf.keras.optimizer import PrivateOptimizer
+from tf_bandmf.keras.own_loops import NoisyGradients, traced_once
 from tf_bandmf.keras.private_state import PrivateRun, refuse_shared_folder
 from tf_bandmf.keras.secret_state import replica_id
 from tf_bandmf.keras.step_guards import in_turn, private_inside
@@ -82,7 +85,8 @@ class PrivateTraining:
             share it. If it exists the run is resumed where its weights are; `epochs` are
             those of the whole run then, as with `BackupAndRestore`.
           **kwargs: as for `keras.Model.fit`. `epochs` times the steps per epoch must
-            not exceed the steps that are left.
+            not exceed the steps that are left. `class_weight` multiplies the loss of an
+            example by the weight of its class, before its gradient is clipped.
 
         Raises:
           TypeError, ValueError: if the data are not the plan's, or the plan has fewer
@@ -92,6 +96,7 @@ class PrivateTraining:
             would be wrong. The message says how to turn it off.
         """
         optimizer = self._private_optimizer()
+        x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
         if private_state is not None or self._is_distributed:
             self._prepare(optimizer, x)
         if private_state is not None:
@@ -100,18 +105,7 @@ class PrivateTraining:
             x = self.begin_run(x, private_state)
             kwargs = self._from_where_it_was(x, kwargs)
         if isinstance(x, BatchSchedule):
-            x, kwargs = self._resolve_schedule(optimizer, x, y, kwargs)
-        elif optimizer.plan.participation.has_schedule:
-            raise TypeError(
-                f"The plan's accountant assumes the batches of its own sampler, found "
-                f"data of type {type(x).__name__}: train with "
-                f"model.fit(plan.batches(x, y), ...)."
-            )
-        elif y is not None or not _is_stream(x):
-            raise TypeError(
-                "Keras would shuffle arrays in every epoch and break the separation "
-                "that the plan assumes. Give a tf.data.Dataset that respects it."
-            )
+            x, kwargs = self._resolve_schedule(optimizer, x, kwargs)
         else:
             kwargs = {**kwargs, "shuffle": False}
             check_passes(x, optimizer.plan.participation, kwargs)
@@ -286,18 +280,10 @@ class PrivateTraining:
         self,
         optimizer: PrivateOptimizer,
         schedule: BatchSchedule,
-        y: Any,
         kwargs: dict[str, Any],
     ) -> tuple[tf.data.Dataset, dict[str, Any]]:
         plan = optimizer.plan
-        refused = ("class_weight", "sample_weight", "validation_split", "batch_size")
-        given = [name for name in refused if kwargs.get(name)]
-        if y is not None or given:
-            raise ValueError(
-                f"plan.batches holds the training data: {', '.join(given) or 'y'} cannot "
-                f"change them. Give targets and sample weights to plan.batches; "
-                f"validation data as validation_data."
-            )
+        optimizer.refuse_restored()
         if schedule.plan_id != plan.plan_id:
             raise ValueError(
                 "The batches belong to another plan than the optimizer. Use the same "
@@ -382,6 +368,88 @@ class PrivateTraining:
 
     def _train_step(self, data: Any) -> dict[str, Any]:
         optimizer = self._private_optimizer()
+        clipped, step, data = self._clipped(optimizer, data)
+        x, y, sample_weight, rows = _as_drawn(data)
+        variables = self.trainable_variables  # type: ignore[attr-defined]
+        optimizer.apply_private(clipped, variables, step, self._penalties())
+        optimizer.seal.renew(self.weights)  # type: ignore[attr-defined]
+        # Training metrics are exact functions of the data: outside of the guarantee.
+        batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
+        mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
+        self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)  # type: ignore[attr-defined]
+        seen = (x, y, clipped.outputs, sample_weight)
+        if rows is not None:
+            seen = present_rows(seen, rows)
+        with bad_values_become_nan(), metrics_change_no_weights(self):
+            logs = self.compute_metrics(*seen)  # type: ignore[attr-defined]
+        strategy = optimizer.strategy
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            # Keras takes the mean over workers along the first axis of whatever is here.
+            logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
+        return logs
+
+    def private_gradients(self, batch: Any) -> NoisyGradients:
+        """The noisy mean gradient of a batch, for training loops of one's own.
+
+            for batch in plan.batches(x, y).dataset(model.optimizer.steps_taken):
+                noisy = model.private_gradients(batch)
+                model.optimizer.apply_noisy(noisy)
+
+        It is one step of the plan, with all that `fit` enforces. Whatever is made of the
+        gradients costs no privacy: `noisy.map(function)` changes them,
+        `apply_noisy(noisy, update)` applies them by a rule of one's own. They must be
+        applied before the next step.
+
+        Args:
+          batch: of `plan.batches`; under `MinSep`, `(x, y)` or `(x, y, sample_weight)`.
+
+        Returns:
+          The gradients; no metrics, which are functions of the data.
+
+        Raises:
+          TypeError: if the model is not compiled with a PrivateOptimizer, or the batch is
+            not one of the plan's.
+          InvalidArgumentError: as a step of `fit`.
+          NotImplementedError: on several replicas.
+        """
+        optimizer = self._private_optimizer()
+        if self._num_replicas > 1:
+            raise NotImplementedError(
+                "private_gradients works on one replica. Use model.fit."
+            )
+
+        def gradients(batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
+            clipped, step, _ = self._clipped(optimizer, batch)
+            variables = self.trainable_variables  # type: ignore[attr-defined]
+            noisy = optimizer.private_mean(clipped, variables, step, self._penalties())
+            return noisy, step
+
+        if not tf.executing_eagerly():
+            found = gradients(batch)
+        else:
+            if self._self_check_is_due:
+                self._run_self_check(batch)
+            if not optimizer.built:
+                self._build_for_training(batch)
+                optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+            with optimizer.turn:
+                if self.run_eagerly:  # type: ignore[attr-defined]
+                    found = gradients(batch)
+                else:
+                    found = traced_once(self, gradients)(batch)
+        return NoisyGradients(*found, optimizer, self.weights)  # type: ignore[attr-defined]
+
+    def _penalties(self) -> list[tf.Tensor] | None:
+        """Gradients of the weights' regularizers, if there are any."""
+        variables = self.trainable_variables  # type: ignore[attr-defined]
+        if any(variable.regularizer is not None for variable in variables):
+            return regularization_gradients(self)
+        return None
+
+    def _clipped(
+        self, optimizer: PrivateOptimizer, data: Any
+    ) -> tuple[ClippedGradients, tf.Tensor, Any]:
+        """Checks that the step may be taken; its clipped sum, number and batch."""
         if self._self_check_is_due:
             raise RuntimeError(
                 "The per-example gradients of this model were not checked yet: train with "
@@ -404,31 +472,15 @@ class PrivateTraining:
             ]
         )
         step = optimizer.note_first_step(step, schedule_id)
-        x, y, sample_weight = _contents(data)
+        x, y, sample_weight, rows = _as_drawn(data)
         checks = [step]
         if batches_lib.is_scheduled_batch(data):
             pin = optimizer.pin_schedule(data[batches_lib.SCHEDULE_ID], step)
             checks.extend([pin] if pin is not None else [])
         with tf.control_dependencies(checks):
             x = tf.nest.map_structure(tf.identity, x)
-        clipped = self._compiled_clipping()(x, y, sample_weight)
-        variables = self.trainable_variables  # type: ignore[attr-defined]
-        penalties = None
-        if any(variable.regularizer is not None for variable in variables):
-            penalties = regularization_gradients(self)
-        optimizer.apply_private(clipped, variables, step, penalties)
-        optimizer.seal.renew(weights)
-        # Training metrics are exact functions of the data: outside of the guarantee.
-        batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
-        mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
-        self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)  # type: ignore[attr-defined]
-        with bad_values_become_nan(), metrics_change_no_weights(self):
-            logs = self.compute_metrics(x, y, clipped.outputs, sample_weight)  # type: ignore[attr-defined]
-        strategy = optimizer.strategy
-        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            # Keras takes the mean over workers along the first axis of whatever is here.
-            logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
-        return logs
+        clipped = self._compiled_clipping()(x, y, sample_weight, rows)
+        return clipped, step, data
 
     def _build_for_training(self, data: Any) -> None:
         if not self.built:  # type: ignore[attr-defined]
@@ -508,7 +560,7 @@ class PrivateTraining:
         optimizer = self._private_optimizer()
         plan = optimizer.plan
 
-        def clipping(x: Any, y: Any, sample_weight: Any) -> ClippedGradients:
+        def clipping(x: Any, y: Any, sample_weight: Any, rows: Any) -> ClippedGradients:
             return clipped_gradient_sums(
                 self,
                 x,
@@ -517,6 +569,8 @@ class PrivateTraining:
                 l2_norm_clip=plan.l2_norm_clip,
                 microbatch_size=self._microbatch_size,
                 loss_scale_factor=optimizer.loss_scale_factor,
+                rows=rows,
+                automatic=optimizer.automatic,
             )
 
         if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]
@@ -601,10 +655,6 @@ def without_dynamic_scale(new: Any, old: Any) -> Any:
     return new
 
 
-def _is_stream(x: Any) -> bool:
-    return isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")
-
-
 def _unwrap_single(data: Any) -> Any:
     """A scheduled batch that `train_on_batch` put into a tuple."""
     if isinstance(data, tuple) and batches_lib.is_scheduled_batch(data[0]):
@@ -614,14 +664,21 @@ def _unwrap_single(data: Any) -> Any:
     return data
 
 
-def _contents(data: Any) -> tuple[Any, Any, Any]:
-    """Inputs, targets and sample weights of a batch of either kind."""
+def _as_drawn(data: Any) -> tuple[Any, Any, Any, Any]:
+    """Inputs, targets, sample weights and, of units, the rows of a batch of any kind."""
     data = _unwrap_single(data)
     if batches_lib.is_scheduled_batch(data):
-        keys = (batches_lib.INPUTS, batches_lib.TARGETS, batches_lib.SAMPLE_WEIGHT)
-        inputs, targets, weights = (data.get(key) for key in keys)
-        return inputs, targets, weights
-    return keras.utils.unpack_x_y_sample_weight(data)
+        inputs, targets, weights, rows = (data.get(key) for key in batches_lib.CONTENT)
+        return inputs, targets, weights, rows
+    return (*keras.utils.unpack_x_y_sample_weight(data), None)
+
+
+def _contents(data: Any) -> tuple[Any, Any, Any]:
+    """Inputs, targets and sample weights of a batch of any kind, row by row."""
+    *contents, rows = _as_drawn(data)
+    if rows is not None:
+        contents = present_rows(contents, rows)
+    return contents[0], contents[1], contents[2]
 
 
 def _warn_of_private_monitors(callbacks: Any) -> None:

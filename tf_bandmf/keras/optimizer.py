@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import keras
@@ -12,13 +12,16 @@ import tensorflow as tf
 from tf_bandmf import noise
 from tf_bandmf.files import configs as storage
 from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients, is_loss_scale
+from tf_bandmf.keras.own_loops import NoisyGradients
 from tf_bandmf.keras.run_membership import RunMembership
 from tf_bandmf.keras.secret_state import SecretState, replica_id
-from tf_bandmf.keras.weights_seal import WeightsSeal
+from tf_bandmf.keras.weights_seal import CHANGED, WeightsSeal
 from tf_bandmf.keras.workload_match import warn_of_mismatch
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
 
+# Of automatic clipping: the value of Bu et al., which they find good everywhere.
+_GAMMA = 0.01
 _RESTORED = (
     "The optimizer and its noise are at different steps: it was restored from a file, and "
     "files hold no noise key, or a step was interrupted. Training on would add noise that "
@@ -76,12 +79,17 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         scaled gradient overflows contributes zero; the step goes on.
       additional_run: another run of this process may have trained the same model, or on
         the same examples; `statement` says so then.
+      clipping: "flat": a gradient g longer than the plan's clip norm C is shortened to
+        it. "automatic": each is multiplied by C / (|g| + 0.01), AUTO-S of Bu et al.
+        (2022, arXiv:2206.07136): C and the learning rate are then one parameter, and
+        there is no clip norm to tune. Whatever is chosen, a contribution's norm is at
+        most C, so that the guarantee is the same with every mechanism.
 
     Raises:
       TypeError: if plan is not a Plan.
-      ValueError: if loss_scale_factor is not a power of two >= 1, the inner optimizer
-        scales losses or accumulates gradients itself, or the plan has no expected batch
-        size.
+      ValueError: if clipping is not known, loss_scale_factor is not a power of two >= 1,
+        the inner optimizer scales losses or accumulates gradients itself, or the plan has
+        no expected batch size.
     """
 
     def __init__(
@@ -93,6 +101,7 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         keep_normals: bool = False,
         loss_scale_factor: float | None = None,
         additional_run: bool = False,
+        clipping: str = "flat",
         **kwargs: Any,
     ) -> None:
         if kwargs:
@@ -129,6 +138,10 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
                 f"loss_scale_factor must be a power of two >= 1, so that dividing by it "
                 f"is exact, found {loss_scale_factor!r}."
             )
+        if clipping not in ("flat", "automatic"):
+            raise ValueError(
+                f"clipping must be 'flat' or 'automatic', found {clipping!r}."
+            )
         super().__init__(learning_rate=0.0, name=name or "private")
         # Attributes that Keras must not track, see SecretState.
         object.__setattr__(self, "_loss_scale_factor", loss_scale_factor)
@@ -138,6 +151,7 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         object.__setattr__(self, "_keep_normals", bool(keep_normals))
         object.__setattr__(self, "_seal", None)
         object.__setattr__(self, "_additional_run", bool(additional_run))
+        object.__setattr__(self, "_clipping", clipping)
         object.__setattr__(self, "vouched", ())
         object.__setattr__(self, "turn", threading.RLock())
         self.inner_optimizer = inner
@@ -147,6 +161,11 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
     def plan(self) -> Plan:
         """The plan of the run."""
         return self._plan
+
+    @property
+    def automatic(self) -> float | None:
+        """Gamma of automatic clipping, or None if gradients are clipped."""
+        return _GAMMA if self._clipping == "automatic" else None
 
     @property
     def loss_scale_factor(self) -> float | None:
@@ -257,6 +276,15 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         horizon = tf.constant(self._plan.num_steps, tf.int64)
         return tf.where(allowed, step, horizon)
 
+    def refuse_restored(self) -> None:
+        """Raises InvalidArgumentError before a step does, if none may be taken.
+
+        That is so if the optimizer was restored from a file without its private noise
+        state, or a step was interrupted.
+        """
+        if self.built and self._was_restored():
+            raise tf.errors.InvalidArgumentError(None, None, _RESTORED)
+
     def pin_schedule(self, schedule_id: tf.Tensor, step: tf.Tensor) -> tf.Operation:
         """Binds the run to a schedule: data and placement may not change any more."""
         with tf.control_dependencies([step]):
@@ -276,12 +304,75 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
     ) -> None:
         """Adds noise to the clipped sum and lets the inner optimizer apply it.
 
+        Args, Raises: as for `private_mean`.
+        """
+        gradients = self.private_mean(
+            clipped, trainable_variables, step, penalty_gradients
+        )
+        with tf.control_dependencies(gradients):
+            self.inner_optimizer.apply(gradients, trainable_variables)
+
+    def apply_noisy(
+        self,
+        noisy: NoisyGradients,
+        update: Callable[[Sequence[tf.Tensor], Sequence[Any]], Any] | None = None,
+    ) -> None:
+        """Applies what `model.private_gradients` returned, once.
+
+        Args:
+          noisy: of this run's last step.
+          update: None for the inner optimizer; or a function of gradients and variables
+            that changes the variables by itself. It must use nothing private but the
+            gradients: what it does is taken for post-processing.
+
+        Raises:
+          TypeError: if they are no gradients of `private_gradients`.
+          ValueError: if they are another run's, or were applied before.
+          InvalidArgumentError: if they are not of the last step, or something else
+            changed the weights meanwhile.
+        """
+        if not isinstance(noisy, NoisyGradients):
+            raise TypeError(
+                f"apply_noisy takes what model.private_gradients(batch) returned, found "
+                f"{type(noisy).__name__}: other gradients were not clipped and noised. "
+                f"To change them, use noisy.map(function)."
+            )
+        weights = noisy.take(self)
+        variables = self._trainable_variables
+        iterations = self.inner_optimizer.iterations
+        conditions = [
+            (tf.equal(tf.cast(iterations.value, tf.int64), noisy.step), _RESTORED),
+            (self.seal.holds(weights), CHANGED),
+        ]
+        checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            gradients = [tf.identity(gradient) for gradient in noisy.gradients]
+        with tf.control_dependencies(gradients):
+            if update is None:
+                self.inner_optimizer.apply(gradients, variables)
+            else:
+                update(gradients, variables)
+                iterations.assign(tf.cast(noisy.step + 1, iterations.dtype))
+        self.seal.renew(weights)
+
+    def private_mean(
+        self,
+        clipped: ClippedGradients,
+        trainable_variables: list[Any],
+        step: tf.Tensor,
+        penalty_gradients: list[tf.Tensor] | None = None,
+    ) -> list[tf.Tensor]:
+        """Adds noise to the clipped sum and divides it by the expected batch size.
+
         Args:
           clipped: what the private training step computed.
           trainable_variables: the variables, in the order of `clipped.sums`.
           step: what `checked_step` returned.
           penalty_gradients: of weight regularizers, which depend on no data; added to
             the noisy gradients.
+
+        Returns:
+          Noisy gradients, in the variables' shapes and dtypes.
 
         Raises:
           TypeError: if `clipped` did not come from the clipping of this library.
@@ -312,12 +403,10 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         ]
         if penalty_gradients is not None:
             gradients = [a + b for a, b in zip(gradients, penalty_gradients)]
-        gradients = [
+        return [
             tf.cast(gradient, variable.dtype)
             for gradient, variable in zip(gradients, trainable_variables)
         ]
-        with tf.control_dependencies(gradients):
-            self.inner_optimizer.apply(gradients, trainable_variables)
 
     def _check_variables(self, variables: Sequence[Any]) -> None:
         """Correlated noise cancels within a variable: each keeps its place in it."""
@@ -413,6 +502,7 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
             "plan": storage.dumps(self._plan.to_config()),
             "keep_normals": self._keep_normals,
             "loss_scale_factor": self.loss_scale_factor,
+            "clipping": self._clipping,
         }
 
     @classmethod
@@ -427,6 +517,7 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
             name=config.get("name"),
             keep_normals=config.get("keep_normals", False),
             loss_scale_factor=config.get("loss_scale_factor"),
+            clipping=config.get("clipping", "flat"),
         )
 
 

@@ -165,7 +165,7 @@ class PrivateRun:
             (
                 "computation",
                 _computation(self._model),
-                "microbatch_size, loss_scale_factor or XLA setting",
+                "microbatch_size, loss_scale_factor, clipping or XLA setting",
             ),
             (
                 "model",
@@ -344,6 +344,7 @@ def _computation(model: Any) -> list[Any]:
         bool(model.jit_compile),
         bool(model.run_eagerly),
         model.optimizer.loss_scale_factor,
+        model.optimizer.automatic,
     ]
 
 

@@ -65,7 +65,7 @@ class RunMembership:
             self._seal.open()
             object.__setattr__(self, "vouched", tuple(said))
 
-    def statement(self, unit: str = "one training example") -> PrivacyStatement:
+    def statement(self, unit: str | None = None) -> PrivacyStatement:
         """The plan's statement, with what this run adds to it.
 
         It names other runs of the process on the same weights or examples, and changes of

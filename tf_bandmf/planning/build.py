@@ -20,6 +20,7 @@ from tf_bandmf.participation.scheme import Scheme
 from tf_bandmf.planning import choosing
 from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.statement import ONE_EXAMPLE
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
@@ -50,6 +51,7 @@ def plan(
     confidence: float | None = None,
     progress: bool = False,
     test_seed: int | None = None,
+    unit: str = ONE_EXAMPLE,
 ) -> Plan:
     """Plans a private run: from a budget to a strategy and its noise.
 
@@ -105,6 +107,9 @@ def plan(
         for example `1 - 1e-6` for a bound.
       progress: show progress on accounting that takes longer than 2 seconds.
       test_seed: for tests only: noise from a known seed. The statement says so.
+      unit: whose presence is hidden, in one line. With "one user" `num_examples` is the
+        number of users and `batch_size` the users of a step: see `users` of
+        `Plan.batches`, outside of federated learning.
 
     Returns:
       A `Plan`.
@@ -214,6 +219,7 @@ def plan(
         adjacency=guarantee.adjacency,
         confidence=guarantee.confidence,
         test_seed=test_seed,
+        unit=unit,
     )
 
 

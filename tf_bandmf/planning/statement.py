@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 
+ONE_EXAMPLE = "one training example"
 NOT_COVERED = (
     "Training metrics (loss, accuracy and norms on training data) are exact functions "
     "of the data: do not publish them.",
@@ -89,11 +90,7 @@ class PrivacyStatement(Statement):
     remarks: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.unit, str) or len(self.unit.strip().splitlines()) != 1:
-            raise ValueError(
-                f"unit must name in one line whose presence is hidden, such as 'one "
-                f"device', found {self.unit!r}."
-            )
+        check_unit(self.unit)
 
     def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""
@@ -139,6 +136,15 @@ class PrivacyStatement(Statement):
             ("Not covered", " ".join(NOT_COVERED)),
             ("Verifiability", f"tf-bandmf, plan fingerprint {self.fingerprint}."),
         ]
+
+
+def check_unit(unit: str) -> None:
+    """Raises ValueError if a unit is no text of one line."""
+    if not isinstance(unit, str) or len(unit.strip().splitlines()) != 1:
+        raise ValueError(
+            f"unit must name in one line whose presence is hidden, such as 'one "
+            f"device', found {unit!r}."
+        )
 
 
 def sentence(text: str) -> str:

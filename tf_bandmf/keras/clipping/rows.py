@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import norms
-from tf_bandmf.keras.clipping.factors import Factor, Measured
+from tf_bandmf.keras.clipping.factors import Factor, Measured, join_terms
 from tf_bandmf.keras.clipping.norms import Norms
 
 
@@ -38,6 +38,11 @@ class Rows(Factor):
             tf.concat([self.values, other.values], axis=1),
             self.num_rows,
         )
+
+    def of_units(self, rows: int) -> Factor:
+        """See the base class."""
+        ids, values = join_terms(self.ids, rows), join_terms(self.values, rows)
+        return Rows(ids, values, self.num_rows)
 
     def instantiate(self) -> tf.Tensor:
         """See the base class."""
