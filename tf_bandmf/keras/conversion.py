@@ -35,9 +35,9 @@ def make_private(
     Args:
       model: a Sequential or functional model. For a subclass of `keras.Model`, derive it
         from `PrivateTraining` too.
-      self_check: compare the gradients of the first two examples with those that each
-        has by itself, once before the first step of `fit`. It catches layers that mix
-        examples in ways that no look at their types can find.
+      self_check: compare the gradients of a few made-up examples, of the shapes of the
+        data, with those that each has by itself, once before the first step of `fit`. The
+        second line after the analysis of the model's graph.
       microbatch_size: if given, the step takes its batch in groups of this many examples
         one after the other, and memory is that of one group: for large logical batches.
         Gradients are clipped by example and noise is drawn once for the batch, as

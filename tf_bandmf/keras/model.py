@@ -21,6 +21,7 @@ from tf_bandmf.keras.clipping import (
     check_matmul_precision,
     check_supported,
     clipped_gradient_sums,
+    made_up,
     metrics_change_no_weights,
     present_rows,
     regularization_gradients,
@@ -39,6 +40,9 @@ from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.fingerprints import is_as_drawn
+
+# Of made-up data: three fill a group and begin another one.
+_CHECKED_EXAMPLES = 3
 
 
 class PrivateTraining:
@@ -268,9 +272,7 @@ class PrivateTraining:
         layers = _CheckedLayers(self._flatten_layers())  # type: ignore[attr-defined]
         self_check(
             self,
-            x,
-            y,
-            weight,
+            *made_up((x, y, weight), _CHECKED_EXAMPLES),
             microbatch_size=self._microbatch_size,
             loss_scale_factor=self._private_optimizer().loss_scale_factor,
         )

@@ -14,6 +14,7 @@ from tf_bandmf.keras.clipping.independence import (
     register_per_example_layer,
     vouched_classes,
 )
+from tf_bandmf.keras.clipping.made_up import made_up
 from tf_bandmf.keras.clipping.metric_writes import metrics_change_no_weights
 from tf_bandmf.keras.clipping.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.regularization import regularization_gradients
@@ -29,6 +30,7 @@ __all__ = [
     "check_supported",
     "clipped_gradient_sums",
     "is_loss_scale",
+    "made_up",
     "metrics_change_no_weights",
     "present_rows",
     "register_per_example_layer",

@@ -45,26 +45,38 @@ def bad_values_become_nan() -> Iterator[None]:
                 tf.nn.sparse_softmax_cross_entropy_with_logits = _ORIGINALS["loss"]
 
 
-def _gather(params: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+def _gather(
+    params: Any,
+    indices: Any,
+    validate_indices: Any = None,
+    axis: Any = None,
+    batch_dims: Any = 0,
+    name: str | None = None,
+) -> Any:
     original = _ORIGINALS["gather"]
-    if not getattr(_STATE, "active", False) or not _is_lookup(args, kwargs):
-        return original(params, indices, *args, **kwargs)
+    axis = batch_dims if axis is None else axis
+    if not getattr(_STATE, "active", False) or not isinstance(axis, int):
+        return original(params, indices, validate_indices, axis, batch_dims, name)
     params, indices = tf.convert_to_tensor(params), tf.convert_to_tensor(indices)
-    size = tf.shape(params, out_type=indices.dtype)[0]
+    ranks = params.shape.rank, indices.shape.rank
+    if None in ranks or not isinstance(batch_dims, int):
+        return original(params, indices, validate_indices, axis, batch_dims, name)
+    axis, batch_dims = axis % ranks[0], batch_dims % (ranks[1] + 1)
+    size = tf.shape(params, out_type=indices.dtype)[axis]
     valid = (indices >= 0) & (indices < size)
-    found = original(params, tf.where(valid, indices, 0), axis=0)
+    found = original(
+        params, tf.where(valid, indices, 0), axis=axis, batch_dims=batch_dims, name=name
+    )
     if not found.dtype.is_floating:
         return found
-    valid = tf.reshape(
-        valid,
-        tf.concat([tf.shape(indices), [1] * (params.shape.rank - 1)], axis=0),
+    # Result: params[:axis], indices[batch_dims:], params[axis + 1:].
+    shape = tf.shape(indices)
+    ones = [1] * (axis - batch_dims), [1] * (ranks[0] - axis - 1)
+    shape = tf.concat(
+        [shape[:batch_dims], ones[0], shape[batch_dims:], ones[1]], axis=0
     )
-    return tf.where(valid, found, tf.constant(float("nan"), found.dtype))
-
-
-def _is_lookup(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether rows of a table are looked up, as all of Keras' layers do."""
-    return not args and set(kwargs) <= {"axis"} and kwargs.get("axis") in (None, 0)
+    nan = tf.constant(float("nan"), found.dtype)
+    return tf.where(tf.reshape(valid, shape), found, nan)
 
 
 def _cross_entropy(labels: Any, logits: Any, name: str | None = None) -> tf.Tensor:

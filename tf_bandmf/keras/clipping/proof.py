@@ -23,6 +23,11 @@ _STATE_ADVICE = (
     "State computed from data would be released with the model without noise, or reach "
     "the next step past clipping. Remove it or freeze its layer."
 )
+_STOP_ADVICE = (
+    "Remove it; or make it total: clip positions to their bounds (`tf.clip_by_value`), "
+    "keep denominators of integers from 0. A record whose gradient is not finite counts "
+    "as zero."
+)
 _ADVICE = (
     "Keep the batch as the first axis and let no operation cross it (in a reshape name "
     "it with `ops.shape(x)[0]`); or put these operations into a "
@@ -55,6 +60,14 @@ def prove(
     Raises:
         UnsupportedModelError: If it cannot be shown and there is no such layer.
     """
+    try:
+        trace.refuse_stops()
+    except NotIndependent as error:
+        raise UnsupportedModelError(
+            f"Model {model.name!r}{_where(trace, error)}: operation "
+            f"{error.operation.name!r} ({error.operation.type}) {error.reason}. "
+            f"{_STOP_ADVICE}"
+        ) from error
     refuse_state(model, forward, trace, generators)
     try:
         for leaf in batching.tensor_leaves(forward.y_pred):

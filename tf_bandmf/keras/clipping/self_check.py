@@ -1,4 +1,7 @@
-"""A numerical check of per-example clipping: the second line after the proof."""
+"""A numerical check of per-example clipping: the second line after the proof.
+
+Training gives it made-up examples: whether it refuses must not depend on a record.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +93,13 @@ def self_check(
         step = _traced(model, data, clip, group, loss_scale_factor)
         clipped = step(data)
         others = [step(batch) for batch in _other_neighbors(data)]
+    if not any(math.isfinite(norm) for norm, _ in references):
+        warnings.warn(
+            f"The gradients of model {model.name!r} were not compared with those of "
+            f"examples taken one by one: none of {count} examples has a finite one. "
+            f"What its layers do to a batch was analysed all the same.",
+            stacklevel=2,
+        )
     norms = clipped.norms.numpy()
     if loss_scale_factor and not np.all(np.isfinite(norms)):
         warnings.warn(

@@ -64,9 +64,9 @@ def refuse_host_operation(op: Any) -> None:
 
 def may_write(op: Any) -> bool:
     """Whether an operation that takes the handle of a variable may write it."""
-    called = _called(op)
-    if called:
-        return not all(_is_clean(op.graph, name, set()) for name, _ in called)
+    functions = called(op)
+    if functions:
+        return not all(_is_clean(op.graph, name, set()) for name, _ in functions)
     return op.type not in _HARMLESS and op.type not in ("Identity", "IdentityN")
 
 
@@ -104,7 +104,7 @@ def _search(
         except NotIndependent as error:
             error.operation = op
             raise
-        for name, inputs in _called(op):
+        for name, inputs in called(op):
             if not _is_clean(op.graph, name, set()):
                 _search_function(op, name, inputs, is_seed, resolve)
 
@@ -127,8 +127,8 @@ def _search_function(
     _search(graph.get_operations(), is_seed, inside)
 
 
-def _called(op: Any) -> list[tuple[str, Sequence[tf.Tensor]]]:
-    """Functions that an operation calls, each with its inputs."""
+def called(op: Any) -> list[tuple[str, Sequence[tf.Tensor]]]:
+    """Functions that an operation calls by name, each with its inputs."""
     found: list[tuple[str, Sequence[tf.Tensor]]] = []
     for attribute in _attributes_with_functions(op):
         value = op.get_attr(attribute)
@@ -153,10 +153,10 @@ def _is_clean(graph: Any, name: str, seen: set[str]) -> bool:
     if name in seen:
         return True
     seen.add(name)
-    definition = _definition(graph, name)
-    if definition is None:
+    found = definition(graph, name)
+    if found is None:
         return False
-    for node in definition.node_def:
+    for node in found.node_def:
         if not _is_benign(node.op, graph):
             return False
         for value in node.attr.values():
@@ -166,7 +166,8 @@ def _is_clean(graph: Any, name: str, seen: set[str]) -> bool:
     return True
 
 
-def _definition(graph: Any, name: str) -> Any:
+def definition(graph: Any, name: str) -> Any:
+    """The definition of a function that a graph, or one around it, knows; or None."""
     while graph is not None:
         function = graph._get_function(name)
         if function is not None:

@@ -18,6 +18,7 @@ from tf_bandmf.keras.clipping.independence import (  # noqa: F401  (fill the tab
     layout,
     reductions,
     state,
+    stopping,
 )
 from tf_bandmf.keras.clipping.independence.closed import (
     SHARED_MASKS,
@@ -266,6 +267,15 @@ class Trace:
         """
         operations = self._graph.get_operations()[self._start :]
         state.refuse_state(operations, is_seed, is_metric)
+
+    def refuse_stops(self) -> None:
+        """Refuses what stops the program for some values of the data, from there on.
+
+        Raises:
+            NotIndependent: With the operation.
+        """
+        operations = self._graph.get_operations()[self._start :]
+        stopping.refuse_stops(operations, self._examples)
 
     def layers_at(self, error: NotIndependent) -> list[Any]:
         """Layers in whose calls an error is, the innermost first."""
