@@ -67,10 +67,10 @@ def main() -> None:
             "seal": seal_of(model),
         }
         times = keras_steps.in_turns(functions, 20, options.rounds)
-        wall, processor = times.pop("step")
+        wall, processor, _ = times.pop("step")
         size = sum(int(np.prod(weight.shape)) for weight in model.weights)
         print(f"{name}: {size} parameters, step {wall * 1e3:.1f} ms")
-        for part, (here, used) in times.items():
+        for part, (here, used, _) in times.items():
             print(
                 f"  {part}: {here * 1e3:.2f} ms, {here / wall:.2%} of the wall time, "
                 f"{used / processor:.2%} of the processor time"

@@ -1,5 +1,8 @@
 """A small private problem that all tests of the Keras room share."""
 
+import pathlib
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +10,9 @@ import pytest
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras import runs
+
+# Makes `hub_models` importable.
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 NUM_EXAMPLES, FEATURES, CLASSES = 22, 5, 3
 

@@ -76,7 +76,9 @@ STOPS = {
 
 @pytest.mark.parametrize("name", STOPS)
 def test_invariant_05_what_a_record_could_stop_is_refused(name):
-    with pytest.raises(UnsupportedModelError, match="one record would end the") as found:
+    with pytest.raises(
+        UnsupportedModelError, match="one record would end the"
+    ) as found:
         sums(of(STOPS[name]), *data())
     assert name.split()[0] in str(found.value)
     assert "clip positions" in str(found.value)

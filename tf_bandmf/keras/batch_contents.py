@@ -1,0 +1,36 @@
+"""What a batch holds: of a schedule, or of a stream that the caller makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tf_bandmf.keras.clipping import present_rows
+from tf_bandmf.sampling import batches as batches_lib
+
+
+def unwrap_single(data: Any) -> Any:
+    """A scheduled batch that `train_on_batch` put into a tuple."""
+    if isinstance(data, tuple) and batches_lib.is_scheduled_batch(data[0]):
+        if any(item is not None for item in data[1:]):
+            raise ValueError("A scheduled batch holds its targets and weights itself.")
+        return data[0]
+    return data
+
+
+def as_drawn(data: Any) -> tuple[Any, Any, Any, Any]:
+    """Inputs, targets, sample weights and, of units, the rows of a batch of any kind."""
+    data = unwrap_single(data)
+    if batches_lib.is_scheduled_batch(data):
+        inputs, targets, weights, rows = (data.get(key) for key in batches_lib.CONTENT)
+        return inputs, targets, weights, rows
+    return (*keras.utils.unpack_x_y_sample_weight(data), None)
+
+
+def contents(data: Any) -> tuple[Any, Any, Any]:
+    """Inputs, targets and sample weights of a batch of any kind, row by row."""
+    *found, rows = as_drawn(data)
+    if rows is not None:
+        found = present_rows(found, rows)
+    return found[0], found[1], found[2]
