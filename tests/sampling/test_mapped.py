@@ -136,6 +136,11 @@ def stateful(x):
     [
         (lambda x: x + tf.random.normal([]), ValueError, "RandomStandardNormal"),
         (lambda x: tf.numpy_function(np.copy, [x], tf.float32), ValueError, "PyFunc"),
+        (
+            lambda x: tf.numpy_function(np.copy, [x], tf.float32, stateful=False),
+            ValueError,
+            "PyFunc",
+        ),
         (stateful, ValueError, "AssignAdd"),
         (lambda x, y, z: x, TypeError, "x, y, z"),
         (lambda x, y: x, TypeError, "must return the tuple"),

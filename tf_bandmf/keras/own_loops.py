@@ -75,17 +75,24 @@ class NoisyGradients:
 
 def traced_once(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` as one graph, until model, optimizer or trainable weights are others."""
-    key = (
-        id(model.optimizer),
-        id(model._compile_loss),
+    now = (
         bool(model.jit_compile),
-        tuple(id(variable) for variable in model.trainable_variables),
-        tuple(id(layer) for layer in model._flatten_layers()),
+        [
+            model.optimizer,
+            model._compile_loss,
+            *model.trainable_variables,
+            *model._flatten_layers(),
+        ],
     )
     known = getattr(model, "_gradient_function", None)
-    if known is None or known[0] != key:
+    if known is None or not _are_same(known[0], now):
         graph = tf.function(function, autograph=False, reduce_retracing=True)
-        known = (key, graph)
-        # Keras must not track it.
+        # A tuple of its own, which Keras must not track.
+        known = (now, graph)
         object.__setattr__(model, "_gradient_function", known)
     return known[1]
+
+
+def _are_same(old: tuple[bool, list[Any]], new: tuple[bool, list[Any]]) -> bool:
+    same = len(old[1]) == len(new[1]) and all(a is b for a, b in zip(old[1], new[1]))
+    return same and old[0] == new[0]

@@ -205,6 +205,10 @@ class Plan:
         whole = self.epsilon if is_own else self.guarantee_at(delta).epsilon
         if steps == self.num_steps:
             return whole
+        if self.participation.is_simulated:
+            # Whole epochs, which is what is simulated: more steps spend more.
+            epoch = self.participation.separation()
+            steps = min(-(-steps // epoch) * epoch, self.num_steps)
         block = matrices.leading_block(self.strategy.matrix, int(steps))
         accountant = self.participation.accountant(block, self.confidence)
         try:

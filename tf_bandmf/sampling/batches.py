@@ -265,7 +265,7 @@ class BatchSchedule(abc.ABC):
 
         def batch(step: tf.Tensor) -> dict[str, Any]:
             indices = self._indices(step)
-            content = self._examples.read(indices, Draw(step, self._draw_base))
+            content = self._examples.drawn(indices, Draw(step, self._draw_base))
             if self._padded:
                 content = {
                     **pad(content, self.padded_batch_size),

@@ -51,8 +51,8 @@ class ClassWeighted(ExampleSource):
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
         return self._weighted(self._examples.gather(indices))
 
-    def read(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
-        return self._weighted(self._examples.read(indices, draw, views))
+    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
+        return self._weighted(self._examples.drawn(indices, draw, views))
 
     def _weighted(self, content: dict[str, Any]) -> dict[str, Any]:
         targets = content.get(TARGETS)

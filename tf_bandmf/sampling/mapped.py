@@ -111,7 +111,7 @@ class MappedExamples(ExampleSource):
         count = min(_PROBED_EXAMPLES, self.num_examples)
         ids = tf.range(count, dtype=tf.int64)
         draw = Draw(tf.constant(0, tf.int64), np.zeros(2, np.int64))
-        rows = repeated(examples.read(ids, draw), _PROBED_VIEWS)
+        rows = repeated(examples.drawn(ids, draw), _PROBED_VIEWS)
         seeds = draw.seeds(ids, _PROBED_VIEWS)
         results = [
             self._one(tf.nest.map_structure(lambda t, i=i: t[i], rows), seeds[i])
@@ -202,11 +202,11 @@ class MappedExamples(ExampleSource):
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
         raise TypeError(
-            "Examples that are changed at random are read at a step: read()."
+            "Examples that are changed at random are read at a step: drawn()."
         )
 
-    def read(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
-        rows = repeated(self._examples.read(indices, draw), views)
+    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
+        rows = repeated(self._examples.drawn(indices, draw), views)
         return self._mapped(rows, draw.seeds(indices, views))
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
@@ -260,7 +260,7 @@ def _stateful_operation(graph: Any) -> str | None:
         op = known.get(node.op)
         if op is None or node.op in _READS or node.op in _CALLS:
             continue
-        if op.is_stateful:
+        if op.is_stateful or "PyFunc" in node.op:
             return node.op
     return None
 

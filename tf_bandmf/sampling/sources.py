@@ -73,7 +73,7 @@ class ExampleSource(abc.ABC):
           Structures of tensors whose first dimension is N.
         """
 
-    def read(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
+    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
         """`gather` at a step, each example `views` times, one after the other.
 
         Args:

@@ -132,9 +132,9 @@ class UnitExamples(ExampleSource):
         self.num_examples = int(counts.size)
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        raise TypeError("Units of several rows are read at a step: read().")
+        raise TypeError("Units of several rows are read at a step: drawn().")
 
-    def read(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
+    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
         del views  # those of the constructor
         most, views = self._most, self._views
         if self._row_ids is None:
@@ -149,7 +149,7 @@ class UnitExamples(ExampleSource):
             ids = tf.ensure_shape(ids, [None, most])
             present = tf.ensure_shape(present, [None, most])
         flat = tf.reshape(ids, [-1])
-        content = self._source.read(flat, draw, views)
+        content = self._source.drawn(flat, draw, views)
         size = tf.shape(ids)[0]
 
         def by_unit(tensor: tf.Tensor) -> tf.Tensor:

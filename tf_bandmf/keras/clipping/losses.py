@@ -19,6 +19,7 @@ from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.independence import current_trace
+from tf_bandmf.keras.clipping.vectorizing import vectorized_map
 
 _UNINITIALIZED = "uninitialized_variables"
 _LOCK = threading.RLock()
@@ -143,7 +144,7 @@ def per_example_losses(
         return tf.reduce_sum(tf.convert_to_tensor(value))
 
     with unscaled_losses():
-        losses = tf.vectorized_map(one_example, copies)
+        losses = vectorized_map(one_example, copies)
     trace = current_trace()
     if trace is not None:
         flat = (tf.nest.flatten(elements), tf.nest.flatten(copies))

@@ -26,6 +26,7 @@ from tf_bandmf.keras.clipping.randomness import (
 )
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
 from tf_bandmf.keras.clipping.variables import tensorflow_variable
+from tf_bandmf.keras.clipping.vectorizing import vectorized_map
 
 _PRODUCTS_LOCK = threading.RLock()
 _CONTEXT = "current_call_ctx"
@@ -192,7 +193,7 @@ def map_examples(
     """
     copies = tf.nest.map_structure(tf.identity, elements)
     with _without_broadcasting_products():
-        outputs = list(tf.vectorized_map(function, copies))
+        outputs = list(vectorized_map(function, copies))
     trace = current_trace()
     if trace is not None:
         flat = (tf.nest.flatten(elements), tf.nest.flatten(copies))
