@@ -184,6 +184,22 @@ def test_invariant_11_a_restored_optimizer_is_refused_before_a_graph_is_made(
     assert loaded.train_function is None
 
 
+@pytest.mark.parametrize("functional", [False, True])
+def test_h5_files_are_loaded_predict_and_refuse_to_train(
+    functional, data, make_plan, make_private_model, tmp_path
+):
+    plan = make_plan()
+    model = make_private_model(plan, functional=functional)
+    model.fit(plan.batches(*data), verbose=0)
+    model.save(tmp_path / "model.h5")
+    loaded = keras.models.load_model(tmp_path / "model.h5")
+    np.testing.assert_array_equal(loaded(data[0]), model(data[0]))
+    with pytest.raises((tf.errors.InvalidArgumentError, TypeError, RuntimeError)):
+        loaded.fit(plan.batches(*data), verbose=0)
+    plain = tf_bandmf.keras.to_plain(loaded)
+    np.testing.assert_array_equal(plain(data[0]), model(data[0]))
+
+
 def test_many_models_in_a_process_are_no_retracing(data, make_plan, make_private_model):
     messages = []
 
@@ -249,6 +265,22 @@ def test_mixing_layers_have_nothing_to_mix(make_plan):
     for batch in plan.batches(x, map=cut_mix):
         for image in batch["x"].numpy():
             assert len(np.unique(image)) == 1
+
+
+def test_trials_of_a_tuner_say_that_they_are_further_runs(
+    data, make_plan, make_private_model
+):
+    plan = make_plan(test_seed=None)
+    make_private_model(plan).fit(plan.batches(*data), epochs=2, verbose=0)
+    with pytest.raises(RuntimeError, match="additional_run=True"):
+        make_private_model(plan).fit(plan.batches(*data), verbose=0)
+    second = make_private_model(plan, additional_run=True)
+    second.fit(plan.batches(*data), verbose=0)
+    assert "1 other run(s)" in str(second.optimizer.statement())
+    # A recompiled model is a second run, too.
+    second.compile(optimizer=tf_bandmf.keras.PrivateOptimizer("sgd", plan), loss="mse")
+    with pytest.raises(RuntimeError, match="additional_run=True"):
+        second.fit(plan.batches(*data), verbose=0)
 
 
 def test_augmented_views_train_in_fit(data, make_plan, make_private_model):
