@@ -4,7 +4,7 @@
     python benchmarks/accounting.py --runs estimate,bound --bins 391 --epochs 10
     python benchmarks/accounting.py --delta 1e-8 --runs estimate,calibrate
 
-The defaults are the setting of dp-lambda-cgd: n = 3910 steps, 391 bins, 10 epochs,
+The defaults are the setting of arXiv:2601.22334: n = 3910 steps, 391 bins, 10 epochs,
 lambda = 0.9, delta = 1e-5. `estimate` is one epsilon of a noise level, with its relative
 standard error; `bound` the same at a confidence, and by how much it exceeds the estimate;
 `calibrate` and `calibrate-bound` find the noise for epsilon. Without `--noise` the noise

@@ -3,7 +3,7 @@
     python benchmarks/amplified.py
     python benchmarks/amplified.py --bins 64 --epochs 8 --bands 4,16 --epsilons 1,8
 
-The defaults are the setting of dp-lambda-cgd: n = 3910 steps, 391 bins, 10 epochs,
+The defaults are the setting of arXiv:2601.22334: n = 3910 steps, 391 bins, 10 epochs,
 prefix sum, delta = 1e-5. `rmse` is the error times the noise of the accountant; `more` how
 much it exceeds that of the amplified strategy; `seconds` what finding the strategy took.
 """

@@ -223,7 +223,7 @@ def test_bound_of_the_sensitivity_is_typed_as_a_bound():
 
 
 def test_production_shape_with_a_separation_below_the_bands():
-    # amplified-banded-mf, section 6: 2000 rounds, 400 bands, b came out as 385.
+    # arXiv:2306.08153, section 6: 2000 rounds, 400 bands, b came out as 385.
     plan = make_plan("bsr", b=400, k=5, n=2000, bands=400, column_normalized=True)
     found = measured_guarantee(plan, MeasuredParticipation(2000, 9, 385, 5, 40))
     assert not found.is_within_plan

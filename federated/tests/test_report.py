@@ -17,7 +17,7 @@ from tf_bandmf_federated import (
 N = 12
 AS_PLANNED = MeasuredParticipation(N, 30, 4, 3, 60)
 BELOW = MeasuredParticipation(N, 30, 2, 3, 60)
-# amplified-banded-mf, App. K.1, and two of our own.
+# arXiv:2306.08153, App. K.1, and two of our own.
 TITLES = [
     "DP setting",
     "Data accesses covered",

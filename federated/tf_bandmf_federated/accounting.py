@@ -5,7 +5,7 @@
 
 After a run, the smallest separation b and the most participations k that were recorded of
 any device give the guarantee of the plan's strategy and noise under MinSep(b, k), as
-amplified-banded-mf reports its production run (section 6, App. K.1). Also where b came out
+arXiv:2306.08153 reports its production run (section 6, App. K.1). Also where b came out
 below the number of bands: then columns that one device touches overlap, and the
 sensitivity is that of Theorem 3 (Alg. 4) or a sharper one; see
 `tf_bandmf.analysis.sensitivity`.

@@ -1,7 +1,7 @@
 """Models of which devices are there in a round, for simulation.
 
 Devices come when they are charged, idle and on an unmetered network
-(amplified-banded-mf, section 3 and App. K): fewer at some hours than at others. A model
+(arXiv:2306.08153, section 3 and App. K): fewer at some hours than at others. A model
 gives each client's probability for each round, from which `MinSepDataSource` draws.
 Nothing is claimed from this randomness.
 """

@@ -1,6 +1,6 @@
 """The privacy report of a federated run, as Markdown.
 
-Its points are those of amplified-banded-mf, App. K.1, which follows Ponomareva et al.,
+Its points are those of arXiv:2306.08153, App. K.1, which follows Ponomareva et al.,
 2023, section 5.3, and two more: the mechanism's parameters and what is not covered. It
 states what plan and measurement say, of a run that did what the plan says (as
 `build_fed_avg` does). What only the operator knows is what the operator says, and is

@@ -44,7 +44,7 @@ def test_lambda_cgd_errors_in_closed_form(lambda_):
     n = 50
     workload = workloads.prefix_sum(n)
     per_step = strategies.lambda_cgd(n, lambda_).per_step_squared_error(workload)
-    # dp-lambda-cgd, eq. 17 and eq. 52.
+    # arXiv:2601.22334, eq. 17 and eq. 52.
     largest = 1 + (1 - lambda_) ** 2 * (n - 1)
     frobenius = (1 - lambda_) ** 2 * (n - 1) * n / 2 + n
     np.testing.assert_allclose(error.max_error(per_step) ** 2, largest, rtol=1e-12)

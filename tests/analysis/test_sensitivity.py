@@ -116,7 +116,7 @@ def test_vec_sens_is_the_best_selection(v, b, k):
 @pytest.mark.parametrize("lambda_", [0.0, 0.5, 0.9, 0.99])
 @pytest.mark.parametrize(("b", "k"), [(5, 4), (1, 7), (391, 10)])
 def test_lambda_cgd_sensitivity_in_closed_form(lambda_, b, k):
-    # dp-lambda-cgd, eq. 16.
+    # arXiv:2601.22334, eq. 16.
     expected = np.sqrt(
         (1 - lambda_ ** (2 * b))
         / ((1 - lambda_**2) * (1 - lambda_**b) ** 2)
@@ -132,7 +132,7 @@ def test_lambda_cgd_sensitivity_in_closed_form(lambda_, b, k):
     head=st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4), b=st.integers(1, 4)
 )
 def test_the_order_of_the_first_b_entries_does_not_matter(head, b):
-    # Theorem 1 of dp-lambda-cgd asks for a non-increasing column; see the comment in
+    # Theorem 1 of arXiv:2601.22334 asks for a non-increasing column; see the comment in
     # sensitivity.py for why it is enough that it does not increase from lag b on.
     n, k = 9, 4
     tail = np.linspace(min(head[:b]), 0.0, n - b) if b < 4 else np.full(5, 0.01)

@@ -54,7 +54,7 @@ def test_the_table_names_the_best(capsys):
     ("arguments", "message"),
     [
         (["--candidates", "1,x"], "--candidates must be"),
-        (["--candidates", "0"], "bands must be whole numbers >= 1"),
+        (["--candidates", "0"], "bands must be a whole number >= 1"),
         (["--candidates", "17"], "bands must be <= steps / epochs = 16, or 64"),
         (["--candidates", ","], "at least one number of bands"),
         (["--mechanism", "bisr"], "mechanism must be banded, bsr or toeplitz"),

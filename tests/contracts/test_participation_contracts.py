@@ -168,10 +168,13 @@ def test_a_participation_that_forgets_a_method_is_refused_with_its_name():
     class Lottery(lib.Participation):
         kind = "lottery"
 
-    with pytest.raises(TypeError, match="Lottery lacks accountant, describe, example"):
+    with pytest.raises(TypeError, match="Lottery lacks describe, example"):
         lib.register(Lottery)
     with pytest.raises(
         ValueError, match="name 'shuffled' of Again is that of Shuffled"
     ):
         lib.register(type("Again", (lib.Shuffled,), {}))
+    amplified = type("Bold", (lib.MinSep,), {"is_amplified": True, "kind": "bold"})
+    with pytest.raises(TypeError, match="Bold lacks accountant: the default one"):
+        lib.register(amplified)
     assert sorted(lib.PARTICIPATIONS) == KINDS

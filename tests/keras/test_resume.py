@@ -374,15 +374,15 @@ PROGRAM = """
 def test_invariant_9_another_environment_is_refused(
     name, value, halfway, data, make_private_model, monkeypatch
 ):
-    from tf_bandmf.keras import private_state
+    from tf_bandmf.keras import run_identity
 
     plan, weights, path = halfway
-    found = private_state._environment
+    found = run_identity.environment
 
     def other(model):
         return {**found(model), name: value}
 
-    monkeypatch.setattr(private_state, "_environment", other)
+    monkeypatch.setattr(run_identity, "environment", other)
     model = restored(make_private_model(plan), weights)
     before = model.get_weights()
     with pytest.raises(ValueError, match=f"computed in another way: {name} was"):

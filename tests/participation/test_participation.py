@@ -41,7 +41,10 @@ def test_participations_are_immutable():
         (lambda: FixedEpochOrder(10, 11, 1), "batch_size must be <= num_examples"),
         (lambda: FixedEpochOrder(10, 0, 1), "batch_size must be a whole number"),
         (lambda: FixedEpochOrder(10, 5, 0), "epochs must be a whole number"),
-        (lambda: FixedEpochOrder(10, 5, 1, order_seed=-1), "order_seed must be >= 0"),
+        (
+            lambda: FixedEpochOrder(10, 5, 1, order_seed=-1),
+            "order_seed must be a whole number >= 0",
+        ),
         (
             lambda: MinSep(11).validate_num_steps(10),
             "min_separation must be <= num_steps",

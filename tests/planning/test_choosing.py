@@ -8,7 +8,7 @@ from tf_bandmf import strategies, workloads
 from tf_bandmf.participation import BallsInBins, FixedEpochOrder, MinSep
 from tf_bandmf.participation.scheme import Scheme, samplings
 from tf_bandmf.planning import band_search, calibration, choosing
-from tf_bandmf.strategies.toeplitz import optimized_toeplitz_family
+from tf_bandmf.strategies import FAMILIES
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 WORKLOAD = workloads.prefix_sum(80)
@@ -77,7 +77,7 @@ def test_a_plan_keeps_the_choice_in_its_file(tmp_path):
 
 
 def test_amplified_lambda_is_smaller_and_better_than_the_unamplified_one():
-    """dp-lambda-cgd, section 5.1. The simulation has fixed seeds."""
+    """arXiv:2601.22334, section 5.1. The simulation has fixed seeds."""
     participation = BallsInBins(2000, 100, 4)
     choice = choosing.choose(
         WORKLOAD, participation, mechanism_names=("lambda_cgd",), **BUDGET
@@ -180,9 +180,8 @@ def test_doubling_epsilon_doubles_the_bands_and_doubling_epochs_halves_them():
     """arXiv:2405.15913, Fig. 3b, exactly: normalized Toeplitz strategies."""
     n, counts = 4096, [2**i for i in range(9)]
     workload = workloads.prefix_sum(n)
-    found = optimized_toeplitz_family(
-        workload, MinSep(512, 8), counts, column_normalized=True
-    )
+    build_many = FAMILIES["toeplitz"].build_many
+    found = list(build_many(workload, MinSep(512, 8), counts, True))
 
     def best(epochs, epsilon):
         calibrate = calibration.for_rates(

@@ -154,7 +154,7 @@ def test_rows_are_immutable(table):
         (["lambda_cgd:1.5"], r"lambda must be in \[0, 1\)"),
         (["bsr:61"], "bands must be a whole number from 1 to num_steps = 60"),
         (["tree:normalized"], "has no normalized variant"),
-        (["blt:0"], "num_buffers must be from 1"),
+        (["blt:0"], "num_buffers must be a whole number from 1 to 10"),
     ],
 )
 def test_bad_mechanisms_are_refused_before_anything_is_built(names, message):

@@ -132,7 +132,9 @@ def test_decays_that_are_not_interlaced_are_refused(decays, inverse_decays):
 
 def test_invalid_arguments_are_refused():
     workload = workloads.prefix_sum(10)
-    with pytest.raises(ValueError, match="num_buffers must be from 1 to 10"):
+    with pytest.raises(
+        ValueError, match="num_buffers must be a whole number from 1 to 10"
+    ):
         strategies.blt(workload, MinSep(5), 0)
     with pytest.raises(ValueError, match='objective must be "mean" or "max"'):
         strategies.blt(workload, MinSep(5), 2, "median")

@@ -71,7 +71,7 @@ def test_lambda_cgd_matrices():
 
 @pytest.mark.parametrize("lambda_", [0.3, 0.9])
 def test_normalized_lambda_cgd_has_the_column_norms_of_the_paper(lambda_):
-    # dp-lambda-cgd, eq. 40 with one-based columns.
+    # arXiv:2601.22334, eq. 40 with one-based columns.
     n = 11
     j = np.arange(1, n + 1)
     norms = np.sqrt((1 - lambda_ ** (2 * (n - j + 1))) / (1 - lambda_**2))
@@ -93,7 +93,7 @@ def test_optimized_lambda_beats_its_neighbours(n, b, k):
 
 
 def test_minimizer_of_max_se_is_not_smaller_than_that_of_rmse():
-    # dp-lambda-cgd, Lemma 3.
+    # arXiv:2601.22334, Lemma 3.
     workload, participation = workloads.prefix_sum(120), MinSep(20, 6)
     mean = strategies.optimized_lambda_cgd(workload, participation, "mean")
     largest = strategies.optimized_lambda_cgd(workload, participation, "max")
@@ -101,7 +101,7 @@ def test_minimizer_of_max_se_is_not_smaller_than_that_of_rmse():
 
 
 def test_dp_sgd_is_optimal_in_the_full_batch_regime():
-    # dp-lambda-cgd, Corollary 6: b = 1 and k = n.
+    # arXiv:2601.22334, Corollary 6: b = 1 and k = n.
     found = strategies.optimized_lambda_cgd(workloads.prefix_sum(30), MinSep(1, 30))
     assert found.parameters["lambda"] == 0.0
 

@@ -86,7 +86,7 @@ def test_corollary_1_best_bisr_grows_like_the_lower_bound():
     assert max(ratios) < 2.0 * min(ratios)
 
 
-# dp-lambda-cgd ----------------------------------------------------------------------
+# arXiv:2601.22334 ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 5, 40])

@@ -1,7 +1,7 @@
 """Accounting of balls in bins by simulation, for every non-negative strategy.
 
 Each example is put into one of `b` bins, once, and takes part at the steps of its bin in
-every epoch (dp-lambda-cgd, section 5.1). See `bins_mixture` for the distributions.
+every epoch (arXiv:2601.22334, section 5.1). See `bins_mixture` for the distributions.
 
 Results are typed: an `Estimate`, or, if a confidence is asked for, a `Bound`. Simulation
 is deterministic under a seed.
@@ -20,15 +20,15 @@ import scipy.optimize
 from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.base import Accountant, meaningful
+from tf_bandmf.accounting.bins_bounds import BOUND_SLACK, bound_runs, delta_bound
 from tf_bandmf.accounting.bins_mixture import gram_matrix
 from tf_bandmf.accounting.bins_simulator import (
     CHECK,
     DEFENSIVE,
     MAIN,
     BinsSimulator,
-    Stage,
 )
-from tf_bandmf.accounting.checks import check_delta
+from tf_bandmf.accounting.checks import check_delta, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.importance import Run
 from tf_bandmf.accounting.monte_carlo import Bound, Estimate, MonteCarloValue
@@ -36,13 +36,8 @@ from tf_bandmf.accounting.root_finding import log
 
 NAME = "balls in bins, Monte Carlo with importance sampling"
 
-# What a bound may cost: added to delta, as a part of it.
-_BOUND_SLACK = 0.3
 # Smaller values of delta are bounded by about this much.
 _LEAST_BOUNDED = 1e-6
-# The direction with the smaller delta gets this part of the probability of failure.
-_MINOR_PART = 0.1
-_LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
 # Standard errors by which a calibrated estimate stays below delta.
 _SAFETY = 2.0
 _ATTEMPTS = 8
@@ -103,17 +98,15 @@ class BallsInBinsAccountant(Accountant):
             raise ValueError("gram must have a positive diagonal.")
         if confidence is not None and not 0.5 <= confidence < 1.0:
             raise ValueError(f"confidence must be in [0.5, 1), found {confidence}.")
-        if num_draws < 1000:
-            raise ValueError(f"num_draws must be >= 1000, found {num_draws}.")
-        if isinstance(seed, bool) or seed < 0:
-            raise ValueError(f"seed must be a whole number >= 0, found {seed!r}.")
+        num_draws = whole_number("num_draws", num_draws, least=1000)
+        seed = whole_number("seed", seed, least=0)
         self._gram, self._confidence = gram, confidence
-        self._simulator = BinsSimulator(gram, int(num_draws), int(seed), progress)
+        self._simulator = BinsSimulator(gram, num_draws, seed, progress)
 
     @classmethod
     def of_strategy(
         cls,
-        strategy: matrices.LowerTriangular,
+        matrix: matrices.LowerTriangular,
         num_bins: int,
         confidence: float | None = None,
         num_draws: int = NUM_DRAWS,
@@ -121,7 +114,7 @@ class BallsInBinsAccountant(Accountant):
         progress: bool = False,
     ) -> BallsInBinsAccountant:
         """The accountant of a strategy matrix `C`; see `gram_matrix` for errors."""
-        gram = gram_matrix(strategy, num_bins)
+        gram = gram_matrix(matrix, num_bins)
         return cls(gram, confidence, num_draws, seed, progress)
 
     @property
@@ -145,7 +138,7 @@ class BallsInBinsAccountant(Accountant):
         rough = _estimate(self._simulator.rough_runs(noise_stddev), epsilon).value
         beta = 1.0 - self._confidence
         aim = max(rough, _LEAST_BOUNDED)
-        return self._bound(epsilon, noise_stddev, beta, aim, MAIN)
+        return delta_bound(self._simulator, epsilon, noise_stddev, beta, aim, MAIN)
 
     def rough_delta(self, epsilon: float, noise_stddev: float) -> Estimate:
         """A quick estimate of delta at epsilon, from few draws."""
@@ -247,13 +240,15 @@ class BallsInBinsAccountant(Accountant):
     ) -> Calibrated:
         assert self._confidence is not None
         beta = 1.0 - self._confidence
-        # A bound takes _BOUND_SLACK / (1 + _BOUND_SLACK) of it, and some luck.
-        aim = delta / (1.0 + 1.1 * _BOUND_SLACK)
+        # A bound takes BOUND_SLACK / (1 + BOUND_SLACK) of it, and some luck.
+        aim = delta / (1.0 + 1.1 * BOUND_SLACK)
         noise = self._search(epsilon, aim, largest, 1.0)
         for attempt in range(_ATTEMPTS):
             # The first attempt may fail with half of beta, the next with a quarter, ...
             part = beta * 0.5 ** (attempt + 1)
-            found = self._bound(epsilon, noise, part, delta, (CHECK, attempt))
+            found = delta_bound(
+                self._simulator, epsilon, noise, part, delta, (CHECK, attempt)
+            )
             if found.value <= delta:
                 whole = Bound(found.value, self._confidence, found.num_draws)
                 return Calibrated(noise, whole)
@@ -322,7 +317,7 @@ class BallsInBinsAccountant(Accountant):
         beta = 1.0 - self._confidence
         # The largest value is valid from here on, whatever the main draws say.
         least = 0.97 * rough
-        runs = self._bound_runs(least, noise, beta, delta, MAIN)
+        runs = bound_runs(self._simulator, least, noise, beta, delta, MAIN)
 
         def bound(epsilon: float) -> float:
             return max(
@@ -339,49 +334,6 @@ class BallsInBinsAccountant(Accountant):
             value *= 1.0 + 1e-6
         count = sum(run.losses.size for run, _, _ in runs)
         return Bound(min(value, upper), self._confidence, count)
-
-    def _bound(
-        self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
-    ) -> Bound:
-        """Delta at confidence 1 - beta, both directions together."""
-        runs = self._bound_runs(epsilon, noise, beta, aim, stage)
-        found = max(
-            run.bound(epsilon, largest, part, 1e-12) for run, largest, part in runs
-        )
-        count = sum(run.losses.size for run, _, _ in runs)
-        return Bound(min(found, 1.0), 1.0 - beta, count)
-
-    def _bound_runs(
-        self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
-    ) -> list[tuple[Run, float, float]]:
-        """For both directions: a run, the largest value from `epsilon` on, its beta.
-
-        With so many draws that the bound exceeds a delta of `aim` by _BOUND_SLACK.
-        """
-        simulator = self._simulator
-        rough = [run.estimate(epsilon).value for run in simulator.rough_runs(noise)]
-        minor = int(rough[0] > rough[1])
-        runs = []
-        for add in (False, True):
-            part = beta * (_MINOR_PART if add == minor else 1.0 - _MINOR_PART)
-            # Betting on several bets at once costs a factor of 2.
-            log_odds = math.log(2.0 / part)
-            proposal, largest, count = simulator.propose_for_bound(
-                add, epsilon, noise, log_odds, _BOUND_SLACK * aim
-            )
-            if not (
-                count <= _LARGEST_BOUND_DRAWS
-                and count * self.num_bins <= _LARGEST_BOUND_ENTRIES
-            ):
-                raise ValueError(
-                    f"A bound at delta = {aim:.3g}, confidence 1 - {beta:.2g} and "
-                    f"{self.num_bins} bins would take {count:.3g} draws. Use a larger "
-                    f"delta or an estimate (confidence=None)."
-                )
-            draws = simulator.draws(max(count, simulator.num_draws), add, stage)
-            run = simulator.simulate(noise, proposal, draws, add)
-            runs.append((run, largest, part))
-        return runs
 
 
 def _estimate(runs: Sequence[Run], epsilon: float) -> Estimate:

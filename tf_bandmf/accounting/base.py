@@ -8,6 +8,7 @@ strategy `C` for l2_norm_clip = 1. A run releases `C x + noise_stddev * z`. Only
 from __future__ import annotations
 
 import abc
+import dataclasses
 from typing import TYPE_CHECKING
 
 from tf_bandmf.accounting.checks import check_positive
@@ -16,6 +17,23 @@ from tf_bandmf.accounting.guarantee import Calibration, Guarantee
 if TYPE_CHECKING:
     import dp_accounting
     from dp_accounting.pld import privacy_loss_distribution
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """How an accountant that simulates works; the others need none of it.
+
+    Attributes:
+      confidence: None for an estimate, or `1 - beta` for a bound.
+      seed: of the draws, >= 0; equal seeds give equal results.
+      progress: show progress on what takes longer than 2 seconds.
+      num_draws: of an estimate; None for the accountant's number. Searches use fewer.
+    """
+
+    confidence: float | None = None
+    seed: int = 0
+    progress: bool = False
+    num_draws: int | None = None
 
 
 class Accountant(abc.ABC):

@@ -4,7 +4,7 @@ Every example falls into one of `b` bins and takes part at the steps of its bin.
 strategy `C >= 0` the dominating pair is `P = mean_j N(m_j, sigma^2 I)` against
 `Q = N(0, sigma^2 I)` with `m_j` the sum of the columns of `C` of bin `j` (Choquette-Choo,
 Ganesh, Haque, Steinke, Thakurta: "Near exact privacy amplification for matrix
-mechanisms", arXiv:2410.06266; used in dp-lambda-cgd, section 5.1).
+mechanisms", arXiv:2410.06266; used in arXiv:2601.22334, section 5.1).
 
 The privacy loss depends on the `b` inner products `u_j = <m_j, x> / sigma^2` alone, which
 are jointly Gaussian with covariance `G / sigma^2`, `G = <m_i, m_j>`: the number of
@@ -36,18 +36,18 @@ _CACHE = 400_000_000
 _SINGLE_PRECISION_LIMIT = 300.0
 
 
-def gram_matrix(strategy: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
+def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
     """`G[i, j] = <m_i, m_j>`, shape [b, b], `m_j = sum_e C[:, e b + j]`.
 
     Args:
-      strategy: `C`, n x n, non-negative.
+      matrix: `C`, n x n, non-negative.
       num_bins: b <= n.
 
     Raises:
       ValueError: if an entry of `C` is negative (the dominating pair is not known then),
         or `num_bins` is not in [1, n], or the matrix is too large to compute.
     """
-    n, b = strategy.num_rows, num_bins
+    n, b = matrix.num_rows, num_bins
     if not 1 <= b <= n:
         raise ValueError(f"num_bins must be in [1, num_steps = {n}], found {b}.")
     if b > _LARGEST_BINS:
@@ -56,16 +56,16 @@ def gram_matrix(strategy: matrices.LowerTriangular, num_bins: int) -> np.ndarray
             f"num_bins must be <= {_LARGEST_BINS}, found {b}. Use larger batches or "
             f"CyclicPoisson."
         )
-    if not strategy.is_nonnegative():
+    if not matrix.is_nonnegative():
         raise ValueError(
             "The accounting of balls in bins needs a strategy C without negative "
             "entries, found one with some. Use FixedEpochOrder, or another strategy."
         )
-    cost = strategy.gram_diagonal_cost()
+    cost = matrix.gram_diagonal_cost()
     if cost is not None and cost < n:
         gram = np.zeros((b, b))
-        for offset in range(min(strategy.bands, n)):
-            diagonal = strategy.gram_diagonal(offset)
+        for offset in range(min(matrix.bands, n)):
+            diagonal = matrix.gram_diagonal(offset)
             first = np.arange(n - offset) % b
             sums = np.bincount(first, diagonal, minlength=b)
             rows = np.arange(b)
@@ -81,7 +81,7 @@ def gram_matrix(strategy: matrices.LowerTriangular, num_bins: int) -> np.ndarray
             )
         pattern = np.zeros((n, b))
         pattern[np.arange(n), np.arange(n) % b] = 1.0
-        columns = strategy.matmul(pattern)
+        columns = matrix.matmul(pattern)
         gram = columns.T @ columns
     if not np.all(np.isfinite(gram)):
         raise ValueError("The Gram matrix of the bins must be finite.")
@@ -332,7 +332,11 @@ class Draws:
 
 
 def factorize(gram: np.ndarray) -> np.ndarray:
-    """`L` with `L L^T = G`: a vector if G is diagonal, else [b, rank of G]."""
+    """`L` with `L L^T = G`: a vector if G is diagonal, else [b, rank of G].
+
+    Raises:
+      ArithmeticError: if G is not positive semidefinite.
+    """
     diagonal = np.diagonal(gram)
     if np.all(gram == np.diag(diagonal)):
         return np.sqrt(diagonal)

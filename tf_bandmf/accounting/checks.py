@@ -1,4 +1,4 @@
-"""Checks of budgets and noise."""
+"""Checks of budgets, noise and whole numbers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,29 @@ def check_positive(name: str, value: Any) -> None:
     """Raises ValueError unless the value is a finite number > 0."""
     if not is_number(value) or not (math.isfinite(value) and value > 0.0):
         raise ValueError(f"{name} must be finite and > 0, found {value!r}.")
+
+
+def whole_number(
+    name: str, value: Any, least: int = 1, most: int | None = None, most_is: str = ""
+) -> int:
+    """The value as an int.
+
+    Args:
+      name: of the value, for the message.
+      value: anything.
+      least: of what is allowed.
+      most: likewise, or None.
+      most_is: what `most` is, for the message, such as "num_steps".
+
+    Raises:
+      ValueError: unless the value is a whole number from `least` to `most`.
+    """
+    is_whole = is_number(value) and float(value).is_integer()
+    if not is_whole or value < least or (most is not None and value > most):
+        limit = f"{most_is} = {most}" if most_is else most
+        limits = f">= {least}" if most is None else f"from {least} to {limit}"
+        raise ValueError(f"{name} must be a whole number {limits}, found {value!r}.")
+    return int(value)
 
 
 def check_delta(delta: Any) -> None:

@@ -23,7 +23,7 @@ from dp_accounting import rdp
 from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian, root_finding
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
 from tf_bandmf.accounting.cyclic_poisson import check_bands, column_norm
 from tf_bandmf.accounting.guarantee import (
     REPLACE_ONE,
@@ -61,9 +61,7 @@ class CyclicFixedSizeAccountant(Accountant):
 
     def __post_init__(self) -> None:
         for name in ("num_queries", "part_size", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be >= 1, found {value!r}.")
+            whole_number(name, getattr(self, name))
         if self.batch_size > self.part_size:
             raise ValueError(
                 f"batch_size must be <= part_size = {self.part_size}, found "
@@ -74,7 +72,7 @@ class CyclicFixedSizeAccountant(Accountant):
     @classmethod
     def of_strategy(
         cls,
-        strategy: matrices.LowerTriangular,
+        matrix: matrices.LowerTriangular,
         num_parts: int,
         part_size: int,
         batch_size: int,
@@ -84,9 +82,9 @@ class CyclicFixedSizeAccountant(Accountant):
         Raises:
           ValueError: if the strategy has more bands than there are parts.
         """
-        check_bands(strategy, num_parts)
-        queries = -(-strategy.num_rows // num_parts)
-        return cls(queries, part_size, batch_size, column_norm(strategy))
+        check_bands(matrix, num_parts)
+        queries = -(-matrix.num_rows // num_parts)
+        return cls(queries, part_size, batch_size, column_norm(matrix))
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
         """The run as a composition of events sampled without replacement."""

@@ -22,7 +22,7 @@ from dp_accounting.pld import pld_privacy_accountant
 from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian, root_finding
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 
 NAME = "Poisson-sampled Gaussian queries (dp-accounting, privacy loss distributions)"
@@ -35,26 +35,30 @@ _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
 _MOST_REFINEMENTS = 6
 
 
-def check_bands(strategy: matrices.LowerTriangular, num_parts: int) -> None:
+def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
     """Raises ValueError unless Theorem 4 and 5 cover the strategy with so many parts."""
-    if strategy.bands <= num_parts:
+    if matrix.bands <= num_parts:
         return
-    if strategy.bands >= strategy.num_rows:
+    if matrix.bands >= matrix.num_rows:
         raise ValueError(
             f"Cyclic sampling amplifies only banded strategies, found one without bands "
-            f"({strategy.bands} of {strategy.num_rows}), such as DP-lambda-CGD or BISR. "
+            f"({matrix.bands} of {matrix.num_rows}), such as DP-lambda-CGD or BISR. "
             f"Use BallsInBins for it, or a banded strategy (bsr, banded Toeplitz)."
         )
     raise ValueError(
         f"The strategy must have at most as many bands as there are parts, found "
-        f"{strategy.bands} bands and {num_parts} parts: one example's participations "
-        f"would overlap. Use num_parts >= {strategy.bands}, fewer bands, or BallsInBins."
+        f"{matrix.bands} bands and {num_parts} parts: one example's participations "
+        f"would overlap. Use num_parts >= {matrix.bands}, fewer bands, or BallsInBins."
     )
 
 
-def column_norm(strategy: matrices.LowerTriangular) -> float:
-    """kappa, the largest column norm of `C`."""
-    largest = float(np.max(strategy.column_norms()))
+def column_norm(matrix: matrices.LowerTriangular) -> float:
+    """kappa, the largest column norm of `C`.
+
+    Raises:
+      ValueError: if it is not finite and > 0.
+    """
+    largest = float(np.max(matrix.column_norms()))
     if not (math.isfinite(largest) and largest > 0.0):
         raise ValueError(f"The column norms must be finite and > 0, found {largest}.")
     return largest
@@ -80,8 +84,7 @@ class CyclicPoissonAccountant(Accountant):
     claims = ((NAME, "exact", ZERO_OUT),)
 
     def __post_init__(self) -> None:
-        if isinstance(self.num_queries, bool) or self.num_queries < 1:
-            raise ValueError(f"num_queries must be >= 1, found {self.num_queries!r}.")
+        whole_number("num_queries", self.num_queries)
         if not 0.0 < self.sampling_probability <= 1.0:
             raise ValueError(
                 f"sampling_probability must be in (0, 1], found "
@@ -92,7 +95,7 @@ class CyclicPoissonAccountant(Accountant):
     @classmethod
     def of_strategy(
         cls,
-        strategy: matrices.LowerTriangular,
+        matrix: matrices.LowerTriangular,
         num_parts: int,
         sampling_probability: float,
     ) -> CyclicPoissonAccountant:
@@ -101,9 +104,9 @@ class CyclicPoissonAccountant(Accountant):
         Raises:
           ValueError: if the strategy has more bands than there are parts.
         """
-        check_bands(strategy, num_parts)
-        queries = -(-strategy.num_rows // num_parts)
-        return cls(queries, sampling_probability, column_norm(strategy))
+        check_bands(matrix, num_parts)
+        queries = -(-matrix.num_rows // num_parts)
+        return cls(queries, sampling_probability, column_norm(matrix))
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
         """The run as a composition of `num_queries` Poisson-sampled Gaussian events.

@@ -1,9 +1,9 @@
 """Exact accounting of the Gaussian mechanism, without amplification by sampling.
 
 A correlated-noise run of any length is one Gaussian mechanism: the release of
-`C x + noise_stddev * z`, also when the gradients are chosen adaptively (Denisov et al.,
-2022, Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). The functions are for
-a mechanism of sensitivity 1, `GaussianAccountant` is for a strategy.
+`C x + noise_stddev * z`, also when the gradients are chosen adaptively (arXiv:2202.08312,
+Theorem 2.1; cited in arXiv:2505.12128, Theorem 1). The functions are for a mechanism of
+sensitivity 1, `GaussianAccountant` is for a strategy.
 
 The privacy loss is that of dp-accounting; every result is rounded to the safe side and
 checked with it again.
@@ -32,10 +32,11 @@ _TOLERANCE = 1e-12
 def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
     """The smallest delta for which the mechanism is (epsilon, delta)-DP.
 
-    Balle and Wang, 2018 (arXiv:2505.12128, Theorem 2).
+    Balle and Wang, 2018, arXiv:1805.06530, Theorem 8 (arXiv:2505.12128, Theorem 2).
 
     Raises:
       ValueError: if noise_stddev is not positive and finite, or epsilon negative.
+      ArithmeticError: if dp-accounting returns no probability.
     """
     check_positive("noise_stddev", noise_stddev)
     if not (math.isfinite(epsilon) and epsilon >= 0.0):
@@ -120,7 +121,7 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
 
 
 def zcdp_rho(noise_stddev: float) -> float:
-    """Rho of zero-concentrated DP: `1 / (2 noise_stddev^2)` (Bun, Steinke, 2016)."""
+    """Rho of zero-concentrated DP: `1 / (2 noise_stddev^2)` (arXiv:1605.02065)."""
     check_positive("noise_stddev", noise_stddev)
     return 0.5 / noise_stddev**2
 

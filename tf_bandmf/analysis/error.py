@@ -19,7 +19,7 @@ _DENSE_STEPS = 512
 
 
 def per_step_squared_error(
-    strategy: matrices.LowerTriangular, workload: Workload
+    matrix: matrices.LowerTriangular, workload: Workload
 ) -> np.ndarray:
     """`||row i of A C^-1||^2` for every step, shape [n], float64.
 
@@ -30,17 +30,17 @@ def per_step_squared_error(
     Raises:
       ValueError: if strategy and workload are for different numbers of steps.
     """
-    if strategy.num_rows != workload.num_steps:
+    if matrix.num_rows != workload.num_steps:
         raise ValueError(
-            f"The strategy is for {strategy.num_rows} steps, the workload for "
+            f"The strategy is for {matrix.num_rows} steps, the workload for "
             f"{workload.num_steps}."
         )
-    if workload.is_toeplitz and strategy.toeplitz_column() is not None:
+    if workload.is_toeplitz and matrix.toeplitz_column() is not None:
         # B is Toeplitz: its first column is C^-1 applied to that of A.
-        return np.cumsum(strategy.solve(workload.first_column()) ** 2)
-    factors = strategy.error_factors(workload.inverse())
+        return np.cumsum(matrix.solve(workload.first_column()) ** 2)
+    factors = matrix.error_factors(workload.inverse())
     if factors is None:
-        inverse = strategy.solve(np.eye(strategy.num_rows))
+        inverse = matrix.solve(np.eye(matrix.num_rows))
         return np.sum(workload.inverse().solve(inverse) ** 2, axis=1)
     return _row_norms(*factors)
 

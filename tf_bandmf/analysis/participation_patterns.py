@@ -43,7 +43,7 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
 
 
 def path_maximum(
-    strategy: matrices.LowerTriangular, min_separation: int, max_participations: int
+    matrix: matrices.LowerTriangular, min_separation: int, max_participations: int
 ) -> float:
     """Largest sum over a pattern if only consecutive participations interact.
 
@@ -56,7 +56,7 @@ def path_maximum(
     O(k n (bands - b)) operations after the Gram diagonals.
 
     Args:
-      strategy: `C`; `bands <= 2 b` unless k <= 2.
+      matrix: `C`; `bands <= 2 b` unless k <= 2.
       min_separation: b.
       max_participations: k.
 
@@ -66,12 +66,12 @@ def path_maximum(
     Raises:
       ValueError: if more than consecutive participations interact.
     """
-    n, b, width = strategy.num_rows, min_separation, strategy.bands
+    n, b, width = matrix.num_rows, min_separation, matrix.bands
     if width > 2 * b and max_participations > 2:
         raise ValueError(f"bands must be <= 2 b = {2 * b}, found {width}.")
     offsets = range(b, min(width, n))
-    diagonal = strategy.gram_diagonal(0)
-    doubled = [2.0 * np.abs(strategy.gram_diagonal(offset)) for offset in offsets]
+    diagonal = matrix.gram_diagonal(0)
+    doubled = [2.0 * np.abs(matrix.gram_diagonal(offset)) for offset in offsets]
     # best[i]: the best pattern of at most m steps that begins with i.
     best = np.array(diagonal)
     for _ in range(max_participations - 1):
@@ -88,7 +88,7 @@ def path_maximum(
 
 
 def banded_gram_bound(
-    strategy: matrices.LowerTriangular, min_separation: int, max_participations: int
+    matrix: matrices.LowerTriangular, min_separation: int, max_participations: int
 ) -> float:
     """Alg. 4 for a banded `C`: an upper bound on the squared sensitivity.
 
@@ -97,8 +97,8 @@ def banded_gram_bound(
     O(n bands min(k, 2 bands / b)) operations instead of O(n^2 k), after
     O(n bands^2) for the Gram matrix (O(n bands) if Toeplitz).
     """
-    n, width = strategy.num_rows, min(strategy.bands, strategy.num_rows)
-    diagonals = [np.abs(strategy.gram_diagonal(offset)) for offset in range(width)]
+    n, width = matrix.num_rows, min(matrix.bands, matrix.num_rows)
+    diagonals = [np.abs(matrix.gram_diagonal(offset)) for offset in range(width)]
     window = 2 * width - 1
     picks = min(max_participations, -(-window // min_separation))
     rows = np.empty(n)
@@ -187,7 +187,7 @@ def scaled_toeplitz_bound(
 
 
 def fixed_order_maximum(
-    strategy: matrices.LowerTriangular, min_separation: int
+    matrix: matrices.LowerTriangular, min_separation: int
 ) -> tuple[float, bool]:
     """Largest sum of `|X|` over the patterns `i, i + b, i + 2b, ...` for `i < b`.
 
@@ -196,15 +196,15 @@ def fixed_order_maximum(
       the best pattern no entry is negative (beyond rounding), or only consecutive
       participations interact, so that signs can be chosen such that nothing cancels.
     """
-    n, b = strategy.num_rows, min_separation
+    n, b = matrix.num_rows, min_separation
     absolute, signed = np.zeros(b), np.zeros(b)
-    for offset in range(0, min(strategy.bands, n), b):
-        diagonal = strategy.gram_diagonal(offset)
+    for offset in range(0, min(matrix.bands, n), b):
+        diagonal = matrix.gram_diagonal(offset)
         weight = 1.0 if offset == 0 else 2.0
         start = np.arange(n - offset) % b
         absolute += weight * np.bincount(start, np.abs(diagonal), minlength=b)
         signed += weight * np.bincount(start, diagonal, minlength=b)
     best = int(np.argmax(absolute))
     exact = absolute[best] - signed[best] <= 1e-9 * absolute[best]
-    is_path = strategy.bands <= 2 * b or n <= 2 * b
+    is_path = matrix.bands <= 2 * b or n <= 2 * b
     return float(absolute[best]), bool(exact or is_path)

@@ -61,7 +61,7 @@ class Sensitivity:
 
 
 def sensitivity(
-    strategy: matrices.LowerTriangular, participation: Separated, num_steps: int
+    matrix: matrices.LowerTriangular, participation: Separated, num_steps: int
 ) -> Sensitivity:
     """The sensitivity of the strategy matrix `C`, exact where a theorem says so.
 
@@ -79,28 +79,28 @@ def sensitivity(
     arXiv:2306.08153, section 6, uses for it; see `patterns.path_maximum`.
 
     Args:
-      strategy: `C`, n x n.
+      matrix: `C`, n x n.
       participation: gives b and k.
       num_steps: n; must be the number of rows of `C`.
 
     Raises:
       ValueError: if the sizes differ, or the result is not finite.
     """
-    if strategy.num_rows != num_steps:
+    if matrix.num_rows != num_steps:
         raise ValueError(
-            f"The strategy is for {strategy.num_rows} steps, the run has {num_steps}."
+            f"The strategy is for {matrix.num_rows} steps, the run has {num_steps}."
         )
     b, k = participation.separation(), participation.participations(num_steps)
-    found = _exact(strategy, b, k, participation.has_fixed_positions)
+    found = _exact(matrix, b, k, participation.has_fixed_positions)
     if found is None:
-        found = upper_bound(strategy, b, k)
+        found = upper_bound(matrix, b, k)
     if not (np.isfinite(found.value) and found.value > 0.0):
         raise ValueError(f"The sensitivity must be finite and > 0, found {found}.")
     return found
 
 
 def upper_bound(
-    strategy: matrices.LowerTriangular, min_separation: int, max_participations: int
+    matrix: matrices.LowerTriangular, min_separation: int, max_participations: int
 ) -> Sensitivity:
     """The smallest known upper bound under min-separation, for any strategy.
 
@@ -110,140 +110,136 @@ def upper_bound(
     needs nothing. The patterns of fixed epoch order are among those considered.
 
     Args:
-      strategy: `C`, n x n.
+      matrix: `C`, n x n.
       min_separation: b.
       max_participations: k.
 
     Raises:
       ValueError: if `C` has so many steps that not even column norms are affordable.
     """
-    b, n = min_separation, strategy.num_rows
+    b, n = min_separation, matrix.num_rows
     k = min(max_participations, -(-n // b))
     known: list[Sensitivity] = []
 
     def add(squared: float, method: str) -> None:
         known.append(Sensitivity(float(np.sqrt(squared)), False, f"bound, {method}"))
 
-    column = strategy.toeplitz_column()
+    column = matrix.toeplitz_column()
     if column is not None:
         # Larger in every entry, and as Theorem 1 wants it; see `_exact`.
         majorant = np.abs(column)
         majorant[b:] = np.maximum.accumulate(majorant[b:][::-1])[::-1]
-        matrix = matrices.ToeplitzBanded(majorant, n)
-        add(_leftmost_columns(matrix, b, k) ** 2, "Toeplitz majorant of Theorem 1")
-    core = _toeplitz_core(strategy)
-    scale = strategy.column_scale
+        larger = matrices.ToeplitzBanded(majorant, n)
+        add(_leftmost_columns(larger, b, k) ** 2, "Toeplitz majorant of Theorem 1")
+    core = _toeplitz_core(matrix)
+    scale = matrix.column_scale
     if scale is not None and core is not None:
         squared = patterns.scaled_toeplitz_bound(core, scale, b, k)
         add(squared, "Toeplitz with scaled columns")
-    width, cost = strategy.bands, strategy.gram_diagonal_cost()
+    width, cost = matrix.bands, matrix.gram_diagonal_cost()
     if width < n and cost is not None and cost < n:
         picks = min(k, -(-2 * width // b))
         if n * width * float(picks + cost) <= _OPERATION_LIMIT:
-            add(patterns.banded_gram_bound(strategy, b, k), "Alg. 4 on the bands")
+            add(patterns.banded_gram_bound(matrix, b, k), "Alg. 4 on the bands")
     elif n <= (_DENSE_LIMIT if core is None else _TOEPLITZ_DENSE_LIMIT):
-        add(patterns.dense_gram_bound(strategy.to_dense(), b, k), "Alg. 4")
+        add(patterns.dense_gram_bound(matrix.to_dense(), b, k), "Alg. 4")
     if not known:
-        add(float(vec_sens(_column_norms(strategy), b, k)) ** 2, "triangle inequality")
+        add(float(vec_sens(_column_norms(matrix), b, k)) ** 2, "triangle inequality")
     return min(known, key=lambda sensitivity_: sensitivity_.value)
 
 
 def _exact(
-    strategy: matrices.LowerTriangular, b: int, k: int, fixed_order: bool
+    matrix: matrices.LowerTriangular, b: int, k: int, fixed_order: bool
 ) -> Sensitivity | None:
     """The exact sensitivity by the first theorem that applies, or None."""
-    n = strategy.num_rows
-    if k == 1 or strategy.bands <= b:
-        squared = _column_norms(strategy) ** 2
+    n = matrix.num_rows
+    if k == 1 or matrix.bands <= b:
+        squared = _column_norms(matrix) ** 2
         if fixed_order:
             value = max(squared[i::b].sum() for i in range(min(b, n)))
             return Sensitivity(float(np.sqrt(value)), True, "Proposition B.1")
         value = vec_sens(squared, b, k)
         return Sensitivity(float(np.sqrt(value)), True, "Alg. 5: bands <= b")
-    column = strategy.toeplitz_column()
+    column = matrix.toeplitz_column()
     if column is not None:
         if np.all(column >= 0.0) and np.all(np.diff(column[b:]) <= 0.0):
             # Theorem 1 asks for a non-increasing column. Its proof moves participations
             # to the left: a shift of all of them never loses if no entry is negative,
             # and closing a gap of more than b steps compares entries c[m - 1] and c[m]
             # with m > b only. So how the first b entries are ordered does not matter.
-            value = _leftmost_columns(strategy, b, k)
+            value = _leftmost_columns(matrix, b, k)
             return Sensitivity(value, True, "Toeplitz non-increasing from b, Theorem 1")
-    if _is_normalized_lambda_cgd(strategy):
-        value = _leftmost_columns(strategy, b, k)
+    if _is_normalized_lambda_cgd(matrix):
+        value = _leftmost_columns(matrix, b, k)
         return Sensitivity(value, True, "normalized DP-lambda-CGD, Lemma 8")
     if fixed_order:
-        return _exact_fixed_order(strategy, b)
-    squared_value = strategy.exact_squared_sensitivity(b, k)
+        return _exact_fixed_order(matrix, b)
+    squared_value = matrix.exact_squared_sensitivity(b, k)
     if squared_value is not None:
-        method = f"exact for {strategy.kind.replace('_', ' ')} matrices"
+        method = f"exact for {matrix.kind.replace('_', ' ')} matrices"
         return Sensitivity(float(np.sqrt(squared_value)), True, method)
-    return _exact_path(strategy, b, k)
+    return _exact_path(matrix, b, k)
 
 
-def _exact_fixed_order(
-    strategy: matrices.LowerTriangular, b: int
-) -> Sensitivity | None:
-    if strategy.gram_diagonal_cost() is None:
-        if strategy.num_rows > _DENSE_LIMIT:
+def _exact_fixed_order(matrix: matrices.LowerTriangular, b: int) -> Sensitivity | None:
+    if matrix.gram_diagonal_cost() is None:
+        if matrix.num_rows > _DENSE_LIMIT:
             return None
-        strategy = matrices.Dense(strategy.to_dense())
-    squared, is_exact = patterns.fixed_order_maximum(strategy, b)
+        matrix = matrices.Dense(matrix.to_dense())
+    squared, is_exact = patterns.fixed_order_maximum(matrix, b)
     method = "the b fixed patterns" if is_exact else "bound, |X| on the fixed patterns"
     return Sensitivity(float(np.sqrt(squared)), is_exact, method)
 
 
-def _exact_path(
-    strategy: matrices.LowerTriangular, b: int, k: int
-) -> Sensitivity | None:
+def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity | None:
     """Two participations, or bands <= 2b: only consecutive participations interact."""
-    n, width = strategy.num_rows, strategy.bands
+    n, width = matrix.num_rows, matrix.bands
     if k > 2 and width > 2 * b:
         return None
     squared: float | None = None
-    cost = strategy.gram_diagonal_cost()
+    cost = matrix.gram_diagonal_cost()
     if cost is not None:
         if n * (width - b) * float(k + cost) <= _OPERATION_LIMIT:
-            squared = patterns.path_maximum(strategy, b, k)
+            squared = patterns.path_maximum(matrix, b, k)
     if squared is None and k == 2 and n <= _DENSE_LIMIT:
-        squared = patterns.best_pair(strategy.to_dense(), b)
+        squared = patterns.best_pair(matrix.to_dense(), b)
     if squared is None:
         return None
     method = "consecutive participations, Prop. E.1"
     return Sensitivity(float(np.sqrt(squared)), True, method)
 
 
-def _toeplitz_core(strategy: matrices.LowerTriangular) -> np.ndarray | None:
+def _toeplitz_core(matrix: matrices.LowerTriangular) -> np.ndarray | None:
     """The first column of `C` before its columns were scaled, if that is Toeplitz."""
-    return strategy.core.toeplitz_column()
+    return matrix.core.toeplitz_column()
 
 
-def _column_norms(strategy: matrices.LowerTriangular) -> np.ndarray:
-    if strategy.gram_diagonal_cost() is None and strategy.num_rows > _NORMS_LIMIT:
+def _column_norms(matrix: matrices.LowerTriangular) -> np.ndarray:
+    if matrix.gram_diagonal_cost() is None and matrix.num_rows > _NORMS_LIMIT:
         raise ValueError(
             f"The inverse of a banded matrix that is not Toeplitz must have at most "
-            f"{_NORMS_LIMIT} steps for its column norms, found {strategy.num_rows}. "
+            f"{_NORMS_LIMIT} steps for its column norms, found {matrix.num_rows}. "
             f"Use a Toeplitz noising matrix or a banded strategy."
         )
-    return strategy.column_norms()
+    return matrix.column_norms()
 
 
-def _leftmost_columns(strategy: matrices.LowerTriangular, b: int, k: int) -> float:
+def _leftmost_columns(matrix: matrices.LowerTriangular, b: int, k: int) -> float:
     """`||sum of columns 0, b, ..., (k - 1) b||`."""
-    pattern = np.zeros(strategy.num_rows)
+    pattern = np.zeros(matrix.num_rows)
     pattern[::b][:k] = 1.0
-    return float(np.linalg.norm(strategy.matmul(pattern)))
+    return float(np.linalg.norm(matrix.matmul(pattern)))
 
 
-def _is_normalized_lambda_cgd(strategy: matrices.LowerTriangular) -> bool:
+def _is_normalized_lambda_cgd(matrix: matrices.LowerTriangular) -> bool:
     """Whether Lemma 8 applies: `C_lambda D^-1` with its own column norms D."""
-    banded = strategy.core.banded_inverse()
-    if strategy.column_scale is None or banded is None or banded.bands != 2:
+    banded = matrix.core.banded_inverse()
+    if matrix.column_scale is None or banded is None or banded.bands != 2:
         return False
     column = banded.toeplitz_column()
     if column is None:
         return False
-    norms = strategy.column_norms()
+    norms = matrix.column_norms()
     return bool(
         column[0] == 1.0 and -1.0 < column[1] <= 0.0 and np.ptp(norms) < 1e-9 * norms[0]
     )

@@ -68,7 +68,11 @@ def workload(specification: str, num_steps: int) -> workloads.Workload:
 
 
 def ratio(text: str) -> Fraction:
-    """A positive number, kept exact: "8", "2.5" or "5/2"; a type for argparse."""
+    """A positive number, kept exact: "8", "2.5" or "5/2"; a type for argparse.
+
+    Raises:
+      ArgumentTypeError: for anything else.
+    """
     try:
         value = Fraction(text)
     except (ValueError, ZeroDivisionError):
@@ -79,7 +83,11 @@ def ratio(text: str) -> Fraction:
 
 
 def size(text: str) -> int:
-    """Bytes of "800MB" or "2GB" (powers of 1000); a type for argparse."""
+    """Bytes of "800MB" or "2GB" (powers of 1000); a type for argparse.
+
+    Raises:
+      ArgumentTypeError: for anything else.
+    """
     units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
     digits = text.rstrip("BKMGTbkmgt ")
     try:

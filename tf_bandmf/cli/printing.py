@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, TextIO
 
+from tf_bandmf.planning.comparison import plain_table
+
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
@@ -38,22 +40,6 @@ def print_table(
     if not console.is_terminal:
         console = rich.console.Console(width=160)
     console.print(rendered)
-
-
-def plain_table(
-    title: str, headings: Sequence[str], body: Sequence[Sequence[str]]
-) -> str:
-    """Columns of equal width."""
-    lines = [headings, *body]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
-    texts = [
-        "  ".join(
-            text.ljust(width) if i == 0 else text.rjust(width)
-            for i, (text, width) in enumerate(zip(line, widths))
-        ).rstrip()
-        for line in lines
-    ]
-    return "\n".join([title, *texts])
 
 
 def progress(stream: TextIO | None = None) -> Callable[[str], None] | None:

@@ -39,7 +39,7 @@ def replaced(path: str) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: str) -> None:
-    """Waits until the names of the files in a folder reached the disk."""
+    """Fsyncs a folder: a rename in it survives a crash."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)

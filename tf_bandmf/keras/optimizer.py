@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras
@@ -11,24 +12,19 @@ import tensorflow as tf
 
 from tf_bandmf import noise
 from tf_bandmf.files import configs as storage
-from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients, is_loss_scale
-from tf_bandmf.keras.own_loops import NoisyGradients
-from tf_bandmf.keras.run_membership import RunMembership
-from tf_bandmf.keras.secret_state import SecretState, replica_id
-from tf_bandmf.keras.weights_seal import CHANGED, WeightsSeal
+from tf_bandmf.keras import inner_optimizers
+from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients
+from tf_bandmf.keras.own_loops import NoisySteps
+from tf_bandmf.keras.replicas import NoisyMean, shared_key
+from tf_bandmf.keras.run_membership import RESTORED, RunMembership
+from tf_bandmf.keras.secret_state import SecretState
+from tf_bandmf.keras.weights_seal import WeightsSeal
 from tf_bandmf.keras.workload_match import warn_of_mismatch
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
 
 # Of automatic clipping: the value of Bu et al., which they find good everywhere.
 _GAMMA = 0.01
-_RESTORED = (
-    "The optimizer and its noise are at different steps: it was restored from a file, and "
-    "files hold no noise key, or a step was interrupted. Training on would add noise that "
-    "the plan did not account for. Resume with the run's private state file, "
-    "model.fit(batches, private_state=path), or start a new run with a new "
-    "PrivateOptimizer and its own budget."
-)
 _FIX = (
     "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
     "this optimizer and train with model.fit(plan.batches(x, y))."
@@ -36,7 +32,7 @@ _FIX = (
 
 
 @keras.saving.register_keras_serializable(package="tf_bandmf")
-class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
+class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
     """Adds a plan's correlated noise to the sum of clipped gradients.
 
         noisy = (clipped_sum + noise_stddev * (C^-1 Z)[step]) / expected_batch_size
@@ -116,28 +112,8 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
                 "The plan has no batch size. Give batch_size to tf_bandmf.plan: the "
                 "noisy sum is divided by that public constant."
             )
-        inner = keras.optimizers.get(inner_optimizer)
-        if isinstance(inner, (PrivateOptimizer, keras.optimizers.LossScaleOptimizer)):
-            raise ValueError(
-                f"inner_optimizer cannot be a {type(inner).__name__}: give the "
-                f"optimizer inside of it."
-            )
-        if getattr(inner, "gradient_accumulation_steps", None):
-            raise ValueError(
-                "inner_optimizer must not set gradient_accumulation_steps: noise is "
-                "drawn once for each step of the plan. For large batches give "
-                "microbatch_size to make_private."
-            )
-        if getattr(inner, "loss_scale_factor", None):
-            raise ValueError(
-                "inner_optimizer must not set loss_scale_factor, which has to be undone "
-                "before gradients are clipped: give it to PrivateOptimizer."
-            )
-        if loss_scale_factor is not None and not is_loss_scale(loss_scale_factor):
-            raise ValueError(
-                f"loss_scale_factor must be a power of two >= 1, so that dividing by it "
-                f"is exact, found {loss_scale_factor!r}."
-            )
+        inner = inner_optimizers.checked(inner_optimizer)
+        inner_optimizers.check_loss_scale(loss_scale_factor)
         if clipping not in ("flat", "automatic"):
             raise ValueError(
                 f"clipping must be 'flat' or 'automatic', found {clipping!r}."
@@ -208,7 +184,7 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         variables = list(variables)
         self.inner_optimizer.build(variables)
         super().build(variables)
-        num_parameters = sum(_size(variable) for variable in variables)
+        num_parameters = sum(math.prod(variable.shape) for variable in variables)
         generator = noise.NoiseGenerator(
             self._plan.strategy,
             num_parameters,
@@ -216,8 +192,7 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
             keep_normals=self._keep_normals,
         )
         object.__setattr__(self, "_generator", generator)
-        compiled = tf.function(_noisy_mean, jit_compile=True)
-        object.__setattr__(self, "_compiled_noisy_mean", compiled)
+        object.__setattr__(self, "_noisy_mean", NoisyMean(generator))
         seed = self._plan.test_seed
         key = (
             shared_key(strategy, NoiseKey.from_operating_system())
@@ -268,22 +243,13 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         noise.refuse_xla()
         step = self._secret_state.step
         iterations = tf.cast(self.inner_optimizer.iterations.value, tf.int64)
-        conditions = [(tf.equal(iterations, step), _RESTORED), *conditions]
+        conditions = [(tf.equal(iterations, step), RESTORED), *conditions]
         checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
         allowed = tf.reduce_all(tf.stack([holds for holds, _ in conditions]))
         with tf.control_dependencies([check for check in checks if check is not None]):
             step = self._generator.checked_step(tf.identity(step))
         horizon = tf.constant(self._plan.num_steps, tf.int64)
         return tf.where(allowed, step, horizon)
-
-    def refuse_restored(self) -> None:
-        """Raises InvalidArgumentError before a step does, if none may be taken.
-
-        That is so if the optimizer was restored from a file without its private noise
-        state, or a step was interrupted.
-        """
-        if self.built and self._was_restored():
-            raise tf.errors.InvalidArgumentError(None, None, _RESTORED)
 
     def pin_schedule(self, schedule_id: tf.Tensor, step: tf.Tensor) -> tf.Operation:
         """Binds the run to a schedule: data and placement may not change any more."""
@@ -311,49 +277,6 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         )
         with tf.control_dependencies(gradients):
             self.inner_optimizer.apply(gradients, trainable_variables)
-
-    def apply_noisy(
-        self,
-        noisy: NoisyGradients,
-        update: Callable[[Sequence[tf.Tensor], Sequence[Any]], Any] | None = None,
-    ) -> None:
-        """Applies what `model.private_gradients` returned, once.
-
-        Args:
-          noisy: of this run's last step.
-          update: None for the inner optimizer; or a function of gradients and variables
-            that changes the variables by itself. It must use nothing private but the
-            gradients: what it does is taken for post-processing.
-
-        Raises:
-          TypeError: if they are no gradients of `private_gradients`.
-          ValueError: if they are another run's, or were applied before.
-          InvalidArgumentError: if they are not of the last step, or something else
-            changed the weights meanwhile.
-        """
-        if not isinstance(noisy, NoisyGradients):
-            raise TypeError(
-                f"apply_noisy takes what model.private_gradients(batch) returned, found "
-                f"{type(noisy).__name__}: other gradients were not clipped and noised. "
-                f"To change them, use noisy.map(function)."
-            )
-        weights = noisy.take(self)
-        variables = self._trainable_variables
-        iterations = self.inner_optimizer.iterations
-        conditions = [
-            (tf.equal(tf.cast(iterations.value, tf.int64), noisy.step), _RESTORED),
-            (self.seal.holds(weights), CHANGED),
-        ]
-        checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
-        with tf.control_dependencies([check for check in checks if check is not None]):
-            gradients = [tf.identity(gradient) for gradient in noisy.gradients]
-        with tf.control_dependencies(gradients):
-            if update is None:
-                self.inner_optimizer.apply(gradients, variables)
-            else:
-                update(gradients, variables)
-                iterations.assign(tf.cast(noisy.step + 1, iterations.dtype))
-        self.seal.renew(weights)
 
     def private_mean(
         self,
@@ -395,8 +318,10 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         )
         with tf.control_dependencies([is_clipped]):
             correlated = self._secret_state.next_noise(tf.identity(step))
-        noisy = self._noisy_mean(flat, correlated)
-        sizes = [_size(variable) for variable in trainable_variables]
+        noisy = self._noisy_mean(
+            flat, correlated, plan.noise_stddev, plan.expected_batch_size
+        )
+        sizes = [math.prod(variable.shape) for variable in trainable_variables]
         gradients = [
             tf.reshape(part, variable.shape)
             for part, variable in zip(tf.split(noisy, sizes), trainable_variables)
@@ -418,21 +343,6 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
                 "Change them back, or start a new run with a new PrivateOptimizer and "
                 "its own budget."
             )
-
-    def _noisy_mean(self, flat: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-        """The mean over all replicas, with the noise that each has a part of."""
-        stddev, batch_size = self._plan.noise_stddev, self._plan.expected_batch_size
-        shards, size = self._generator.num_shards, self._generator.shard_size
-        if shards == 1:
-            return self._compiled_noisy_mean(flat, part, stddev, batch_size)
-        # Each replica adds its part of the noise to its own sum: what they exchange adds
-        # up to the noisy sum.
-        padded = tf.pad(flat, [[0, shards * size - self._generator.num_parameters]])
-        rows = tf.reshape(padded, [shards, size])
-        rows = tf.tensor_scatter_nd_add(rows, [[replica_id()]], stddev * part[None])
-        total = tf.reshape(rows, [-1])[: self._generator.num_parameters]
-        replicas = tf.distribute.get_replica_context()
-        return replicas.all_reduce(tf.distribute.ReduceOp.SUM, total) / batch_size
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
         """Refused: these gradients were not clipped per example."""
@@ -519,36 +429,3 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
             loss_scale_factor=config.get("loss_scale_factor"),
             clipping=config.get("clipping", "flat"),
         )
-
-
-def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:
-    """The key of the first process, in all processes of the strategy."""
-    resolver = strategy.cluster_resolver
-    if resolver is None or not resolver.task_type:
-        return key
-
-    def first(values: tf.Tensor) -> tf.Tensor:
-        replicas = tf.distribute.get_replica_context()
-        mine = values if replica_id() == 0 else tf.zeros_like(values)
-        return replicas.all_reduce(tf.distribute.ReduceOp.SUM, mine)
-
-    values = tf.constant(list(key.secret_bytes()), tf.int32)
-    everywhere = tf.function(lambda: strategy.run(first, (values,)), autograph=False)
-    shared = everywhere()
-    return NoiseKey(
-        bytes(strategy.experimental_local_results(shared)[0].numpy().tolist())
-    )
-
-
-def _noisy_mean(
-    total: tf.Tensor, noise: tf.Tensor, stddev: float, batch_size: float
-) -> tf.Tensor:
-    """XLA makes one pass of it."""
-    return (total + stddev * noise) / batch_size
-
-
-def _size(variable: Any) -> int:
-    size = 1
-    for dimension in variable.shape:
-        size *= int(dimension)
-    return size

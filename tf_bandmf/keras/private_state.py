@@ -20,35 +20,22 @@ model, and callbacks that act on more than the run's own history.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
-import platform
 from typing import Any, NoReturn
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf._version import __version__
 from tf_bandmf.files import private as private_files
+from tf_bandmf.keras import run_identity
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.secret_state import SecretState
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
 _FORMAT = 2
-# Keys of configurations whose values differ between models that are built alike.
-_NAMES = (
-    "name",
-    "build_config",
-    "inbound_nodes",
-    "input_layers",
-    "output_layers",
-    "seed",
-    "shared_object_id",
-)
 
 
 class PrivateRun:
@@ -93,7 +80,7 @@ class PrivateRun:
             self._read()
             return self._resume(optimizer, schedule)
         taken, step = (
-            int(_value(optimizer.iterations)),
+            int(run_identity.value_of(optimizer.iterations)),
             int(optimizer.secret_state.step),
         )
         if taken != step:
@@ -108,10 +95,10 @@ class PrivateRun:
             "format": _FORMAT,
             "plan": optimizer.plan.fingerprint,
             "num_parameters": optimizer.generator.num_parameters,
-            "optimizer": _optimizer_digest(optimizer),
-            "computation": _computation(self._model),
-            "model": _model_digest(self._model),
-            "environment": _environment(self._model),
+            "optimizer": run_identity.optimizer_digest(optimizer),
+            "computation": run_identity.computation(self._model),
+            "model": run_identity.model_digest(self._model),
+            "environment": run_identity.environment(self._model),
             "schedule_id": schedule.schedule_id,
             "sampler_seed": None if seed is None else seed.hex(),
             "key": optimizer.secret_state.key.secret_bytes().hex(),
@@ -131,12 +118,12 @@ class PrivateRun:
         optimizer: PrivateOptimizer = self._model.optimizer
         state = optimizer.secret_state
         step = int(state.step)
-        if step != int(_value(optimizer.iterations)):
+        if step != int(run_identity.value_of(optimizer.iterations)):
             raise RuntimeError(
                 "A step was interrupted: these weights are of no step of the run, and "
                 "it could not be resumed from them."
             )
-        digest = _weights_digest(self._model)
+        digest = run_identity.weights_digest(self._model)
         if self._unconfirmed.pop(str(step), digest) != digest:
             raise RuntimeError(
                 f"The resumed run came to step {step} with other weights than the run "
@@ -146,7 +133,8 @@ class PrivateRun:
             )
         self._header["weights"][str(step)] = digest
         self._header["random_states"][str(step)] = [
-            _value(variable).tolist() for variable in _random_states(self._model)
+            run_identity.value_of(variable).tolist()
+            for variable in run_identity.random_states(self._model)
         ]
         self._header["buffer_step"] = step
         self._header["vouched"] = list(optimizer.vouched)
@@ -161,15 +149,15 @@ class PrivateRun:
         for name, found, what in (
             ("plan", optimizer.plan.fingerprint, "plan"),
             ("num_parameters", optimizer.generator.num_parameters, "model"),
-            ("optimizer", _optimizer_digest(optimizer), "inner optimizer"),
+            ("optimizer", run_identity.optimizer_digest(optimizer), "inner optimizer"),
             (
                 "computation",
-                _computation(self._model),
+                run_identity.computation(self._model),
                 "microbatch_size, loss_scale_factor, clipping or XLA setting",
             ),
             (
                 "model",
-                _model_digest(self._model),
+                run_identity.model_digest(self._model),
                 "loss, or layers with other settings",
             ),
         ):
@@ -186,15 +174,16 @@ class PrivateRun:
                 f"order. A run is resumed with the data that began it."
             )
         key = NoiseKey(bytes.fromhex(header["key"]))
-        step, state = int(_value(optimizer.iterations)), optimizer.secret_state
+        step = int(run_identity.value_of(optimizer.iterations))
+        state = optimizer.secret_state
         if int(state.step) == step and state.key.secret_bytes() == key.secret_bytes():
             return schedule  # The run goes on in the process that began it.
         known = header["weights"].get(str(step))
         # Keras' files do not hold what the next dropout masks follow from.
         states = header["random_states"].get(str(step), [])
-        for variable, value in zip(_random_states(self._model), states):
+        for variable, value in zip(run_identity.random_states(self._model), states):
             variable.assign(value)
-        if known is None or known != _weights_digest(self._model):
+        if known is None or known != run_identity.weights_digest(self._model):
             steps = ", ".join(header["weights"])
             raise ValueError(
                 f"{self.path} does not know these weights at step {step}: noise must "
@@ -225,7 +214,7 @@ class PrivateRun:
 
     def _check_environment(self) -> None:
         """Refuses what rounds gradients in another way than the run did."""
-        before, now = self._header["environment"], _environment(self._model)
+        before, now = self._header["environment"], run_identity.environment(self._model)
         changed = [name for name in now if before.get(name) != now[name]]
         if changed:
             differences = "; ".join(
@@ -233,8 +222,8 @@ class PrivateRun:
             )
             raise ValueError(
                 f"{self.path} is of a run that computed in another way: {differences}. "
-                f"Steps that are taken again would round gradients otherwise under the "
-                f"same noise, and the difference of the two is released without any. "
+                f"Repeated steps would round gradients differently under the same noise, "
+                f"and the unnoised difference would leak. "
                 f"Resume where the run began, or start a new run, with its own budget."
             )
 
@@ -314,93 +303,3 @@ def _replay(strategy: tf.distribute.Strategy, state: SecretState, steps: int) ->
         tf.while_loop(lambda done: done < count, once_more, [tf.constant(0)])
 
     again(tf.constant(steps))
-
-
-def _value(variable: Any) -> np.ndarray:
-    """Of a Keras variable, on several replicas too."""
-    return tf.convert_to_tensor(variable.value).numpy()
-
-
-def _random_states(model: Any) -> list[Any]:
-    """Variables of the seed generators of a model's layers."""
-    weights = {id(variable) for variable in model.weights}
-    return [variable for variable in model.variables if id(variable) not in weights]
-
-
-def _weights_digest(model: Any) -> str:
-    """Of everything that decides the next step: weights, seeds, optimizer."""
-    digest = hashlib.blake2b(digest_size=32)
-    for variable in [*model.variables, *model.optimizer.variables]:
-        value = _value(variable)
-        digest.update(f"{value.dtype}{value.shape}".encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
-    return digest.hexdigest()
-
-
-def _computation(model: Any) -> list[Any]:
-    """What decides how gradients are rounded: the same noise needs the same bits."""
-    return [
-        model._microbatch_size,
-        bool(model.jit_compile),
-        bool(model.run_eagerly),
-        model.optimizer.loss_scale_factor,
-        model.optimizer.automatic,
-    ]
-
-
-def _environment(model: Any) -> dict[str, Any]:
-    """What else decides how gradients are rounded, beside the program."""
-    threads = tf.config.threading.get_intra_op_parallelism_threads()
-    return {
-        "tf_bandmf": __version__,
-        "TensorFlow": tf.__version__,
-        "Keras": keras.__version__,
-        "dtype policies": sorted(
-            {
-                layer.dtype_policy.name
-                for layer in model._flatten_layers()
-                # These have the policy of the process that loads them, and do nothing.
-                if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
-            }
-        ),
-        "replicas": model.optimizer.strategy.num_replicas_in_sync,
-        "GPUs": sorted(
-            str(tf.config.experimental.get_device_details(gpu).get("device_name"))
-            for gpu in tf.config.get_visible_devices("GPU")
-        ),
-        "processor": platform.machine(),
-        "threads": threads or os.cpu_count(),
-    }
-
-
-def _model_digest(model: Any) -> str:
-    """Of the loss and of what the layers do, apart from names, which may change."""
-    config = model.get_compile_config() or {}
-    loss = [config.get("loss"), config.get("loss_weights")]
-    layers = [
-        [type(layer).__name__, layer.get_config()] for layer in model._flatten_layers()
-    ]
-    text = json.dumps(_without_names([loss, layers]), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _without_names(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: _without_names(item)
-            for key, item in value.items()
-            if key not in _NAMES and not callable(item)
-        }
-    if isinstance(value, (list, tuple)):
-        return [_without_names(item) for item in value]
-    return value
-
-
-def _optimizer_digest(optimizer: PrivateOptimizer) -> str:
-    inner = keras.optimizers.serialize(optimizer.inner_optimizer)
-    config = {key: value for key, value in inner["config"].items() if key != "name"}
-    # A plain learning rate is a variable, and saved with the weights.
-    if isinstance(config.get("learning_rate"), float):
-        del config["learning_rate"]
-    text = json.dumps([inner["class_name"], config], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()

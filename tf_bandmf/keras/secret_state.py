@@ -143,7 +143,7 @@ def _first_replica(num_local: int) -> int:
 
 
 def per_replica(value: tf.Tensor) -> list[tf.Variable]:
-    """A variable for each replica of this process, nobody else's business."""
+    """One untracked variable per replica of this process."""
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:
         return [tf.Variable(value, trainable=False)]

@@ -229,7 +229,11 @@ class RowBanded(LowerTriangular):
 
 
 def multiply(left: LowerTriangular, right: LowerTriangular) -> RowBanded:
-    """The product of two banded matrices of the same size, again banded."""
+    """The product of two banded matrices of the same size, again banded.
+
+    Raises:
+      ValueError: if the sizes differ.
+    """
     a, b = left.as_rows(), right.as_rows()
     if a.shape[0] != b.shape[0]:
         raise ValueError(f"Sizes differ: {a.shape[0]} and {b.shape[0]} rows.")

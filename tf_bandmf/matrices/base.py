@@ -203,7 +203,8 @@ def check_num_rows(num_rows: int) -> int:
     """The number of rows as an int.
 
     Raises:
-      TypeError, ValueError: if it is not an int >= 1.
+      TypeError: if it is not an int.
+      ValueError: if it is below 1.
     """
     if isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer)):
         raise TypeError(f"num_rows must be an int, found {num_rows!r}.")

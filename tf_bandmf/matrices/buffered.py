@@ -27,10 +27,9 @@ class BufferedToeplitz(LowerTriangular):
     The first column is `1, c[1], c[2], ...` with
     `c[t] = sum_m output_scales[m] decays[m]^(t - 1)`. As a power series it is
     `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`, so that its inverse is of the
-    same form with the two sequences of decays exchanged (Dvijotham et al., 2024,
-    arXiv:2404.16706; this parameterization: McMahan, Xu, Zhang, 2024,
-    arXiv:2408.08868). Noise streams with `num_buffers` vectors of state `s`, zero at
-    first: `y = z + sum_m inverse_output_scales[m] s[m]`, then
+    same form with the two sequences of decays exchanged (arXiv:2404.16706; this
+    parameterization: arXiv:2408.08868). Noise streams with `num_buffers` vectors of state
+    `s`, zero at first: `y = z + sum_m inverse_output_scales[m] s[m]`, then
     `s[m] = inverse_decays[m] s[m] + z`.
 
     Args:

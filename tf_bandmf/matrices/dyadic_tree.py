@@ -9,7 +9,7 @@ Only the Gram matrix `X = C_T^T C_T` enters sensitivity and error. The square
 lower-triangular `C` with `C^T C = X` therefore stands for the tree: `A C^-1` and
 `A C_T^+` have equal row norms (`A X^-1 A^T` is their common Gram matrix), `C x` and
 `C_T x` equal norms, and being lower triangular `C` shows that the optimal decoder can
-run while the steps come in (Denisov et al., 2022).
+run while the steps come in (arXiv:2202.08312).
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ def tree_gram(num_steps: int) -> np.ndarray:
 
     Returns:
       Shape [n, n], float64.
+
+    Raises:
+      ValueError: if `num_steps` is not an int >= 1.
     """
     if isinstance(num_steps, bool) or int(num_steps) != num_steps or num_steps < 1:
         raise ValueError(f"num_steps must be an int >= 1, found {num_steps!r}.")

@@ -18,7 +18,11 @@ def multiply(a: np.ndarray, b: np.ndarray, num_terms: int) -> np.ndarray:
 
 
 def inverse(a: np.ndarray, num_terms: int) -> np.ndarray:
-    """The first `num_terms` coefficients of `1 / a`; `a[0]` must not be 0."""
+    """The first `num_terms` coefficients of `1 / a`; `a[0]` must not be 0.
+
+    Raises:
+      ValueError: if `a[0]` is 0.
+    """
     if a[0] == 0.0:
         raise ValueError("A series without a constant term has no inverse.")
     return filters.deconvolve(np.asarray(a)[:num_terms], np.eye(1, num_terms)[0])

@@ -27,7 +27,7 @@ NORMALIZED = 1e-9
 class ColumnScaled(LowerTriangular):
     """`M = inner diag(scale)`: column `j` of `inner` times `scale[j] > 0`.
 
-    With `scale = 1 / column norms` this is column normalization (dp-lambda-cgd,
+    With `scale = 1 / column norms` this is column normalization (arXiv:2601.22334,
     Proposition 7): `M^-1 z = diag(1 / scale) inner^-1 z` costs one factor a row.
     """
 

@@ -3,7 +3,7 @@
 Minimized is `log(reduced error of A C^-1) + log sigma(C)^2`, with the noise sigma that
 the budget needs (`accounting.bins_gradient`), over the coefficients of a banded Toeplitz
 `C^-1`. Published for Toeplitz `C` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta,
-arXiv:2410.06266); open for banded inverses in banded-inverse-square-root, section 6. The
+arXiv:2410.06266); open for banded inverses in arXiv:2505.12128, section 6. The
 accounting wants `C >= 0`, which holds by construction: as power series
 
     C^-1 = 1 - y_1 x - ... - y_q x^q,   y > 0, sum y < 1,   q = p - 1,

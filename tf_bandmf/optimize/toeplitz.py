@@ -31,7 +31,7 @@ def repeated_column_squared_norm(
     """`||sum of columns 0, b, ..., (k - 1) b||^2` of a Toeplitz matrix, differentiable.
 
     The squared sensitivity if the column is non-negative and non-increasing
-    (dp-lambda-cgd, Theorem 1), and if it has at most b entries.
+    (arXiv:2601.22334, Theorem 1), and if it has at most b entries.
 
     Args:
       column: the first column, shape [w], w <= n.
@@ -143,7 +143,7 @@ def optimize(
 
     Minimized is the objective of the per-step errors times the squared norm of the sum
     of the columns `0, b, ..., (k - 1) b`: the squared sensitivity, or a lower bound on
-    it where Theorem 1 of dp-lambda-cgd does not apply. Scale-free: the leading
+    it where Theorem 1 of arXiv:2601.22334 does not apply. Scale-free: the leading
     coefficient is 1.
 
     Args:

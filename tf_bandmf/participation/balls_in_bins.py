@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import WHOLE_RUN, Sampler, Words, register
 from tf_bandmf.participation.checks import largest_binomial
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class BallsInBins(WholeEpochs):
     """Each example falls into one of b bins, uniformly, independently and once.
 
-    The bin is its step in every epoch (dp-lambda-cgd, section 5.1). Batches vary in size
+    The bin is its step in every epoch (arXiv:2601.22334, section 5.1). Batches vary in size
     like a binomial; an epoch has `b = ceil(num_examples / batch_size)` of them.
 
     Args:
@@ -50,21 +51,22 @@ class BallsInBins(WholeEpochs):
         return largest_binomial(trials, 1.0 / bins, overflow / bins)
 
     def accountant(
-        self,
-        matrix: LowerTriangular,
-        confidence: float | None = None,
-        seed: int = 0,
-        progress: bool = False,
-        num_draws: int | None = None,
+        self, matrix: LowerTriangular, simulation: Simulation | None = None
     ) -> Accountant:
         from tf_bandmf.accounting.balls_in_bins import (
             NUM_DRAWS,
             BallsInBinsAccountant,
         )
 
-        draws = NUM_DRAWS if num_draws is None else num_draws
+        simulation = simulation or Simulation()
+        draws = simulation.num_draws
         return BallsInBinsAccountant.of_strategy(
-            matrix, self.num_bins, confidence, draws, seed, progress
+            matrix,
+            self.num_bins,
+            simulation.confidence,
+            NUM_DRAWS if draws is None else draws,
+            simulation.seed,
+            simulation.progress,
         )
 
     @classmethod

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, TypeVar
 
 import numpy as np
 
+from tf_bandmf.analysis.sensitivity import sensitivity
 from tf_bandmf.matrices import LowerTriangular
 
 if TYPE_CHECKING:
-    from tf_bandmf.accounting.base import Accountant
+    from tf_bandmf.accounting.base import Accountant, Simulation
 
 # `words(step, count)`: independent uniform uint64, shape [count]; every step has its own,
 # and the step `WHOLE_RUN` those that belong to no step.
@@ -57,6 +58,8 @@ class Participation(abc.ABC):
       is_amplified: whether the accountant counts on the randomness of the sampler.
       is_simulated: whether it is accounted for by simulation, where a `confidence` makes
         an estimate a bound.
+      bound_name: name of the accountant without amplification where its guarantee is
+        only a bound; None where it is exact if the sensitivity is.
     """
 
     kind: ClassVar[str]
@@ -67,6 +70,7 @@ class Participation(abc.ABC):
     is_cyclic: ClassVar[bool] = False
     is_amplified: ClassVar[bool] = False
     is_simulated: ClassVar[bool] = False
+    bound_name: ClassVar[str | None] = None
 
     @abc.abstractmethod
     def separation(self) -> int:
@@ -84,28 +88,29 @@ class Participation(abc.ABC):
     def describe(self) -> str:
         """One sentence for the privacy statement."""
 
-    @abc.abstractmethod
     def accountant(
-        self,
-        matrix: LowerTriangular,
-        confidence: float | None = None,
-        seed: int = 0,
-        progress: bool = False,
-        num_draws: int | None = None,
+        self, matrix: LowerTriangular, simulation: Simulation | None = None
     ) -> Accountant:
         """The one accountant that may be asked about this sampler.
 
+        Without amplification a run is one Gaussian mechanism with the strategy's
+        sensitivity under the participation, which is the default.
+
         Args:
           matrix: C.
-          confidence: for a simulation: None for an estimate, or `1 - beta` for a bound.
-            Other accountants need none.
-          seed: of a simulation.
-          progress: show progress on what takes longer than 2 seconds.
-          num_draws: of a simulation; None for the accountant's number. Searches use fewer.
+          simulation: settings of an accountant that simulates, None for the defaults;
+            others need none.
 
         Raises:
           ValueError: if the participation contradicts the strategy.
         """
+        # dp-accounting takes a second to import.
+        from tf_bandmf.accounting import gaussian
+
+        found = sensitivity(matrix, self, matrix.num_rows)
+        if self.bound_name is not None:
+            return gaussian.GaussianAccountant(found.value, False, self.bound_name)
+        return gaussian.GaussianAccountant(found.value, found.is_exact)
 
     @classmethod
     @abc.abstractmethod
@@ -198,12 +203,16 @@ def register(cls: _Class) -> _Class:
     """Makes a participation known to files, plans, the command line and contract tests.
 
     Raises:
-      TypeError: if it lacks a method.
+      TypeError: if it lacks a method; an amplified one needs an accountant of its own.
       ValueError: if another class has its name.
     """
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
         raise TypeError(f"{cls.__name__} lacks {missing}.")
+    if cls.is_amplified and cls.accountant is Participation.accountant:
+        raise TypeError(
+            f"{cls.__name__} lacks accountant: the default one amplifies nothing."
+        )
     for table, name in ((PARTICIPATIONS, cls.kind), (NAMED, cls.sampling)):
         if name is not None and table.setdefault(name, cls) is not cls:
             raise ValueError(

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+from tf_bandmf.accounting.checks import whole_number
 
 
 def positive_int(name: str, value: Any) -> int:
     """The value as an int; raises ValueError unless it is a whole number >= 1."""
-    is_number = isinstance(value, (int, float, np.integer, np.floating))
-    is_whole = is_number and not isinstance(value, bool) and float(value).is_integer()
-    if not is_whole or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, found {value!r}.")
-    return int(value)
+    return whole_number(name, value)
 
 
 def check_sizes(participation: Any, *names: str) -> None:

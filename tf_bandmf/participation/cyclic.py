@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import ClassVar
 
 from tf_bandmf.participation.base import Participation
+from tf_bandmf.participation.checks import check_sizes
 
 
+@dataclasses.dataclass(frozen=True)
 class Cyclic(Participation):
     """The examples are split into b fixed parts, which take turns: `j` is in `j mod b`.
 
@@ -21,6 +24,9 @@ class Cyclic(Participation):
     num_parts: int
     has_fixed_positions: ClassVar[bool] = True
     is_amplified: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_examples", "batch_size", "num_parts")
 
     def separation(self) -> int:
         return self.num_parts
@@ -37,3 +43,9 @@ class Cyclic(Participation):
 
     def expected_batch_size(self) -> float:
         return float(self.batch_size)
+
+    @classmethod
+    def of_data(
+        cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
+    ) -> Cyclic:
+        return cls(num_examples, batch_size, num_parts or 1)

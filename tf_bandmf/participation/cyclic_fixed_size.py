@@ -9,11 +9,10 @@ import numpy as np
 
 from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import Sampler, Words, register
-from tf_bandmf.participation.checks import check_sizes
 from tf_bandmf.participation.cyclic import Cyclic
 
 if TYPE_CHECKING:
-    from tf_bandmf.accounting.base import Accountant
+    from tf_bandmf.accounting.base import Accountant, Simulation
 
 
 @register
@@ -30,15 +29,12 @@ class CyclicFixedSize(Cyclic):
       num_parts: b; strategies with at most b bands can be accounted for.
     """
 
-    num_examples: int
-    batch_size: int
-    num_parts: int
     kind: ClassVar[str] = "cyclic_fixed_size"
     sampling: ClassVar[str | None] = "cyclic-fixed-size"
     is_cyclic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_examples", "batch_size", "num_parts")
+        super().__post_init__()
         if self.batch_size > self.part_size:
             raise ValueError(
                 f"num_parts must be <= num_examples / batch_size = "
@@ -58,24 +54,13 @@ class CyclicFixedSize(Cyclic):
         return self.batch_size
 
     def accountant(
-        self,
-        matrix: LowerTriangular,
-        confidence: float | None = None,
-        seed: int = 0,
-        progress: bool = False,
-        num_draws: int | None = None,
+        self, matrix: LowerTriangular, simulation: Simulation | None = None
     ) -> Accountant:
         from tf_bandmf.accounting.cyclic_fixed_size import CyclicFixedSizeAccountant
 
         return CyclicFixedSizeAccountant.of_strategy(
             matrix, self.num_parts, self.part_size, self.batch_size
         )
-
-    @classmethod
-    def of_data(
-        cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
-    ) -> CyclicFixedSize:
-        return cls(num_examples, batch_size, num_parts or 1)
 
     @classmethod
     def example(cls, num_steps: int) -> CyclicFixedSize:

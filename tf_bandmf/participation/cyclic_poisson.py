@@ -10,11 +10,11 @@ import numpy as np
 
 from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import Sampler, Words, register
-from tf_bandmf.participation.checks import check_sizes, largest_binomial
+from tf_bandmf.participation.checks import largest_binomial
 from tf_bandmf.participation.cyclic import Cyclic
 
 if TYPE_CHECKING:
-    from tf_bandmf.accounting.base import Accountant
+    from tf_bandmf.accounting.base import Accountant, Simulation
 
 
 @register
@@ -32,15 +32,12 @@ class CyclicPoisson(Cyclic):
       num_parts: b; strategies with at most b bands can be accounted for.
     """
 
-    num_examples: int
-    batch_size: int
-    num_parts: int
     kind: ClassVar[str] = "cyclic_poisson"
     sampling: ClassVar[str | None] = "cyclic-poisson"
     is_cyclic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_examples", "batch_size", "num_parts")
+        super().__post_init__()
         if self.batch_size * self.num_parts > self.num_examples:
             largest = self.num_examples // self.batch_size
             raise ValueError(
@@ -62,24 +59,13 @@ class CyclicPoisson(Cyclic):
         return largest_binomial(trials, self.sampling_probability, overflow / num_steps)
 
     def accountant(
-        self,
-        matrix: LowerTriangular,
-        confidence: float | None = None,
-        seed: int = 0,
-        progress: bool = False,
-        num_draws: int | None = None,
+        self, matrix: LowerTriangular, simulation: Simulation | None = None
     ) -> Accountant:
         from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 
         return CyclicPoissonAccountant.of_strategy(
             matrix, self.num_parts, self.sampling_probability
         )
-
-    @classmethod
-    def of_data(
-        cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
-    ) -> CyclicPoisson:
-        return cls(num_examples, batch_size, num_parts or 1)
 
     @classmethod
     def of_rates(

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tf_bandmf.matrices import LowerTriangular
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.participation.base import Words, register
-from tf_bandmf.participation.unamplified import unamplified_accountant
 from tf_bandmf.participation.whole_epochs import OrderSampler, WholeEpochs
-
-if TYPE_CHECKING:
-    from tf_bandmf.accounting.base import Accountant
 
 
 @register
@@ -42,23 +38,13 @@ class FixedEpochOrder(WholeEpochs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.order_seed, bool) or self.order_seed < 0:
-            raise ValueError(f"order_seed must be >= 0, found {self.order_seed!r}.")
+        seed = whole_number("order_seed", self.order_seed, least=0)
+        object.__setattr__(self, "order_seed", seed)
 
     def sampler(self, words: Words) -> OrderSampler:
         # RandomState's stream is frozen by NumPy's compatibility policy.
         order = np.random.RandomState(self.order_seed).permutation(self.num_examples)
         return OrderSampler(order.astype(np.int64), self.steps_per_epoch)
-
-    def accountant(
-        self,
-        matrix: LowerTriangular,
-        confidence: float | None = None,
-        seed: int = 0,
-        progress: bool = False,
-        num_draws: int | None = None,
-    ) -> Accountant:
-        return unamplified_accountant(matrix, self)
 
     def describe(self) -> str:
         return (

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import Participation, register
 from tf_bandmf.participation.checks import positive_int
-from tf_bandmf.participation.unamplified import unamplified_accountant
-
-if TYPE_CHECKING:
-    from tf_bandmf.accounting.base import Accountant
 
 
 @register
@@ -63,16 +58,6 @@ class MinSep(Participation):
             f"Each example takes part at most once in any {self.min_separation} "
             f"consecutive steps{limit}. The caller asserts and enforces this."
         )
-
-    def accountant(
-        self,
-        matrix: LowerTriangular,
-        confidence: float | None = None,
-        seed: int = 0,
-        progress: bool = False,
-        num_draws: int | None = None,
-    ) -> Accountant:
-        return unamplified_accountant(matrix, self)
 
     @classmethod
     def example(cls, num_steps: int) -> MinSep:

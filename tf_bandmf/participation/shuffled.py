@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import WHOLE_RUN, Words, register
-from tf_bandmf.participation.unamplified import unamplified_accountant
 from tf_bandmf.participation.whole_epochs import OrderSampler, WholeEpochs
-
-if TYPE_CHECKING:
-    from tf_bandmf.accounting.base import Accountant
-
-NAME = "one shuffle, bounded by a fixed order (exact Gaussian mechanism)"
 
 
 @register
@@ -36,20 +29,13 @@ class Shuffled(WholeEpochs):
 
     kind: ClassVar[str] = "shuffled"
     sampling: ClassVar[str | None] = "shuffled"
+    bound_name: ClassVar[str | None] = (
+        "one shuffle, bounded by a fixed order (exact Gaussian mechanism)"
+    )
 
     def sampler(self, words: Words) -> OrderSampler:
         order = np.argsort(words(WHOLE_RUN, self.num_examples), kind="stable")
         return OrderSampler(order, self.steps_per_epoch)
-
-    def accountant(
-        self,
-        matrix: LowerTriangular,
-        confidence: float | None = None,
-        seed: int = 0,
-        progress: bool = False,
-        num_draws: int | None = None,
-    ) -> Accountant:
-        return unamplified_accountant(matrix, self, NAME)
 
     def describe(self) -> str:
         return (

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Callable
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
 from tf_bandmf.planning import calibration, comparison
 from tf_bandmf.strategies import FAMILIES, Family, dense, registry
@@ -169,14 +170,13 @@ def searched_families() -> str:
 
 def _check(bands: int, num_steps: int, epochs: int | Fraction) -> int:
     largest = int(num_steps / Fraction(epochs))
-    if isinstance(bands, bool) or int(bands) != bands or bands < 1:
-        raise ValueError(f"bands must be whole numbers >= 1, found {bands!r}.")
+    bands = whole_number("bands", bands)
     if bands > largest and bands != num_steps:
         raise ValueError(
             f"bands must be <= steps / epochs = {largest}, or {num_steps} for a strategy "
             f"without a limit of bands, found {bands}."
         )
-    return int(bands)
+    return bands
 
 
 def _unlimited_row(

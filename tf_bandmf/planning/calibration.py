@@ -12,6 +12,7 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, Callable
 
+from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.guarantee import Calibration
 from tf_bandmf.analysis.sensitivity import Sensitivity
@@ -56,7 +57,7 @@ def accountant_for(
     Args:
       strategy: C.
       participation: what the sampler does.
-      confidence: of a simulation, see `Participation.accountant`.
+      confidence: of a simulation, see `accounting.base.Simulation`.
       seed: likewise.
       progress: likewise.
       num_draws: likewise.
@@ -65,9 +66,8 @@ def accountant_for(
       ValueError: if the participation contradicts the strategy.
     """
     participation.validate_num_steps(strategy.num_steps)
-    return participation.accountant(
-        strategy.matrix, confidence, seed, progress, num_draws
-    )
+    simulation = Simulation(confidence, seed, progress, num_draws)
+    return participation.accountant(strategy.matrix, simulation)
 
 
 def unamplified(noise_multiplier: float = 1.0) -> Calibrator:
@@ -174,7 +174,8 @@ def for_rates(
         participation = NAMED[sampling].of_rates(
             num_steps, separation, rate, strategy.matrix.bands
         )
-        accountant = participation.accountant(strategy.matrix, progress=progress)
+        simulation = Simulation(progress=progress)
+        accountant = participation.accountant(strategy.matrix, simulation)
         return accountant.calibrate(epsilon, delta)
 
     return _ForBudget(calibrate, epsilon, delta)

@@ -123,16 +123,23 @@ class Comparison:
         return headings, [_texts(row) for row in self.rows]
 
     def __str__(self) -> str:
-        headings, body = self.cells()
-        widths = [max(len(line[i]) for line in [headings, *body]) for i in range(10)]
-        lines = [
-            "  ".join(
-                text.ljust(width) if i == 0 else text.rjust(width)
-                for i, (text, width) in enumerate(zip(line, widths))
-            ).rstrip()
-            for line in [headings, *body]
-        ]
-        return "\n".join([self.title, *lines])
+        return plain_table(self.title, *self.cells())
+
+
+def plain_table(
+    title: str, headings: Sequence[str], body: Sequence[Sequence[str]]
+) -> str:
+    """A title and columns of equal width, the first one to the left."""
+    lines = [headings, *body]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headings))]
+    texts = [
+        "  ".join(
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([title, *texts])
 
 
 def compare(

@@ -15,15 +15,10 @@ from typing import TYPE_CHECKING, Any, Callable
 import dp_accounting
 from dp_accounting.pld import privacy_loss_distribution
 
-from tf_bandmf import matrices
 from tf_bandmf import participation as participation_lib
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.base import Accountant
-from tf_bandmf.accounting.checks import (
-    check_delta,
-    check_planned_delta,
-    check_positive,
-)
+from tf_bandmf.accounting.checks import check_planned_delta, check_positive
 from tf_bandmf.accounting.custom import epsilon_by
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.analysis.sensitivity import Sensitivity
@@ -193,31 +188,9 @@ class Plan:
         Raises:
           ValueError: if there are no so many steps, or delta is not in (0, 1).
         """
-        delta = self.delta if delta is None else delta
-        check_delta(delta)
-        if isinstance(steps, bool) or not 0 <= steps <= self.num_steps:
-            raise ValueError(
-                f"steps must be in [0, {self.num_steps}], found {steps!r}."
-            )
-        if steps == 0:
-            return 0.0
-        is_own = delta == self.delta
-        whole = self.epsilon if is_own else self.guarantee_at(delta).epsilon
-        if steps == self.num_steps:
-            return whole
-        if self.participation.is_simulated:
-            # Whole epochs, which is what is simulated: more steps spend more.
-            epoch = self.participation.separation()
-            steps = min(-(-steps // epoch) * epoch, self.num_steps)
-        block = matrices.leading_block(self.strategy.matrix, int(steps))
-        accountant = self.participation.accountant(block, self.confidence)
-        try:
-            found = accountant.guarantee(self._unit_noise_stddev, delta).epsilon
-        except ValueError as error:
-            if "epsilon = 0" not in str(error):
-                raise
-            found = 0.0
-        return min(found, whole)
+        from tf_bandmf.planning.prefix import epsilon_after
+
+        return epsilon_after(self, steps, delta)
 
     @property
     def choice(self) -> Choice | None:
@@ -405,34 +378,8 @@ class Plan:
         Raises:
           ValueError: if the unit is no text of one line.
         """
-        return PrivacyStatement(
-            epsilon=self.epsilon,
-            delta=self.delta,
-            zcdp_rho=self.zcdp_rho,
-            accountant=self.accountant,
-            accounting=self.guarantee.describe_kind(),
-            adjacency=self.adjacency,
-            sampling=self.participation.amplification(),
-            participation=self._describe_participation(),
-            mechanism=_describe_mechanism(self.strategy),
-            num_steps=self.num_steps,
-            noise_multiplier=self.noise_multiplier,
-            sensitivity=str(self.sensitivity),
-            l2_norm_clip=self.l2_norm_clip,
-            fingerprint=self.fingerprint,
-            test_only=self.test_seed is not None,
-            unit=self.unit if unit is None else unit,
-            output="noisy gradients",
-            remarks=tuple(remarks),
-        )
-
-    def _describe_participation(self) -> str:
-        text = self.participation.describe()
-        if self.unit == ONE_EXAMPLE:
-            return text
-        return (
-            f"{text} What is called an example here is {self.unit}: all of its data that "
-            f"a step uses are clipped together."
+        return PrivacyStatement.of_plan(
+            self, self.unit if unit is None else unit, tuple(remarks)
         )
 
     def to_config(self) -> dict[str, Any]:
@@ -504,18 +451,9 @@ class Plan:
 
     def __repr__(self) -> str:
         return (
-            f"Plan({_describe_mechanism(self.strategy)}, num_steps={self.num_steps}, "
+            f"Plan({self.strategy.describe()}, num_steps={self.num_steps}, "
             f"epsilon={self.epsilon:g}, delta={self.delta:g}, "
             f"noise_multiplier={self.noise_multiplier:.4g}, "
             f"fingerprint={self.fingerprint[:12]}"
             + (", FOR TESTS ONLY)" if self.test_seed is not None else ")")
         )
-
-
-def _describe_mechanism(strategy: Strategy) -> str:
-    values = (
-        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in strategy.parameters.items()
-    )
-    inside = ", ".join(values)
-    return f"{strategy.family}({inside})" if inside else strategy.family

@@ -1,13 +1,16 @@
 """The privacy statement: what is guaranteed, to whom, under which assumptions.
 
-Its points follow arXiv:2306.08153, App. K.1, which follows Ponomareva et al., 2023,
-section 5.3.
+Its points follow arXiv:2306.08153, App. K.1, which follows arXiv:2303.00654, section 5.3.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tf_bandmf.planning.plan import Plan
 
 ONE_EXAMPLE = "one training example"
 NOT_COVERED = (
@@ -91,6 +94,40 @@ class PrivacyStatement(Statement):
 
     def __post_init__(self) -> None:
         check_unit(self.unit)
+
+    @classmethod
+    def of_plan(
+        cls, plan: Plan, unit: str, remarks: tuple[str, ...] = ()
+    ) -> PrivacyStatement:
+        """The statement of a run of a plan; see `Plan.statement`."""
+        guarantee = plan.guarantee
+        assert guarantee.zcdp_rho is not None
+        participation = plan.participation.describe()
+        if plan.unit != ONE_EXAMPLE:
+            participation += (
+                f" What is called an example here is {plan.unit}: all of its data that a "
+                f"step uses are clipped together."
+            )
+        return cls(
+            epsilon=guarantee.epsilon,
+            delta=guarantee.delta,
+            zcdp_rho=guarantee.zcdp_rho,
+            accountant=guarantee.accountant,
+            accounting=guarantee.describe_kind(),
+            adjacency=guarantee.adjacency,
+            sampling=plan.participation.amplification(),
+            participation=participation,
+            mechanism=plan.strategy.describe(),
+            num_steps=plan.num_steps,
+            noise_multiplier=plan.noise_multiplier,
+            sensitivity=str(plan.sensitivity),
+            l2_norm_clip=plan.l2_norm_clip,
+            fingerprint=plan.fingerprint,
+            test_only=plan.test_seed is not None,
+            unit=unit,
+            output="noisy gradients",
+            remarks=remarks,
+        )
 
     def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""

@@ -286,7 +286,7 @@ class BatchSchedule(abc.ABC):
 
         Args:
           first_step: where to begin.
-          padded: give `padded_batch_size` indices each time, those too many 0 with
+          padded: give `padded_batch_size` indices each time; surplus ones are 0 and have
             weight 0.
 
         Raises:
@@ -318,7 +318,11 @@ class BatchSchedule(abc.ABC):
         return None
 
     def continuing(self, secret_seed: bytes | None) -> BatchSchedule:
-        """The schedule of an interrupted run on these data, from its `secret_seed()`."""
+        """The schedule of an interrupted run on these data, from its `secret_seed()`.
+
+        Raises:
+          ValueError: if a seed is given: this schedule has none.
+        """
         if secret_seed is not None:
             raise ValueError(f"{type(self).__name__} has no secret seed.")
         return self

@@ -70,7 +70,11 @@ class SampledSchedule(BatchSchedule):
         return marked(self._seed)
 
     def continuing(self, secret_seed: bytes | None) -> BatchSchedule:
-        """The schedule of an interrupted run on these data, from its `secret_seed()`."""
+        """The schedule of an interrupted run on these data, from its `secret_seed()`.
+
+        Raises:
+          ValueError: if the seed is missing, or not one of `secret_seed()`.
+        """
         if secret_seed is None:
             raise ValueError(f"{type(self).__name__} needs its secret seed.")
         seed = unmarked(secret_seed)

@@ -52,7 +52,7 @@ def optimized_amplified(
     step. Without amplification, noise is proportional to the sensitivity whatever the
     budget is: the result is that of `optimized_banded_inverse`.
 
-    Under cyclic sampling noise is proportional to the column norm (amplified-banded-mf,
+    Under cyclic sampling noise is proportional to the column norm (arXiv:2306.08153,
     Theorem 4): `optimized_toeplitz` is what this function is to balls in bins.
 
     Args:
@@ -114,7 +114,7 @@ def optimized_amplified(
         "amplified",
         matrices.Inverse(matrices.ToeplitzBanded(coefficients, workload.num_steps)),
         {"bands": bands, "epsilon": float(epsilon), "delta": float(delta)},
-        optimized.diagnostics(goal.name, result),
+        optimized.diagnostics(goal, result),
     )
 
 

@@ -22,7 +22,8 @@ from tf_bandmf.strategies.toeplitz import optimized_toeplitz
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
-    from tf_bandmf.optimize.objectives import ObjectiveLike
+    from tf_bandmf.optimize.lbfgs import Options
+    from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
     from tf_bandmf.optimize.result import OptimizationResult
 
 # From this many steps on, a better start than the square root pays for itself.
@@ -92,61 +93,8 @@ def optimized_banded(
     Raises:
       ValueError: if an argument is out of range, or participation does not suit.
     """
-    (strategy,) = optimized_banded_family(
-        workload,
-        [bands],
-        objective=objective,
-        column_normalized=column_normalized,
-        participation=participation,
-        start=start,
-        max_iterations=max_iterations,
-        gap_tolerance=gap_tolerance,
-        gradient_tolerance=gradient_tolerance,
-        decrease_tolerance=decrease_tolerance,
-        correction_pairs=correction_pairs,
-        progress=progress,
-    )
-    return strategy
+    from tf_bandmf.optimize import lbfgs
 
-
-def optimized_banded_family(  # noqa: D417
-    workload: Workload,
-    bands: Sequence[int],
-    *,
-    objective: ObjectiveLike = "mean",
-    column_normalized: bool = True,
-    participation: Participation | None = None,
-    start: Strategy | None = None,
-    max_iterations: int = 500,
-    gap_tolerance: float = 1e-5,
-    gradient_tolerance: float = 1e-5,
-    decrease_tolerance: float = 1e-9,
-    correction_pairs: int | None = None,
-    progress: bool | None = None,
-) -> list[Strategy]:
-    """`optimized_banded` for several numbers of bands, traced once for all.
-
-    Each takes the time and memory of the largest one to evaluate: for numbers that are
-    small, or close to one another.
-
-    Args:
-      bands: numbers of diagonals.
-      workload, objective, column_normalized, participation, start, max_iterations,
-        gap_tolerance, gradient_tolerance, decrease_tolerance, correction_pairs,
-        progress: as for `optimized_banded`.
-
-    Raises:
-      ValueError: as `optimized_banded`.
-    """
-    from tf_bandmf.optimize import banded as problem
-    from tf_bandmf.optimize import lbfgs, objectives
-
-    n = workload.num_steps
-    counts = [optimized.check_bands(count, n) for count in bands]
-    separation = None
-    if not column_normalized:
-        separation = _epoch(participation, max(counts), n)
-    goal = objectives.resolve(objective)
     options = lbfgs.Options(
         max_iterations=max_iterations,
         gap_tolerance=gap_tolerance,
@@ -155,10 +103,35 @@ def optimized_banded_family(  # noqa: D417
         correction_pairs=correction_pairs,
         progress=progress,
     )
-    starts = [_start_columns(workload, start, count) for count in counts]
+    bands = optimized.check_bands(bands, workload.num_steps)
+    separation = None
+    if not column_normalized:
+        separation = _epoch(participation, bands, workload.num_steps)
+    (strategy,) = _optimized(workload, [bands], objective, separation, start, options)
+    return strategy
+
+
+def _optimized(
+    workload: Workload,
+    bands: Sequence[int],
+    objective: ObjectiveLike,
+    separation: int | None,
+    start: Strategy | None,
+    options: Options,
+) -> list[Strategy]:
+    """For each number of bands, traced once for all.
+
+    Each takes the time and memory of the largest one to evaluate: for numbers that are
+    small, or close to one another. Without a `separation` columns have norm 1.
+    """
+    from tf_bandmf.optimize import banded as problem
+    from tf_bandmf.optimize import objectives
+
+    goal = objectives.resolve(objective)
+    starts = [_start_columns(workload, start, count) for count in bands]
     found = problem.optimize(workload, goal, starts, separation, options)
     return [
-        _strategy(columns, bool(column_normalized), goal.name, result)
+        _strategy(columns, separation is None, goal, result)
         for columns, result in found
     ]
 
@@ -188,7 +161,7 @@ def _start_columns(
 def _strategy(
     columns: np.ndarray,
     column_normalized: bool,
-    objective_name: str,
+    objective: Objective,
     result: OptimizationResult,
 ) -> Strategy:
     from tf_bandmf.optimize import banded_matrices
@@ -198,7 +171,7 @@ def _strategy(
         "banded",
         matrices.RowBanded(rows),
         {"bands": len(columns), "column_normalized": column_normalized},
-        optimized.diagnostics(objective_name, result),
+        optimized.diagnostics(objective, result),
     )
 
 
@@ -243,16 +216,17 @@ def _build_many(
     bands: Sequence[int],
     column_normalized: bool,
 ) -> Iterator[Strategy]:
+    from tf_bandmf.optimize import lbfgs
+
+    options = lbfgs.Options(
+        gap_tolerance=_SEARCH_GAP, decrease_tolerance=_SEARCH_DECREASE
+    )
     small = [count for count in bands if count <= _TOGETHER]
     groups = [small] if small else []
     groups += [[count] for count in bands if count > _TOGETHER]
     for group in groups:
-        yield from optimized_banded_family(
-            workload,
-            group,
-            gap_tolerance=_SEARCH_GAP,
-            decrease_tolerance=_SEARCH_DECREASE,
-        )
+        checked = [optimized.check_bands(count, workload.num_steps) for count in group]
+        yield from _optimized(workload, checked, "mean", None, None, options)
 
 
 register(

@@ -14,7 +14,7 @@ from tf_bandmf import matrices
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
-from tf_bandmf.strategies.registry import Family, Option, default_bands, register
+from tf_bandmf.strategies.registry import Family, Option, register
 from tf_bandmf.strategies.square_root import inverse_square_root_coefficients
 from tf_bandmf.workloads import Workload
 
@@ -102,7 +102,7 @@ class _Search:
         """From few bands to many, and the best of all on the way.
 
         With many bands and participations the landscape has regions in which the minimized
-        norm is no longer the sensitivity (dp-lambda-cgd, Theorem 1, does not hold). Each
+        norm is no longer the sensitivity (arXiv:2601.22334, Theorem 1, does not hold). Each
         number of bands is optimized from BISR. If that does not converge, or the
         sensitivity is only a bound, it is optimized once more from the optimum of half as
         many bands; if that does not help, fewer bands stay.
@@ -134,7 +134,7 @@ class _Search:
             "bandinv",
             matrices.Inverse(matrices.ToeplitzBanded(coefficients, n)),
             {"bands": coefficients.size},
-            optimized.diagnostics(self._goal.name, result),
+            optimized.diagnostics(self._goal, result),
         )
 
     def _is_sound(self, found: Strategy) -> bool:
@@ -149,26 +149,10 @@ class _Search:
         return value if math.isfinite(value) else math.inf
 
 
-def _build(
-    workload: Workload,
-    participation: Participation,
-    bands: int | None = None,
-    column_normalized: bool = False,
-    objective: str = "mean",
-) -> Strategy:
-    return optimized_banded_inverse(
-        workload,
-        participation,
-        default_bands(workload, participation) if bands is None else bands,
-        objective=objective,
-        column_normalized=column_normalized,
-    )
-
-
 register(
     Family(
         "bandinv",
-        _build,
+        optimized.builder(optimized_banded_inverse),
         "C^-1 banded, optimized for the separation",
         Option("bands", typical="4"),
         auto=3,

@@ -70,6 +70,15 @@ class Strategy:
         """Earlier noise vectors that each step generates again, at most."""
         return self.matrix.streaming().regenerations
 
+    def describe(self) -> str:
+        """Family and parameters, as "bisr(bands=4)"."""
+        values = (
+            f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in self.parameters.items()
+        )
+        inside = ", ".join(values)
+        return f"{self.family}({inside})" if inside else self.family
+
     def sensitivity(self, participation: Participation) -> sensitivity_lib.Sensitivity:
         """Sensitivity under a participation; see `tf_bandmf.analysis.sensitivity`."""
         return sensitivity_lib.sensitivity(self.matrix, participation, self.num_steps)
@@ -81,13 +90,13 @@ class Strategy:
     def rmse(self, workload: Workload, participation: Participation) -> float:
         """Root mean squared error of the models at noise multiplier 1.
 
-        dp-lambda-cgd, eq. 6: `||A C^-1||_F / sqrt(n) * sens(C)`.
+        arXiv:2601.22334, eq. 6: `||A C^-1||_F / sqrt(n) * sens(C)`.
         """
         mean = error.root_mean_squared_error(self.per_step_squared_error(workload))
         return mean * self.sensitivity(participation).value
 
     def max_se(self, workload: Workload, participation: Participation) -> float:
-        """Largest error of a model at noise multiplier 1 (dp-lambda-cgd, eq. 7)."""
+        """Largest error of a model at noise multiplier 1 (arXiv:2601.22334, eq. 7)."""
         largest = error.max_error(self.per_step_squared_error(workload))
         return largest * self.sensitivity(participation).value
 

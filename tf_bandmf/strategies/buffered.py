@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tf_bandmf import matrices
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, register
@@ -38,7 +39,7 @@ def blt(
     """The BLT strategy with the least error for a number of buffers.
 
     Its first column is positive and decreasing by construction, so that the sensitivity
-    under min-separation is exact (dp-lambda-cgd, Theorem 1). The logarithm of the
+    under min-separation is exact (arXiv:2601.22334, Theorem 1). The logarithm of the
     error, not convex in the decays, is minimized by L-BFGS with exact gradients, for
     1, 2, ... buffers in turn, each from the optimum before with a new buffer added at
     several places. It ends early when one more buffer gains nothing, as happens for many
@@ -63,15 +64,12 @@ def blt(
     """
     if objective not in ("mean", "max"):
         raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
-    if isinstance(num_buffers, bool) or not 1 <= num_buffers <= _MAX_BUFFERS:
-        raise ValueError(
-            f"num_buffers must be from 1 to {_MAX_BUFFERS}, found {num_buffers!r}."
-        )
+    num_buffers = whole_number("num_buffers", num_buffers, most=_MAX_BUFFERS)
     problem = _Problem(workload, participation, objective)
     decays, inverse_decays = np.zeros(0), np.zeros(0)
     best = None
     iterations = 0
-    for _ in range(int(num_buffers)):
+    for _ in range(num_buffers):
         starts = _starts(problem, decays, inverse_decays, workload.num_steps)
         screened = [problem.minimize(start, _SCREENING_ITERATIONS) for start in starts]
         screened.sort(key=lambda run: run.fun)

@@ -1,7 +1,7 @@
 """DP-lambda-CGD: each step cancels a fraction of the previous step's noise.
 
 Kalinin, McKenna, Pagh, Lampert: "DP-lambda-CGD: Efficient Noise Correlation for
-Differentially Private Model Training" (cited as dp-lambda-cgd).
+Differentially Private Model Training", arXiv:2601.22334.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tf_bandmf.workloads import Workload
 def lambda_cgd(
     num_steps: int, lambda_: float, column_normalized: bool = False
 ) -> Strategy:
-    """`C^-1` has ones on its diagonal and `-lambda` below it (dp-lambda-cgd, eq. 8, 9).
+    """`C^-1` has ones on its diagonal and `-lambda` below it (arXiv:2601.22334, eq. 8, 9).
 
     The noise of step `i` is `z[i] - lambda z[i-1]`; `z[i-1]` is generated again from
     the key, so that nothing is stored.
@@ -29,7 +29,7 @@ def lambda_cgd(
       num_steps: n.
       lambda_: lambda in [0, 1), the fraction of the previous noise that is cancelled;
         0 is DP-SGD.
-      column_normalized: scale the columns of `C` to norm 1 (dp-lambda-cgd, App. A).
+      column_normalized: scale the columns of `C` to norm 1 (arXiv:2601.22334, App. A).
 
     Raises:
       ValueError: if lambda is outside of [0, 1) or not finite.
@@ -57,7 +57,7 @@ def optimized_lambda_cgd(
       workload: what the models sum.
       participation: under which the sensitivity is taken.
       objective: "mean" for the RMSE, "max" for the MaxSE. The minimizer of the MaxSE is
-        never smaller than that of the RMSE (dp-lambda-cgd, Lemma 3).
+        never smaller than that of the RMSE (arXiv:2601.22334, Lemma 3).
       column_normalized: as in `lambda_cgd`.
 
     Raises:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
+from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.strategies.registry import default_bands
+from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
+    from tf_bandmf.optimize.objectives import Objective
     from tf_bandmf.optimize.result import OptimizationResult
 
 
@@ -18,12 +23,7 @@ def check_bands(bands: int, num_steps: int) -> int:
     Raises:
       ValueError: if it is not a whole number from 1 to `num_steps`.
     """
-    if isinstance(bands, bool) or int(bands) != bands or not 1 <= bands <= num_steps:
-        raise ValueError(
-            f"bands must be a whole number from 1 to num_steps = {num_steps}, found "
-            f"{bands!r}."
-        )
-    return int(bands)
+    return whole_number("bands", bands, most=num_steps, most_is="num_steps")
 
 
 def fit_bands(x: np.ndarray, bands: int) -> np.ndarray:
@@ -60,6 +60,29 @@ def toeplitz_start(
     return fit_bands(column[: banded.bands], bands)
 
 
-def diagnostics(objective_name: str, result: OptimizationResult) -> dict[str, Any]:
+def diagnostics(objective: Objective, result: OptimizationResult) -> dict[str, Any]:
     """`Strategy.diagnostics` of an optimized strategy."""
-    return {"objective": objective_name, **result.diagnostics()}
+    return {"objective": objective.name, **result.diagnostics()}
+
+
+def builder(optimize: Callable[..., Strategy]) -> Callable[..., Strategy]:
+    """`Family.build` of an optimizer of (workload, participation, bands)."""
+
+    def build(
+        workload: Workload,
+        participation: Participation,
+        bands: int | None = None,
+        column_normalized: bool = False,
+        objective: str = "mean",
+    ) -> Strategy:
+        if bands is None:
+            bands = default_bands(workload, participation)
+        return optimize(
+            workload,
+            participation,
+            bands,
+            column_normalized=column_normalized,
+            objective=objective,
+        )
+
+    return build

@@ -13,12 +13,15 @@ from tf_bandmf import matrices
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
-from tf_bandmf.strategies.registry import Family, Option, default_bands, register
+from tf_bandmf.strategies.registry import Family, Option, register
 from tf_bandmf.strategies.square_root import square_root_coefficients
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
+    from tf_bandmf.optimize.lbfgs import Options
     from tf_bandmf.optimize.objectives import ObjectiveLike
+
+_GRADIENT_TOLERANCE = 1e-7
 
 
 def optimized_toeplitz(
@@ -30,7 +33,7 @@ def optimized_toeplitz(
     column_normalized: bool = False,
     start: Strategy | None = None,
     max_iterations: int = 500,
-    gradient_tolerance: float = 1e-7,
+    gradient_tolerance: float = _GRADIENT_TOLERANCE,
     progress: bool | None = None,
 ) -> Strategy:
     """The banded Toeplitz `C` with the smallest error at sensitivity 1.
@@ -62,45 +65,31 @@ def optimized_toeplitz(
     Raises:
       ValueError: if an argument is out of range.
     """
-    (strategy,) = optimized_toeplitz_family(
-        workload,
-        participation,
-        [bands],
-        objective=objective,
-        column_normalized=column_normalized,
-        start=start,
+    from tf_bandmf.optimize import lbfgs
+
+    options = lbfgs.Options(
         max_iterations=max_iterations,
         gradient_tolerance=gradient_tolerance,
         progress=progress,
     )
-    return strategy
+    (found,) = _optimized(workload, participation, [bands], objective, start, options)
+    return found.normalize_columns() if column_normalized else found
 
 
-def optimized_toeplitz_family(  # noqa: D417
+def _optimized(
     workload: Workload,
     participation: Participation,
     bands: Sequence[int],
-    *,
-    objective: ObjectiveLike = "mean",
-    column_normalized: bool = False,
-    start: Strategy | None = None,
-    max_iterations: int = 500,
-    gradient_tolerance: float = 1e-7,
-    progress: bool | None = None,
+    objective: ObjectiveLike,
+    start: Strategy | None,
+    options: Options,
 ) -> list[Strategy]:
-    """`optimized_toeplitz` for several numbers of bands, in a fraction of the time.
+    """For each number of bands, together in a fraction of the time.
 
-    Tracing takes longer than optimizing: it is done once for all.
-
-    Args:
-      bands: numbers of diagonals; several must not exceed the separation.
-      workload, participation, objective, column_normalized, start, max_iterations,
-        gradient_tolerance, progress: as for `optimized_toeplitz`.
-
-    Raises:
-      ValueError: if an argument is out of range.
+    Tracing takes longer than optimizing: it is done once for all. Several numbers of
+    bands must not exceed the separation.
     """
-    from tf_bandmf.optimize import lbfgs, objectives
+    from tf_bandmf.optimize import objectives
     from tf_bandmf.optimize import toeplitz as problem
 
     n = workload.num_steps
@@ -119,43 +108,19 @@ def optimized_toeplitz_family(  # noqa: D417
         if initial is None:
             initial = square_root_coefficients(workload, count)
         starts.append(initial)
-    options = lbfgs.Options(
-        max_iterations=max_iterations,
-        gradient_tolerance=gradient_tolerance,
-        progress=progress,
-    )
     participations = min(participation.participations(n), -(-n // separation))
     found = problem.optimize(
         workload, goal, starts, separation, participations, options
     )
-    strategies = [
+    return [
         Strategy(
             "toeplitz",
             matrices.ToeplitzBanded(coefficients, n),
             {"bands": count},
-            optimized.diagnostics(goal.name, result),
+            optimized.diagnostics(goal, result),
         )
         for count, (coefficients, result) in zip(counts, found)
     ]
-    if column_normalized:
-        return [strategy.normalize_columns() for strategy in strategies]
-    return strategies
-
-
-def _build(
-    workload: Workload,
-    participation: Participation,
-    bands: int | None = None,
-    column_normalized: bool = False,
-    objective: str = "mean",
-) -> Strategy:
-    return optimized_toeplitz(
-        workload,
-        participation,
-        default_bands(workload, participation) if bands is None else bands,
-        objective=objective,
-        column_normalized=column_normalized,
-    )
 
 
 def _build_many(
@@ -164,15 +129,17 @@ def _build_many(
     bands: Sequence[int],
     column_normalized: bool,
 ) -> Iterator[Strategy]:
-    yield from optimized_toeplitz_family(
-        workload, participation, bands, column_normalized=column_normalized
-    )
+    from tf_bandmf.optimize import lbfgs
+
+    options = lbfgs.Options(gradient_tolerance=_GRADIENT_TOLERANCE)
+    for found in _optimized(workload, participation, bands, "mean", None, options):
+        yield found.normalize_columns() if column_normalized else found
 
 
 register(
     Family(
         "toeplitz",
-        _build,
+        optimized.builder(optimized_toeplitz),
         "C banded Toeplitz, optimized",
         Option("bands", typical="16"),
         auto=5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.matrices import dyadic_tree
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
@@ -26,11 +27,7 @@ def binary_tree(num_steps: int) -> Strategy:
     Raises:
       ValueError: if num_steps is not an int from 1 to 20,000.
     """
-    if isinstance(num_steps, bool) or not 1 <= num_steps <= _LARGEST_NUM_STEPS:
-        raise ValueError(
-            f"num_steps of the binary tree must be an int from 1 to "
-            f"{_LARGEST_NUM_STEPS}, found {num_steps!r}."
-        )
+    whole_number("num_steps of the binary tree", num_steps, most=_LARGEST_NUM_STEPS)
     return Strategy("tree", dyadic_tree.DyadicTree(num_steps))
 
 

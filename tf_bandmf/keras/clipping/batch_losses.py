@@ -29,15 +29,15 @@ def refuse_comparisons(
     """Refuses a loss that combines examples otherwise than by a sum or mean.
 
     Args:
-        model: A compiled model.
-        y: Targets, nested tensors [B, ...] of the graph that is being made.
-        y_pred: Predictions, likewise.
-        sample_weight: None, or likewise.
-        size: B, which occurs nowhere else in the shapes.
+      model: a compiled model.
+      y: targets, nested tensors [B, ...] of the graph that is being made.
+      y_pred: predictions, likewise.
+      sample_weight: None, or likewise.
+      size: B, which occurs nowhere else in the shapes.
 
     Raises:
-        UnsupportedModelError: If it does so for certain. A loss of which it is not known
-            is executed for each example by itself like any other.
+      UnsupportedModelError: if it does so for certain. A loss of which it is not known
+        is executed for each example by itself like any other.
     """
     loss = compiled_loss(model)
     for part in loss._flat_losses or keras.tree.flatten(loss._user_loss):

@@ -11,13 +11,13 @@ def to_tensors(structure: Any) -> Any:
     """Converts every array in a structure to a dense tensor; None stays None.
 
     Args:
-        structure: Nested arrays or tensors of shape [B, ...].
+      structure: nested arrays or tensors of shape [B, ...].
 
     Returns:
-        The same structure of tensors.
+      The same structure of tensors.
 
     Raises:
-        ValueError: If a leaf is ragged or sparse, or has no batch dimension.
+      ValueError: if a leaf is ragged or sparse, or has no batch dimension.
     """
 
     def convert(leaf: Any) -> Any:
@@ -56,13 +56,13 @@ def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
     """Returns the batch size of a structure, if known statically, and as a tensor.
 
     Args:
-        structure: Nested tensors of shape [B, ...].
+      structure: nested tensors of shape [B, ...].
 
     Returns:
-        The static size or None, and a scalar int32 tensor.
+      The static size or None, and a scalar int32 tensor.
 
     Raises:
-        ValueError: If there is no tensor, or the static sizes differ.
+      ValueError: if there is no tensor, or the static sizes differ.
     """
     leaves = tensor_leaves(structure)
     if not leaves:

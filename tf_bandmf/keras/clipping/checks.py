@@ -23,10 +23,10 @@ def check_supported(model: keras.Model) -> None:
     called in loops, added losses) is refused when the step is traced.
 
     Args:
-        model: A built model.
+      model: a built model.
 
     Raises:
-        UnsupportedModelError: With the layer, the reason and what to change.
+      UnsupportedModelError: with the layer, the reason and what to change.
     """
     if not model.built:
         raise UnsupportedModelError(

@@ -23,11 +23,11 @@ class Forward:
     """A recorded forward pass.
 
     Attributes:
-        y_pred: The model's output.
-        losses: [B], each example's loss alone.
-        recorder: The calls of tapped layers.
-        log: Where weights were read.
-        tape: Gives gradients of losses with respect to taps.
+      y_pred: the model's output.
+      losses: [B], each example's loss alone.
+      recorder: the calls of tapped layers.
+      log: where weights were read.
+      tape: gives gradients of losses with respect to taps.
     """
 
     y_pred: Any
@@ -55,20 +55,20 @@ def run_forward(
     """Runs the model and its loss, recording tapped calls.
 
     Args:
-        model: A built and compiled model.
-        variables: Its trainable variables.
-        units: The layers to tap.
-        data: (x, y, sample_weight), tensors [B, ...].
-        shapes: What is known about the batch dimension of each call, by position;
-            None while that is found out.
-        trace: Notes what shows that examples are independent.
+      model: a built and compiled model.
+      variables: its trainable variables.
+      units: the layers to tap.
+      data: (x, y, sample_weight), tensors [B, ...].
+      shapes: what is known about the batch dimension of each call, by position;
+        None while that is found out.
+      trace: notes what shows that examples are independent.
 
     Returns:
-        The recorded pass.
+      The recorded pass.
 
     Raises:
-        UnsupportedModelError: If a weight is read outside its layer, a layer is
-            called inside a loop, or a layer adds a loss.
+      UnsupportedModelError: if a weight is read outside its layer, a layer is
+        called inside a loop, or a layer adds a loss.
     """
     x, y, sample_weight = data
     loss = compiled_loss(model)

@@ -18,8 +18,7 @@ from keras.src.losses import loss as loss_module
 from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.independence import current_trace
-from tf_bandmf.keras.clipping.vectorizing import vectorized_map
+from tf_bandmf.keras.clipping.vectorized import map_examples
 
 _UNINITIALIZED = "uninitialized_variables"
 _LOCK = threading.RLock()
@@ -57,13 +56,13 @@ def compiled_loss(model: keras.Model) -> CompileLoss:
     """Returns a copy of a model's compiled loss without side effects.
 
     Args:
-        model: A compiled model.
+      model: a compiled model.
 
     Returns:
-        A callable of (y, y_pred, sample_weight).
+      A callable of (y, y_pred, sample_weight).
 
     Raises:
-        UnsupportedModelError: If the model has no compiled loss.
+      UnsupportedModelError: if the model has no compiled loss.
     """
     source = getattr(model, "_compile_loss", None)
     if source is None:
@@ -110,13 +109,13 @@ def per_example_losses(
     """Computes the loss of every example alone.
 
     Args:
-        loss: From `compiled_loss`.
-        y: Targets, nested tensors [B, ...].
-        y_pred: Predictions, nested tensors [B, ...].
-        sample_weight: None, or nested tensors [B, ...].
+      loss: from `compiled_loss`.
+      y: targets, nested tensors [B, ...].
+      y_pred: predictions, nested tensors [B, ...].
+      sample_weight: None, or nested tensors [B, ...].
 
     Returns:
-        Losses [B].
+      Losses [B].
     """
     structure = (y, y_pred, sample_weight)
     leaves = keras.tree.flatten(structure)
@@ -129,10 +128,10 @@ def per_example_losses(
     ]
     tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
     elements = (tensors, [value for *_, value in extras])
-    # Nothing else has seen the copies: who reads them reads one example of them.
-    copies = tf.nest.map_structure(tf.identity, elements)
 
-    def one_example(element: tuple[list[tf.Tensor], list[tf.Tensor]]) -> tf.Tensor:
+    def one_example(
+        element: tuple[list[tf.Tensor], list[tf.Tensor]],
+    ) -> list[tf.Tensor]:
         remaining = iter(element[0])
         example = [
             next(remaining)[None] if tf.is_tensor(leaf) else leaf for leaf in leaves
@@ -141,12 +140,8 @@ def per_example_losses(
             setattr(example[index], name, value[None])
         one_y, one_y_pred, one_weight = keras.tree.pack_sequence_as(structure, example)
         value = loss(one_y, one_y_pred, one_weight)
-        return tf.reduce_sum(tf.convert_to_tensor(value))
+        return [tf.reduce_sum(tf.convert_to_tensor(value))]
 
     with unscaled_losses():
-        losses = vectorized_map(one_example, copies)
-    trace = current_trace()
-    if trace is not None:
-        flat = (tf.nest.flatten(elements), tf.nest.flatten(copies))
-        trace.isolated("The loss", *flat, [losses], repeated=False)
+        (losses,) = map_examples(one_example, elements, "The loss", repeated=False)
     return losses

@@ -21,13 +21,13 @@ def metrics_change_no_weights(model: keras.Model) -> Iterator[None]:
     """Refuses metrics that, when they are updated in the body, change a weight.
 
     Args:
-        model: The model whose metrics are updated.
+      model: the model whose metrics are updated.
 
     Yields:
-        Nothing.
+      Nothing.
 
     Raises:
-        UnsupportedModelError: If one does, with the weight.
+      UnsupportedModelError: if one does, with the weight.
     """
     weights = [v for v in model.weights if "seed_generator" not in v.path]
     if tf.executing_eagerly():

@@ -22,13 +22,13 @@ def in_groups(
     of a loop that may not overlap.
 
     Args:
-        function: Returns a list of sums over the group and nested results [m, ...].
-        data: Nested tensors [B, ...].
-        size: B, scalar int32.
-        group_size: Examples per group, m. The last group is padded with zeros.
+      function: Returns a list of sums over the group and nested results [m, ...].
+      data: nested tensors [B, ...].
+      size: B, scalar int32.
+      group_size: examples per group, m. The last group is padded with zeros.
 
     Returns:
-        The sums over all groups, and the results of all examples, [B, ...].
+      The sums over all groups, and the results of all examples, [B, ...].
     """
     groups = tf.maximum((size + group_size - 1) // group_size, 1)
     total = groups * group_size

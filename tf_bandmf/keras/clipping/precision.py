@@ -27,7 +27,7 @@ def check_matmul_precision() -> None:
     """Refuses settings that round the operands of float32 products.
 
     Raises:
-        RuntimeError: With the setting, and how to change it.
+      RuntimeError: with the setting, and how to change it.
     """
     if tf.config.experimental.tensor_float_32_execution_enabled() and any(
         map(_has_tensor_float_32, tf.config.get_visible_devices("GPU"))

@@ -47,18 +47,18 @@ def prove(
     """Shows that a forward pass keeps examples apart.
 
     Args:
-        model: The model.
-        forward: Its recorded forward pass and losses.
-        trace: What was noted while it was recorded.
-        generators: The generators that were drawn from.
-        alone: Layers that were executed for each example by itself.
+      model: the model.
+      forward: its recorded forward pass and losses.
+      trace: what was noted while it was recorded.
+      generators: the generators that were drawn from.
+      alone: layers that were executed for each example by itself.
 
     Returns:
-        None; or a layer of which it cannot be shown, and which must be executed for
-        each example by itself.
+      None; or a layer of which it cannot be shown, and which must be executed for
+      each example by itself.
 
     Raises:
-        UnsupportedModelError: If it cannot be shown and there is no such layer.
+      UnsupportedModelError: if it cannot be shown and there is no such layer.
     """
     try:
         trace.refuse_stops()
@@ -93,7 +93,7 @@ def refuse_state(
     """Refuses writes to variables, and code of the host, since the trace began.
 
     Raises:
-        UnsupportedModelError: With the operation and its layer.
+      UnsupportedModelError: with the operation and its layer.
     """
     allowed = set()
     for generator in generators:
@@ -123,7 +123,7 @@ def refuse_shared_reads(model: keras.Model, trace: Trace) -> None:
     """Refuses what ran for each example by itself but saw others.
 
     Raises:
-        UnsupportedModelError: With the layer.
+      UnsupportedModelError: with the layer.
     """
     try:
         trace.check_isolation()

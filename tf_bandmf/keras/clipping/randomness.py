@@ -103,8 +103,8 @@ def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
         except StopIteration:
             raise RuntimeError(
                 "A layer drew more random numbers when it was run again than in "
-                "the forward pass; per-example gradients need a layer that draws "
-                "the same numbers of times each call."
+                "the forward pass; for per-example gradients a layer must make the "
+                "same number of draws in every call."
             ) from None
 
     with seeds_from(replay):

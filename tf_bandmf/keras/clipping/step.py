@@ -32,16 +32,16 @@ def proved_forward(
     if it is known, so that the model cannot compute with it unseen.
 
     Args:
-        model: A built and compiled model.
-        variables: Its trainable variables.
-        data: (x, y, sample_weight), tensors [B, ...].
+      model: a built and compiled model.
+      variables: its trainable variables.
+      data: (x, y, sample_weight), tensors [B, ...].
 
     Yields:
-        The recorded pass; what is made of it in the body belongs to the step.
+      The recorded pass; what is made of it in the body belongs to the step.
 
     Raises:
-        UnsupportedModelError: If an example's gradient may depend on other examples, or
-            the step changes a variable.
+      UnsupportedModelError: if an example's gradient may depend on other examples, or
+        the step changes a variable.
     """
     alone: Sequence[Any] = ()
     data = batching.map_tensors(_without_batch_size, data)

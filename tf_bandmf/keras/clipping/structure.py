@@ -51,8 +51,8 @@ class Structure:
     """What a trace of a model proved.
 
     Attributes:
-        shapes: For each tapped call, by position, what it gets per example.
-        alone: Layers that must be executed for each example by itself.
+      shapes: for each tapped call, by position, what it gets per example.
+      alone: layers that must be executed for each example by itself.
     """
 
     shapes: Mapping[int, CallShape]
@@ -68,16 +68,16 @@ def structure_of(
     """Traces a model and returns what its tapped calls get per example.
 
     Args:
-        model: A built and compiled model.
-        variables: Its trainable variables.
-        data: (x, y, sample_weight), tensors [B, ...].
-        alone: Layers that are known to need execution for each example by itself.
+      model: a built and compiled model.
+      variables: its trainable variables.
+      data: (x, y, sample_weight), tensors [B, ...].
+      alone: layers that are known to need execution for each example by itself.
 
     Returns:
-        The structure of the model's calls.
+      The structure of the model's calls.
 
     Raises:
-        UnsupportedModelError: If the model has a structure that is not supported.
+      UnsupportedModelError: if the model has a structure that is not supported.
     """
     leaves = batching.tensor_leaves(data)
     key = (

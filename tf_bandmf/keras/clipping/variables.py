@@ -13,10 +13,10 @@ def tensorflow_variable(variable: Any) -> tf.Variable:
     `variable.value` is not it: under an autocast scope that is a cast tensor.
 
     Args:
-        variable: A Keras variable.
+      variable: A Keras variable.
 
     Returns:
-        The (possibly distributed) TensorFlow variable.
+      The (possibly distributed) TensorFlow variable.
     """
     return variable._value
 
@@ -25,7 +25,7 @@ class VariableIndex:
     """Finds the Keras variable to which a TensorFlow variable or handle belongs.
 
     Args:
-        variables: Keras variables; each must be built.
+      variables: Keras variables; each must be built.
     """
 
     def __init__(self, variables: Iterable[Any]) -> None:

@@ -106,7 +106,7 @@ _CONDITIONS: dict[str, Condition] = {
         ).split(),
         _always,
     ),
-    **dict.fromkeys("LSTM GRU SimpleRNN RNN ConvLSTM1D ConvLSTM2D".split(), _recurrent),
+    **dict.fromkeys("LSTM GRU SimpleRNN RNN".split(), _recurrent),
     **dict.fromkeys(
         "Add Subtract Multiply Average Maximum Minimum".split(), _same_ranks
     ),
@@ -149,10 +149,10 @@ def acts_on_each_example(layer: Any, ranks: Ranks | None, call: Any = None) -> b
     """Whether a layer is known to act on each example alone.
 
     Args:
-        layer: A built layer.
-        ranks: Of the tensors it is called on; None for layers inside of others in the
-            list, which call them as Keras does.
-        call: The layer's own `call` if another one is in its place now.
+      layer: a built layer.
+      ranks: of the tensors it is called on; None for layers inside of others in the
+        list, which call them as Keras does.
+      call: the layer's own `call` if another one is in its place now.
     """
     if is_vouched(layer):
         return True

@@ -23,7 +23,7 @@ def refuse_unknown(op: Any) -> None:
     """Refuses an operation with a gradient that is not TensorFlow's own.
 
     Raises:
-        NotIndependent: If its gradient is replaced by one that is not known here.
+      NotIndependent: if its gradient is replaced by one that is not known here.
     """
     try:
         name = op.get_attr(_ATTRIBUTE)

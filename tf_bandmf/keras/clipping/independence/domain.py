@@ -41,11 +41,11 @@ class Value:
     """An abstract value.
 
     Attributes:
-        kind: What the tensor may depend on.
-        axis: Of PER_EXAMPLE and INDEX: the axis of the batch, not negative.
-        rows: Size of that axis, a multiple of B.
-        content: Of an integer scalar or vector: its entries, where known.
-        element: Of LIST: the value of all its elements; None while it is empty.
+      kind: what the tensor may depend on.
+      axis: of PER_EXAMPLE and INDEX: the axis of the batch, not negative.
+      rows: size of that axis, a multiple of B.
+      content: of an integer scalar or vector: its entries, where known.
+      element: of LIST: the value of all its elements; None while it is empty.
     """
 
     kind: Kind
@@ -87,9 +87,9 @@ class NotIndependent(Exception):
     """An operation cannot be shown to keep examples apart.
 
     Args:
-        reason: What it does, or why nothing is known.
-        operation: The operation of the graph, if it is one.
-        mixes: Whether it combines examples for certain.
+      reason: what it does, or why nothing is known.
+      operation: the operation of the graph, if it is one.
+      mixes: whether it combines examples for certain.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def join(first: Value, second: Value) -> Value:
     """The value of a tensor that is one or the other (branches, loop iterations).
 
     Raises:
-        NotIndependent: If no value describes both.
+      NotIndependent: if no value describes both.
     """
     if first == second:
         return first

@@ -197,7 +197,7 @@ def aligned(node: Node, indices: Sequence[int]) -> Value:
     """The value of inputs combined entry by entry, broadcast to a common shape.
 
     Raises:
-        NotIndependent: If they have the batch at different places.
+      NotIndependent: if they have the batch at different places.
     """
     outputs_rank = max(node.rank(index) for index in indices)
     place: int | None = None  # From the last axis: 1 is the last one.

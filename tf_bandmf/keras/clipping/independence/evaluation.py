@@ -35,9 +35,9 @@ class Node:
     """An operation with the abstract values of its inputs.
 
     Attributes:
-        op: The operation.
-        values: Of its inputs, in order.
-        graph: Evaluates other graphs, and knows sizes.
+      op: the operation.
+      values: of its inputs, in order.
+      graph: evaluates other graphs, and knows sizes.
     """
 
     op: Any
@@ -66,7 +66,7 @@ class Node:
         """Entries of an input, which must be constant integers.
 
         Raises:
-            NotIndependent: If they are not.
+          NotIndependent: if they are not.
         """
         entries = sizes.as_tuple(self.content(index))
         if entries is None or any(entry.symbols for entry in entries):
@@ -98,12 +98,12 @@ class Evaluation:
     """Abstract values of one graph's tensors.
 
     Args:
-        known: Values of tensors that are given, by id: inputs, outputs of layers.
-        pending: Tensors whose value is found from other tensors by a function: id ->
-            (tensors it needs, function of their values).
-        static_batch: If not None, the batch size is this number, which occurs nowhere
-            else: its multiples in shapes are multiples of the batch size.
-        sums: Whether sums over examples are followed (for losses).
+      known: values of tensors that are given, by id: inputs, outputs of layers.
+      pending: tensors whose value is found from other tensors by a function: id ->
+        (tensors it needs, function of their values).
+      static_batch: if not None, the batch size is this number, which occurs nowhere
+        else: its multiples in shapes are multiples of the batch size.
+      sums: whether sums over examples are followed (for losses).
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Evaluation:
         """The value of a tensor.
 
         Raises:
-            NotIndependent: If it may depend on several examples, with the operation.
+          NotIndependent: if it may depend on several examples, with the operation.
         """
         stack = [tensor]
         while stack:

@@ -43,7 +43,7 @@ def filled(shape: Content) -> Value:
     """The value of something that is the same, or drawn anew, for each example.
 
     Raises:
-        NotIndependent: If no axis, or several, can be the batch.
+      NotIndependent: if no axis, or several, can be the batch.
     """
     entries = as_tuple(shape)
     if entries is None:

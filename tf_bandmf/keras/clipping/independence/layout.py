@@ -32,7 +32,7 @@ def needs_rows(value: Value) -> Dim:
     """The rows of a PER_EXAMPLE value.
 
     Raises:
-        NotIndependent: For values of other kinds.
+      NotIndependent: for values of other kinds.
     """
     if value.kind is Kind.SIZE:
         raise NotIndependent(

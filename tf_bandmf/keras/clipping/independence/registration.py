@@ -22,14 +22,14 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
     for each example by itself the time that this takes.
 
     Args:
-        layer_class: a subclass of `keras.layers.Layer`. Its subclasses are not included.
-            Tensors among the arguments and results of `call` have the batch first.
+      layer_class: a subclass of `keras.layers.Layer`. Its subclasses are not included.
+        Tensors among the arguments and results of `call` have the batch first.
 
     Returns:
-        The class.
+      The class.
 
     Raises:
-        TypeError: if it is not a class of layers.
+      TypeError: if it is not a class of layers.
     """
     if not (isinstance(layer_class, type) and issubclass(layer_class, keras.Layer)):
         raise TypeError(

@@ -81,9 +81,9 @@ def combine(kind: str, first: Dim, second: Dim) -> Dim:
     """Result of an integer operation on two sizes.
 
     Args:
-        kind: Type of the operation, as `Mul`.
-        first: Its first operand.
-        second: Its second operand.
+      kind: type of the operation, as `Mul`.
+      first: its first operand.
+      second: its second operand.
     """
     exact: Dim | None = None
     if kind == "Mul":

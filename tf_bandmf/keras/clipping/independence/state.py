@@ -51,7 +51,7 @@ def refuse_host_operation(op: Any) -> None:
     """Refuses an operation with effects or inputs that a graph does not show.
 
     Raises:
-        NotIndependent: If it is neither stateless nor known.
+      NotIndependent: if it is neither stateless nor known.
     """
     if _is_benign(op.type, op.graph):
         return
@@ -78,12 +78,12 @@ def refuse_state(
     """Refuses operations that write variables, or act outside of the graph.
 
     Args:
-        operations: Of one graph; functions that they call are searched as well.
-        is_seed: Whether a handle is that of a random generator's counter.
-        is_metric: Whether a handle is that of a metric, which knows the data.
+      operations: of one graph; functions that they call are searched as well.
+      is_seed: whether a handle is that of a random generator's counter.
+      is_metric: whether a handle is that of a metric, which knows the data.
 
     Raises:
-        NotIndependent: With the operation.
+      NotIndependent: with the operation.
     """
     for op in operations:
         if any(t.dtype == tf.resource and is_metric(t) for t in op.inputs):

@@ -58,8 +58,8 @@ class Trace:
     """Notes where the graph of a step comes from, and finds out what depends on what.
 
     Args:
-        examples: The tensors [B, ...] that the model and the loss are given.
-        static_batch: If not None, B, which occurs nowhere else in the model's shapes.
+      examples: the tensors [B, ...] that the model and the loss are given.
+      static_batch: if not None, B, which occurs nowhere else in the model's shapes.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Trace:
         """Whether a layer is in the closed list, with such inputs.
 
         Args:
-            layer: The layer.
-            call: Its own `call`.
-            inputs: Nested arguments.
+          layer: the layer.
+          call: its own `call`.
+          inputs: nested arguments.
         """
         leaves = [t for t in keras.tree.flatten(inputs) if tf.is_tensor(t)]
         if not leaves or any(
@@ -116,10 +116,10 @@ class Trace:
         """Notes what a layer of the closed list returned.
 
         Args:
-            window: Of its call.
-            inputs: Nested arguments.
-            outputs: What it returned.
-            spread: Whether an output without a batch was repeated for every example.
+          window: of its call.
+          inputs: nested arguments.
+          outputs: what it returned.
+          spread: whether an output without a batch was repeated for every example.
         """
         layer = window.layer
         given = _tensors(inputs)
@@ -170,13 +170,13 @@ class Trace:
         """Notes that something was executed for each example by itself.
 
         Args:
-            name: What was executed.
-            elements: Tensors [B, ...] that were cut into examples.
-            copies: Copies of these that nothing else has seen.
-            outputs: Results [B, ...].
-            backward: Whether the elements are gradients of the losses, which the
-                forward pass decides about.
-            repeated: Whether it runs a second time for its gradient.
+          name: what was executed.
+          elements: tensors [B, ...] that were cut into examples.
+          copies: copies of these that nothing else has seen.
+          outputs: results [B, ...].
+          backward: whether the elements are gradients of the losses, which the
+            forward pass decides about.
+          repeated: whether it runs a second time for its gradient.
         """
 
         def finish(values: list[Value]) -> Value:
@@ -204,7 +204,7 @@ class Trace:
         """Shows that every tensor that is asked for depends on its own example alone.
 
         Raises:
-            NotIndependent: If that cannot be shown.
+          NotIndependent: if that cannot be shown.
         """
         evaluation = Evaluation(self._known, self._pending, static_batch=self._static)
         for tensor, batched in self._required:
@@ -222,7 +222,7 @@ class Trace:
         """Shows that what ran for each example by itself saw nothing else.
 
         Raises:
-            NotIndependent: If it reads a tensor of the whole batch.
+          NotIndependent: if it reads a tensor of the whole batch.
         """
         for isolated in self._isolated:
             self._check_isolated(isolated)
@@ -263,7 +263,7 @@ class Trace:
         """Refuses writes to variables and host code since the trace began.
 
         Raises:
-            NotIndependent: With the operation.
+          NotIndependent: with the operation.
         """
         operations = self._graph.get_operations()[self._start :]
         state.refuse_state(operations, is_seed, is_metric)

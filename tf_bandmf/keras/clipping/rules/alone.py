@@ -20,6 +20,7 @@ from tf_bandmf.keras.clipping.randomness import (
 )
 from tf_bandmf.keras.clipping.rules import generic
 from tf_bandmf.keras.clipping.rules.base import LayerCall
+from tf_bandmf.keras.clipping.vectorized import map_examples
 
 # Their results have sizes that depend on the data, and cannot be put side by side.
 _RAGGED = frozenset(
@@ -33,7 +34,6 @@ class AloneRule(generic.GenericRule):
     """Runs the layer on each example separately, in the forward pass too."""
 
     def forward(self, call: LayerCall) -> Any:
-        """See the base class."""
         inputs = generic._batched(call)
         if not inputs:
             raise UnsupportedModelError(
@@ -52,7 +52,6 @@ class AloneRule(generic.GenericRule):
     def factors(
         self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
     ) -> Mapping[int, Factor]:
-        """See the base class."""
         return super().factors(call, gradients) if call.variables else {}
 
 
@@ -75,7 +74,7 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     def run(*tensors: tf.Tensor) -> Any:
         elements = (list(tensors), seeds)
         with _explained(call):
-            leaves = generic.map_examples(one_example, elements, generic._name(call))
+            leaves = map_examples(one_example, elements, generic._name(call))
         rest[:] = leaves
         kept = [leaf for leaf, f in zip(leaves, floating, strict=True) if f]
 
@@ -135,7 +134,7 @@ def _backward(
     dense = [tf.convert_to_tensor(gradient) for gradient in upstream]
     elements = (list(inputs), dense, call.notes["seeds"])
     with _explained(call):
-        results = generic.map_examples(
+        results = map_examples(
             one_example, elements, generic._name(call), backward=True
         )
     for index, result in zip(wanted, results, strict=True):

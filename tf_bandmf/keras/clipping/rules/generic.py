@@ -7,18 +7,15 @@ the layer per example.
 
 import contextlib
 import copy
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from tensorflow.python.ops import gen_math_ops
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors import Factor, Instantiated
-from tf_bandmf.keras.clipping.independence import current_trace
 from tf_bandmf.keras.clipping.randomness import (
     per_example_seeds,
     recorded_draws,
@@ -26,9 +23,8 @@ from tf_bandmf.keras.clipping.randomness import (
 )
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
 from tf_bandmf.keras.clipping.variables import tensorflow_variable
-from tf_bandmf.keras.clipping.vectorizing import vectorized_map
+from tf_bandmf.keras.clipping.vectorized import map_examples
 
-_PRODUCTS_LOCK = threading.RLock()
 _CONTEXT = "current_call_ctx"
 _AUTOCAST = "autocast_scope"
 
@@ -40,11 +36,9 @@ class GenericRule(Rule):
     runs_again = True
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         return True
 
     def forward(self, call: LayerCall) -> Any:
-        """See the base class."""
         call.notes["scope"] = _Scope()
         call.notes["seeds"] = []
         with recorded_draws() as draws:
@@ -63,7 +57,6 @@ class GenericRule(Rule):
     def factors(
         self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
     ) -> Mapping[int, Factor]:
-        """See the base class."""
         if all(gradient is None for gradient in gradients):
             return {}
         used = [i for i, gradient in enumerate(gradients) if gradient is not None]
@@ -134,12 +127,12 @@ def _run_one(
     """Runs the layer on one example.
 
     Args:
-        call: The recorded call.
-        inputs: The example's slice of each batched argument, without batch dimension.
-        seeds: One seed of shape [2] per random draw of the layer; None to draw.
+      call: the recorded call.
+      inputs: the example's slice of each batched argument, without batch dimension.
+      seeds: one seed of shape [2] per random draw of the layer; None to draw.
 
     Returns:
-        The layer's output for a batch of one.
+      The layer's output for a batch of one.
     """
     slices = {
         id(leaf): value for leaf, value in zip(_batched(call), inputs, strict=True)
@@ -171,68 +164,6 @@ def _forward_per_example(call: LayerCall) -> list[tf.Tensor]:
 
 def _name(call: LayerCall) -> str:
     return f"Layer {call.layer.name!r} ({type(call.layer).__name__})"
-
-
-def map_examples(
-    function: Callable[[Any], list[tf.Tensor]],
-    elements: Any,
-    name: str,
-    *,
-    backward: bool = False,
-) -> list[tf.Tensor]:
-    """Maps a function over examples, vectorized.
-
-    Args:
-        function: Of nested tensors, those of one example; returns a list of tensors.
-        elements: Nested tensors [B, ...].
-        name: What runs, for messages.
-        backward: Whether there are gradients among the elements.
-
-    Returns:
-        Tensors [B, ...].
-    """
-    copies = tf.nest.map_structure(tf.identity, elements)
-    with _without_broadcasting_products():
-        outputs = list(vectorized_map(function, copies))
-    trace = current_trace()
-    if trace is not None:
-        flat = (tf.nest.flatten(elements), tf.nest.flatten(copies))
-        trace.isolated(name, *flat, outputs, backward=backward)
-    return outputs
-
-
-@contextlib.contextmanager
-def _without_broadcasting_products() -> Iterator[None]:
-    """Repeats operands of batched matrix products instead of broadcasting them.
-
-    On CPUs TensorFlow 2.21 (oneDNN) writes out of bounds in the product of [B, 1, M, K]
-    with a broadcast [1, 1, K, N], which is what vectorizing makes of an example's
-    activations times a kernel: it crashes, or returns wrong numbers.
-    """
-    names = ("batch_mat_mul", "batch_mat_mul_v2", "batch_mat_mul_v3")
-    with _PRODUCTS_LOCK:
-        originals = {name: getattr(gen_math_ops, name) for name in names}
-        for name, original in originals.items():
-            setattr(gen_math_ops, name, _repeating(original))
-        try:
-            yield
-        finally:
-            for name, original in originals.items():
-                setattr(gen_math_ops, name, original)
-
-
-def _repeating(product: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    def repeated(x: tf.Tensor, y: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
-        first, second = x.shape[:-2], y.shape[:-2]
-        if not (first.is_fully_defined() and first == second):
-            batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-2], tf.shape(y)[:-2])
-            x, y = (
-                tf.broadcast_to(t, tf.concat([batch, tf.shape(t)[-2:]], axis=0))
-                for t in (x, y)
-            )
-        return product(x, y, *args, **kwargs)
-
-    return repeated
 
 
 def _output_leaves(layer: Any, outputs: Any) -> list[tf.Tensor]:
