@@ -85,13 +85,13 @@ def inputs_of(tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def build_model() -> keras_hub.models.GPT2CausalLM:
-    """A GPT-2 with 0.26 million parameters, over bytes."""
+    """A GPT-2 with 0.12 million parameters, over bytes."""
     backbone = keras_hub.models.GPT2Backbone(
         vocabulary_size=VOCABULARY,
         num_layers=2,
         num_heads=4,
-        hidden_dim=96,
-        intermediate_dim=384,
+        hidden_dim=64,
+        intermediate_dim=256,
         max_sequence_length=2 * LENGTH,
         dropout=0.0,
     )
@@ -165,9 +165,9 @@ def generated(model: keras.Model, prompt: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--text", help="a text file: the private data")
-    parser.add_argument("--epsilon", type=float, default=8.0)
+    parser.add_argument("--epsilon", type=float, default=4.0)
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--learning-rates", type=float, nargs="+", default=[1.0])
     parser.add_argument("--public-epochs", type=int, default=4)

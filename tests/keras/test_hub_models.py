@@ -28,9 +28,9 @@ def preprocessor():
 def train(make_plan):
     """Trains a task privately for one epoch."""
 
-    def run(model, x, y, sample_weight=None, **changes):
+    def run(model, x, y, sample_weight=None, self_check=False, **changes):
         plan = make_plan(epochs=1)
-        tf_bandmf.keras.make_private(model)
+        tf_bandmf.keras.make_private(model, self_check=self_check)
         optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.Adam(0.01), plan)
         hub_models.compile_for_training(model, optimizer, weighted_metrics=[])
         batches = plan.batches(x, y, sample_weight=sample_weight)
@@ -47,7 +47,7 @@ def test_a_task_trains_and_becomes_plain(name, train, tmp_path):
     plain_class = type(model)
     x, y, weight = hub_models.data(name, NUM_EXAMPLES)
     before = [w.copy() for w in model.get_weights()]
-    train(model, x, y, weight)
+    train(model, x, y, weight, self_check=name in ("bert", "distil_bert"))
     assert isinstance(model, tf_bandmf.keras.PrivateTraining)
     assert isinstance(model, plain_class)
     assert any((a != b).any() for a, b in zip(before, model.get_weights()))
@@ -133,13 +133,10 @@ def test_raw_strings_are_preprocessed_example_by_example(train, tmp_path):
     model.__class__ = Watched
     train(model, TEXTS, LABELS, private_state=tmp_path / "run.private")
     assert set(seen) == {(1,)}
-    prepared = hub_models.bert()
-    x, y = steps(TEXTS, LABELS)
+    x, _ = steps(TEXTS, LABELS)
     np.testing.assert_allclose(
         model.predict(TEXTS, verbose=0), model(x), rtol=1e-4, atol=1e-5
     )
-    assert prepared(x).shape == (NUM_EXAMPLES, hub_models.CLASSES)
-    np.testing.assert_array_equal(y, LABELS)
 
 
 def test_raw_strings_train_as_prepared_data_do(train):

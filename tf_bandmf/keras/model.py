@@ -87,6 +87,7 @@ class PrivateTraining(PrivateStep):
         """
         optimizer = self._private_optimizer()
         x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
+        object.__setattr__(self, "_quiet", kwargs.get("verbose") == 0)
         if private_state is not None or self._is_distributed:
             self._prepare(optimizer, x)
         if private_state is not None:

@@ -103,14 +103,15 @@ def preprocessed_batch(
 
 def _only_row(tensor: Any) -> tf.Tensor:
     tensor = tf.convert_to_tensor(tensor)
-    if not tensor.shape.rank or tensor.shape[0] not in (1, None):
+    row = tensor.shape[1:]
+    if not tensor.shape.rank or not row.is_fully_defined():
         raise ValueError(
-            f"The preprocessor must return one row for one example, found a tensor of "
-            f"shape {tensor.shape}. Give it a fixed sequence_length, or preprocess the "
-            f"data before and set model.preprocessor = None."
+            f"The preprocessor must return one row of a fixed shape for one example, found "
+            f"a tensor of shape {tensor.shape}. Give it a fixed sequence_length, or "
+            f"preprocess the data before and set model.preprocessor = None."
         )
-    # Where it is not known before, it is checked when it runs.
-    return tf.ensure_shape(tensor, [1, *tensor.shape[1:]])[0]
+    # Nothing is raised that would depend on the example: no row is one of zeros.
+    return tf.concat([tensor, tf.zeros([1, *row], tensor.dtype)], axis=0)[0]
 
 
 def _weighted(found: tf.Tensor | None, own: tf.Tensor) -> tf.Tensor:

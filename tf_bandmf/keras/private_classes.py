@@ -88,9 +88,8 @@ def private_class(plain_class: type) -> type:
         if not method.__module__.startswith(_KNOWN_MODULES):
             raise TypeError(
                 f"{plain_class.__name__} overrides {name}, which private training "
-                f"replaces. Remove it. To do more in a step, derive the class from "
-                f"tf_bandmf.keras.PrivateTraining and {plain_class.__name__}'s base, and "
-                f"call super().train_step(data)."
+                f"replaces. Remove it: give the loss to compile(loss=...), and augment "
+                f"data in the layers of the model."
             )
     made = type(
         f"Private{plain_class.__name__}",

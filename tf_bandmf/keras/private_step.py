@@ -22,6 +22,7 @@ from tf_bandmf.keras.clipping import (
     regularization_gradients,
     self_check,
 )
+from tf_bandmf.keras.notices import announced
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.own_loops import NoisyGradients, traced_once
 from tf_bandmf.keras.preprocessing import preprocess_of, preprocessed_batch
@@ -44,8 +45,11 @@ class PrivateStep:
         if tf.executing_eagerly() and not tf.distribute.has_strategy():
             with self._private_optimizer().turn:
                 return self._train_step(data)
-        return self._train_step(data)
+        with announced("tracing the private training step (once).", self._quiet):
+            return self._train_step(data)
 
+    # Whether nothing is printed: `fit(verbose=0)`.
+    _quiet = False
     # How often the private training step was called or traced.
     _steps_begun = 0
 
@@ -313,12 +317,17 @@ class PrivateStep:
             return  # Nothing to compare yet.
         self._build_for_training(data)
         layers = _CheckedLayers(self._flatten_layers())  # type: ignore[attr-defined]
-        self_check(
-            self,
-            *made_up((x, y, weight), _CHECKED_EXAMPLES),
-            microbatch_size=self._microbatch_size,
-            loss_scale_factor=self._private_optimizer().loss_scale_factor,
-        )
+        with announced(
+            "comparing the gradients of made-up examples with those that each has by "
+            "itself (once; make_private(..., self_check=False) leaves it out).",
+            self._quiet,
+        ):
+            self_check(
+                self,
+                *made_up((x, y, weight), _CHECKED_EXAMPLES),
+                microbatch_size=self._microbatch_size,
+                loss_scale_factor=self._private_optimizer().loss_scale_factor,
+            )
         object.__setattr__(self, "_checked", layers)
 
     @property
