@@ -129,6 +129,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         object.__setattr__(self, "_additional_run", bool(additional_run))
         object.__setattr__(self, "_clipping", clipping)
         object.__setattr__(self, "vouched", ())
+        object.__setattr__(self, "loaded_without_weights", False)
         object.__setattr__(self, "turn", threading.RLock())
         self.inner_optimizer = inner
         warn_of_mismatch(inner, plan)
@@ -168,9 +169,16 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
 
         Raises:
           RuntimeError: within a step of several replicas.
+          InvalidArgumentError: if the optimizer was loaded from an .h5 file.
         """
         if self.built:
             return
+        variables = list(variables)
+        if not variables:
+            # That is how Keras builds what it loads from .h5 files: for no weights.
+            object.__setattr__(self, "loaded_without_weights", True)
+            return
+        self.refuse_restored()
         strategy = self._distribution_strategy
         replicas = strategy.num_replicas_in_sync
         if replicas > 1 and not tf.distribute.in_cross_replica_context():
@@ -181,7 +189,6 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
                 )
             with strategy.scope():
                 return self.build(variables)
-        variables = list(variables)
         self.inner_optimizer.build(variables)
         super().build(variables)
         num_parameters = sum(math.prod(variable.shape) for variable in variables)

@@ -41,6 +41,8 @@ class RunMembership:
 
     # Held while a step of the run is taken.
     turn: threading.RLock
+    # Whether Keras loaded it from an .h5 file, which leaves its variables behind.
+    loaded_without_weights: bool
     # What the caller said of weights that he changed, in order.
     vouched: tuple[str, ...]
 
@@ -128,7 +130,7 @@ class RunMembership:
         That is so if the optimizer was restored from a file without its private noise
         state, or a step was interrupted.
         """
-        if self.built and self._was_restored():
+        if self.loaded_without_weights or (self.built and self._was_restored()):
             raise tf.errors.InvalidArgumentError(None, None, RESTORED)
 
     def _was_restored(self) -> bool:

@@ -120,7 +120,7 @@ class MappedExamples(ExampleSource):
         self._spec = self._common_spec(results)
         self._traced = self._trace(rows)
         # What is used is what was traced.
-        probed = self._mapped(rows, seeds)
+        probed = tf.function(self._mapped, autograph=False)(rows, seeds)
         self._probe = b"".join(
             np.ascontiguousarray(leaf.numpy()).tobytes()
             if leaf.dtype != tf.string
