@@ -61,24 +61,34 @@ class RecurrentRule(Rule):
             bias = _input_bias(cell)
             if bias is not None:
                 projected = ops.add(projected, bias)
+            mask = next(iter(keras.tree.flatten(mask)), None)
+            first = list(keras.tree.flatten(initial_state))
+            # A masked step has the output of the step before it, or zeros at first.
+            known = mask is None or (
+                not layer.zero_output_for_mask and _begins_with_zeros(call)
+            )
+            tapped = call.tap(projected)
             last, outputs, states = backend.rnn(
-                _STEPS[type(layer)](cell),
-                call.tap(projected),
-                list(keras.tree.flatten(initial_state)),
+                _STEPS[type(layer)](cell, with_state=not known),
+                tapped,
+                first,
                 go_backwards=layer.go_backwards,
-                mask=next(iter(keras.tree.flatten(mask)), None),
+                mask=mask,
                 unroll=layer.unroll,
                 input_length=sequences.shape[1],
                 zero_output_for_mask=layer.zero_output_for_mask,
                 return_all_outputs=True,
             )
-            noted = outputs[..., layer.units :]
+            units = layer.units
+            if known:
+                before = tf.concat([first[0][:, None], outputs[:, :-1]], axis=1)
+            else:
+                before = outputs[..., units:]
+                last, outputs = last[..., :units], outputs[..., :units]
             # In the order of the inputs again.
-            call.notes["states"] = (
-                tf.reverse(noted, [1]) if layer.go_backwards else noted
-            )
-            call.notes["sequences"] = sequences
-            return last[..., : layer.units], outputs[..., : layer.units], states
+            before = tf.reverse(before, [1]) if layer.go_backwards else before
+            call.notes.update(states=before, sequences=sequences, projected=tapped)
+            return last, outputs, states
 
         with replaced_attribute(layer, "inner_loop", inner_loop):
             return call.run()
