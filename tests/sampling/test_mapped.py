@@ -175,6 +175,6 @@ def test_views_are_neighbors_and_differ():
     for batch in seen:
         assert (batch["y"] == batch["y"][:, :1]).all()
     with pytest.raises(ValueError, match="views"):
-        make_plan().batches(x, map=flip, views=0)
+        make_plan().batches(x, np.arange(M), map=jitter, views=0)
     with pytest.raises(ValueError, match="need map"):
         make_plan().batches(x, views=2)
