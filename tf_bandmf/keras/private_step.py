@@ -183,6 +183,16 @@ class PrivateStep:
             self(contents(data)[0], training=False)  # type: ignore[operator]
         check_supported(self)
 
+    def _build_optimizer(self) -> None:
+        """Builds it before the step is traced: variables made in a trace cost another."""
+        optimizer = self._private_optimizer()
+        layers = self._flatten_layers()  # type: ignore[attr-defined]
+        if optimizer.built or self._is_distributed:
+            return
+        if self.built and all(layer.built for layer in layers):  # type: ignore[attr-defined]
+            check_supported(self)
+            optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+
     def _batch_conditions(
         self, optimizer: PrivateOptimizer, data: Any
     ) -> list[tuple[tf.Tensor, str]]:
@@ -285,6 +295,7 @@ class PrivateStep:
 
     def make_train_function(self, force: bool = False) -> Any:
         """As Keras', but never compiles the whole step with XLA (see above)."""
+        self._build_optimizer()
         jit_compile = self.jit_compile  # type: ignore[has-type]
         self.jit_compile = False
         before = self.train_function
