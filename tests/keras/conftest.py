@@ -30,7 +30,7 @@ def data():
     return x, rng.integers(0, CLASSES, NUM_EXAMPLES).astype(np.int32)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def make_plan():
     def make(mechanism="lambda_cgd", **changes):
         arguments = {
@@ -47,7 +47,7 @@ def make_plan():
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def make_min_sep_plan():
     def make(num_steps=6, **changes):
         return tf_bandmf.plan(
@@ -63,7 +63,7 @@ def make_min_sep_plan():
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def make_plain_model():
     def make(functional=False):
         keras.utils.set_random_seed(0)
@@ -77,7 +77,7 @@ def make_plain_model():
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def compile_model():
     def run(model, optimizer, **changes):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -87,7 +87,7 @@ def compile_model():
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def make_private_model(make_plain_model, compile_model):
     def make(
         plan,

@@ -113,7 +113,7 @@ class PrivacyStatement(Statement):
             delta=guarantee.delta,
             zcdp_rho=guarantee.zcdp_rho,
             accountant=guarantee.accountant,
-            accounting=guarantee.describe_kind(),
+            accounting=f"{guarantee.describe_kind()} {plan.accounting_remark()}".strip(),
             adjacency=guarantee.adjacency,
             sampling=plan.participation.amplification(),
             participation=participation,
