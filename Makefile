@@ -19,8 +19,8 @@ ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
 	participation_table.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo docs test test-main test-federated test-slow test-python test-wheel lint \
-	format clean
+.PHONY: demo docs test test-main test-federated test-flower test-slow test-python test-wheel \
+	lint format clean
 
 demo: .venv/.installed
 	.venv/bin/python examples/digits.py
@@ -29,7 +29,7 @@ demo: .venv/.installed
 docs: .venv/.docs
 	.venv/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
-test: test-main test-federated
+test: test-main test-federated test-flower
 
 test-main: .venv/.installed
 	.venv/bin/python $(PYTEST) $(PARALLEL) -m "not slow" tests
@@ -40,8 +40,13 @@ test-federated: .venv-federated/.installed
 	cd federated && ../.venv-federated/bin/python $(PYTEST) $(PARALLEL) -m "not slow" \
 		$(ON_MAIN) tests
 
+# Flower, on a grid in one process.
+test-flower: .venv-flower/.installed
+	cd federated && ../.venv-flower/bin/python $(PYTEST) -m "not slow" tests/flower
+
 test-slow: .venv/.installed
 	.venv/bin/python $(PYTEST) -m slow tests
+	cd federated && PYTHONPATH=. ../.venv/bin/python $(PYTEST) -m slow tests
 
 # The main stack on another Python, with the newest packages there are for it:
 # make test-python PYTHON=python3.13 TESTS="tests/planning tests/test_front_door.py"
@@ -72,7 +77,7 @@ format: .venv/.installed
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-federated .venv-python .venv-wheel demo-output docs/_build
+	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-wheel demo-output docs/_build
 
 # A virtual environment is made anew when its requirement file changes; the stamps are
 # written last, so that a half-made one is never used.
@@ -101,5 +106,16 @@ clean:
 
 .venv-federated/.installed: .venv-federated/.requirements pyproject.toml federated/pyproject.toml
 	.venv-federated/bin/python -m pip install --quiet --no-deps --no-build-isolation \
+		-e . -e federated
+	touch $@
+
+.venv-flower/.requirements: federated/requirements-flower.txt
+	$(PYTHON) -m venv --clear .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --no-deps \
+		-r federated/requirements-flower.txt
+	touch $@
+
+.venv-flower/.installed: .venv-flower/.requirements pyproject.toml federated/pyproject.toml
+	.venv-flower/bin/python -m pip install --quiet --no-deps --no-build-isolation \
 		-e . -e federated
 	touch $@

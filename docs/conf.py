@@ -58,6 +58,8 @@ html_theme_options = {
 }
 
 _INDENTED = re.compile(r" {4,}\S")
+# |g| is a norm here, and no substitution.
+_NORM = re.compile(r"(?<![`\w])\|(\w+)\|")
 _SECTION = re.compile(
     r"(Args|Attributes|Returns|Raises|Yields|Note|Notes|Example|Examples):$"
 )
@@ -79,7 +81,11 @@ def to_rst(lines):
         elif in_block and line.strip() and not line.startswith((" ", "|")):
             result.append("")
             in_block = False
-        result.append(f"    {line}" if in_block and line.startswith("|") else line)
+        if in_block and line.startswith("|"):
+            line = f"    {line}"
+        elif not in_block:
+            line = _NORM.sub(r"\\|\1\\|", line)
+        result.append(line)
     return result
 
 
