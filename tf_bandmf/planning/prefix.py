@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tf_bandmf import matrices
+from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.accounting.checks import check_delta
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def epsilon_after(plan: Plan, steps: int, delta: float | None = None) -> float:
     if steps == plan.num_steps:
         return whole
     block = matrices.leading_block(plan.strategy.matrix, int(steps))
-    accountant = plan.participation.accountant(block, plan.confidence)
+    accountant = plan.participation.accountant(block, Simulation(plan.confidence))
     try:
         found = accountant.guarantee(plan.noise_stddev / plan.l2_norm_clip, delta)
     except ValueError as error:

@@ -56,7 +56,11 @@ class ClassWeighted(ExampleSource):
 
     def _weighted(self, content: dict[str, Any]) -> dict[str, Any]:
         targets = content.get(TARGETS)
-        if not tf.is_tensor(targets) or targets.shape.rank not in (1, 2):
+        if (
+            targets is None
+            or not tf.is_tensor(targets)
+            or targets.shape.rank not in (1, 2)
+        ):
             raise ValueError(
                 "class_weight needs class numbers or one-hot targets, one tensor y of "
                 "shape [N] or [N, classes]. Give sample_weight to plan.batches instead."
