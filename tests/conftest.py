@@ -3,7 +3,12 @@
 TensorFlow must be told before it does anything else.
 """
 
+import os
+
 import tensorflow as tf
+
+# The user's cache is the user's.
+os.environ["TF_BANDMF_CACHE"] = "off"
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],

@@ -5,7 +5,11 @@ Federated. Its worker must not outlive the tests: it would keep their output ope
 """
 
 import importlib.util
+import os
 import pathlib
+
+# The user's cache is the user's.
+os.environ["TF_BANDMF_CACHE"] = "off"
 
 # Tests of modules that import neither TensorFlow Federated nor TensorFlow Privacy.
 ENGINE_FREE = {

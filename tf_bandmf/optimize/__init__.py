@@ -1,6 +1,7 @@
 """Numerical optimization of strategies, by L-BFGS with certificates.
 
-The modules below this one import TensorFlow; this one does not.
+The modules below this one import TensorFlow, but for `series_problem`, `descent`,
+`options` and `result`; this one does not.
 """
 
 from tf_bandmf.optimize.result import OptimizationResult

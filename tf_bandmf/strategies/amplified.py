@@ -114,7 +114,7 @@ def optimized_amplified(
         "amplified",
         matrices.Inverse(matrices.ToeplitzBanded(coefficients, workload.num_steps)),
         {"bands": bands, "epsilon": float(epsilon), "delta": float(delta)},
-        optimized.diagnostics(goal, result),
+        optimized.diagnostics(goal.name, result),
     )
 
 
@@ -158,5 +158,6 @@ register(
         has_banded_inverse=True,
         is_limited_by_separation=False,
         only_if_simulated=True,
+        is_optimized=True,
     )
 )

@@ -17,7 +17,6 @@ from tf_bandmf.participation import FixedEpochOrder, MinSep, Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, default_bands, register
-from tf_bandmf.strategies.square_root import bsr
 from tf_bandmf.strategies.toeplitz import optimized_toeplitz
 from tf_bandmf.workloads import Workload
 
@@ -26,12 +25,13 @@ if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
     from tf_bandmf.optimize.result import OptimizationResult
 
-# From this many steps on, a better start than the square root pays for itself.
-_TOEPLITZ_START = 2048
 # For numbers of bands up to this one, tracing takes longer than optimizing.
 _TOGETHER = 16
 # Searches compare errors: six digits of them are enough.
 _SEARCH_GAP, _SEARCH_DECREASE = 1e-4, 1e-6
+# A choice needs three, a plan seven.
+_DRAFT_ITERATIONS, _DRAFT_GAP, _DRAFT_DECREASE = 60, 2e-3, 2e-4
+_PLAN_DECREASE = 1e-8
 
 
 def optimized_banded(
@@ -74,8 +74,7 @@ def optimized_banded(
       participation: needed without column normalization, and then a `FixedEpochOrder`
         with at least as many steps per epoch as `C` has bands.
       start: a banded strategy to start from, with any number of bands; by default the
-        square root of the workload, and for many steps the optimal banded Toeplitz
-        strategy.
+        optimal banded Toeplitz strategy.
       max_iterations: of L-BFGS, for each stage of the objective.
       gap_tolerance: converged when the certified relative gap is at most this.
       gradient_tolerance: converged when no derivative of `n log(objective)` exceeds
@@ -171,7 +170,7 @@ def _strategy(
         "banded",
         matrices.RowBanded(rows),
         {"bands": len(columns), "column_normalized": column_normalized},
-        optimized.diagnostics(objective, result),
+        optimized.diagnostics(objective.name, result),
     )
 
 
@@ -192,9 +191,7 @@ def _epoch(participation: Participation | None, bands: int, num_steps: int) -> i
 
 
 def _default_start(workload: Workload, bands: int) -> Strategy:
-    """A Toeplitz strategy for the workload without its learning rates."""
-    if workload.num_steps < _TOEPLITZ_START:
-        return bsr(workload, bands)
+    """The optimal Toeplitz strategy for the workload without its learning rates."""
     plain = dataclasses.replace(workload, learning_rates=None)
     once = MinSep(workload.num_steps, 1)
     return optimized_toeplitz(plain, once, bands, gradient_tolerance=1e-5)
@@ -207,7 +204,26 @@ def _build(
     objective: str = "mean",
 ) -> Strategy:
     bands = default_bands(workload, participation) if bands is None else bands
-    return optimized_banded(workload, bands, objective=objective)
+    return optimized_banded(
+        workload, bands, objective=objective, decrease_tolerance=_PLAN_DECREASE
+    )
+
+
+def _draft(
+    workload: Workload,
+    participation: Participation,
+    bands: int | None = None,
+    objective: str = "mean",
+) -> Strategy:
+    bands = default_bands(workload, participation) if bands is None else bands
+    return optimized_banded(
+        workload,
+        bands,
+        objective=objective,
+        max_iterations=_DRAFT_ITERATIONS,
+        gap_tolerance=_DRAFT_GAP,
+        decrease_tolerance=_DRAFT_DECREASE,
+    )
 
 
 def _build_many(
@@ -240,5 +256,8 @@ register(
         gains_by_bands=True,
         largest_auto_work=2**22,
         build_many=_build_many,
+        is_optimized=True,
+        draft=_draft,
+        refines="toeplitz",
     )
 )

@@ -6,11 +6,12 @@ Kalinin, McKenna, Upadhyay, Lampert, "Back to Square Roots", arXiv:2505.12128, s
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
 from tf_bandmf import matrices
+from tf_bandmf.optimize import series_problem
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
@@ -19,8 +20,10 @@ from tf_bandmf.strategies.square_root import inverse_square_root_coefficients
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
-    from tf_bandmf.optimize.lbfgs import Options
-    from tf_bandmf.optimize.objectives import Objective, ObjectiveLike
+    from tf_bandmf.optimize.objectives import ObjectiveLike
+
+# On increases of the first column of `C`, one after the other.
+_PENALTIES = (1e2, 1e4)
 
 
 def optimized_banded_inverse(
@@ -65,19 +68,13 @@ def optimized_banded_inverse(
     Raises:
       ValueError: if an argument is out of range.
     """
-    from tf_bandmf.optimize import lbfgs, objectives
-
     n = workload.num_steps
     bands = optimized.check_bands(bands, n)
     participation.validate_num_steps(n)
-    goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
     initial = optimized.toeplitz_start(start, bands, n, inverse=True)
-    options = lbfgs.Options(
-        max_iterations=max_iterations,
-        gradient_tolerance=gradient_tolerance,
-        progress=progress,
+    search = _Search(
+        workload, participation, objective, max_iterations, gradient_tolerance, progress
     )
-    search = _Search(workload, participation, goal, options)
     if initial is not None:
         found = search.from_start(initial)
     else:
@@ -92,11 +89,34 @@ class _Search:
         self,
         workload: Workload,
         participation: Participation,
-        goal: Objective,
-        options: Options,
+        objective: ObjectiveLike,
+        max_iterations: int,
+        gradient_tolerance: float,
+        progress: bool | None,
     ) -> None:
         self._workload, self._participation = workload, participation
-        self._goal, self._options = goal, options
+        self._limits = max_iterations, gradient_tolerance
+        n = workload.num_steps
+        self._rates = participation.separation(), participation.participations(n)
+        name = series_problem.named_objective(workload, objective)
+        self._series: series_problem.SeriesProblem | None = None
+        self._reduction: Callable[[np.ndarray], Any]
+        if name is not None:
+            self.objective = name
+            self._series = series_problem.SeriesProblem(
+                workload, name, *self._rates, inverse=True
+            )
+            self._reduction = np.mean if name == "mean" else np.max
+            return
+        from tf_bandmf.optimize import lbfgs, objectives
+
+        self._goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
+        self.objective, self._reduction = self._goal.name, self._goal.reduction
+        self._options = lbfgs.Options(
+            max_iterations=max_iterations,
+            gradient_tolerance=gradient_tolerance,
+            progress=progress,
+        )
 
     def with_continuation(self, bands: int) -> Strategy:
         """From few bands to many, and the best of all on the way.
@@ -105,36 +125,43 @@ class _Search:
         norm is no longer the sensitivity (arXiv:2601.22334, Theorem 1, does not hold). Each
         number of bands is optimized from BISR. If that does not converge, or the
         sensitivity is only a bound, it is optimized once more from the optimum of half as
-        many bands; if that does not help, fewer bands stay.
+        many bands, with a penalty on what voids the theorem; if that does not help, fewer
+        bands stay.
         """
         best = self.from_start(inverse_square_root_coefficients(self._workload, bands))
         if bands <= 2 or self._is_sound(best):
             return best
         fewer = self.with_continuation(bands // 2)
-        core = fewer.core
-        assert isinstance(core, matrices.Inverse)
-        assert isinstance(core.inner, matrices.ToeplitzBanded)
-        continued = self.from_start(optimized.fit_bands(core.inner.coefficients, bands))
-        return min((fewer, continued, best), key=self._error)
+        candidates = [fewer, best]
+        start = _coefficients(fewer)
+        for penalty in (0.0,) if self._series is None else _PENALTIES:
+            found = self.from_start(optimized.fit_bands(start, bands), penalty)
+            candidates.append(found)
+            start = _coefficients(found)
+        return min(candidates, key=self._error)
 
-    def from_start(self, initial: np.ndarray) -> Strategy:
-        from tf_bandmf.optimize import toeplitz as problem
-
+    def from_start(self, initial: np.ndarray, penalty: float = 0.0) -> Strategy:
         n = self._workload.num_steps
-        ((coefficients, result),) = problem.optimize(
-            self._workload,
-            self._goal,
-            [initial],
-            self._participation.separation(),
-            self._participation.participations(n),
-            self._options,
-            inverse=True,
-        )
+        if self._series is not None:
+            coefficients, result = self._series.optimize(
+                initial, *self._limits, penalty
+            )
+        else:
+            from tf_bandmf.optimize import toeplitz as problem
+
+            ((coefficients, result),) = problem.optimize(
+                self._workload,
+                self._goal,
+                [initial],
+                *self._rates,
+                self._options,
+                inverse=True,
+            )
         return Strategy(
             "bandinv",
             matrices.Inverse(matrices.ToeplitzBanded(coefficients, n)),
             {"bands": coefficients.size},
-            optimized.diagnostics(self._goal, result),
+            optimized.diagnostics(self.objective, result),
         )
 
     def _is_sound(self, found: Strategy) -> bool:
@@ -145,8 +172,15 @@ class _Search:
         """The objective at the sensitivity, or the bound on it, that will be paid."""
         errors = found.per_step_squared_error(self._workload)
         squared = found.sensitivity(self._participation).value ** 2
-        value = float(self._goal.reduction(errors)) * squared
+        value = float(self._reduction(errors)) * squared
         return value if math.isfinite(value) else math.inf
+
+
+def _coefficients(strategy: Strategy) -> np.ndarray:
+    core = strategy.core
+    assert isinstance(core, matrices.Inverse)
+    assert isinstance(core.inner, matrices.ToeplitzBanded)
+    return core.inner.coefficients
 
 
 register(
@@ -158,5 +192,6 @@ register(
         auto=3,
         gains_by_bands=True,
         has_banded_inverse=True,
+        is_optimized=True,
     )
 )

@@ -245,5 +245,6 @@ register(
         "a few geometric sequences",
         Option("buffers", default=_DEFAULT_BUFFERS),
         auto=7,
+        is_optimized=True,
     )
 )

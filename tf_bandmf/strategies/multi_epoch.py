@@ -306,4 +306,4 @@ def _build(workload: Workload, participation: Participation) -> Strategy:
     return dense(workload, participation)
 
 
-register(Family("dense", _build, "the optimal dense factorization"))
+register(Family("dense", _build, "the optimal dense factorization", is_optimized=True))

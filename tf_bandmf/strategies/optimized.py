@@ -13,7 +13,6 @@ from tf_bandmf.strategies.registry import default_bands
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
-    from tf_bandmf.optimize.objectives import Objective
     from tf_bandmf.optimize.result import OptimizationResult
 
 
@@ -60,9 +59,9 @@ def toeplitz_start(
     return fit_bands(column[: banded.bands], bands)
 
 
-def diagnostics(objective: Objective, result: OptimizationResult) -> dict[str, Any]:
+def diagnostics(objective_name: str, result: OptimizationResult) -> dict[str, Any]:
     """`Strategy.diagnostics` of an optimized strategy."""
-    return {"objective": objective.name, **result.diagnostics()}
+    return {"objective": objective_name, **result.diagnostics()}
 
 
 def builder(optimize: Callable[..., Strategy]) -> Callable[..., Strategy]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 from tf_bandmf.participation import Participation
+from tf_bandmf.strategies import cache
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.workloads import Workload
 
@@ -70,6 +71,12 @@ class Family:
       build_many: of workload, participation, ascending numbers of bands and whether the
         columns are normalized, to the strategies one by one: `tf-bandmf bands` needs it
         for a family that it can search. None: it cannot.
+      is_optimized: whether `build` optimizes numerically: what it finds is cached.
+      draft: as `build`, at the precision that a choice needs, for a family whose full
+        optimization takes minutes; "auto" builds in full only what it chooses.
+      refines: a family that it improves on by a few percent at most on workloads without
+        a learning-rate schedule: where that one is far from the best, "auto" leaves this
+        one out, and otherwise takes as many bands.
       only_if_simulated: whether "auto" takes it only under sampling whose amplification
         is simulated (balls in bins); then it is not in tables without a budget.
     """
@@ -90,6 +97,9 @@ class Family:
         Callable[[Workload, Participation, Sequence[int], bool], Iterator[Strategy]]
         | None
     ) = None
+    is_optimized: bool = False
+    draft: Callable[..., Strategy] | None = None
+    refines: str | None = None
     only_if_simulated: bool = False
 
     @functools.cached_property
@@ -190,14 +200,21 @@ def _ranked() -> list[Family]:
 
 
 def build_strategy(
-    mechanism: str, workload: Workload, participation: Participation, **options: Any
+    mechanism: str,
+    workload: Workload,
+    participation: Participation,
+    is_draft: bool = False,
+    **options: Any,
 ) -> Strategy:
     """Builds the strategy of a mechanism for a workload and a participation.
+
+    Optimized ones are kept in a cache; see `strategies.cache`.
 
     Args:
       mechanism: a name of a family.
       workload: A; gives the number of steps.
       participation: for the mechanisms that optimize their sensitivity.
+      is_draft: at the precision that a choice needs, where the family has such a one.
       **options: `bands`, `lambda_`, `gamma`, `buffers`, `column_normalized`,
         `objective`: those that the mechanism takes. An option that is None counts as
         not given.
@@ -211,7 +228,16 @@ def build_strategy(
     if unknown:
         takes = ", ".join(sorted(family.options)) or "no options"
         raise ValueError(f"{mechanism} takes {takes}, found {', '.join(unknown)}.")
-    return family.build(workload, participation, **given)
+    is_draft = is_draft and family.draft is not None
+    build = family.draft if is_draft and family.draft is not None else family.build
+    if not family.is_optimized:
+        return build(workload, participation, **given)
+    key = cache.fingerprint(family.name, workload, participation, given, is_draft)
+    found = cache.load(key, workload)
+    if found is None:
+        found = build(workload, participation, **given)
+        cache.store(key, found)
+    return found
 
 
 def parse(specification: str) -> tuple[str, dict[str, Any]]:

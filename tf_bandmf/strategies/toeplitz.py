@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tf_bandmf import matrices
+from tf_bandmf.optimize import series_problem
+from tf_bandmf.optimize.options import Options
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
@@ -18,7 +20,6 @@ from tf_bandmf.strategies.square_root import square_root_coefficients
 from tf_bandmf.workloads import Workload
 
 if TYPE_CHECKING:
-    from tf_bandmf.optimize.lbfgs import Options
     from tf_bandmf.optimize.objectives import ObjectiveLike
 
 _GRADIENT_TOLERANCE = 1e-7
@@ -65,9 +66,7 @@ def optimized_toeplitz(
     Raises:
       ValueError: if an argument is out of range.
     """
-    from tf_bandmf.optimize import lbfgs
-
-    options = lbfgs.Options(
+    options = Options(
         max_iterations=max_iterations,
         gradient_tolerance=gradient_tolerance,
         progress=progress,
@@ -86,12 +85,10 @@ def _optimized(
 ) -> list[Strategy]:
     """For each number of bands, together in a fraction of the time.
 
-    Tracing takes longer than optimizing: it is done once for all. Several numbers of
+    Where TensorFlow is needed (a learning-rate schedule, an objective of one's own),
+    tracing takes longer than optimizing: it is done once for all. Several numbers of
     bands must not exceed the separation.
     """
-    from tf_bandmf.optimize import objectives
-    from tf_bandmf.optimize import toeplitz as problem
-
     n = workload.num_steps
     counts = [optimized.check_bands(count, n) for count in bands]
     participation.validate_num_steps(n)
@@ -101,7 +98,6 @@ def _optimized(
             f"Several numbers of bands must be <= the separation "
             f"{participation.separation()}, found {max(counts)}."
         )
-    goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
     starts = []
     for count in counts:
         initial = optimized.toeplitz_start(start, count, n, inverse=False)
@@ -109,15 +105,28 @@ def _optimized(
             initial = square_root_coefficients(workload, count)
         starts.append(initial)
     participations = min(participation.participations(n), -(-n // separation))
-    found = problem.optimize(
-        workload, goal, starts, separation, participations, options
-    )
+    name = series_problem.named_objective(workload, objective)
+    if name is not None:
+        series = series_problem.SeriesProblem(
+            workload, name, separation, participations, inverse=False
+        )
+        limits = options.max_iterations, options.gradient_tolerance
+        found = [series.optimize(initial, *limits) for initial in starts]
+    else:
+        from tf_bandmf.optimize import objectives
+        from tf_bandmf.optimize import toeplitz as problem
+
+        goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
+        name = goal.name
+        found = problem.optimize(
+            workload, goal, starts, separation, participations, options
+        )
     return [
         Strategy(
             "toeplitz",
             matrices.ToeplitzBanded(coefficients, n),
             {"bands": count},
-            optimized.diagnostics(goal, result),
+            optimized.diagnostics(name, result),
         )
         for count, (coefficients, result) in zip(counts, found)
     ]
@@ -129,9 +138,7 @@ def _build_many(
     bands: Sequence[int],
     column_normalized: bool,
 ) -> Iterator[Strategy]:
-    from tf_bandmf.optimize import lbfgs
-
-    options = lbfgs.Options(gradient_tolerance=_GRADIENT_TOLERANCE)
+    options = Options(gradient_tolerance=_GRADIENT_TOLERANCE)
     for found in _optimized(workload, participation, bands, "mean", None, options):
         yield found.normalize_columns() if column_normalized else found
 
@@ -146,5 +153,6 @@ register(
         gains_by_bands=True,
         is_banded=True,
         build_many=_build_many,
+        is_optimized=True,
     )
 )

@@ -1,0 +1,110 @@
+"""Toeplitz problems without TensorFlow: the same functions, and their optima."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf import strategies, workloads
+from tf_bandmf.optimize import descent, objectives, toeplitz
+from tf_bandmf.optimize.series_problem import SeriesProblem, named_objective
+from tf_bandmf.participation import MinSep
+
+CASES = [
+    (inverse, name, b, k)
+    for inverse in (False, True)
+    for name in ("mean", "last")
+    for b, k in [(8, 3), (3, 13)]
+]
+
+
+@pytest.mark.parametrize("inverse, name, b, k", CASES)
+def test_value_and_gradient_are_those_of_the_traced_problem(inverse, name, b, k):
+    workload = workloads.momentum_sgd(40, 0.5, 0.99)
+    x = -np.array([0.3, 0.1, 0.05, -0.02, 0.01])
+    value, gradient = SeriesProblem(workload, name, b, k, inverse).value_and_gradient(x)
+    goal = {"mean": objectives.MEAN, "last": objectives.LAST}[name]
+    loss = toeplitz.log_loss(workload, goal.reduction, b, k, inverse)
+    with tf.GradientTape() as tape:
+        position = tf.constant(x)
+        tape.watch(position)
+        expected = loss(position)
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    np.testing.assert_allclose(gradient, tape.gradient(expected, position), rtol=1e-9)
+
+
+def test_the_penalty_has_the_right_gradient_and_vanishes_where_columns_fall():
+    problem = SeriesProblem(workloads.prefix_sum(30), "mean", 4, 7, True)
+    falling = -np.array([0.5, 0.1, 0.05])
+    for with_penalty, without in zip(
+        problem.value_and_gradient(falling, 7.0), problem.value_and_gradient(falling)
+    ):
+        np.testing.assert_array_equal(with_penalty, without)
+    rising = -np.array([0.1, 0.6, 0.4])
+    value, gradient = problem.value_and_gradient(rising, 7.0)
+    assert value > problem.value_and_gradient(rising)[0] + 0.1
+    for unit, derivative in zip(1e-6 * np.eye(3), gradient):
+        above, below = (
+            problem.value_and_gradient(rising + sign * unit, 7.0)[0] for sign in (1, -1)
+        )
+        assert derivative == pytest.approx((above - below) / 2e-6, rel=1e-6)
+
+
+def test_what_needs_tensorflow_is_left_to_it():
+    plain = workloads.prefix_sum(8)
+    scheduled = workloads.prefix_sum(8, np.linspace(1.0, 0.5, 8))
+    assert named_objective(plain, "mean") == "mean"
+    assert named_objective(plain, "max") == named_objective(plain, "last") == "last"
+    assert named_objective(scheduled, "mean") is None
+    assert named_objective(plain, objectives.MEAN) is None
+    assert named_objective(plain, "median") is None
+
+
+def test_more_inverse_bands_are_never_worse_where_the_theorem_fails():
+    """b = 12 with 24 bands: without a penalty the sensitivity is far above the norm."""
+    n, participation = 240, MinSep(12, 20)
+    workload = workloads.momentum_sgd(n, 0.9)
+    found = {
+        p: strategies.optimized_banded_inverse(workload, participation, p)
+        for p in (2, 4, 8, 16, 24)
+    }
+    errors = [found[p].rmse(workload, participation) for p in found]
+    assert np.all(np.diff(errors) <= 1e-9 * np.array(errors[1:]))
+    assert found[24].sensitivity(participation).value == pytest.approx(
+        np.linalg.norm(
+            found[24].matrix.matmul((np.arange(n) % 12 == 0).astype(float)[:, None])
+        ),
+        rel=1e-3,
+    )
+
+
+def bowl(x):
+    return float(np.sum(np.arange(1, 4) * (x - 2.0) ** 2)), 2.0 * np.arange(1, 4) * (
+        x - 2.0
+    )
+
+
+def test_descent_finds_the_minimum_and_says_why_it_ended():
+    found = descent.minimize(bowl, np.zeros(3), 50, 1e-9)
+    assert found.converged and found.num_iterations < 50
+    np.testing.assert_allclose(found.position, 2.0, atol=1e-6)
+    short = descent.minimize(bowl, np.zeros(3), 1, 1e-9)
+    assert not short.converged and "max_iterations = 1" in short.message
+    assert short.value < bowl(np.zeros(3))[0]
+
+
+def test_descent_passes_over_regions_without_a_value():
+    def log_barrier(x):
+        if x[0] <= 0.0:
+            return np.inf, np.zeros(1)
+        return float(x[0] - 1e-3 * np.log(x[0])), np.array([1.0 - 1e-3 / x[0]])
+
+    found = descent.minimize(log_barrier, np.ones(1), 100, 1e-8)
+    assert found.converged
+    np.testing.assert_allclose(found.position, 1e-3, rtol=1e-4)
+
+
+def test_descent_with_a_gradient_that_is_none_is_not_called_converged():
+    found = descent.minimize(
+        lambda x: (float(x.sum()), -np.ones(2)), np.ones(2), 9, 0.1
+    )
+    assert not found.converged and found.value == 2.0

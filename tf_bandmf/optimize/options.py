@@ -1,0 +1,56 @@
+"""How long and how precisely to optimize."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How long and how precisely to optimize.
+
+    Attributes:
+      max_iterations: of L-BFGS, over all stages.
+      gradient_tolerance: converged when no entry of the gradient of `scale * log f`
+        exceeds this in absolute value.
+      gap_tolerance: converged when the certified relative gap is at most this; only
+        for problems that have a certificate.
+      decrease_tolerance: converged when 20 iterations lower the objective by no more
+        than this, relatively.
+      correction_pairs: memory of L-BFGS, or None for a choice by size.
+      progress: True for a bar on stderr, False for none, None for one that appears on
+        a terminal when it takes longer than two seconds.
+
+    Raises:
+      ValueError: if a number is out of range.
+    """
+
+    max_iterations: int = 500
+    gradient_tolerance: float = 1e-5
+    gap_tolerance: float = 1e-5
+    decrease_tolerance: float = 1e-9
+    correction_pairs: int | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_iterations < 0:
+            raise ValueError(
+                f"max_iterations must be >= 0, found {self.max_iterations}."
+            )
+        for name in ("gradient_tolerance", "gap_tolerance", "decrease_tolerance"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0.0):
+                raise ValueError(f"{name} must be finite and >= 0, found {value}.")
+        if self.correction_pairs is not None and self.correction_pairs < 1:
+            raise ValueError(
+                f"correction_pairs must be >= 1, found {self.correction_pairs}."
+            )
+
+    def pairs(self, num_variables: int) -> int:
+        if self.correction_pairs is not None:
+            return self.correction_pairs
+        # TFP holds several copies of both queues while it updates them.
+        return int(np.clip(50_000_000 // max(num_variables, 1), 3, 10))

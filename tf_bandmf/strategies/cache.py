@@ -1,0 +1,97 @@
+"""Optimized strategies, kept in the user's cache directory.
+
+An entry is found by a fingerprint of everything that determines the strategy: workload,
+participation, family, its options, precision, and the version of the library. A wrong
+entry cannot weaken a guarantee: plans compute sensitivity, error and noise from the matrix
+that they hold, wherever it came from. Entries that cannot be read are ignored.
+
+`TF_BANDMF_CACHE` names another directory, or is "off".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from tf_bandmf._version import __version__
+from tf_bandmf.files import configs
+from tf_bandmf.participation import Participation
+from tf_bandmf.strategies.base import Strategy
+from tf_bandmf.workloads import Workload
+
+VARIABLE = "TF_BANDMF_CACHE"
+_FORMAT = 1
+_DIGEST = 64
+
+
+def directory() -> str | None:
+    """Where entries are kept; None if the cache is off or no directory is known."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted is not None:
+        return None if wanted.strip().lower() in ("", "off", "0") else wanted
+    try:
+        import platformdirs
+    except ImportError:
+        return None
+    return os.path.join(platformdirs.user_cache_dir("tf-bandmf"), "strategies")
+
+
+def fingerprint(
+    family: str,
+    workload: Workload,
+    participation: Participation,
+    options: Mapping[str, Any],
+    is_draft: bool,
+) -> str:
+    """64 hexadecimal digits, equal only for what gives equal strategies."""
+    content = {
+        "format": _FORMAT,
+        "version": __version__,
+        "family": family,
+        "workload": workload.to_config(),
+        "participation": participation.to_config(),
+        "options": dict(options),
+        "draft": is_draft,
+    }
+    return hashlib.sha256(configs.canonical_bytes(content)).hexdigest()
+
+
+def load(key: str, workload: Workload) -> Strategy | None:
+    """The strategy of a fingerprint; None without an entry that is whole and fits."""
+    place = directory()
+    if place is None:
+        return None
+    try:
+        with open(os.path.join(place, key), encoding="utf-8") as file:
+            text = file.read()
+        digest, body = text[:_DIGEST], text[_DIGEST:]
+        if hashlib.sha256(f"{key}{body}".encode()).hexdigest() != digest:
+            return None
+        strategy = Strategy.from_config(configs.loads(body))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return strategy if strategy.num_steps == workload.num_steps else None
+
+
+def store(key: str, strategy: Strategy) -> None:
+    """Keeps a strategy; does nothing where that is not possible."""
+    place = directory()
+    if place is None:
+        return
+    body = configs.dumps(strategy.to_config())
+    digest = hashlib.sha256(f"{key}{body}".encode()).hexdigest()
+    with contextlib.suppress(OSError):
+        os.makedirs(place, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=place)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(digest + body)
+            # Whole or not at all, also with several processes.
+            os.replace(temporary, os.path.join(place, key))
+        except OSError:
+            os.unlink(temporary)
+            raise
