@@ -3,13 +3,14 @@
 Each example is put into one of `b` bins, once, and takes part at the steps of its bin in
 every epoch (arXiv:2601.22334, section 5.1). See `bins_mixture` for the distributions.
 
-Results are typed: an `Estimate`, or, if a confidence is asked for, a `Bound`. Simulation
-is deterministic under a seed.
+Results are typed: an `Estimate`, or, if a confidence is asked for, a `Bound`; where that
+takes too many draws, `calibrate` and `guarantee` use `bins_certain`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Callable
@@ -20,7 +21,13 @@ import scipy.optimize
 from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.bins_bounds import BOUND_SLACK, bound_runs, delta_bound
+from tf_bandmf.accounting.bins_bounds import (
+    BOUND_SLACK,
+    TooManyDraws,
+    bound_runs,
+    delta_bound,
+)
+from tf_bandmf.accounting.bins_certain import CertainBins
 from tf_bandmf.accounting.bins_mixture import gram_matrix
 from tf_bandmf.accounting.bins_simulator import (
     CHECK,
@@ -45,6 +52,8 @@ _ATTEMPTS = 8
 # and by this factor.
 _CHECK_ERRORS, _CHECK_FACTOR = 5.0, 1.1
 NUM_DRAWS = 50_000
+# Up to so many bins a statement computes a certain bound, too: it takes seconds.
+_MOST_CERTAIN_BINS = 1_024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +88,11 @@ class BallsInBinsAccountant(Accountant):
       ValueError: on invalid arguments.
     """
 
-    claims = tuple((NAME, kind, ZERO_OUT) for kind in ("estimate", "bound"))
+    claims = (
+        (NAME, "estimate", ZERO_OUT),
+        (NAME, "bound", ZERO_OUT),
+        *CertainBins.claims,
+    )
 
     def __init__(
         self,
@@ -197,12 +210,18 @@ class BallsInBinsAccountant(Accountant):
         return self._calibrate_bound(epsilon, delta, largest)
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
-        found = self.calibrate_noise_stddev(epsilon, delta)
+        try:
+            found = self.calibrate_noise_stddev(epsilon, delta)
+        except TooManyDraws:
+            return CertainBins(self._gram).calibrate(epsilon, delta)
         guarantee = self._guarantee(epsilon, delta, found.delta)
         return Calibration(found.noise_stddev, guarantee, is_amplified=True)
 
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
-        found = self.epsilon(delta, noise_stddev)
+        try:
+            found = self.epsilon(delta, noise_stddev)
+        except TooManyDraws:
+            return CertainBins(self._gram).guarantee(noise_stddev, delta)
         epsilon = found.value
         if isinstance(found, Estimate):
             epsilon += _SAFETY * found.standard_error
@@ -213,6 +232,18 @@ class BallsInBinsAccountant(Accountant):
         found = self.rough_delta(guarantee.epsilon, noise_stddev)
         least = found.value - _CHECK_ERRORS * found.standard_error
         return least <= guarantee.delta * _CHECK_FACTOR
+
+    def remark(self, noise_stddev: float, guarantee: Guarantee) -> str:
+        """The bound that holds for certain, beside an estimate."""
+        if guarantee.kind != "estimate" or self.num_bins > _MOST_CERTAIN_BINS:
+            return ""
+        epsilon = _certain_epsilon(
+            self._gram.tobytes(), self.num_bins, guarantee.delta, noise_stddev
+        )
+        return (
+            f"Certain, without simulation: epsilon <= {epsilon:.6g} at this delta "
+            f"(plan with confidence=1 for noise by this bound)."
+        )
 
     def _guarantee(
         self, epsilon: float, delta: float, found: MonteCarloValue
@@ -334,6 +365,14 @@ class BallsInBinsAccountant(Accountant):
             value *= 1.0 + 1e-6
         count = sum(run.losses.size for run, _, _ in runs)
         return Bound(min(value, upper), self._confidence, count)
+
+
+@functools.lru_cache(maxsize=16)
+def _certain_epsilon(
+    gram: bytes, num_bins: int, delta: float, noise_stddev: float
+) -> float:
+    matrix = np.frombuffer(gram).reshape(num_bins, num_bins)
+    return CertainBins(matrix).epsilon(delta, noise_stddev) * (1.0 + 1e-5)
 
 
 def _estimate(runs: Sequence[Run], epsilon: float) -> Estimate:

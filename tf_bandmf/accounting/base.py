@@ -24,7 +24,8 @@ class Simulation:
     """How an accountant that simulates works; the others need none of it.
 
     Attributes:
-      confidence: None for an estimate, or `1 - beta` for a bound.
+      confidence: None for an estimate, or `1 - beta` for a bound; 1 for a bound without
+        simulation.
       seed: of the draws, >= 0; equal seeds give equal results.
       progress: show progress on what takes longer than 2 seconds.
       num_draws: of an estimate; None for the accountant's number. Searches use fewer.
@@ -60,6 +61,10 @@ class Accountant(abc.ABC):
     @abc.abstractmethod
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         """Whether the noise gives the guarantee, as far as a quick check can tell."""
+
+    def remark(self, noise_stddev: float, guarantee: Guarantee) -> str:
+        """What else a statement should say of the guarantee, one sentence or none."""
+        return ""
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
         """The run as an event of dp-accounting.

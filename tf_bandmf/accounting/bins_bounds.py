@@ -15,6 +15,10 @@ _MINOR_PART = 0.1
 _LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
 
 
+class TooManyDraws(ValueError):
+    """A bound by simulation would take too many draws."""
+
+
 def delta_bound(
     simulator: BinsSimulator,
     epsilon: float,
@@ -43,7 +47,7 @@ def bound_runs(
     With so many draws that the bound exceeds a delta of `aim` by a part BOUND_SLACK of it.
 
     Raises:
-      ValueError: if that takes too many draws.
+      TooManyDraws: if that takes too many draws.
     """
     rough = [run.estimate(epsilon).value for run in simulator.rough_runs(noise)]
     num_bins = simulator.gram.shape[0]
@@ -59,7 +63,7 @@ def bound_runs(
         if not (
             count <= _LARGEST_BOUND_DRAWS and count * num_bins <= _LARGEST_BOUND_ENTRIES
         ):
-            raise ValueError(
+            raise TooManyDraws(
                 f"A bound at delta = {aim:.3g}, confidence 1 - {beta:.2g} and "
                 f"{num_bins} bins would take {count:.3g} draws. Use a larger "
                 f"delta or an estimate (confidence=None)."

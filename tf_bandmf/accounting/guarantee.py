@@ -28,7 +28,8 @@ class Guarantee:
       accountant: what computed it.
       adjacency: which data sets count as neighbors.
       confidence: None, or the probability (over the accountant's simulation, not over
-        the mechanism) with which a simulated bound holds.
+        the mechanism) with which a simulated bound holds; 1 where another accountant
+        would simulate, and this one proves.
       zcdp_rho: rho of zero-concentrated DP, where it holds without amplification.
     """
 
@@ -47,9 +48,9 @@ class Guarantee:
             raise ValueError(f"epsilon must be finite and > 0, found {self.epsilon}.")
         if not 0.0 < self.delta < 1.0:
             raise ValueError(f"delta must be in (0, 1), found {self.delta}.")
-        if self.confidence is not None and not 0.5 <= self.confidence < 1.0:
+        if self.confidence is not None and not 0.5 <= self.confidence <= 1.0:
             raise ValueError(
-                f"confidence must be in [0.5, 1), found {self.confidence}."
+                f"confidence must be in [0.5, 1], found {self.confidence}."
             )
         if self.confidence is not None and self.kind != "bound":
             raise ValueError(
@@ -63,7 +64,7 @@ class Guarantee:
                 "The value is a Monte Carlo ESTIMATE: it is not certain to be an upper "
                 "bound."
             )
-        if self.confidence is not None:
+        if self.confidence is not None and self.confidence < 1.0:
             return (
                 f"The value is an upper bound that holds except with probability "
                 f"{1.0 - self.confidence:.2g} over the accountant's simulation."

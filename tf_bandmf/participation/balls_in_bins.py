@@ -32,6 +32,10 @@ class BallsInBins(WholeEpochs):
       epochs: k.
     """
 
+    demands: ClassVar[str] = (
+        "access to any example at any step, batches of varying size, and that nobody "
+        "learns who is in which bin"
+    )
     kind: ClassVar[str] = "balls_in_bins"
     sampling: ClassVar[str | None] = "balls-in-bins"
     is_amplified: ClassVar[bool] = True
@@ -59,6 +63,11 @@ class BallsInBins(WholeEpochs):
         )
 
         simulation = simulation or Simulation()
+        if simulation.confidence == 1.0:
+            from tf_bandmf.accounting.bins_certain import CertainBins
+            from tf_bandmf.accounting.bins_mixture import gram_matrix
+
+            return CertainBins(gram_matrix(matrix, self.num_bins))
         draws = simulation.num_draws
         return BallsInBinsAccountant.of_strategy(
             matrix,

@@ -217,6 +217,10 @@ class Plan:
             accountant, self.dp_event(), self.delta if delta is None else delta
         )
 
+    def accounting_remark(self) -> str:
+        """What the accountant adds to its guarantee in the statement, or nothing."""
+        return self._accountant().remark(self._unit_noise_stddev, self.guarantee)
+
     def _accountant(self) -> Accountant:
         return accountant_for(self.strategy, self.participation, self.confidence)
 

@@ -110,7 +110,7 @@ class PrivacyStatement(Statement):
             delta=guarantee.delta,
             zcdp_rho=guarantee.zcdp_rho,
             accountant=guarantee.accountant,
-            accounting=guarantee.describe_kind(),
+            accounting=f"{guarantee.describe_kind()} {plan.accounting_remark()}".strip(),
             adjacency=guarantee.adjacency,
             sampling=plan.participation.amplification(),
             participation=plan.participation.describe(),

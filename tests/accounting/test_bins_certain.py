@@ -1,0 +1,207 @@
+"""Bounds without simulation against enumeration, quadrature and the simulation."""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.special
+
+import tf_bandmf
+from tf_bandmf import strategies
+from tf_bandmf.accounting import (
+    bins_bounds,
+    bins_conditional,
+    bins_kernel,
+    bins_laplace,
+    bins_moments,
+    gaussian,
+)
+from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+from tf_bandmf.accounting.bins_certain import NAME, CertainBins
+from tf_bandmf.accounting.bins_kernel import Kernel
+from tf_bandmf.accounting.bins_mixture import gram_matrix
+
+FLAT = Kernel(4, own=0.5, common=0.1, ripple=0.0, decay=0.0)
+WAVY = Kernel(5, own=0.9, common=0.1, ripple=0.3, decay=0.4)
+STEEP = Kernel(6, own=1.3, common=0.0, ripple=0.9, decay=0.7)
+
+
+def matrix_of(kernel):
+    b = kernel.num_bins
+    distance = np.abs(np.subtract.outer(np.arange(b), np.arange(b)))
+    off = kernel.at(np.maximum(distance, 1))
+    return np.where(distance == 0, kernel.own, off)
+
+
+def log_moment(gram, order):
+    """By enumeration of all b^order tuples."""
+    b = len(gram)
+    pairs = list(itertools.combinations(range(order), 2))
+    exponents = [
+        sum(gram[j[s], j[t]] for s, t in pairs)
+        for j in itertools.product(range(b), repeat=order)
+    ]
+    return float(scipy.special.logsumexp(exponents)) - order * np.log(b)
+
+
+def two_bins(gram, function):
+    """E_Q of a function of L for two bins, on a grid in the plane."""
+    axis = np.linspace(-9.0, 9.0, 721)
+    factor = np.linalg.cholesky(gram)
+    x, y = np.meshgrid(axis, axis, indexing="ij")
+    u = factor[0, 0] * x, factor[1, 0] * x + factor[1, 1] * y
+    ratio = 0.5 * sum(np.exp(u[i] - gram[i, i] / 2) for i in range(2))
+    density = np.exp(-0.5 * (x**2 + y**2)) / (2 * np.pi)
+    return float((function(ratio) * density).sum() * (axis[1] - axis[0]) ** 2)
+
+
+@pytest.mark.parametrize("kernel", [FLAT, WAVY, STEEP])
+def test_moments_are_not_below_enumeration(kernel):
+    logs = bins_moments.log_moments(kernel, 5)
+    exact = [log_moment(matrix_of(kernel), order) for order in range(6)]
+    assert np.all(logs >= np.array(exact) - 1e-12)
+    if kernel is FLAT:
+        np.testing.assert_allclose(logs, exact, rtol=0.0, atol=1e-8)
+    # A circle of a few bins is the worst case for the gap.
+    assert np.all(logs <= 1.5 * np.array(exact) + 1e-6)
+
+
+def test_moments_of_a_long_circle_are_tight():
+    kernel = Kernel(60, own=1.0, common=0.0, ripple=0.9, decay=0.6)
+    logs = bins_moments.log_moments(kernel, 3)
+    gram = matrix_of(kernel)
+    second = np.log(np.exp(gram).mean())
+    third = np.exp(gram[:, :, None] + gram[:, None, :] + gram[None, :, :])
+    np.testing.assert_allclose(logs[2:], [second, np.log(third.mean())], rtol=0.4)
+    assert logs[2] >= second and logs[3] >= np.log(third.mean())
+
+
+@pytest.mark.parametrize("ripple, common", [(0.0, 0.0), (0.4, 0.0), (0.3, 0.2)])
+@pytest.mark.parametrize("t", [0.5, 4.0, 40.0])
+def test_laplace_transform_is_that_of_quadrature(ripple, common, t):
+    kernel = Kernel(2, own=1.2, common=common, ripple=ripple, decay=0.5)
+    exact = two_bins(matrix_of(kernel), lambda ratio: np.exp(-t * ratio))
+    found = np.exp(bins_laplace.log_laplace(t, kernel))
+    assert found == pytest.approx(exact, rel=1e-6)
+
+
+def some_grams():
+    rng = np.random.default_rng(4)
+    dense = np.tril(rng.random((24, 24))) + np.eye(24)
+    yield gram_matrix(strategies.lambda_cgd(24, 0.8).matrix, 8)
+    yield gram_matrix(strategies.bsr(tf_bandmf.workloads.prefix_sum(24), 24).matrix, 6)
+    yield gram_matrix(tf_bandmf.matrices.Dense(dense), 8)
+    yield gram_matrix(strategies.identity(24).matrix, 12)
+
+
+def test_the_kernel_is_a_covariance_above_the_gram_matrix():
+    for gram in some_grams():
+        kernel = bins_kernel.above(gram, 3.0 * np.sqrt(gram.max()))
+        larger = matrix_of(kernel)
+        assert np.all(larger >= gram)
+        assert np.linalg.eigvalsh(larger).min() >= -1e-9 * larger.max()
+
+
+def test_the_circulant_is_a_covariance_above_the_gram_matrix():
+    for gram in some_grams():
+        row = bins_conditional.circulant_above(gram)
+        b = row.size
+        larger = row[np.subtract.outer(np.arange(b), np.arange(b)) % b]
+        assert np.all(larger >= gram)
+        assert np.linalg.eigvalsh(larger).min() >= -1e-9 * row[0]
+
+
+@pytest.mark.parametrize("noise, epsilon", [(0.7, 3.0), (1.0, 1.0), (2.0, 0.5)])
+def test_given_the_own_noise_the_bound_is_above_quadrature_and_near_it(noise, epsilon):
+    gram = np.array([[1.0, 0.3], [0.3, 1.0]])
+    exact = two_bins(
+        gram / noise**2, lambda ratio: np.maximum(ratio - np.exp(epsilon), 0.0)
+    )
+    row = bins_conditional.circulant_above(gram)
+    found = bins_conditional.delta_removed(epsilon, row, noise)
+    assert exact * (1.0 - 1e-4) <= found
+    if epsilon == 3.0:
+        assert found <= 3.0 * exact
+
+
+@pytest.mark.parametrize("ratio, epsilon", [(0.6, 4.0), (1.0, 2.0), (2.0, 0.5)])
+@pytest.mark.parametrize("lam", [0.0, 0.5, 0.9])
+def test_delta_is_not_below_quadrature_in_any_direction(lam, ratio, epsilon):
+    gram = gram_matrix(strategies.lambda_cgd(4, lam).matrix, 2)
+    noise = ratio * np.sqrt(gram.max())
+    threshold = np.exp(epsilon)
+    scaled = gram / noise**2
+    removed = two_bins(scaled, lambda ratio: np.maximum(ratio - threshold, 0.0))
+    added = two_bins(scaled, lambda ratio: np.maximum(1.0 - threshold * ratio, 0.0))
+    found = CertainBins(gram).delta(epsilon, noise)
+    assert found >= max(removed, added) * (1.0 - 1e-4)
+    assert found <= gaussian.gaussian_delta(ratio, epsilon)
+
+
+def test_a_conversion_is_never_below_any_distribution_with_these_moments():
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        ratio = np.exp(rng.normal(0.0, rng.uniform(0.1, 1.5), 200))
+        ratio /= ratio.mean()
+        logs = np.log([(ratio**a).mean() for a in range(9)])
+        for epsilon in (0.1, 1.0, 2.5):
+            exact = np.maximum(ratio - np.exp(epsilon), 0.0).mean()
+            assert bins_moments.delta_from_moments(epsilon, logs) >= exact
+
+
+def test_one_bin_is_the_gaussian_mechanism():
+    found = CertainBins(np.array([[4.0]])).epsilon(1e-6, 5.0)
+    assert found == gaussian.gaussian_epsilon(2.5, 1e-6)
+
+
+def test_bounds_are_above_estimates_and_of_use():
+    gram = gram_matrix(strategies.lambda_cgd(80, 0.7).matrix, 20)
+    certain, simulated = (
+        CertainBins(gram),
+        BallsInBinsAccountant(gram, num_draws=20_000),
+    )
+    for noise, most in ((2.0, 1.2), (4.0, 1.6)):
+        estimate = simulated.epsilon(1e-5, noise)
+        bound = certain.epsilon(1e-5, noise)
+        assert estimate.value - 4.0 * estimate.standard_error <= bound
+        assert bound <= most * estimate.value
+        assert certain.delta(bound, noise) <= 1e-5
+    noise = certain.calibrate_noise_stddev(2.0, 1e-5)
+    assert certain.delta(2.0, noise) <= 1e-5 < certain.delta(2.0, 0.98 * noise)
+
+
+def test_tiny_noise_is_that_without_amplification():
+    gram = gram_matrix(strategies.lambda_cgd(12, 0.5).matrix, 4)
+    noise = 0.05 * np.sqrt(gram.max())
+    found = CertainBins(gram).delta(150.0, noise)
+    assert found == gaussian.gaussian_delta(0.05, 150.0)
+    with pytest.raises(ValueError, match="Moments need noise"):
+        bins_moments.largest_order(bins_kernel.above(gram, noise).scaled(noise))
+
+
+def test_what_takes_too_many_draws_is_proven_instead(monkeypatch):
+    monkeypatch.setattr(bins_bounds, "_LARGEST_BOUND_DRAWS", 1e3)
+    gram = gram_matrix(strategies.lambda_cgd(60, 0.5).matrix, 20)
+    accountant = BallsInBinsAccountant(gram, confidence=1.0 - 1e-9)
+    found = accountant.calibrate(4.0, 1e-7)
+    assert found.guarantee.accountant == NAME and found.guarantee.confidence == 1.0
+    assert "proven upper bound" in found.guarantee.describe_kind()
+    accountant.validate(found.noise_stddev, found.guarantee)
+
+
+def test_a_plan_says_beside_an_estimate_what_is_certain():
+    arguments = dict(
+        epsilon=4.0,
+        delta=1e-5,
+        num_examples=64,
+        batch_size=8,
+        epochs=3,
+        sampling="balls-in-bins",
+    )
+    estimated = tf_bandmf.plan("lambda_cgd:0.5", **arguments)
+    certain = tf_bandmf.plan("lambda_cgd:0.5", confidence=1, **arguments)
+    assert estimated.kind == "estimate"
+    assert "Certain, without simulation: epsilon <= " in str(estimated.statement())
+    assert certain.kind == "bound" and certain.accountant == NAME
+    assert certain.noise_multiplier > estimated.noise_multiplier
+    assert "proven upper bound" in str(certain.statement())

@@ -1,0 +1,173 @@
+"""Accounting of balls in bins without simulation: upper bounds that hold for certain.
+
+Direction "remove" by moments of the likelihood ratio (`bins_moments`), also given the own
+bin's noise (`bins_conditional`), direction "add" by a Laplace transform (`bins_laplace`),
+all for a covariance above the Gram matrix (`bins_kernel`): no confidence is needed. How far
+above an estimate the bound is, see `benchmarks/accounting.py`: moments are loose for small
+epsilon.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Callable
+
+import numpy as np
+import scipy.optimize
+
+from tf_bandmf.accounting import (
+    bins_conditional,
+    bins_kernel,
+    bins_laplace,
+    bins_moments,
+    gaussian,
+)
+from tf_bandmf.accounting.base import Accountant, meaningful
+from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
+from tf_bandmf.accounting.root_finding import log
+
+NAME = "balls in bins, moments and Laplace transforms without simulation"
+
+_TOLERANCE = 1e-4
+_WIDTH = 0.1
+# Of norm to noise: beyond it, privacy means nothing.
+_LARGEST_SQUARED_RATIO = 200.0
+
+
+class CertainBins(Accountant):
+    """(epsilon, delta) of balls in bins from above, for one Gram matrix of the bins.
+
+    Formal guarantee: the true values do not exceed the returned ones, but for rounding
+    errors of float64. Both directions of adjacency are covered (zero-out).
+
+    Args:
+      gram: G of `bins_mixture.gram_matrix`, shape [b, b], not negative.
+    """
+
+    claims = ((NAME, "bound", ZERO_OUT),)
+
+    def __init__(self, gram: np.ndarray) -> None:
+        self._gram = np.asarray(gram, np.float64)
+        self._norm = math.sqrt(float(self._gram.diagonal().max()))
+        self._row = bins_conditional.circulant_above(self._gram)
+        self._kernels: dict[int, bins_kernel.Kernel] = {}
+        self._moments = functools.lru_cache(maxsize=4)(self._log_moments)
+
+    def delta(self, epsilon: float, noise_stddev: float) -> float:
+        """Delta at epsilon >= 0 for noise of a standard deviation on the raw `C`, or more.
+
+        Raises:
+          ValueError: on invalid input.
+        """
+        check_positive("noise_stddev", noise_stddev)
+        if not (epsilon >= 0.0 and math.isfinite(epsilon)):
+            raise ValueError(f"epsilon must be finite and >= 0, found {epsilon}.")
+        unamplified = gaussian.gaussian_delta(noise_stddev / self._norm, epsilon)
+        if len(self._gram) == 1:
+            return unamplified
+        removed = self._removed(epsilon, noise_stddev)
+        if removed >= unamplified:
+            return unamplified
+        return min(unamplified, max(removed, self._added(epsilon, noise_stddev)))
+
+    def epsilon(self, delta: float, noise_stddev: float) -> float:
+        """Epsilon at delta, or more; 0 where delta is spent before.
+
+        Raises:
+          ValueError: on invalid input, or if epsilon would exceed 10**4.
+        """
+        check_delta(delta)
+        check_positive("noise_stddev", noise_stddev)
+        upper = gaussian.gaussian_epsilon(noise_stddev / self._norm, delta)
+        if len(self._gram) == 1:
+            return upper
+        removed = _falling_root(
+            lambda e: self._removed(e, noise_stddev), delta, 0.0, upper
+        )
+        if removed >= upper or self._added(removed, noise_stddev) <= delta:
+            return removed
+        return _falling_root(
+            lambda e: self._added(e, noise_stddev), delta, removed, upper
+        )
+
+    def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
+        """The smallest noise that these bounds give the budget, checked by `delta`."""
+        check_positive("epsilon", epsilon)
+        check_delta(delta)
+        largest = gaussian.calibrate_noise_stddev(epsilon, delta) * self._norm
+        if len(self._gram) == 1:
+            return largest
+
+        def excess(log_noise: float) -> float:
+            return log(self._removed(epsilon, math.exp(log_noise))) - math.log(delta)
+
+        upper = math.log(largest)
+        lower = upper - _WIDTH
+        while excess(lower) <= 0.0:
+            upper, lower = lower, lower - 3.0 * _WIDTH
+        if upper == math.log(largest) and excess(upper) > 0.0:
+            return largest
+        noise = math.exp(scipy.optimize.brentq(excess, lower, upper, xtol=_TOLERANCE))
+        step = _TOLERANCE
+        while noise < largest and self.delta(epsilon, noise) > delta:
+            noise *= 1.0 + step
+            step *= 2.0
+        return min(noise, largest)
+
+    def calibrate(self, epsilon: float, delta: float) -> Calibration:
+        noise = self.calibrate_noise_stddev(epsilon, delta)
+        guarantee = Guarantee(epsilon, delta, "bound", NAME, confidence=1.0)
+        return Calibration(noise, guarantee, is_amplified=True)
+
+    def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
+        epsilon = meaningful(self.epsilon(delta, noise_stddev), noise_stddev, delta)
+        return Guarantee(epsilon, delta, "bound", NAME, confidence=1.0)
+
+    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
+        """By the bound itself; seconds for hundreds of bins."""
+        found = self.delta(guarantee.epsilon, noise_stddev)
+        return found <= guarantee.delta * (1.0 + 1e-4)
+
+    def _kernel(self, noise_stddev: float) -> bins_kernel.Kernel:
+        # Any kernel is valid at any noise: one for noise levels of the same size.
+        size = round(4.0 * math.log(noise_stddev / self._norm))
+        if size not in self._kernels:
+            level = self._norm * math.exp(0.25 * size)
+            self._kernels[size] = bins_kernel.above(self._gram, level)
+        return self._kernels[size].scaled(noise_stddev)
+
+    def _log_moments(self, noise_stddev: float) -> np.ndarray:
+        kernel = self._kernel(noise_stddev)
+        return bins_moments.log_moments(kernel, bins_moments.largest_order(kernel))
+
+    def _removed(self, epsilon: float, noise_stddev: float) -> float:
+        if (self._norm / noise_stddev) ** 2 > _LARGEST_SQUARED_RATIO:
+            # Nothing is claimed from the bins: exponents would overflow.
+            return 1.0
+        logs = self._moments(noise_stddev)
+        return min(
+            bins_moments.delta_from_moments(epsilon, logs),
+            bins_conditional.delta_removed(epsilon, self._row, noise_stddev),
+        )
+
+    def _added(self, epsilon: float, noise_stddev: float) -> float:
+        return bins_laplace.delta_by_laplace(epsilon, self._kernel(noise_stddev))
+
+
+def _falling_root(
+    function: Callable[[float], float], delta: float, lower: float, upper: float
+) -> float:
+    """Where a falling function reaches delta, rounded up to what was evaluated."""
+    if function(lower) <= delta:
+        return lower
+    if function(upper) > delta:
+        return upper
+    while upper - lower > _TOLERANCE * upper:
+        middle = 0.5 * (lower + upper)
+        if function(middle) <= delta:
+            upper = middle
+        else:
+            lower = middle
+    return upper
