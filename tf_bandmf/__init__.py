@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tf_bandmf.analysis.sensitivity import Sensitivity
     from tf_bandmf.participation import (
         BallsInBins,
+        BMinSepSampling,
         CyclicFixedSize,
         CyclicPoisson,
         FixedEpochOrder,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from tf_bandmf.workloads import Workload
 
 __all__ = [
+    "BMinSepSampling",
     "BallsInBins",
     "BatchSchedule",
     "Choice",
@@ -105,6 +107,7 @@ _HOMES = {
     "plan": "planning.build",
     **dict.fromkeys(
         (
+            "BMinSepSampling",
             "BallsInBins",
             "CyclicFixedSize",
             "CyclicPoisson",

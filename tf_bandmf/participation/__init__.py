@@ -11,9 +11,11 @@ object: a mismatch between the two cannot be expressed.
 | `CyclicPoisson` | each example of the part in turn, independently | amplified |
 | `Poisson` | each example, independently (DP-SGD) | amplified |
 | `CyclicFixedSize` | a fixed number of the part in turn | amplified, a bound |
+| `BMinSepSampling` | everybody who has rested for b - 1 steps, independently | simulated |
 | `BallsInBins` | each example in one random bin of the epoch | amplified, simulated |
 """
 
+from tf_bandmf.participation.b_min_sep import BMinSepSampling
 from tf_bandmf.participation.balls_in_bins import BallsInBins
 from tf_bandmf.participation.base import (
     NAMED,
@@ -30,6 +32,7 @@ from tf_bandmf.participation.min_sep import MinSep
 from tf_bandmf.participation.shuffled import Shuffled
 
 __all__ = [
+    "BMinSepSampling",
     "BallsInBins",
     "CyclicFixedSize",
     "CyclicPoisson",

@@ -1,0 +1,186 @@
+"""b-min-sep sampling: law, likelihood ratio and accounting, against other computations.
+
+Statistical tests use fixed seeds; see `test_balls_in_bins`.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.stats
+
+import tf_bandmf
+from tf_bandmf import matrices, strategies
+from tf_bandmf.accounting.b_min_sep import BMinSepAccountant
+from tf_bandmf.accounting.b_min_sep_passes import Passes
+from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+from tf_bandmf.accounting.base import Simulation
+from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
+from tf_bandmf.participation import BMinSepSampling
+from tf_bandmf.sampling.random_bits import random_words
+
+ERRORS = 4.0
+BANDED = matrices.ToeplitzBanded([1.0, 0.5, 0.25], 24)
+
+
+def law(num_steps, separation, rate):
+    """Probability of every set of steps, from the definition."""
+    p = rate / (1 - rate * (separation - 1))
+    found = {}
+    for taken in itertools.product([0, 1], repeat=num_steps):
+        for first in range(separation):
+            weight = rate if first else 1 - rate * (separation - 1)
+            free = first
+            for t, now in enumerate(taken):
+                if t < free:
+                    weight *= not now
+                else:
+                    weight *= p if now else 1 - p
+                    free = t + separation if now else free
+            found[taken] = found.get(taken, 0.0) + weight
+    return {taken: weight for taken, weight in found.items() if weight > 0.0}
+
+
+@pytest.mark.parametrize(
+    "separation, rate", [(1, 0.3), (2, 0.2), (3, 0.25), (3, 1 / 3)]
+)
+def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
+    n, bands = 7, min(separation, 3)
+    exact = law(n, separation, rate)
+    assert sum(exact.values()) == pytest.approx(1.0)
+    # Every step takes everybody with the same probability.
+    for t in range(n):
+        marginal = sum(weight for taken, weight in exact.items() if taken[t])
+        assert marginal == pytest.approx(rate)
+    rng = np.random.default_rng(0)
+    rows = matrices.as_rows(matrices.ToeplitzBanded(rng.random(bands) + 0.1, n))
+    passes = Passes(rows, separation, rate)
+    dense = matrices.RowBanded(rows).to_dense()
+    y = rng.standard_normal((3, n))
+    noise = 0.8
+    u = passes.inner_products(y) / noise**2
+    np.testing.assert_allclose(u, y @ dense / noise**2)
+    expected = 0.0
+    for taken, weight in exact.items():
+        mean = dense @ np.array(taken)
+        expected = expected + weight * np.exp(
+            y @ mean / noise**2 - mean @ mean / (2 * noise**2)
+        )
+    found = passes.log_ratio(u - 0.5 * passes.squares / noise**2, passes.probability)
+    np.testing.assert_allclose(found, np.log(expected), rtol=1e-10)
+    largest = max(np.sum((dense @ np.array(taken)) ** 2) for taken in exact)
+    assert passes.largest_squared_norm() == pytest.approx(largest)
+    np.testing.assert_allclose(
+        passes.mean, sum(w * (dense @ np.array(t)) for t, w in exact.items())
+    )
+
+
+@pytest.mark.parametrize("batch, separation", [(900, 1), (600, 3), (1000, 3)])
+def test_the_sampler_has_the_law_that_is_accounted_for(batch, separation):
+    m, n = 3000, 5
+    exact = law(n, separation, batch / m)
+    participation = BMinSepSampling(m, batch, separation)
+    secret = (11).to_bytes(32, "little")
+    sampler = participation.sampler(lambda step, k: random_words(secret, step, k))
+    taken = np.zeros((m, n), int)
+    for step in range(n):
+        taken[sampler.example_indices(step), step] = 1
+    counts = {key: 0 for key in exact}
+    for row in taken:
+        counts[tuple(row)] += 1  # a set that is impossible raises
+    expected = np.array([m * weight for weight in exact.values()])
+    statistic = np.sum((np.array(list(counts.values())) - expected) ** 2 / expected)
+    assert scipy.stats.chi2.sf(statistic, len(exact) - 1) > 1e-4
+    # The simulation of the accountant draws from the same law.
+    passes = Passes(np.ones((n, 1)), separation, batch / m)
+    drawn = passes.draw(np.random.default_rng(1), np.full(m, passes.probability))
+    counts = {key: 0 for key in exact}
+    for row in drawn.astype(int):
+        counts[tuple(row)] += 1
+    statistic = np.sum((np.array(list(counts.values())) - expected) ** 2 / expected)
+    assert scipy.stats.chi2.sf(statistic, len(exact) - 1) > 1e-4
+
+
+def estimate(matrix, separation, rate, num_draws=8000):
+    simulation = Simulation(num_draws=num_draws)
+    return BMinSepAccountant.of_strategy(matrix, separation, rate, simulation)
+
+
+def test_without_a_rest_it_is_poisson_sampling():
+    matrix = strategies.identity(12).matrix
+    exact = CyclicPoissonAccountant.of_strategy(matrix, 1, 0.2)
+    found = estimate(matrix, 1, 0.2)
+    for noise, epsilon in ((1.5, 1.0), (0.8, 4.0)):
+        delta = found.delta(epsilon, noise)
+        assert delta.standard_error < 0.1 * delta.value
+        difference = delta.value - exact.delta(epsilon, noise)
+        assert abs(difference) < ERRORS * delta.standard_error + 1e-3 * delta.value
+
+
+@pytest.mark.parametrize("noise, epsilon", [(1.5, 2.0), (3.0, 0.7)])
+def test_with_every_rest_at_its_least_it_is_balls_in_bins(noise, epsilon):
+    """q b = 1: whoever may take part does, in a random phase."""
+    found = estimate(BANDED, 4, 0.25).delta(epsilon, noise)
+    bins = BallsInBinsAccountant.of_strategy(BANDED, 4, num_draws=20_000)
+    other = bins.delta(epsilon, noise)
+    error = np.hypot(found.standard_error, other.standard_error)
+    assert abs(found.value - other.value) < ERRORS * error
+    assert error < 0.1 * found.value
+
+
+def test_both_directions_agree_with_plain_draws():
+    noise, epsilon, count = 1.2, 1.0, 40_000
+    accountant = estimate(BANDED, 4, 0.1)
+    passes = Passes(matrices.as_rows(BANDED), 4, 0.1)
+    rng = np.random.default_rng(2)
+    half = 0.5 * passes.squares / noise**2
+    for add, run in enumerate(accountant._runs(epsilon, noise, 1)):
+        y = noise * rng.standard_normal((count, 24))
+        if not add:
+            y += passes.draw(rng, np.full(count, passes.probability))
+        u = passes.inner_products(y) / noise**2
+        losses = passes.log_ratio(u - half, passes.probability) * (-1.0 if add else 1.0)
+        plain = np.maximum(-np.expm1(np.minimum(epsilon - losses, 0.0)), 0.0)
+        found = run.estimate(epsilon)
+        error = np.hypot(plain.std() / np.sqrt(count), found.standard_error)
+        assert abs(plain.mean() - found.value) < ERRORS * error
+        assert error < 0.2 * max(found.value, 1e-3)
+
+
+def test_less_noise_than_cyclic_poisson_where_privacy_is_weak():
+    """arXiv:2602.09338: equal at high noise, better at low noise."""
+    q, b = 0.1, 4
+    cyclic = CyclicPoissonAccountant.of_strategy(BANDED, b, q * b)
+    found = estimate(BANDED, b, q).calibrate(8.0, 1e-5)
+    assert found.noise_stddev < 0.97 * cyclic.calibrate_noise_stddev(8.0, 1e-5)
+    assert found.guarantee.kind == "estimate"
+
+
+def test_what_it_cannot_account_for_is_refused():
+    with pytest.raises(ValueError, match="at most 2 bands, found 3"):
+        estimate(BANDED, 2, 0.1)
+    with pytest.raises(ValueError, match="without negative entries"):
+        estimate(matrices.ToeplitzBanded([1.0, -0.5], 24), 4, 0.1)
+    with pytest.raises(ValueError, match="confidence must be None"):
+        BMinSepAccountant.of_strategy(BANDED, 4, 0.1, Simulation(confidence=0.9))
+    with pytest.raises(ValueError, match="num_parts must be <= num_examples"):
+        BMinSepSampling(10, 3, 4)
+
+
+def test_a_plan_has_as_many_steps_of_rest_as_bands():
+    plan = tf_bandmf.plan(
+        "bsr:3",
+        epsilon=4.0,
+        delta=1e-4,
+        num_examples=96,
+        batch_size=8,
+        epochs=2,
+        sampling="b-min-sep",
+    )
+    assert plan.participation == BMinSepSampling(96, 8, 3)
+    assert plan.kind == "estimate" and "b-min-sep sampling" in str(plan.statement())
+    schedule = plan.batches(np.arange(96))
+    steps = [set(schedule.example_indices(t).tolist()) for t in range(plan.num_steps)]
+    assert all(
+        not steps[t] & steps[t + gap] for t in range(len(steps) - 2) for gap in (1, 2)
+    )
