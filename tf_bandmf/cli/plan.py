@@ -106,7 +106,7 @@ def _run(options: argparse.Namespace) -> None:
             l2_norm_clip=options.clip,
             max_memory_vectors=_memory_vectors(options),
             confidence=options.confidence,
-            progress=sys.stderr.isatty(),
+            progress=printing.progress(),
         )
     for warning in caught:
         print(f"tf-bandmf plan: warning: {warning.message}", file=sys.stderr)

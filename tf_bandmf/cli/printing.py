@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, TextIO
 
@@ -11,6 +12,9 @@ from tf_bandmf.planning.comparison import plain_table
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
+
+
+_QUIET_SECONDS = 2.0
 
 
 def print_json(value: Any) -> None:
@@ -42,12 +46,20 @@ def print_table(
     console.print(rendered)
 
 
-def progress(stream: TextIO | None = None) -> Callable[[str], None] | None:
-    """Names what is being computed, where a person may be waiting for it."""
+def progress(stream: TextIO | None = None) -> Callable[[str], None]:
+    """Names what is being computed, where it takes time or a person may be waiting.
+
+    On a terminal from the beginning, elsewhere (a log, a pipe) from two seconds on.
+    """
     stream = sys.stderr if stream is None else stream
-    if not stream.isatty():
-        return None
-    return lambda name: print(f"{name} ...", file=stream, flush=True)
+    began = time.monotonic()
+
+    def tell(name: str) -> None:
+        waited = time.monotonic() - began
+        if stream.isatty() or waited > _QUIET_SECONDS:
+            print(f"{waited:5.1f} s  {name} ...", file=stream, flush=True)
+
+    return tell
 
 
 def print_choice(plan: Plan) -> None:
@@ -58,7 +70,10 @@ def print_choice(plan: Plan) -> None:
     print_table(choice.table.title, *choice.table.cells())
     for name, reason in choice.excluded.items():
         print(f"Not compared: {name}: {reason}")
-    print(f"{choice.reason}\n")
+    print(choice.reason)
+    for line in choice.advice:
+        print(line)
+    print()
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Participation(abc.ABC):
       kind: name in files.
       sampling: name for `tf_bandmf.plan(sampling=...)` and the command line; None if it
         cannot be made from examples, batch size and epochs.
+      demands: what the sampler asks of those who feed the data, as the end of a sentence.
       has_fixed_positions: whether all participations of an example are among
         `i, i + b, i + 2b, ...` for one `i < b`, as in a fixed epoch order.
       has_schedule: whether the library makes the batches; otherwise the caller does.
@@ -64,6 +65,7 @@ class Participation(abc.ABC):
 
     kind: ClassVar[str]
     sampling: ClassVar[str | None] = None
+    demands: ClassVar[str] = "that the caller enforces the separation"
     has_fixed_positions: ClassVar[bool] = False
     has_schedule: ClassVar[bool] = True
     has_secret_sampler: ClassVar[bool] = True

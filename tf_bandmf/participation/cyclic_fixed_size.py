@@ -29,6 +29,10 @@ class CyclicFixedSize(Cyclic):
       num_parts: b; strategies with at most b bands can be accounted for.
     """
 
+    demands: ClassVar[str] = (
+        "access to any example of a part at its steps, and that nobody learns who is in "
+        "which batch"
+    )
     kind: ClassVar[str] = "cyclic_fixed_size"
     sampling: ClassVar[str | None] = "cyclic-fixed-size"
     is_cyclic: ClassVar[bool] = True

@@ -32,6 +32,10 @@ class CyclicPoisson(Cyclic):
       num_parts: b; strategies with at most b bands can be accounted for.
     """
 
+    demands: ClassVar[str] = (
+        "access to any example of a part at its steps, batches of varying size, that "
+        "nobody learns who is in which batch, and a C with bands"
+    )
     kind: ClassVar[str] = "cyclic_poisson"
     sampling: ClassVar[str | None] = "cyclic-poisson"
     is_cyclic: ClassVar[bool] = True
@@ -109,6 +113,10 @@ class Poisson(CyclicPoisson):
     """
 
     num_parts: int = 1
+    demands: ClassVar[str] = (
+        "access to any example at any step, batches of varying size, that nobody learns "
+        "who is in which batch, and noise without correlation"
+    )
     kind: ClassVar[str] = "poisson"
     sampling: ClassVar[str | None] = "poisson"
     is_cyclic: ClassVar[bool] = False

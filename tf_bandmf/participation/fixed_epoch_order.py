@@ -32,6 +32,7 @@ class FixedEpochOrder(WholeEpochs):
     """
 
     order_seed: int = 0
+    demands: ClassVar[str] = "one order of the examples, kept in all epochs"
     kind: ClassVar[str] = "fixed_epoch_order"
     sampling: ClassVar[str | None] = "fixed-order"
     has_secret_sampler: ClassVar[bool] = False

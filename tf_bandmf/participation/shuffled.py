@@ -27,6 +27,7 @@ class Shuffled(WholeEpochs):
       epochs: k.
     """
 
+    demands: ClassVar[str] = "one order of the examples, kept in all epochs, and secret"
     kind: ClassVar[str] = "shuffled"
     sampling: ClassVar[str | None] = "shuffled"
     bound_name: ClassVar[str | None] = (

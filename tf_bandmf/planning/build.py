@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 from tf_bandmf import workloads
 from tf_bandmf.accounting.checks import (
@@ -14,7 +14,7 @@ from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.participation import Participation
 from tf_bandmf.participation.checks import positive_int
 from tf_bandmf.participation.scheme import Scheme
-from tf_bandmf.planning import choosing
+from tf_bandmf.planning import choosing, sampling_advice
 from tf_bandmf.planning.arguments import (
     check_budget,
     resolve_participation,
@@ -50,7 +50,7 @@ def plan(
     objective: str | None = None,
     max_memory_vectors: int | None = None,
     confidence: float | None = None,
-    progress: bool = False,
+    progress: bool | Callable[[str], None] = False,
     test_seed: int | None = None,
 ) -> Plan:
     """Plans a private run: from a budget to a strategy and its noise.
@@ -104,8 +104,11 @@ def plan(
         steps; by default 31 for "auto", otherwise the mechanism's default. A strategy
         that keeps more is refused.
       confidence: of accounting by simulation (`BallsInBins`): None for an estimate, or
-        for example `1 - 1e-6` for a bound.
-      progress: show progress on accounting that takes longer than 2 seconds.
+        for example `1 - 1e-6` for a bound; 1 for a bound without simulation, which
+        takes more noise.
+      progress: True to name on stderr what is compared, and to show a bar for simulations
+        that take longer than 2 seconds; or a function that takes such names. They go to
+        the logger "tf_bandmf" in any case.
       test_seed: for tests only: noise from a known seed. The statement says so.
 
     Returns:
@@ -141,6 +144,8 @@ def plan(
     if num_examples is None:
         num_examples = getattr(participation, "num_examples", None)
     delta = check_budget(epsilon, delta, noise_multiplier, num_examples)
+    tell = progress if callable(progress) else (_announce if progress else None)
+    has_bars = bool(progress) and (not callable(progress) or sys.stderr.isatty())
     is_simulated = participation is not None and participation.is_simulated
     if confidence is not None and not is_simulated:
         raise ValueError(
@@ -187,7 +192,7 @@ def plan(
             max_memory_vectors=max_memory_vectors,
             objective=objective or "mean",
             confidence=confidence,
-            progress=_announce if progress and mechanism == "auto" else None,
+            progress=tell,
         )
         assert choice.strategy is not None
         strategy, participation = choice.strategy, choice.participation
@@ -198,9 +203,19 @@ def plan(
             family, workload, participation, **_merged(options, parsed)
         )
     assert participation is not None
+    if mechanism == "auto":
+        strategy = sampling_advice.advised(
+            strategy, workload, participation, float(_needed(epsilon)), delta, tell
+        )
     strategy = strategy.in_float32()
     noise_multiplier, guarantee = _account(
-        strategy, participation, epsilon, delta, noise_multiplier, confidence, progress
+        strategy,
+        participation,
+        epsilon,
+        delta,
+        noise_multiplier,
+        confidence,
+        has_bars,
     )
     return Plan(
         workload=workload,

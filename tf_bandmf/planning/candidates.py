@@ -21,6 +21,8 @@ _MOST_REGENERATIONS = 31
 _SEARCH_DRAWS = 3000
 _LAMBDA_TOLERANCE = 0.05
 _BANDS_OF_BUDGET = 16
+# A refinement of a family that is worse than the best by more than this is left out.
+_REFINEMENT = 1.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,9 @@ class Search:
         limit: int,
         objective: str,
         confidence: float | None,
+        is_draft: bool = False,
     ) -> None:
+        self._is_draft = is_draft
         if isinstance(sampling, Scheme) and not sampling.is_cyclic:
             sampling = sampling.participation()
         self._sampling = sampling
@@ -101,6 +105,33 @@ class Search:
             if is_auto:
                 raise Excluded(str(error)) from error
             raise
+
+    def in_full(self, name: str) -> Candidate:
+        """A candidate with all its parameters in its name, optimized in full."""
+        self._is_draft = False
+        return self._candidate(name)
+
+    def refined(self, family: Family, best: Sequence[Candidate]) -> str:
+        """The name under which a refinement is tried, after the others.
+
+        Raises:
+          Excluded: if the family that it refines is far from the best.
+        """
+        assert family.refines is not None
+        coarse = [c for c in best if c.strategy.family == family.refines]
+        if not coarse or not self._workload.is_toeplitz:
+            return family.name
+        least = min(self.value(candidate.row) for candidate in best)
+        excess = self.value(coarse[0].row) / least
+        if excess > _REFINEMENT:
+            raise Excluded(
+                f"{coarse[0].row.mechanism} has {100.0 * (excess - 1.0):.3g}% more than "
+                f"the best, and general columns gain a few percent at most. Name "
+                f"{family.name} to plan it."
+            )
+        if isinstance(self._sampling, Scheme):
+            return f"{family.name}:{coarse[0].strategy.parameters['bands']}"
+        return family.name
 
     def _check_family(self, family: Family) -> None:
         sampling = self._sampling
@@ -266,6 +297,7 @@ class Search:
                 family.name,
                 self._workload,
                 participation,
+                self._is_draft,
                 **self._with_goal(family, options),
             )
         seconds = time.perf_counter() - began
@@ -281,6 +313,7 @@ class Search:
             family.name,
             self._workload,
             participation,
+            self._is_draft,
             **self._with_goal(family, options),
         )
         return strategy, participation

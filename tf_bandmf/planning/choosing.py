@@ -9,6 +9,7 @@ of its sampling, and compared by `sqrt(mean per-step error) * noise standard dev
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
@@ -22,6 +23,7 @@ from tf_bandmf.workloads import Workload
 
 # How many bands without a word about memory.
 DEFAULT_MEMORY_VECTORS = 31
+_LOG = logging.getLogger("tf_bandmf")
 # Among mechanisms whose RMSE is within this factor the one that costs least is chosen.
 _AS_GOOD = 1.01
 # Time to read a kept vector in units of drawing one again: benchmarks/noise.py.
@@ -37,6 +39,8 @@ class Choice:
       mechanism: of the row that was chosen, "bisr:8" for instance.
       reason: one or two sentences.
       excluded: mechanisms that were not compared, and why not.
+      advice: what other samplings would give and demand, one sentence or two each; empty
+        where the mechanism was named.
       strategy: C, or None in a choice that was read from a plan.
       participation: of the run with this strategy, or None likewise.
     """
@@ -47,6 +51,7 @@ class Choice:
     excluded: Mapping[str, str]
     strategy: Strategy | None = None
     participation: Participation | None = None
+    advice: tuple[str, ...] = ()
 
     def to_record(self) -> dict[str, Any]:
         """Plain finite values, ready for JSON."""
@@ -54,6 +59,7 @@ class Choice:
             "mechanism": self.mechanism,
             "reason": self.reason,
             "excluded": dict(self.excluded),
+            "advice": list(self.advice),
             "title": self.table.title,
             "rows": self.table.to_records(),
         }
@@ -70,11 +76,12 @@ class Choice:
             record["mechanism"],
             record["reason"],
             record["excluded"],
+            advice=tuple(record.get("advice", ())),
         )
 
     def __str__(self) -> str:
         excluded = [f"Not compared: {n}: {why}" for n, why in self.excluded.items()]
-        return "\n".join([str(self.table), *excluded, self.reason])
+        return "\n".join([str(self.table), *excluded, self.reason, *self.advice])
 
 
 def choose(
@@ -120,14 +127,21 @@ def choose(
         mechanism_names = registry.auto_names()
     for name in mechanism_names:
         registry.parse(name)
-    search = Search(workload, sampling, epsilon, delta, limit, objective, confidence)
+    is_auto = len(mechanism_names) > 1
+    search = Search(
+        workload, sampling, epsilon, delta, limit, objective, confidence, is_auto
+    )
+    tell = _teller(progress)
     best: dict[str, Candidate] = {}
     excluded: dict[str, str] = {}
-    for name in mechanism_names:
-        if progress is not None:
-            progress(name)
+    for name in sorted(mechanism_names, key=_is_refinement):
+        tell(name)
         try:
-            candidate = search.best_of(name, is_auto=len(mechanism_names) > 1)
+            wanted = name
+            if is_auto and _is_refinement(name):
+                family = registry.family_of(name)
+                wanted = search.refined(family, tuple(best.values()))
+            candidate = search.best_of(wanted, is_auto)
         except Excluded as error:
             excluded[name] = str(error)
             continue
@@ -137,6 +151,10 @@ def choose(
         raise ValueError(f"No mechanism can be used. {reasons}")
     rows = tuple(candidate.row for candidate in best.values())
     chosen, reason = _decide(rows, search.value, objective, limit)
+    if is_auto and _has_draft(chosen):
+        tell(f"{chosen}, in full")
+        best[chosen] = search.in_full(chosen)
+        rows = tuple(candidate.row for candidate in best.values())
     table = comparison.Comparison(search.title(best[chosen].participation), rows)
     choice = Choice(table, chosen, reason, excluded)
     strategy = best[chosen].strategy
@@ -147,6 +165,26 @@ def choose(
     return dataclasses.replace(
         choice, strategy=strategy, participation=best[chosen].participation
     )
+
+
+def _is_refinement(name: str) -> bool:
+    """Whether it is a family by name alone that refines another."""
+    return name in registry.FAMILIES and registry.FAMILIES[name].refines is not None
+
+
+def _has_draft(mechanism: str) -> bool:
+    return registry.family_of(registry.parse(mechanism)[0]).draft is not None
+
+
+def _teller(progress: Callable[[str], None] | None) -> Callable[[str], None]:
+    """Names what is computed, to the log of the library and to the caller."""
+
+    def tell(text: str) -> None:
+        _LOG.info("comparing %s", text)
+        if progress is not None:
+            progress(text)
+
+    return tell
 
 
 def check_memory(strategy: Strategy, max_memory_vectors: int | None) -> None:
