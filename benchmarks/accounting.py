@@ -3,12 +3,18 @@
     python benchmarks/accounting.py
     python benchmarks/accounting.py --runs estimate,bound --bins 391 --epochs 10
     python benchmarks/accounting.py --delta 1e-8 --runs estimate,calibrate
+    python benchmarks/accounting.py --runs certain --lambdas 0.5,0.9 --epsilons 1,2,4,8
+    python benchmarks/accounting.py --runs b-min-sep --epsilons 0.5,2,8 --steps 512
 
 The defaults are the setting of arXiv:2601.22334: n = 3910 steps, 391 bins, 10 epochs,
 lambda = 0.9, delta = 1e-5. `estimate` is one epsilon of a noise level, with its relative
 standard error; `bound` the same at a confidence, and by how much it exceeds the estimate;
 `calibrate` and `calibrate-bound` find the noise for epsilon. Without `--noise` the noise
-that an estimate finds for epsilon is used. `peak_gb` is the largest memory so far.
+that an estimate finds for epsilon is used. `certain` is a table: the bound without
+simulation at the noise that an estimate finds for each epsilon. `b-min-sep` is one, too:
+noise on the raw banded Toeplitz strategy, and its RMSE, under b-min-sep sampling and under
+cyclic Poisson sampling at the same expected batch, 8 epochs. `peak_gb` is the largest
+memory so far.
 """
 
 from __future__ import annotations
@@ -18,10 +24,16 @@ import resource
 import time
 from typing import Any, Callable
 
-from tf_bandmf import strategies
+import numpy as np
+
+from tf_bandmf import strategies, workloads
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
+from tf_bandmf.accounting.bins_certain import CertainBins
+from tf_bandmf.accounting.bins_mixture import gram_matrix
+from tf_bandmf.participation import NAMED, MinSep
 
 RUNS = ("estimate", "bound", "calibrate", "calibrate-bound")
+TABLES = ("certain", "b-min-sep")
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
@@ -39,6 +51,61 @@ def show(**fields: Any) -> None:
     print("  ".join(parts), flush=True)
 
 
+def certain_table(options: argparse.Namespace, epsilons: list[float]) -> None:
+    for lambda_ in (float(text) for text in options.lambdas.split(",")):
+        matrix = strategies.lambda_cgd(options.bins * options.epochs, lambda_).matrix
+        simulated = BallsInBinsAccountant.of_strategy(
+            matrix, options.bins, num_draws=10_000, seed=options.seed
+        )
+        certain = CertainBins(gram_matrix(matrix, options.bins))
+        for epsilon in epsilons:
+            noise = simulated.calibrate_noise_stddev(
+                epsilon, options.delta
+            ).noise_stddev
+            bound, seconds = timed(
+                lambda c=certain, n=noise: c.epsilon(options.delta, n)
+            )
+            show(
+                run="certain",
+                lambda_=lambda_,
+                epsilon=epsilon,
+                noise=noise,
+                bound=bound,
+                excess=bound / epsilon - 1.0,
+                seconds=seconds,
+            )
+
+
+def b_min_sep_table(options: argparse.Namespace, epsilons: list[float]) -> None:
+    n, epochs = options.steps, 8
+    workload, once = workloads.prefix_sum(n), MinSep(n, 1)
+    for bands in (int(text) for text in options.bands.split(",")):
+        strategy = strategies.optimized_toeplitz(workload, once, bands)
+        per_step = strategy.per_step_squared_error(workload)
+        error = float(np.sqrt(per_step.mean()))
+        for epsilon in epsilons:
+            rows = {}
+            for name in ("cyclic-poisson", "b-min-sep"):
+                participation = NAMED[name].of_rates(n, bands, epochs, bands)
+                accountant = participation.accountant(strategy.matrix)
+                found, seconds = timed(
+                    lambda a=accountant, e=epsilon: a.calibrate(e, options.delta)
+                )
+                rows[name] = found.noise_stddev, seconds
+            cyclic, rested = rows["cyclic-poisson"], rows["b-min-sep"]
+            show(
+                run="b-min-sep",
+                bands=bands,
+                epsilon=epsilon,
+                cyclic_noise=cyclic[0],
+                noise=rested[0],
+                less=1.0 - rested[0] / cyclic[0],
+                cyclic_rmse=cyclic[0] * error,
+                rmse=rested[0] * error,
+                seconds=rested[1],
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -52,12 +119,25 @@ def main() -> None:
     parser.add_argument("--noise", type=float, help="on the raw strategy")
     parser.add_argument("--beta", type=float, default=1e-6, help="1 - confidence")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lambdas", default="0.5,0.9", help="of the table certain")
+    parser.add_argument("--epsilons", default="1,2,4,8", help="of the tables")
+    parser.add_argument("--steps", type=int, default=512, help="of b-min-sep")
+    parser.add_argument("--bands", default="4,16", help="of b-min-sep")
     options = parser.parse_args()
     wanted = options.runs.split(",")
-    unknown = sorted(set(wanted) - set(RUNS))
+    unknown = sorted(set(wanted) - {*RUNS, *TABLES})
     if unknown:
-        parser.error(f"--runs must be of {', '.join(RUNS)}, found {unknown[0]!r}.")
+        parser.error(
+            f"--runs must be of {', '.join((*RUNS, *TABLES))}, found {unknown[0]!r}."
+        )
 
+    epsilons = [float(text) for text in options.epsilons.split(",")]
+    if "certain" in wanted:
+        certain_table(options, epsilons)
+    if "b-min-sep" in wanted:
+        b_min_sep_table(options, epsilons)
+    if not set(wanted) & set(RUNS):
+        return
     matrix = strategies.lambda_cgd(
         options.bins * options.epochs, options.lambda_
     ).matrix
