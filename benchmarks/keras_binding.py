@@ -83,11 +83,13 @@ def main() -> None:
             "call": nothing(),
         }
         times = keras_steps.in_turns(functions, 20, options.rounds)
-        wall, processor = times["step"]
+        wall, processor, _ = times["step"]
         size = sum(int(np.prod(weight.shape)) for weight in model.weights)
         print(f"{name}: {size} parameters, step {wall * 1e3:.1f} ms")
         for part, call in (("fingerprint", "call with a batch"), ("seal", "call")):
-            here, used = (a - b for a, b in zip(times[part], times[call], strict=True))
+            here, used, _ = (
+                a - b for a, b in zip(times[part], times[call], strict=True)
+            )
             print(
                 f"  {part}: {here * 1e3:.2f} ms, {here / wall:.2%} of the wall time, "
                 f"{used / processor:.2%} of the processor time"

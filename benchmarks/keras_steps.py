@@ -3,14 +3,19 @@
     python benchmarks/keras_steps.py --models mlp,cnn,transformer --rounds 6
     python benchmarks/keras_steps.py --models cnn --microbatch-size 64
     python benchmarks/keras_steps.py --models cnn,transformer --fit --rounds 4
+    python benchmarks/keras_steps.py --models gru --kinds ordinary,clipped,identity
+
+`networks.py` has the networks `resnet,wide_resnet,mobilenet_head,bert_tiny,lora,lstm,gru`.
 
 A step is forward and backward pass and SGD update on a batch in memory, without metrics.
 "clipped" clips and sums the gradients of single examples, without noise; the others add
 the noise of their mechanism; "kept" is lambda_cgd with `keep_normals=True`. `wall` and
-`cpu` are ratios of medians to the ordinary step. `peak` is memory that one process took
-for the step alone. `lost` is the share of the clip norm by which an example's clipped
-gradient is too small, because bounds on rounding are added to its norm. `--fit` compares
-whole epochs of `model.fit`, with the same sampler and accountant for every mechanism.
+`cpu` are ratios of medians to the ordinary step, `start` is that of the processor time
+of the first step, which traces and compiles (without the self-check of `fit`). `peak` is
+memory that one process took for the step alone. `lost` is the share of the clip norm by
+which an example's clipped gradient is too small, because bounds on rounding are added to
+its norm. `--fit` compares whole epochs of `model.fit`, with the same sampler and
+accountant for every mechanism.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import time
 from typing import Any, Callable
 
 import keras
+import networks
 import numpy as np
 import tensorflow as tf
 from keras import layers
@@ -35,7 +41,7 @@ from tf_bandmf import noise
 from tf_bandmf.keras.clipping import clipped_gradient_sums
 
 MECHANISMS = ("identity", "lambda_cgd", "kept")
-BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128}
+BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128, **networks.BATCH_SIZES}
 # Steps that take some tenths of a second together, so that clocks do not matter.
 STEPS = {"mlp": 40, "cnn": 4, "transformer": 3}
 VOCABULARY, LENGTH, WIDTH = 1000, 64, 128
@@ -78,10 +84,13 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "mlp": mlp,
     "cnn": cnn,
     "transformer": transformer,
+    **networks.MODELS,
 }
 
 
-def data(name: str, num_examples: int) -> tuple[np.ndarray, np.ndarray]:
+def data(name: str, num_examples: int) -> tuple[Any, np.ndarray]:
+    if name in networks.MODELS:
+        return networks.data(name, num_examples)
     rng = np.random.default_rng(0)
     if name == "transformer":
         text = rng.integers(0, VOCABULARY, (num_examples, LENGTH + 1))
@@ -89,6 +98,10 @@ def data(name: str, num_examples: int) -> tuple[np.ndarray, np.ndarray]:
     shape = (32, 32, 3) if name == "cnn" else (784,)
     x = rng.normal(size=(num_examples, *shape)).astype(np.float32)
     return x, rng.integers(0, 10, num_examples)
+
+
+def constants(name: str, num_examples: int) -> Any:
+    return keras.tree.map_structure(tf.constant, data(name, num_examples))
 
 
 def compiled(name: str, optimizer: Any, private: bool, options: Any) -> keras.Model:
@@ -99,7 +112,7 @@ def compiled(name: str, optimizer: Any, private: bool, options: Any) -> keras.Mo
         extra = {} if size is None else {"microbatch_size": size}
         tf_bandmf.keras.make_private(model, **extra)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss=loss, jit_compile=False)
+    model.compile(optimizer, loss=loss, jit_compile=False, weighted_metrics=[])
     return model
 
 
@@ -118,7 +131,7 @@ def plan_for(mechanism: str, name: str, num_examples: int, epochs: int) -> Any:
 
 def ordinary_step(name: str, options: Any) -> Callable[[], Any]:
     model = compiled(name, keras.optimizers.SGD(1e-3), False, options)
-    x, y = (tf.constant(part) for part in data(name, BATCH_SIZES[name]))
+    x, y = constants(name, BATCH_SIZES[name])
     variables = model.trainable_variables
     model.optimizer.build(variables)
 
@@ -136,7 +149,7 @@ def ordinary_step(name: str, options: Any) -> Callable[[], Any]:
 def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[], Any]:
     """One step with the noise of a mechanism, or with none."""
     size = BATCH_SIZES[name]
-    x, y = (tf.constant(part) for part in data(name, size))
+    x, y = constants(name, size)
     inner = keras.optimizers.SGD(1e-3)
     plan = plan_for(mechanism or "identity", name, size, 5000)
     optimizer = inner
@@ -199,12 +212,17 @@ def fit_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
 
 def in_turns(
     functions: dict[str, Callable[[], Any]], repeats: int, rounds: int
-) -> dict[str, tuple[float, float]]:
-    """Median wall and processor seconds of a call."""
+) -> dict[str, tuple[float, float, float]]:
+    """Median wall and processor seconds of a call, and processor seconds of the first."""
     wall: dict[str, list[float]] = {kind: [] for kind in functions}
     processor: dict[str, list[float]] = {kind: [] for kind in functions}
-    for function in functions.values():
+    first = {}
+    # What a process does once is no matter of the first one that is asked.
+    tf.function(lambda x: x @ x)(tf.ones([2, 2]))
+    for kind, function in functions.items():
+        used = time.process_time()
         function()
+        first[kind] = time.process_time() - used
     for _ in range(rounds):
         for kind, function in functions.items():
             began, used = time.perf_counter(), time.process_time()
@@ -213,7 +231,11 @@ def in_turns(
             wall[kind].append((time.perf_counter() - began) / repeats)
             processor[kind].append((time.process_time() - used) / repeats)
     return {
-        kind: (float(np.median(wall[kind])), float(np.median(processor[kind])))
+        kind: (
+            float(np.median(wall[kind])),
+            float(np.median(processor[kind])),
+            first[kind],
+        )
         for kind in functions
     }
 
@@ -253,6 +275,7 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="epochs of model.fit")
     parser.add_argument("--steps-per-epoch", type=int, default=20, help="with --fit")
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--kinds", help="of ordinary, clipped and the mechanisms")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.models.split(",")
@@ -261,17 +284,21 @@ def main() -> None:
         return
     print(f"{platform.processor() or platform.machine()}, TensorFlow {tf.__version__}")
     kinds = ("ordinary", *([] if options.fit else ["clipped"]), *MECHANISMS)
+    if options.kinds:
+        kinds = tuple(options.kinds.split(","))
     for name in names:
         make = fit_of if options.fit else step_of
         functions = {kind: make(kind, name, options) for kind in kinds}
-        repeats = 1 if options.fit else STEPS[name]
+        repeats = 1 if options.fit else STEPS.get(name, 1)
         seconds = in_turns(functions, repeats, options.rounds)
         for kind in kinds:
             ratios = [a / b for a, b in zip(seconds[kind], seconds["ordinary"])]
             line = (
                 f"{name:12s} {kind:11s} seconds={seconds[kind][0]:.4f}  "
-                f"wall={ratios[0]:.2f}  cpu={ratios[1]:.2f}"
+                f"wall={ratios[0]:.2f}  cpu={ratios[1]:.2f}  start={ratios[2]:.2f}"
             )
+            if kind == "clipped" and name in networks.TARGETS:
+                line += f"  target={networks.TARGETS[name]:.2f}"
             if not (options.fit or options.no_memory):
                 line += f"  peak={measured_peak(kind, name, options):.0f} MB"
             if kind == "clipped":

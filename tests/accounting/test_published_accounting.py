@@ -16,7 +16,7 @@ from tf_bandmf.accounting.bins_mixture import gram_matrix
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.planning.calibration import accountant_for
 
-SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=8)
+SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=5)
 # Users of Stack Overflow, as TensorFlow Federated has them.
 USERS = 342_477
 

@@ -1,5 +1,8 @@
 """A small private problem that all tests of the Keras room share."""
 
+import pathlib
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +10,9 @@ import pytest
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras import runs
+
+# Makes `hub_models` importable.
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 NUM_EXAMPLES, FEATURES, CLASSES = 22, 5, 3
 
@@ -24,7 +30,7 @@ def data():
     return x, rng.integers(0, CLASSES, NUM_EXAMPLES).astype(np.int32)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_plan():
     def make(mechanism="lambda_cgd", **changes):
         arguments = {
@@ -41,7 +47,7 @@ def make_plan():
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_min_sep_plan():
     def make(num_steps=6, **changes):
         return tf_bandmf.plan(
@@ -57,7 +63,7 @@ def make_min_sep_plan():
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_plain_model():
     def make(functional=False):
         keras.utils.set_random_seed(0)
@@ -71,7 +77,7 @@ def make_plain_model():
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def compile_model():
     def run(model, optimizer, **changes):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -81,7 +87,7 @@ def compile_model():
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_private_model(make_plain_model, compile_model):
     def make(
         plan,

@@ -221,14 +221,6 @@ def test_wrong_arguments_of_the_optimizer(make_plan):
         tf_bandmf.keras.PrivateOptimizer("sgd", no_batch_size)
 
 
-def test_a_subclass_without_the_mixin_is_refused():
-    class Net(keras.Model):
-        pass
-
-    with pytest.raises(TypeError, match="PrivateTraining"):
-        tf_bandmf.keras.make_private(Net())
-
-
 def test_to_plain_of_a_plain_model_is_refused(make_plain_model):
     with pytest.raises(TypeError, match="to_plain"):
         tf_bandmf.keras.to_plain(make_plain_model())

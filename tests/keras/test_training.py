@@ -1,5 +1,7 @@
 """Private training against a plain re-implementation, and in all of Keras' ways."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -56,41 +58,61 @@ def test_invariant_4_noise_on_the_clipped_sum_then_a_public_constant(
         np.testing.assert_allclose(found, wanted, atol=2e-4)
 
 
+@pytest.fixture(scope="module")
+def straight(data, make_plan, make_private_model):
+    """Models after a run without interruption, by mechanism and epochs."""
+
+    @functools.cache
+    def run(mechanism, epochs=2):
+        plan = make_plan(mechanism, epochs=epochs)
+        model = make_private_model(plan)
+        model.fit(plan.batches(*data), epochs=epochs, verbose=0)
+        return model
+
+    return run
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 3}],
     ids=["eager", "xla", "steps_per_execution"],
 )
 def test_every_way_to_execute_gives_the_same_weights(
-    changes, data, make_plan, make_private_model
+    changes, data, make_private_model, straight
 ):
-    plan = make_plan("bsr")
-    usual, other = make_private_model(plan), make_private_model(plan, **changes)
-    for model in (usual, other):
-        model.fit(plan.batches(*data), epochs=2, verbose=0)
+    usual = straight("bsr", epochs=1)
+    other = make_private_model(usual.optimizer.plan, **changes)
+    other.fit(other.optimizer.plan.batches(*data), verbose=0)
     for a, b in zip(usual.get_weights(), other.get_weights()):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+def test_the_step_of_a_built_model_is_traced_once(data, make_plan, make_private_model):
+    plan = make_plan()
+    model = make_private_model(plan)
+    model.fit(plan.batches(*data), epochs=2, verbose=0)
+    assert model._steps_begun == 1
+
+
 @pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr"])
 def test_invariant_9_a_split_run_is_the_straight_run_bit_for_bit(
-    mechanism, data, make_plan, make_private_model
+    mechanism, data, make_private_model, straight
 ):
-    plan = make_plan(mechanism)
-    straight, split = make_private_model(plan), make_private_model(plan)
-    straight.fit(plan.batches(*data), epochs=2, verbose=0)
+    whole = straight(mechanism)
+    plan = whole.optimizer.plan
+    split = make_private_model(plan)
     split.fit(plan.batches(*data), epochs=1, verbose=0)
     split.fit(plan.batches(*data), initial_epoch=1, epochs=2, verbose=0)
-    for a, b in zip(straight.get_weights(), split.get_weights()):
+    for a, b in zip(whole.get_weights(), split.get_weights()):
         np.testing.assert_array_equal(a, b)
 
 
 def test_an_interruption_within_an_epoch_continues_at_the_right_batch(
-    data, make_plan, make_private_model
+    data, make_private_model, straight
 ):
-    plan = make_plan("lambda_cgd")
-    straight, cut = make_private_model(plan), make_private_model(plan)
-    straight.fit(plan.batches(*data), epochs=2, verbose=0)
+    whole = straight("lambda_cgd")
+    plan = whole.optimizer.plan
+    cut = make_private_model(plan)
 
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -100,14 +122,14 @@ def test_an_interruption_within_an_epoch_continues_at_the_right_batch(
     assert cut.optimizer.steps_taken == 2
     cut.fit(plan.batches(*data), epochs=2, verbose=0)
     assert cut.optimizer.steps_taken == plan.num_steps
-    for a, b in zip(straight.get_weights(), cut.get_weights()):
+    for a, b in zip(whole.get_weights(), cut.get_weights()):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_custom_loop_over_train_on_batch(data, make_plan, make_private_model):
-    plan = make_plan()
-    usual, loop = make_private_model(plan), make_private_model(plan)
-    usual.fit(plan.batches(*data), epochs=2, verbose=0)
+def test_a_custom_loop_over_train_on_batch(data, make_private_model, straight):
+    usual = straight("lambda_cgd")
+    plan = usual.optimizer.plan
+    loop = make_private_model(plan)
     for batch in plan.batches(*data):
         loop.train_on_batch(batch)
     for a, b in zip(usual.get_weights(), loop.get_weights()):

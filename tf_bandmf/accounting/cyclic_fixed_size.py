@@ -15,6 +15,7 @@ counts. These are not Poisson's numbers, which hold for another sampler.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import dp_accounting
@@ -128,7 +129,7 @@ class CyclicFixedSizeAccountant(Accountant):
         unamplified = gaussian.gaussian_epsilon(per_run, delta)
         if self.batch_size == self.part_size or unamplified == 0.0:
             return unamplified
-        found = float(self._accountant(noise_stddev).get_epsilon(delta))
+        found = _composed_epsilon(self, noise_stddev, delta)
         if not (math.isfinite(found) and found > 0.0) or found >= unamplified:
             return unamplified
         return root_finding.to_safe_side(
@@ -182,7 +183,7 @@ class CyclicFixedSizeAccountant(Accountant):
         return gaussian.gaussian_delta(per_run, epsilon)
 
     def _sampled(self, epsilon: float, noise_stddev: float) -> float:
-        delta = float(self._accountant(noise_stddev).get_delta(epsilon))
+        delta = _composed_delta(self, noise_stddev, epsilon)
         if not 0.0 <= delta <= 1.0:
             raise ArithmeticError(
                 f"The accountant returned delta = {delta} for noise_stddev = "
@@ -190,9 +191,28 @@ class CyclicFixedSizeAccountant(Accountant):
             )
         return delta
 
-    def _accountant(self, noise_stddev: float) -> rdp.RdpAccountant:
-        accountant = rdp.RdpAccountant(
-            neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
-        )
-        accountant.compose(self.event(noise_stddev))
-        return accountant
+
+@functools.lru_cache(maxsize=2)
+def _composed(
+    queries: CyclicFixedSizeAccountant, noise_stddev: float
+) -> rdp.RdpAccountant:
+    accountant = rdp.RdpAccountant(
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    accountant.compose(queries.event(noise_stddev))
+    return accountant
+
+
+# Calibration, plans and tables ask for the same numbers again.
+@functools.lru_cache(maxsize=1024)
+def _composed_delta(
+    queries: CyclicFixedSizeAccountant, noise_stddev: float, epsilon: float
+) -> float:
+    return float(_composed(queries, noise_stddev).get_delta(epsilon))
+
+
+@functools.lru_cache(maxsize=1024)
+def _composed_epsilon(
+    queries: CyclicFixedSizeAccountant, noise_stddev: float, delta: float
+) -> float:
+    return float(_composed(queries, noise_stddev).get_epsilon(delta))

@@ -153,8 +153,10 @@ class CyclicPoissonAccountant(Accountant):
             if wanted == interval:
                 break
             interval = wanted
-            accountant = _composed(self, noise_stddev, interval)
-            found = min(upper, float(accountant.get_epsilon(delta - _ROUNDING)))
+            found = min(
+                upper,
+                _composed_epsilon(self, noise_stddev, interval, delta - _ROUNDING),
+            )
             if found <= 0.0:
                 return 0.0
             wanted = _interval(_INTERVAL * found)
@@ -205,8 +207,8 @@ class CyclicPoissonAccountant(Accountant):
         largest = gaussian.gaussian_delta(self._unamplified(noise_stddev), epsilon)
         if self.sampling_probability == 1.0:
             return largest
-        accountant = _composed(self, noise_stddev, _interval(interval * epsilon))
-        delta = float(accountant.get_delta(epsilon))
+        interval = _interval(interval * epsilon)
+        delta = _composed_delta(self, noise_stddev, interval, epsilon)
         if not -_ROUNDING <= delta <= 1.0:
             raise ArithmeticError(
                 f"The accountant returned delta = {delta} for noise_stddev = "
@@ -240,3 +242,18 @@ def _composed(
     )
     accountant.compose(queries.event(noise_stddev))
     return accountant
+
+
+# Plans, tables and searches for bands ask for the same numbers again and again.
+@functools.lru_cache(maxsize=1024)
+def _composed_delta(
+    queries: CyclicPoissonAccountant, noise: float, interval: float, epsilon: float
+) -> float:
+    return float(_composed(queries, noise, interval).get_delta(epsilon))
+
+
+@functools.lru_cache(maxsize=1024)
+def _composed_epsilon(
+    queries: CyclicPoissonAccountant, noise: float, interval: float, delta: float
+) -> float:
+    return float(_composed(queries, noise, interval).get_epsilon(delta))

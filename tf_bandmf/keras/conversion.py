@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import pathlib
+import tempfile
+
 import keras
 
 from tf_bandmf.keras.clipping import check_supported
-from tf_bandmf.keras.model import PrivateTraining, without_dynamic_scale
-
-
-@keras.saving.register_keras_serializable(package="tf_bandmf")
-class PrivateSequential(PrivateTraining, keras.Sequential):
-    """A `keras.Sequential` that trains privately."""
-
-
-@keras.saving.register_keras_serializable(package="tf_bandmf")
-class PrivateFunctional(PrivateTraining, keras.src.models.functional.Functional):
-    """A functional `keras.Model` that trains privately."""
+from tf_bandmf.keras.model import PrivateTraining
+from tf_bandmf.keras.private_classes import (
+    plain_class_of,
+    plain_config,
+    private_class,
+)
+from tf_bandmf.keras.private_step import without_dynamic_scale
 
 
 def make_private(
@@ -32,9 +31,13 @@ def make_private(
     Sequential makes a plain one with new weights, whatever the class. Compiled as the
     original was it refuses to train: make it private too.)
 
+    Where `tf_bandmf.keras` is not imported, what `to_plain(model).save(...)` wrote can be
+    loaded, and what the private model itself saved cannot.
+
     Args:
-      model: a Sequential or functional model. For a subclass of `keras.Model`, derive it
-        from `PrivateTraining` too.
+      model: a Sequential, functional or subclassed model, or a task of KerasHub; built or
+        not. If its data are raw, the preprocessor of a task is applied in `fit`, to each
+        example by itself.
       self_check: compare the gradients of a few made-up examples, of the shapes of the
         data, with those that each has by itself, once before the first step of `fit`. The
         second line after the analysis of the model's graph.
@@ -48,7 +51,7 @@ def make_private(
 
     Raises:
       ValueError: if microbatch_size is not a positive integer.
-      TypeError: for other models.
+      TypeError: if it is no model, or of a class with a training step of its own.
       UnsupportedModelError: if a layer mixes examples (batch normalization) or its
         per-example gradients cannot be had.
     """
@@ -63,52 +66,91 @@ def make_private(
             model._microbatch_size = microbatch_size
             model.train_function = None
         return model
-    if type(model) is keras.Sequential:
-        private_class: type = PrivateSequential
-    elif type(model) in (keras.Model, keras.src.models.functional.Functional):
-        private_class = PrivateFunctional
-    else:
-        raise TypeError(
-            f"make_private takes Sequential and functional models, found "
-            f"{type(model).__name__}. Derive the class from both: class "
-            f"{type(model).__name__}(tf_bandmf.keras.PrivateTraining, keras.Model)."
-        )
+    chosen = private_class(type(model))
     optimizer = getattr(model, "optimizer", None)
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         model.optimizer = without_dynamic_scale(optimizer, optimizer.inner_optimizer)
     if model.built:
         check_supported(model)
-    model.__class__ = private_class
+    model.__class__ = chosen
     model.train_function = None
     model._self_check_is_due = self_check
     model._microbatch_size = microbatch_size
     return model
 
 
-def to_plain(model: keras.Model) -> keras.Model:
+def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model:
     """The trained model without anything private about it: to release, serve, share.
 
     Args:
-      model: what `make_private` returned, trained or not.
+      model: what `make_private` returned, or of a class derived from `PrivateTraining`;
+        trained or not.
+      into: a plain model of the same architecture, built, that gets the weights. Needed
+        only for classes that Keras cannot make again from `get_config()`.
 
     Returns:
-      A new `keras.Sequential` or functional model with the same weights, not compiled.
+      A new model of the class that the model had, with the same weights, not compiled;
+      or `into`. Adapters (LoRA) of KerasHub's backbones are merged into the weights that
+      they adapt, as Keras does when it saves.
 
     Raises:
-      TypeError: if the model was not made private by `make_private`.
+      TypeError: if the model is not private, or `into` is, or the model's class cannot be
+        made again.
+      ValueError: if `into` is of another architecture.
     """
-    plain_classes = {
-        PrivateSequential: keras.Sequential,
-        PrivateFunctional: keras.Model,
-    }
-    if type(model) not in plain_classes:
+    if not isinstance(model, PrivateTraining):
         raise TypeError(
             f"to_plain takes a model that make_private made private, found "
             f"{type(model).__name__}."
         )
-    plain = plain_classes[type(model)].from_config(model.get_config())
+    if isinstance(into, PrivateTraining):
+        raise TypeError(f"into must be a plain model, found {type(into).__name__}.")
+    plain = into if into is not None else _again(model)
     if model.built:
-        if not plain.built:
-            plain.build(model.input_shape)
-        plain.set_weights(model.get_weights())
+        _copy_weights(model, plain)
     return plain
+
+
+def _again(model: keras.Model) -> keras.Model:
+    """A new model of the plain class with other weights, built if the model is."""
+    plain_class = plain_class_of(model)
+    advice = (
+        f"Make a plain model yourself, call it on data once, and give it: "
+        f"to_plain(model, into=plain). {type(model).__name__}"
+    )
+    if plain_class is None:
+        raise TypeError(f"{advice} was private from the beginning.")
+    try:
+        plain = plain_class.from_config(plain_config(model))  # type: ignore[attr-defined]
+    except (NotImplementedError, TypeError) as error:
+        raise TypeError(f"{advice} has no config to make it again from.") from error
+    if model.built and not plain.built:
+        if plain_class in (keras.Sequential, keras.Model):
+            plain.build(model.input_shape)
+        else:
+            config = model.get_build_config()
+            if config is not None:
+                plain.build_from_config(config)
+        # Keras says that a model is built, too, whose layers are not.
+    if len(plain.weights) < len(model.weights) and not _adapted(model):
+        raise TypeError(
+            f"{advice} cannot be built from the shapes of its inputs alone."
+        )
+    return plain
+
+
+def _adapted(model: keras.Model) -> bool:
+    return any(
+        getattr(layer, "lora_enabled", False) for layer in model._flatten_layers()
+    )
+
+
+def _copy_weights(model: keras.Model, plain: keras.Model) -> None:
+    if not _adapted(model):
+        plain.set_weights(model.get_weights())
+        return
+    # Keras merges adapters when it saves; the classes' own `save_weights` does more.
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "merged.weights.h5"
+        keras.Model.save_weights(model, path)
+        keras.Model.load_weights(plain, path)

@@ -1,4 +1,4 @@
-"""Private models: the training step that clips each example's gradient."""
+"""Private models: `fit` and what else trains, saves and resumes them."""
 
 from __future__ import annotations
 
@@ -6,43 +6,31 @@ import copy
 import dataclasses
 import itertools
 import os
-import warnings
-from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras import runs
+from tf_bandmf.keras.batch_contents import contents, is_stream
 from tf_bandmf.keras.caller_batches import check_passes
-from tf_bandmf.keras.clipping import (
-    ClippedGradients,
-    bad_values_become_nan,
-    check_matmul_precision,
-    check_supported,
-    clipped_gradient_sums,
-    made_up,
-    metrics_change_no_weights,
-    regularization_gradients,
-    self_check,
-    vouched_classes,
-)
+from tf_bandmf.keras.clipping import vouched_classes
+from tf_bandmf.keras.monitors import restore_backup, warn_of_private_monitors
 from tf_bandmf.keras.nesting import refuse_plain_outer_training
 from tf_bandmf.keras.optimizer import PrivateOptimizer
+from tf_bandmf.keras.preprocessing import (
+    preprocess_of,
+    preprocessed,
+    preprocessed_batch,
+)
 from tf_bandmf.keras.private_state import PrivateRun, refuse_shared_folder
-from tf_bandmf.keras.secret_state import replica_id
-from tf_bandmf.keras.step_guards import in_turn, private_inside
-from tf_bandmf.keras.weights_seal import CHANGED, let_average
+from tf_bandmf.keras.private_step import PrivateStep
+from tf_bandmf.keras.weights_seal import let_average
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
-from tf_bandmf.sampling.fingerprints import is_as_drawn
-
-# Of made-up data: three fill a group and begin another one.
-_CHECKED_EXAMPLES = 3
 
 
-class PrivateTraining:
+class PrivateTraining(PrivateStep):
     """Mixin that trains a Keras model privately; put it before `keras.Model`.
 
         class MyModel(tf_bandmf.keras.PrivateTraining, keras.Model): ...
@@ -96,11 +84,12 @@ class PrivateTraining:
             would be wrong. The message says how to turn it off.
         """
         optimizer = self._private_optimizer()
+        object.__setattr__(self, "_quiet", kwargs.get("verbose") == 0)
         if private_state is not None or self._is_distributed:
             self._prepare(optimizer, x)
         if private_state is not None:
             refuse_shared_folder(private_state, kwargs.get("callbacks"))
-            _restore_backup(self, kwargs.get("callbacks"))
+            restore_backup(self, kwargs.get("callbacks"))
             x = self.begin_run(x, private_state)
             kwargs = self._from_where_it_was(x, kwargs)
         if isinstance(x, BatchSchedule):
@@ -111,16 +100,22 @@ class PrivateTraining:
                 f"data of type {type(x).__name__}: train with "
                 f"model.fit(plan.batches(x, y), ...)."
             )
-        elif y is not None or not _is_stream(x):
+        elif y is not None or not is_stream(x):
             raise TypeError(
                 "Keras would shuffle arrays in every epoch and break the separation "
                 "that the plan assumes. Give a tf.data.Dataset that respects it."
             )
         else:
+            if preprocess_of(self) is not None:
+                raise TypeError(
+                    "The preprocessor of a private model is applied to the batches of a "
+                    "plan, example by example. Preprocess a data set of your own before, "
+                    "and set model.preprocessor = None."
+                )
             kwargs = {**kwargs, "shuffle": False}
             check_passes(x, optimizer.plan.participation, kwargs)
             x = self._checked_stream(x) if self._self_check_is_due else x
-        _warn_of_private_monitors(kwargs.get("callbacks"))
+        warn_of_private_monitors(kwargs.get("callbacks"))
         let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().seal)
         return super().fit(x, **kwargs)  # type: ignore[misc]
 
@@ -221,13 +216,13 @@ class PrivateTraining:
     def _prepare(self, optimizer: PrivateOptimizer, data: Any) -> None:
         """Builds model, optimizer, loss and metrics."""
         if not self.built or self._is_distributed:  # type: ignore[attr-defined]
-            batches = data.dataset() if isinstance(data, BatchSchedule) else data
+            batches = self._batches(data) if isinstance(data, BatchSchedule) else data
             batch = next(iter(batches))
             self._build_for_training(batch)
         optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
         if self._is_distributed:
             with self.distribute_strategy.scope():  # type: ignore[attr-defined]
-                self._symbolic_build(data_batch=_contents(batch))  # type: ignore[attr-defined]
+                self._symbolic_build(data_batch=contents(batch))  # type: ignore[attr-defined]
 
     def _maybe_symbolic_build(
         self, iterator: Any = None, data_batch: Any = None
@@ -235,16 +230,6 @@ class PrivateTraining:
         """As Keras', which averages first batches of replicas as if of one size."""
         if not (self._is_distributed and self.optimizer.built):  # type: ignore[attr-defined]
             super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
-
-    @property
-    def _is_distributed(self) -> bool:
-        """Whether the model was made within the scope of a distribution strategy."""
-        return self._distribute_strategy is not None  # type: ignore[attr-defined]
-
-    @property
-    def _num_replicas(self) -> int:
-        strategy = self.distribute_strategy  # type: ignore[attr-defined]
-        return 1 if strategy is None else strategy.num_replicas_in_sync
 
     def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
         """As `keras.Model.train_on_batch`; `x` is a batch of `plan.batches`.
@@ -257,6 +242,9 @@ class PrivateTraining:
                 "Keras gives the whole batch of train_on_batch to every replica: each "
                 "example would count several times. Use model.fit."
             )
+        preprocess = preprocess_of(self)
+        if preprocess is not None and batches_lib.is_scheduled_batch(x):
+            x = preprocessed_batch(x, preprocess, self._private_run is not None)
         if self._self_check_is_due:
             self._run_self_check((x, y, kwargs.get("sample_weight")))
         return super().train_on_batch(x, y, **kwargs)  # type: ignore[misc]
@@ -269,20 +257,6 @@ class PrivateTraining:
         if isinstance(x, tf.data.Dataset):
             return x
         return (batch for batch in itertools.chain([first], iterator))
-
-    def _run_self_check(self, data: Any) -> None:
-        x, y, weight = _contents(data)
-        if int(tf.shape(tf.nest.flatten(x)[0])[0]) == 0:
-            return  # Nothing to compare yet.
-        self._build_for_training(data)
-        layers = _CheckedLayers(self._flatten_layers())  # type: ignore[attr-defined]
-        self_check(
-            self,
-            *made_up((x, y, weight), _CHECKED_EXAMPLES),
-            microbatch_size=self._microbatch_size,
-            loss_scale_factor=self._private_optimizer().loss_scale_factor,
-        )
-        object.__setattr__(self, "_checked", layers)
 
     def _resolve_schedule(
         self,
@@ -316,7 +290,7 @@ class PrivateTraining:
                 f"{plan.num_steps} steps are left. The budget is for no more: fit fewer "
                 f"epochs, or make a plan for more."
             )
-        dataset = schedule.dataset(first_step=taken)
+        dataset = self._batches(schedule, taken)
         if optimizer.built and int(optimizer.schedule_id) not in (
             -1,
             schedule.schedule_id,
@@ -335,6 +309,14 @@ class PrivateTraining:
             dataset = self._distributed(schedule, taken)
         return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
 
+    def _batches(self, schedule: BatchSchedule, first_step: int = 0) -> tf.data.Dataset:
+        """The batches of a schedule as the training step takes them."""
+        dataset = schedule.dataset(first_step)
+        preprocess = preprocess_of(self)
+        if preprocess is None:
+            return dataset
+        return preprocessed(dataset, preprocess, self._private_run is not None)
+
     def _distributed(self, schedule: BatchSchedule, first_step: int) -> Any:
         """Each replica's part of each batch."""
         replicas = self._num_replicas
@@ -342,211 +324,11 @@ class PrivateTraining:
         def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:
             here = replicas // context.num_input_pipelines
             first = context.input_pipeline_id * here
-            batches = schedule.dataset(first_step)
+            batches = self._batches(schedule, first_step)
             return batches_lib.in_parts(batches, range(first, first + here), replicas)
 
         strategy = self.distribute_strategy  # type: ignore[attr-defined]
         return strategy.distribute_datasets_from_function(parts)
-
-    # The layers that were compared with batch-of-one gradients; or whether to do it.
-    _checked: _CheckedLayers | bool = True
-
-    @property
-    def _self_check_is_due(self) -> bool:
-        """Whether gradients are still to be checked: at first, and with other layers."""
-        if isinstance(self._checked, bool):
-            return self._checked
-        return not self._checked.are(self._flatten_layers())  # type: ignore[attr-defined]
-
-    @_self_check_is_due.setter
-    def _self_check_is_due(self, due: bool) -> None:
-        # Keras must not track it.
-        object.__setattr__(self, "_checked", bool(due))
-
-    # Examples whose gradients are held in memory together; None for the whole batch.
-    _microbatch_size: int | None = None
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        """One private step; see the class."""
-        object.__setattr__(self, "_steps_begun", self._steps_begun + 1)
-        if tf.executing_eagerly() and not tf.distribute.has_strategy():
-            with self._private_optimizer().turn:
-                return self._train_step(data)
-        return self._train_step(data)
-
-    # How often the private training step was called or traced.
-    _steps_begun = 0
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "train_step" in cls.__dict__:
-            cls.train_step = private_inside(cls.train_step)  # type: ignore[method-assign]
-
-    def _train_step(self, data: Any) -> dict[str, Any]:
-        optimizer = self._private_optimizer()
-        if self._self_check_is_due:
-            raise RuntimeError(
-                "The per-example gradients of this model were not checked yet: train with "
-                "model.fit or model.train_on_batch, or give self_check=False to "
-                "make_private if you have checked them."
-            )
-        if not optimizer.built:
-            self._build_for_training(data)
-            optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
-        data = _unwrap_single(data)
-        weights = self.weights  # type: ignore[attr-defined]
-        schedule_id = tf.constant(runs.NO_SCHEDULE, tf.int64)
-        if batches_lib.is_scheduled_batch(data):
-            schedule_id = tf.cast(data[batches_lib.SCHEDULE_ID], tf.int64)
-        step = optimizer.checked_step(
-            [
-                *self._batch_conditions(optimizer, data),
-                (optimizer.seal.holds(weights), CHANGED),
-                optimizer.may_begin(weights, schedule_id),
-            ]
-        )
-        step = optimizer.note_first_step(step, schedule_id)
-        x, y, sample_weight = _contents(data)
-        checks = [step]
-        if batches_lib.is_scheduled_batch(data):
-            pin = optimizer.pin_schedule(data[batches_lib.SCHEDULE_ID], step)
-            checks.extend([pin] if pin is not None else [])
-        with tf.control_dependencies(checks):
-            x = tf.nest.map_structure(tf.identity, x)
-        clipped = self._compiled_clipping()(x, y, sample_weight)
-        variables = self.trainable_variables  # type: ignore[attr-defined]
-        penalties = None
-        if any(variable.regularizer is not None for variable in variables):
-            penalties = regularization_gradients(self)
-        optimizer.apply_private(clipped, variables, step, penalties)
-        optimizer.seal.renew(weights)
-        # Training metrics are exact functions of the data: outside of the guarantee.
-        batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
-        mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
-        self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)  # type: ignore[attr-defined]
-        with bad_values_become_nan(), metrics_change_no_weights(self):
-            logs = self.compute_metrics(x, y, clipped.outputs, sample_weight)  # type: ignore[attr-defined]
-        strategy = optimizer.strategy
-        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            # Keras takes the mean over workers along the first axis of whatever is here.
-            logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
-        return logs
-
-    def _build_for_training(self, data: Any) -> None:
-        if not self.built:  # type: ignore[attr-defined]
-            self(_contents(data)[0], training=False)  # type: ignore[operator]
-        check_supported(self)
-
-    def _batch_conditions(
-        self, optimizer: PrivateOptimizer, data: Any
-    ) -> list[tuple[tf.Tensor, str]]:
-        """What must hold for the batch to be the one that the accountant analysed."""
-        if not batches_lib.is_scheduled_batch(data):
-            if optimizer.plan.participation.has_schedule:
-                raise TypeError(
-                    "The plan's accountant assumes the batches of its own sampler: the "
-                    "training step takes only those of plan.batches(x, y)."
-                )
-            return []
-        replicas = optimizer.strategy.num_replicas_in_sync
-        part = data.get(batches_lib.PART, tf.constant([0, 1]))
-        pinned = optimizer.schedule_id
-        schedule_id = data[batches_lib.SCHEDULE_ID]
-        plan_id = tf.constant(optimizer.plan.plan_id, tf.int64)
-        conditions = [
-            (
-                tf.equal(
-                    data[batches_lib.STEP], tf.cast(optimizer.iterations, tf.int64)
-                ),
-                "This batch is not the one that the plan has for this step: the "
-                "accountant's assumption would be broken. Iterate over plan.batches(x, y) "
-                "from the optimizer's step on, or use model.fit(plan.batches(x, y)).",
-            ),
-            (
-                tf.reduce_all(tf.equal(part, [replica_id(), replicas])),
-                "This is not the part of the batch that this replica has to take: "
-                "examples would be used several times. Use model.fit.",
-            ),
-            (
-                tf.equal(data[batches_lib.PLAN_ID], plan_id),
-                "The batch belongs to another plan than the optimizer.",
-            ),
-            (
-                tf.equal(pinned, -1) | tf.equal(pinned, schedule_id),
-                "The run began with other data, or the same data in other places. Use the "
-                "schedule of the plan that began it.",
-            ),
-        ]
-        # Ids that are wrong have messages of their own.
-        is_meant = tf.reduce_all(tf.stack([holds for holds, _ in conditions]))
-        is_drawn = is_as_drawn(data) | ~is_meant
-        return [*conditions, (is_drawn, batches_lib.EDITED)]
-
-    def _private_optimizer(self) -> PrivateOptimizer:
-        optimizer = getattr(self, "optimizer", None)
-        if not isinstance(optimizer, PrivateOptimizer):
-            raise TypeError(
-                f"A private model trains only with a PrivateOptimizer, found "
-                f"{type(optimizer).__name__}. Compile it with optimizer="
-                f"tf_bandmf.keras.PrivateOptimizer(your_optimizer, plan), or use "
-                f"tf_bandmf.keras.to_plain(model) to train without privacy. (Under "
-                f"mixed_float16 give loss_scale_factor to PrivateOptimizer: the scale of "
-                f"a LossScaleOptimizer depends on the data.)"
-            )
-        check_matmul_precision()
-        strategy = self.distribute_strategy  # type: ignore[attr-defined]
-        if self._num_replicas > 1 and optimizer.strategy is not strategy:
-            raise ValueError(
-                "Model and PrivateOptimizer belong to different distribution strategies: "
-                "make both within strategy.scope()."
-            )
-        return optimizer
-
-    def _compiled_clipping(self) -> Callable[..., ClippedGradients]:
-        """The clipping, under XLA if compiled so.
-
-        Only the clipping: assertions and noise stay outside, for XLA drops assertions.
-        """
-        optimizer = self._private_optimizer()
-        plan = optimizer.plan
-
-        def clipping(x: Any, y: Any, sample_weight: Any) -> ClippedGradients:
-            return clipped_gradient_sums(
-                self,
-                x,
-                y,
-                sample_weight,
-                l2_norm_clip=plan.l2_norm_clip,
-                microbatch_size=self._microbatch_size,
-                loss_scale_factor=optimizer.loss_scale_factor,
-            )
-
-        if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]
-            return tf.function(clipping, jit_compile=True)
-        return clipping
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "train_step":
-            raise AttributeError(
-                "The training step of a private model is that of its class: derive a class "
-                "whose train_step calls super().train_step(data)."
-            )
-        if name == "optimizer":
-            value = without_dynamic_scale(value, getattr(self, "optimizer", None))
-        super().__setattr__(name, value)
-
-    def make_train_function(self, force: bool = False) -> Any:
-        """As Keras', but never compiles the whole step with XLA (see above)."""
-        jit_compile = self.jit_compile  # type: ignore[has-type]
-        self.jit_compile = False
-        before = self.train_function
-        try:
-            super().make_train_function(force)  # type: ignore[misc]
-        finally:
-            self.jit_compile = jit_compile
-        if self.train_function is not before:
-            self.train_function = in_turn(self, self.train_function)
-        return self.train_function
 
     def get_compile_config(self) -> dict[str, Any]:
         """A copy, with the optimizer: Keras' .h5 writer removes it from the original.
@@ -566,84 +348,3 @@ class PrivateTraining:
         config = dict(config)
         self._microbatch_size = config.pop("microbatch_size", None)
         super().compile_from_config(config)  # type: ignore[misc]
-
-
-def _restore_backup(model: keras.Model, callbacks: Any) -> None:
-    """Lets `BackupAndRestore` restore before the data are asked for from its step on."""
-    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            callback.set_model(model)
-            callback.on_train_begin()
-
-
-class _CheckedLayers:
-    """Layers that Keras, which saves whatever is in lists and tuples, does not see."""
-
-    __slots__ = ("_layers",)
-
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self._layers = tuple(layers)
-
-    def are(self, layers: Sequence[Any]) -> bool:
-        """Whether these are the layers, the same objects in the same order."""
-        return list(map(id, layers)) == list(map(id, self._layers))
-
-
-def without_dynamic_scale(new: Any, old: Any) -> Any:
-    """What Keras' `compile` wraps into a LossScaleOptimizer under mixed_float16.
-
-    Only what it wraps by itself: it has set the optimizer without the wrapper just before.
-    """
-    if (
-        isinstance(new, keras.optimizers.LossScaleOptimizer)
-        and isinstance(new.inner_optimizer, PrivateOptimizer)
-        and new.inner_optimizer is old
-    ):
-        return old
-    return new
-
-
-def _is_stream(x: Any) -> bool:
-    return isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")
-
-
-def _unwrap_single(data: Any) -> Any:
-    """A scheduled batch that `train_on_batch` put into a tuple."""
-    if isinstance(data, tuple) and batches_lib.is_scheduled_batch(data[0]):
-        if any(item is not None for item in data[1:]):
-            raise ValueError("A scheduled batch holds its targets and weights itself.")
-        return data[0]
-    return data
-
-
-def _contents(data: Any) -> tuple[Any, Any, Any]:
-    """Inputs, targets and sample weights of a batch of either kind."""
-    data = _unwrap_single(data)
-    if batches_lib.is_scheduled_batch(data):
-        keys = (batches_lib.INPUTS, batches_lib.TARGETS, batches_lib.SAMPLE_WEIGHT)
-        inputs, targets, weights = (data.get(key) for key in keys)
-        return inputs, targets, weights
-    return keras.utils.unpack_x_y_sample_weight(data)
-
-
-def _warn_of_private_monitors(callbacks: Any) -> None:
-    """Callbacks that act on training metrics carry unnoised data into the weights."""
-    callbacks = getattr(callbacks, "callbacks", callbacks)  # of a CallbackList
-    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
-        monitor = getattr(callback, "monitor", None)
-        acts = getattr(callback, "save_best_only", True)
-        if isinstance(callback, keras.callbacks.TerminateOnNaN):
-            warnings.warn(
-                f"{type(callback).__name__} stops on the training loss, an exact function "
-                f"of the training data: one record decides whether training goes on, and "
-                f"that is not covered by the guarantee. Leave it out: an example whose "
-                f"loss or gradient is not finite contributes zero.",
-                stacklevel=3,
-            )
-        if isinstance(monitor, str) and acts and not monitor.startswith("val_"):
-            warnings.warn(
-                f"{type(callback).__name__} acts on {monitor!r}, an exact function of the "
-                f"training data: what it does is not covered by the guarantee. Monitor a "
-                f"metric of public validation data (val_...).",
-                stacklevel=3,
-            )

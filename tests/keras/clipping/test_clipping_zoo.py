@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.rules import rule_for
+from tf_bandmf.keras.clipping.rules.kernel_functions import KernelFunctionRule
+
 layers = keras.layers
 
 
@@ -282,3 +285,57 @@ def test_bfloat16_norm_is_that_of_the_sum():
     result = reference.traced(model, x[:1], y[:1], clip=0.01)
     norm = np.sqrt(sum(float(np.sum(np.square(s))) for s in result.sums))
     assert norm == pytest.approx(0.01, rel=1e-5)
+
+
+class Standardized(layers.Conv2D):
+    """A kernel that is a function of the weight."""
+
+    @property
+    def kernel(self):
+        weight = keras.ops.convert_to_tensor(self._kernel)
+        mean, variance = keras.ops.moments(weight, axes=(0, 1, 2), keepdims=True)
+        return (weight - mean) * keras.ops.rsqrt(variance + 1e-5)
+
+
+class Positive(layers.Dense):
+    @property
+    def kernel(self):
+        return keras.ops.softplus(self._kernel)
+
+
+class CallsOtherwise(Standardized):
+    def call(self, inputs):
+        return super().call(inputs) + keras.ops.sum(self.kernel**2)
+
+
+@pytest.mark.parametrize("base", [Standardized, CallsOtherwise])
+def test_a_kernel_that_is_a_function_of_the_weight(base):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            base(8, 3, activation="relu"),
+            Standardized(70, 3, strides=2, padding="same", use_bias=False),
+            layers.GroupNormalization(2),
+            layers.GlobalAveragePooling2D(),
+            Positive(3),
+        ]
+    )
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    special = [
+        isinstance(rule_for(layer, layer.trainable_variables), KernelFunctionRule)
+        for layer in model.layers
+    ]
+    assert special == [base is Standardized, True, False, False, True]
+    reference.randomize(model)
+    reference.assert_exact(model, reference.images(), reference.labels())
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_group_normalization_of_inputs_far_from_zero(axis, groups):
+    layer = layers.GroupNormalization(groups, axis=axis, beta_initializer="ones")
+    shape = (8, 8, 6) if axis == -1 else (6, 8, 8)
+    model = reference.classifier(layer, inputs=shape)
+    x = 20.0 + np.random.default_rng(0).normal(size=(5, *shape)).astype("f4")
+    reference.assert_exact(model, x, reference.labels(), rtol=1e-3)

@@ -104,7 +104,7 @@ def add_factors(factors: Sequence[Factor]) -> Factor:
     """
     total = factors[0]
     for factor in factors[1:]:
-        combined = total.add(factor)
+        combined = total.add(factor) or factor.add(total)
         if combined is None:
             combined = Instantiated(total.instantiate() + factor.instantiate())
         total = combined

@@ -315,19 +315,65 @@ def of_inner_products(left: tf.Tensor, right: tf.Tensor, negligible: float) -> N
     Returns:
         Norms [B], as `contracted`.
     """
-    products = _refined(lambda dtype: _inner_products(left, right, dtype), negligible)
+    products = _refined(
+        lambda dtype: _inner_products(_gram(left, dtype), left.shape[-1], right, dtype),
+        negligible,
+    )
     return products.norms()
 
 
-def _inner_products(left: tf.Tensor, right: tf.Tensor, dtype: tf.DType) -> _Products:
+def of_rows_and_products(
+    ids: tf.Tensor,
+    values: tf.Tensor,
+    left: tf.Tensor,
+    right: tf.Tensor,
+    negligible: float,
+) -> Norms:
+    """Norms of gradients of a table that is looked up and multiplied with.
+
+    Row k gets Σ_{s: id_s = k} v_s + Σ_t l_t[k] r_t: that is `of_inner_products` of the
+    rows [e_{id_s}; l_t] and [v_s; r_t], e_k the k-th unit vector. Inner products with unit
+    vectors are entries: they are exact, and nothing of the size of the table is made.
+
+    Args:
+        ids: [B, S] integers; those outside of the table get nothing.
+        values: [B, S, O] float32.
+        left: [B, T, K] float32, K rows of the table.
+        right: [B, T, O] float32.
+        negligible: Squared norm below which an example is not clipped.
+
+    Returns:
+        Norms [B], as `contracted`.
+    """
+    size = left.shape[-1]
+    exists = (ids >= 0) & (ids < size)
+
+    def gram(dtype: tf.DType) -> tuple[tf.Tensor, int]:
+        products, roundings = _gram(left, dtype)
+        equal = tf.cast(ids[:, :, None] == ids[:, None, :], dtype)
+        entries = tf.gather(left, tf.where(exists, ids, 0), axis=2, batch_dims=1)
+        entries = tf.where(exists[:, None, :], tf.cast(entries, dtype), 0.0)
+        above = tf.concat([equal, tf.linalg.matrix_transpose(entries)], axis=2)
+        return tf.concat([above, tf.concat([entries, products], 2)], 1), roundings
+
+    joined = tf.concat([values, right], axis=1)
+    products = _refined(
+        lambda dtype: _inner_products(gram(dtype), size, joined, dtype), negligible
+    )
+    return products.norms()
+
+
+def _inner_products(
+    gram: tuple[tf.Tensor, int], width: int, right: tf.Tensor, dtype: tf.DType
+) -> _Products:
     single = dtype == tf.float32
     unit, tiny = (_UNIT, _TINY) if single else (_UNIT_64, 0.0)
-    lefts, of_left = _gram(left, dtype)
+    lefts, of_left = gram
     rights, of_right = _gram(right, dtype)
-    count = left.shape[-2]
+    count = right.shape[-2]
     if count is None:
-        count = tf.cast(tf.shape(left)[-2], tf.float64)
-    width, height = left.shape[-1], right.shape[-1]
+        count = tf.cast(tf.shape(right)[-2], tf.float64)
+    height = right.shape[-1]
 
     def gamma(terms: int | tf.Tensor) -> float | tf.Tensor:
         return terms * unit / (1.0 - terms * unit)
@@ -356,7 +402,7 @@ def _inner_products(left: tf.Tensor, right: tf.Tensor, dtype: tf.DType) -> _Prod
     )
     underflow = tf.broadcast_to(underflow, tf.shape(total))
     squares = tf.square(absolute)
-    if left.shape.rank == 4:
+    if right.shape.rank == 4:
         # Groups are parts of one kernel.
         total, error, underflow, squares = (
             tf.reduce_sum(part, 1) for part in (total, error, underflow, squares)

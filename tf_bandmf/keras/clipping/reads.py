@@ -32,7 +32,8 @@ class ReadLog:
     def __init__(self, model: keras.Model, variables: Sequence[Any]) -> None:
         self._model = model
         self._index = VariableIndex(variables)
-        self._spy = tf.GradientTape()
+        # One for what is outside of calls, and one for each call that has not returned.
+        self._spies = [tf.GradientTape()]
         self._windows: list[tuple[int, int, Unit]] = []
         self._unit_of: dict[int, Unit] = {}
         self._graph: Any = None
@@ -48,9 +49,10 @@ class ReadLog:
         if not tf.executing_eagerly():
             self._graph = tf.compat.v1.get_default_graph()
             self._start = self._position()
-        with self._spy:
+        (spy,) = self._spies
+        with spy:
             yield
-        for raw in self._spy.watched_variables():
+        for raw in spy.watched_variables():
             variable = self._index.owner(raw)
             if variable is not None:
                 self._refuse(variable)
@@ -61,8 +63,12 @@ class ReadLog:
         """Allows reads of the unit's own weights in its body."""
         start = self._position()
         allowed = {id(variable) for variable in unit.variables}
-        with self._spy.stop_recording(), tf.GradientTape() as inner:
-            yield
+        with self._spies[-1].stop_recording(), tf.GradientTape() as inner:
+            self._spies.append(inner)
+            try:
+                yield
+            finally:
+                self._spies.pop()
         for raw in inner.watched_variables():
             variable = self._index.owner(raw)
             if variable is not None and id(variable) not in allowed:
@@ -72,7 +78,8 @@ class ReadLog:
     def unit_at(self, position: int) -> Unit | None:
         """Returns the unit in whose call an operation of the graph was made."""
         if not self._unit_of:
-            for start, stop, unit in self._windows:
+            # A call inside of another one ends before it, and overrides it.
+            for start, stop, unit in reversed(self._windows):
                 self._unit_of.update(dict.fromkeys(range(start, stop), unit))
         return self._unit_of.get(position)
 

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import norms
-from tf_bandmf.keras.clipping.factors import Factor, Measured
+from tf_bandmf.keras.clipping.factors import (
+    Factor,
+    Instantiated,
+    Layout,
+    Measured,
+    Product,
+    prefers_forming,
+)
 from tf_bandmf.keras.clipping.norms import Norms
 
 
@@ -31,6 +38,8 @@ class Rows(Factor):
 
     def add(self, other: Factor) -> Factor | None:
         """See the base class."""
+        if isinstance(other, Product):
+            return RowsAndProduct.of(self, other)
         if not isinstance(other, Rows) or self.num_rows != other.num_rows:
             return None
         return Rows(
@@ -101,4 +110,107 @@ class Rows(Factor):
         absolute = tf.sqrt(tf.reduce_sum(tf.square(by_run(lengths)), axis=1))
         return norms.summed_in_float32(
             norms.of_last_axis(by_run(values)).summed(axis=1), absolute
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsAndProduct(Factor):
+    """Gradients of a table that is looked up, and that outputs are projected with.
+
+    Attributes:
+        rows: What lookups give.
+        product: What the projection gives: left [B, T, rows], right [B, T, O].
+    """
+
+    rows: Rows
+    product: Product
+
+    @classmethod
+    def of(cls, rows: Rows, product: Product) -> RowsAndProduct | None:
+        """Both together, if the product is of a whole table in its own order."""
+        shape = (rows.num_rows, rows.values.shape[-1])
+        if product.left.shape.rank != 3 or product.layout != Layout.plain(shape):
+            return None
+        return cls(rows, product)
+
+    def add(self, other: Factor) -> Factor | None:
+        """See the base class."""
+        if isinstance(other, RowsAndProduct):
+            first = self.add(other.rows)
+            return None if first is None else first.add(other.product)
+        if isinstance(other, Rows):
+            rows = self.rows.add(other)
+            return (
+                RowsAndProduct(rows, self.product) if isinstance(rows, Rows) else None
+            )
+        product = self.product.add(other)
+        if isinstance(product, Product):
+            return RowsAndProduct(self.rows, product)
+        return None
+
+    def instantiate(self) -> tf.Tensor:
+        """See the base class."""
+        return self.rows.instantiate() + self.product.instantiate()
+
+    def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
+        ids, num_rows = self.rows.ids, self.rows.num_rows
+        lookups, terms = ids.shape[1], self.product.left.shape[-2]
+        total = None if lookups is None or terms is None else lookups + terms
+        size = num_rows * int(self.rows.values.shape[-1])
+        if prefers_forming(total, size):
+            return Instantiated(self.instantiate()).measure(negligible)
+        values, left, right = norms.pinned(
+            tf.cast(self.rows.values, tf.float32),
+            tf.cast(self.product.left, tf.float32),
+            tf.cast(self.product.right, tf.float32),
+        )
+        measured = norms.of_rows_and_products(ids, values, left, right, negligible)
+
+        def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+            values, left, right = tensors
+            weights = weights[:, None, None]
+            looked_up = tf.math.unsorted_segment_sum(
+                tf.reshape(values * weights, [-1, values.shape[-1]]),
+                tf.reshape(ids, [-1]),
+                num_rows,
+            )
+            left = tf.reshape(left, [-1, left.shape[-1]])
+            right = tf.reshape(right * weights, [-1, right.shape[-1]])
+            return looked_up + tf.matmul(left, right, transpose_a=True)
+
+        return Measured(measured, (values, left, right), weighted_sum)
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstRows(Factor):
+    """Gradients of a table of which each example uses the first rows, in order.
+
+    Attributes:
+        gradients: [B, T, O].
+        num_rows: Rows of the table, at least T.
+    """
+
+    gradients: tf.Tensor
+    num_rows: int
+
+    def instantiate(self) -> tf.Tensor:
+        """See the base class."""
+        return self._padded(tf.cast(self.gradients, tf.float32))
+
+    def _padded(self, tensor: tf.Tensor) -> tf.Tensor:
+        missing = self.num_rows - tf.shape(tensor)[-2]
+        leading = [[0, 0]] * (tensor.shape.rank - 2)
+        padded = tf.pad(tensor, [*leading, [0, missing], [0, 0]])
+        return tf.ensure_shape(
+            padded, [*tensor.shape[:-2], self.num_rows, tensor.shape[-1]]
+        )
+
+    def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
+        first = Instantiated(self.gradients).measure(negligible)
+        return Measured(
+            first.norms,
+            first.tensors,
+            lambda weights, tensors: self._padded(first.weighted_sum(weights, tensors)),
         )

@@ -118,7 +118,9 @@ class Recorder:
         self._describe(call)
         trusted = self._trace.trusts(layer, original, (args, kwargs))
         within = self._trusted
-        self._inside = True
+        # In the order in which calls begin: an opened layer's come before those inside.
+        self.calls.append((unit, call))
+        self._inside = not unit.rule.opens
         try:
             with self._log.inside(unit), self._trace.within(layer) as window:
                 outputs = unit.rule.forward(call)
@@ -132,7 +134,6 @@ class Recorder:
                 self._trace.require(tap)
         if not within:
             self._require(call)
-        self.calls.append((unit, call))
         return outputs
 
     def watch(

@@ -1,7 +1,8 @@
 """Which layers are tapped.
 
 A unit is the smallest layer whose call accounts for all uses of its weights.
-Containers are opened; a layer that owns weights is a unit, with all that is inside.
+Containers are opened; a layer that owns weights is a unit, with all that is inside,
+unless a rule is known for its own weights alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import keras
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.rules import AloneRule, Rule, rule_for
+from tf_bandmf.keras.clipping.rules import AloneRule, Rule, opening_rule_for, rule_for
 
 # Their inner layers run inside loops, where a tap would see single time steps.
 _CLOSED = (keras.layers.RNN, keras.layers.TimeDistributed)
@@ -25,7 +26,8 @@ class Unit:
 
     Attributes:
         layer: The layer.
-        variables: All trainable variables of the layer and its inner layers.
+        variables: All trainable variables of the layer and its inner layers; its own
+            alone if the rule opens it.
         rule: How its per-example gradients are computed.
     """
 
@@ -58,7 +60,8 @@ def find_units(
         if id(layer) in seen:
             return
         seen.add(id(layer))
-        inside = tuple(v for v in layer.trainable_variables if id(v) in wanted)
+        # Not `trainable_variables`: a frozen layer may have parts that train (adapters).
+        inside = tuple(v for v in layer.variables if id(v) in wanted)
         if any(layer is other for other in alone):
             units.append(Unit(layer, inside, AloneRule()))
             return
@@ -72,6 +75,8 @@ def find_units(
                     "so that no layer's call accounts for its gradient. Move the "
                     "weight into a layer of its own."
                 )
+        elif own and (opening := opening_rule_for(layer, own)) is not None:
+            units.append(Unit(layer, tuple(own), opening))
         elif inside and (own or isinstance(layer, _CLOSED)):
             units.append(Unit(layer, inside, rule_for(layer, inside)))
             return

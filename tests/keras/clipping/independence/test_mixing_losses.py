@@ -51,7 +51,7 @@ def host_code(y, p):
 
 
 def test_invariant_16_loss_with_host_code_is_refused():
-    with pytest.raises(UnsupportedModelError):
+    with pytest.raises(UnsupportedModelError, match="code outside of the graph"):
         cases.largest_change(cases.model_with(loss=host_code))
 
 

@@ -12,11 +12,18 @@ from tf_bandmf.keras.clipping.rules.convolution import (
 from tf_bandmf.keras.clipping.rules.dense import DenseRule, EinsumDenseRule
 from tf_bandmf.keras.clipping.rules.embedding import EmbeddingRule
 from tf_bandmf.keras.clipping.rules.generic import GenericRule
+from tf_bandmf.keras.clipping.rules.hub import (
+    HubNormalizationRule,
+    MaskedLMHeadRule,
+    PositionEmbeddingRule,
+)
+from tf_bandmf.keras.clipping.rules.kernel_functions import KernelFunctionRule
 from tf_bandmf.keras.clipping.rules.normalization import (
     GroupNormalizationRule,
     LayerNormalizationRule,
     RMSNormalizationRule,
 )
+from tf_bandmf.keras.clipping.rules.recurrent import RecurrentRule
 
 _RULES: list[Rule] = [
     DenseRule(),
@@ -27,8 +34,14 @@ _RULES: list[Rule] = [
     LayerNormalizationRule(),
     GroupNormalizationRule(),
     RMSNormalizationRule(),
+    RecurrentRule(),
+    KernelFunctionRule(),
+    PositionEmbeddingRule(),
+    HubNormalizationRule(),
     GenericRule(),
 ]
+# For layers that own variables and have layers inside.
+_OPENING_RULES: list[Rule] = [MaskedLMHeadRule()]
 
 
 def rule_for(layer: Any, variables: Sequence[Any]) -> Rule:
@@ -42,6 +55,19 @@ def rule_for(layer: Any, variables: Sequence[Any]) -> Rule:
         The rule; the generic one if no other applies.
     """
     return next(rule for rule in _RULES if rule.supports(layer, variables))
+
+
+def opening_rule_for(layer: Any, own: Sequence[Any]) -> Rule | None:
+    """Returns a rule for a layer's own variables that leaves its inner layers to theirs.
+
+    Args:
+        layer: A built layer.
+        own: The trainable variables that the layer itself owns.
+
+    Returns:
+        The rule, or None: the layer is one unit with all that is inside.
+    """
+    return next((r for r in _OPENING_RULES if r.supports(layer, own)), None)
 
 
 def register_rule(rule: Rule) -> Rule:
@@ -66,4 +92,11 @@ def register_rule(rule: Rule) -> Rule:
     return rule
 
 
-__all__ = ["AloneRule", "LayerCall", "Rule", "register_rule", "rule_for"]
+__all__ = [
+    "AloneRule",
+    "LayerCall",
+    "Rule",
+    "opening_rule_for",
+    "register_rule",
+    "rule_for",
+]

@@ -70,11 +70,14 @@ class Rule(abc.ABC):
         spreads: Whether a call whose output is shared by all examples is handled.
         batched_input_only: Whether the first argument must have a batch dimension.
         runs_again: Whether the rule runs the layer a second time.
+        opens: Whether the rule is for the layer's own variables alone, and the layers
+            inside are tapped with rules of their own.
     """
 
     spreads = False
     batched_input_only = True
     runs_again = False
+    opens = False
 
     @abc.abstractmethod
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
@@ -103,29 +106,52 @@ def owns_only(variables: Sequence[Any], *covered: Any) -> bool:
     return all(id(variable) in allowed for variable in variables)
 
 
-def is_plain(layer: Any, *classes: type) -> bool:
+def is_plain(layer: Any, *classes: type, adapted: bool = False) -> bool:
     """Whether a layer is exactly of one of these classes, `call` untouched.
 
     A subclass may compute anything: it is left to the generic rule.
+
+    Args:
+        layer: A built layer.
+        classes: The classes.
+        adapted: Whether it may have an adapter (LoRA).
     """
     return (
         type(layer) in classes
         and "call" not in vars(layer)
-        and not getattr(layer, "lora_enabled", False)
+        and (adapted or not getattr(layer, "lora_enabled", False))
         and getattr(layer, "quantization_mode", None) is None
     )
 
 
+def inherits_unchanged(layer: Any, cls: type) -> bool:
+    """Whether a layer is of a class, or of one under another name that changes nothing."""
+    if not isinstance(layer, cls) or "call" in vars(layer):
+        return False
+    own = type(layer).__mro__[: type(layer).__mro__.index(cls)]
+    return all(
+        name.startswith("__") or not hasattr(cls, name)
+        for subclass in own
+        for name in vars(subclass)
+    )
+
+
+_ABSENT = object()
+
+
 @contextlib.contextmanager
-def without_activation(layer: Any) -> Iterator[None]:
-    """Removes a layer's activation, so that its `call` stops before it."""
+def replaced_attribute(layer: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute of a layer, and sets it back."""
     # Not by `setattr`: Keras tracks attributes, and a layer may be one.
-    previous = vars(layer)["activation"]
-    vars(layer)["activation"] = None
+    previous = vars(layer).get(name, _ABSENT)
+    vars(layer)[name] = value
     try:
         yield
     finally:
-        vars(layer)["activation"] = previous
+        if previous is _ABSENT:
+            del vars(layer)[name]
+        else:
+            vars(layer)[name] = previous
 
 
 class PreActivationRule(Rule):
@@ -133,7 +159,7 @@ class PreActivationRule(Rule):
 
     def forward(self, call: LayerCall) -> Any:
         """See the base class."""
-        with without_activation(call.layer):
+        with replaced_attribute(call.layer, "activation", None):
             outputs = call.run()
         outputs = call.tap(outputs)
         activation = call.layer.activation

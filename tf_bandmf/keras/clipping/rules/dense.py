@@ -1,6 +1,7 @@
 """Norm rules of `Dense` and `EinsumDense`."""
 
 import math
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors import Factor, Instantiated, Layout, Product
+from tf_bandmf.keras.clipping.rules.adapters import Adapter, adapter_of
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     PreActivationRule,
@@ -23,9 +25,11 @@ class DenseRule(PreActivationRule):
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
         """See the base class."""
-        return is_plain(layer, keras.layers.Dense) and owns_only(
-            variables, layer._kernel, layer.bias
-        )
+        if not is_plain(layer, keras.layers.Dense, adapted=True):
+            return False
+        adapter = adapter_of(layer)
+        parts = adapter[:2] if adapter else ()
+        return owns_only(variables, layer._kernel, layer.bias, *parts)
 
     def factors(
         self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
@@ -45,6 +49,18 @@ class DenseRule(PreActivationRule):
             left = tf.reshape(inputs, [tf.shape(inputs)[0], terms, units_in])
             right = tf.reshape(gradient, [tf.shape(inputs)[0], terms, units_out])
         result[id(kernel)] = Product(left, right, Layout.plain((units_in, units_out)))
+        adapter = adapter_of(call.layer)
+        if adapter is not None:
+            down, up = adapter.values()
+            left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
+            result[id(adapter.down)] = Product(
+                left,
+                tf.matmul(right, up, transpose_b=True),
+                Layout.plain(kernel_shape(adapter.down)),
+            )
+            result[id(adapter.up)] = Product(
+                tf.matmul(left, down), right, Layout.plain(kernel_shape(adapter.up))
+            )
         if bias is not None:
             result[id(bias)] = Instantiated(reduce_to_shape(gradient, (units_out,)))
         return result
@@ -88,19 +104,25 @@ class EinsumDenseRule(PreActivationRule):
     """`EinsumDense` of any equation with the batch first.
 
     A letter of the equation is one of: contracted (inputs and kernel), new (kernel
-    and outputs), a position (inputs and outputs) or a group (all three).
+    and outputs), a position (inputs and outputs) or a group (all three). An adapter is
+    understood if the last letter of the kernel is new.
     """
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
         """See the base class."""
-        if not is_plain(layer, keras.layers.EinsumDense):
+        if not is_plain(layer, keras.layers.EinsumDense, adapted=True):
             return False
-        if not owns_only(variables, layer._kernel, layer.bias):
+        adapter = adapter_of(layer)
+        parts = adapter[:2] if adapter else ()
+        if not owns_only(variables, layer._kernel, layer.bias, *parts):
             return False
         inputs = layer.equation.replace(" ", "").split(",")[0]
         # Any rank will do to see whether the equation is understood.
         rank = len(inputs.replace("...", "A"))
-        return _parse(layer.equation, rank) is not None
+        equation = _parse(layer.equation, rank)
+        if equation is None:
+            return False
+        return adapter is None or equation.kernel[-1] not in equation.inputs
 
     def factors(
         self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
@@ -117,11 +139,35 @@ class EinsumDenseRule(PreActivationRule):
                 equation, call.inputs, gradient, kernel_shape(layer._kernel)
             )
         }
+        adapter = adapter_of(layer)
+        if adapter is not None:
+            result.update(_of_adapter(equation, adapter, call.inputs, gradient))
         if layer.bias is not None:
             result[id(layer.bias)] = Instantiated(
                 reduce_to_shape(gradient, kernel_shape(layer.bias))
             )
         return result
+
+
+def _of_adapter(
+    equation: _Equation, adapter: Adapter, inputs: tf.Tensor, gradient: tf.Tensor
+) -> dict[int, Factor]:
+    """Factors of A and B: the rank takes the place of the kernel's last letter."""
+    letters, kernel, outputs = equation
+    last = kernel[-1]
+    used = set(letters + kernel + outputs)
+    rank = next(c for c in string.ascii_letters if c not in used)
+    down, up = adapter.values()
+    inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
+    between = outputs.replace(last, rank)
+    of_down = _Equation(letters, kernel[:-1] + rank, between)
+    of_up = _Equation(between, rank + last, outputs)
+    pulled = tf.einsum(f"{outputs},{rank}{last}->{between}", gradient, up)
+    pushed = tf.einsum(f"{letters},{of_down.kernel}->{between}", inputs, down)
+    return {
+        id(adapter.down): _product(of_down, inputs, pulled, kernel_shape(adapter.down)),
+        id(adapter.up): _product(of_up, pushed, gradient, kernel_shape(adapter.up)),
+    }
 
 
 def _product(

@@ -1,4 +1,4 @@
-"""Norm rule of `Embedding`."""
+"""Norm rule of `Embedding` and `ReversibleEmbedding`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,34 +6,62 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors import Factor
+from tf_bandmf.keras.clipping.factors import Factor, Layout, Product
 from tf_bandmf.keras.clipping.rows import Rows
+from tf_bandmf.keras.clipping.rules.adapters import adapter_of
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     Rule,
+    inherits_unchanged,
     is_plain,
     kernel_shape,
     owns_only,
+    replaced_attribute,
 )
+
+_PREFIX = "lora_embeddings"
 
 
 class EmbeddingRule(Rule):
-    """`Embedding`: gradients go to the rows that were looked up, repeats added.
+    """Lookups and projections with the same table, with adapters or without.
 
-    Position embeddings are looked up once for all examples; the lookup is repeated.
+    A lookup's gradients go to the rows that were looked up, repeats added. Position
+    embeddings are looked up once for all examples; the lookup is repeated. A call with
+    `reverse=True` multiplies with the transposed table: one outer product per position.
     """
 
     spreads = True
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
         """See the base class."""
-        return is_plain(layer, keras.layers.Embedding) and owns_only(
-            variables, layer._embeddings
+        if not is_plain(layer, keras.layers.Embedding, adapted=True):
+            if not inherits_unchanged(layer, keras.layers.ReversibleEmbedding):
+                return False
+            if layer.quantization_mode is not None:
+                return False
+        adapter = adapter_of(layer, _PREFIX)
+        return owns_only(
+            variables,
+            layer._embeddings,
+            getattr(layer, "reverse_embeddings", None),
+            *(adapter[:2] if adapter else ()),
         )
 
     def forward(self, call: LayerCall) -> Any:
         """See the base class."""
-        return call.tap(call.run())
+        if not _is_reverse(call):
+            outputs = call.run()
+            tapped = call.tap(outputs)
+            mask = getattr(outputs, "_keras_mask", None)
+            if mask is not None:
+                tapped._keras_mask = mask
+            return tapped
+        with replaced_attribute(call.layer, "logit_soft_cap", None):
+            outputs = call.tap(call.run())
+        soft_cap = call.layer.logit_soft_cap
+        if soft_cap is None:
+            return outputs
+        return soft_cap * keras.ops.tanh(outputs / soft_cap)
 
     def factors(
         self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
@@ -42,22 +70,76 @@ class EmbeddingRule(Rule):
         (gradient,) = gradients
         if gradient is None:
             return {}
-        num_rows, width = kernel_shape(call.layer._embeddings)
-        ids = call.spread(call.inputs)
-        if ids.dtype not in (tf.int32, tf.int64):
-            ids = tf.cast(ids, tf.int32)
-        # Keras counts negative ids from the end; rows that do not exist get nothing.
-        ids = tf.where(ids < 0, ids + num_rows, ids)
-        ids = tf.where((ids >= 0) & (ids < num_rows), ids, -1)
-        batch = tf.shape(ids)[0]
-        terms = -1
-        if all(d is not None for d in ids.shape[1:]):
-            terms = 1
-            for dimension in ids.shape[1:]:
-                terms *= dimension
-        rows = Rows(
-            tf.reshape(ids, [batch, terms]),
-            tf.reshape(gradient, [batch, terms, width]),
-            num_rows,
+        layer = call.layer
+        if _is_reverse(call):
+            found = _of_projection(layer, call.inputs, gradient)
+        else:
+            found = _of_lookup(layer, call.spread(call.inputs), gradient)
+        wanted = {id(variable) for variable in call.variables}
+        return {key: factor for key, factor in found.items() if key in wanted}
+
+
+def _is_reverse(call: LayerCall) -> bool:
+    if len(call.args) > 1:
+        return bool(call.args[1])
+    return bool(call.kwargs.get("reverse", False))
+
+
+def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Factor]:
+    num_rows, width = kernel_shape(layer._embeddings)
+    if ids.dtype not in (tf.int32, tf.int64):
+        ids = tf.cast(ids, tf.int32)
+    # Keras counts negative ids from the end; rows that do not exist get nothing.
+    ids = tf.where(ids < 0, ids + num_rows, ids)
+    exists = (ids >= 0) & (ids < num_rows)
+    ids = tf.where(exists, ids, -1)
+    ids = _flat(ids, 0)
+    values = _flat(gradient, width)
+    result: dict[int, Factor] = {id(layer._embeddings): Rows(ids, values, num_rows)}
+    adapter = adapter_of(layer, _PREFIX)
+    if adapter is not None:
+        down, up = adapter.values()
+        values = tf.cast(values, tf.float32)
+        projected = tf.matmul(values, up, transpose_b=True)
+        result[id(adapter.down)] = Rows(ids, projected, num_rows)
+        entries = tf.gather(down, tf.maximum(ids, 0), axis=0)
+        entries = tf.where((ids >= 0)[..., None], entries, 0.0)
+        layout = Layout.plain(kernel_shape(adapter.up))
+        result[id(adapter.up)] = Product(entries, values, layout)
+    return result
+
+
+def _of_projection(
+    layer: Any, inputs: tf.Tensor, gradient: tf.Tensor
+) -> dict[int, Factor]:
+    num_rows, width = kernel_shape(layer._embeddings)
+    inputs, gradient = _flat(inputs, width), _flat(gradient, num_rows)
+    if not layer.tie_weights:
+        layout = Layout.plain((width, num_rows))
+        return {id(layer.reverse_embeddings): Product(inputs, gradient, layout)}
+    result: dict[int, Factor] = {
+        id(layer._embeddings): Product(
+            gradient, inputs, Layout.plain((num_rows, width))
         )
-        return {id(call.layer._embeddings): rows}
+    }
+    adapter = adapter_of(layer, _PREFIX)
+    if adapter is not None:
+        down, up = adapter.values()
+        inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
+        result[id(adapter.down)] = Product(
+            gradient,
+            tf.matmul(inputs, up, transpose_b=True),
+            Layout.plain(kernel_shape(adapter.down)),
+        )
+        result[id(adapter.up)] = Product(
+            tf.matmul(gradient, down), inputs, Layout.plain(kernel_shape(adapter.up))
+        )
+    return result
+
+
+def _flat(tensor: tf.Tensor, width: int) -> tf.Tensor:
+    """Positions side by side: [B, ..., width] as [B, T, width]; no last axis if 0."""
+    last = [width] if width else []
+    middle = tensor.shape[1:-1] if width else tensor.shape[1:]
+    terms = -1 if None in middle.as_list() else middle.num_elements()
+    return tf.reshape(tensor, [tf.shape(tensor)[0], terms, *last])

@@ -129,19 +129,47 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
 
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
         """See the base class."""
-        rank = inputs.shape.rank
-        axis = layer.axis % rank
-        shape = tf.shape(inputs)
-        grouped = tf.concat(
-            [
-                shape[:axis],
-                [layer.groups, shape[axis] // layer.groups],
-                shape[axis + 1 :],
-            ],
-            axis=0,
-        )
-        split = tf.reshape(inputs, grouped)
-        axes = [a for a in range(1, rank + 1) if a != axis]
-        mean, variance = tf.nn.moments(split, axes=axes, keepdims=True)
+        split = layer._reshape_into_groups(inputs)
+        mean, variance = self._moments(layer, split)
         normalized = (split - mean) * tf.math.rsqrt(variance + layer.epsilon)
-        return tf.reshape(normalized, tf.ensure_shape(shape, [rank]))
+        return tf.reshape(normalized, tf.shape(inputs))
+
+    def _moments(self, layer: Any, split: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As Keras writes it: TensorFlow computes what is the same only once."""
+        axes = list(range(1, split.shape.rank))
+        axes.pop(-2 if layer.axis == -1 else layer.axis - 1)
+        mean, variance = keras.ops.moments(split, axes=axes, keepdims=True)
+        return mean, variance
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class.
+
+        Where channels come last, no normalized inputs are made: with mean m and scale r
+        of a group, Σ g (x - m) r = r (Σ g x - m Σ g).
+        """
+        (gradient,) = gradients
+        layer = call.layer
+        last = layer.axis in (-1, call.inputs.shape.rank - 1)
+        if gradient is None or layer.gamma is None or not last:
+            return super().factors(call, gradients)
+        inputs = tf.cast(call.inputs, tf.float32)
+        gradient = tf.cast(gradient, tf.float32)
+        axes = list(range(1, gradient.shape.rank - 1))
+        split = layer._reshape_into_groups(inputs)
+        mean, variance = self._moments(layer, split)
+        channels = int(gradient.shape[-1])
+        groups = int(split.shape[-2])
+        of_groups = [tf.reshape(part, [-1, groups, 1]) for part in (mean, variance)]
+        mean, variance = (
+            tf.reshape(tf.repeat(part, channels // groups, axis=2), [-1, channels])
+            for part in of_groups
+        )
+        sums = tf.reduce_sum(gradient, axis=axes)
+        products = tf.reduce_sum(gradient * inputs, axis=axes)
+        scaled = tf.math.rsqrt(variance + layer.epsilon) * (products - mean * sums)
+        result: dict[int, Factor] = {id(layer.gamma): Instantiated(scaled)}
+        if layer.beta is not None:
+            result[id(layer.beta)] = Instantiated(sums)
+        return result

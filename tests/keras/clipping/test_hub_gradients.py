@@ -1,0 +1,46 @@
+"""Tasks of KerasHub against gradients of the examples one by one."""
+
+import clipping_reference as reference
+import hub_models
+import keras
+import pytest
+
+from tf_bandmf.keras.clipping import structure
+from tf_bandmf.keras.clipping.rules.alone import AloneRule
+from tf_bandmf.keras.clipping.rules.generic import GenericRule
+from tf_bandmf.keras.clipping.units import find_units
+
+
+def assert_batched(model):
+    """No layer ran for each example by itself, forward or backward."""
+    for found in structure._KNOWN[model].values():
+        assert found.alone == ()
+        for unit in find_units(model, model.trainable_variables):
+            assert not isinstance(unit.rule, (GenericRule, AloneRule)), unit.layer.name
+
+
+@pytest.mark.parametrize("name", hub_models.MAKERS)
+def test_gradients_equal_those_of_examples_one_by_one(name):
+    keras.utils.set_random_seed(0)
+    model = hub_models.compile_for_training(hub_models.MAKERS[name]())
+    reference.randomize(model)
+    reference.assert_exact(model, *hub_models.data(name))
+    assert_batched(model)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "gemma"])
+def test_adapters_in_a_frozen_backbone(name):
+    keras.utils.set_random_seed(0)
+    model = hub_models.compile_for_training(hub_models.adapted(name))
+    reference.randomize(model)
+    reference.assert_exact(model, *hub_models.data(name))
+    assert_batched(model)
+
+
+def test_a_language_model_whose_table_is_not_formed():
+    """A tied table of 4,000 rows: products of lookups and of projections together."""
+    keras.utils.set_random_seed(0)
+    model = hub_models.gpt2(vocabulary_size=4000, hidden_dim=16)
+    hub_models.compile_for_training(model)
+    reference.randomize(model)
+    reference.assert_exact(model, *hub_models.data("gpt2"))

@@ -1,0 +1,107 @@
+"""Recurrent layers, whose rule runs Keras' loop over its own steps."""
+
+import clipping_reference as reference
+import keras
+import numpy as np
+import pytest
+
+from tf_bandmf.keras.clipping.rules import rule_for
+from tf_bandmf.keras.clipping.rules.generic import GenericRule
+from tf_bandmf.keras.clipping.rules.recurrent import RecurrentRule
+
+layers = keras.layers
+
+# Several layers side by side in one model: tracing a loop takes seconds.
+GROUPS = {
+    "lstm": [
+        lambda: layers.LSTM(3),
+        lambda: layers.LSTM(
+            2, return_sequences=True, go_backwards=True, use_bias=False
+        ),
+        lambda: layers.LSTM(2, unroll=True, zero_output_for_mask=True),
+    ],
+    "gru": [
+        lambda: layers.GRU(3),
+        lambda: layers.GRU(2, reset_after=False, return_sequences=True),
+        lambda: layers.GRU(2, reset_after=False, use_bias=False, go_backwards=True),
+        lambda: layers.GRU(2, use_bias=False, recurrent_activation="hard_sigmoid"),
+    ],
+    "simple": [
+        lambda: layers.SimpleRNN(3, activation="relu"),
+        lambda: layers.Bidirectional(layers.SimpleRNN(2)),
+        lambda: layers.Bidirectional(layers.GRU(2, return_sequences=True)),
+    ],
+}
+
+
+def model_of(makers):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((7,), dtype="int32")
+    embedded = layers.Embedding(5, 3, mask_zero=True)(inputs)
+    found = []
+    for make in makers:
+        output = make()(embedded)
+        if len(output.shape) == 3:
+            output = layers.Flatten()(output)
+        found.append(output)
+    model = keras.Model(inputs, layers.Dense(3)(layers.Concatenate()(found)))
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    reference.randomize(model)
+    return model
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_gradients_equal_those_of_examples_one_by_one(group):
+    model = model_of(GROUPS[group])
+    recurrent = [m for m in model._flatten_layers() if isinstance(m, layers.RNN)]
+    for layer in recurrent:
+        assert isinstance(rule_for(layer, layer.trainable_variables), RecurrentRule)
+    x = reference.tokens()
+    assert (x == 0).any() and not (x == 0).all(1).any()
+    reference.assert_exact(model, x, reference.labels())
+
+
+def test_states_that_are_given_and_returned():
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6, 4))
+    start = layers.Dense(3)(inputs[:, 0])
+    output, state, carry = layers.LSTM(3, return_state=True, return_sequences=True)(
+        inputs, initial_state=[start, keras.ops.tanh(start)]
+    )
+    decoded = layers.GRU(3)(output, initial_state=state)
+    joined = layers.Concatenate()([decoded, carry])
+    model = keras.Model(inputs, layers.Dense(3)(joined))
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    reference.assert_exact(model, reference.sequences(), reference.labels())
+
+
+def test_a_frozen_kernel_in_a_recurrent_layer():
+    layer = layers.LSTM(3)
+    model = reference.classifier(layer, inputs=(6, 4))
+    layer.cell.recurrent_kernel.trainable = False
+    assert len(model.trainable_variables) == 4
+    reference.assert_exact(model, reference.sequences(), reference.labels())
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.LSTM(3, dropout=0.5),
+        layers.GRU(3, recurrent_dropout=0.5),
+        layers.RNN(layers.LSTMCell(3)),
+    ],
+)
+def test_others_are_left_to_the_generic_rule(layer):
+    layer.build((None, 6, 4))
+    assert isinstance(rule_for(layer, layer.trainable_variables), GenericRule)
+
+
+def test_outputs_are_those_of_keras():
+    """Also what does not reach the loss, and the ordinary call afterwards."""
+    model = model_of(GROUPS["gru"][:2])
+    x, y = reference.tokens(), reference.labels()
+    before = np.asarray(model(x, training=True))
+    result = reference.traced(model, x, y)
+    np.testing.assert_allclose(result.outputs, before, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(np.asarray(model(x, training=True)), before)
+    assert "inner_loop" not in vars(model.layers[2])

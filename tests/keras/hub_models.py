@@ -1,0 +1,100 @@
+"""Small models of KerasHub with random weights, and data for them."""
+
+import keras
+import keras_hub
+import numpy as np
+
+VOCABULARY, LENGTH, CLASSES = 20, 6, 3
+SIZES = {"vocabulary_size": VOCABULARY, "num_layers": 1, "hidden_dim": 8}
+ENCODER = {
+    **SIZES,
+    "num_heads": 2,
+    "intermediate_dim": 12,
+    "max_sequence_length": 8,
+    "dropout": 0.0,
+}
+DECODER = {
+    **SIZES,
+    "num_query_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_dim": 12,
+}
+models = keras_hub.models
+
+
+def bert(preprocessor=None, **sizes):
+    backbone = models.BertBackbone(**{**ENCODER, **sizes})
+    return models.BertTextClassifier(
+        backbone, num_classes=CLASSES, dropout=0.0, preprocessor=preprocessor
+    )
+
+
+def distil_bert():
+    return models.DistilBertMaskedLM(models.DistilBertBackbone(**ENCODER))
+
+
+def gpt2(**sizes):
+    return models.GPT2CausalLM(models.GPT2Backbone(**{**ENCODER, **sizes}))
+
+
+def gemma():
+    return models.GemmaCausalLM(models.GemmaBackbone(**DECODER, head_dim=4))
+
+
+def gemma2():
+    backbone = models.GemmaBackbone(
+        **DECODER,
+        head_dim=4,
+        use_post_ffw_norm=True,
+        use_post_attention_norm=True,
+        final_logit_soft_cap=30.0,
+        attention_logit_soft_cap=50.0,
+        use_sliding_window_attention=True,
+        sliding_window_size=4,
+    )
+    return models.GemmaCausalLM(backbone)
+
+
+def llama():
+    return models.LlamaCausalLM(models.LlamaBackbone(**DECODER))
+
+
+MAKERS = {
+    "bert": bert,
+    "distil_bert": distil_bert,
+    "gpt2": gpt2,
+    "gemma": gemma,
+    "gemma2": gemma2,
+    "llama": llama,
+}
+
+
+def adapted(name):
+    """The model with adapters in its backbone, which is frozen."""
+    model = MAKERS[name]()
+    model.backbone.enable_lora(2)
+    return model
+
+
+def data(name, count=5):
+    """Inputs, targets and sample weights, padded to different lengths."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(1, VOCABULARY, (count, LENGTH)).astype("i4")
+    padding = (np.arange(LENGTH) < LENGTH - np.arange(count)[:, None] % 3).astype("i4")
+    x = {"token_ids": ids, "padding_mask": padding}
+    if name == "bert":
+        x["segment_ids"] = np.zeros_like(ids)
+        return x, rng.integers(0, CLASSES, count).astype("i4"), None
+    if name == "distil_bert":
+        x["mask_positions"] = rng.integers(0, LENGTH, (count, 2)).astype("i4")
+        weights = np.ones((count, 2), "f4")
+        weights[::2, 1] = 0.0
+        return x, rng.integers(0, VOCABULARY, (count, 2)).astype("i4"), weights
+    targets = np.roll(ids, -1, axis=1)
+    return x, targets, padding.astype("f4")
+
+
+def compile_for_training(model, optimizer="sgd", **changes):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(**{"optimizer": optimizer, "loss": loss, **changes})
+    return model

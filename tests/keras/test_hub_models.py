@@ -1,0 +1,169 @@
+"""Tasks of KerasHub: private training, and the way back to a plain task."""
+
+import hub_models
+import keras
+import keras_hub
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf.keras
+
+NUM_EXAMPLES = 22
+TEXTS = np.array(
+    ["the cat sat", "a dog", "on the mat", "cat", "the dog sat on a cat"] * 4
+    + ["mat", "a a"]
+)
+LABELS = np.arange(NUM_EXAMPLES, dtype=np.int32) % hub_models.CLASSES
+
+
+def preprocessor():
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary += ["the", "a", "cat", "dog", "sat", "on", "mat"]
+    tokenizer = keras_hub.tokenizers.BertTokenizer(vocabulary=vocabulary)
+    return keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=6)
+
+
+@pytest.fixture
+def train(make_plan):
+    """Trains a task privately for one epoch."""
+
+    def run(model, x, y, sample_weight=None, self_check=False, **changes):
+        plan = make_plan(epochs=1)
+        tf_bandmf.keras.make_private(model, self_check=self_check)
+        optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.Adam(0.01), plan)
+        hub_models.compile_for_training(model, optimizer, weighted_metrics=[])
+        batches = plan.batches(x, y, sample_weight=sample_weight)
+        model.fit(batches, epochs=1, verbose=0, **changes)
+        assert model.optimizer.steps_taken == plan.num_steps
+        return model
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["bert", "distil_bert", "gpt2", "gemma"])
+def test_a_task_trains_and_becomes_plain(name, train, tmp_path):
+    model = hub_models.MAKERS[name]()
+    plain_class = type(model)
+    x, y, weight = hub_models.data(name, NUM_EXAMPLES)
+    before = [w.copy() for w in model.get_weights()]
+    train(model, x, y, weight, self_check=name in ("bert", "distil_bert"))
+    assert isinstance(model, tf_bandmf.keras.PrivateTraining)
+    assert isinstance(model, plain_class)
+    assert any((a != b).any() for a, b in zip(before, model.get_weights()))
+    plain = tf_bandmf.keras.to_plain(model)
+    assert type(plain) is plain_class
+    np.testing.assert_allclose(plain(x), model(x), rtol=1e-5, atol=1e-6)
+    plain.save(tmp_path / "plain.keras")
+    loaded = keras.models.load_model(tmp_path / "plain.keras")
+    assert type(loaded) is plain_class
+    np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_private_task_is_saved_and_loaded(train, tmp_path):
+    model = hub_models.gpt2()
+    x, y, weight = hub_models.data("gpt2", NUM_EXAMPLES)
+    train(model, x, y, weight)
+    model.save(tmp_path / "private.keras")
+    again = keras.models.load_model(tmp_path / "private.keras")
+    assert type(again) is type(model)
+    np.testing.assert_allclose(again(x), model(x), rtol=1e-5, atol=1e-6)
+    # Its key is in no file: it does not train, and not without privacy either.
+    with pytest.raises(TypeError, match="only with a PrivateOptimizer"):
+        again.fit(x, y, verbose=0)
+    model.export(tmp_path / "exported", verbose=False)
+    assert (tmp_path / "exported" / "saved_model.pb").exists()
+
+
+def test_adapters_are_trained_saved_and_merged(train, tmp_path):
+    model = hub_models.gpt2()
+    frozen = tf_bandmf.keras.to_plain(tf_bandmf.keras.make_private(hub_models.gpt2()))
+    frozen.set_weights(model.get_weights())
+    model.backbone.enable_lora(2)
+    x, y, weight = hub_models.data("gpt2", NUM_EXAMPLES)
+    train(model, x, y, weight)
+    model.backbone.save_lora_weights(tmp_path / "adapter.lora.h5")
+    kept = [v.path for v in model.trainable_variables if "bias" in v.path]
+    plain = tf_bandmf.keras.to_plain(model)
+    np.testing.assert_allclose(plain(x), model(x), rtol=1e-4, atol=1e-5)
+    assert len(plain.weights) < len(model.weights)
+    # Biases of adapted layers train, too, and are in no adapter file.
+    assert len(kept) == 2
+    for layer, adapted in zip(frozen._flatten_layers(), model._flatten_layers()):
+        if getattr(adapted, "lora_enabled", False):
+            layer.bias.assign(adapted.bias)
+    frozen.backbone.load_lora_weights(tmp_path / "adapter.lora.h5")
+    np.testing.assert_allclose(frozen(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_private_language_model_generates(train):
+    model = hub_models.gpt2()
+    x, y, weight = hub_models.data("gpt2", NUM_EXAMPLES)
+    train(model, x, y, weight)
+    prompt = {name: value[:2] for name, value in x.items()}
+    results = [
+        lm.generate(prompt, max_length=hub_models.LENGTH, stop_token_ids=None)
+        for lm in (_greedy(model), _greedy(tf_bandmf.keras.to_plain(model)))
+    ]
+    first, second = (np.asarray(result["token_ids"]) for result in results)
+    np.testing.assert_array_equal(first, second)
+
+
+def _greedy(model):
+    if isinstance(model, tf_bandmf.keras.PrivateTraining):
+        model.compile(
+            model.optimizer, loss=model.loss, sampler="greedy", weighted_metrics=[]
+        )
+    else:
+        model.compile(sampler="greedy")
+    return model
+
+
+def test_raw_strings_are_preprocessed_example_by_example(train, tmp_path):
+    steps = preprocessor()
+    model = hub_models.bert(steps)
+    seen = []
+    original = type(model).preprocess_samples
+
+    class Watched(type(model)):
+        def preprocess_samples(self, x, y=None, sample_weight=None):
+            seen.append(tuple(x.shape))
+            return original(self, x, y, sample_weight)
+
+    model.__class__ = Watched
+    train(model, TEXTS, LABELS, private_state=tmp_path / "run.private")
+    assert set(seen) == {(1,)}
+    x, _ = steps(TEXTS, LABELS)
+    np.testing.assert_allclose(
+        model.predict(TEXTS, verbose=0), model(x), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_raw_strings_train_as_prepared_data_do(train):
+    steps = preprocessor()
+    keras.utils.set_random_seed(0)
+    raw, prepared = hub_models.bert(steps), hub_models.bert()
+    prepared.set_weights(raw.get_weights())
+    weights = np.linspace(0.5, 1.5, NUM_EXAMPLES).astype(np.float32)
+    train(raw, TEXTS, LABELS, weights)
+    x, y = steps(TEXTS, LABELS)
+    x = keras.tree.map_structure(np.asarray, x)
+    train(prepared, x, np.asarray(y), weights)
+    for first, second in zip(raw.get_weights(), prepared.get_weights()):
+        np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-5)
+
+
+def test_invariant_11_a_random_preprocessor_is_not_resumed(train, tmp_path):
+    class Noisy(keras.layers.Layer):
+        def call(self, texts):
+            count = tf.shape(texts)[0]
+            ids = tf.random.uniform([count, 6], 1, 12, dtype=tf.int32)
+            ids = tf.ensure_shape(ids, [1, 6])
+            ones = tf.ones_like(ids)
+            return {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": ones}
+
+    with pytest.raises(ValueError, match="other batches under the same noise"):
+        train(
+            hub_models.bert(Noisy()), TEXTS, LABELS, private_state=tmp_path / "private"
+        )
+    train(hub_models.bert(Noisy()), TEXTS, LABELS)

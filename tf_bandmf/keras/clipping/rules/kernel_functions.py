@@ -1,0 +1,92 @@
+"""Norm rule of layers whose kernel is a function of the weight (weight standardization).
+
+Such a layer is a subclass of a layer of Keras that overrides the property `kernel` alone:
+
+    class StandardizedConv2D(keras.layers.Conv2D):
+        @property
+        def kernel(self):
+            mean, variance = keras.ops.moments(self._kernel, axes=(0, 1, 2), keepdims=True)
+            return (self._kernel - mean) * keras.ops.rsqrt(variance + 1e-5)
+
+The layer works on examples as the layer of Keras does. The gradient of the weight is that
+of the kernel, pulled back through the function: small operations on each example's kernel
+gradient, and no convolution of single examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.factors import Factor, Instantiated
+from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, owns_only
+from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
+from tf_bandmf.keras.clipping.rules.dense import DenseRule
+from tf_bandmf.keras.clipping.variables import tensorflow_variable
+
+_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+
+
+class KernelFunctionRule(PreActivationRule):
+    """Subclasses of `Dense` and convolutions that override `kernel` alone."""
+
+    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        """See the base class."""
+        base = _base_of(layer)
+        return (
+            base is not None
+            and "call" not in vars(layer)
+            and not layer.lora_enabled
+            and getattr(layer, "quantization_mode", None) is None
+            and owns_only(variables, layer._kernel, layer.bias)
+        )
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        layer = call.layer
+        rule = (
+            DenseRule() if _base_of(layer) is keras.layers.Dense else ConvolutionRule()
+        )
+        result = dict(rule.factors(call, gradients))
+        of_kernel = result.get(id(layer._kernel))
+        if of_kernel is None:
+            return result
+        weight = tensorflow_variable(layer._kernel)
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(weight)
+            kernel = tf.convert_to_tensor(layer.kernel)
+
+        def pulled_back(gradient: tf.Tensor) -> tf.Tensor:
+            return tape.gradient(
+                kernel,
+                weight,
+                output_gradients=tf.cast(gradient, kernel.dtype),
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+
+        result[id(layer._kernel)] = Instantiated(
+            tf.vectorized_map(pulled_back, of_kernel.instantiate())
+        )
+        return result
+
+
+def _base_of(layer: Any) -> type | None:
+    """The class of Keras that a layer's class derives from, changing `kernel` alone."""
+    for base in (keras.layers.Dense, *_CONVOLUTIONS):
+        if not isinstance(layer, base) or type(layer) is base:
+            continue
+        own = type(layer).__mro__[: type(layer).__mro__.index(base)]
+        changed = {
+            name
+            for subclass in own
+            for name in vars(subclass)
+            if not name.startswith("__") and hasattr(base, name)
+        }
+        if changed - {"get_config", "from_config"} == {"kernel"}:
+            return base
+    return None

@@ -1,0 +1,146 @@
+"""Preprocessors of models (the tasks of KerasHub), applied to each example by itself.
+
+A task of KerasHub turns raw data into what its layers take: strings into tokens, targets
+and token weights. Keras applies that to whole batches. A private model applies it to each
+example alone, after the batch was drawn and before the step: what an example becomes is a
+function of that example by construction.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.independence.state import is_random
+from tf_bandmf.sampling.batches import EDITED, INPUTS, SAMPLE_WEIGHT, TARGETS
+from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
+
+_CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
+_UNREPEATABLE = ("Assign", "Rng", "PyFunc", "EagerPyFunc")
+Preprocess = Callable[..., Any]
+
+
+def preprocess_of(model: Any) -> Preprocess | None:
+    """What a model does to raw data before it trains on them; None if nothing.
+
+    Args:
+      model: private, of any class.
+    """
+    if getattr(model, "preprocessor", None) is None:
+        return None
+    return getattr(model, "preprocess_samples", None)
+
+
+def preprocessed(
+    dataset: tf.data.Dataset, preprocess: Preprocess, repeats: bool
+) -> tf.data.Dataset:
+    """Batches of a schedule with each example preprocessed by itself.
+
+    Args:
+      dataset: of a `BatchSchedule`.
+      preprocess: of `preprocess_of`.
+      repeats: whether steps may be taken again, which must see the same batches then.
+
+    Raises:
+      ValueError: if steps may be taken again and random numbers are drawn; if it does
+        not return one example for one.
+      InvalidArgumentError: by the dataset, if a batch was changed since it was made.
+    """
+
+    @tf.autograph.experimental.do_not_convert
+    def preprocess_batch(batch: dict[str, Any]) -> dict[str, Any]:
+        return preprocessed_batch(batch, preprocess, repeats)
+
+    return dataset.map(
+        preprocess_batch,
+        num_parallel_calls=2,
+        deterministic=True,
+    ).prefetch(2)
+
+
+def preprocessed_batch(
+    batch: dict[str, Any], preprocess: Preprocess, repeats: bool = False
+) -> dict[str, Any]:
+    """One batch; see `preprocessed`."""
+    drawn = tf.debugging.Assert(is_as_drawn(batch), [EDITED])
+    content = {name: batch[name] for name in _CONTENT if name in batch}
+    with tf.control_dependencies([drawn] if drawn is not None else []):
+        content = tf.nest.map_structure(tf.identity, content)
+    own_weight = content.pop(SAMPLE_WEIGHT, None)
+
+    def one(example: dict[str, Any]) -> dict[str, Any]:
+        alone = tf.nest.map_structure(lambda t: t[None], example)
+        results = preprocess(alone[INPUTS], alone.get(TARGETS))
+        parts = zip(_CONTENT, keras.utils.unpack_x_y_sample_weight(results))
+        return {
+            name: tf.nest.map_structure(_only_row, part)
+            for name, part in parts
+            if part is not None
+        }
+
+    specs = tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape[1:], t.dtype), content
+    )
+    traced = tf.function(one, autograph=False).get_concrete_function(specs)
+    if repeats:
+        _refuse_randomness(traced.graph)
+    signature = tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
+    )
+    made = tf.map_fn(one, content, fn_output_signature=signature)
+    if own_weight is not None:
+        made[SAMPLE_WEIGHT] = _weighted(made.get(SAMPLE_WEIGHT), own_weight)
+    rest = {name: value for name, value in batch.items() if name not in _CONTENT}
+    return with_fingerprint({**rest, **made})
+
+
+def _only_row(tensor: Any) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(tensor)
+    row = tensor.shape[1:]
+    if not tensor.shape.rank or not row.is_fully_defined():
+        raise ValueError(
+            f"The preprocessor must return one row of a fixed shape for one example, found "
+            f"a tensor of shape {tensor.shape}. Give it a fixed sequence_length, or "
+            f"preprocess the data before and set model.preprocessor = None."
+        )
+    # Nothing is raised that would depend on the example: no row is one of zeros.
+    return tf.concat([tensor, tf.zeros([1, *row], tensor.dtype)], axis=0)[0]
+
+
+def _weighted(found: tf.Tensor | None, own: tf.Tensor) -> tf.Tensor:
+    """Weights of the preprocessor (of tokens) times those of the examples."""
+    if found is None:
+        return own
+    found = tf.cast(found, own.dtype)
+    rank = max(found.shape.rank - own.shape.rank, 0)
+    shape = tf.concat([tf.shape(own), tf.ones([rank], tf.int32)], axis=0)
+    return found * tf.reshape(own, shape)
+
+
+def _refuse_randomness(graph: Any) -> None:
+    """Refuses what may give another result when it runs again, in functions too."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node]
+    for function in definition.library.function:
+        nodes.extend(function.node_def)
+    types = {node.op for node in nodes if _may_differ(node.op)}
+    if types:
+        raise ValueError(
+            f"The preprocessor may give other results when it is run again "
+            f"({', '.join(sorted(types))}): steps that a resumed run takes again would "
+            f"see other batches under the same noise. Preprocess the data before and set "
+            f"model.preprocessor = None, or train without private_state."
+        )
+
+
+def _may_differ(op_type: str) -> bool:
+    """Whether operations of a type draw random numbers, keep state or run host code."""
+    return op_type.startswith(_UNREPEATABLE) or is_random(_Operation(op_type))
+
+
+class _Operation(NamedTuple):
+    """As much of an operation as `is_random` looks at."""
+
+    type: str
