@@ -19,12 +19,12 @@ ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
 	participation_table.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-main test-federated test-slow test-python test-wheel lint format clean
+.PHONY: demo test test-main test-federated test-flower test-slow test-python test-wheel lint format clean
 
 demo: .venv/.installed
 	.venv/bin/python examples/digits.py
 
-test: test-main test-federated
+test: test-main test-federated test-flower
 
 test-main: .venv/.installed
 	.venv/bin/python $(PYTEST) $(PARALLEL) -m "not slow" tests
@@ -35,8 +35,13 @@ test-federated: .venv-federated/.installed
 	cd federated && ../.venv-federated/bin/python $(PYTEST) $(PARALLEL) -m "not slow" \
 		$(ON_MAIN) tests
 
+# Flower, on a grid in one process.
+test-flower: .venv-flower/.installed
+	cd federated && ../.venv-flower/bin/python $(PYTEST) -m "not slow" tests/flower
+
 test-slow: .venv/.installed
 	.venv/bin/python $(PYTEST) -m slow tests
+	cd federated && PYTHONPATH=. ../.venv/bin/python $(PYTEST) -m slow tests
 
 # The main stack on another Python, with the newest packages there are for it:
 # make test-python PYTHON=python3.13 TESTS="tests/planning tests/test_front_door.py"
@@ -67,7 +72,7 @@ format: .venv/.installed
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-federated .venv-python .venv-wheel demo-output
+	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-wheel demo-output
 
 # A virtual environment is made anew when its requirement file changes; the stamps are
 # written last, so that a half-made one is never used.
@@ -92,5 +97,16 @@ clean:
 
 .venv-federated/.installed: .venv-federated/.requirements pyproject.toml federated/pyproject.toml
 	.venv-federated/bin/python -m pip install --quiet --no-deps --no-build-isolation \
+		-e . -e federated
+	touch $@
+
+.venv-flower/.requirements: federated/requirements-flower.txt
+	$(PYTHON) -m venv --clear .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --no-deps \
+		-r federated/requirements-flower.txt
+	touch $@
+
+.venv-flower/.installed: .venv-flower/.requirements pyproject.toml federated/pyproject.toml
+	.venv-flower/bin/python -m pip install --quiet --no-deps --no-build-isolation \
 		-e . -e federated
 	touch $@

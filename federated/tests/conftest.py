@@ -7,6 +7,10 @@ Federated. Its worker must not outlive the tests: it would keep their output ope
 import importlib.util
 import os
 import pathlib
+import sys
+
+# The user's cache is the user's.
+os.environ["TF_BANDMF_CACHE"] = "off"
 
 # The user's cache is the user's.
 os.environ["TF_BANDMF_CACHE"] = "off"
@@ -14,14 +18,25 @@ os.environ["TF_BANDMF_CACHE"] = "off"
 # Tests of modules that import neither TensorFlow Federated nor TensorFlow Privacy.
 ENGINE_FREE = {
     "test_accounting.py",
+    "test_clipping.py",
+    "test_cohorts.py",
+    "test_device_store.py",
     "test_digests.py",
+    "test_fcp_policy.py",
     "test_engine_free.py",
     "test_host_noise.py",
     "test_ledger.py",
     "test_participation_table.py",
     "test_report.py",
+    "test_run_killed.py",
+    "test_running.py",
     "test_secret_words.py",
+    "test_server_optimizers.py",
+    "test_state_files.py",
 }
+
+# Tests share modules of this folder, such as `simulated`.
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 if importlib.util.find_spec("tensorflow_federated"):
     import tf_bandmf_federated
@@ -30,3 +45,7 @@ if importlib.util.find_spec("tensorflow_federated"):
 else:
     files = pathlib.Path(__file__).parent.glob("test_*.py")
     collect_ignore = [file.name for file in files if file.name not in ENGINE_FREE]
+
+# On Flower's stack only; a folder, because it has a conftest of its own.
+if not importlib.util.find_spec("flwr"):
+    collect_ignore = [*globals().get("collect_ignore", []), "flower"]

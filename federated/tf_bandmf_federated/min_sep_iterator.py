@@ -14,6 +14,7 @@ import tensorflow_federated as tff
 from tf_bandmf.participation.checks import positive_int
 from tf_bandmf.sampling.random_bits import random_words
 from tf_bandmf_federated.accounting import MeasuredParticipation
+from tf_bandmf_federated.digests import digest_of_data
 from tf_bandmf_federated.participation_table import Cohort, ParticipationTable
 
 if TYPE_CHECKING:
@@ -127,6 +128,20 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
         if self._cohort is None:
             raise ValueError("Nothing was selected yet: there is nothing to repeat.")
         return self._datasets(self._cohort)
+
+    def select_again(
+        self, clients: Sequence[str], k: int | None = None
+    ) -> list[tf.data.Dataset]:
+        """`select` for a round that was begun with these clients, before a crash.
+
+        Who is selected depends on the round alone: others than these mean that the
+        source has changed, and the caller compares.
+        """
+        return self.select(k)
+
+    def digest_of_selected(self, selected: Sequence[tf.data.Dataset]) -> str:
+        """SHA-256 of data that were selected; they are read."""
+        return digest_of_data(selected)
 
     def count_round(self, clients: Sequence[str]) -> None:
         """Counts these clients' participation in this round, without their data.

@@ -10,7 +10,7 @@ import numpy as np
 
 from tf_bandmf import MinSep
 from tf_bandmf_federated.accounting import MeasuredParticipation
-from tf_bandmf_federated.tags import NEVER
+from tf_bandmf_federated.eligibility import NEVER, may_take_part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +66,26 @@ class ParticipationTable:
 
     def eligible(self, round_number: int) -> np.ndarray:
         """Who may take part now: bool, shape [num_clients]."""
-        never = self._last_rounds < 0
-        b = self._participation.min_separation
-        free = never | (round_number - self._last_rounds >= b)
-        limit = self._participation.max_participations
-        return free if limit is None else free & (self._participations < limit)
+        return may_take_part(
+            self._last_rounds,
+            self._participations,
+            round_number,
+            self._participation.min_separation,
+            self._participation.max_participations,
+        )
+
+    def free(self, round_number: int, names: Sequence[str]) -> list[str]:
+        """Those of any names, known or not, who may take part now."""
+        records = np.array([self._record_of(name) for name in names], np.int64)
+        last, counts = records.reshape(-1, 2).T
+        may = may_take_part(
+            last,
+            counts,
+            round_number,
+            self._participation.min_separation,
+            self._participation.max_participations,
+        )
+        return [name for name, is_free in zip(names, may) if is_free]
 
     def cohort(self, round_number: int, names: Sequence[str]) -> Cohort:
         """The clients with their records as they are now."""

@@ -33,25 +33,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 from typing import Any
 
 import numpy as np
 import tensorflow_federated as tff
 
-from tf_bandmf.files import private as private_files
-from tf_bandmf.participation.checks import positive_int
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.data_source import MinSepDataSource
-from tf_bandmf_federated.host_noise import KEY_FILE
 from tf_bandmf_federated.learning import PrivateLearningProcess
-from tf_bandmf_federated.ledger import Ledger
-from tf_bandmf_federated.plan_checks import check_plan
-from tf_bandmf_federated.program_rounds import ProgramState, Releases, Rounds
 from tf_bandmf_federated.program_state import PrivateProgramStateManager
-
-_LEDGER, _STATES = "ledger.jsonl", "states"
-_RESTARTS = ("replay", "skip")
+from tf_bandmf_federated.rounds import ProgramState
+from tf_bandmf_federated.running import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,68 +109,72 @@ async def train_model(
         damaged or of another run, plan or model, or some of them are missing. What a
         round raises is passed on: call again to go on.
     """
-    total_rounds = _checked_rounds(process, data_source, total_rounds)
-    positive_int("release_every", release_every)
-    if interrupted_round not in _RESTARTS:
-        raise ValueError(
-            f"interrupted_round must be one of {_RESTARTS}, found "
-            f"{interrupted_round!r}."
-        )
-    os.makedirs(private_dir, mode=0o700, exist_ok=True)
-    made_for = {"plan": process.plan.fingerprint, **process.settings}
-    with Ledger(os.path.join(private_dir, _LEDGER), made_for) as ledger:
-        private_files.remove_unfinished(private_dir)
-        states = program_state_manager or PrivateProgramStateManager(
-            os.path.join(private_dir, _STATES)
-        )
-        _keep_noise(process, private_dir, is_new=not ledger.rounds)
-        first = ProgramState(
+    _check_same_plan(process, data_source)
+    engine = _TffEngine(process)
+
+    async def first() -> ProgramState:
+        return ProgramState(
             await tff.program.materialize_value(process.initialize()),
             _zeros_of(process.next.type_signature.result.metrics.member),
             data_source.iterator(),
         )
-        program = Rounds(
-            process=process,
-            ledger=ledger,
-            states=states,
-            clients_per_round=clients_per_round,
-            releases=Releases(
-                process,
-                model_output_manager,
-                train_metrics_manager,
-                release_every,
-                total_rounds,
-            ),
-            may_replay=interrupted_round == "replay",
-        )
-        if len(ledger.rounds) > total_rounds:
-            raise ValueError(
-                f"The ledger says that {len(ledger.rounds)} rounds were begun, more "
-                f"than total_rounds = {total_rounds}: an older state would leave some "
-                f"out of what was measured. Give at least as many."
-            )
-        state = await program.begin(first)
-        while program.round_number(state) < total_rounds:
-            state = await program.run_round(state)
-        weights = process.get_model_weights(state.state)
-        skipped = tuple(
-            t for t, known in ledger.rounds.items() if known.skipped_because
-        )
-        return TrainingOutcome(
-            model_weights=await tff.program.materialize_value(weights),
-            measured=dataclasses.replace(
-                state.data_iterator.measured(), skipped_rounds=skipped
-            ),
-            skipped_rounds=skipped,
-        )
+
+    run = Run(
+        plan=process.plan,
+        engine=engine,
+        settings=process.settings,
+        host_noise=process.host_noise,
+        first=first,
+        private_dir=private_dir,
+        states=lambda folder: (
+            program_state_manager or PrivateProgramStateManager(folder)
+        ),
+        clients_per_round=clients_per_round,
+        total_rounds=total_rounds,
+        models=model_output_manager,
+        release_every=release_every,
+        metrics=train_metrics_manager,
+        interrupted_round=interrupted_round,
+    )
+    done = await run.finish()
+    return TrainingOutcome(
+        model_weights=await engine.weights(done.state.state),
+        measured=done.measured,
+        skipped_rounds=done.measured.skipped_rounds,
+    )
 
 
-def _checked_rounds(
-    process: PrivateLearningProcess,
-    data_source: MinSepDataSource,
-    total_rounds: int | None,
-) -> int:
-    """The rounds to train for, of a process and data of one plan."""
+class _TffEngine:
+    """TensorFlow Federated as an `Engine`: see `rounds`."""
+
+    def __init__(self, process: PrivateLearningProcess) -> None:
+        self._process = process
+        self.round_number = process.round_number
+        self.key_id = process.key_id
+        self.prepare = process.prepare
+        self.skip_round = process.skip_round
+
+    def know(self, state: Any, last_round: int) -> None:
+        if self._process.host_noise is not None:
+            self._process.host_noise.know(state, last_round)
+
+    def hyper_parameters(self, state: Any) -> Any:
+        return self._process.get_hparams(state)
+
+    async def run(self, state: Any, selected: Any) -> tuple[Any, Any]:
+        output = self._process.next(state, selected)
+        output = await tff.program.materialize_value(output)
+        return output.state, output.metrics
+
+    async def weights(self, state: Any) -> tff.learning.models.ModelWeights:
+        weights = self._process.get_model_weights(state)
+        return await tff.program.materialize_value(weights)
+
+
+def _check_same_plan(
+    process: PrivateLearningProcess, data_source: MinSepDataSource
+) -> None:
+    """Raises unless they are a private process and data of its plan."""
     if not isinstance(process, PrivateLearningProcess):
         raise TypeError(
             f"process must be made by build_fed_avg, found {type(process).__name__}."
@@ -189,27 +185,8 @@ def _checked_rounds(
             f"selects the same again after a restart; found "
             f"{type(data_source).__name__}."
         )
-    plan = process.plan
-    if data_source.plan.fingerprint != plan.fingerprint:
+    if data_source.plan.fingerprint != process.plan.fingerprint:
         raise ValueError("process and data_source must be of one plan.")
-    if total_rounds is None:
-        return plan.num_steps
-    check_plan(plan, positive_int("total_rounds", total_rounds))
-    return total_rounds
-
-
-def _keep_noise(process: PrivateLearningProcess, folder: str, is_new: bool) -> None:
-    """Gives the process the run's key, or keeps the process's for the run."""
-    if process.host_noise is None:
-        return
-    path = os.path.join(folder, KEY_FILE)
-    has_key = process.plan.test_seed is not None or os.path.exists(path)
-    if not (is_new or has_key):
-        raise ValueError(
-            f"The ledger says that rounds were begun, but the noise key is not at "
-            f"{path}: the run cannot go on with another one."
-        )
-    process.host_noise.keep_in(folder)
 
 
 def _zeros_of(value_type: tff.Type) -> Any:

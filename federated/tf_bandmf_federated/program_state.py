@@ -1,4 +1,4 @@
-"""Program states in files that are private, whole and on the disk when `save` returns.
+"""Program states on disk, as TFF's programs want them.
 
 TFF's `FileProgramStateManager` writes a SavedModel that anybody may read, without a
 checksum, and does not wait for the disk. A state of a private process may hold the key.
@@ -6,48 +6,15 @@ checksum, and does not wait for the disk. A state of a private process may hold 
 
 from __future__ import annotations
 
-import io
-import os
-import re
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
-import tree
 
-from tf_bandmf.files import private as private_files
-
-_NAME = re.compile(r"state-(\d{8})$")
+from tf_bandmf_federated.state_files import StateFiles
 
 
-class PrivateProgramStateManager(tff.program.ProgramStateManager):
-    """A `tff.program.ProgramStateManager` for states that hold secrets.
-
-    Files have mode 0600 and a SHA-256, and are replaced as a whole. Leaves of a state
-    are arrays, numbers, and objects with `to_bytes` and `from_bytes`, such as the
-    iterators of data sources.
-
-    Args:
-      directory: for the states of one program alone; it is created with mode 0700.
-      keep_total: how many versions are kept, at least 1.
-
-    Raises:
-      ValueError: if `keep_total` is below 1.
-    """
-
-    def __init__(self, directory: str, keep_total: int = 2) -> None:
-        if keep_total < 1:
-            raise ValueError(f"keep_total must be at least 1, found {keep_total}.")
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        private_files.remove_unfinished(directory)
-        self._directory = directory
-        self._keep_total = keep_total
-
-    async def get_versions(self) -> list[int] | None:
-        """The versions that are there, in their order, or None."""
-        found = map(_NAME.match, os.listdir(self._directory))
-        return sorted(int(match.group(1)) for match in found if match) or None
+class PrivateProgramStateManager(StateFiles, tff.program.ProgramStateManager):
+    """A `tff.program.ProgramStateManager` for states that hold secrets: `StateFiles`."""
 
     async def load(self, version: int, structure: Any) -> Any:
         """The state of a version, in the structure of `structure`.
@@ -57,23 +24,10 @@ class PrivateProgramStateManager(tff.program.ProgramStateManager):
           PermissionError: if others than the owner may read the file.
           ValueError: if it is damaged, or of another structure.
         """
-        path = self._path(version)
-        if not os.path.exists(path):
-            raise tff.program.ProgramStateNotFoundError(version)
-        content = private_files.read(path)
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            leaves = [archive[f"leaf_{i}"] for i in range(len(archive.files) - 1)]
-            names = archive["names"].tobytes().decode()
-        if names != _names(structure):
-            raise ValueError(
-                f"{path} is the state of another process: it holds {names}, expected "
-                f"{_names(structure)}."
-            )
-        templates = tree.flatten(structure)
-        for name, template, value in zip(names.split(" "), templates, leaves):
-            _check_leaf(path, name, template, value)
-        loaded = [_restored(*pair) for pair in zip(templates, leaves)]
-        return tree.unflatten_as(structure, loaded)
+        try:
+            return await super().load(version, structure)
+        except FileNotFoundError as error:
+            raise tff.program.ProgramStateNotFoundError(version) from error
 
     async def save(self, program_state: Any, version: int) -> None:
         """Saves a state; it is on the disk when this returns.
@@ -82,72 +36,10 @@ class PrivateProgramStateManager(tff.program.ProgramStateManager):
           tff.program.ProgramStateExistsError: if there is another state of the version.
           TypeError: if a leaf cannot be saved.
         """
-        path = self._path(version)
         state = await tff.program.materialize_value(program_state)
-        leaves = [_array(leaf) for leaf in tree.flatten(state)]
-        if os.path.exists(path):
-            raise tff.program.ProgramStateExistsError(version=version, path=path)
-        stream = io.BytesIO()
-        named = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
-        names = np.frombuffer(_names(state).encode(), np.uint8)
-        np.savez(stream, names=names, **named)  # type: ignore[arg-type]
-        # In no thread: it would go on writing after this call was cancelled.
-        private_files.write(path, stream.getvalue())
-        for old in (await self.get_versions() or [])[: -self._keep_total]:
-            os.unlink(self._path(old))
-
-    async def remove_all(self) -> None:
-        """Removes all versions: what they say of a run cannot be had again."""
-        for version in await self.get_versions() or []:
-            os.unlink(self._path(version))
-
-    def _path(self, version: int) -> str:
-        return os.path.join(self._directory, f"state-{int(version):08d}")
-
-
-def _is_serializable(leaf: Any) -> bool:
-    return hasattr(leaf, "to_bytes") and hasattr(type(leaf), "from_bytes")
-
-
-def _array(leaf: Any) -> np.ndarray:
-    if isinstance(leaf, tf.Tensor):
-        leaf = leaf.numpy()
-    # Integers have methods of these names, too.
-    if not isinstance(leaf, int) and _is_serializable(leaf):
-        return np.frombuffer(leaf.to_bytes(), np.uint8)
-    value = np.asarray(leaf)
-    if value.dtype.hasobject:
-        raise TypeError(
-            f"A program state has arrays, numbers and objects with to_bytes and "
-            f"from_bytes; found {type(leaf).__name__}."
-        )
-    return value
-
-
-def _check_leaf(path: str, name: str, template: Any, value: np.ndarray) -> None:
-    """Raises ValueError if a leaf is of another kind than the template's."""
-    if _is_serializable(template) and not isinstance(template, (int, np.generic)):
-        return
-    expected = np.asarray(template)
-    if isinstance(template, (bool, int, float)):
-        expected = expected.astype(value.dtype)  # a Python number has no dtype
-    if (expected.dtype, expected.ndim) != (value.dtype, value.ndim):
-        raise ValueError(
-            f"{path} is the state of another process: {name} has dtype {value.dtype} "
-            f"and shape {value.shape}, expected {expected.dtype} and as many "
-            f"dimensions as {expected.shape}."
-        )
-
-
-def _restored(template: Any, value: np.ndarray) -> Any:
-    if isinstance(template, (bool, int, float)):
-        return type(template)(value)
-    if _is_serializable(template):
-        return type(template).from_bytes(value.tobytes())
-    return value
-
-
-def _names(state: Any) -> str:
-    """A line that is equal for states of one structure."""
-    paths = [".".join(map(str, path)) for path, _ in tree.flatten_with_path(state)]
-    return " ".join(paths)
+        try:
+            await super().save(state, version)
+        except FileExistsError as error:
+            raise tff.program.ProgramStateExistsError(
+                version=version, path=self._path(version)
+            ) from error

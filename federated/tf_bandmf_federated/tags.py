@@ -18,7 +18,7 @@ import operator
 import numpy as np
 import tensorflow as tf
 
-NEVER = -1  # last_round of a device that did not take part yet
+from tf_bandmf_federated.eligibility import NEVER
 
 # What a client hands to the aggregator with its update. `present`: it has data at all;
 # `finite`: its update was finite.

@@ -63,7 +63,7 @@ def log_moments(kernel: Kernel, order: int) -> np.ndarray:
     across = np.zeros(1) if is_flat else ripple * kernel.decay ** (gaps + 1.0)
     pairs = counts * (counts - 1) / 2
     logs = lines - counts * np.log(b - gaps)[:, None]
-    logs += (kernel.common + across)[:, None] * pairs
+    logs = logs + (kernel.common + across)[:, None] * pairs
     found = logs.min(axis=0) + 1e-9
     # The ratio has mean 1, and its moments do not fall.
     found[:2] = 0.0

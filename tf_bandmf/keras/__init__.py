@@ -3,7 +3,10 @@
 Raises ImportError, and says what is missing, without Keras 3 on TensorFlow.
 """
 
-from tf_bandmf.keras import _requirements  # noqa: F401  (raises first)
+from tf_bandmf.keras import (
+    _requirements,  # noqa: F401  (raises first)
+    augmentation,  # noqa: F401  (Keras layers in plan.batches)
+)
 from tf_bandmf.keras.clipping import (
     ClippingMismatchError,
     UnsupportedModelError,
@@ -13,9 +16,13 @@ from tf_bandmf.keras.clipping.rules import Rule, register_rule
 from tf_bandmf.keras.conversion import make_private, to_plain
 from tf_bandmf.keras.model import PrivateTraining
 from tf_bandmf.keras.optimizer import PrivateOptimizer
+from tf_bandmf.keras.own_loops import NoisyGradients
+from tf_bandmf.keras.progress import PrivacyProgress
 
 __all__ = [
     "ClippingMismatchError",
+    "NoisyGradients",
+    "PrivacyProgress",
     "PrivateOptimizer",
     "PrivateTraining",
     "Rule",

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+
 try:
     import keras
 except ImportError as error:
+    if importlib.util.find_spec("keras") is None:
+        raise ImportError(
+            "tf_bandmf.keras needs Keras 3: install tf-bandmf[keras]. The rest of "
+            "tf_bandmf works without it."
+        ) from error
+    backend = os.environ.get("KERAS_BACKEND")
+    cause = (
+        "Its configuration file keras.json (in ~/.keras or $KERAS_HOME) may name another "
+        "backend than TensorFlow."
+        if backend is None
+        else f"KERAS_BACKEND is {backend!r}."
+    )
     raise ImportError(
-        "tf_bandmf.keras needs Keras 3: install tf-bandmf[keras]. The rest of tf_bandmf "
-        "works without it."
+        f"Keras is installed but cannot be imported: {error}. {cause} tf_bandmf.keras "
+        f"needs Keras on TensorFlow: set KERAS_BACKEND=tensorflow before importing keras."
     ) from error
 
 if int(keras.__version__.split(".")[0]) < 3:

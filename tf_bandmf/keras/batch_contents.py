@@ -5,14 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import tensorflow as tf
 
+from tf_bandmf.keras.clipping import present_rows
 from tf_bandmf.sampling import batches as batches_lib
-
-
-def is_stream(x: Any) -> bool:
-    """Whether the data come batch by batch, in an order of their own."""
-    return isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")
 
 
 def unwrap_single(data: Any) -> Any:
@@ -24,11 +19,18 @@ def unwrap_single(data: Any) -> Any:
     return data
 
 
-def contents(data: Any) -> tuple[Any, Any, Any]:
-    """Inputs, targets and sample weights of a batch of either kind."""
+def as_drawn(data: Any) -> tuple[Any, Any, Any, Any]:
+    """Inputs, targets, sample weights and, of units, the rows of a batch of any kind."""
     data = unwrap_single(data)
     if batches_lib.is_scheduled_batch(data):
-        keys = (batches_lib.INPUTS, batches_lib.TARGETS, batches_lib.SAMPLE_WEIGHT)
-        inputs, targets, weights = (data.get(key) for key in keys)
-        return inputs, targets, weights
-    return keras.utils.unpack_x_y_sample_weight(data)
+        inputs, targets, weights, rows = (data.get(key) for key in batches_lib.CONTENT)
+        return inputs, targets, weights, rows
+    return (*keras.utils.unpack_x_y_sample_weight(data), None)
+
+
+def contents(data: Any) -> tuple[Any, Any, Any]:
+    """Inputs, targets and sample weights of a batch of any kind, row by row."""
+    *found, rows = as_drawn(data)
+    if rows is not None:
+        found = present_rows(found, rows)
+    return found[0], found[1], found[2]

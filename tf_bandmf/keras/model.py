@@ -11,9 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.batch_contents import contents, is_stream
+from tf_bandmf.keras.batch_contents import contents
 from tf_bandmf.keras.caller_batches import check_passes
 from tf_bandmf.keras.clipping import vouched_classes
+from tf_bandmf.keras.fit_arguments import checked_data
 from tf_bandmf.keras.monitors import restore_backup, warn_of_private_monitors
 from tf_bandmf.keras.nesting import refuse_plain_outer_training
 from tf_bandmf.keras.optimizer import PrivateOptimizer
@@ -74,7 +75,8 @@ class PrivateTraining(PrivateStep):
             share it. If it exists the run is resumed where its weights are; `epochs` are
             those of the whole run then, as with `BackupAndRestore`.
           **kwargs: as for `keras.Model.fit`. `epochs` times the steps per epoch must
-            not exceed the steps that are left.
+            not exceed the steps that are left. `class_weight` multiplies the loss of an
+            example by the weight of its class, before its gradient is clipped.
 
         Raises:
           TypeError, ValueError: if the data are not the plan's, or the plan has fewer
@@ -84,6 +86,7 @@ class PrivateTraining(PrivateStep):
             would be wrong. The message says how to turn it off.
         """
         optimizer = self._private_optimizer()
+        x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
         object.__setattr__(self, "_quiet", kwargs.get("verbose") == 0)
         if private_state is not None or self._is_distributed:
             self._prepare(optimizer, x)
@@ -93,18 +96,7 @@ class PrivateTraining(PrivateStep):
             x = self.begin_run(x, private_state)
             kwargs = self._from_where_it_was(x, kwargs)
         if isinstance(x, BatchSchedule):
-            x, kwargs = self._resolve_schedule(optimizer, x, y, kwargs)
-        elif optimizer.plan.participation.has_schedule:
-            raise TypeError(
-                f"The plan's accountant assumes the batches of its own sampler, found "
-                f"data of type {type(x).__name__}: train with "
-                f"model.fit(plan.batches(x, y), ...)."
-            )
-        elif y is not None or not is_stream(x):
-            raise TypeError(
-                "Keras would shuffle arrays in every epoch and break the separation "
-                "that the plan assumes. Give a tf.data.Dataset that respects it."
-            )
+            x, kwargs = self._resolve_schedule(optimizer, x, kwargs)
         else:
             if preprocess_of(self) is not None:
                 raise TypeError(
@@ -262,18 +254,10 @@ class PrivateTraining(PrivateStep):
         self,
         optimizer: PrivateOptimizer,
         schedule: BatchSchedule,
-        y: Any,
         kwargs: dict[str, Any],
     ) -> tuple[tf.data.Dataset, dict[str, Any]]:
         plan = optimizer.plan
-        refused = ("class_weight", "sample_weight", "validation_split", "batch_size")
-        given = [name for name in refused if kwargs.get(name)]
-        if y is not None or given:
-            raise ValueError(
-                f"plan.batches holds the training data: {', '.join(given) or 'y'} cannot "
-                f"change them. Give targets and sample weights to plan.batches; "
-                f"validation data as validation_data."
-            )
+        optimizer.refuse_restored()
         if schedule.plan_id != plan.plan_id:
             raise ValueError(
                 "The batches belong to another plan than the optimizer. Use the same "

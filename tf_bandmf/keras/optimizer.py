@@ -14,21 +14,17 @@ from tf_bandmf import noise
 from tf_bandmf.files import configs as storage
 from tf_bandmf.keras import inner_optimizers
 from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients
+from tf_bandmf.keras.own_loops import NoisySteps
 from tf_bandmf.keras.replicas import NoisyMean, shared_key
-from tf_bandmf.keras.run_membership import RunMembership
+from tf_bandmf.keras.run_membership import RESTORED, RunMembership
 from tf_bandmf.keras.secret_state import SecretState
 from tf_bandmf.keras.weights_seal import WeightsSeal
 from tf_bandmf.keras.workload_match import warn_of_mismatch
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
 
-_RESTORED = (
-    "The optimizer and its noise are at different steps: it was restored from a file, and "
-    "files hold no noise key, or a step was interrupted. Training on would add noise that "
-    "the plan did not account for. Resume with the run's private state file, "
-    "model.fit(batches, private_state=path), or start a new run with a new "
-    "PrivateOptimizer and its own budget."
-)
+# Of automatic clipping: the value of Bu et al., which they find good everywhere.
+_GAMMA = 0.01
 _FIX = (
     "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
     "this optimizer and train with model.fit(plan.batches(x, y))."
@@ -36,7 +32,7 @@ _FIX = (
 
 
 @keras.saving.register_keras_serializable(package="tf_bandmf")
-class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
+class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
     """Adds a plan's correlated noise to the sum of clipped gradients.
 
         noisy = (clipped_sum + noise_stddev * (C^-1 Z)[step]) / expected_batch_size
@@ -79,12 +75,17 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         scaled gradient overflows contributes zero; the step goes on.
       additional_run: another run of this process may have trained the same model, or on
         the same examples; `statement` says so then.
+      clipping: "flat": a gradient g longer than the plan's clip norm C is shortened to
+        it. "automatic": each is multiplied by C / (|g| + 0.01), AUTO-S of Bu et al.
+        (2022, arXiv:2206.07136): C and the learning rate are then one parameter, and
+        there is no clip norm to tune. Whatever is chosen, a contribution's norm is at
+        most C, so that the guarantee is the same with every mechanism.
 
     Raises:
       TypeError: if plan is not a Plan.
-      ValueError: if loss_scale_factor is not a power of two >= 1, the inner optimizer
-        scales losses or accumulates gradients itself, or the plan has no expected batch
-        size.
+      ValueError: if clipping is not known, loss_scale_factor is not a power of two >= 1,
+        the inner optimizer scales losses or accumulates gradients itself, or the plan has
+        no expected batch size.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         keep_normals: bool = False,
         loss_scale_factor: float | None = None,
         additional_run: bool = False,
+        clipping: str = "flat",
         **kwargs: Any,
     ) -> None:
         if kwargs:
@@ -112,6 +114,10 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
             )
         inner = inner_optimizers.checked(inner_optimizer)
         inner_optimizers.check_loss_scale(loss_scale_factor)
+        if clipping not in ("flat", "automatic"):
+            raise ValueError(
+                f"clipping must be 'flat' or 'automatic', found {clipping!r}."
+            )
         super().__init__(learning_rate=0.0, name=name or "private")
         # Attributes that Keras must not track, see SecretState.
         object.__setattr__(self, "_loss_scale_factor", loss_scale_factor)
@@ -121,7 +127,9 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         object.__setattr__(self, "_keep_normals", bool(keep_normals))
         object.__setattr__(self, "_seal", None)
         object.__setattr__(self, "_additional_run", bool(additional_run))
+        object.__setattr__(self, "_clipping", clipping)
         object.__setattr__(self, "vouched", ())
+        object.__setattr__(self, "loaded_without_weights", False)
         object.__setattr__(self, "turn", threading.RLock())
         self.inner_optimizer = inner
         warn_of_mismatch(inner, plan)
@@ -130,6 +138,11 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
     def plan(self) -> Plan:
         """The plan of the run."""
         return self._plan
+
+    @property
+    def automatic(self) -> float | None:
+        """Gamma of automatic clipping, or None if gradients are clipped."""
+        return _GAMMA if self._clipping == "automatic" else None
 
     @property
     def loss_scale_factor(self) -> float | None:
@@ -156,9 +169,16 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
 
         Raises:
           RuntimeError: within a step of several replicas.
+          InvalidArgumentError: if the optimizer was loaded from an .h5 file.
         """
         if self.built:
             return
+        variables = list(variables)
+        if not variables:
+            # That is how Keras builds what it loads from .h5 files: for no weights.
+            object.__setattr__(self, "loaded_without_weights", True)
+            return
+        self.refuse_restored()
         strategy = self._distribution_strategy
         replicas = strategy.num_replicas_in_sync
         if replicas > 1 and not tf.distribute.in_cross_replica_context():
@@ -169,7 +189,6 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
                 )
             with strategy.scope():
                 return self.build(variables)
-        variables = list(variables)
         self.inner_optimizer.build(variables)
         super().build(variables)
         num_parameters = sum(math.prod(variable.shape) for variable in variables)
@@ -231,7 +250,7 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         noise.refuse_xla()
         step = self._secret_state.step
         iterations = tf.cast(self.inner_optimizer.iterations.value, tf.int64)
-        conditions = [(tf.equal(iterations, step), _RESTORED), *conditions]
+        conditions = [(tf.equal(iterations, step), RESTORED), *conditions]
         checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
         allowed = tf.reduce_all(tf.stack([holds for holds, _ in conditions]))
         with tf.control_dependencies([check for check in checks if check is not None]):
@@ -258,12 +277,32 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
     ) -> None:
         """Adds noise to the clipped sum and lets the inner optimizer apply it.
 
+        Args, Raises: as for `private_mean`.
+        """
+        gradients = self.private_mean(
+            clipped, trainable_variables, step, penalty_gradients
+        )
+        with tf.control_dependencies(gradients):
+            self.inner_optimizer.apply(gradients, trainable_variables)
+
+    def private_mean(
+        self,
+        clipped: ClippedGradients,
+        trainable_variables: list[Any],
+        step: tf.Tensor,
+        penalty_gradients: list[tf.Tensor] | None = None,
+    ) -> list[tf.Tensor]:
+        """Adds noise to the clipped sum and divides it by the expected batch size.
+
         Args:
           clipped: what the private training step computed.
           trainable_variables: the variables, in the order of `clipped.sums`.
           step: what `checked_step` returned.
           penalty_gradients: of weight regularizers, which depend on no data; added to
             the noisy gradients.
+
+        Returns:
+          Noisy gradients, in the variables' shapes and dtypes.
 
         Raises:
           TypeError: if `clipped` did not come from the clipping of this library.
@@ -296,12 +335,10 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
         ]
         if penalty_gradients is not None:
             gradients = [a + b for a, b in zip(gradients, penalty_gradients)]
-        gradients = [
+        return [
             tf.cast(gradient, variable.dtype)
             for gradient, variable in zip(gradients, trainable_variables)
         ]
-        with tf.control_dependencies(gradients):
-            self.inner_optimizer.apply(gradients, trainable_variables)
 
     def _check_variables(self, variables: Sequence[Any]) -> None:
         """Correlated noise cancels within a variable: each keeps its place in it."""
@@ -382,6 +419,7 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
             "plan": storage.dumps(self._plan.to_config()),
             "keep_normals": self._keep_normals,
             "loss_scale_factor": self.loss_scale_factor,
+            "clipping": self._clipping,
         }
 
     @classmethod
@@ -396,4 +434,5 @@ class PrivateOptimizer(RunMembership, keras.optimizers.Optimizer):
             name=config.get("name"),
             keep_normals=config.get("keep_normals", False),
             loss_scale_factor=config.get("loss_scale_factor"),
+            clipping=config.get("clipping", "flat"),
         )

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.independence.state import is_random
-from tf_bandmf.sampling.batches import EDITED, INPUTS, SAMPLE_WEIGHT, TARGETS
+from tf_bandmf.sampling.batches import EDITED, INPUTS, ROWS, SAMPLE_WEIGHT, TARGETS
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 
 _CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
@@ -64,6 +64,11 @@ def preprocessed_batch(
     batch: dict[str, Any], preprocess: Preprocess, repeats: bool = False
 ) -> dict[str, Any]:
     """One batch; see `preprocessed`."""
+    if ROWS in batch:
+        raise ValueError(
+            "The preprocessor of a model takes examples, not units of several rows (views, "
+            "users). Preprocess the data before and set model.preprocessor = None."
+        )
     drawn = tf.debugging.Assert(is_as_drawn(batch), [EDITED])
     content = {name: batch[name] for name in _CONTENT if name in batch}
     with tf.control_dependencies([drawn] if drawn is not None else []):

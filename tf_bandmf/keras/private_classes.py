@@ -26,6 +26,10 @@ class PrivateFunctional(PrivateTraining, keras.src.models.functional.Functional)
     """A functional `keras.Model` that trains privately."""
 
 
+# Files of the .h5 format name classes without their package.
+keras.saving.get_custom_objects().update(
+    {cls.__name__: cls for cls in (PrivateSequential, PrivateFunctional)}
+)
 _PRIVATE_CLASSES: dict[type, type] = {
     keras.Sequential: PrivateSequential,
     keras.Model: PrivateFunctional,

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras import runs
-from tf_bandmf.keras.batch_contents import contents, unwrap_single
+from tf_bandmf.keras.batch_contents import as_drawn, contents, unwrap_single
 from tf_bandmf.keras.clipping import (
     ClippedGradients,
     bad_values_become_nan,
@@ -18,11 +18,14 @@ from tf_bandmf.keras.clipping import (
     clipped_gradient_sums,
     made_up,
     metrics_change_no_weights,
+    present_rows,
     regularization_gradients,
     self_check,
 )
 from tf_bandmf.keras.notices import announced
 from tf_bandmf.keras.optimizer import PrivateOptimizer
+from tf_bandmf.keras.own_loops import NoisyGradients, traced_once
+from tf_bandmf.keras.preprocessing import preprocess_of, preprocessed_batch
 from tf_bandmf.keras.secret_state import replica_id
 from tf_bandmf.keras.step_guards import in_turn, private_inside
 from tf_bandmf.keras.weights_seal import CHANGED
@@ -35,6 +38,10 @@ _CHECKED_EXAMPLES = 3
 
 class PrivateStep:
     """Mixin with the training step of `PrivateTraining`; see there."""
+
+    # Of Keras.
+    built: bool
+    train_function: Any
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One private step; see the class."""
@@ -57,6 +64,92 @@ class PrivateStep:
 
     def _train_step(self, data: Any) -> dict[str, Any]:
         optimizer = self._private_optimizer()
+        clipped, step, data = self._clipped(optimizer, data)
+        x, y, sample_weight, rows = as_drawn(data)
+        variables = self.trainable_variables  # type: ignore[attr-defined]
+        optimizer.apply_private(clipped, variables, step, self._penalties())
+        optimizer.seal.renew(self.weights)  # type: ignore[attr-defined]
+        # Training metrics are exact functions of the data: outside of the guarantee.
+        batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
+        mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
+        self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)  # type: ignore[attr-defined]
+        seen = (x, y, clipped.outputs, sample_weight)
+        if rows is not None:
+            seen = present_rows(seen, rows)
+        with bad_values_become_nan(), metrics_change_no_weights(self):
+            logs = self.compute_metrics(*seen)  # type: ignore[attr-defined]
+        strategy = optimizer.strategy
+        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            # Keras takes the mean over workers along the first axis of whatever is here.
+            logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
+        return logs
+
+    def private_gradients(self, batch: Any) -> NoisyGradients:
+        """The noisy mean gradient of a batch, for training loops of one's own.
+
+            for batch in plan.batches(x, y).dataset(model.optimizer.steps_taken):
+                noisy = model.private_gradients(batch)
+                model.optimizer.apply_noisy(noisy)
+
+        It is one step of the plan, with all that `fit` enforces. Whatever is made of the
+        gradients costs no privacy: `noisy.map(function)` changes them,
+        `apply_noisy(noisy, update)` applies them by a rule of one's own. They must be
+        applied before the next step.
+
+        Args:
+          batch: of `plan.batches`; under `MinSep`, `(x, y)` or `(x, y, sample_weight)`.
+
+        Returns:
+          The gradients; no metrics, which are functions of the data.
+
+        Raises:
+          TypeError: if the model is not compiled with a PrivateOptimizer, or the batch is
+            not one of the plan's.
+          InvalidArgumentError: as a step of `fit`.
+          NotImplementedError: on several replicas.
+        """
+        optimizer = self._private_optimizer()
+        if self._num_replicas > 1:
+            raise NotImplementedError(
+                "private_gradients works on one replica. Use model.fit."
+            )
+
+        preprocess = preprocess_of(self)
+        if preprocess is not None and batches_lib.is_scheduled_batch(batch):
+            batch = preprocessed_batch(batch, preprocess, self._private_run is not None)  # type: ignore[attr-defined]
+
+        def gradients(batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
+            clipped, step, _ = self._clipped(optimizer, batch)
+            variables = self.trainable_variables  # type: ignore[attr-defined]
+            noisy = optimizer.private_mean(clipped, variables, step, self._penalties())
+            return noisy, step
+
+        if not tf.executing_eagerly():
+            found = gradients(batch)
+        else:
+            if self._self_check_is_due:
+                self._run_self_check(batch)
+            if not optimizer.built:
+                self._build_for_training(batch)
+                optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+            with optimizer.turn:
+                if self.run_eagerly:  # type: ignore[attr-defined]
+                    found = gradients(batch)
+                else:
+                    found = traced_once(self, gradients)(batch)
+        return NoisyGradients(*found, optimizer, self.weights)  # type: ignore[attr-defined]
+
+    def _penalties(self) -> list[tf.Tensor] | None:
+        """Gradients of the weights' regularizers, if there are any."""
+        variables = self.trainable_variables  # type: ignore[attr-defined]
+        if any(variable.regularizer is not None for variable in variables):
+            return regularization_gradients(self)
+        return None
+
+    def _clipped(
+        self, optimizer: PrivateOptimizer, data: Any
+    ) -> tuple[ClippedGradients, tf.Tensor, Any]:
+        """Checks that the step may be taken; its clipped sum, number and batch."""
         if self._self_check_is_due:
             raise RuntimeError(
                 "The per-example gradients of this model were not checked yet: train with "
@@ -79,31 +172,15 @@ class PrivateStep:
             ]
         )
         step = optimizer.note_first_step(step, schedule_id)
-        x, y, sample_weight = contents(data)
+        x, y, sample_weight, rows = as_drawn(data)
         checks = [step]
         if batches_lib.is_scheduled_batch(data):
             pin = optimizer.pin_schedule(data[batches_lib.SCHEDULE_ID], step)
             checks.extend([pin] if pin is not None else [])
         with tf.control_dependencies(checks):
             x = tf.nest.map_structure(tf.identity, x)
-        clipped = self._compiled_clipping()(x, y, sample_weight)
-        variables = self.trainable_variables  # type: ignore[attr-defined]
-        penalties = None
-        if any(variable.regularizer is not None for variable in variables):
-            penalties = regularization_gradients(self)
-        optimizer.apply_private(clipped, variables, step, penalties)
-        optimizer.seal.renew(weights)
-        # Training metrics are exact functions of the data: outside of the guarantee.
-        batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
-        mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
-        self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)  # type: ignore[attr-defined]
-        with bad_values_become_nan(), metrics_change_no_weights(self):
-            logs = self.compute_metrics(x, y, clipped.outputs, sample_weight)  # type: ignore[attr-defined]
-        strategy = optimizer.strategy
-        if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            # Keras takes the mean over workers along the first axis of whatever is here.
-            logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
-        return logs
+        clipped = self._compiled_clipping()(x, y, sample_weight, rows)
+        return clipped, step, data
 
     def _build_for_training(self, data: Any) -> None:
         if not self.built:  # type: ignore[attr-defined]
@@ -193,7 +270,7 @@ class PrivateStep:
         optimizer = self._private_optimizer()
         plan = optimizer.plan
 
-        def clipping(x: Any, y: Any, sample_weight: Any) -> ClippedGradients:
+        def clipping(x: Any, y: Any, sample_weight: Any, rows: Any) -> ClippedGradients:
             return clipped_gradient_sums(
                 self,
                 x,
@@ -202,6 +279,8 @@ class PrivateStep:
                 l2_norm_clip=plan.l2_norm_clip,
                 microbatch_size=self._microbatch_size,
                 loss_scale_factor=optimizer.loss_scale_factor,
+                rows=rows,
+                automatic=optimizer.automatic,
             )
 
         if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]

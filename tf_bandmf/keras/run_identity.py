@@ -55,6 +55,7 @@ def computation(model: Any) -> list[Any]:
         bool(model.jit_compile),
         bool(model.run_eagerly),
         model.optimizer.loss_scale_factor,
+        model.optimizer.automatic,
     ]
 
 

@@ -17,6 +17,14 @@ from tf_bandmf.keras.weights_seal import WeightsSeal
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement, sentence
 
+RESTORED = (
+    "The optimizer and its noise are at different steps: it was restored from a file, and "
+    "files hold no noise key, or a step was interrupted. Training on would add noise that "
+    "the plan did not account for. Resume with the run's private state file, "
+    "model.fit(batches, private_state=path), or start a new run with a new "
+    "PrivateOptimizer and its own budget."
+)
+
 
 class RunMembership:
     """Mixin of `PrivateOptimizer`."""
@@ -33,6 +41,8 @@ class RunMembership:
 
     # Held while a step of the run is taken.
     turn: threading.RLock
+    # Whether Keras loaded it from an .h5 file, which leaves its variables behind.
+    loaded_without_weights: bool
     # What the caller said of weights that he changed, in order.
     vouched: tuple[str, ...]
 
@@ -65,7 +75,7 @@ class RunMembership:
             self._seal.open()
             object.__setattr__(self, "vouched", tuple(said))
 
-    def statement(self, unit: str = "one training example") -> PrivacyStatement:
+    def statement(self, unit: str | None = None) -> PrivacyStatement:
         """The plan's statement, with what this run adds to it.
 
         It names other runs of the process on the same weights or examples, and changes of
@@ -113,6 +123,15 @@ class RunMembership:
             return None  # Refused for that, with another fix.
         name = runs.name_of(self._secret_state.key) if self.built else None
         return None if runs.is_known(name) else runs.refusal(name, weights, schedule_id)
+
+    def refuse_restored(self) -> None:
+        """Raises InvalidArgumentError before a step does, if none may be taken.
+
+        That is so if the optimizer was restored from a file without its private noise
+        state, or a step was interrupted.
+        """
+        if self.loaded_without_weights or (self.built and self._was_restored()):
+            raise tf.errors.InvalidArgumentError(None, None, RESTORED)
 
     def _was_restored(self) -> bool:
         taken = tf.convert_to_tensor(self.iterations.value)

@@ -30,6 +30,7 @@ from tf_bandmf.matrices.buffered import BufferedToeplitz
 from tf_bandmf.matrices.dense import Dense, lower_triangular_factor
 from tf_bandmf.matrices.dyadic_tree import DyadicTree
 from tf_bandmf.matrices.inverse import Inverse
+from tf_bandmf.matrices.leading import leading_block
 from tf_bandmf.matrices.scaled import ColumnScaled
 from tf_bandmf.matrices.streaming import (
     ForwardSubstitution,
@@ -54,6 +55,7 @@ __all__ = [
     "ToeplitzBanded",
     "as_rows",
     "from_config",
+    "leading_block",
     "lower_triangular_factor",
     "multiply",
     "register",

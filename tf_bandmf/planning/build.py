@@ -22,6 +22,7 @@ from tf_bandmf.planning.arguments import (
 )
 from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.statement import ONE_EXAMPLE
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
@@ -52,6 +53,7 @@ def plan(
     confidence: float | None = None,
     progress: bool | Callable[[str], None] = False,
     test_seed: int | None = None,
+    unit: str = ONE_EXAMPLE,
 ) -> Plan:
     """Plans a private run: from a budget to a strategy and its noise.
 
@@ -110,6 +112,9 @@ def plan(
         that take longer than 2 seconds; or a function that takes such names. They go to
         the logger "tf_bandmf" in any case.
       test_seed: for tests only: noise from a known seed. The statement says so.
+      unit: whose presence is hidden, in one line. With "one user" `num_examples` is the
+        number of users and `batch_size` the users of a step: see `users` of
+        `Plan.batches`, outside of federated learning.
 
     Returns:
       A `Plan`.
@@ -231,6 +236,7 @@ def plan(
         adjacency=guarantee.adjacency,
         confidence=guarantee.confidence,
         test_seed=test_seed,
+        unit=unit,
     )
 
 

@@ -128,18 +128,27 @@ class JointGuarantee:
         )
 
     def statement(
-        self, delta: float | None = None, unit: str = "one training example"
+        self, delta: float | None = None, unit: str | None = None
     ) -> JointStatement:
         """The privacy statement of all runs together.
 
         Args:
           delta: by default the largest of the plans'.
-          unit: as for `Plan.statement`.
+          unit: as for `Plan.statement`; by default that of the plans.
 
         Raises:
-          ValueError: as `guarantee_at`, or if the unit is no text of one line.
+          ValueError: as `guarantee_at`, if the unit is no text of one line, or the plans
+            have different ones and none is given.
         """
         delta = max(plan.delta for plan in self.plans) if delta is None else delta
+        if unit is None:
+            units = sorted({plan.unit for plan in self.plans})
+            if len(units) > 1:
+                raise ValueError(
+                    f"The plans hide different units: {', '.join(units)}. Give the unit "
+                    f"that all of them hide."
+                )
+            unit = units[0]
         for plan in self.plans:
             plan.statement(unit)  # validates the unit
         return JointStatement(self, self.guarantee_at(delta), unit)

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import dp_accounting
 from dp_accounting.pld import privacy_loss_distribution
@@ -26,7 +26,7 @@ from tf_bandmf.files import configs
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
-from tf_bandmf.planning.statement import PrivacyStatement
+from tf_bandmf.planning.statement import ONE_EXAMPLE, PrivacyStatement, check_unit
 from tf_bandmf.strategies import Strategy
 from tf_bandmf.workloads import Workload
 
@@ -66,6 +66,7 @@ class Plan:
         who knows it can remove the noise.
       sensitivity: of the strategy under the participation. Computed; one that is given
         (by a file) must agree with the computed one, and is then used to the last bit.
+      unit: whose presence is hidden, in one line: what the sampler draws.
     """
 
     workload: Workload
@@ -82,6 +83,7 @@ class Plan:
     confidence: float | None = None
     test_seed: int | None = None
     sensitivity: Sensitivity | None = None
+    unit: str = ONE_EXAMPLE
 
     def __post_init__(self) -> None:
         n = self.strategy.num_steps
@@ -98,6 +100,7 @@ class Plan:
             raise ValueError(f"test_seed must be an int or None, found {seed!r}.")
         if self.expected_batch_size is not None:
             check_positive("expected_batch_size", self.expected_batch_size)
+        check_unit(self.unit)
         low, high = _CLIP_RANGE
         if not low <= self.l2_norm_clip <= high:
             raise ValueError(
@@ -166,6 +169,28 @@ class Plan:
           ValueError: if delta is not in (0, 1), or so large that epsilon would be 0.
         """
         return self._accountant().guarantee(self._unit_noise_stddev, delta)
+
+    def epsilon_after(self, steps: int, delta: float | None = None) -> float:
+        """Epsilon of the first `steps` steps of a run, if it has no more.
+
+        WARNING: it holds for a number of steps that does not depend on the private run:
+        fixed in advance, or by a clock. A run that is stopped because of what its models
+        were like, as `EarlyStopping` does, has the epsilon of the whole plan.
+
+        Args:
+          steps: in [0, num_steps].
+          delta: by default the plan's.
+
+        Returns:
+          Epsilon >= 0, by the plan's accountant and of the plan's kind (exact, a bound or
+          an estimate), at most that of all steps.
+
+        Raises:
+          ValueError: if there are no so many steps, or delta is not in (0, 1).
+        """
+        from tf_bandmf.planning.prefix import epsilon_after
+
+        return epsilon_after(self, steps, delta)
 
     @property
     def choice(self) -> Choice | None:
@@ -257,14 +282,19 @@ class Plan:
         sample_weight: Any = None,
         sampler_seed: bytes | None = None,
         padded: bool = False,
+        *,
+        map: Callable[..., Any] | None = None,
+        views: int = 1,
+        users: Any = None,
+        rows_per_user: int | None = None,
     ) -> BatchSchedule:
         """The batches of the run, sampled as the accountant assumes.
 
         Args:
           x: array or nested structure of arrays, first dimension `num_examples`; or
             examples on disk with their targets: `sampling.TFRecordExamples`,
-            `sampling.cache_dataset`. A training loop that fetches its examples itself
-            gives `np.arange(num_examples)` and uses `indices()` of what is returned.
+            `sampling.cache_dataset`; or what a function of one's own fetches by index,
+            `sampling.IndexedExamples`.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
           sampler_seed: of a random sampler: None for a fresh one, or `secret_seed()` of
@@ -272,19 +302,55 @@ class Plan:
             the plan has a test seed, and claims nothing.
           padded: all batches have one constant size: zeros with sample weight 0 are
             added. Without it the size of a batch is no static shape.
+          map: augmentation, a random function of single examples, or a Keras layer; see
+            `sampling.mapped.MappedExamples`. Other random numbers at each step, the same
+            ones in a resumed run.
+          views: augmentation multiplicity (De et al., 2022, arXiv:2204.13650): each
+            example is read so many times, `map` makes each view another one, and the
+            mean of their losses is the example's, whose gradient is clipped once. Costs
+            computation, and no privacy.
+          users: whose each row of x is, shape [rows], integers or strings, where the
+            plan's unit is one user: then the plan's `num_examples` is the number of
+            users, its `batch_size` the users of a step. A user's rows at a step are one
+            unit, clipped together.
+          rows_per_user: the most rows of a user that a step takes, at random if there
+            are more. Needed with `users`.
 
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
-            schedule of its own.
+            schedule of its own, or `map` is no such function.
           ValueError: if the number of examples is not the plan's, or the sampler's seed is
             not one of `secret_seed()`: whoever chose it knows the sample, which then
             amplifies nothing.
         """
         from tf_bandmf.sampling.random_bits import unmarked
         from tf_bandmf.sampling.sampled import schedule_for
+        from tf_bandmf.sampling.units import examples_of
 
         if isinstance(sampler_seed, bytes) and self.test_seed is None:
             unmarked(sampler_seed)
+        if users is not None and self.unit == ONE_EXAMPLE:
+            raise ValueError(
+                "users makes a user the unit of privacy, and the plan's unit is one "
+                "training example: its statement would speak of examples. Give "
+                "unit='one user' to tf_bandmf.plan, with the number of users as "
+                "num_examples and users per step as batch_size."
+            )
+        is_changed = map is not None or users is not None or views != 1
+        if self.participation.has_schedule and (
+            is_changed or rows_per_user is not None
+        ):
+            x = examples_of(
+                self.participation.num_examples,  # type: ignore[attr-defined]
+                x,
+                y,
+                sample_weight,
+                map=map,
+                views=views,
+                users=users,
+                rows_per_user=rows_per_user,
+            )
+            y = sample_weight = None
         return schedule_for(
             self.participation,
             self.num_steps,
@@ -303,20 +369,22 @@ class Plan:
         return noise_memory(self.strategy, num_parameters, num_devices, keep_normals)
 
     def statement(
-        self, unit: str = "one training example", remarks: Sequence[str] = ()
+        self, unit: str | None = None, remarks: Sequence[str] = ()
     ) -> PrivacyStatement:
         """The privacy statement of a run of this plan.
 
         Args:
           unit: whose presence is hidden: what the plan's examples are, such as "one
-            device". The caller's to know: a unit with several examples is covered by
-            group privacy only.
+            device"; by default the plan's. The caller's to know: a unit with several
+            examples is covered by group privacy only.
           remarks: what else a reader must know of the run.
 
         Raises:
           ValueError: if the unit is no text of one line.
         """
-        return PrivacyStatement.of_plan(self, unit, tuple(remarks))
+        return PrivacyStatement.of_plan(
+            self, self.unit if unit is None else unit, tuple(remarks)
+        )
 
     def to_config(self) -> dict[str, Any]:
         """Plain values and arrays; `from_config` rebuilds the plan."""
@@ -336,6 +404,8 @@ class Plan:
             "confidence": self.confidence,
             "test_seed": self.test_seed,
             "sensitivity": dataclasses.asdict(self.sensitivity),  # type: ignore[arg-type]
+            # Files of plans for single examples do not name the unit.
+            **({} if self.unit == ONE_EXAMPLE else {"unit": self.unit}),
         }
 
     @classmethod

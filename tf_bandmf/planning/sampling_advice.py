@@ -56,14 +56,12 @@ def advised(
     rmse = next(
         row["rmse"] for row in record["rows"] if row["mechanism"] == record["mechanism"]
     )
-    sizes = [
-        getattr(participation, name, None) for name in ("num_examples", "batch_size")
-    ]
-    if None in sizes or participation.sampling is None:
+    total = getattr(participation, "num_examples", None)
+    batch = getattr(participation, "batch_size", None)
+    if total is None or batch is None or participation.sampling is None:
         return strategy
-    total, batch = sizes
     epochs = max(1, workload.num_steps // -(-total // batch))
-    found = []
+    found: list[_Alternative] = []
     for name in sorted(NAMED):
         cls = NAMED[name]
         # b-min-sep is simulated step by step: no matter of seconds.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
+ONE_EXAMPLE = "one training example"
 NOT_COVERED = (
     "Training metrics (loss, accuracy and norms on training data) are exact functions "
     "of the data: do not publish them.",
@@ -92,11 +93,7 @@ class PrivacyStatement(Statement):
     remarks: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.unit, str) or len(self.unit.strip().splitlines()) != 1:
-            raise ValueError(
-                f"unit must name in one line whose presence is hidden, such as 'one "
-                f"device', found {self.unit!r}."
-            )
+        check_unit(self.unit)
 
     @classmethod
     def of_plan(
@@ -105,6 +102,12 @@ class PrivacyStatement(Statement):
         """The statement of a run of a plan; see `Plan.statement`."""
         guarantee = plan.guarantee
         assert guarantee.zcdp_rho is not None
+        participation = plan.participation.describe()
+        if plan.unit != ONE_EXAMPLE:
+            participation += (
+                f" What is called an example here is {plan.unit}: all of its data that a "
+                f"step uses are clipped together."
+            )
         return cls(
             epsilon=guarantee.epsilon,
             delta=guarantee.delta,
@@ -113,7 +116,7 @@ class PrivacyStatement(Statement):
             accounting=f"{guarantee.describe_kind()} {plan.accounting_remark()}".strip(),
             adjacency=guarantee.adjacency,
             sampling=plan.participation.amplification(),
-            participation=plan.participation.describe(),
+            participation=participation,
             mechanism=plan.strategy.describe(),
             num_steps=plan.num_steps,
             noise_multiplier=plan.noise_multiplier,
@@ -170,6 +173,15 @@ class PrivacyStatement(Statement):
             ("Not covered", " ".join(NOT_COVERED)),
             ("Verifiability", f"tf-bandmf, plan fingerprint {self.fingerprint}."),
         ]
+
+
+def check_unit(unit: str) -> None:
+    """Raises ValueError if a unit is no text of one line."""
+    if not isinstance(unit, str) or len(unit.strip().splitlines()) != 1:
+        raise ValueError(
+            f"unit must name in one line whose presence is hidden, such as 'one "
+            f"device', found {unit!r}."
+        )
 
 
 def sentence(text: str) -> str:

@@ -1,18 +1,21 @@
 """Samplers: the batches that the accountant analysed, and no others.
 
-`Plan.batches` makes a `BatchSchedule` from arrays, or from examples on disk:
+`Plan.batches` makes a `BatchSchedule` from arrays; from examples on disk:
 `TFRecordExamples` for TFRecord files, `cache_dataset` and `open_cache` for a
-`tf.data.Dataset`.
+`tf.data.Dataset`; or from what a function of one's own fetches by index,
+`IndexedExamples`.
 """
 
 from tf_bandmf.sampling.batches import BatchSchedule
 from tf_bandmf.sampling.dataset_cache import cache_dataset, open_cache
+from tf_bandmf.sampling.indexed import IndexedExamples
 from tf_bandmf.sampling.sources import ExampleSource
 from tf_bandmf.sampling.tfrecords import TFRecordExamples
 
 __all__ = [
     "BatchSchedule",
     "ExampleSource",
+    "IndexedExamples",
     "TFRecordExamples",
     "cache_dataset",
     "open_cache",

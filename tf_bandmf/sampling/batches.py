@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,21 +13,27 @@ import tensorflow as tf
 
 from tf_bandmf.participation import Participation
 from tf_bandmf.sampling import data_identity
+from tf_bandmf.sampling.class_weights import ClassWeighted
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 from tf_bandmf.sampling.padding import pad, sufficient_batch_size
 from tf_bandmf.sampling.sources import (
+    CONTENT,
     INPUTS,
+    ROWS,
     SAMPLE_WEIGHT,
     TARGETS,
     ArrayExamples,
+    Draw,
     ExampleSource,
 )
 
 __all__ = [
+    "CONTENT",
     "EDITED",
     "INPUTS",
     "PART",
     "PLAN_ID",
+    "ROWS",
     "SAMPLE_WEIGHT",
     "SCHEDULE_ID",
     "STEP",
@@ -44,14 +50,13 @@ __all__ = [
 STEP, PLAN_ID, SCHEDULE_ID = "step", "plan_id", "schedule_id"
 # In padded batches alone: how many examples are no padding.
 NUM_EXAMPLES = "num_examples"
-_CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
 # What a step says that finds other contents than those that were drawn.
 EDITED = (
     "The contents of this batch are not those that plan.batches drew for this step: they "
     "were changed after the batch was made (augmented, mixed up, repeated, permuted, cut, "
     "weighted, or of another process). The accountant's analysis holds for the drawn "
     "examples alone. Train on the batches as they are; change examples where they are "
-    "read, each by itself (in the parse of TFRecordExamples), or by layers of the model."
+    "read, each by itself, by plan.batches(..., map=function), or by layers of the model."
 )
 # Of a part of a batch, for one of several replicas: its number, and how many there are.
 PART = "part"
@@ -105,7 +110,7 @@ def in_parts(
             return tensor[number * size // num_parts : (number + 1) * size // num_parts]
 
         content = {
-            name: tf.nest.map_structure(cut, value) if name in _CONTENT else value
+            name: tf.nest.map_structure(cut, value) if name in CONTENT else value
             for name, value in batch.items()
         }
         if NUM_EXAMPLES in batch:
@@ -196,6 +201,7 @@ class BatchSchedule(abc.ABC):
             )
         self._examples = x
         self._padded = padded
+        self._weighted: dict[Any, BatchSchedule] = {}
 
     @functools.cached_property
     def padded_batch_size(self) -> int:
@@ -218,6 +224,21 @@ class BatchSchedule(abc.ABC):
         """What, beside the plan, decides which examples meet at a step."""
         return b""
 
+    @functools.cached_property
+    def _draw_base(self) -> np.ndarray:
+        """What the random numbers of examples follow from, int64, shape [2]."""
+        digest = hashlib.blake2b(
+            str(self.plan_id).encode(),
+            digest_size=16,
+            key=self._draw_key(),
+            person=b"tf-bandmf draws",
+        )
+        return np.frombuffer(digest.digest(), np.int64)
+
+    def _draw_key(self) -> bytes:
+        """Of a schedule with a secret seed; a resumed run has the same."""
+        return b""
+
     def _check_step(self, step: int) -> None:
         if not 0 <= step < self.num_steps:
             raise ValueError(f"step must be in [0, {self.num_steps}), found {step}.")
@@ -228,6 +249,9 @@ class BatchSchedule(abc.ABC):
 
     def dataset(self, first_step: int = 0) -> tf.data.Dataset:
         """The batches from `first_step` to the end of the run, in order.
+
+        Whatever is random in them (`map`, the choice of a unit's rows) is a function of
+        the run's seed, the step and the example: it is the same after a restart.
 
         Raises:
           ValueError: if the run cannot begin there.
@@ -241,7 +265,7 @@ class BatchSchedule(abc.ABC):
 
         def batch(step: tf.Tensor) -> dict[str, Any]:
             indices = self._indices(step)
-            content = _one_row_each(self._examples.gather(indices), indices)
+            content = self._examples.drawn(indices, Draw(step, self._draw_base))
             if self._padded:
                 content = {
                     **pad(content, self.padded_batch_size),
@@ -303,27 +327,39 @@ class BatchSchedule(abc.ABC):
             raise ValueError(f"{type(self).__name__} has no secret seed.")
         return self
 
+    def with_class_weight(self, class_weight: Mapping[int, float]) -> BatchSchedule:
+        """The same batches, losses multiplied by the weights of the examples' classes.
+
+        Args:
+          class_weight: see `sampling.class_weights.ClassWeighted`.
+
+        Returns:
+          A schedule of its own: a run does not go on with other weights. The same one
+          each time it is asked for.
+
+        Raises:
+          ValueError: if the weights or the targets are not of that kind.
+        """
+        weighted = self._examples.weighted(
+            lambda rows: ClassWeighted(rows, class_weight)
+        )
+        key = tuple(sorted((int(name), float(w)) for name, w in class_weight.items()))
+        return self._weighted.setdefault(key, self._changed(_examples=weighted))
+
+    def _changed(self, **changes: Any) -> BatchSchedule:
+        """This schedule with other attributes."""
+        # Not by `copy`, which refuses to copy a sampler's seed.
+        other = object.__new__(type(self))
+        computed = ("schedule_id", "_draw_base")
+        kept = {n: v for n, v in vars(self).items() if n not in computed}
+        vars(other).update({**kept, "_weighted": {}, **changes})
+        return other
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.dataset())
 
     def __len__(self) -> int:
         return self.num_steps
-
-
-def _one_row_each(content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
-    """Raises InvalidArgumentError if a source gave more or fewer rows than were drawn."""
-    count = tf.shape(indices)[0]
-
-    def checked(tensor: tf.Tensor) -> tf.Tensor:
-        same = tf.debugging.assert_equal(
-            tf.shape(tensor)[0],
-            count,
-            "The source of the examples must give one row for each example drawn.",
-        )
-        with tf.control_dependencies([same] if same is not None else []):
-            return tf.identity(tensor)
-
-    return tf.nest.map_structure(checked, content)
 
 
 class FixedOrderSchedule(BatchSchedule):

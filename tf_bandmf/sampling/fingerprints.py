@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.sources import INPUTS, SAMPLE_WEIGHT, TARGETS, hash_rows
+from tf_bandmf.sampling.sources import CONTENT, hash_rows
 
 FINGERPRINT = "fingerprint"
-_CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
 # A fingerprint is made and verified in one process; another one has other secrets.
 _SECRET_WORDS = np.frombuffer(secrets.token_bytes(32), np.int64)
 
@@ -34,8 +33,8 @@ def with_fingerprint(batch: Mapping[str, Any]) -> dict[str, Any]:
     """The batch with its fingerprint, in a graph too.
 
     Args:
-      batch: contents (`x`, `y`, `sample_weight`), structures of dense tensors whose first
-        dimension is the example; and integers that say which batch it is.
+      batch: contents (`x`, `y`, `sample_weight`, `rows`), structures of dense tensors
+        whose first dimension is the example; and integers that say which batch it is.
     """
     return {**batch, FINGERPRINT: _fingerprint(batch)}
 
@@ -63,7 +62,7 @@ def _fingerprint(batch: Mapping[str, Any]) -> tf.Tensor:
                 tensor = tf.convert_to_tensor(leaf)
                 structure.append(f"{path} {tensor.dtype.name} {tensor.shape.rank}")
                 words.append(tf.shape(tensor, out_type=tf.int64))
-                if name in _CONTENT:
+                if name in CONTENT:
                     words.append(hash_rows(tensor))
                 else:
                     words.append(tf.reshape(tf.cast(tensor, tf.int64), [-1]))

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf.participation import Participation
-from tf_bandmf.sampling.sources import INPUTS, SAMPLE_WEIGHT
+from tf_bandmf.sampling.sources import INPUTS, ROWS, SAMPLE_WEIGHT
 
 # With which probability, at most, any batch of a run exceeds the padded size.
 _OVERFLOW = 1e-12
@@ -32,14 +32,16 @@ def pad(content: dict[str, Any], size: int) -> dict[str, Any]:
       size: of the result.
 
     Returns:
-      The same with first dimension `size`, and a `sample_weight` in any case.
+      The same with first dimension `size`, and a `sample_weight` unless `rows` says which
+      rows of a unit are there.
 
     Raises:
       InvalidArgumentError: in a graph, if N exceeds the size: nothing is cut off, for
         that would be another sampler.
     """
     count = tf.shape(tf.nest.flatten(content[INPUTS])[0])[0]
-    if SAMPLE_WEIGHT not in content:
+    # A unit of which no row is there contributes nothing.
+    if SAMPLE_WEIGHT not in content and ROWS not in content:
         content = {**content, SAMPLE_WEIGHT: tf.ones([count])}
     fits = tf.debugging.assert_less_equal(
         count,

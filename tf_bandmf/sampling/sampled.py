@@ -77,14 +77,11 @@ class SampledSchedule(BatchSchedule):
         """
         if secret_seed is None:
             raise ValueError(f"{type(self).__name__} needs its secret seed.")
-        return type(self)(
-            self.participation,
-            self.num_steps,
-            self.plan_id,
-            self._examples,
-            seed=secret_seed,
-            padded=self._padded,
-        )
+        seed = unmarked(secret_seed)
+        other = self._changed(_seed=seed, _may_continue=True)
+        assert isinstance(other, SampledSchedule)
+        other._sampler = self.participation.sampler(other._words)
+        return other
 
     def _check_start(self, first_step: int) -> None:
         super()._check_start(first_step)
@@ -100,6 +97,9 @@ class SampledSchedule(BatchSchedule):
     def _placement(self) -> bytes:
         # Independent steps may be drawn from any seed.
         return self._seed if self._sampler.spans_run else b""
+
+    def _draw_key(self) -> bytes:
+        return self._seed
 
     def _words(self, step: int, count: int) -> np.ndarray:
         return random_words(self._seed, step, count)

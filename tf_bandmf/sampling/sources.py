@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import abc
 import hashlib
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 # Keys of the contents of a batch.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
+# In batches of clipping units of K rows alone: which rows are there, bool, shape [N, K].
+ROWS = "rows"
+CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS)
 _EXAMPLES_AT_ONCE = 4096
 
 
@@ -18,6 +21,36 @@ def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
     """FarmHash64 of each row, int64, shape [N]; its kernel is for the host."""
     with tf.device("/CPU:0"):
         return tf.bitcast(tf.fingerprint(tensor), tf.int64)
+
+
+class Draw(NamedTuple):
+    """What random numbers of a step follow from, beside the examples' ids.
+
+    Attributes:
+      step: of the run, int64 scalar.
+      base: int64, shape [2], of the run.
+    """
+
+    step: tf.Tensor
+    base: np.ndarray
+
+    def seeds(self, indices: tf.Tensor, views: int = 1) -> tf.Tensor:
+        """A seed for each view of each example, for `tf.random.stateless_*`.
+
+        Args:
+          indices: of the examples, int64, shape [N].
+          views: of each.
+
+        Returns:
+          int64, shape [N * views, 2]; views of one example are neighbors.
+        """
+        ids = tf.repeat(tf.cast(indices, tf.int64), views)
+        view = tf.math.floormod(tf.range(tf.size(ids, tf.int64), dtype=tf.int64), views)
+        same = [*self.base.tolist(), tf.cast(self.step, tf.int64)]
+        columns = [tf.fill(tf.shape(ids), tf.cast(value, tf.int64)) for value in same]
+        words = tf.stack([*columns, ids, view], axis=1)
+        two = (tf.pad(words, [[0, 0], [0, 1]], constant_values=c) for c in (0, 1))
+        return tf.stack([hash_rows(part) for part in two], axis=1)
 
 
 class ExampleSource(abc.ABC):
@@ -40,6 +73,26 @@ class ExampleSource(abc.ABC):
           Structures of tensors whose first dimension is N.
         """
 
+    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
+        """`gather` at a step, each example `views` times, one after the other.
+
+        Args:
+          indices: int64, shape [N], N >= 0.
+          draw: for random numbers; an example is the same each time unless overridden.
+          views: of each example.
+
+        Returns:
+          Structures of tensors whose first dimension is N * views.
+        """
+        del draw
+        return repeated(one_row_each(self.gather(indices), indices), views)
+
+    def weighted(
+        self, weigh: Callable[[ExampleSource], ExampleSource]
+    ) -> ExampleSource:
+        """What `weigh` makes of the rows of this source, which are its examples here."""
+        return weigh(self)
+
     @abc.abstractmethod
     def update_digest(self, update: Callable[[Any], None]) -> None:
         """Feeds bytes to a hash that differ if the data do, or their order."""
@@ -52,6 +105,29 @@ class ExampleSource(abc.ABC):
         digest = hashlib.blake2b(digest_size=8)
         self.update_digest(digest.update)
         return np.frombuffer(digest.digest(), np.uint64)
+
+
+def one_row_each(content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
+    """Raises InvalidArgumentError if a source gave more or fewer rows than were drawn."""
+    count = tf.shape(indices)[0]
+
+    def checked(tensor: tf.Tensor) -> tf.Tensor:
+        same = tf.debugging.assert_equal(
+            tf.shape(tensor)[0],
+            count,
+            "The source of the examples must give one row for each example drawn.",
+        )
+        with tf.control_dependencies([same] if same is not None else []):
+            return tf.identity(tensor)
+
+    return tf.nest.map_structure(checked, content)
+
+
+def repeated(content: dict[str, Any], views: int) -> dict[str, Any]:
+    """Each row so many times, one after the other."""
+    if views == 1:
+        return content
+    return tf.nest.map_structure(lambda t: tf.repeat(t, views, axis=0), content)
 
 
 class ArrayExamples(ExampleSource):
@@ -75,7 +151,7 @@ class ArrayExamples(ExampleSource):
         self.num_examples = num_examples
         arrays = {INPUTS: x, TARGETS: y, SAMPLE_WEIGHT: sample_weight}
         self._arrays = {
-            key: tf.nest.map_structure(self._checked, value)
+            key: tf.nest.map_structure(self._checked, _without_plain_lists(key, value))
             for key, value in arrays.items()
             if value is not None
         }
@@ -87,6 +163,17 @@ class ArrayExamples(ExampleSource):
                 "tf.data.Dataset: only then can the library enforce which examples each "
                 "step uses. Write it to files once: plan.batches("
                 "tf_bandmf.sampling.cache_dataset(dataset, directory))."
+            )
+        if hasattr(array, "__next__") or (
+            hasattr(array, "__getitem__") and hasattr(array, "on_epoch_end")
+        ):
+            raise TypeError(
+                f"A schedule needs arrays, or examples that can be read by index, found "
+                f"{type(array).__name__}, which gives batches of its own order. Use "
+                f"plan.batches(tf_bandmf.sampling.IndexedExamples(fetch, num_examples)), "
+                f"where fetch gets indices and returns their examples; or make a "
+                f"tf.data.Dataset of single examples of it and "
+                f"tf_bandmf.sampling.cache_dataset(dataset, directory)."
             )
         if isinstance(array, str) or callable(array):
             raise TypeError(
@@ -101,7 +188,13 @@ class ArrayExamples(ExampleSource):
             with tf.device("/CPU:0"):
                 array = tf.convert_to_tensor(array)
             shape = tuple(array.shape)
-        if not shape or shape[0] != self.num_examples:
+        if not shape:
+            raise TypeError(
+                f"A schedule needs arrays whose first dimension is the example, found the "
+                f"single value {array.numpy()!r} (in a list, perhaps: give np.array(x) or "
+                f"np.stack(x)). A list or dictionary of arrays means several inputs."
+            )
+        if shape[0] != self.num_examples:
             raise ValueError(
                 f"The plan is for {self.num_examples} examples, found an array of shape "
                 f"{shape}. Make a plan for this data set."
@@ -135,3 +228,23 @@ class ArrayExamples(ExampleSource):
             update(f"{array.dtype} {array.shape}".encode())
             is_text = array.dtype == object
             update(b"\0".join(array.ravel()) if is_text else array.data)
+
+
+def _without_plain_lists(key: str, value: Any) -> Any:
+    """A list of numbers or of lists of them as an array; other structures as they are.
+
+    Raises:
+      TypeError: if the list is not rectangular.
+    """
+    if not isinstance(value, (list, tuple)):
+        return value
+    leaves = tf.nest.flatten(value)
+    if not all(isinstance(leaf, (bool, int, float, str, bytes)) for leaf in leaves):
+        return value
+    try:
+        return np.array(value)
+    except ValueError as error:
+        raise TypeError(
+            f"{key} is a list whose rows differ in length. Pad them to one length, as "
+            f"with keras.utils.pad_sequences, and give an array."
+        ) from error

@@ -1,6 +1,7 @@
 """Exact per-example gradient clipping for Keras 3 models on TensorFlow."""
 
 from tf_bandmf.keras.clipping.checks import check_supported
+from tf_bandmf.keras.clipping.clipping_units import present_rows
 from tf_bandmf.keras.clipping.data_errors import bad_values_become_nan
 from tf_bandmf.keras.clipping.errors import ClippingMismatchError, UnsupportedModelError
 from tf_bandmf.keras.clipping.gradients import (
@@ -31,6 +32,7 @@ __all__ = [
     "is_loss_scale",
     "made_up",
     "metrics_change_no_weights",
+    "present_rows",
     "register_per_example_layer",
     "regularization_gradients",
     "self_check",

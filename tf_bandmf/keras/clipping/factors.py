@@ -92,6 +92,16 @@ class Factor(abc.ABC):
         del other
         return None
 
+    def of_units(self, rows: int) -> Factor:
+        """Returns the gradients of units, each the sum of its rows' gradients.
+
+        Args:
+            rows: K; rows [U * K, ...] become units [U, ...].
+        """
+        gradients = self.instantiate()
+        shape = [-1, rows, *gradients.shape[1:]]
+        return Instantiated(tf.reduce_sum(tf.reshape(gradients, shape), axis=1))
+
 
 def add_factors(factors: Sequence[Factor]) -> Factor:
     """Adds per-example gradients of the same variable.
@@ -139,9 +149,18 @@ class InParts(Factor):
 
     Attributes:
         gradients: P tensors [B / P, *shape].
+        form: Forms those of units of so many rows at once, as `of_units` needs them.
     """
 
     gradients: tuple[tf.Tensor, ...]
+    form: Callable[[int], tuple[tf.Tensor, ...]] | None = None
+
+    def of_units(self, rows: int) -> Factor:
+        """See the base class."""
+        if self.form is None:
+            return super().of_units(rows)
+        # Those of rows are in the graph but not used: they are never computed.
+        return InParts(self.form(rows))
 
     def measure(self, negligible: float = 0.0) -> Measured:
         """See the base class."""
@@ -218,6 +237,11 @@ class Product(Factor):
             self.layout,
         )
 
+    def of_units(self, rows: int) -> Factor:
+        """See the base class: the rows' terms are the terms of the unit."""
+        left, right = join_terms(self.left, rows), join_terms(self.right, rows)
+        return Product(left, right, self.layout)
+
     def instantiate(self) -> tf.Tensor:
         """See the base class."""
         left, right = tf.cast(self.left, tf.float32), tf.cast(self.right, tf.float32)
@@ -262,6 +286,30 @@ class Product(Factor):
             right = tf.reshape(right, [-1, right.shape[-1]])
             return self.layout.to_kernel(tf.matmul(left, right, transpose_a=True))
         return self.layout.to_kernel(tf.einsum("bgti,bgto->gio", left, right))
+
+
+def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
+    """Puts the terms of K rows behind one another.
+
+    Args:
+        tensor: [U * K, T, n], or [U * K, G, T, n] with groups, or [U * K, T].
+        rows: K.
+
+    Returns:
+        [U, K * T, n], [U, G, K * T, n] or [U, K * T].
+    """
+    axis = 2 if tensor.shape.rank == 4 else 1
+    terms = tensor.shape[axis]
+    if terms is None:
+        terms = tf.shape(tensor)[axis]
+    if tensor.shape.rank != 4:
+        return tf.reshape(tensor, [-1, rows * terms, *tensor.shape[2:]])
+    groups, width = tensor.shape[1], tensor.shape[3]
+    # The batch is named: one dimension may be -1, and the terms may be unknown.
+    units = tf.shape(tensor)[0] // rows
+    split = tf.reshape(tensor, [units, rows, groups, terms, width])
+    joined = tf.transpose(split, [0, 2, 1, 3, 4])
+    return tf.reshape(joined, [units, groups, rows * terms, width])
 
 
 def _tensordot(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:

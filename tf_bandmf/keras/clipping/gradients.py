@@ -10,12 +10,13 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import batching
 from tf_bandmf.keras.clipping.checks import check_supported
+from tf_bandmf.keras.clipping.clipping_units import UnitRows
 from tf_bandmf.keras.clipping.data_errors import bad_values_become_nan
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors import Factor, Measured, add_factors
 from tf_bandmf.keras.clipping.forward import Forward
 from tf_bandmf.keras.clipping.microbatches import in_groups
-from tf_bandmf.keras.clipping.norms import clip_weights
+from tf_bandmf.keras.clipping.norms import automatic_weights, clip_weights
 from tf_bandmf.keras.clipping.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.step import proved_forward
 from tf_bandmf.keras.clipping.variables import trainable_variables
@@ -38,7 +39,8 @@ class ClippedGradients(NamedTuple):
         norms: [B] float32, norms of the unclipped gradients over all variables, as
             measured. Clipping uses upper bounds of them, see `norms`.
         losses: [B] float32, each example's loss alone, sample weights included.
-        outputs: The model's predictions, [B, ...], without gradients.
+        outputs: The model's predictions, [B, ...], without gradients; [B, K, ...] of
+            units of K rows.
     """
 
     sums: list[tf.Tensor]
@@ -57,6 +59,8 @@ def clipped_gradient_sums(
     l2_norm_clip: float,
     microbatch_size: int | None = None,
     loss_scale_factor: float | None = None,
+    rows: tf.Tensor | None = None,
+    automatic: float | None = None,
 ) -> ClippedGradients:
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
@@ -81,6 +85,12 @@ def clipped_gradient_sums(
             backward pass, and gradients divided before they are clipped, which is
             exact: small gradients of layers that compute in float16 are not lost. An
             example whose scaled gradient overflows contributes zero.
+        rows: None; or which rows each unit has, [B, K] bool. Then x, y and sample_weight
+            have the shape [B, K, ...], and "example" means a unit, whose loss is the mean
+            of its rows' losses: see `clipping_units`.
+        automatic: None; or gamma > 0 of automatic clipping (AUTO-S, Bu et al., 2022,
+            arXiv:2206.07136): gradients are multiplied by l2_norm_clip / (norm + gamma)
+            instead, whatever their norm.
 
     Returns:
         Sums, norms, losses and predictions.
@@ -102,22 +112,27 @@ def clipped_gradient_sums(
         )
     check_supported(model)
     scale = _checked_scale(model, loss_scale_factor)
-    data = batching.to_tensors((x, y, sample_weight))
+    if automatic is not None and not (math.isfinite(automatic) and automatic > 0):
+        raise ValueError(f"`automatic` must be positive and finite, found {automatic}.")
+    clip = _Clip(l2_norm_clip, automatic, scale)
+    data = batching.to_tensors((x, y, sample_weight, rows))
+    if rows is not None and microbatch_size is not None:
+        microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
     static, size = batching.batch_size(data)
     if microbatch_size is not None and not (static and static <= microbatch_size):
 
         def group(part: Any, valid: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
-            clipped = _one_pass(model, part, valid, l2_norm_clip, scale)
+            clipped = _one_pass(model, part, valid, clip)
             return clipped.sums, tuple(clipped[1:])
 
         sums, results = in_groups(group, data, size, microbatch_size)
         return ClippedGradients(sums, *results)
     if static:
-        return _one_pass(model, data, tf.fill([static], True), l2_norm_clip, scale)
+        return _one_pass(model, data, tf.fill([static], True), clip)
     # Not every layer takes a batch of zero examples; one that does not count does.
-    rows = tf.maximum(size, 1)
-    data = batching.pad_batch(data, rows - size)
-    clipped = _one_pass(model, data, tf.range(rows) < size, l2_norm_clip, scale)
+    count = tf.maximum(size, 1)
+    data = batching.pad_batch(data, count - size)
+    clipped = _one_pass(model, data, tf.range(count) < size, clip)
 
     def drop(tensor: tf.Tensor) -> tf.Tensor:
         return tensor[:size]
@@ -152,79 +167,112 @@ def _checked_scale(model: keras.Model, loss_scale_factor: float | None) -> float
     return 1.0
 
 
+class _Clip(NamedTuple):
+    """How gradients are clipped.
+
+    Attributes:
+        l2_norm_clip: The clipping norm.
+        automatic: Gamma of automatic clipping, or None.
+        scale: Of the losses in the backward pass, a power of two.
+    """
+
+    l2_norm_clip: float
+    automatic: float | None
+    scale: float
+
+    @property
+    def negligible(self) -> float:
+        """Squared norm, of scaled gradients, below which a bound need not be tight."""
+        least = self.l2_norm_clip if self.automatic is None else self.automatic
+        return (least * self.scale) ** 2
+
+    def weights(self, bounds: tf.Tensor) -> tf.Tensor:
+        """What gradients are multiplied by, [B] float32, from bounds of squared norms."""
+        if self.automatic is None:
+            return clip_weights(bounds, self.l2_norm_clip)
+        return automatic_weights(bounds, self.l2_norm_clip, self.automatic)
+
+
 def _one_pass(
-    model: keras.Model,
-    data: Any,
-    valid: tf.Tensor,
-    l2_norm_clip: float,
-    scale: float,
+    model: keras.Model, data: Any, valid: tf.Tensor, clip: _Clip
 ) -> ClippedGradients:
     """Processes one group of examples.
 
     Args:
         model: The model.
-        data: (x, y, sample_weight), tensors [B, ...] with B >= 1.
+        data: (x, y, sample_weight, rows), tensors [B, ...] with B >= 1.
         valid: [B], False for examples that were padded and do not count.
-        l2_norm_clip: The clipping norm.
-        scale: Of the losses in the backward pass, a power of two.
+        clip: How gradients are clipped.
     """
-
-    def traced(data: Any, valid: tf.Tensor) -> ClippedGradients:
-        return _pass_in_graph(model, data, valid, l2_norm_clip, scale)
-
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         # Random generators of replicas do not work in inner functions.
-        return traced(data, valid)
+        return _pass_in_graph(model, data, valid, clip)
+
     # What is analysed is a graph of its own: what layers keep of it is of no use to
-    # regularizers, constraints and metrics.
-    return tf.function(traced, autograph=False)(data, valid)
+    # regularizers, constraints and metrics. It does not know the size of the batch.
+    def traced(leaves: list[tf.Tensor], valid: tf.Tensor) -> ClippedGradients:
+        remaining = iter(leaves)
+        parts = batching.map_tensors(lambda _: next(remaining), data)
+        return _pass_in_graph(model, parts, valid, clip)
+
+    leaves = batching.tensor_leaves(data)
+    specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
+    signature = [specs, tf.TensorSpec([None], tf.bool)]
+    return tf.function(traced, autograph=False, input_signature=signature)(
+        leaves, valid
+    )
 
 
 def _pass_in_graph(
-    model: keras.Model,
-    data: Any,
-    valid: tf.Tensor,
-    l2_norm_clip: float,
-    scale: float,
+    model: keras.Model, data: Any, valid: tf.Tensor, clip: _Clip
 ) -> ClippedGradients:
     variables = trainable_variables(model)
+    *data, rows = data
+    data = tuple(data)
+    units = None if rows is None else UnitRows(rows)
+    if units is not None:
+        data = units.flat(data)
     with bad_values_become_nan(), proved_forward(model, variables, data) as forward:
-        measured = _measure(variables, forward, scale, l2_norm_clip)
+        measured = _measure(variables, forward, clip, units)
     found = [m.norms for m in measured if m is not None]
-    norms = tf.sqrt(tf.add_n([n.squared for n in found])) / scale
+    norms = tf.sqrt(tf.add_n([n.squared for n in found])) / clip.scale
     losses = tf.stop_gradient(tf.cast(forward.losses, tf.float32))
-    bounds = tf.add_n([n.bounds for n in found]) / scale**2
-    counts = tf.math.is_finite(bounds) & tf.math.is_finite(losses) & valid
-    weights = tf.where(counts, clip_weights(bounds, l2_norm_clip), 0.0) / scale
-    sums = _weighted_sums(variables, measured, weights, counts)
     outputs = batching.map_tensors(tf.stop_gradient, forward.y_pred)
+    if units is not None:
+        losses, outputs = units.losses(losses), units.unflat(outputs)
+    bounds = tf.add_n([n.bounds for n in found]) / clip.scale**2
+    counts = tf.math.is_finite(bounds) & tf.math.is_finite(losses) & valid
+    weights = tf.where(counts, clip.weights(bounds), 0.0) / clip.scale
+    sums = _weighted_sums(variables, measured, weights, counts)
     return ClippedGradients(sums, tf.cast(norms, tf.float32), losses, outputs)
 
 
 def _measure(
-    variables: list[Any], forward: Forward, scale: float, l2_norm_clip: float
+    variables: list[Any], forward: Forward, clip: _Clip, units: UnitRows | None
 ) -> list[Measured | None]:
     """Returns measured per-example gradients for each variable, None if zero.
 
-    They are those of the losses times `scale`.
+    They are those of the losses times the scale; of units, if there are units.
     """
     calls = forward.recorder.calls
+    upstream = tf.fill(
+        tf.shape(forward.losses), tf.cast(clip.scale, forward.losses.dtype)
+    )
+    if units is not None:
+        upstream *= tf.cast(units.weights(), upstream.dtype)
     gradients = forward.tape.gradient(
-        forward.losses,
-        [call.taps for _, call in calls],
-        output_gradients=tf.fill(
-            tf.shape(forward.losses), tf.cast(scale, forward.losses.dtype)
-        ),
+        forward.losses, [call.taps for _, call in calls], output_gradients=upstream
     )
     factors: dict[int, list[Factor]] = {}
-    for (unit, call), upstream in zip(calls, gradients, strict=True):
-        for key, factor in unit.rule.factors(call, _dense(upstream)).items():
+    for (unit, call), received in zip(calls, gradients, strict=True):
+        for key, factor in unit.rule.factors(call, _dense(received)).items():
+            if units is not None:
+                factor = factor.of_units(units.rows)
             factors.setdefault(key, []).append(factor)
     measured: list[Measured | None] = []
-    negligible = (l2_norm_clip * scale) ** 2
     for variable in variables:
         parts = factors.get(id(variable))
-        measured.append(add_factors(parts).measure(negligible) if parts else None)
+        measured.append(add_factors(parts).measure(clip.negligible) if parts else None)
     if not any(measured):
         raise UnsupportedModelError(
             "The loss does not depend on any trainable weight of the model."

@@ -106,6 +106,25 @@ def clip_weights(bounds: tf.Tensor, l2_norm_clip: float) -> tf.Tensor:
     return tf.cast(ratios, tf.float32)
 
 
+def automatic_weights(
+    bounds: tf.Tensor, l2_norm_clip: float, gamma: float
+) -> tf.Tensor:
+    """Returns l2_norm_clip / (norm + gamma): AUTO-S (Bu et al., 2022, arXiv:2206.07136).
+
+    The norm that is weighted stays below the clip norm, as with `clip_weights`.
+
+    Args:
+        bounds: [B] float64, upper bounds of squared norms.
+        l2_norm_clip: The clip norm.
+        gamma: > 0; gradients that are small beside it stay small.
+
+    Returns:
+        [B] float32, less a margin of 1e-6; not defined where the bound is not finite.
+    """
+    ratios = l2_norm_clip / (tf.sqrt(bounds) + gamma) * (1.0 - 2.0**-20)
+    return tf.cast(ratios, tf.float32)
+
+
 def of_last_axis(tensor: tf.Tensor) -> Norms:
     """Norms of vectors.
 

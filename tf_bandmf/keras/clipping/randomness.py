@@ -107,9 +107,16 @@ def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
                 "same number of draws in every call."
             ) from None
 
+    with seeds_from(replay):
+        yield
+
+
+@contextlib.contextmanager
+def seeds_from(draw: Callable[[], tf.Tensor]) -> Iterator[None]:
+    """Makes Keras' seed generators return what a function returns, of shape [2]."""
     previous = getattr(_STATE, "replay", None)
     with _patched():
-        _STATE.replay = replay
+        _STATE.replay = draw
         try:
             yield
         finally:

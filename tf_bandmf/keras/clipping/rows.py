@@ -14,6 +14,7 @@ from tf_bandmf.keras.clipping.factors import (
     Layout,
     Measured,
     Product,
+    join_terms,
     prefers_forming,
 )
 from tf_bandmf.keras.clipping.norms import Norms
@@ -47,6 +48,11 @@ class Rows(Factor):
             tf.concat([self.values, other.values], axis=1),
             self.num_rows,
         )
+
+    def of_units(self, rows: int) -> Factor:
+        """See the base class."""
+        ids, values = join_terms(self.ids, rows), join_terms(self.values, rows)
+        return Rows(ids, values, self.num_rows)
 
     def instantiate(self) -> tf.Tensor:
         """See the base class."""
@@ -148,6 +154,12 @@ class RowsAndProduct(Factor):
             return RowsAndProduct(self.rows, product)
         return None
 
+    def of_units(self, rows: int) -> Factor:
+        """See the base class."""
+        lookups, products = self.rows.of_units(rows), self.product.of_units(rows)
+        assert isinstance(lookups, Rows) and isinstance(products, Product)
+        return RowsAndProduct(lookups, products)
+
     def instantiate(self) -> tf.Tensor:
         """See the base class."""
         return self.rows.instantiate() + self.product.instantiate()
@@ -193,6 +205,14 @@ class FirstRows(Factor):
 
     gradients: tf.Tensor
     num_rows: int
+
+    def of_units(self, rows: int) -> Factor:
+        """See the base class."""
+        shape = tf.concat([[-1, rows], tf.shape(self.gradients)[1:]], axis=0)
+        units = tf.ensure_shape(
+            tf.reshape(self.gradients, shape), [None, rows, *self.gradients.shape[1:]]
+        )
+        return FirstRows(tf.reduce_sum(units, axis=1), self.num_rows)
 
     def instantiate(self) -> tf.Tensor:
         """See the base class."""

@@ -156,7 +156,10 @@ def _traced(
             loss_scale_factor=loss_scale_factor,
         )
 
-    return lambda batch: step(batching.tensor_leaves(batch))
+    # A model has one graph: without this, TensorFlow takes the graphs of several models
+    # for one that is traced again and again, and warns.
+    concrete = step.get_concrete_function()
+    return lambda batch: concrete(batching.tensor_leaves(batch))
 
 
 # What stands beside the first example, in this order.

@@ -64,6 +64,9 @@ def proved_forward(
 
 
 def _without_batch_size(tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.shape[0] is None:
+        # XLA would take what follows for a constant, and compile for each batch.
+        return tensor
     return tf.raw_ops.PlaceholderWithDefault(
         input=tensor, shape=[None, *tensor.shape[1:]]
     )

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.ops import gen_math_ops
 
 from tf_bandmf.keras.clipping.independence import current_trace
+from tf_bandmf.keras.clipping.vectorizing import vectorized_map
 
 _LOCK = threading.RLock()
 
@@ -36,7 +37,7 @@ def map_examples(
     # Nothing else has seen the copies: who reads them reads one example of them.
     copies = tf.nest.map_structure(tf.identity, elements)
     with _without_broadcasting_products():
-        outputs = list(tf.vectorized_map(function, copies))
+        outputs = list(vectorized_map(function, copies))
     trace = current_trace()
     if trace is not None:
         flat = (tf.nest.flatten(elements), tf.nest.flatten(copies))

@@ -136,12 +136,16 @@ class ConvolutionRule(PreActivationRule):
         groups = layer.groups
         parameters = kernel * depth * filters
         if groups == 1 and prefers_forming(terms if terms > 0 else None, parameters):
-            parts = _num_parts(gradient.shape[0], terms * kernel * depth)
-            formed = [
-                _kernel_gradients(layer, *part, size)
-                for part in zip(tf.split(inputs, parts), tf.split(gradient, parts))
-            ]
-            result[id(layer._kernel)] = InParts(tuple(formed))
+
+            def form(rows: int) -> tuple[tf.Tensor, ...]:
+                units = None if gradient.shape[0] is None else gradient.shape[0] // rows
+                parts = _num_parts(units, rows * terms * kernel * depth)
+                pairs = zip(tf.split(inputs, parts), tf.split(gradient, parts))
+                return tuple(
+                    _kernel_gradients(layer, *part, size, rows) for part in pairs
+                )
+
+            result[id(layer._kernel)] = InParts(form(1), form)
             return result
         slices = shifted_inputs(layer, inputs, gradient, size)
         batch = tf.shape(gradient)[0]
@@ -180,11 +184,16 @@ def _num_parts(batch: int | None, floats: int) -> int:
 
 
 def _kernel_gradients(
-    layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int]
+    layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int], rows: int
 ) -> tf.Tensor:
-    """Returns the gradients of a kernel, [B, *kernel.shape], of a part of a batch."""
+    """Returns the gradients of a kernel, [B, *kernel.shape], of a part of a batch.
+
+    `rows` rows together are one of the B.
+    """
     inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
-    batch, terms = tf.shape(gradient)[0], _terms(gradient)
+    batch, terms = tf.shape(gradient)[0] // rows, _terms(gradient)
+    if terms > 0:
+        terms *= rows
     *_, depth, filters = kernel_shape(layer._kernel)
     positions = math.prod(size)
     by_channel = depth <= _FEW_CHANNELS and _has_depthwise_form(layer)

@@ -26,6 +26,7 @@ from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, ow
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
 from tf_bandmf.keras.clipping.variables import tensorflow_variable
+from tf_bandmf.keras.clipping.vectorizing import vectorized_map
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
@@ -70,7 +71,7 @@ class KernelFunctionRule(PreActivationRule):
             )
 
         result[id(layer._kernel)] = Instantiated(
-            tf.vectorized_map(pulled_back, of_kernel.instantiate())
+            vectorized_map(pulled_back, of_kernel.instantiate())
         )
         return result
 

@@ -1,34 +1,105 @@
-"""The rounds of a training program, between its ledger and its states.
+"""The rounds of a training program, between its ledger and its states: of any engine.
 
-See `program` for the order of things, and for what happens after a crash.
+`program` says what happens in which order, and what after a crash. An engine (TensorFlow
+Federated, Flower, a simulation) is what `Engine` asks for; it runs the round and knows
+nothing of ledgers.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
-import tensorflow_federated as tff
-
-from tf_bandmf_federated.digests import digest_of, digest_of_data
-from tf_bandmf_federated.learning import PrivateLearningProcess
+from tf_bandmf_federated.digests import digest_of
 from tf_bandmf_federated.ledger import Ledger, RoundRecord, is_same
-from tf_bandmf_federated.min_sep_iterator import MinSepIterator
+
+
+class Cohorts(Protocol):
+    """Who takes part, round by round; a copy goes its own way.
+
+    Attributes:
+      round_number: that `select` selects for next.
+      cohort: names of the last selection, in the order of their data.
+    """
+
+    @property
+    def round_number(self) -> int: ...
+
+    @property
+    def cohort(self) -> tuple[str, ...]: ...
+
+    def select(self, k: int | None = None) -> Any:
+        """The clients of the next round, in the engine's own form."""
+
+    def select_again(self, clients: Sequence[str], k: int | None = None) -> Any:
+        """The same for a round that was begun with these, before a crash."""
+
+    def digest_of_selected(self, selected: Any) -> str:
+        """Of what `select` gave: equal if names and data are, as far as is known."""
+
+    def count_round(self, clients: Sequence[str]) -> None:
+        """Counts a round of these clients, of which there is no result."""
+
+
+class Engine(Protocol):
+    """What runs a round. States are whatever it likes that `digest_of` can digest."""
+
+    def round_number(self, state: Any) -> int:
+        """The round, from 0, that comes next."""
+
+    def key_id(self, state: Any) -> int:
+        """A public number that tells the noise keys of runs apart."""
+
+    def know(self, state: Any, last_round: int) -> None:
+        """The noise of the rounds up to this one may have been used; -1 for none."""
+
+    def hyper_parameters(self, state: Any) -> Any:
+        """What must be the same after a restart; for `digest_of`."""
+
+    def prepare(self, state: Any, replay: bool) -> Any:
+        """The state whose round may use its noise, once."""
+
+    async def run(self, state: Any, selected: Any) -> tuple[Any, Any]:
+        """The round with the selected clients: state after it, and metrics."""
+
+    def skip_round(self, state: Any) -> Any:
+        """The state after a round without a result."""
+
+    async def weights(self, state: Any) -> Any:
+        """The model, as it is released; for `digest_of`."""
+
+
+class Releasing(Protocol):
+    """Where something leaves to, such as a `tff.program.ReleaseManager`."""
+
+    async def release(self, value: Any, key: Any) -> None:
+        """Replaces what left under the same key before."""
+
+
+class States(Protocol):
+    """Where states are kept; on the disk when `save` returns."""
+
+    async def load_latest(self, structure: Any) -> tuple[Any, int]:
+        """The newest state and its version, or (None, 0)."""
+
+    async def save(self, program_state: Any, version: int) -> None:
+        """Keeps a state that is not there yet."""
 
 
 class ProgramState(NamedTuple):
     """What is saved after each round.
 
     Attributes:
-      state: of the process.
+      state: of the engine.
       metrics: of the last round, for a release that a crash interrupted.
       data_iterator: which selects for the next round.
     """
 
-    state: tff.learning.templates.LearningAlgorithmState
+    state: Any
     metrics: Any
-    data_iterator: MinSepIterator
+    data_iterator: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +107,16 @@ class Releases:
     """What leaves the program after a round.
 
     Attributes:
-      process: of the run.
+      engine: of the run.
       models: gets the weights, or None.
       metrics: gets the metrics of rounds that have a result, or None.
       every: rounds from one model that is released to the next.
       total_rounds: after which a model is always released.
     """
 
-    process: PrivateLearningProcess
-    models: tff.program.ReleaseManager | None
-    metrics: tff.program.ReleaseManager | None
+    engine: Engine
+    models: Releasing | None
+    metrics: Releasing | None
     every: int
     total_rounds: int
 
@@ -55,14 +126,13 @@ class Releases:
         After a skipped round the model as it stood before is released, without metrics.
         Another model than the one that has left, in part maybe, stays here.
         """
-        rounds_done = self.process.round_number(state.state)
+        rounds_done = self.engine.round_number(state.state)
         known = ledger.rounds[rounds_done - 1]
         if self.metrics is not None and known.skipped_because is None:
             await self.metrics.release(state.metrics, key=rounds_done)
         is_due = rounds_done % self.every == 0 or rounds_done == self.total_rounds
         if self.models is not None and is_due:
-            weights = self.process.get_model_weights(state.state)
-            weights = await tff.program.materialize_value(weights)
+            weights = await self.engine.weights(state.state)
             digest = digest_of(weights)
             if known.release_digest is None:
                 ledger.releasing(rounds_done - 1, digest)
@@ -76,7 +146,7 @@ class Rounds:
     """The rounds of a run.
 
     Attributes:
-      process: of the run.
+      engine: that runs them.
       ledger: open.
       states: where they are saved.
       clients_per_round: to select, or None for the plan's.
@@ -84,15 +154,15 @@ class Rounds:
       may_replay: whether an interrupted round may be repeated.
     """
 
-    process: PrivateLearningProcess
+    engine: Engine
     ledger: Ledger
-    states: tff.program.ProgramStateManager
+    states: States
     clients_per_round: int | None
     releases: Releases
     may_replay: bool
 
     def round_number(self, state: ProgramState) -> int:
-        return self.process.round_number(state.state)
+        return self.engine.round_number(state.state)
 
     async def begin(self, first: ProgramState) -> ProgramState:
         """The latest state; what a crash left unreleased is released.
@@ -135,16 +205,16 @@ class Rounds:
 
     def _tell_noise(self, state: ProgramState) -> None:
         """The ledger knows which rounds' noise was used: it is written ahead."""
-        host = self.process.host_noise
-        if host is not None:
-            host.know(state.state, max(self.ledger.rounds, default=-1))
+        self.engine.know(state.state, max(self.ledger.rounds, default=-1))
 
     def _check_hyper_parameters(self, first: ProgramState, state: ProgramState) -> None:
-        """Raises ValueError if the process was built with others than the state's.
+        """Raises ValueError if the engine was built with others than the state's.
 
-        TFF goes on with those of the state, without a word.
+        TFF would go on with those of the state, without a word.
         """
-        built, saved = (self.process.get_hparams(one.state) for one in (first, state))
+        built, saved = (
+            self.engine.hyper_parameters(one.state) for one in (first, state)
+        )
         if digest_of(built) != digest_of(saved):
             raise ValueError(
                 f"The run has the hyper-parameters {saved}, but the process was built "
@@ -177,12 +247,15 @@ class Rounds:
         if known is not None and not self.may_replay:
             return await self._skip(state, known, "interrupted")
         iterator = copy.deepcopy(state.data_iterator)
-        data = iterator.select(self.clients_per_round)
+        if known is None:
+            data = iterator.select(self.clients_per_round)
+        else:
+            data = iterator.select_again(known.cohort, self.clients_per_round)
         record = RoundRecord(
             round_number=number,
             key_id=self._key_id(state),
             cohort=iterator.cohort,
-            cohort_digest=digest_of_data(data),
+            cohort_digest=iterator.digest_of_selected(data),
             state_digest=digest_of(state.state),
         )
         if known is not None and not is_same(known, record):
@@ -194,13 +267,13 @@ class Rounds:
             record.cohort_digest,
             record.state_digest,
         )
-        prepared = self.process.prepare(state.state, replay=known is not None)
-        output = await tff.program.materialize_value(self.process.next(prepared, data))
-        result = digest_of(output.state)
+        prepared = self.engine.prepare(state.state, replay=known is not None)
+        next_state, metrics = await self.engine.run(prepared, data)
+        result = digest_of(next_state)
         if known is not None and known.result_digest not in (None, result):
             return await self._skip(state, known, "another result")
         self.ledger.result(number, result)
-        after = ProgramState(output.state, output.metrics, iterator)
+        after = ProgramState(next_state, metrics, iterator)
         await self._save(after)
         await self.releases.release(after, self.ledger)
         return after
@@ -213,7 +286,7 @@ class Rounds:
         iterator = copy.deepcopy(state.data_iterator)
         iterator.count_round(known.cohort)
         after = ProgramState(
-            self.process.skip_round(state.state), state.metrics, iterator
+            self.engine.skip_round(state.state), state.metrics, iterator
         )
         await self._save(after)
         await self.releases.release(after, self.ledger)
@@ -223,4 +296,4 @@ class Rounds:
         await self.states.save(state, version=self.round_number(state))
 
     def _key_id(self, state: ProgramState) -> int:
-        return self.process.key_id(state.state)
+        return self.engine.key_id(state.state)

@@ -1,0 +1,112 @@
+"""A Flower grid without a network: nodes are ClientApps in this process."""
+
+import os
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from tf_bandmf_federated.device_policy import DevicePolicy
+from tf_bandmf_federated.flower import private_client_app
+
+WEIGHTS = [np.zeros([3, 1], np.float32), np.zeros([1], np.float32)]
+
+
+def initial_arrays():
+    return ArrayRecord({f"w{i}": Array(w) for i, w in enumerate(WEIGHTS)})
+
+
+class Node:
+    """A ClientApp that adds a constant to all weights, and its store."""
+
+    def __init__(self, folder, policy, number, value):
+        self.number = number
+        self.came = []  # rounds in which its app was called
+        self.context = Context(1, number, {"store": folder}, RecordDict(), {})
+        self.app = private_client_app(
+            policy, lambda context: context.node_config["store"]
+        )
+
+        @self.app.train()
+        def train(message, context):
+            self.came.append(message.content["config"]["tf-bandmf.round"])
+            arrays = message.content["arrays"]
+            after = {n: Array(a.numpy() + np.float32(value)) for n, a in arrays.items()}
+            return Message(RecordDict({"new": ArrayRecord(after)}), reply_to=message)
+
+
+class OneProcess(Grid):
+    """Nodes answer when they are asked for their answers.
+
+    Attributes:
+      nodes: by number.
+      silent: numbers of nodes that do not answer.
+      slow: numbers of nodes that answer once, when they are not slow any more.
+      asked: (node, content) of each train message.
+    """
+
+    def __init__(self, folder, plan, number):
+        self._folder, self._plan = folder, plan
+        policy = DevicePolicy.from_plan(plan)
+        self.nodes = {
+            i: Node(os.path.join(folder, str(i)), policy, i, float(i))
+            for i in range(1, number + 1)
+        }
+        self.silent, self.slow, self.asked = set(), set(), []
+        self.change = None  # of a reply, by a function of it
+        self._messages, self._count = {}, 0
+
+    def restart(self, number, new_number):
+        """A node's process ends and begins again: another number, the same store."""
+        policy = DevicePolicy.from_plan(self._plan)
+        del self.nodes[number]
+        folder = os.path.join(self._folder, str(number))
+        self.nodes[new_number] = Node(folder, policy, new_number, float(number))
+
+    def set_run(self, run):
+        raise NotImplementedError
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def create_message(self, *arguments, **options):
+        raise NotImplementedError
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, messages):
+        sent = []
+        for message in messages:
+            self._count += 1
+            key = f"message {self._count}"
+            message.metadata.__dict__["_message_id"] = key
+            self._messages[key] = message
+            if message.metadata.message_type == "train":
+                self.asked.append((message.metadata.dst_node_id, message.content))
+            sent.append(key)
+        return sent
+
+    def pull_messages(self, message_ids):
+        replies = []
+        for key in message_ids:
+            message = self._messages.get(key)
+            number = None if message is None else message.metadata.dst_node_id
+            if number is None or number in self.silent | self.slow:
+                continue
+            if number not in self.nodes:
+                continue
+            node = self.nodes[number]
+            del self._messages[key]
+            try:
+                reply = node.app(message, node.context)
+            except Exception as error:
+                reply = Message(Error(0, str(error)), reply_to=message)
+            if self.change is not None and message.metadata.message_type == "train":
+                reply = self.change(reply)
+            replies.append(reply)
+        return replies
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError

@@ -1,0 +1,352 @@
+"""PrivateFedAvg and ParticipationMod, on a grid in this process."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from one_process import OneProcess, initial_arrays
+
+import tf_bandmf
+from tf_bandmf_federated import measured_guarantee, write_report
+from tf_bandmf_federated.flower import PrivateFedAvg
+from tf_bandmf_federated.server_optimizers import ServerAdam
+
+N, B, K, PER_ROUND = 6, 2, 3, 2
+
+
+def make_plan(**options):
+    options = {"noise_multiplier": 0.5, **options}
+    return tf_bandmf.plan(
+        "banded",
+        bands=2,
+        delta=1e-5,
+        num_steps=N,
+        participation=tf_bandmf.MinSep(B, K),
+        **options,
+    )
+
+
+PLAN = make_plan()
+TEST_PLAN = make_plan(test_seed=3)
+
+
+class Crash(BaseException):
+    """What nothing catches."""
+
+
+class Models:
+    def __init__(self, dies_at=None):
+        self.released, self._dies_at = [], dies_at
+
+    async def release(self, value, key):
+        content = np.concatenate([np.ravel(w) for w in value]).tobytes()
+        self.released.append((key, content))
+        if key == self._dies_at:
+            raise Crash
+
+
+def make_strategy(tmp_path, plan=PLAN, **options):
+    options.setdefault("clients_per_round", PER_ROUND)
+    options = {"max_wait": 0.2, "query_timeout": 0.2, **options}
+    return PrivateFedAvg(plan, str(tmp_path / "run"), **options)
+
+
+def make_grid(tmp_path, plan=PLAN, number=6):
+    return OneProcess(str(tmp_path / "nodes"), plan, number)
+
+
+def start(strategy, grid, timeout=60.0, **options):
+    return strategy.start(grid, initial_arrays(), timeout=timeout, **options)
+
+
+def flat(arrays):
+    return np.concatenate([a.ravel() for a in arrays.to_numpy_ndarrays()])
+
+
+def came(grid):
+    return {number: node.came for number, node in grid.nodes.items()}
+
+
+def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
+    grid, strategy = make_grid(tmp_path), make_strategy(tmp_path)
+    result = start(strategy, grid)
+    counts = result.train_metrics_clientapp
+    assert sorted(counts) == list(range(1, N + 1))
+    assert all(counts[r]["contributing"] == PER_ROUND for r in counts)
+    for rounds in came(grid).values():
+        assert len(rounds) <= K
+        assert all(late - early >= B for early, late in zip(rounds, rounds[1:]))
+    found = write_report(str(tmp_path / "privacy.md"), PLAN, strategy.measured)
+    assert found.is_within_plan
+    assert found.guarantee.epsilon <= PLAN.epsilon * 1.0001
+    # Flower's counter is the plan's plus 1, on the devices too.
+    rounds = [c["config"]["server-round"] for _, c in grid.asked]
+    assert rounds == sorted(rounds) and set(rounds) == set(range(1, N + 1))
+
+
+def test_invariant_14_the_sum_is_uniform_and_the_denominator_constant(tmp_path):
+    """Node i adds a vector of norm min(1, 2 i), whatever num-examples it would say."""
+    grid = make_grid(tmp_path, TEST_PLAN)
+    result = start(make_strategy(tmp_path, TEST_PLAN), grid)
+    silent = make_grid(tmp_path / "2", TEST_PLAN)
+    silent.silent = set(silent.nodes)
+    nobody = start(make_strategy(tmp_path / "2", TEST_PLAN), silent, timeout=0.0)
+    moved = flat(result.arrays) - flat(nobody.arrays)
+    contributions = sum(map(len, came(grid).values()))
+    np.testing.assert_allclose(moved, contributions * 0.5 / PER_ROUND, rtol=1e-4)
+
+
+def test_invariant_5_rounds_of_which_nobody_answers_have_noise(tmp_path):
+    grid, models = make_grid(tmp_path), Models()
+    start(make_strategy(tmp_path, models=models), grid, num_rounds=2)
+    grid.silent = set(grid.nodes)
+    start(make_strategy(tmp_path, models=models), grid, timeout=0.0)
+    grid.nodes.clear()
+    rows = [np.frombuffer(content, np.float32) for _, content in models.released]
+    assert len(rows) == N
+    assert all(np.all(late != early) for early, late in zip(rows, rows[1:]))
+
+
+def test_invariant_1_no_round_past_the_plan(tmp_path):
+    grid = make_grid(tmp_path)
+    first = start(make_strategy(tmp_path), grid)
+    asked = len(grid.asked)
+    again = start(make_strategy(tmp_path), grid)  # all is done
+    assert len(grid.asked) == asked
+    assert flat(first.arrays).tobytes() == flat(again.arrays).tobytes()
+    with pytest.raises(ValueError, match="num_rounds must be in"):
+        start(make_strategy(tmp_path), grid, num_rounds=N + 1)
+
+
+@pytest.mark.parametrize("moment", ["sending", "answers", "release"])
+def test_a_crash_and_another_flower_run_give_no_second_content(tmp_path, moment):
+    grid, models = (
+        make_grid(tmp_path),
+        Models(dies_at=3 if moment == "release" else None),
+    )
+    real_push, real_pull = grid.push_messages, grid.pull_messages
+    asked = []
+
+    def push(messages):
+        messages = list(messages)
+        train = [m for m in messages if m.metadata.message_type == "train"]
+        for m in train:
+            asked.append((m.content["config"]["tf-bandmf.round"], m.content["arrays"]))
+        if moment == "sending" and train and asked[-1][0] == 2:
+            raise Crash
+        return real_push(messages)
+
+    def pull(ids):
+        found = real_pull(ids)
+        is_train = found and found[0].metadata.message_type == "train"
+        if moment == "answers" and is_train and asked[-1][0] == 2:
+            raise Crash
+        return found
+
+    grid.push_messages, grid.pull_messages = push, pull
+    with pytest.raises(Crash):
+        start(make_strategy(tmp_path, models=models), grid)
+    grid.push_messages, grid.pull_messages = real_push, real_pull
+    # Meanwhile the nodes were started again: other numbers, the same stores.
+    for number in list(grid.nodes):
+        grid.restart(number, number + 100)
+    after = Models()
+    strategy = make_strategy(tmp_path, models=after)
+    start(strategy, grid)
+    contents = {}
+    for key, content in models.released + after.released:
+        contents.setdefault(key, set()).add(content)
+    for number, arrays in asked:
+        contents.setdefault(number, set()).add(flat(arrays).tobytes())
+    assert all(len(found) == 1 for found in contents.values())
+    assert set(contents) >= set(range(1, N + 1))
+    assert measured_guarantee(PLAN, strategy.measured).is_within_plan
+    for rounds in came(grid).values():
+        assert len(rounds) <= K
+
+
+def test_a_device_refuses_by_itself_whatever_the_server_forgot(tmp_path):
+    """A second run of one plan finds the record of the first one."""
+    grid = make_grid(tmp_path)
+    start(make_strategy(tmp_path), grid)
+    before = came(grid)
+    result = start(make_strategy(tmp_path / "another"), grid)
+    counts = result.train_metrics_clientapp
+    assert sum(c["refused"] for c in counts.values()) > 0
+    for number, rounds in came(grid).items():
+        assert rounds[: len(before[number])] == before[number]
+        assert len(rounds) <= K
+        assert all(late - early >= B for early, late in zip(rounds, rounds[1:]))
+
+
+def test_a_device_with_another_plan_does_not_take_part(tmp_path):
+    grid = make_grid(tmp_path, TEST_PLAN)
+    result = start(make_strategy(tmp_path, max_wait=0.0), grid, timeout=0.0)
+    counts = result.train_metrics_clientapp
+    assert all(c["selected"] == 0 for c in counts.values())
+    assert all(not rounds for rounds in came(grid).values())
+
+
+def change_arrays(function):
+    def change(reply):
+        arrays = reply.content.array_records.get("arrays")
+        if arrays is not None:
+            changed = {n: Array(function(a.numpy())) for n, a in arrays.items()}
+            reply.content["arrays"] = ArrayRecord(changed)
+        return reply
+
+    return change
+
+
+def without_mod(reply):
+    return Message(
+        RecordDict({"arrays": reply.content["arrays"]}), metadata=reply.metadata
+    )
+
+
+def of_another_round(reply):
+    about = dict(reply.content["tf-bandmf"])
+    reply.content["tf-bandmf"] = ConfigRecord({**about, "round": about["round"] - 1})
+    return reply
+
+
+@pytest.mark.parametrize(
+    "change, count",
+    [
+        (change_arrays(lambda a: a * np.float32(np.nan)), "non_finite"),
+        (change_arrays(lambda a: a[:0]), "failed"),
+        (change_arrays(lambda a: a.astype(np.int64)), "failed"),
+        (without_mod, "failed"),
+        (of_another_round, "failed"),
+    ],
+)
+def test_invariant_18_what_a_device_sends_ends_no_run(tmp_path, change, count):
+    grid = make_grid(tmp_path)
+    grid.change = change
+    result = start(make_strategy(tmp_path), grid)
+    counts = result.train_metrics_clientapp
+    assert all(c["contributing"] == 0 for c in counts.values())
+    assert sum(c[count] for c in counts.values()) == PER_ROUND * N
+
+
+def test_the_server_clips_again(tmp_path):
+    grid = make_grid(tmp_path)
+    grid.change = change_arrays(lambda a: a + np.float32(100.0))
+    result = start(make_strategy(tmp_path), grid)
+    counts = result.train_metrics_clientapp
+    assert sum(c["clipped"] for c in counts.values()) == PER_ROUND * N
+
+
+def test_only_the_update_leaves_a_device(tmp_path):
+    grid, seen = make_grid(tmp_path), []
+
+    def look(reply):
+        seen.append({name: set(record) for name, record in reply.content.items()})
+        return reply
+
+    grid.change = look
+    start(make_strategy(tmp_path), grid, num_rounds=1)
+    entries = {"plan", "run", "round", "device", "problem"}
+    assert seen == [{"arrays": {"w0", "w1"}, "tf-bandmf": entries}] * PER_ROUND
+
+
+def test_an_app_that_fails_sends_no_text_and_its_round_counts(tmp_path):
+    grid, seen = make_grid(tmp_path), []
+    for node in grid.nodes.values():
+        del node.app._registered_funcs["train.default"]
+
+        @node.app.train()
+        def train(message, context):
+            raise ValueError("a secret of the data")
+
+    grid.change = lambda reply: seen.append(reply) or reply
+    result = start(make_strategy(tmp_path), grid, num_rounds=1)
+    assert result.train_metrics_clientapp[1]["failed"] == PER_ROUND
+    assert {reply.content["tf-bandmf"]["problem"] for reply in seen} == {
+        "failed: ValueError"
+    }
+
+
+def test_evaluation_on_devices_is_refused_and_on_public_data_works(tmp_path):
+    grid = make_grid(tmp_path)
+    with pytest.raises(ValueError, match="evaluate_config must be None"):
+        start(make_strategy(tmp_path), grid, evaluate_config=ConfigRecord())
+    node = next(iter(grid.nodes.values()))
+    grid.push_messages([message := Message(RecordDict(), node.number, "evaluate")])
+    node.app.evaluate()(lambda message, context: message)
+    with pytest.raises(ValueError, match="answers no 'evaluate' message"):
+        node.app(message, node.context)
+    rounds = []
+    start(make_strategy(tmp_path), grid, evaluate_fn=lambda r, arrays: rounds.append(r))
+    assert rounds == list(range(1, N + 1))
+
+
+def test_over_selection_and_late_reports(tmp_path):
+    grid = make_grid(tmp_path, number=9)
+    late_round = {}
+
+    def slow_first(server_round, arrays):
+        # Who did not answer in round 0 does so after it.
+        late_round.setdefault(server_round, set(grid.slow))
+        grid.slow = set()
+
+    strategy = make_strategy(tmp_path, over_selection=2.0, min_available=5)
+    real = grid.push_messages
+
+    def push(messages):
+        messages = list(messages)
+        train = [m for m in messages if m.metadata.message_type == "train"]
+        if train and not late_round:
+            grid.slow = {m.metadata.dst_node_id for m in train[:2]}
+        return real(messages)
+
+    grid.push_messages = push
+    result = start(strategy, grid, evaluate_fn=slow_first)
+    counts = result.train_metrics_clientapp
+    assert counts[1]["selected"] == 4 and counts[1]["contributing"] == 2
+    assert len(late_round[1]) == 2
+    assert counts[2]["late"] == 2
+    # A late device took part, in the ledger and in its own record.
+    assert strategy.measured.num_participations >= 4 + 2
+
+
+def test_its_parts_are_refused_outside_of_start(tmp_path):
+    strategy = make_strategy(tmp_path)
+    with pytest.raises(RuntimeError, match="call start"):
+        strategy.configure_train(1, initial_arrays(), ConfigRecord(), None)
+    with pytest.raises(RuntimeError, match="call start"):
+        strategy.aggregate_train(1, [])
+    assert strategy.configure_evaluate(1, initial_arrays(), ConfigRecord(), None) == []
+    with pytest.raises(ValueError, match="Nothing was measured"):
+        strategy.measured  # noqa: B018
+
+
+def test_server_optimizers_run_and_belong_to_the_run(tmp_path):
+    grid = make_grid(tmp_path)
+    start(make_strategy(tmp_path, server_optimizer=ServerAdam()), grid, num_rounds=2)
+    with pytest.raises(ValueError, match="of another run: server_optimizer"):
+        start(make_strategy(tmp_path), grid)
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        (dict(clients_per_round=2.5), "whole"),
+        (dict(clients_per_round=None), "clients_per_round is missing"),
+        (dict(zeroing_norm=0.5), "zeroing_norm"),
+        (dict(over_selection=0.5), "over_selection"),
+        (dict(interrupted_round="again"), "interrupted_round"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(tmp_path, options, text):
+    grid = make_grid(tmp_path)
+    with pytest.raises(ValueError, match=text):
+        start(make_strategy(tmp_path, **options), grid)
+    assert not grid.asked
+
+
+def test_a_plan_that_samples_is_refused(tmp_path):
+    plan = tf_bandmf.plan(
+        "identity", epsilon=4, delta=1e-5, num_examples=100, batch_size=10, epochs=2
+    )
+    with pytest.raises(ValueError, match="needs participation=MinSep"):
+        PrivateFedAvg(plan, str(tmp_path), clients_per_round=10)

@@ -1,0 +1,56 @@
+"""Devices in this process, for tests of runs without an engine."""
+
+import hashlib
+import os
+
+import numpy as np
+
+from tf_bandmf_federated.averaging import Replies
+from tf_bandmf_federated.clipping import clip_update
+from tf_bandmf_federated.device_policy import DevicePolicy
+from tf_bandmf_federated.device_store import DeviceStore, Refused
+
+
+class SimulatedDevices:
+    """Each has a store in a folder; each adds a constant of its own.
+
+    Args:
+      folder: of all stores.
+      plan: of the run.
+      number: of devices.
+    """
+
+    def __init__(self, folder, plan, number):
+        policy = DevicePolicy.from_plan(plan)
+        stores = [
+            DeviceStore(os.path.join(folder, f"{i}"), policy) for i in range(number)
+        ]
+        self.stores = {store.device: store for store in stores}
+        self.values = {store.device: i + 1.0 for i, store in enumerate(stores)}
+        self.clip = plan.l2_norm_clip
+        self.gone = set()
+        self.asked = []  # (round, weights, names) of each request
+
+    def present(self):
+        return [name for name in self.stores if name not in self.gone]
+
+    def exchange(self, request):
+        content = np.concatenate([np.ravel(w) for w in request.weights]).tobytes()
+        model = hashlib.sha256(content).hexdigest()
+        self.asked.append((request.round_number, content, request.names))
+        updates, refused = {}, 0
+        for name in request.names:
+            if name in self.gone:
+                continue
+            digest = f"{request.run} {request.round_number} {model}"
+            try:
+                kept = self.stores[name].begin(request.round_number, digest)
+            except Refused:
+                refused += 1
+                continue
+            if kept is None:
+                trained = [np.full(w.shape, self.values[name]) for w in request.weights]
+                kept = clip_update(trained, self.clip).update
+                self.stores[name].keep(digest, kept)
+            updates[name] = kept
+        return Replies(updates, refused=refused)

@@ -1,0 +1,60 @@
+"""Clipping in NumPy: the norm is never underestimated."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tf_bandmf_federated.clipping import clip_update, norm_of
+
+VALUES = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    hnp.arrays(np.float32, hnp.array_shapes(max_dims=2, max_side=30), elements=VALUES),
+    st.sampled_from([1e-6, 0.3, 1.0, 1e6]),
+)
+def test_invariant_17_the_norm_is_at_most_the_clip_norm(array, clip):
+    found = clip_update([array], clip)
+    exact = np.linalg.norm(found.update[0].astype(np.longdouble).ravel())
+    assert exact <= clip
+    assert found.contributes and found.is_finite
+    before = np.linalg.norm(array.astype(np.longdouble).ravel())
+    assert found.was_clipped == (before > clip)
+    if before > clip * 1.001 and clip >= 0.3:
+        assert exact >= clip * 0.999
+
+
+def test_what_is_below_the_norm_stays_bit_for_bit():
+    update = [np.array([0.3, -0.4], np.float32), np.zeros([0], np.float32)]
+    found = clip_update(update, 0.6)
+    assert found.update[0].tobytes() == update[0].tobytes()
+    assert not found.was_clipped
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_invariant_5_a_value_that_is_not_finite_makes_zeros(bad):
+    found = clip_update([np.array([1.0, bad], np.float32), np.ones(3)], 1.0)
+    assert all(not np.any(array) for array in found.update)
+    assert (found.contributes, found.is_finite) == (False, False)
+
+
+def test_a_float64_that_float32_lacks_is_not_finite():
+    assert not clip_update([np.array([1e300])], 1.0).is_finite
+
+
+def test_huge_values_are_clipped_and_do_not_overflow():
+    found = clip_update([np.full(1000, 3e38, np.float32)], 0.5)
+    assert 0.499 < norm_of(found.update) <= 0.5
+
+
+def test_zeroing_norm_takes_out_what_is_above_it():
+    assert clip_update([np.array([3.0])], 1.0, zeroing_norm=2.9).is_huge
+    assert not clip_update([np.array([3.0])], 1.0, zeroing_norm=3.1).is_huge
+
+
+def test_integers_are_refused():
+    with pytest.raises(TypeError, match="arrays of floats, found int"):
+        clip_update([np.array([1, 2])], 1.0)

@@ -1,0 +1,136 @@
+"""A device counts before it works, refuses by itself, and answers a request once."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tf_bandmf_federated.device_policy import DevicePolicy
+from tf_bandmf_federated.device_store import DeviceStore, Refused
+from tf_bandmf_federated.eligibility import may_take_part
+
+POLICY = DevicePolicy("ab" * 32, 20, 3, 2, 0.5)
+UPDATE = [np.arange(3, dtype=np.float32), np.ones([2, 2], np.float32)]
+
+
+def make(path, policy=POLICY):
+    return DeviceStore(str(path), policy)
+
+
+def test_it_counts_before_it_works(tmp_path):
+    store = make(tmp_path)
+    assert (store.last_round, store.participations) == (-1, 0)
+    assert store.begin(4, "request") is None
+    again = make(tmp_path)  # killed while it trained
+    assert (again.last_round, again.participations) == (4, 1)
+    assert again.device == store.device
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 6, -1, 20, 2])
+def test_too_early_or_outside_of_the_plan_is_refused(tmp_path, number):
+    store = make(tmp_path)
+    store.begin(4, "first")
+    with pytest.raises(Refused):
+        store.begin(number, "second")
+    assert (store.last_round, store.participations) == (4, 1)
+
+
+def test_b_rounds_later_it_may_come_again_and_after_k_times_never(tmp_path):
+    store = make(tmp_path)
+    for number in (4, 7):
+        store.begin(number, f"request {number}")
+    with pytest.raises(Refused, match="it took part 2 times"):
+        store.begin(19, "third")
+
+
+def test_one_request_has_one_answer(tmp_path):
+    store = make(tmp_path)
+    store.begin(4, "request")
+    store.keep("request", UPDATE)
+    for one in (store, make(tmp_path)):
+        kept = one.begin(4, "request")
+        assert [array.tobytes() for array in kept] == [a.tobytes() for a in UPDATE]
+        assert one.participations == 1
+    with pytest.raises(Refused):
+        store.begin(4, "another model in the same round")
+
+
+def test_a_request_that_was_begun_and_not_answered_is_refused(tmp_path):
+    store = make(tmp_path)
+    store.begin(4, "request")
+    with pytest.raises(Refused, match="was not kept"):
+        store.begin(4, "request")
+
+
+def test_an_answer_of_a_round_before_is_not_kept(tmp_path):
+    store = make(tmp_path)
+    store.begin(4, "old")
+    store.begin(7, "new")
+    with pytest.raises(ValueError, match="Another round was begun"):
+        store.keep("old", UPDATE)
+
+
+def test_the_record_belongs_to_the_plan(tmp_path):
+    make(tmp_path).begin(4, "request")
+    other = make(tmp_path, DevicePolicy("cd" * 32, 20, 3, 2, 0.5))
+    assert other.participations == 0
+    assert make(tmp_path).participations == 1
+
+
+def test_files_are_private_and_damage_is_refused(tmp_path):
+    folder = tmp_path / "store"
+    store = make(folder)
+    store.begin(4, "request")
+    store.keep("request", UPDATE)
+    for name in os.listdir(folder):
+        assert (folder / name).stat().st_mode & 0o077 == 0
+    path = folder / f"{POLICY.plan}.json"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="damaged"):
+        make(folder)
+    path.chmod(0o644)
+    with pytest.raises(PermissionError):
+        make(folder)
+
+
+def test_a_policy_survives_as_text_and_refuses_another_text(tmp_path):
+    POLICY.save(str(tmp_path / "policy.json"))
+    assert DevicePolicy.load(str(tmp_path / "policy.json")) == POLICY
+    with pytest.raises(ValueError, match="no device policy"):
+        DevicePolicy.from_json('{"format": "else"}')
+    with pytest.raises(ValueError, match="A device policy has"):
+        DevicePolicy.from_json(POLICY.to_json().replace("num_rounds", "rounds"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [dict(min_separation=0), dict(l2_norm_clip=float("nan")), dict(plan="short")],
+)
+def test_a_policy_out_of_range_is_refused(change):
+    fields = dict(vars(POLICY), **change)
+    with pytest.raises(ValueError, match=next(iter(change))):
+        DevicePolicy(**fields)
+
+
+def test_the_rule_agrees_with_its_definition():
+    for last in range(-1, 8):
+        for now in range(8):
+            for count in range(3):
+                expected = (last == -1 or now - last >= 3) and count < 2
+                assert bool(may_take_part(last, count, now, 3, 2)) == expected
+    assert may_take_part(-1, 10**6, 0, 3, None)
+
+
+def test_a_device_needs_no_tensorflow():
+    program = (
+        "import sys, tf_bandmf_federated.device_store, tf_bandmf_federated.clipping; "
+        "print([m for m in ('tensorflow', 'dp_accounting', 'flwr') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr[-2000:]

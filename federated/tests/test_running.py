@@ -1,0 +1,305 @@
+"""A run without an engine: what the ledger permits, whatever ends a program."""
+
+import asyncio
+import re
+
+import numpy as np
+import pytest
+from simulated import SimulatedDevices
+
+import tf_bandmf
+from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf_federated import measured_guarantee
+from tf_bandmf_federated.averaging import FederatedAveraging, Replies
+from tf_bandmf_federated.cohorts import AvailableCohorts
+from tf_bandmf_federated.health import Health
+from tf_bandmf_federated.ledger import Ledger
+from tf_bandmf_federated.rounds import ProgramState
+from tf_bandmf_federated.running import LEDGER_FILE, Run
+from tf_bandmf_federated.server_optimizers import ServerYogi
+
+N, B, K, PER_ROUND = 7, 2, 3, 2
+SHAPES = ([3, 1], [1])
+
+
+def make_plan(**options):
+    options = {
+        "noise_multiplier": 0.5,
+        "participation": tf_bandmf.MinSep(B, K),
+        **options,
+    }
+    return tf_bandmf.plan("banded", bands=2, delta=1e-5, num_steps=N, **options)
+
+
+PLAN = make_plan()
+TEST_PLAN = make_plan(test_seed=3)
+
+
+class Crash(BaseException):
+    """What nothing catches."""
+
+
+class Models:
+    """All that left, in its order."""
+
+    def __init__(self, dies_at=None):
+        self.released = []
+        self._dies_at = dies_at
+
+    async def release(self, value, key):
+        content = np.concatenate([np.ravel(w) for w in value]).tobytes()
+        self.released.append((key, content))
+        if key == self._dies_at:
+            raise Crash
+
+
+def make_run(
+    tmp_path, devices, plan=PLAN, exchange=None, over_selection=1.0, **options
+):
+    engine_options = options.pop("engine", {})
+    engine = FederatedAveraging(
+        plan,
+        [np.zeros(shape, np.float32) for shape in SHAPES],
+        exchange or devices.exchange,
+        clients_per_round=PER_ROUND,
+        **engine_options,
+    )
+
+    async def first():
+        cohorts = AvailableCohorts.of(
+            devices.present, plan.participation, over_selection
+        )
+        return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
+
+    return Run(
+        plan=plan,
+        engine=engine,
+        settings=engine.settings,
+        host_noise=engine.host_noise,
+        first=first,
+        private_dir=str(tmp_path / "run"),
+        clients_per_round=PER_ROUND,
+        **options,
+    )
+
+
+def finish(*arguments, **options):
+    return asyncio.run(make_run(*arguments, **options).finish())
+
+
+def make_devices(tmp_path, number=8, plan=PLAN):
+    return SimulatedDevices(str(tmp_path / "devices"), plan, number)
+
+
+def flat(state):
+    return np.concatenate([np.ravel(w) for w in state.state["weights"]])
+
+
+def check_one_content(devices, models):
+    """Of each round's noise one result was sent or released."""
+    contents = {}
+    for number, content, _ in devices.asked:
+        contents.setdefault(number, set()).add(content)
+    for key, content in models:
+        contents.setdefault(key, set()).add(content)
+    assert all(len(found) == 1 for found in contents.values())
+
+
+def test_the_model_is_the_sum_of_updates_and_of_the_cores_noise(tmp_path):
+    devices = make_devices(tmp_path, plan=TEST_PLAN)
+    done = finish(tmp_path, devices, plan=TEST_PLAN)
+    generator = NoiseGenerator(TEST_PLAN.strategy, 4)
+    state = generator.initial_state(tf_bandmf.noise.keys.NoiseKey.for_testing(3))
+    noise = np.zeros(4)
+    for step in range(N):
+        row, state = generator.next(state, step)
+        noise += row.numpy()
+    # Each device adds a vector of norm 1 in the direction of ones.
+    asked = sum(len(names) for _, _, names in devices.asked)
+    expected = (asked * 0.5 + TEST_PLAN.noise_stddev * noise) / PER_ROUND
+    np.testing.assert_allclose(flat(done.state), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_separation_is_kept_and_measured(tmp_path):
+    devices = make_devices(tmp_path)
+    done = finish(tmp_path, devices)
+    came = {}
+    for number, _, names in devices.asked:
+        for name in names:
+            came.setdefault(name, []).append(number)
+    for rounds in came.values():
+        assert len(rounds) <= K
+        assert all(late - early >= B for early, late in zip(rounds, rounds[1:]))
+    assert done.measured.num_participations == sum(map(len, came.values()))
+    assert done.measured.min_separation >= B
+    found = measured_guarantee(PLAN, done.measured)
+    assert found.is_within_plan and found.guarantee.epsilon <= PLAN.epsilon * 1.0001
+
+
+def test_invariant_5_a_round_of_which_nobody_answers_is_as_noisy(tmp_path):
+    devices = make_devices(tmp_path)
+    models = Models()
+    finish(tmp_path, devices, exchange=lambda request: Replies({}), models=models)
+    rows = np.array(
+        [np.frombuffer(content, np.float32) for _, content in models.released]
+    )
+    changes = np.diff(rows, axis=0, prepend=0.0)
+    assert len(rows) == N and np.all(changes != 0.0)
+    # Unit rows of C^-1 Z have variance at least 1; 28 numbers.
+    assert np.std(changes) > 0.5 * PLAN.noise_stddev / PER_ROUND
+
+
+def test_invariant_4_the_server_clips_again_and_divides_by_a_constant(tmp_path):
+    devices = make_devices(tmp_path, plan=TEST_PLAN)
+
+    def liar(request):
+        huge = [np.full(shape, 1e9, np.float32) for shape in SHAPES]
+        return Replies({request.names[0]: huge})
+
+    told = finish(tmp_path, devices, plan=TEST_PLAN, exchange=liar)
+    nobody = finish(
+        tmp_path / "2", devices, plan=TEST_PLAN, exchange=lambda request: Replies({})
+    )
+    moved = np.linalg.norm(flat(told.state) - flat(nobody.state))
+    assert moved == pytest.approx(N / PER_ROUND, rel=1e-4)
+
+
+def test_bad_replies_contribute_nothing_and_training_goes_on(tmp_path):
+    devices = make_devices(tmp_path)
+    bad = [
+        [np.full(shape, np.nan, np.float32) for shape in SHAPES],
+        [np.zeros([5], np.float32)],
+        [np.array([["a"]]), np.array([1])],
+    ]
+
+    def exchange(request):
+        return Replies({request.names[0]: bad[request.round_number % 3]})
+
+    seen = []
+    finish(
+        tmp_path,
+        devices,
+        exchange=exchange,
+        after_round=lambda state: seen.append(dict(state.metrics)),
+    )
+    assert [m["non_finite"] for m in seen[:3]] == [1, 0, 0]
+    assert [m["failed"] for m in seen[:3]] == [0, 1, 1]
+    assert all(m["contributing"] == 0 for m in seen)
+
+
+def test_an_update_of_who_was_not_asked_is_refused(tmp_path):
+    devices = make_devices(tmp_path)
+    update = [np.zeros(shape, np.float32) for shape in SHAPES]
+    with pytest.raises(ValueError, match="not asked"):
+        finish(tmp_path, devices, exchange=lambda request: Replies({"me": update}))
+
+
+@pytest.mark.parametrize("stage", ["before sending", "after the answers", "release"])
+@pytest.mark.parametrize("interrupted_round", ["replay", "skip"])
+def test_a_crash_gives_no_second_content(tmp_path, stage, interrupted_round):
+    devices = make_devices(tmp_path)
+
+    def dies(request):
+        if request.round_number == 2 and stage == "before sending":
+            raise Crash
+        replies = devices.exchange(request)
+        if request.round_number == 2 and stage == "after the answers":
+            raise Crash
+        return replies
+
+    models = Models(dies_at=3 if stage == "release" else None)
+    with pytest.raises(Crash):
+        finish(tmp_path, devices, exchange=dies, models=models)
+    devices.gone = set(list(devices.stores)[:2])  # meanwhile some left
+    after = Models()
+    done = finish(tmp_path, devices, models=after, interrupted_round=interrupted_round)
+    check_one_content(devices, models.released + after.released)
+    skips = interrupted_round == "skip" and stage != "release"
+    assert done.measured.skipped_rounds == ((2,) if skips else ())
+    assert {key for key, _ in models.released + after.released} == set(range(1, N + 1))
+    if skips:
+        contents = dict(models.released + after.released)
+        assert contents[3] == contents[2]
+
+
+def test_a_replay_asks_the_same_devices_and_they_give_the_same_answer(tmp_path):
+    devices = make_devices(tmp_path)
+    answers = []
+
+    def dies_once(request):
+        replies = devices.exchange(request)
+        if request.round_number == 1:
+            answers.append(
+                {name: u[0].tobytes() for name, u in replies.updates.items()}
+            )
+            if len(answers) == 1:
+                raise Crash
+        return replies
+
+    with pytest.raises(Crash):
+        finish(tmp_path, devices, exchange=dies_once)
+    finish(tmp_path, devices, exchange=dies_once)
+    assert len(answers) == 2 and answers[0] == answers[1] and answers[0]
+    assert max(store.participations for store in devices.stores.values()) <= K
+
+
+def test_another_model_plan_or_denominator_is_refused(tmp_path):
+    devices = make_devices(tmp_path)
+    finish(tmp_path, devices, total_rounds=2)
+    with pytest.raises(ValueError, match="of another run: server_optimizer"):
+        finish(tmp_path, devices, engine={"optimizer": ServerYogi()})
+    with pytest.raises(ValueError, match="of another run: plan"):
+        finish(tmp_path, devices, plan=make_plan(noise_multiplier=0.7))
+    (tmp_path / "run" / "noise.key").unlink()
+    with pytest.raises(ValueError, match="the noise key is not at"):
+        finish(tmp_path, devices)
+
+
+def test_a_run_goes_on_to_more_rounds_but_not_past_the_plan(tmp_path):
+    devices = make_devices(tmp_path)
+    finish(tmp_path, devices, total_rounds=3)
+    with pytest.raises(ValueError, match="more than total_rounds = 2"):
+        finish(tmp_path, devices, total_rounds=2)
+    done = finish(tmp_path, devices)
+    assert done.measured.num_rounds == N
+    with pytest.raises(ValueError, match=r"num_rounds must be in \[1, 7\]"):
+        make_run(tmp_path, devices, total_rounds=N + 1)
+
+
+def test_two_programs_do_not_run_in_one_folder(tmp_path):
+    devices = make_devices(tmp_path)
+    run = make_run(tmp_path, devices)
+    (tmp_path / "run").mkdir()
+    made_for = {"plan": PLAN.fingerprint, **run.settings}
+    with Ledger(str(tmp_path / "run" / LEDGER_FILE), made_for):
+        with pytest.raises(BlockingIOError):
+            asyncio.run(run.finish())
+
+
+def test_over_selection_asks_more_and_the_noise_stays(tmp_path):
+    devices = make_devices(tmp_path, number=12)
+    seen = []
+    finish(
+        tmp_path,
+        devices,
+        over_selection=1.5,
+        after_round=lambda state: seen.append(dict(state.metrics)),
+    )
+    assert {m["selected"] for m in seen} == {3}
+
+
+def test_the_health_line_has_counts_and_a_growing_epsilon(tmp_path):
+    devices = make_devices(tmp_path)
+    health, lines = Health(PLAN), []
+
+    def after_round(state):
+        number = int(state.state["round"]) - 1
+        lines.append(health.line(number, state.metrics, state.data_iterator.measured()))
+
+    finish(tmp_path, devices, after_round=after_round)
+    assert re.match(
+        r"round 0 of 7 done: available 8, eligible 8, selected 2, reported 2", lines[0]
+    )
+    spent = [float(re.search(r"epsilon <= ([\d.]+) so far", line)[1]) for line in lines]
+    assert spent == sorted(spent) and 0 < spent[0] < spent[-1]
+    assert spent[-1] <= PLAN.epsilon + 0.001

@@ -1,0 +1,55 @@
+"""States on disk, of any engine: private, whole, and never written over."""
+
+import asyncio
+import collections
+import os
+
+import numpy as np
+import pytest
+
+from tf_bandmf_federated.state_files import StateFiles
+
+
+def state(value):
+    return collections.OrderedDict(
+        round=np.int64(value), weights=[np.full([2, 3], value, np.float32)]
+    )
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+def test_the_newest_one_is_loaded_and_the_oldest_go(tmp_path):
+    files = StateFiles(str(tmp_path), keep_total=2)
+    assert run(files.load_latest(state(0))) == (None, 0)
+    for version in range(4):
+        run(files.save(state(version), version))
+    assert run(files.get_versions()) == [2, 3]
+    found, version = run(files.load_latest(state(0)))
+    assert version == 3 and found["round"] == 3
+    np.testing.assert_array_equal(found["weights"][0], state(3)["weights"][0])
+
+
+def test_missing_existing_and_damaged_are_errors(tmp_path):
+    files = StateFiles(str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        run(files.load(1, state(0)))
+    run(files.save(state(1), 1))
+    with pytest.raises(FileExistsError, match="version 1"):
+        run(files.save(state(2), 1))
+    with pytest.raises(ValueError, match="another process"):
+        run(files.load(1, {"else": np.zeros(3)}))
+    path = tmp_path / "state-00000001"
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="damaged"):
+        run(files.load(1, state(0)))
+    os.chmod(path, 0o644)
+    with pytest.raises(PermissionError):
+        run(files.load(1, state(0)))
+
+
+def test_objects_without_a_file_format_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="arrays, numbers and objects"):
+        run(StateFiles(str(tmp_path)).save({"a": object()}, 0))

@@ -1,0 +1,134 @@
+"""What a device must know of a plan: enough to refuse, and no more.
+
+A small file without TensorFlow. `DevicePolicy.from_plan(plan).save("policy.json")` on the
+server's side, once; the devices' app has the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from tf_bandmf_federated.eligibility import NEVER, may_take_part
+
+if TYPE_CHECKING:
+    from tf_bandmf import Plan
+
+_FORMAT = "tf-bandmf-federated device policy 1"
+
+
+@dataclasses.dataclass(frozen=True)
+class DevicePolicy:
+    """The limits that a device keeps by itself, whatever a server asks.
+
+    Attributes:
+      plan: its fingerprint, 64 hexadecimal digits.
+      num_rounds: n: rounds are 0, ..., n - 1.
+      min_separation: b: rounds from one participation to the next, at least.
+      max_participations: k, at most in all rounds.
+      l2_norm_clip: zeta, the largest norm of what leaves the device.
+
+    Raises:
+      ValueError: if a number is out of range.
+    """
+
+    plan: str
+    num_rounds: int
+    min_separation: int
+    max_participations: int
+    l2_norm_clip: float
+
+    def __post_init__(self) -> None:
+        for name in ("num_rounds", "min_separation", "max_participations"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"{name} must be a whole number >= 1, found {value!r}."
+                )
+        if not (math.isfinite(self.l2_norm_clip) and self.l2_norm_clip > 0):
+            raise ValueError(
+                f"l2_norm_clip must be finite and > 0, found {self.l2_norm_clip}."
+            )
+        if len(self.plan) != 64 or not set(self.plan) <= set("0123456789abcdef"):
+            raise ValueError(f"plan must be a plan's fingerprint, found {self.plan!r}.")
+
+    @classmethod
+    def from_plan(cls, plan: Plan) -> DevicePolicy:
+        """The policy of a plan.
+
+        Raises:
+          TypeError, ValueError: if the plan is none for federated learning.
+        """
+        from tf_bandmf_federated.plan_checks import check_plan
+
+        participation = check_plan(plan)
+        return cls(
+            plan=plan.fingerprint,
+            num_rounds=plan.num_steps,
+            min_separation=participation.min_separation,
+            max_participations=participation.participations(plan.num_steps),
+            l2_norm_clip=float(plan.l2_norm_clip),
+        )
+
+    def refusal(
+        self, round_number: int, last_round: int, participations: int
+    ) -> str | None:
+        """Why a device with this record must not contribute now; None if it may.
+
+        Args:
+          round_number: as the server says.
+          last_round: of the device's last participation, or -1.
+          participations: so far.
+        """
+        if not 0 <= round_number < self.num_rounds:
+            return f"round {round_number} is not one of the plan's {self.num_rounds}"
+        if (last_round == NEVER) != (participations == 0) or last_round < NEVER:
+            return "the device's record contradicts itself"
+        if participations >= self.max_participations:
+            return f"it took part {participations} times, the most there is"
+        b, k = self.min_separation, self.max_participations
+        if not may_take_part(last_round, participations, round_number, b, k):
+            return (
+                f"it took part in round {last_round}, and round {round_number} is less "
+                f"than {b} later"
+            )
+        return None
+
+    def to_json(self) -> str:
+        """As text."""
+        content = {"format": _FORMAT, **dataclasses.asdict(self)}
+        return json.dumps(content, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> DevicePolicy:
+        """What `to_json` gave.
+
+        Raises:
+          ValueError: if it is something else.
+        """
+        content: dict[str, Any] = json.loads(text)
+        if content.pop("format", None) != _FORMAT:
+            raise ValueError(f"This is no device policy of format {_FORMAT!r}.")
+        names = {field.name for field in dataclasses.fields(cls)}
+        if set(content) != names:
+            raise ValueError(
+                f"A device policy has {sorted(names)}, found {sorted(content)}."
+            )
+        return cls(**content)
+
+    def save(self, path: str) -> None:
+        """Writes it to a file; it holds no secret."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.to_json())
+
+    @classmethod
+    def load(cls, path: str) -> DevicePolicy:
+        """Reads what `save` wrote.
+
+        Raises:
+          ValueError: if the file is no device policy.
+        """
+        with open(path, encoding="utf-8") as file:
+            return cls.from_json(file.read())

@@ -1,0 +1,181 @@
+"""What a device keeps of itself: when it took part last, and how often.
+
+A folder of the device, outside of the app that trains, which comes and goes. Each plan has
+its own files in it: the record belongs to the plan and not to a run, so that a second run
+of one plan finds it as the first one left it.
+
+| file | |
+|---|---|
+| `<plan>.json` | name of the device, last round, participations, the last request |
+| `<plan>.update` | the contribution of the last round, for a request that comes again |
+
+Everything is written before it counts: a device that is killed took part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_bandmf.files import private as private_files
+from tf_bandmf_federated.device_policy import DevicePolicy
+from tf_bandmf_federated.eligibility import NEVER
+
+_FORMAT = "tf-bandmf-federated device 1"
+_NAME_BYTES = 16
+
+
+class Refused(Exception):
+    """The device does not contribute to this round; the message says why."""
+
+
+class DeviceStore:
+    """A device's record for one plan; safe for several processes of the device.
+
+    Args:
+      folder: of this device alone; it is created with mode 0700. Who loses it is a new
+        device, with a new name and a new budget: keep it where the device's data are.
+      policy: of the plan.
+
+    Raises:
+      PermissionError: if others than the owner may read a file of it.
+      ValueError: if a file is damaged. The device then does not contribute.
+    """
+
+    def __init__(self, folder: str, policy: DevicePolicy) -> None:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        self.policy = policy
+        self._path = os.path.join(folder, f"{policy.plan}.json")
+        self._update_path = os.path.join(folder, f"{policy.plan}.update")
+        with self._locked():
+            if not os.path.exists(self._path):
+                self._write(
+                    {
+                        "format": _FORMAT,
+                        "device": secrets.token_hex(_NAME_BYTES),
+                        "last_round": NEVER,
+                        "participations": 0,
+                        "request": None,
+                    }
+                )
+            self._read()
+
+    @property
+    def device(self) -> str:
+        """The device's name: random, and the same as long as the folder is there."""
+        return self._content()["device"]
+
+    @property
+    def last_round(self) -> int:
+        """The last round in which it took part, or -1."""
+        return self._content()["last_round"]
+
+    @property
+    def participations(self) -> int:
+        """How often it took part."""
+        return self._content()["participations"]
+
+    def refusal(self, round_number: int) -> str | None:
+        """Why it would not take part in a round; None if it would."""
+        found = self._content()
+        return self.policy.refusal(
+            round_number, found["last_round"], found["participations"]
+        )
+
+    def begin(self, round_number: int, request: str) -> list[np.ndarray] | None:
+        """Takes part in a round: counted for good before this returns.
+
+        Args:
+          round_number: as the server says.
+          request: a digest of all that the contribution is computed from.
+
+        Returns:
+          None: compute the contribution, and `keep` it. If the request came before and
+          its contribution was kept: that contribution. The same request has one answer,
+          so that a server that repeats a round learns nothing more.
+
+        Raises:
+          Refused: if the plan does not let this device take part now.
+        """
+        with self._locked():
+            content = self._read()
+            if content["request"] == request and content["last_round"] == round_number:
+                kept = self._kept(request)
+                if kept is None:
+                    raise Refused(
+                        f"it began round {round_number} before, and its contribution "
+                        f"was not kept"
+                    )
+                return kept
+            reason = self.policy.refusal(
+                round_number, content["last_round"], content["participations"]
+            )
+            if reason is not None:
+                raise Refused(reason)
+            content.update(
+                last_round=round_number,
+                participations=content["participations"] + 1,
+                request=request,
+            )
+            self._write(content)
+        return None
+
+    def keep(self, request: str, contribution: Sequence[np.ndarray]) -> None:
+        """Keeps what leaves the device for this request, before it leaves.
+
+        Raises:
+          ValueError: if another request was begun since.
+        """
+        with self._locked():
+            if self._read()["request"] != request:
+                raise ValueError("Another round was begun since: this one is over.")
+            stream = io.BytesIO()
+            arrays = {f"a{i}": array for i, array in enumerate(contribution)}
+            np.savez(
+                stream,
+                request=np.frombuffer(request.encode(), np.uint8),
+                **arrays,  # type: ignore[arg-type]
+            )
+            private_files.write(self._update_path, stream.getvalue())
+
+    def _kept(self, request: str) -> list[np.ndarray] | None:
+        if not os.path.exists(self._update_path):
+            return None
+        content = io.BytesIO(private_files.read(self._update_path))
+        with np.load(content, allow_pickle=False) as archive:
+            if archive["request"].tobytes().decode() != request:
+                return None
+            return [archive[f"a{i}"] for i in range(len(archive.files) - 1)]
+
+    def _content(self) -> dict[str, Any]:
+        with self._locked():
+            return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        content = json.loads(private_files.read(self._path))
+        if content["format"] != _FORMAT:
+            raise ValueError(
+                f"{self._path} has format {content['format']!r}; this version reads "
+                f"{_FORMAT!r}."
+            )
+        return content
+
+    def _write(self, content: dict[str, Any]) -> None:
+        private_files.write(self._path, json.dumps(content).encode())
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,218 @@
+"""The device's side: it counts, refuses, clips, and sends nothing but the update."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from logging import INFO, WARNING
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.supercore import log
+
+from tf_bandmf_federated.clipping import clip_update
+from tf_bandmf_federated.device_policy import DevicePolicy
+from tf_bandmf_federated.device_store import DeviceStore, Refused
+from tf_bandmf_federated.flower.messages import (
+    ARRAYS,
+    CONFIG,
+    FAILED,
+    PLAN,
+    QUERY_ACTION,
+    REFUSED,
+    REPLY,
+    ROUND,
+    RUN,
+)
+
+Where = str | Callable[[Context], str]
+
+
+class ParticipationMod:
+    """A Flower mod that keeps a plan's limits on the device.
+
+    In a `train` message the device counts the round, durably, before its app is called;
+    the app's `ArrayRecord` of new weights becomes the update, clipped to the plan's norm;
+    all other records of the reply are dropped. A device whose record does not let it take
+    part answers that, and its app is not called. A message that comes twice has one
+    answer: the first one, which is kept.
+
+    Put it first in the list of mods: what comes after it is inside of it. Other messages
+    than `train` and its own query are refused: what they send is not private.
+
+    Args:
+      policy: of the plan; `DevicePolicy.from_plan(plan)`. A server with another plan is
+        refused.
+      store: folder of this device, or a function of Flower's context that says it (of
+        `context.node_config`, say). It must survive the app, and is per device.
+      also: categories of messages that are passed to the app all the same, such as
+        "evaluate".
+    """
+
+    def __init__(
+        self, policy: DevicePolicy, store: Where, also: Iterable[str] = ()
+    ) -> None:
+        self._policy = policy
+        self._store = store
+        self._also = frozenset(also)
+
+    def __call__(
+        self, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        """Flower's calling convention for mods."""
+        kind = message.metadata.message_type
+        category, _, action = kind.partition(".")
+        if category == "train":
+            return self._train(message, context, call_next)
+        if category == "query" and action == QUERY_ACTION:
+            return self.answer(message, context)
+        if category in self._also:
+            return call_next(message, context)
+        raise ValueError(
+            f"This device answers no {kind!r} message: what it would send is not "
+            f"private. See ParticipationMod's argument `also`."
+        )
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """The device's name and record, for the server's selection."""
+        store = self._open(context)
+        found = ConfigRecord(
+            {
+                "plan": self._policy.plan,
+                "device": store.device,
+                "last_round": store.last_round,
+                "participations": store.participations,
+            }
+        )
+        return Message(RecordDict({REPLY: found}), reply_to=message)
+
+    def _open(self, context: Context) -> DeviceStore:
+        where = self._store(context) if callable(self._store) else self._store
+        return DeviceStore(where, self._policy)
+
+    def _train(
+        self, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        arrays = message.content.array_records[ARRAYS]
+        config = message.content.config_records[CONFIG]
+        number, run = int(config[ROUND]), str(config[RUN])  # type: ignore[arg-type]
+        names = list(arrays.keys())
+        before = arrays.to_numpy_ndarrays()
+        try:
+            if config[PLAN] != self._policy.plan:
+                raise Refused("the server has another plan than this device")
+            store = self._open(context)
+            request = _digest(self._policy.plan, run, number, names, before)
+            update = store.begin(number, request)
+        except Refused as error:
+            log(INFO, "Round %d is refused: %s.", number, error)
+            return self._reply(message, number, run, "", None, f"{REFUSED}: {error}")
+        device = store.device
+        if update is None:
+            try:
+                update = self._update(message, context, call_next, names, before)
+            except Exception as error:
+                # Its text may have private data in it: it stays here.
+                log(WARNING, "Round %d failed: %r", number, error)
+                problem = f"{FAILED}: {type(error).__name__}"
+                return self._reply(message, number, run, device, None, problem)
+            store.keep(request, update)
+        record = ArrayRecord(
+            {name: Array(array) for name, array in zip(names, update, strict=True)}
+        )
+        return self._reply(message, number, run, device, record, "")
+
+    def _update(
+        self,
+        message: Message,
+        context: Context,
+        call_next: ClientAppCallable,
+        names: list[str],
+        before: list[np.ndarray],
+    ) -> list[np.ndarray]:
+        """What the app learned, clipped."""
+        reply = call_next(message, context)
+        if reply.has_error():
+            raise RuntimeError(reply.error.reason)
+        records = reply.content.array_records
+        if len(records) != 1:
+            raise ValueError(
+                f"The app's reply must have one ArrayRecord, the weights after its "
+                f"training; found {len(records)}."
+            )
+        (found,) = records.values()
+        after = found.to_numpy_ndarrays()
+        shapes = [(a.shape, a.dtype) for a in after]
+        if list(found.keys()) != names or shapes != [
+            (b.shape, b.dtype) for b in before
+        ]:
+            raise ValueError(
+                "The app's weights must have the names, shapes and dtypes of those "
+                "that it got."
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            update = [new - old for new, old in zip(after, before, strict=True)]
+        clipped = clip_update(update, self._policy.l2_norm_clip)
+        if not clipped.is_finite:
+            log(WARNING, "The weights are not finite: this device adds zeros.")
+        return clipped.update
+
+    def _reply(
+        self,
+        message: Message,
+        number: int,
+        run: str,
+        device: str,
+        arrays: ArrayRecord | None,
+        problem: str,
+    ) -> Message:
+        about = ConfigRecord(
+            {
+                "plan": self._policy.plan,
+                "run": run,
+                "round": number,
+                "device": device,
+                "problem": problem,
+            }
+        )
+        content = RecordDict({REPLY: about})
+        if arrays is not None:
+            content[ARRAYS] = arrays
+        return Message(content, reply_to=message)
+
+
+def private_client_app(
+    policy: DevicePolicy, store: Where, also: Iterable[str] = ()
+) -> ClientApp:
+    """A `ClientApp` with a `ParticipationMod`, which answers the server's query.
+
+    Give it the function that trains, as any `ClientApp`:
+
+        app = private_client_app(DevicePolicy.load("policy.json"), store=...)
+
+        @app.train()
+        def train(message, context):
+            ...  # reply with an ArrayRecord of the new weights
+
+    Args:
+      policy: of the plan.
+      store: see `ParticipationMod`.
+      also: see `ParticipationMod`.
+    """
+    mod = ParticipationMod(policy, store, also)
+    app = ClientApp(mods=[mod])
+    app.query(QUERY_ACTION)(mod.answer)
+    return app
+
+
+def _digest(
+    plan: str, run: str, number: int, names: list[str], weights: list[np.ndarray]
+) -> str:
+    """Of all that the server says in a request."""
+    found = hashlib.sha256(repr((plan, run, number, names)).encode())
+    for array in weights:
+        found.update(repr((array.shape, array.dtype.str)).encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()

@@ -1,0 +1,91 @@
+"""Which devices are behind Flower's nodes.
+
+A node's number lasts as long as its connection; a device's name, from its store, as long
+as the device's memory of what it took part in. So nodes are asked for their names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from tf_bandmf_federated.flower.messages import QUERY, REPLY
+
+_PAUSE = 0.1  # seconds from one look at the SuperLink to the next
+
+
+class Devices:
+    """The devices that are there.
+
+    Args:
+      grid: of Flower.
+      plan: fingerprint; devices with another plan are left out.
+      timeout: seconds for which new nodes' answers are awaited.
+    """
+
+    def __init__(self, grid: Grid, plan: str, timeout: float = 60.0) -> None:
+        self._grid = grid
+        self._plan = plan
+        self._timeout = timeout
+        self._names: dict[int, str] = {}  # "" for nodes that cannot take part
+        self._asked: dict[str, tuple[int, float]] = {}  # by message: node, when
+
+    def present(self) -> list[str]:
+        """Names of the devices that are connected now."""
+        return sorted(self._nodes())
+
+    def node_of(self, name: str) -> int | None:
+        """The node of a device, if it is connected."""
+        return self._nodes().get(name)
+
+    def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
+        """The nodes of those devices that are connected."""
+        nodes = self._nodes()
+        return {name: nodes[name] for name in names if name in nodes}
+
+    def _nodes(self) -> dict[str, int]:
+        here = set(self._grid.get_node_ids())
+        self._ask(here)
+        # Of two nodes of one device the one that came later is the live one.
+        return {
+            name: node for node, name in self._names.items() if name and node in here
+        }
+
+    def _ask(self, here: set[int]) -> None:
+        now = time.monotonic()
+        self._asked = {
+            message: (node, when)
+            for message, (node, when) in self._asked.items()
+            if node in here and now - when < 10 * self._timeout
+        }
+        waiting = {node for node, _ in self._asked.values()}
+        new = sorted(here - set(self._names) - waiting)
+        if new:
+            messages = [
+                Message(RecordDict(), node, QUERY, ttl=20 * self._timeout)
+                for node in new
+            ]
+            for node, sent in zip(new, self._grid.push_messages(messages)):
+                if sent is not None:
+                    self._asked[sent] = (node, now)
+        while self._asked:
+            self._take_answers()
+            awaited = {node for node, _ in self._asked.values()} & set(new)
+            if not awaited or time.monotonic() - now > self._timeout:
+                return
+            time.sleep(_PAUSE)
+
+    def _take_answers(self) -> None:
+        for reply in self._grid.pull_messages(list(self._asked)):
+            asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            if asked is None:
+                continue
+            name = ""
+            if not reply.has_error() and REPLY in reply.content.config_records:
+                about = reply.content.config_records[REPLY]
+                if about.get("plan") == self._plan:
+                    name = str(about.get("device", ""))
+            self._names[asked[0]] = name

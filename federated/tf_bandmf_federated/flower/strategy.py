@@ -1,0 +1,369 @@
+"""The server's side: a strategy that keeps a ledger, and goes on where it was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from flwr.supercore import log
+
+from tf_bandmf import Plan
+from tf_bandmf_federated.accounting import MeasuredParticipation
+from tf_bandmf_federated.averaging import FederatedAveraging, Replies, Request
+from tf_bandmf_federated.cohorts import AvailableCohorts
+from tf_bandmf_federated.flower.devices import Devices
+from tf_bandmf_federated.flower.messages import (
+    ARRAYS,
+    CONFIG,
+    PLAN,
+    REFUSED,
+    REPLY,
+    ROUND,
+    RUN,
+)
+from tf_bandmf_federated.health import Health
+from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
+from tf_bandmf_federated.rounds import ProgramState, Releasing
+from tf_bandmf_federated.running import Run
+from tf_bandmf_federated.server_optimizers import ServerOptimizer
+
+_PAUSE = 0.1  # seconds from one look at the SuperLink to the next
+_REMEMBERED = 20  # rounds whose late replies are still counted
+
+
+class PrivateFedAvg(Strategy):
+    """Federated averaging with correlated noise, enforced separation and a ledger.
+
+    Formal guarantee: user-level (epsilon, delta)-DP as the plan states, zero-out
+    adjacency of one device's whole data, for the models of all rounds and all that is
+    computed from them, over all restarts, if `private_dir` stays private and whole, and
+    a device's store does. The server is trusted with the devices' updates.
+
+    A round's devices are chosen by the ledger's record of them, which is written before
+    anything is sent. Each reply is clipped again; the sum has uniform weights, gets the
+    round's noise whoever replied, and is divided by a constant. `start` goes on where the
+    run was interrupted: `server_round` in Flower's records is the plan's round plus 1.
+    See `tf_bandmf_federated.program` for what happens after a crash.
+
+    Metrics of `start`'s result are exact counts of devices, for the operator. Devices
+    send no metrics; evaluate on public data with `evaluate_fn`.
+
+    Args:
+      plan: with `MinSep` participation; its steps are rounds.
+      private_dir: for ledger, noise key and states; as secret as the key, and needed to
+        go on.
+      clients_per_round: the public denominator, and how many devices are selected; by
+        default the plan's batch size.
+      server_optimizer: by default SGD with learning rate 1.
+      zeroing_norm: updates of a larger norm contribute zero.
+      over_selection: >= 1: so many times `clients_per_round` are asked. The round ends
+        when `clients_per_round` took part; what comes later is counted as late.
+      min_available: devices that are awaited before a round is begun; by default
+        `clients_per_round`.
+      max_wait: seconds for which they are. Then the round is run with those there are.
+      query_timeout: seconds for which the names of new nodes are awaited.
+      models: gets the weights after each round, a list of arrays; the key is the number
+        of rounds done, and what had the same key before must be replaced.
+      interrupted_round: "replay" or "skip".
+
+    Raises:
+      TypeError, ValueError: if an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        private_dir: str,
+        *,
+        clients_per_round: int | None = None,
+        server_optimizer: ServerOptimizer | None = None,
+        zeroing_norm: float | None = None,
+        over_selection: float = 1.0,
+        min_available: int | None = None,
+        max_wait: float = 60.0,
+        query_timeout: float = 60.0,
+        models: Releasing | None = None,
+        interrupted_round: str = "replay",
+    ) -> None:
+        self._participation = check_plan(plan)
+        wanted = clients_per_round_of(plan, clients_per_round)
+        if wanted != int(wanted):
+            raise ValueError(f"clients_per_round must be whole, found {wanted}.")
+        self._plan = plan
+        self._private_dir = private_dir
+        self._wanted = int(wanted)
+        self._optimizer = server_optimizer
+        self._zeroing_norm = zeroing_norm
+        self._over_selection = over_selection
+        self._min_available = self._wanted if min_available is None else min_available
+        self._max_wait = max_wait
+        self._query_timeout = query_timeout
+        self._models = models
+        self._interrupted_round = interrupted_round
+        self._health = Health(plan)
+        self._measured: MeasuredParticipation | None = None
+        self._devices: Devices | None = None
+        self._late: dict[str, int] = {}  # messages without a reply in time: their round
+
+    @property
+    def plan(self) -> Plan:
+        """What the run does."""
+        return self._plan
+
+    @property
+    def measured(self) -> MeasuredParticipation:
+        """Separation and participations of the run, for `write_report`.
+
+        Raises:
+          ValueError: before `start` has returned.
+        """
+        if self._measured is None:
+            raise ValueError("Nothing was measured yet: call start first.")
+        return self._measured
+
+    def summary(self) -> None:
+        """Logs what the run does."""
+        for line in str(self._plan.statement(unit="one device")).splitlines():
+            log(INFO, "\t%s", line)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None = None,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Runs what is left of the run.
+
+        Args:
+          grid: of Flower.
+          initial_arrays: weights before round 0, float32. After a restart their values
+            do not count; names and shapes must be the same.
+          num_rounds: of the whole run, over all restarts; by default the plan's.
+          timeout: seconds for which a round's replies are awaited.
+          train_config: sent to devices with the model.
+          evaluate_config: must be None: nothing that is computed from devices' data
+            without noise leaves them.
+          evaluate_fn: evaluates on public data; gets `server_round` and weights.
+
+        Raises:
+          ValueError: if `evaluate_config` is given; else see `running.Run.finish`.
+        """
+        if evaluate_config is not None:
+            raise ValueError(
+                "evaluate_config must be None: what devices evaluate is not private. "
+                "Evaluate on public data with evaluate_fn."
+            )
+        self.summary()
+        names = list(initial_arrays.keys())
+        self._grid, self._timeout = grid, timeout
+        self._names = names
+        self._config = dict(train_config or {})
+        self._devices = Devices(grid, self._plan.fingerprint, self._query_timeout)
+        engine = FederatedAveraging(
+            self._plan,
+            initial_arrays.to_numpy_ndarrays(),
+            self._exchange,
+            clients_per_round=self._wanted,
+            optimizer=self._optimizer,
+            zeroing_norm=self._zeroing_norm,
+        )
+        result = Result()
+
+        async def first() -> ProgramState:
+            cohorts = AvailableCohorts.of(
+                self._present, self._participation, self._over_selection
+            )
+            return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
+
+        def after_round(state: ProgramState) -> None:
+            done = engine.round_number(state.state)
+            measured = state.data_iterator.measured()
+            log(INFO, "%s", self._health.line(done - 1, state.metrics, measured))
+            result.train_metrics_clientapp[done] = MetricRecord(
+                {name: int(count) for name, count in state.metrics.items()}
+            )
+            if evaluate_fn is not None:
+                arrays = self._record([np.asarray(w) for w in state.state["weights"]])
+                found = evaluate_fn(done, arrays)
+                if found is not None:
+                    log(INFO, "round %d evaluated: %s", done - 1, found)
+                    result.evaluate_metrics_serverapp[done] = found
+
+        run = Run(
+            plan=self._plan,
+            engine=engine,
+            settings={"engine": "flower", "names": names, **engine.settings},
+            host_noise=engine.host_noise,
+            first=first,
+            private_dir=self._private_dir,
+            clients_per_round=self._wanted,
+            total_rounds=num_rounds,
+            models=self._models,
+            interrupted_round=self._interrupted_round,
+            after_round=after_round,
+        )
+        done = asyncio.run(run.finish())
+        self._measured = done.measured
+        weights = asyncio.run(engine.weights(done.state.state))
+        result.arrays = self._record(weights)
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Refuses: rounds are begun by `start`, which writes the ledger before."""
+        raise RuntimeError(
+            "PrivateFedAvg runs its rounds itself: call start. Wrapped by another "
+            "strategy it would neither know nor keep what its guarantee needs."
+        )
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Refuses, as `configure_train`."""
+        raise RuntimeError("PrivateFedAvg runs its rounds itself: call start.")
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Asks nobody: what devices evaluate is not private."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing, as nobody was asked."""
+        return None
+
+    def _record(self, weights: list[np.ndarray]) -> ArrayRecord:
+        pairs = zip(self._names, weights, strict=True)
+        return ArrayRecord({name: Array(weight) for name, weight in pairs})
+
+    def _present(self) -> list[str]:
+        """Names of the devices that are there, after waiting for enough of them."""
+        assert self._devices is not None
+        end = time.monotonic() + self._max_wait
+        while True:
+            names = self._devices.present()
+            if len(names) >= self._min_available:
+                return names
+            if time.monotonic() > end:
+                log(
+                    WARNING,
+                    "%d devices are there, %d were awaited: the round goes on.",
+                    len(names),
+                    self._min_available,
+                )
+                return names
+            time.sleep(_PAUSE)
+
+    def _exchange(self, request: Request) -> Replies:
+        """Sends a round's model to its devices, and gives what came back in time."""
+        assert self._devices is not None
+        late = self._count_late(request.round_number)
+        asked = self._send(request)
+        updates: dict[str, list[np.ndarray]] = {}
+        refused = failed = 0
+        end = time.monotonic() + self._timeout
+        while asked and len(updates) < self._wanted and time.monotonic() < end:
+            for reply in self._grid.pull_messages(list(asked)):
+                name = asked.pop(reply.metadata.reply_to_message_id, None)
+                if name is None:
+                    continue
+                found = self._update_of(reply, request, name)
+                if isinstance(found, list):
+                    updates[name] = found
+                elif found.startswith(REFUSED):
+                    refused += 1
+                else:
+                    failed += 1
+                    log(INFO, "device %s: %s", name[:8], found)
+            if asked and len(updates) < self._wanted:
+                time.sleep(_PAUSE)
+        self._late.update((message, request.round_number) for message in asked)
+        return Replies(updates, refused=refused, late=late, failed=failed)
+
+    def _send(self, request: Request) -> dict[str, str]:
+        """Names of the devices that were sent the model, by the message's number."""
+        assert self._devices is not None
+        nodes = self._devices.nodes_of(request.names)
+        config: dict[str, Any] = {
+            **self._config,
+            "server-round": request.round_number + 1,
+            PLAN: self._plan.fingerprint,
+            RUN: request.run,
+            ROUND: request.round_number,
+        }
+        content = RecordDict(
+            {ARRAYS: self._record(request.weights), CONFIG: ConfigRecord(config)}
+        )
+        messages = [
+            Message(
+                content,
+                node,
+                MessageType.TRAIN,
+                ttl=self._timeout,
+                group_id=str(request.round_number),
+            )
+            for node in nodes.values()
+        ]
+        sent = self._grid.push_messages(messages)
+        pairs = zip(sent, nodes, strict=True)
+        return {message: name for message, name in pairs if message is not None}
+
+    def _update_of(
+        self, reply: Message, request: Request, name: str
+    ) -> list[np.ndarray] | str:
+        """The arrays that a device adds to the sum, or why there are none."""
+        if reply.has_error():
+            return f"error {reply.error.code}"
+        about = reply.content.config_records.get(REPLY)
+        if about is None:
+            return "it does not run ParticipationMod: what it sent is not used"
+        if about.get("problem"):
+            return str(about["problem"])
+        expected = (self._plan.fingerprint, request.run, request.round_number, name)
+        found = tuple(about.get(key) for key in ("plan", "run", "round", "device"))
+        if found != expected:
+            return "it answers another request, or is another device by now"
+        arrays = reply.content.array_records.get(ARRAYS)
+        if arrays is None or list(arrays.keys()) != self._names:
+            return "it did not send the model's arrays"
+        try:
+            return arrays.to_numpy_ndarrays()
+        except Exception as error:  # no device decides whether training goes on
+            return f"its arrays cannot be read: {type(error).__name__}"
+
+    def _count_late(self, round_number: int) -> int:
+        """Replies of earlier rounds that have come since; they are thrown away."""
+        self._late = {
+            message: when
+            for message, when in self._late.items()
+            if round_number - when <= _REMEMBERED
+        }
+        if not self._late:
+            return 0
+        count = 0
+        for reply in self._grid.pull_messages(list(self._late)):
+            if self._late.pop(reply.metadata.reply_to_message_id, None) is not None:
+                count += not reply.has_error()
+        return count

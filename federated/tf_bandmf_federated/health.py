@@ -1,0 +1,53 @@
+"""One line per round for the operator: who came, and what is spent so far.
+
+It has exact counts of devices, which the guarantee does not cover: do not publish it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tf_bandmf import Plan
+from tf_bandmf_federated.accounting import MeasuredParticipation, measured_guarantee
+
+
+class Health:
+    """Writes the lines of one run.
+
+    Args:
+      plan: of the run.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._known: dict[tuple[int | None, int], float] = {}
+
+    def epsilon(self, measured: MeasuredParticipation) -> float:
+        """Epsilon of what was done so far, at the plan's delta: an upper bound."""
+        if measured.max_participations == 0:
+            return 0.0
+        worst = (measured.min_separation, measured.max_participations)
+        if worst not in self._known:
+            found = measured_guarantee(self._plan, measured)
+            self._known[worst] = found.guarantee.epsilon
+        return self._known[worst]
+
+    def line(
+        self,
+        round_number: int,
+        metrics: Mapping[str, int],
+        measured: MeasuredParticipation,
+    ) -> str:
+        """Of a round that is done.
+
+        Args:
+          round_number: from 0.
+          metrics: of `FederatedAveraging`.
+          measured: up to this round.
+        """
+        counts = ", ".join(f"{name} {int(count)}" for name, count in metrics.items())
+        return (
+            f"round {round_number} of {self._plan.num_steps} done: {counts}; "
+            f"epsilon <= {self.epsilon(measured):.3f} so far, "
+            f"{self._plan.epsilon:.3f} planned, delta = {self._plan.delta:g}"
+        )

@@ -1,0 +1,154 @@
+"""A run of any engine, from the ledger's first line to the last release.
+
+`program` (TensorFlow Federated) and `flower` call it; it says nothing about how a round is
+carried out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tf_bandmf import Plan
+from tf_bandmf.files import private as private_files
+from tf_bandmf.participation.checks import positive_int
+from tf_bandmf_federated.accounting import MeasuredParticipation
+from tf_bandmf_federated.host_noise import KEY_FILE, HostNoise
+from tf_bandmf_federated.ledger import Ledger
+from tf_bandmf_federated.plan_checks import check_plan
+from tf_bandmf_federated.rounds import (
+    Engine,
+    ProgramState,
+    Releases,
+    Releasing,
+    Rounds,
+    States,
+)
+from tf_bandmf_federated.state_files import StateFiles
+
+LEDGER_FILE, STATES_FOLDER = "ledger.jsonl", "states"
+_RESTARTS = ("replay", "skip")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """What a run did.
+
+    Attributes:
+      state: after the last round.
+      measured: separation and participations. Clients of skipped rounds are counted.
+    """
+
+    state: ProgramState
+    measured: MeasuredParticipation
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run is made of. It goes on where an interrupted one ended.
+
+    Attributes:
+      plan: what the run does.
+      engine: runs its rounds.
+      settings: what else makes it what it is, as plain values: the ledger keeps them.
+      host_noise: what makes the noise, or None if the engine's state holds it.
+      first: makes the state before round 0.
+      private_dir: for ledger, key and states; created with mode 0700.
+      states: makes what saves states, in a folder of `private_dir`.
+      clients_per_round: to select.
+      total_rounds: None for the plan's.
+      models: gets the model's weights.
+      release_every: rounds from one model to the next.
+      metrics: gets the metrics, which are not private.
+      interrupted_round: "replay" or "skip".
+      after_round: gets the state after each round of this call, when all that is
+        released after it was.
+    """
+
+    plan: Plan
+    engine: Engine
+    settings: dict[str, Any]
+    host_noise: HostNoise | None
+    first: Callable[[], Awaitable[ProgramState]]
+    private_dir: str
+    states: Callable[[str], States] = StateFiles
+    clients_per_round: int | None = None
+    total_rounds: int | None = None
+    models: Releasing | None = None
+    release_every: int = 1
+    metrics: Releasing | None = None
+    interrupted_round: str = "replay"
+    after_round: Callable[[ProgramState], None] | None = None
+
+    def __post_init__(self) -> None:
+        positive_int("release_every", self.release_every)
+        if self.interrupted_round not in _RESTARTS:
+            raise ValueError(
+                f"interrupted_round must be one of {_RESTARTS}, found "
+                f"{self.interrupted_round!r}."
+            )
+        if self.total_rounds is not None:
+            check_plan(self.plan, positive_int("total_rounds", self.total_rounds))
+
+    async def finish(self) -> Finished:
+        """Runs what is left.
+
+        Raises:
+          BlockingIOError: if another program works in `private_dir`.
+          ValueError: if its files are damaged, missing, or of another run; if more
+            rounds were begun than `total_rounds`. What a round raises is passed on.
+        """
+        total = self.plan.num_steps if self.total_rounds is None else self.total_rounds
+        folder = self.private_dir
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        made_for = {"plan": self.plan.fingerprint, **self.settings}
+        with Ledger(os.path.join(folder, LEDGER_FILE), made_for) as ledger:
+            private_files.remove_unfinished(folder)
+            states = self.states(os.path.join(folder, STATES_FOLDER))
+            self._keep_noise(is_new=not ledger.rounds)
+            first = await self.first()
+            engine = self.engine
+            releases = Releases(
+                engine, self.models, self.metrics, self.release_every, total
+            )
+            program = Rounds(
+                engine=engine,
+                ledger=ledger,
+                states=states,
+                clients_per_round=self.clients_per_round,
+                releases=releases,
+                may_replay=self.interrupted_round == "replay",
+            )
+            if len(ledger.rounds) > total:
+                raise ValueError(
+                    f"The ledger says that {len(ledger.rounds)} rounds were begun, more "
+                    f"than total_rounds = {total}: an older state would leave some out "
+                    f"of what was measured. Give at least as many."
+                )
+            state = await program.begin(first)
+            while program.round_number(state) < total:
+                state = await program.run_round(state)
+                if self.after_round is not None:
+                    self.after_round(state)
+            skipped = tuple(
+                t for t, known in ledger.rounds.items() if known.skipped_because
+            )
+            measured = dataclasses.replace(
+                state.data_iterator.measured(), skipped_rounds=skipped
+            )
+            return Finished(state, measured)
+
+    def _keep_noise(self, is_new: bool) -> None:
+        """Gives the noise the run's key, or keeps the noise's for the run."""
+        if self.host_noise is None:
+            return
+        path = os.path.join(self.private_dir, KEY_FILE)
+        has_key = self.plan.test_seed is not None or os.path.exists(path)
+        if not (is_new or has_key):
+            raise ValueError(
+                f"The ledger says that rounds were begun, but the noise key is not at "
+                f"{path}: the run cannot go on with another one."
+            )
+        self.host_noise.keep_in(self.private_dir)

@@ -1,0 +1,120 @@
+"""Server optimizers in NumPy, for engines without their own: SGD, Adam, Yogi.
+
+The mean of the noisy updates is the step's direction: what they compute is post-processing
+(Reddi et al., 2021, arXiv:2003.00295, Algorithm 2). Correlated noise adds up to little over
+many rounds only if the rounds are added up linearly: it is made for SGD with momentum; for
+Adam and Yogi it is a heuristic.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+Arrays = list[np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptimizer(abc.ABC):
+    """A pure function of weights, direction and state.
+
+    Args:
+      learning_rate: > 0.
+    """
+
+    learning_rate: float = 1.0
+    slots: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not (math.isfinite(value) and value >= 0.0):
+                raise ValueError(
+                    f"{field.name} must be finite and >= 0, found {value}."
+                )
+            if field.name.startswith(("beta", "momentum")) and value >= 1.0:
+                raise ValueError(f"{field.name} must be below 1, found {value}.")
+        if self.learning_rate <= 0.0:
+            raise ValueError(f"learning_rate must be > 0, found {self.learning_rate}.")
+
+    def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
+        """`slots` lists of arrays of the weights' shapes."""
+        return [[np.zeros_like(w) for w in weights] for _ in range(self.slots)]
+
+    @abc.abstractmethod
+    def apply(
+        self, weights: Arrays, direction: Arrays, state: list[Arrays]
+    ) -> tuple[Arrays, list[Arrays]]:
+        """Weights and state after a round; `direction` points to better weights."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Its name and numbers: what must be the same after a restart."""
+        return {"name": type(self).__name__, **dataclasses.asdict(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerSGD(ServerOptimizer):
+    """`m <- momentum m + direction; w <- w + learning_rate m` (FedAvgM).
+
+    Args:
+      learning_rate: > 0.
+      momentum: in [0, 1).
+    """
+
+    momentum: float = 0.0
+    slots: ClassVar[int] = 1
+
+    def apply(
+        self, weights: Arrays, direction: Arrays, state: list[Arrays]
+    ) -> tuple[Arrays, list[Arrays]]:
+        beta, rate = np.float32(self.momentum), np.float32(self.learning_rate)
+        moments = [beta * m + g for m, g in zip(state[0], direction)]
+        return [w + rate * m for w, m in zip(weights, moments)], [moments]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerAdam(ServerOptimizer):
+    """FedAdam: without bias correction, as published.
+
+    Args:
+      learning_rate: > 0.
+      beta_1: of the first moment.
+      beta_2: of the second moment.
+      epsilon: tau, added to the root.
+    """
+
+    learning_rate: float = 0.1
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    epsilon: float = 1e-3
+    slots: ClassVar[int] = 2
+
+    def apply(
+        self, weights: Arrays, direction: Arrays, state: list[Arrays]
+    ) -> tuple[Arrays, list[Arrays]]:
+        first = [
+            np.float32(self.beta_1) * m + np.float32(1.0 - self.beta_1) * g
+            for m, g in zip(state[0], direction)
+        ]
+        second = [self._second(v, g * g) for v, g in zip(state[1], direction)]
+        rate, tau = np.float32(self.learning_rate), np.float32(self.epsilon)
+        after = [
+            w + rate * m / (np.sqrt(v) + tau) for w, m, v in zip(weights, first, second)
+        ]
+        return after, [first, second]
+
+    def _second(self, v: np.ndarray, square: np.ndarray) -> np.ndarray:
+        return np.float32(self.beta_2) * v + np.float32(1.0 - self.beta_2) * square
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerYogi(ServerAdam):
+    """FedYogi: as FedAdam, with `v <- v - (1 - beta_2) g^2 sign(v - g^2)`."""
+
+    def _second(self, v: np.ndarray, square: np.ndarray) -> np.ndarray:
+        return v - np.float32(1.0 - self.beta_2) * square * np.sign(v - square)

@@ -1,0 +1,238 @@
+"""Units of several rows: gradients of the mean loss of a unit, clipped once."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from clipping_reference import assert_sums_close, clipped_sums, norms_of
+
+from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
+
+U, K = 4, 3
+
+
+def dense():
+    return keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(7, "tanh"), keras.layers.Dense(3)]
+    ), (5,)
+
+
+def wide():
+    # More parameters than are formed: inner products of terms.
+    return keras.Sequential(
+        [keras.Input((220,)), keras.layers.Dense(220, "tanh"), keras.layers.Dense(3)]
+    ), (220,)
+
+
+def convolutional():
+    layers = [
+        keras.layers.Conv2D(4, 3, padding="same", activation="relu"),
+        keras.layers.GroupNormalization(2),
+        keras.layers.DepthwiseConv2D(2),
+        keras.layers.Conv2D(4, 2, groups=2),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(3),
+    ]
+    return keras.Sequential([keras.Input((6, 6, 3)), *layers]), (6, 6, 3)
+
+
+def tokens():
+    layers = [
+        keras.layers.Embedding(11, 6),
+        keras.layers.EinsumDense("btd,de->bte", (5, 4)),
+        keras.layers.LayerNormalization(),
+        keras.layers.GRU(4),
+        keras.layers.Dense(3),
+    ]
+    return keras.Sequential([keras.Input((5,), dtype="int32"), *layers]), None
+
+
+MODELS = [dense, wide, convolutional, tokens]
+
+
+def batch(shape, seed=0):
+    rng = np.random.default_rng(seed)
+    if shape is None:
+        x = rng.integers(0, 11, (U, K, 5)).astype(np.int32)
+    else:
+        x = rng.normal(size=(U, K, *shape)).astype(np.float32)
+    rows = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]], bool)
+    return x, rng.integers(0, 3, (U, K)).astype(np.int32), rows
+
+
+def unit_gradients(model, x, y, rows, weights=None):
+    """Gradients of the mean of the losses of a unit's rows, each row alone."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    variables = [v.value for v in model.trainable_variables]
+    losses, gradients = [], []
+    for unit in range(len(x)):
+        places = np.flatnonzero(rows[unit])
+        with tf.GradientTape() as tape:
+            of_rows = [
+                (1.0 if weights is None else weights[unit, k])
+                * loss(y[unit, k : k + 1], model(x[unit, k : k + 1], training=True))
+                for k in places
+            ]
+            mean = tf.add_n(of_rows) / len(places)
+        found = tape.gradient(mean, variables, unconnected_gradients="zero")
+        gradients.append([np.asarray(tf.convert_to_tensor(g), "f8") for g in found])
+        losses.append(float(mean))
+    return np.array(losses), gradients
+
+
+def clipped(model, x, y, rows, weights=None, **changes):
+    specs = [
+        tf.TensorSpec([None, *np.shape(a)[1:]], tf.as_dtype(a.dtype))
+        for a in (x, y, rows)
+    ]
+
+    @tf.function(autograph=False, input_signature=specs)
+    def step(x, y, rows):
+        options = {"l2_norm_clip": 0.5, "rows": rows, **changes}
+        return clipped_gradient_sums(model, x, y, weights, **options)
+
+    return step(x, y, rows)
+
+
+def compiled(make):
+    keras.utils.set_random_seed(1)
+    model, shape = make()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model, shape
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_norms_and_sums_are_those_of_the_mean_loss(make):
+    model, shape = compiled(make)
+    x, y, rows = batch(shape)
+    losses, gradients = unit_gradients(model, x, y, rows)
+    found = clipped(model, x, y, rows)
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
+    np.testing.assert_allclose(found.norms, norms_of(gradients), rtol=5e-6)
+    assert_sums_close(found.sums, clipped_sums(gradients, 0.5), rtol=1e-3)
+    assert found.outputs.shape == (U, K, 3)
+
+
+def test_norms_of_a_small_model_equal_brute_force_to_1e_6():
+    model, shape = compiled(dense)
+    x, y, rows = batch(shape)
+    _, gradients = unit_gradients(model, x, y, rows)
+    np.testing.assert_allclose(
+        clipped(model, x, y, rows).norms, norms_of(gradients), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_microbatches_of_units(size):
+    model, shape = compiled(dense)
+    x, y, rows = batch(shape)
+    whole, grouped = (
+        clipped(model, x, y, rows, microbatch_size=m) for m in (None, size)
+    )
+    for a, b in zip(whole.sums, grouped.sums, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(whole.outputs, grouped.outputs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(whole.losses, grouped.losses, rtol=1e-5)
+
+
+def test_sample_weights_are_those_of_rows():
+    model, shape = compiled(dense)
+    x, y, rows = batch(shape)
+    weights = np.random.default_rng(2).random((U, K)).astype(np.float32)
+    losses, gradients = unit_gradients(model, x, y, rows, weights)
+    found = clipped(model, x, y, rows, tf.constant(weights))
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
+    np.testing.assert_allclose(found.norms, norms_of(gradients), rtol=5e-6)
+
+
+def test_invariant_16_a_unit_sees_no_other_unit_and_no_absent_row():
+    model, shape = compiled(dense)
+    x, y, rows = batch(shape)
+    before = clipped(model, x, y, rows)
+    changed = x.copy()
+    changed[0] = np.nan
+    changed[3] *= 100.0
+    changed[1, 1:] = 7.0  # rows that are not there
+    after = clipped(model, changed, y, rows)
+    np.testing.assert_array_equal(before.norms[1:3], after.norms[1:3])
+    np.testing.assert_array_equal(before.losses[1:3], after.losses[1:3])
+    alone = clipped(model, changed[1:4], y[1:4], rows[1:4])
+    for a, b in zip(after.sums, alone.sums, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_invariant_16_rows_of_one_unit_are_kept_apart():
+    inputs = keras.Input((5,))
+    mixed = keras.ops.flip(keras.layers.Dense(3)(inputs), axis=0)
+    model = keras.Model(inputs, mixed)
+    model.compile("sgd", "mse")
+    x, _, rows = batch((5,))
+    with pytest.raises(UnsupportedModelError):
+        clipped(model, x, np.zeros((U, K, 3), np.float32), rows)
+
+
+def test_invariant_17_a_units_contribution_is_within_the_clip_norm():
+    # Two rows whose terms cancel all but for rounding.
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256)])
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    x = 1e4 * rng.normal(size=(1, 2, 256)).astype(np.float32)
+    x[0, 1] = x[0, 0] * np.float32(1 + 1e-6)
+    y = model.predict(x[0], verbose=0)[None]
+    y[0, 0] += 1e3
+    y[0, 1] -= 1e3
+    found = clipped(model, x, y.astype(np.float32), np.ones((1, 2), bool))
+    norm = np.sqrt(sum(np.sum(np.square(s, dtype="f8")) for s in found.sums))
+    assert 0.0 < norm <= 0.5 * 1.001
+
+
+def test_a_unit_without_rows_contributes_nothing():
+    model, shape = compiled(dense)
+    x, y, rows = batch(shape)
+    rows[2] = False
+    found = clipped(model, x, y, rows)
+    others = [0, 1, 3]
+    expected = clipped(model, x[others], y[others], rows[others])
+    assert found.norms[2] == 0.0
+    for a, b in zip(found.sums, expected.sums, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_units_of_one_row_are_examples():
+    model, shape = compiled(convolutional)
+    x, y, _ = batch(shape)
+    units = clipped(model, x[:, :1], y[:, :1], np.ones((U, 1), bool))
+    examples = clipped_gradient_sums(model, x[:, 0], y[:, 0], l2_norm_clip=0.5)
+    np.testing.assert_allclose(units.norms, examples.norms, rtol=1e-5)
+
+
+def test_contents_of_other_shapes_are_refused():
+    model, shape = compiled(dense)
+    x, y, rows = batch(shape)
+    with pytest.raises(ValueError, match=r"\[U, 3"):
+        clipped(model, x[:, :2], y, rows)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_automatic_clipping_is_normalization(scale):
+    model, shape = compiled(dense)
+    x, y, rows = batch(shape)
+    weights = np.full((U, K), scale, np.float32)
+    _, gradients = unit_gradients(model, x, y, rows, weights)
+    found = clipped(model, x, y, rows, tf.constant(weights), automatic=0.01)
+    expected = [np.zeros_like(g) for g in gradients[0]]
+    for norm, grads in zip(norms_of(gradients), gradients, strict=True):
+        factor = 0.5 / (norm + 0.01)
+        expected = [e + factor * g for e, g in zip(expected, grads, strict=True)]
+    assert_sums_close(found.sums, expected, rtol=1e-3)
+    total = np.sqrt(sum(np.sum(np.square(s)) for s in found.sums))
+    assert total <= 0.5 * U
+
+
+@pytest.mark.parametrize("gamma", [0.0, -1.0, np.inf])
+def test_automatic_clipping_needs_a_positive_gamma(gamma):
+    model, shape = compiled(dense)
+    x, y, rows = batch(shape)
+    with pytest.raises(ValueError, match="automatic"):
+        clipped(model, x, y, rows, automatic=gamma)

@@ -1,0 +1,351 @@
+"""What `fit` and `plan.batches` are given by people who know Keras, and what they say."""
+
+import logging
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.sampling import IndexedExamples
+
+
+class Pairs(keras.utils.PyDataset):
+    """Batches of its own."""
+
+    def __init__(self, x, y):
+        super().__init__()
+        self._x, self._y = x, y
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return self._x[index::2], self._y[index::2]
+
+
+@pytest.mark.parametrize(
+    "argument", ["sample_weight", "validation_split", "batch_size", "y"]
+)
+def test_arguments_that_would_change_the_batches_are_named(
+    argument, data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan)
+    value = {
+        "sample_weight": np.ones(22),
+        "validation_split": 0.5,
+        "batch_size": 4,
+        "y": data[1],
+    }[argument]
+    with pytest.raises(ValueError, match=f"{argument} cannot"):
+        model.fit(plan.batches(*data), **{argument: value})
+    assert model.optimizer.steps_taken == 0
+
+
+def test_arguments_of_their_defaults_are_accepted(data, make_plan, make_private_model):
+    plan = make_plan(epochs=1)
+    model = make_private_model(plan)
+    model.fit(
+        plan.batches(*data),
+        sample_weight=None,
+        validation_split=0.0,
+        batch_size=None,
+        class_weight=None,
+        verbose=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)), "cache_dataset"),
+        (lambda x, y: Pairs(x, y), "IndexedExamples"),
+        (lambda x, y: iter([(x, y)]), "from_generator"),
+        (lambda x, y: x, r"plan\.batches\(x, y\)"),
+    ],
+)
+def test_the_first_error_names_the_way(
+    make, match, data, make_plan, make_private_model
+):
+    with pytest.raises(TypeError, match=match):
+        make_private_model(make_plan()).fit(make(*data))
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda x: Pairs(x, x), "IndexedExamples"),
+        (lambda x: iter(x), "IndexedExamples"),
+        (lambda x: [[1.0, 2.0], [3.0]] * 11, "differ in length"),
+        (lambda x: [tf.constant(1.0)] * 22, "single value"),
+    ],
+)
+def test_what_is_no_array_is_refused_with_the_way(make, match, data, make_plan):
+    with pytest.raises(TypeError, match=match):
+        make_plan().batches(make(data[0]))
+
+
+def test_lists_of_numbers_are_arrays(data, make_plan):
+    x, y = data
+    plan = make_plan()
+    for a, b in zip(
+        plan.batches(x.tolist(), y.tolist()), plan.batches(x, y), strict=True
+    ):
+        np.testing.assert_allclose(a["x"], b["x"], rtol=1e-6)
+        np.testing.assert_array_equal(a["y"], b["y"])
+
+
+def test_examples_that_a_function_fetches_train_as_arrays_do(
+    data, make_plan, make_private_model
+):
+    x, y = data
+    plan = make_plan()
+    weights = []
+    for arguments in ((x, y), (IndexedExamples(lambda i: (x[i], y[i]), len(x)),)):
+        model = make_private_model(plan)
+        model.fit(plan.batches(*arguments), epochs=2, verbose=0)
+        weights.append(np.concatenate([w.ravel() for w in model.get_weights()]))
+    np.testing.assert_allclose(weights[0], weights[1], atol=1e-6)
+
+
+def test_invariant_20_an_index_means_one_example(data, make_plan):
+    x, _ = data
+    calls = []
+
+    def fetch(indices):
+        calls.append(len(indices))
+        return x[indices] + len(calls) / 100
+
+    examples = IndexedExamples(fetch, len(x))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="something else"):
+        list(make_plan().batches(examples))
+    with pytest.raises(ValueError, match="as many rows"):
+        IndexedExamples(lambda i: x, len(x))
+    with pytest.raises(TypeError, match="function"):
+        IndexedExamples(x, len(x))
+
+
+@pytest.mark.parametrize("one_hot", [False, True])
+def test_class_weights_are_weights_of_examples(
+    one_hot, data, make_plan, make_plain_model
+):
+    x, y = data
+    class_weight = {0: 0.25, 2: 3.0}
+    weights = np.array([0.25, 1.0, 3.0], np.float32)[y]
+    targets, loss = y, keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if one_hot:
+        targets = np.eye(3, dtype=np.float32)[y]
+        loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    plan = make_plan()
+    trained = []
+    for batches, arguments in (
+        (plan.batches(x, targets), {"class_weight": class_weight}),
+        (plan.batches(x, targets, weights), {}),
+    ):
+        model = tf_bandmf.keras.make_private(make_plain_model(), self_check=False)
+        optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+        model.compile(optimizer=optimizer, loss=loss)
+        for first in (0, 1):
+            model.fit(
+                batches, initial_epoch=first, epochs=first + 1, verbose=0, **arguments
+            )
+        trained.append(np.concatenate([w.ravel() for w in model.get_weights()]))
+    np.testing.assert_allclose(trained[0], trained[1], atol=1e-6)
+
+
+def test_a_run_keeps_its_class_weights(data, make_plan, make_private_model):
+    plan = make_plan()
+    model = make_private_model(plan)
+    batches = plan.batches(*data)
+    model.fit(batches, class_weight={0: 2.0}, verbose=0)
+    with pytest.raises(ValueError, match="other data"):
+        model.fit(batches, class_weight={0: 3.0}, verbose=0)
+    with pytest.raises(ValueError, match="class_weight"):
+        model.fit(batches, class_weight={0: -1.0}, verbose=0)
+
+
+def test_invariant_11_a_restored_optimizer_is_refused_before_a_graph_is_made(
+    data, make_plan, make_private_model, tmp_path
+):
+    plan = make_plan()
+    model = make_private_model(plan)
+    batches = plan.batches(*data)
+    model.fit(batches, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        loaded.fit(batches, verbose=0)
+    assert str(caught.value).startswith("The optimizer and its noise are at different")
+    assert loaded.train_function is None
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_h5_files_are_loaded_predict_and_refuse_to_train(
+    functional, data, make_plan, make_private_model, tmp_path
+):
+    plan = make_plan()
+    model = make_private_model(plan, functional=functional)
+    model.fit(plan.batches(*data), verbose=0)
+    model.save(tmp_path / "model.h5")
+    loaded = keras.models.load_model(tmp_path / "model.h5")
+    np.testing.assert_array_equal(loaded(data[0]), model(data[0]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
+        loaded.fit(plan.batches(*data), verbose=0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
+        loaded.train_on_batch(next(iter(plan.batches(*data))))
+    plain = tf_bandmf.keras.to_plain(loaded)
+    np.testing.assert_array_equal(plain(data[0]), model(data[0]))
+
+
+def test_many_models_in_a_process_are_no_retracing(data, make_plan, make_private_model):
+    messages = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+
+    handler = Keep()
+    tf.get_logger().addHandler(handler)
+    try:
+        plan = make_plan()
+        for _ in range(6):
+            model = make_private_model(plan, self_check=True)
+            model.train_on_batch(next(iter(plan.batches(*data))))
+    finally:
+        tf.get_logger().removeHandler(handler)
+    assert not [m for m in messages if "self_check" in m and "retracing" in m]
+
+
+def test_a_backend_that_is_not_there_is_named_as_the_cause():
+    code = (
+        "import os, sys; os.environ['KERAS_BACKEND'] = 'jax'; sys.modules['jax'] = None\n"
+        "import tf_bandmf.keras"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    last = found.stderr.strip().splitlines()[-1]
+    assert found.returncode == 1
+    assert (
+        "KERAS_BACKEND" in last and "'jax'" in last and "install tf-bandmf" not in last
+    )
+
+
+def test_keras_layers_augment_one_example_at_a_time(data, make_plan):
+    x = np.random.default_rng(0).normal(size=(22, 6, 6, 1)).astype(np.float32)
+    layers = keras.Sequential(
+        [
+            keras.layers.RandomFlip("horizontal"),
+            keras.layers.RandomTranslation(0.3, 0.3),
+        ]
+    )
+    plan = make_plan()
+    runs = [list(plan.batches(x, data[1], map=layers)) for _ in range(2)]
+    for a, b in zip(*runs, strict=True):
+        np.testing.assert_array_equal(a["x"], b["x"])
+    first, second = runs[0][0]["x"].numpy(), runs[0][4]["x"].numpy()
+    assert np.any(first != second)
+    # Examples of a batch are moved by different distances.
+    x[:] = x[0]
+    same = next(iter(plan.batches(x, data[1], map=layers)))["x"].numpy()
+    assert len(np.unique(same.reshape(len(same), -1), axis=0)) > 1
+
+
+def test_mixing_layers_have_nothing_to_mix(make_plan):
+    x = np.stack([np.full((4, 4, 1), i, np.float32) for i in range(22)])
+    mixing = keras.layers.CutMix(factor=0.5)
+    plan = make_plan()
+
+    def cut_mix(image):
+        targets = tf.zeros([1, 2])
+        mixed = mixing({"images": image[None], "labels": targets}, training=True)
+        return mixed["images"][0]
+
+    for batch in plan.batches(x, map=cut_mix):
+        for image in batch["x"].numpy():
+            assert len(np.unique(image)) == 1
+
+
+def test_trials_of_a_tuner_say_that_they_are_further_runs(
+    data, make_plan, make_private_model
+):
+    plan = make_plan(test_seed=None)
+    make_private_model(plan).fit(plan.batches(*data), epochs=2, verbose=0)
+    with pytest.raises(RuntimeError, match="additional_run=True"):
+        make_private_model(plan).fit(plan.batches(*data), verbose=0)
+    second = make_private_model(plan, additional_run=True)
+    second.fit(plan.batches(*data), verbose=0)
+    assert "1 other run(s)" in str(second.optimizer.statement())
+    # A recompiled model is a second run, too.
+    second.compile(optimizer=tf_bandmf.keras.PrivateOptimizer("sgd", plan), loss="mse")
+    with pytest.raises(RuntimeError, match="additional_run=True"):
+        second.fit(plan.batches(*data), verbose=0)
+
+
+def test_augmented_views_train_in_fit(data, make_plan, make_private_model):
+    def jitter(x, seed):
+        return x + 0.1 * tf.random.stateless_normal(tf.shape(x), seed)
+
+    plan = make_plan()
+    model = make_private_model(plan, self_check=True, metrics=["accuracy"])
+    history = model.fit(
+        plan.batches(*data, map=jitter, views=3), epochs=2, verbose=0
+    ).history
+    assert model.optimizer.steps_taken == plan.num_steps
+    assert 0.0 <= history["accuracy"][-1] <= 1.0 and history["loss"][-1] > 0.0
+
+
+@pytest.mark.parametrize("changes", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+def test_users_train_in_fit_and_the_statement_says_so(
+    changes, data, make_private_model, make_plan
+):
+    x, y = data
+    users = np.arange(22) // 4  # 6 users, the last one of 2 rows
+    plan = make_plan(num_examples=6, batch_size=3, unit="one user")
+    model = make_private_model(plan, **changes)
+    batches = plan.batches(x, y, users=users, rows_per_user=3)
+    model.fit(batches, epochs=2, verbose=0)
+    assert model.optimizer.steps_taken == 4
+    assert "One user." in str(model.privacy_statement())
+
+
+def test_one_step_of_users_is_the_clipped_sum_of_their_mean_gradients(
+    data, make_plan, make_plain_model
+):
+    x, y = data
+    users = np.arange(22) // 4
+    plan = make_plan(
+        "identity", num_examples=6, batch_size=3, unit="one user", l2_norm_clip=0.3
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    batches = plan.batches(x, y, users=users, rows_per_user=4)
+    first = next(iter(batches))
+    after = {}
+    for name in ("users", "nothing"):
+        model = tf_bandmf.keras.make_private(make_plain_model(), self_check=False)
+        optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan)
+        model.compile(optimizer=optimizer, loss=loss)
+        schedule = batches
+        if name == "nothing":  # The same noise, and no gradient.
+            schedule = plan.batches(x, y, np.zeros(22), users=users, rows_per_user=4)
+        before = model.get_weights()
+        model.train_on_batch(next(iter(schedule)))
+        after[name] = [a - b for a, b in zip(model.get_weights(), before, strict=True)]
+    moved = [a - b for a, b in zip(after["users"], after["nothing"], strict=True)]
+    plain = make_plain_model()
+    variables = [v.value for v in plain.trainable_variables]
+    total = [np.zeros(v.shape) for v in variables]
+    for rows, there, targets in zip(first["x"], first["rows"], first["y"], strict=True):
+        with tf.GradientTape() as tape:
+            value = loss(targets[there], plain(rows[there]))
+        gradients = [g.numpy() for g in tape.gradient(value, variables)]
+        norm = np.sqrt(sum((g**2).sum() for g in gradients))
+        factor = min(1.0, 0.3 / norm)
+        total = [t + factor * g for t, g in zip(total, gradients, strict=True)]
+    for found, expected in zip(moved, total, strict=True):
+        np.testing.assert_allclose(found, -expected / 3.0, atol=1e-5)

@@ -1,0 +1,180 @@
+"""Augmentation by a function of single examples: random, repeatable, never mixing."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf.sampling import TFRecordExamples, cache_dataset
+
+M = 12
+
+
+def make_plan(sampling=None, **changes):
+    options = {
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "num_examples": M,
+        "batch_size": 4,
+        "epochs": 2,
+        "test_seed": 0,
+        **changes,
+    }
+    return tf_bandmf.plan("identity", sampling=sampling, **options)
+
+
+def data():
+    x = np.random.default_rng(0).normal(size=(M, 4, 4, 1)).astype(np.float32)
+    return x, np.arange(M)
+
+
+def flip(x, seed):
+    return tf.image.stateless_random_flip_left_right(x, seed)
+
+
+def jitter(x, y, seed):
+    return x + tf.random.stateless_normal(tf.shape(x), seed), y + 1
+
+
+def contents(schedule, first_step=0):
+    return list(schedule.dataset(first_step).as_numpy_iterator())
+
+
+@pytest.mark.parametrize("sampling", ["fixed-order", "balls-in-bins", "poisson"])
+def test_invariant_11_augmented_batches_are_the_same_after_a_restart(sampling):
+    plan = make_plan(sampling)
+    schedule = plan.batches(*data(), map=jitter)
+    straight = contents(schedule)
+    again = plan.batches(*data(), map=jitter).continuing(schedule.secret_seed())
+    resumed = contents(again, first_step=2)
+    assert again.schedule_id == schedule.schedule_id
+    for a, b in zip(straight[2:], resumed, strict=True):
+        np.testing.assert_array_equal(a["x"], b["x"])
+        np.testing.assert_array_equal(a["y"], b["y"])
+
+
+def test_every_epoch_and_every_example_has_its_own_random_numbers():
+    x = np.zeros((M, 4, 4, 1), np.float32)
+    batches = contents(make_plan().batches(x, np.arange(M), map=jitter))
+    noise = np.concatenate([b["x"] for b in batches]).reshape(2 * M, -1)
+    assert len(np.unique(noise[:, 0])) == 2 * M
+    # Normals: none of 384 is far out, and their mean is near 0.
+    assert abs(noise.mean()) < 0.2 and 0.8 < noise.std() < 1.2
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([b["y"] for b in batches])),
+        np.repeat(np.arange(M), 2) + 1,
+    )
+
+
+def test_what_an_example_becomes_does_not_depend_on_others():
+    x, y = data()
+    other = x.copy()
+    other[1:] = np.nan
+    for a, b in zip(
+        contents(make_plan().batches(x, y, map=jitter)),
+        contents(make_plan().batches(other, y, map=jitter)),
+        strict=True,
+    ):
+        mine = a["y"] == 1
+        np.testing.assert_array_equal(a["x"][mine], b["x"][mine])
+        assert np.isnan(b["x"][~mine]).all()
+
+
+def test_files_and_caches_are_augmented_as_arrays_are(tmp_path):
+    x, y = data()
+    cache = cache_dataset(
+        tf.data.Dataset.from_tensor_slices((x, y)), str(tmp_path / "c")
+    )
+    file = str(tmp_path / "records")
+    with tf.io.TFRecordWriter(file) as writer:
+        for row, label in zip(x, y, strict=True):
+            writer.write(tf.io.serialize_tensor(np.append(row, label)).numpy())
+
+    def parse(record):
+        row = tf.ensure_shape(tf.io.parse_tensor(record, tf.float64), [17])
+        image = tf.reshape(tf.cast(row[:16], tf.float32), [4, 4, 1])
+        return image, tf.cast(row[16], tf.int64)
+
+    plan = make_plan()
+    expected = contents(plan.batches(x, y, map=jitter))
+    for source in (cache, TFRecordExamples(file, parse)):
+        for a, b in zip(
+            contents(plan.batches(source, map=jitter)), expected, strict=True
+        ):
+            np.testing.assert_array_equal(a["x"], b["x"])
+            np.testing.assert_array_equal(a["y"], b["y"])
+
+
+def test_a_function_may_change_shapes_and_structures():
+    def crop(x, seed):
+        return {"image": tf.image.stateless_random_crop(x, [3, 3, 1], seed)}
+
+    first = contents(make_plan().batches(*data(), map=crop, padded=True))[0]
+    assert first["x"]["image"].shape == (4, 3, 3, 1)
+
+
+def test_another_function_is_another_schedule():
+    plan = make_plan()
+    ids = {
+        plan.batches(*data(), map=function).schedule_id
+        for function in (None, flip, lambda x: x, lambda x: 2.0 * x)
+    }
+    assert len(ids) == 4
+    assert plan.batches(*data(), map=flip).schedule_id in ids
+
+
+STATE = tf.Variable(0.0)
+
+
+def stateful(x):
+    STATE.assign_add(tf.reduce_sum(x))
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "match"),
+    [
+        (lambda x: x + tf.random.normal([]), ValueError, "RandomStandardNormal"),
+        (lambda x: tf.numpy_function(np.copy, [x], tf.float32), ValueError, "PyFunc"),
+        (
+            lambda x: tf.numpy_function(np.copy, [x], tf.float32, stateful=False),
+            ValueError,
+            "PyFunc",
+        ),
+        (stateful, ValueError, "AssignAdd"),
+        (lambda x, y, z: x, TypeError, "x, y, z"),
+        (lambda x, y: x, TypeError, "must return the tuple"),
+        (lambda x: tf.RaggedTensor.from_row_splits([1.0], [0, 1]), TypeError, "dense"),
+        ("flip", TypeError, "function of one example"),
+    ],
+)
+def test_what_is_no_pure_function_of_one_example_is_refused(function, error, match):
+    with pytest.raises(error, match=match):
+        make_plan().batches(*data(), map=function)
+
+
+def test_shapes_that_vary_are_refused():
+    def vary(x):
+        return tf.boolean_mask(x, x > 0)
+
+    with pytest.raises(ValueError, match="one shape"):
+        make_plan().batches(*data(), map=vary)
+
+
+def test_a_function_of_targets_needs_targets():
+    with pytest.raises(TypeError, match="no targets"):
+        make_plan().batches(data()[0], map=jitter)
+
+
+def test_views_are_neighbors_and_differ():
+    x = np.zeros((M, 2), np.float32)
+    schedule = make_plan().batches(x, np.arange(M), map=jitter, views=3)
+    seen = contents(schedule)
+    assert seen[0]["x"].shape == (4, 3, 2) and seen[0]["rows"].all()
+    assert len(np.unique([b["x"][..., 0] for b in seen])) == 2 * M * 3
+    for batch in seen:
+        assert (batch["y"] == batch["y"][:, :1]).all()
+    with pytest.raises(ValueError, match="views"):
+        make_plan().batches(x, np.arange(M), map=jitter, views=0)
+    with pytest.raises(ValueError, match="need map"):
+        make_plan().batches(x, views=2)

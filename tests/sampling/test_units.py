@@ -1,0 +1,138 @@
+"""Units of privacy that are users: whose rows a step takes, and how many."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tf_bandmf
+
+USERS = np.array(list("dacabbbbbbcda"))
+
+
+def make_plan(num_users=4, sampling=None, **changes):
+    options = {
+        "epsilon": 4.0,
+        "delta": 1e-5,
+        "num_examples": num_users,
+        "batch_size": 2,
+        "epochs": 8,
+        "test_seed": 0,
+        "unit": "one user",
+        **changes,
+    }
+    return tf_bandmf.plan("identity", sampling=sampling, **options)
+
+
+def batches(most=2, plan=None, **changes):
+    rows = np.arange(len(USERS))
+    schedule = (plan or make_plan()).batches(
+        rows, users=USERS, rows_per_user=most, **changes
+    )
+    return list(schedule.dataset().as_numpy_iterator())
+
+
+@pytest.mark.parametrize("sampling", ["fixed-order", "poisson", "balls-in-bins"])
+def test_invariant_2_steps_draw_users_and_cap_their_rows(sampling):
+    plan = make_plan(sampling=sampling)
+    schedule = plan.batches(np.arange(len(USERS)), users=USERS, rows_per_user=2)
+    for step, batch in enumerate(schedule.dataset().as_numpy_iterator()):
+        drawn = np.unique(USERS)[schedule.example_indices(step)]
+        assert batch["x"].shape == (len(drawn), 2)
+        for user, rows, present in zip(drawn, batch["x"], batch["rows"], strict=True):
+            own = np.flatnonzero(USERS == user)
+            chosen = rows[present]
+            assert set(chosen) <= set(own)
+            assert len(set(chosen)) == len(chosen) == min(2, len(own))
+            assert set(rows) <= set(own)
+
+
+def test_rows_beyond_the_cap_take_turns_at_random():
+    seen = [
+        tuple(rows[present])
+        for batch in batches()
+        for rows, present in zip(batch["x"], batch["rows"], strict=True)
+        if USERS[rows[0]] == "b"
+    ]
+    # 8 choices of 2 of 6 rows: all the same one with probability 15^-7.
+    assert len(set(seen)) > 1
+
+
+def test_users_with_few_rows_are_padded_with_rows_of_their_own():
+    for batch in batches(most=5):
+        for rows in batch["x"]:
+            assert len({USERS[row] for row in rows}) == 1
+
+
+def test_views_multiply_the_rows():
+    def move(x, seed):
+        return 10 * x + seed[0] % 10
+
+    seen = batches(most=2, map=move, views=3)
+    assert seen[0]["x"].shape == seen[0]["rows"].shape == (2, 6)
+    row_ids = seen[0]["x"] // 10
+    assert (row_ids[:, :3] == row_ids[:, :1]).all()
+
+
+def test_padded_batches_have_units_without_rows():
+    plan = make_plan(sampling="poisson")
+    size = plan.batches(np.arange(13), users=USERS, rows_per_user=2).padded_batch_size
+    for batch in batches(plan=plan, padded=True):
+        assert batch["rows"].shape == (size, 2)
+        there = batch["rows"].any(axis=1)
+        assert there.sum() == batch["num_examples"]
+        assert "sample_weight" not in batch
+
+
+def test_the_statement_speaks_of_users():
+    text = str(make_plan().statement())
+    assert "Unit of privacy: One user." in text
+    assert "What is called an example here is one user" in text
+    assert "one training example" not in text
+
+
+def test_the_unit_is_part_of_the_plan(tmp_path):
+    plan, other = make_plan(), make_plan(unit="one training example")
+    assert plan.fingerprint != other.fingerprint
+    plan.save(str(tmp_path / "plan.json"))
+    loaded = tf_bandmf.Plan.load(str(tmp_path / "plan.json"))
+    assert loaded.unit == "one user" and loaded.fingerprint == plan.fingerprint
+    joint = tf_bandmf.compose([plan, plan]).statement()
+    assert "One user" in str(joint)
+    with pytest.raises(ValueError, match="different units"):
+        tf_bandmf.compose([plan, other]).statement()
+
+
+def test_wrong_arguments_are_refused():
+    rows = np.arange(len(USERS))
+    with pytest.raises(ValueError, match="unit='one user'"):
+        make_plan(unit="one training example").batches(
+            rows, users=USERS, rows_per_user=2
+        )
+    with pytest.raises(ValueError, match="5 users"):
+        make_plan(5).batches(rows, users=USERS, rows_per_user=2)
+    with pytest.raises(ValueError, match="rows_per_user"):
+        make_plan().batches(rows, users=USERS)
+    with pytest.raises(ValueError, match="rows_per_user needs users"):
+        make_plan().batches(np.arange(4), rows_per_user=2)
+    with pytest.raises(ValueError, match="found an array of shape"):
+        make_plan().batches(rows, users=np.stack([USERS, USERS]), rows_per_user=2)
+    # Rows in place of users: nobody was named whose they are.
+    with pytest.raises(ValueError, match="4 examples"):
+        make_plan().batches(rows)
+    with pytest.raises(ValueError, match="one line"):
+        make_plan(unit="")
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    counts=st.lists(st.integers(1, 6), min_size=2, max_size=6), most=st.integers(1, 4)
+)
+def test_choices_for_any_numbers_of_rows(counts, most):
+    users = np.repeat(np.arange(len(counts)), counts)
+    plan = make_plan(len(counts), epochs=1)
+    schedule = plan.batches(np.arange(len(users)), users=users, rows_per_user=most)
+    rows = np.concatenate(
+        [b["x"][b["rows"]] for b in schedule.dataset().as_numpy_iterator()]
+    )
+    assert len(set(rows)) == len(rows) == sum(min(most, c) for c in counts)

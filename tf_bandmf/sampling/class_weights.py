@@ -1,0 +1,93 @@
+"""Weights of classes, which are weights of examples: a function of each one's target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.sampling.sources import (
+    SAMPLE_WEIGHT,
+    TARGETS,
+    Draw,
+    ExampleSource,
+)
+
+
+class ClassWeighted(ExampleSource):
+    """Examples whose losses are multiplied by the weight of their class.
+
+    Args:
+      examples: with targets: class numbers of shape [N] or [N, 1], or one-hot, whose
+        largest entry counts. Their own sample weights, shape [N], are multiplied by.
+      class_weight: class number to weight, finite and >= 0. A class that is not there
+        has weight 1.
+
+    Raises:
+      ValueError: if a weight is not valid, or the examples have no such targets (when
+        they are read).
+    """
+
+    def __init__(
+        self, examples: ExampleSource, class_weight: Mapping[int, float]
+    ) -> None:
+        if not isinstance(class_weight, Mapping) or not class_weight:
+            raise ValueError(
+                f"class_weight must map class numbers to weights, found {class_weight!r}."
+            )
+        self.num_examples = examples.num_examples
+        self._examples = examples
+        pairs = sorted((int(name), float(w)) for name, w in class_weight.items())
+        if not all(math.isfinite(weight) and weight >= 0.0 for _, weight in pairs):
+            raise ValueError(
+                f"class_weight must be finite and >= 0, found {dict(class_weight)!r}."
+            )
+        self._classes = np.array([name for name, _ in pairs], np.int64)
+        self._weights = np.array([weight for _, weight in pairs], np.float32)
+
+    def gather(self, indices: tf.Tensor) -> dict[str, Any]:
+        return self._weighted(self._examples.gather(indices))
+
+    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
+        return self._weighted(self._examples.drawn(indices, draw, views))
+
+    def _weighted(self, content: dict[str, Any]) -> dict[str, Any]:
+        targets = content.get(TARGETS)
+        if (
+            targets is None
+            or not tf.is_tensor(targets)
+            or targets.shape.rank not in (1, 2)
+        ):
+            raise ValueError(
+                "class_weight needs class numbers or one-hot targets, one tensor y of "
+                "shape [N] or [N, classes]. Give sample_weight to plan.batches instead."
+            )
+        if targets.shape.rank == 2 and targets.shape[1] != 1:
+            classes = tf.argmax(targets, axis=1)
+        else:
+            classes = tf.reshape(targets, [-1])
+            if classes.dtype.is_floating:
+                classes = tf.round(classes)
+            classes = tf.cast(classes, tf.int64)
+        same = tf.equal(classes[:, None], self._classes[None])
+        given = tf.linalg.matvec(tf.cast(same, tf.float32), self._weights)
+        weight = tf.where(tf.reduce_any(same, axis=1), given, tf.ones_like(given))
+        own = content.get(SAMPLE_WEIGHT)
+        if own is not None:
+            if not tf.is_tensor(own) or own.shape.rank != 1:
+                raise ValueError(
+                    "class_weight goes with sample weights of shape [N] only. Multiply "
+                    "them yourself, and give the product as sample_weight."
+                )
+            weight = tf.cast(own, tf.float32) * weight
+        return {**content, SAMPLE_WEIGHT: weight}
+
+    def update_digest(self, update: Callable[[Any], None]) -> None:
+        self._examples.update_digest(update)
+        update(b"class weights" + self._classes.tobytes() + self._weights.tobytes())
+
+    def example_hashes(self) -> np.ndarray:
+        return self._examples.example_hashes()

@@ -1,0 +1,275 @@
+"""A random function of single examples: augmentation that cannot mix and can be repeated.
+
+The function gets one example, without a batch axis, and a seed that follows from the run's
+seed, the step, the example and the view: another one in each epoch, the same one when a
+run is resumed. It is traced once and must be a pure function of example and seed: state,
+code of the host and random numbers from elsewhere are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.sampling.sources import (
+    INPUTS,
+    TARGETS,
+    Draw,
+    ExampleSource,
+    repeated,
+)
+
+# Stateful operations that change nothing and draw nothing: reads of weights and tables.
+_READS = {
+    "Assert",
+    "Placeholder",
+    "ReadVariableOp",
+    "VarHandleOp",
+    "VarIsInitializedOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "HashTableV2",
+    "StaticHashTable",
+    "LookupTableFindV2",
+    "LookupTableSizeV2",
+}
+# Their bodies are looked at instead.
+_CALLS = {
+    "PartitionedCall",
+    "StatefulPartitionedCall",
+    "If",
+    "StatelessIf",
+    "Case",
+    "StatelessCase",
+    "While",
+    "StatelessWhile",
+    "Switch",
+    "Merge",
+}
+# By whose results two functions are told apart, for a resumed run.
+_PROBED_EXAMPLES, _PROBED_VIEWS = 4, 2
+
+
+class Dialect(Protocol):
+    """How another library's functions are called, and where it draws its seeds."""
+
+    def adapt(self, function: Any) -> Callable[..., Any] | None:
+        """A function of `x` of one example, or None if it is not the library's."""
+
+    def seeded(self, seed: tf.Tensor) -> contextlib.AbstractContextManager[Any]:
+        """Lets the library draw seeds that follow from this one, int64, shape [2]."""
+
+
+_DIALECTS: list[Dialect] = []
+
+
+def register_dialect(dialect: Dialect) -> None:
+    """Makes a library's functions known; `tf_bandmf.keras` does so for Keras."""
+    _DIALECTS.append(dialect)
+
+
+@contextlib.contextmanager
+def _seeded(seed: tf.Tensor) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for dialect in _DIALECTS:
+            stack.enter_context(dialect.seeded(seed))
+        yield
+
+
+class MappedExamples(ExampleSource):
+    """Examples that a function changes each time they are read.
+
+    Args:
+      examples: what is read.
+      function: of one example, without a batch axis: `function(x)` returns another x, or
+        `function(x, y)` returns `(x, y)`. With an argument `seed` it gets an int64 tensor
+        of shape [2] for `tf.random.stateless_*` and `tf.image.stateless_random_*`. Or a
+        Keras layer, such as `keras.layers.RandomFlip`, which is called with
+        `training=True` on batches of one; its own seed is not used. Dense tensors of one
+        shape for all examples.
+
+    Raises:
+      TypeError: if it takes other arguments, or returns something else.
+      ValueError: if it is no pure function of example and seed, or shapes vary.
+    """
+
+    def __init__(self, examples: ExampleSource, function: Callable[..., Any]) -> None:
+        self.num_examples = examples.num_examples
+        self._examples = examples
+        adapted = next((f for d in _DIALECTS if (f := d.adapt(function))), None)
+        self._name = getattr(function, "__name__", type(function).__name__)
+        self._with_targets, self._with_seed = (
+            (False, False) if adapted is not None else _signature(function, self._name)
+        )
+        self._function = adapted if adapted is not None else function
+        # Eagerly, so that layers make their weights outside of the graph.
+        count = min(_PROBED_EXAMPLES, self.num_examples)
+        ids = tf.range(count, dtype=tf.int64)
+        draw = Draw(tf.constant(0, tf.int64), np.zeros(2, np.int64))
+        rows = repeated(examples.drawn(ids, draw), _PROBED_VIEWS)
+        seeds = draw.seeds(ids, _PROBED_VIEWS)
+        results = [
+            self._one(tf.nest.map_structure(lambda t, i=i: t[i], rows), seeds[i])
+            for i in range(int(seeds.shape[0]))
+        ]
+        self._spec = self._common_spec(results)
+        self._traced = self._trace(rows)
+        # What is used is what was traced.
+        probed = tf.function(self._mapped, autograph=False)(rows, seeds)
+        self._probe = b"".join(
+            np.ascontiguousarray(leaf.numpy()).tobytes()
+            if leaf.dtype != tf.string
+            else b"\0".join(leaf.numpy().ravel())
+            for leaf in tf.nest.flatten(probed)
+        )
+
+    def _one(self, content: dict[str, Any], seed: tf.Tensor) -> dict[str, Any]:
+        """`x`, and `y` if the function takes it, of one example."""
+        given = [content[INPUTS]]
+        if self._with_targets:
+            if TARGETS not in content:
+                raise TypeError(
+                    f"map: {self._name} takes x and y, but the examples have no targets."
+                )
+            given.append(content[TARGETS])
+        with _seeded(seed):
+            found = self._function(
+                *given, **({"seed": seed} if self._with_seed else {})
+            )
+        if not self._with_targets:
+            return {INPUTS: tf.nest.map_structure(_tensor, found)}
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise TypeError(
+                f"map: {self._name} takes x and y, and must return the tuple (x, y), found "
+                f"{type(found).__name__}."
+            )
+        return dict(
+            zip((INPUTS, TARGETS), (tf.nest.map_structure(_tensor, f) for f in found))
+        )
+
+    def _common_spec(self, results: list[dict[str, Any]]) -> dict[str, Any]:
+        def common(*leaves: tf.Tensor) -> tf.TensorSpec:
+            kinds = {(tuple(leaf.shape), leaf.dtype.name) for leaf in leaves}
+            if len(kinds) > 1:
+                raise ValueError(
+                    f"map: {self._name} must return tensors of one shape and dtype for "
+                    f"all examples and seeds, found {sorted(kinds)}. Pad, crop or cast."
+                )
+            return tf.TensorSpec(leaves[0].shape, leaves[0].dtype)
+
+        return tf.nest.map_structure(common, *results)
+
+    def _trace(self, rows: dict[str, Any]) -> Any:
+        specs = tf.nest.map_structure(
+            lambda t: tf.TensorSpec(t.shape[1:], t.dtype), rows
+        )
+
+        def one(content: dict[str, Any], seed: tf.Tensor) -> dict[str, Any]:
+            found = self._one(content, seed)
+            return tf.nest.map_structure(
+                lambda t, s: tf.ensure_shape(t, s.shape), found, self._spec
+            )
+
+        traced = tf.function(one, autograph=True).get_concrete_function(
+            specs, tf.TensorSpec([2], tf.int64)
+        )
+        state = _stateful_operation(traced.graph)
+        if state is not None:
+            raise ValueError(
+                f"map: {self._name} is no pure function of one example and its seed: it "
+                f"uses {state}. Random numbers: take an argument seed and use "
+                f"tf.random.stateless_* or tf.image.stateless_random_* with it "
+                f"(keras.random and Keras' preprocessing layers, once tf_bandmf.keras is "
+                f"imported). No variables are assigned, no code of the host is called: "
+                f"examples could meet in them, and a resumed run would see other examples."
+            )
+        return traced
+
+    def _mapped(self, rows: dict[str, Any], seeds: tf.Tensor) -> dict[str, Any]:
+        """The rows after the function, one by one."""
+        found = tf.map_fn(
+            lambda row: self._traced(*row),
+            (rows, seeds),
+            fn_output_signature=self._spec,
+            parallel_iterations=16,
+        )
+        return {**rows, **found}
+
+    def gather(self, indices: tf.Tensor) -> dict[str, Any]:
+        raise TypeError(
+            "Examples that are changed at random are read at a step: drawn()."
+        )
+
+    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
+        rows = repeated(self._examples.drawn(indices, draw), views)
+        return self._mapped(rows, draw.seeds(indices, views))
+
+    def update_digest(self, update: Callable[[Any], None]) -> None:
+        self._examples.update_digest(update)
+        update(b"mapped" + self._probe)
+
+    def example_hashes(self) -> np.ndarray:
+        return self._examples.example_hashes()
+
+
+def _tensor(value: Any) -> tf.Tensor:
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        raise TypeError(f"map must return dense tensors, found {type(value).__name__}.")
+    return tf.convert_to_tensor(value)
+
+
+def _signature(function: Any, name: str) -> tuple[bool, bool]:
+    """Whether a function takes targets, and a seed."""
+    if not callable(function):
+        raise TypeError(
+            f"map must be a function of one example, or a Keras layer (import "
+            f"tf_bandmf.keras first), found {function!r}."
+        )
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of functions in C
+        return False, False
+    names = [
+        p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        and p.default is p.empty
+        and p.name != "seed"
+    ]
+    if len(names) not in (1, 2):
+        raise TypeError(
+            f"map: {name} must take x, or x and y, and seed if it is random; found the "
+            f"arguments {', '.join(names) or 'none'}."
+        )
+    return len(names) == 2, any(p.name == "seed" for p in parameters)
+
+
+def _stateful_operation(graph: Any) -> str | None:
+    """The first operation that has state, of a graph and the functions it calls."""
+    definition = graph.as_graph_def()
+    nodes = list(definition.node)
+    for function in definition.library.function:
+        nodes += function.node_def
+    known = {op.name: op for op in _op_defs(definition)}
+    for node in nodes:
+        op = known.get(node.op)
+        if op is None or node.op in _READS or node.op in _CALLS:
+            continue
+        if op.is_stateful or "PyFunc" in node.op:
+            return node.op
+    return None
+
+
+def _op_defs(definition: Any) -> Any:
+    from tensorflow.python.framework import op_def_registry
+
+    names = {node.op for node in definition.node}
+    for function in definition.library.function:
+        names |= {node.op for node in function.node_def}
+    found = (op_def_registry.get(name) for name in names)
+    return [op for op in found if op is not None]
