@@ -19,10 +19,15 @@ ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
 	participation_table.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo test test-main test-federated test-flower test-slow test-python test-wheel lint format clean
+.PHONY: demo docs test test-main test-federated test-flower test-slow test-python test-wheel \
+	lint format clean
 
 demo: .venv/.installed
 	.venv/bin/python examples/digits.py
+
+# The site, in docs/_build/html; a warning is an error.
+docs: .venv/.docs
+	.venv/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 test: test-main test-federated test-flower
 
@@ -72,7 +77,7 @@ format: .venv/.installed
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-wheel demo-output
+	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-wheel demo-output docs/_build
 
 # A virtual environment is made anew when its requirement file changes; the stamps are
 # written last, so that a half-made one is never used.
@@ -93,6 +98,10 @@ clean:
 
 .venv/.installed: .venv/.requirements pyproject.toml
 	.venv/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+.venv/.docs: .venv/.installed requirements/docs.txt
+	.venv/bin/python -m pip install --quiet --no-deps -r requirements/docs.txt
 	touch $@
 
 .venv-federated/.installed: .venv-federated/.requirements pyproject.toml federated/pyproject.toml

@@ -61,8 +61,8 @@ def log_moments(kernel: Kernel, order: int) -> np.ndarray:
     counts = np.arange(order + 1)
     # Pairs across the gap are at least gap + 1 apart.
     across = np.zeros(1) if is_flat else ripple * kernel.decay ** (gaps + 1.0)
-    pairs = counts * (counts - 1) / 2
-    logs = lines - counts * np.log(b - gaps)[:, None]
+    pairs: np.ndarray = counts * (counts - 1) / 2
+    logs: np.ndarray = lines - counts * np.log(b - gaps)[:, None]
     logs = logs + (kernel.common + across)[:, None] * pairs
     found = logs.min(axis=0) + 1e-9
     # The ratio has mean 1, and its moments do not fall.

@@ -1,0 +1,98 @@
+"""Configuration of the documentation site: `make docs` builds it.
+
+Docstrings are written for readers of the source: names in single backticks, code as
+indented blocks, tables in Markdown. `to_rst` turns them into what Sphinx reads.
+"""
+
+import os
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "federated")]
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+from tf_bandmf._version import __version__  # noqa: E402
+
+project = "tf-bandmf"
+author = "The tf-bandmf authors"
+copyright = author
+release = version = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+# Names in docstrings stand in single backticks.
+default_role = "code"
+
+# The federated distribution has an environment of its own; see federated/README.md.
+autodoc_mock_imports = ["tensorflow_federated", "tensorflow_privacy"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True, "show-inheritance": False}
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = "tf-bandmf"
+html_show_sourcelink = False
+html_theme_options = {
+    "navigation_depth": 2,
+    "show_toc_level": 2,
+    "header_links_before_dropdown": 6,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+
+_INDENTED = re.compile(r" {4,}\S")
+# |g| is a norm here, and no substitution.
+_NORM = re.compile(r"(?<![`\w])\|(\w+)\|")
+_SECTION = re.compile(
+    r"(Args|Attributes|Returns|Raises|Yields|Note|Notes|Example|Examples):$"
+)
+
+
+def to_rst(lines):
+    """Markdown's indented code and tables, as literal blocks of reStructuredText."""
+    result = []
+    in_block, in_section = False, False
+    for i, line in enumerate(lines):
+        before = lines[i - 1] if i else ""
+        if _SECTION.match(line):
+            in_section = True
+        starts_code = _INDENTED.match(line) and not before.strip() and not in_section
+        starts_table = line.startswith("|") and not before.startswith("|")
+        if not in_block and (starts_code or starts_table):
+            result += ["", "::", ""]
+            in_block = True
+        elif in_block and line.strip() and not line.startswith((" ", "|")):
+            result.append("")
+            in_block = False
+        if in_block and line.startswith("|"):
+            line = f"    {line}"
+        elif not in_block:
+            line = _NORM.sub(r"\\|\1\\|", line)
+        result.append(line)
+    return result
+
+
+def setup(app):
+    def convert(app, what, name, obj, options, lines):
+        lines[:] = to_rst(lines)
+
+    # Before napoleon.
+    app.connect("autodoc-process-docstring", convert, priority=400)
+    return {"parallel_read_safe": True}

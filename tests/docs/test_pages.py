@@ -1,0 +1,137 @@
+"""The Python blocks of README and site run as they stand, page by page.
+
+A page's blocks run in order, in one namespace. Each block stands for a program of its
+own: runs of earlier blocks are forgotten. A block below the line `<!-- excerpt -->` is of
+another library, or a fragment, and is not run. Sizes that are too large for a test are
+replaced.
+"""
+
+import pathlib
+import re
+import sys
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf import participation
+from tf_bandmf.strategies import registry
+
+keras = pytest.importorskip("keras", minversion="3.12")
+
+from tf_bandmf.keras import runs  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BLOCK = re.compile(
+    r"(?P<excerpt><!-- excerpt -->\n+)?^```python\n(?P<code>.*?)^```$", re.M | re.S
+)
+# Of pages: texts that must occur in their code, and what stands in their place.
+SMALLER = {
+    "README.md": {"epochs=20": "epochs=1"},
+    "docs/start.md": {"epochs = 20": "epochs = 1"},
+    "docs/choosing-mechanism.md": {
+        "num_examples=60_000": "num_examples=600",
+        "batch_size=512": "batch_size=60",
+    },
+}
+# Their code optimizes strategies.
+SLOW = {
+    "docs/choosing-mechanism.md",
+    "docs/mechanisms/banded.md",
+    "docs/mechanisms/bandinv.md",
+}
+
+
+def pages():
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [
+        str(path.relative_to(ROOT))
+        for path in found
+        if "_build" not in path.parts and "```python" in path.read_text("utf-8")
+    ]
+
+
+def blocks(page):
+    text = (ROOT / page).read_text("utf-8")
+    for found in BLOCK.finditer(text):
+        if not found["excerpt"]:
+            line = text[: found.start("code")].count("\n")
+            yield line, found["code"]
+
+
+def runnable():
+    """Parameters: the pages with code that runs."""
+    for page in pages():
+        if any(blocks(page)):
+            yield pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW))
+
+
+def build_model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(3)]
+    )
+
+
+def given(num_examples=64):
+    """What pages take as given: arrays, and a function that makes a model."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(num_examples, 5)).astype(np.float32)
+    y = rng.integers(0, 3, num_examples).astype(np.int32)
+    return {
+        "x_train": x,
+        "y_train": y,
+        "x_test": x[:20],
+        "y_test": y[:20],
+        "build_model": build_model,
+    }
+
+
+def test_no_block_is_missed():
+    for page in pages():
+        text = (ROOT / page).read_text("utf-8")
+        assert text.count("```python") == len(BLOCK.findall(text)), page
+    assert len(pages()) > 5
+    assert SLOW | set(SMALLER) <= set(pages())
+
+
+@pytest.fixture(autouse=True)
+def same_precision():
+    """A page turns TensorFloat-32 off: other tests find it as it was."""
+    config = tf.config.experimental
+    before = config.tensor_float_32_execution_enabled()
+    yield
+    config.enable_tensor_float_32_execution(before)
+
+
+@pytest.fixture(autouse=True)
+def same_registries():
+    """A page registers a family and a participation: other tests do not see them."""
+    registries = (registry.FAMILIES, participation.PARTICIPATIONS, participation.NAMED)
+    before = [dict(known) for known in registries]
+    yield
+    for known, entries in zip(registries, before):
+        known.clear()
+        known.update(entries)
+
+
+@pytest.mark.parametrize("page", list(runnable()))
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+    if "sklearn" in (ROOT / page).read_text("utf-8"):
+        pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("page_of_the_site")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    vars(module).update(given())
+    smaller = dict(SMALLER.get(page, {}))
+    replaced = set()
+    for line, code in blocks(page):
+        for old, new in smaller.items():
+            replaced |= {old} if old in code else set()
+            code = code.replace(old, new)
+        runs.forget()
+        # Empty lines before it, so that a traceback has the line of the page.
+        exec(compile("\n" * line + code, page, "exec"), vars(module))
+    runs.forget()
+    assert replaced == set(smaller)
