@@ -3,6 +3,7 @@
 TensorFlow must be told before it does anything else.
 """
 
+import gc
 import os
 
 import tensorflow as tf
@@ -14,3 +15,9 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * 2,
 )
+
+
+def pytest_collection_finish(session):
+    """What is imported by now stays: the collector need not look through it again."""
+    gc.collect()
+    gc.freeze()

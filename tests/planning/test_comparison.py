@@ -162,7 +162,7 @@ def test_bad_mechanisms_are_refused_before_anything_is_built(names, message):
         comparison.compare(WORKLOAD, PARTICIPATION, names)
 
 
-def test_other_invalid_input_is_refused():
+def test_separations_and_noise_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="min_separation must be <= num_steps"):
         comparison.compare(WORKLOAD, MinSep(61), ["identity"])
     for multiplier in (0.0, -1.0, math.nan, math.inf):

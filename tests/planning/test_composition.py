@@ -150,7 +150,7 @@ def test_invariant_08_a_test_seed_in_one_run_marks_the_statement():
     assert dict(joint.statement().points())["Formal statement"].startswith("NONE")
 
 
-def test_wrong_arguments():
+def test_no_plans_no_plan_and_impossible_budgets_are_refused():
     with pytest.raises(ValueError, match="empty"):
         tf_bandmf.compose([])
     for wrong in ([1.0], fixed()):

@@ -173,7 +173,7 @@ def test_a_dense_strategy_survives_its_configuration():
     assert rebuilt.diagnostics == strategy.diagnostics
 
 
-def test_invalid_input_is_refused():
+def test_impossible_problems_and_indefinite_grams_are_refused():
     workload = workloads.prefix_sum(12)
     with pytest.raises(ValueError, match="max_participations must be ceil"):
         dense(workload, MinSep(4, 2), equal_column_norms=False)
