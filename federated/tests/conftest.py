@@ -12,9 +12,6 @@ import sys
 # The user's cache is the user's.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
-# The user's cache is the user's.
-os.environ["TF_BANDMF_CACHE"] = "off"
-
 # Tests of modules that import neither TensorFlow Federated nor TensorFlow Privacy.
 ENGINE_FREE = {
     "test_accounting.py",
