@@ -95,7 +95,9 @@ def _log_line_sums(kernel: Kernel, order: int, lengths: np.ndarray) -> np.ndarra
         for m, (factor, high, weight) in enumerate(steps):
             part = value[: order + 1 - m]
             chord = part[:, high] * weight + part[:, high - 1] * (1.0 - weight)
-            following[m:] += factor * chord
+            # What overflows is not reached; it is cut off below.
+            with np.errstate(over="ignore"):
+                following[m:] += factor * chord
         value = np.minimum(following, _LARGEST)
         sums[lengths == length] = np.log(value[:, 0]) + factorials
     return sums
