@@ -154,7 +154,6 @@ def test_invariant_2_data_that_the_accountant_did_not_analyse(
         (lambda: model.train_on_batch(x[:4], y[:4]), "plan.batches"),
         (lambda: model.fit(other.batches(x, y)), "another plan"),
         (lambda: model.fit(plan.batches(x), y), "plan.batches"),
-        (lambda: fit(model, plan, data, class_weight={0: 2.0}), "class_weight"),
         (lambda: fit(model, plan, data, validation_split=0.1), "validation_split"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):

@@ -173,16 +173,6 @@ def test_invariant_11_a_reloaded_model_does_not_train_without_privacy(
 
 
 @pytest.mark.parametrize("functional", [False, True])
-def test_invariant_11_legacy_h5_does_not_load(
-    functional, data, make_plan, make_private_model, tmp_path
-):
-    model = make_private_model(make_plan(), functional=functional)
-    model.save(tmp_path / "m.h5")
-    with pytest.raises((TypeError, ValueError), match="Private"):
-        keras.models.load_model(tmp_path / "m.h5")
-
-
-@pytest.mark.parametrize("functional", [False, True])
 def test_invariant_11_uncompiled_and_with_a_new_private_optimizer(
     functional, data, make_plan, make_private_model, compile_model, tmp_path
 ):

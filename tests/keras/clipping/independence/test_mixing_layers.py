@@ -160,8 +160,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_invariant_16_mixing_layer_is_refused(name):
     model = cases.model_with(cases.Custom(REFUSED[name]))
-    reasons = "outside of the graph|mixes examples|stay apart"
-    with pytest.raises(UnsupportedModelError, match=reasons):
+    with pytest.raises(UnsupportedModelError):
         cases.largest_change(model)
 
 
