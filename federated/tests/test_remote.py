@@ -289,16 +289,17 @@ raise RuntimeError("as programs do")
 """
 
 
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # It may end between two looks at it.
+        return False
+
+
 def gone(pids):
     give_up = time.monotonic() + 15.0
     while time.monotonic() < give_up:
-        alive = [
-            pid
-            for pid in pids
-            if psutil.pid_exists(pid)
-            and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        ]
-        if not alive:
+        if not any(is_alive(pid) for pid in pids):
             return True
         time.sleep(0.1)
     return False

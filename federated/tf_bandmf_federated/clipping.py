@@ -67,7 +67,9 @@ def clip_update(
     size = sum(array.size for array in arrays)
     room = l2_norm_clip * _ROOM - _TINY * math.sqrt(size)
     factor = max(room, 0.0) / norm  # may be below what float32 has
-    clipped = [(array * np.float64(factor)).astype(np.float32) for array in arrays]
+    clipped = [
+        (array.astype(np.float64) * factor).astype(np.float32) for array in arrays
+    ]
     return Clipped(clipped, True, True, False, True)
 
 
