@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 
+from killing import in_a_child, was_killed
+
 # A child process per kill; each is killed in the round of its number.
 STAGES = (
     "before next",
@@ -50,7 +52,7 @@ def main(folder):
     killed.mkdir()
     for number, stage in enumerate(STAGES):
         status = in_a_child(lambda n=number, s=stage: train(killed, n, s))
-        if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
+        if not was_killed(status):
             raise SystemExit(f"The child of {stage!r} ended with status {status}.")
         if number == 0:  # what makes a run the same: first state and key
             straight.joinpath("states").mkdir(parents=True)
@@ -63,21 +65,6 @@ def main(folder):
         status = in_a_child(lambda folder=folder: train(folder))
         if status:
             raise SystemExit(f"The child that ends the run had status {status}.")
-
-
-def in_a_child(function):
-    """The wait status of a forked process; TensorFlow must not be in use here yet."""
-    child = os.fork()
-    if child == 0:
-        try:
-            function()
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(child, 0)[1]
 
 
 def die():

@@ -1,16 +1,13 @@
 """kill -9 at random moments of a run: no noise on two contents, no device too early."""
 
 import asyncio
-import collections
 import json
-import os
 import pathlib
 import random
-import signal
-import subprocess
 import sys
 
 import pytest
+from killing import check_what_left, die_at, kill_and_finish, run_driver
 
 N, B, K, PER_ROUND = 15, 3, 5, 2
 
@@ -19,88 +16,19 @@ N, B, K, PER_ROUND = 15, 3, 5, 2
     "kills", [3, pytest.param(100, marks=pytest.mark.slow)], ids=str
 )
 def test_killed_at_random_moments(tmp_path, kills):
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    with open(tmp_path / "errors", "w") as errors:
-        driver = subprocess.run(
-            [sys.executable, __file__, str(tmp_path), str(kills)],
-            stdout=errors,
-            stderr=errors,
-            env=environment,
-            timeout=1500,
-            check=False,
-        )
-    assert driver.returncode == 0, (tmp_path / "errors").read_text()[-3000:]
-    check(tmp_path, kills)
-
-
-def check(folder, kills):
-    """What left is in files that each child adds to before it goes on."""
-    killed = json.loads((folder / "kills").read_text())
-    assert killed == kills
-    contents, came = collections.defaultdict(set), collections.defaultdict(set)
-    for line in (folder / "left").read_text().splitlines():
-        number, content = line.split()
-        contents[int(number)].add(content)
-    assert set(contents) == set(range(N + 1))
-    assert all(len(found) == 1 for found in contents.values())
-    for line in (folder / "took part").read_text().splitlines():
-        device, number = line.split()
-        came[device].add(int(number))
-    assert came
-    for rounds in came.values():
-        ordered = sorted(rounds)
-        assert len(ordered) <= K
-        assert all(late - early >= B for early, late in zip(ordered, ordered[1:]))
+    run_driver(__file__, tmp_path, kills)
+    assert json.loads((tmp_path / "kills").read_text()) == kills
+    check_what_left(tmp_path, N, B, K)
 
 
 def main(folder, kills):
     random.seed(kills)
-    done, moments = 0, 0
-    while done < kills:
-        # Files are written about 20 times in a round.
-        moments = random.randrange(1, max(2, 40 * N // (kills + 20)))
-        status = in_a_child(lambda moments=moments: train(folder, moments))
-        if status == 0:
-            raise SystemExit(f"The run ended after {done} kills of {kills}.")
-        if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
-            raise SystemExit(f"A child ended with status {status}.")
-        done += 1
-    status = in_a_child(lambda: train(folder, None))
-    if status:
-        raise SystemExit(f"The child that ends the run had status {status}.")
-    (folder / "kills").write_text(json.dumps(done))
-
-
-def in_a_child(function):
-    """The wait status of a forked process; TensorFlow must not be in use here yet."""
-    child = os.fork()
-    if child == 0:
-        try:
-            function()
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(child, 0)[1]
-
-
-def die_at(moment):
-    """Kills this process before or after something of it reaches the disk."""
-    left = [moment]
-
-    def count(real):
-        def counted(*arguments, **options):
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **options)
-
-        return counted
-
-    for name in ("fsync", "fdatasync", "replace"):
-        setattr(os, name, count(getattr(os, name)))
+    # Files are written about 20 times in a round.
+    end = max(2, 40 * N // (kills + 20))
+    kill_and_finish(
+        kills, lambda: random.randrange(1, end), lambda moment: train(folder, moment)
+    )
+    (folder / "kills").write_text(json.dumps(kills))
 
 
 def train(folder, moment):

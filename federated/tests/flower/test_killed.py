@@ -1,15 +1,16 @@
 """kill -9 of a Flower server at random moments: what left is of one run."""
 
-import collections
 import json
-import os
 import pathlib
 import random
-import signal
-import subprocess
 import sys
 
 import pytest
+
+# Run as a program, this file has no conftest.
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from killing import check_what_left, die_at, kill_and_finish, run_driver
 
 N, B, K, PER_ROUND = 8, 2, 4, 2
 
@@ -18,76 +19,18 @@ N, B, K, PER_ROUND = 8, 2, 4, 2
     "kills", [2, pytest.param(50, marks=pytest.mark.slow)], ids=str
 )
 def test_killed_at_random_moments(tmp_path, kills):
-    with open(tmp_path / "errors", "w") as errors:
-        driver = subprocess.run(
-            [sys.executable, __file__, str(tmp_path), str(kills)],
-            stdout=errors,
-            stderr=errors,
-            timeout=1500,
-            check=False,
-        )
-    assert driver.returncode == 0, (tmp_path / "errors").read_text()[-3000:]
-    contents, came = collections.defaultdict(set), collections.defaultdict(set)
-    for line in (tmp_path / "left").read_text().splitlines():
-        number, content = line.split()
-        contents[int(number)].add(content)
-    assert set(contents) == set(range(N + 1))
-    assert all(len(found) == 1 for found in contents.values())
-    for line in (tmp_path / "took part").read_text().splitlines():
-        device, number = line.split()
-        came[device].add(int(number))
-    assert came
-    for rounds in map(sorted, came.values()):
-        assert len(rounds) <= K
-        assert all(late - early >= B for early, late in zip(rounds, rounds[1:]))
+    run_driver(__file__, tmp_path, kills)
+    check_what_left(tmp_path, N, B, K)
     measured = json.loads((tmp_path / "measured").read_text())
     assert measured["num_rounds"] == N and not measured["skipped_rounds"]
 
 
 def main(folder, kills):
     random.seed(kills)
-    for done in range(kills):
-        moment = random.randrange(1, max(4, 40 * N // (kills + 4)))
-        status = in_a_child(lambda moment=moment: serve(folder, moment))
-        if status == 0:
-            raise SystemExit(f"The run ended after {done} kills of {kills}.")
-        if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
-            raise SystemExit(f"A child ended with status {status}.")
-    status = in_a_child(lambda: serve(folder, None))
-    if status:
-        raise SystemExit(f"The child that ends the run had status {status}.")
-
-
-def in_a_child(function):
-    """The wait status of a forked process; TensorFlow must not be in use here yet."""
-    child = os.fork()
-    if child == 0:
-        try:
-            function()
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(child, 0)[1]
-
-
-def die_at(moment):
-    """Kills this process before something of it reaches the disk."""
-    left = [moment]
-
-    def count(real):
-        def counted(*arguments, **options):
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **options)
-
-        return counted
-
-    for name in ("fsync", "fdatasync", "replace"):
-        setattr(os, name, count(getattr(os, name)))
+    end = max(4, 40 * N // (kills + 4))
+    kill_and_finish(
+        kills, lambda: random.randrange(1, end), lambda moment: serve(folder, moment)
+    )
 
 
 def serve(folder, moment):

@@ -1,0 +1,96 @@
+"""Programs that are killed by `kill -9`, and what must hold of what they left.
+
+Test files run themselves as a driver that forks a child for each kill.
+"""
+
+import collections
+import os
+import signal
+import subprocess
+import sys
+
+
+def run_driver(script, folder, kills):
+    """Runs a test file as a program; its errors are those of the test."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with open(folder / "errors", "w") as errors:
+        driver = subprocess.run(
+            [sys.executable, script, str(folder), str(kills)],
+            stdout=errors,
+            stderr=errors,
+            env=environment,
+            timeout=1500,
+            check=False,
+        )
+    assert driver.returncode == 0, (folder / "errors").read_text()[-3000:]
+
+
+def in_a_child(function):
+    """The wait status of a forked process; TensorFlow must not be in use here yet."""
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def was_killed(status):
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def kill_and_finish(kills, moments, run):
+    """`run(moment)` in a child for each of `kills` moments, then `run(None)` to its end."""
+    for done in range(kills):
+        moment = moments()
+        status = in_a_child(lambda moment=moment: run(moment))
+        if status == 0:
+            raise SystemExit(f"The run ended after {done} kills of {kills}.")
+        if not was_killed(status):
+            raise SystemExit(f"A child ended with status {status}.")
+    status = in_a_child(lambda: run(None))
+    if status:
+        raise SystemExit(f"The child that ends the run had status {status}.")
+
+
+def die_at(moment):
+    """Kills this process before something of it reaches the disk."""
+    left = [moment]
+
+    def count(real):
+        def counted(*arguments, **options):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        return counted
+
+    for name in ("fsync", "fdatasync", "replace"):
+        setattr(os, name, count(getattr(os, name)))
+
+
+def check_what_left(folder, num_rounds, separation, participations):
+    """One content for each round, and no device too early or too often.
+
+    What left is in files that each child adds to before it goes on.
+    """
+    contents, came = collections.defaultdict(set), collections.defaultdict(set)
+    for line in (folder / "left").read_text().splitlines():
+        number, content = line.split()
+        contents[int(number)].add(content)
+    assert set(contents) == set(range(num_rounds + 1))
+    assert all(len(found) == 1 for found in contents.values())
+    for line in (folder / "took part").read_text().splitlines():
+        device, number = line.split()
+        came[device].add(int(number))
+    assert came
+    for rounds in map(sorted, came.values()):
+        assert len(rounds) <= participations
+        early_and_late = zip(rounds, rounds[1:])
+        assert all(late - early >= separation for early, late in early_and_late)
