@@ -68,7 +68,7 @@ def _heat_map(columns: np.ndarray, name: str, axes: Any | None) -> Any:
 
     block = columns[: columns.shape[1]]
     largest = float(np.abs(block).max())
-    if block.min() >= 0.0:
+    if name == "C" and block.min() >= 0.0:
         color_map, scale = "cividis", colors.Normalize(0.0, largest)
     else:
         # Small entries count, for they are many; 0 is in the middle.
