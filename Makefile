@@ -19,7 +19,7 @@ ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
 	participation_table.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo docs linkcheck notebooks figures test test-main test-federated test-flower test-slow test-python test-wheel \
+.PHONY: demo docs linkcheck notebooks figures dist test test-main test-federated test-flower test-slow test-python test-wheel \
 	lint format clean
 
 demo: .venv/.installed
@@ -77,6 +77,13 @@ test-wheel: .venv/.installed .venv-wheel/.requirements
 		.venv-wheel/dist/*.whl
 	cd .venv-wheel && bin/python ../tests/smoke_installed.py
 
+# Wheel and sdist as they would be published, and what an index would say of them.
+dist: .venv/.docs
+	rm -rf dist
+	.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
+	.venv/bin/python -c "import setuptools.build_meta as b; b.build_sdist('dist')"
+	.venv/bin/python -m twine check --strict dist/*
+
 lint: .venv/.installed
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
@@ -88,7 +95,7 @@ format: .venv/.installed
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-wheel demo-output docs/_build
+	rm -rf dist .venv .venv-federated .venv-flower .venv-python .venv-wheel demo-output docs/_build
 
 # A virtual environment is made anew when its requirement file changes; the stamps are
 # written last, so that a half-made one is never used.
