@@ -154,7 +154,31 @@ def replaced_attribute(layer: Any, name: str, value: Any) -> Iterator[None]:
             vars(layer)[name] = previous
 
 
-class PreActivationRule(Rule):
+class OneTapRule(Rule):
+    """Base of the rules that tap one tensor, unless said otherwise the layer's output."""
+
+    def forward(self, call: LayerCall) -> Any:
+        """See the base class."""
+        return call.tap(call.run())
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        (gradient,) = gradients
+        return {} if gradient is None else self.factors_of(call, gradient)
+
+    @abc.abstractmethod
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+        """Returns factors by `id` of the Keras variable.
+
+        Args:
+            call: The recorded call.
+            gradient: Gradient of the summed losses for the tap, [B, ...].
+        """
+
+
+class PreActivationRule(OneTapRule):
     """Base of the rules that tap a layer just before its activation."""
 
     def forward(self, call: LayerCall) -> Any:

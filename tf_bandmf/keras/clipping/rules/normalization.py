@@ -10,14 +10,14 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors import Factor, Instantiated
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
-    Rule,
+    OneTapRule,
     is_plain,
     kernel_shape,
     owns_only,
 )
 
 
-class _ScaleAndShiftRule(Rule):
+class _ScaleAndShiftRule(OneTapRule):
     """Output = scale * normalized + shift; both are small: kept per example."""
 
     @abc.abstractmethod
@@ -28,17 +28,8 @@ class _ScaleAndShiftRule(Rule):
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
         """Returns the normalized inputs before scale and shift."""
 
-    def forward(self, call: LayerCall) -> Any:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        return call.tap(call.run())
-
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
-        """See the base class."""
-        (gradient,) = gradients
-        if gradient is None:
-            return {}
         scale, shift = self.parameters(call.layer)
         gradient = tf.cast(gradient, tf.float32)
         rank = gradient.shape.rank
@@ -141,19 +132,16 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
         mean, variance = keras.ops.moments(split, axes=axes, keepdims=True)
         return mean, variance
 
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class.
 
         Where channels come last, no normalized inputs are made: with mean m and scale r
         of a group, Σ g (x - m) r = r (Σ g x - m Σ g).
         """
-        (gradient,) = gradients
         layer = call.layer
         last = layer.axis in (-1, call.inputs.shape.rank - 1)
-        if gradient is None or layer.gamma is None or not last:
-            return super().factors(call, gradients)
+        if layer.gamma is None or not last:
+            return super().factors_of(call, gradient)
         inputs = tf.cast(call.inputs, tf.float32)
         gradient = tf.cast(gradient, tf.float32)
         axes = list(range(1, gradient.shape.rank - 1))
