@@ -260,9 +260,11 @@ def _measure(
     )
     if units is not None:
         upstream *= tf.cast(units.weights(), upstream.dtype)
-    gradients = forward.tape.gradient(
-        forward.losses, [call.taps for _, call in calls], output_gradients=upstream
-    )
+    # Not by a tape: with a second one beside that of `ReadLog`, TensorFlow makes the
+    # gradients of gradients of every loop.
+    taps = [tap for _, call in calls for tap in call.taps]
+    found = iter(tf.gradients(forward.losses, taps, grad_ys=upstream))
+    gradients = [[next(found) for _ in call.taps] for _, call in calls]
     factors: dict[int, list[Factor]] = {}
     for (unit, call), received in zip(calls, gradients, strict=True):
         for key, factor in unit.rule.factors(call, _dense(received)).items():
