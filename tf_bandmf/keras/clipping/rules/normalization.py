@@ -165,9 +165,7 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
             tf.reshape(part, [-1, groups, 1]) for part in (mean, variance)
         )
         sums, products = (
-            tf.reshape(
-                tf.reduce_sum(part, axis=axes), [-1, groups, channels // groups]
-            )
+            tf.reshape(tf.reduce_sum(part, axis=axes), [-1, groups, channels // groups])
             for part in (gradient, gradient * inputs)
         )
         scaled = tf.math.rsqrt(variance + layer.epsilon) * (products - mean * sums)
