@@ -278,6 +278,7 @@ class PrivateStep:
                 loss_scale_factor=optimizer.loss_scale_factor,
                 rows=rows,
                 automatic=optimizer.automatic,
+                groups=optimizer.clip_groups,
             )
 
         if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]

@@ -22,7 +22,6 @@ class LayerCall:
         original: The layer's own `call`.
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
-        mark: Function that starts recording gradients of a tensor.
         taps: Tensors [B, ...] whose gradients the rule asked for.
         batched: For each tensor among the arguments, whether its first dimension is
             the batch.
@@ -36,7 +35,6 @@ class LayerCall:
     original: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    mark: Callable[[tf.Tensor], None]
     batched: Sequence[bool] | None = None
     spread: Callable[[tf.Tensor], tf.Tensor] = tf.identity
     taps: list[tf.Tensor] = dataclasses.field(default_factory=list)
@@ -49,7 +47,6 @@ class LayerCall:
         the gradient must be that of this output alone.
         """
         copy = self.spread(tensor)
-        self.mark(copy)
         self.taps.append(copy)
         return copy
 

@@ -149,14 +149,15 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
         mean, variance = self._moments(layer, split)
         channels = int(gradient.shape[-1])
         groups = int(split.shape[-2])
-        of_groups = [tf.reshape(part, [-1, groups, 1]) for part in (mean, variance)]
         mean, variance = (
-            tf.reshape(tf.repeat(part, channels // groups, axis=2), [-1, channels])
-            for part in of_groups
+            tf.reshape(part, [-1, groups, 1]) for part in (mean, variance)
         )
-        sums = tf.reduce_sum(gradient, axis=axes)
-        products = tf.reduce_sum(gradient * inputs, axis=axes)
+        sums, products = (
+            tf.reshape(tf.reduce_sum(part, axis=axes), [-1, groups, channels // groups])
+            for part in (gradient, gradient * inputs)
+        )
         scaled = tf.math.rsqrt(variance + layer.epsilon) * (products - mean * sums)
+        scaled, sums = (tf.reshape(part, [-1, channels]) for part in (scaled, sums))
         result: dict[int, Factor] = {id(layer.gamma): Instantiated(scaled)}
         if layer.beta is not None:
             result[id(layer.beta)] = Instantiated(sums)
