@@ -26,7 +26,8 @@ def plan_of(mechanism="bsr:4", **changes):
 
 def linear(plan, **changes):
     keras.utils.set_random_seed(0)
-    dense = keras.layers.Dense(1, use_bias=False, **changes)
+    changes = {"use_bias": False, "kernel_initializer": "zeros", **changes}
+    dense = keras.layers.Dense(1, **changes)
     model = keras.Sequential([keras.Input((WIDTH,)), dense])
     tf_bandmf.keras.make_private(model, self_check=False)
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.5), plan)

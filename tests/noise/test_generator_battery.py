@@ -88,13 +88,12 @@ def generators():
     rng = np.random.default_rng(0)
     good = rng.integers(0, 2**32, battery.SIZE, dtype=np.uint32)
     counter = np.arange(battery.SIZE, dtype=np.uint64)
-    linear = (counter * 1664525 + 1013904223) & 0xFFFFFFFF
     few = good.reshape(-1, 32).copy()
     few[:, 31] = few[:, 0] ^ few[:, 1]
     short = np.tile(good[: battery.SIZE // 2], 2)
     sticky = good | (good >> np.uint32(1)) & np.uint32(0x00010001)
     wave = good.copy()
-    wave[::16] |= np.uint32(0x80000000)
+    wave[::2] |= np.uint32(0x80000000)
     lattice = good & np.uint32(0xFFFFF000)
     return {
         "monobit": np.where(counter % 8 == 0, good | 1, good),
@@ -107,7 +106,7 @@ def generators():
         "gaps": np.where(counter % 16 == 0, good & 0x0FFFFFFF, good),
         "birthday_spacings": lattice,
         "collisions": short,
-        "weights": linear,
+        "weights": np.where(counter % 16 == 0, 0, good),
     }
 
 
