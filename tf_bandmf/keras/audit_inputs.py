@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import clipped_gradient_sums
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 
 # By what records are multiplied.
@@ -76,21 +75,15 @@ def largest_contribution(
     if not model.built:
         model(tf.nest.map_structure(lambda part: part[:1], records[0]), training=False)
     clip = optimizer.plan.l2_norm_clip
+    # That of the training step.
+    clipping = model._compiled_clipping()
 
     company = tf.nest.map_structure(lambda part: part[:_COMPANY], records)
     ordinary = len(tf.nest.flatten(company)[0])
 
     @tf.function(autograph=False, reduce_retracing=True)
     def total(inputs: Any, targets: Any, weights: tf.Tensor) -> tf.Tensor:
-        clipped = clipped_gradient_sums(
-            model,
-            inputs,
-            targets,
-            weights,
-            l2_norm_clip=clip,
-            loss_scale_factor=optimizer.loss_scale_factor,
-            automatic=optimizer.automatic,
-        )
+        clipped = clipping(inputs, targets, weights, None)
         parts = [tf.cast(tf.reshape(part, [-1]), tf.float64) for part in clipped.sums]
         return tf.concat(parts, axis=0)
 

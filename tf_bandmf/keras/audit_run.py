@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.audit import AuditResult, evaluate
-from tf_bandmf.keras.clipping import clipped_gradient_sums, regularization_gradients
+from tf_bandmf.keras.clipping import regularization_gradients
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.planning.plan import Plan
 
@@ -190,17 +190,8 @@ class _Observer:
         return self._clipped(*rows, weights)[0].numpy().astype(np.float64)
 
     def _clip(self, x: Any, y: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        optimizer = self._model.optimizer
-        clipped = clipped_gradient_sums(
-            self._model,
-            x,
-            y,
-            weights,
-            l2_norm_clip=self._plan.l2_norm_clip,
-            microbatch_size=self._model._microbatch_size,
-            loss_scale_factor=optimizer.loss_scale_factor,
-            automatic=optimizer.automatic,
-        )
+        # That of the training step.
+        clipped = self._model._compiled_clipping()(x, y, weights, None)
         parts = [tf.reshape(part, [-1]) for part in clipped.sums]
         return tf.concat(parts, axis=0), clipped.losses
 
