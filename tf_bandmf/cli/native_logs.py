@@ -64,7 +64,7 @@ def without_native_logs() -> Iterator[None]:
 
 
 def drop_native_logs() -> None:
-    """`without_native_logs` until the program ends; to call before TensorFlow is imported."""
+    """`without_native_logs` until the program ends; call it before TensorFlow is loaded."""
     block = contextlib.ExitStack()
     block.enter_context(without_native_logs())
     atexit.register(block.close)

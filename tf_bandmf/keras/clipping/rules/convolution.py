@@ -114,13 +114,8 @@ class ConvolutionRule(PreActivationRule):
             layer, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D
         ) and owns_only(variables, layer._kernel, layer.bias)
 
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        (gradient,) = gradients
-        if gradient is None:
-            return {}
         layer = call.layer
         inputs = channels_last(call.inputs, layer.data_format)
         gradient = channels_last(gradient, layer.data_format)
@@ -245,13 +240,8 @@ class DepthwiseConvolutionRule(PreActivationRule):
             layer, keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D
         ) and owns_only(variables, layer.kernel, layer.bias)
 
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        (gradient,) = gradients
-        if gradient is None:
-            return {}
         layer = call.layer
         inputs = channels_last(call.inputs, layer.data_format)
         gradient = tf.cast(channels_last(gradient, layer.data_format), tf.float32)

@@ -45,15 +45,13 @@ class KernelFunctionRule(PreActivationRule):
             and owns_only(variables, layer._kernel, layer.bias)
         )
 
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
         layer = call.layer
         rule = (
             DenseRule() if _base_of(layer) is keras.layers.Dense else ConvolutionRule()
         )
-        result = dict(rule.factors(call, gradients))
+        result = dict(rule.factors_of(call, gradient))
         of_kernel = result.get(id(layer._kernel))
         if of_kernel is None:
             return result
@@ -62,11 +60,11 @@ class KernelFunctionRule(PreActivationRule):
             tape.watch(weight)
             kernel = tf.convert_to_tensor(layer.kernel)
 
-        def pulled_back(gradient: tf.Tensor) -> tf.Tensor:
+        def pulled_back(of_example: tf.Tensor) -> tf.Tensor:
             return tape.gradient(
                 kernel,
                 weight,
-                output_gradients=tf.cast(gradient, kernel.dtype),
+                output_gradients=tf.cast(of_example, kernel.dtype),
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
 
