@@ -33,12 +33,14 @@ docs: .venv/.docs
 linkcheck: .venv/.docs
 	.venv/bin/python -m sphinx -q -b linkcheck docs docs/_build/linkcheck
 
-# What the site shows, made anew from scripts: notebooks with their outputs, pictures.
+# What the site shows, made anew from scripts: notebooks with their outputs; pictures and the
+# page of benchmarks.
 notebooks: .venv/.docs
 	.venv/bin/python docs/notebooks/make.py
 
 figures: .venv/.docs
 	.venv/bin/python docs/figures/make.py
+	.venv/bin/python docs/make_benchmarks.py
 
 test: test-main test-federated test-flower
 
