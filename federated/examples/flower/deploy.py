@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -47,6 +48,7 @@ class Deployment:
             "SPEAKERS_POLICY": str(folder / "policy.json"),
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "TF_CPP_MIN_LOG_LEVEL": "3",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds
         }
 
     def start(self, name: str, *command: str) -> None:
@@ -87,11 +89,16 @@ class Deployment:
         )
 
     def kill(self, name: str) -> None:
-        """Kill -9 for a process and its children."""
+        """Kill -9 for a process and all that it started: its app has no time to end."""
         process = self.processes.pop(name)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for pid in _family(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
+
+    def kill_now(self, name: str) -> None:
+        """The same, and says so."""
+        self.kill(name)
         print(f"{time.strftime('%H:%M:%S')} kill -9 {name}", flush=True)
 
     def submit(self, rounds: int, per_round: int) -> None:
@@ -141,9 +148,25 @@ class Deployment:
     def end(self) -> None:
         """Ends what is left."""
         for name in list(self.processes):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.processes[name].pid, signal.SIGKILL)
-            self.processes.pop(name).wait()
+            self.kill(name)
+
+
+def _family(pid: int) -> list[int]:
+    """A process and its descendants: Flower gives some of them sessions of their own."""
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    )
+    parents = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
+    family = [pid]
+    for member in family:  # it grows
+        family.extend(child for child, parent in parents if parent == member)
+    return family
+
+
+def _count(folder: pathlib.Path) -> list[int]:
+    """How often each device took part, as its own store says."""
+    stores = (folder / "devices").glob("*/*.json")
+    return [json.loads(path.read_text())["participations"] for path in sorted(stores)]
 
 
 def main() -> None:
@@ -195,11 +218,12 @@ def main() -> None:
             return
         if not options.go_on:
             run.wait_for(rounds // 4, 1200.0)
-            run.kill("device 0")
+            run.kill_now("device 0")
             run.wait_for(rounds // 2, 1200.0)
-            run.kill("superlink")
+            time.sleep(2.0)  # into the next round
+            run.kill_now("superlink")
             run.start_node(0)
-            run.kill("device 1")  # for good
+            run.kill_now("device 1")  # for good
             run.start_link()
             run.submit(rounds, options.per_round)
         run.wait_for(rounds, 3600.0)
@@ -209,6 +233,7 @@ def main() -> None:
     finally:
         run.end()
     print(f"{rounds} rounds in {time.monotonic() - began:.0f} s")
+    print(f"participations that devices counted: {_count(folder)}")
     print("\n".join(report.read_text().splitlines()[-12:]))
 
 
