@@ -20,7 +20,10 @@ import subprocess
 import sys
 import time
 
+import warm
+
 import tf_bandmf
+from tf_bandmf.files import private as private_files
 from tf_bandmf_federated.device_policy import DevicePolicy
 
 HERE = pathlib.Path(__file__).parent
@@ -31,9 +34,12 @@ DELTA = 1e-5
 class Deployment:
     """The processes, each with its own group, by name."""
 
-    def __init__(self, folder: pathlib.Path, port: int, text: str) -> None:
+    def __init__(
+        self, folder: pathlib.Path, port: int, text: str, cold: bool = False
+    ) -> None:
         self.folder, self.port, self.text = folder, port, text
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.shown = 0  # lines of progress
         home = folder / "flwr"
         home.mkdir(parents=True, exist_ok=True)
         (home / "config.toml").write_text(
@@ -49,17 +55,24 @@ class Deployment:
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds
+            "OPENBLAS_NUM_THREADS": "1",
         }
+        self.programs = BIN
+        if not cold:
+            self.programs = warm.write_programs(folder)
+            for name in ("forked", "warm.socket"):
+                (folder / name).unlink(missing_ok=True)
+            self.start("warm", sys.executable, str(HERE / "warm.py"), str(folder))
 
-    def start(self, name: str, *command: str) -> None:
-        """Starts a process whose output goes to a file of its name."""
+    def start(self, name: str, *command: str, **environment: str) -> None:
+        """Starts a program of BIN, or of a path; a file of its name gets its output."""
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=self.environment,
+                env={**self.environment, **environment},
                 start_new_session=True,
             )
 
@@ -77,21 +90,23 @@ class Deployment:
 
     def start_node(self, number: int) -> None:
         """The SuperNode of a device."""
+        path, programs = self.environment["PATH"], str(self.programs)
         store = self.folder / "devices" / str(number)
         self.start(
             f"device {number}",
-            "flower-supernode",
+            f"{programs}/flower-supernode",
             "--insecure",
             f"--superlink=127.0.0.1:{self.port}",
             "--host=127.0.0.1",
             f"--port={self.port + 1 + number}",
             f'--node-config=speaker={number} store="{store}" text="{self.text}"',
+            PATH=f"{programs}:{path}",
         )
 
     def kill(self, name: str) -> None:
         """Kill -9 for a process and all that it started: its app has no time to end."""
         process = self.processes.pop(name)
-        for pid in _family(process.pid):
+        for pid in _family(process.pid, warm.parents(self.folder)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
@@ -131,14 +146,13 @@ class Deployment:
     def wait_for(self, rounds: int, limit: float) -> None:
         """Until so many rounds are done."""
         end = time.monotonic() + limit
-        shown = 0
         while True:
             lines = self.progress()
-            for line in lines[shown:]:
+            for line in lines[self.shown :]:
                 print(
                     f"round {line[0]}: loss {line[2]}, accuracy {line[3]}", flush=True
                 )
-            shown = len(lines)
+            self.shown = len(lines)
             if lines and int(lines[-1][0]) >= rounds:
                 return
             if time.monotonic() > end:
@@ -151,12 +165,18 @@ class Deployment:
             self.kill(name)
 
 
-def _family(pid: int) -> list[int]:
-    """A process and its descendants: Flower gives some of them sessions of their own."""
+def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
+    """A process and its descendants: Flower gives some of them sessions of their own.
+
+    Args:
+      pid: of the process.
+      forked: further processes, each with the one that it belongs to.
+    """
     listed = subprocess.run(
         ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
     )
-    parents = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
+    running = dict(map(int, line.split()) for line in listed.stdout.splitlines())
+    parents = [*running.items(), *(pair for pair in forked if pair[0] in running)]
     family = [pid]
     for member in family:  # it grows
         family.extend(child for child, parent in parents if parent == member)
@@ -166,7 +186,8 @@ def _family(pid: int) -> list[int]:
 def _count(folder: pathlib.Path) -> list[int]:
     """How often each device took part, as its own store says."""
     stores = (folder / "devices").glob("*/*.json")
-    return [json.loads(path.read_text())["participations"] for path in sorted(stores)]
+    records = [json.loads(private_files.read(str(path))) for path in sorted(stores)]
+    return [record["participations"] for record in records]
 
 
 def main() -> None:
@@ -184,6 +205,10 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=100.0)
     parser.add_argument("--data", default="", help="speeches; made up if it is missing")
     parser.add_argument("--port", type=int, default=18120)
+    parser.add_argument(
+        "--cold", action="store_true", help="a new Python for each message to a device"
+    )
+    parser.add_argument("--no-kills", action="store_true")
     options = parser.parse_args()
     folder = pathlib.Path(options.out).resolve()
     if not options.go_on:
@@ -203,7 +228,7 @@ def main() -> None:
         plan.save(str(folder / "plan.json"))
     DevicePolicy.from_plan(plan).save(str(folder / "policy.json"))
     text = str(pathlib.Path(options.data).resolve()) if options.data else ""
-    run = Deployment(folder, options.port, text)
+    run = Deployment(folder, options.port, text, options.cold)
     began = time.monotonic()
     # Ended from outside it ends what it started, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -216,7 +241,7 @@ def main() -> None:
             run.wait_for(options.stop_after, 3600.0)
             print(f"kill -9 everything after {options.stop_after} rounds")
             return
-        if not options.go_on:
+        if not (options.go_on or options.no_kills):
             run.wait_for(rounds // 4, 1200.0)
             run.kill_now("device 0")
             run.wait_for(rounds // 2, 1200.0)
