@@ -149,6 +149,7 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps):
     area="load",
     invariants=[1],
 )
+@pytest.mark.slow
 def test_invariant_1_a_plan_of_a_million_steps(tmp_path):
     n, began = 1_000_000, time.monotonic()
     plan = tf_bandmf.plan(
