@@ -19,8 +19,8 @@ ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
 	participation_table.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo docs test test-main test-federated test-flower test-slow test-python test-wheel \
-	audit lint format clean
+.PHONY: demo docs linkcheck notebooks figures test test-main test-federated test-flower \
+	test-slow test-python test-wheel audit lint format clean
 
 demo: .venv/.installed
 	.venv/bin/python examples/digits.py
@@ -28,6 +28,17 @@ demo: .venv/.installed
 # The site, in docs/_build/html; a warning is an error.
 docs: .venv/.docs
 	.venv/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+# Links to the outside; needs the network.
+linkcheck: .venv/.docs
+	.venv/bin/python -m sphinx -q -b linkcheck docs docs/_build/linkcheck
+
+# What the site shows, made anew from scripts: notebooks with their outputs, pictures.
+notebooks: .venv/.docs
+	.venv/bin/python docs/notebooks/make.py
+
+figures: .venv/.docs
+	.venv/bin/python docs/figures/make.py
 
 test: test-main test-federated test-flower
 

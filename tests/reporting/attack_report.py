@@ -13,10 +13,11 @@
 Every such test is a row of the page "what was attacked", in whichever folder it stands;
 parameters, and tests with the same title, share one. `figure` (optional) says in a few
 words what was measured: nothing that differs from run to run, no times. A test that is
-skipped is a row that says why it did not run; `xfail` with a reason says what does not hold.
+skipped is a row that says why it did not run; `xfail` with a reason says what does not
+hold.
 
-`pytest -m attack --attacks=FILE` writes what it found to FILE, as JSON; `page.py` makes the
-page from such files.
+`pytest -m attack --attacks=FILE` writes what it found to FILE, as JSON; `page.py` makes
+the page from such files.
 """
 
 import json

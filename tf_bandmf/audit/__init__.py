@@ -24,15 +24,18 @@ from tf_bandmf.audit.canaries import GradientCanaries
 from tf_bandmf.audit.evaluation import evaluate
 from tf_bandmf.audit.patterns import worst_pattern
 from tf_bandmf.audit.result import AuditResult, LowerBound
+from tf_bandmf.audit.whiteness import Whiteness, whiteness
 
 __all__ = [
     "AuditResult",
     "GradientCanaries",
     "LowerBound",
+    "Whiteness",
     "epsilon_from_guesses",
     "epsilon_from_rates",
     "evaluate",
     "mu_from_guesses",
     "mu_from_rates",
+    "whiteness",
     "worst_pattern",
 ]

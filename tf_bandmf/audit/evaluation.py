@@ -134,9 +134,10 @@ def best_number_of_guesses(
       confidence: of the bound.
 
     Returns:
-      An even number in [2, m].
+      An even number in [2, m]; two fifths of m if no number promises anything, which sees
+      gross faults.
     """
-    best, chosen = -1.0, 2
+    best, chosen = 0.0, max(2, int(0.4 * num_canaries) // 2 * 2)
     for share in _SHARES:
         guesses = max(2, int(share * num_canaries) // 2 * 2)
         # Of a share s / 2 of the mixture of N(+-signal / 2, 1) above a threshold.

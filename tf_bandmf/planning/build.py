@@ -167,7 +167,8 @@ def plan(
         num_examples = getattr(participation, "num_examples", None)
     delta = check_budget(epsilon, delta, noise_multiplier, num_examples)
     tell = progress if callable(progress) else (_announce if progress else None)
-    has_bars = bool(progress) and (not callable(progress) or sys.stderr.isatty())
+    # A function shows what it is told in its own way: bars would get between its lines.
+    has_bars = bool(progress) and not callable(progress)
     is_simulated = participation is not None and participation.is_simulated
     if confidence is not None and not is_simulated:
         raise ValueError(

@@ -9,6 +9,8 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING
 
+from tf_bandmf.strategies import Strategy, registry
+
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
@@ -125,7 +127,7 @@ class PrivacyStatement(Statement):
             adjacency=guarantee.adjacency,
             sampling=plan.participation.amplification(),
             participation=participation,
-            mechanism=plan.strategy.describe(),
+            mechanism=_mechanism(plan.strategy),
             num_steps=plan.num_steps,
             noise_multiplier=plan.noise_multiplier,
             sensitivity=str(plan.sensitivity),
@@ -182,6 +184,13 @@ class PrivacyStatement(Statement):
             ("Not covered", " ".join([*NOT_COVERED, GENERATORS[self.generator]])),
             ("Verifiability", f"tf-bandmf, plan fingerprint {self.fingerprint}."),
         ]
+
+
+def _mechanism(strategy: Strategy) -> str:
+    """The name that tables have, and its parameters in words."""
+    name, described = registry.specification(strategy), strategy.describe()
+    parameters = described.removeprefix(strategy.family)
+    return name if name == described else f"{name} {parameters}".strip()
 
 
 def check_unit(unit: str) -> None:
