@@ -9,6 +9,9 @@ import os
 import pathlib
 import sys
 
+# The marker `attack`, for the page "what was attacked".
+pytest_plugins = ["attack_report"]
+
 # The user's cache is the user's.
 os.environ["TF_BANDMF_CACHE"] = "off"
 

@@ -64,7 +64,9 @@ class HostNoise:
         self._key = key
         self._test_seed = plan.test_seed
         self._fingerprint = plan.fingerprint
-        self._generator = NoiseGenerator(plan.strategy, num_parameters)
+        self._generator = NoiseGenerator(
+            plan.strategy, num_parameters, generator=plan.generator
+        )
         check_memory(self._generator.memory_vectors, num_parameters)
         shape = [self._generator.memory_vectors, self._generator.num_parameters]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
@@ -295,7 +297,7 @@ class HostNoise:
         )
 
     def _begin(self, run_id: int) -> None:
-        keys = self.run_key(run_id).step_keys(self._generator.num_steps)
+        keys = self._generator.step_keys(self.run_key(run_id))
         self._step_keys = tf.constant(keys)
         if self._run_id is not None:  # a new one is zero
             self._buffer.assign(tf.zeros_like(self._buffer))

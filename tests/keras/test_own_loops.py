@@ -1,5 +1,7 @@
 """Loops of one's own: `private_gradients` keeps what `fit` promises."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -231,8 +233,21 @@ def test_clipping_is_kept_by_files_and_by_runs(clipping, make_plan):
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan(), clipping=clipping)
     again = type(optimizer).from_config(optimizer.get_config())
     assert again.automatic == optimizer.automatic
+    assert again.clip_groups is None
     with pytest.raises(ValueError, match="clipping"):
         tf_bandmf.keras.PrivateOptimizer("sgd", make_plan(), clipping="none")
+
+
+@pytest.mark.parametrize("groups", ["layers", {"kernel": 2.0, ".*": 1.0}])
+def test_groups_are_kept_by_files_in_their_order_and_named_by_the_statement(
+    groups, make_plan
+):
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan(), clip_groups=groups)
+    config = json.loads(json.dumps(optimizer.get_config(), sort_keys=True))
+    again = type(optimizer).from_config(config)
+    assert again.clip_groups == groups
+    assert list(again.clip_groups) == list(groups)
+    assert "clipped in groups" in str(again.statement())
 
 
 def test_automatic_clipping_does_not_depend_on_the_scale_of_the_loss(

@@ -175,8 +175,10 @@ def test_invariant_06_a_training_step_of_ones_own(kind, data, make_plan, compile
     before = model.get_weights()
     with pytest.raises(UnsupportedModelError, match="overrides `train_step`"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
+    with pytest.raises(UnsupportedModelError, match="overrides `train_step`"):
+        model.train_step(next(iter(plan.batches(*data).dataset(0))))
     for a, b in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)
     assert model.optimizer.steps_taken == 0
-    with pytest.raises(AttributeError, match="derive a class"):
+    with pytest.raises(AttributeError, match="cannot be replaced"):
         model.train_step = lambda data: {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import keras
@@ -14,6 +14,7 @@ from tf_bandmf import noise
 from tf_bandmf.files import configs as storage
 from tf_bandmf.keras import inner_optimizers
 from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients
+from tf_bandmf.keras.clipping.groups import check_groups, grouping
 from tf_bandmf.keras.own_loops import NoisySteps
 from tf_bandmf.keras.replicas import NoisyMean, shared_key
 from tf_bandmf.keras.run_membership import RESTORED, RunMembership
@@ -80,12 +81,18 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         (2022, arXiv:2206.07136): C and the learning rate are then one parameter, and
         there is no clip norm to tune. Whatever is chosen, a contribution's norm is at
         most C, so that the guarantee is the same with every mechanism.
+      clip_groups: None: a gradient is clipped as a whole. "layers": the weights of each
+        layer apart, each to C / sqrt(number of layers). Or shares of C by regular
+        expressions that are searched in the paths of weights, such as
+        `{"embedding": 1, ".*": 2}`: the first one found is a weight's group, and the
+        squares of the groups' clip norms add up to C^2 (group-wise clipping, He et al.,
+        2022, arXiv:2212.01539). The guarantee is the same. Choose them without the data.
 
     Raises:
       TypeError: if plan is not a Plan.
-      ValueError: if clipping is not known, loss_scale_factor is not a power of two >= 1,
-        the inner optimizer scales losses or accumulates gradients itself, or the plan has
-        no expected batch size.
+      ValueError: if clipping or clip_groups is not known, loss_scale_factor is not a power
+        of two >= 1, the inner optimizer scales losses or accumulates gradients itself, or
+        the plan has no expected batch size.
     """
 
     def __init__(
@@ -98,6 +105,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         loss_scale_factor: float | None = None,
         additional_run: bool = False,
         clipping: str = "flat",
+        clip_groups: str | Mapping[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
         if kwargs:
@@ -128,6 +136,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         object.__setattr__(self, "_seal", None)
         object.__setattr__(self, "_additional_run", bool(additional_run))
         object.__setattr__(self, "_clipping", clipping)
+        object.__setattr__(self, "_clip_groups", check_groups(clip_groups))
         object.__setattr__(self, "vouched", ())
         object.__setattr__(self, "loaded_without_weights", False)
         object.__setattr__(self, "turn", threading.RLock())
@@ -143,6 +152,12 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
     def automatic(self) -> float | None:
         """Gamma of automatic clipping, or None if gradients are clipped."""
         return _GAMMA if self._clipping == "automatic" else None
+
+    @property
+    def clip_groups(self) -> str | dict[str, float] | None:
+        """Groups of weights that are clipped apart, or None."""
+        groups = self._clip_groups
+        return dict(groups) if isinstance(groups, dict) else groups
 
     @property
     def loss_scale_factor(self) -> float | None:
@@ -169,6 +184,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
 
         Raises:
           RuntimeError: within a step of several replicas.
+          ValueError: if a variable is in no group of `clip_groups`.
           InvalidArgumentError: if the optimizer was loaded from an .h5 file.
         """
         if self.built:
@@ -179,6 +195,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             object.__setattr__(self, "loaded_without_weights", True)
             return
         self.refuse_restored()
+        grouping(self._clip_groups, variables, self._plan.l2_norm_clip)
         strategy = self._distribution_strategy
         replicas = strategy.num_replicas_in_sync
         if replicas > 1 and not tf.distribute.in_cross_replica_context():
@@ -197,6 +214,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             num_parameters,
             num_shards=replicas,
             keep_normals=self._keep_normals,
+            generator=self._plan.generator,
         )
         object.__setattr__(self, "_generator", generator)
         object.__setattr__(self, "_noisy_mean", NoisyMean(generator))
@@ -420,6 +438,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             "keep_normals": self._keep_normals,
             "loss_scale_factor": self.loss_scale_factor,
             "clipping": self._clipping,
+            "clip_groups": _pairs(self._clip_groups),
         }
 
     @classmethod
@@ -428,6 +447,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             config["inner_optimizer"], custom_objects=custom_objects
         )
         plan = Plan.from_config(storage.loads(config["plan"]))
+        groups = config.get("clip_groups")
         return cls(
             inner,
             plan,
@@ -435,4 +455,10 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             keep_normals=config.get("keep_normals", False),
             loss_scale_factor=config.get("loss_scale_factor"),
             clipping=config.get("clipping", "flat"),
+            clip_groups=dict(groups) if isinstance(groups, (list, tuple)) else groups,
         )
+
+
+def _pairs(groups: Any) -> Any:
+    """Groups for a file, where mappings have no order."""
+    return [[*pair] for pair in groups.items()] if isinstance(groups, dict) else groups

@@ -27,7 +27,7 @@ from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.own_loops import NoisyGradients, traced_once
 from tf_bandmf.keras.preprocessing import preprocess_of, preprocessed_batch
 from tf_bandmf.keras.secret_state import replica_id
-from tf_bandmf.keras.step_guards import in_turn, private_inside
+from tf_bandmf.keras.step_guards import in_turn, refused
 from tf_bandmf.keras.weights_seal import CHANGED
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.fingerprints import is_as_drawn
@@ -45,7 +45,6 @@ class PrivateStep:
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One private step; see the class."""
-        object.__setattr__(self, "_steps_begun", self._steps_begun + 1)
         if tf.executing_eagerly() and not tf.distribute.has_strategy():
             with self._private_optimizer().turn:
                 return self._train_step(data)
@@ -54,13 +53,11 @@ class PrivateStep:
 
     # Whether nothing is printed: `fit(verbose=0)`.
     _quiet = False
-    # How often the private training step was called or traced.
-    _steps_begun = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "train_step" in cls.__dict__:
-            cls.train_step = private_inside(cls.train_step)  # type: ignore[method-assign]
+            cls.train_step = refused(cls.train_step)  # type: ignore[method-assign]
 
     def _train_step(self, data: Any) -> dict[str, Any]:
         optimizer = self._private_optimizer()
@@ -281,6 +278,7 @@ class PrivateStep:
                 loss_scale_factor=optimizer.loss_scale_factor,
                 rows=rows,
                 automatic=optimizer.automatic,
+                groups=optimizer.clip_groups,
             )
 
         if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]
@@ -290,8 +288,8 @@ class PrivateStep:
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "train_step":
             raise AttributeError(
-                "The training step of a private model is that of its class: derive a class "
-                "whose train_step calls super().train_step(data)."
+                "The training step of a private model cannot be replaced. For a training "
+                "loop of your own use `private_gradients` and `apply_noisy`."
             )
         if name == "optimizer":
             value = without_dynamic_scale(value, getattr(self, "optimizer", None))

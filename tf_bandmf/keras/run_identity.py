@@ -56,6 +56,7 @@ def computation(model: Any) -> list[Any]:
         bool(model.run_eagerly),
         model.optimizer.loss_scale_factor,
         model.optimizer.automatic,
+        json.dumps(model.optimizer.clip_groups),
     ]
 
 

@@ -38,6 +38,7 @@ class RunMembership:
     built: bool
     iterations: Any
     schedule_id: tf.Tensor
+    clip_groups: Any
 
     # Held while a step of the run is taken.
     turn: threading.RLock
@@ -85,6 +86,11 @@ class RunMembership:
           unit: see `Plan.statement`.
         """
         remarks = []
+        if self.clip_groups is not None:
+            remarks.append(
+                "Gradients are clipped in groups of weights, each to a public norm of its "
+                "own; the squares of these norms add up to that of the l2 norm clip."
+            )
         if self.built:
             weights, name = (
                 self._trainable_variables,

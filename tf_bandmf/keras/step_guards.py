@@ -1,9 +1,11 @@
-"""What stands around a private training step: whose turn it is, and that it takes place."""
+"""What stands around a private training step: whose turn it is, and that it is ours."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any, Callable
+
+from tf_bandmf.keras.clipping import UnsupportedModelError
 
 
 def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,22 +27,15 @@ def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     return one_at_a_time
 
 
-def private_inside(train_step: Callable[..., Any]) -> Callable[..., Any]:
-    """A subclass' own training step, which must call the private one.
-
-    In a graph it is refused when it is traced, before anything was computed.
-    """
+def refused(train_step: Callable[..., Any]) -> Callable[..., Any]:
+    """In the place of a subclass' own training step: an error, before anything is done."""
 
     @functools.wraps(train_step)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = self._steps_begun
-        result = train_step(self, *args, **kwargs)
-        if self._steps_begun == before:
-            raise RuntimeError(
-                f"{type(self).__name__}.train_step does not call the private training "
-                f"step: what it does with the data is not private. Call "
-                f"super().train_step(data) in it and leave the weights alone, or remove it."
-            )
-        return result
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedModelError(
+            f"Class {type(self).__name__!r} overrides `train_step`: what it does with the "
+            f"data would not be private. Remove it. For a training loop of your own use "
+            f"`private_gradients` and `apply_noisy`."
+        )
 
-    return checked
+    return refuse

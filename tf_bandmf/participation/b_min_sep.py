@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -12,7 +11,7 @@ from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import WHOLE_RUN, Sampler, Words, register
 from tf_bandmf.participation.checks import largest_binomial
-from tf_bandmf.participation.cyclic import Cyclic
+from tf_bandmf.participation.cyclic import CyclicByChance
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclasses.dataclass(frozen=True)
-class BMinSepSampling(Cyclic):
+class BMinSepSampling(CyclicByChance):
     """b-min-sep sampling: independent but for a rest of b - 1 steps.
 
     Dong and Ganesh, arXiv:2602.09338. A step takes each example that has not taken part in
@@ -44,16 +43,7 @@ class BMinSepSampling(Cyclic):
     has_fixed_positions: ClassVar[bool] = False
     is_cyclic: ClassVar[bool] = True
     is_simulated: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.batch_size * self.num_parts > self.num_examples:
-            largest = self.num_examples // self.batch_size
-            raise ValueError(
-                f"num_parts must be <= num_examples / batch_size = {largest}, found "
-                f"{self.num_parts}: of those who need no rest fewer than "
-                f"{self.batch_size} are left."
-            )
+    too_many: ClassVar[str] = "of those who need no rest fewer than a batch are left."
 
     @property
     def sampling_probability(self) -> float:
@@ -83,22 +73,6 @@ class BMinSepSampling(Cyclic):
             self.batch_size / self.num_examples,
             simulation or Simulation(),
         )
-
-    @classmethod
-    def of_rates(
-        cls, num_steps: int, separation: int, participations: Fraction, bands: int
-    ) -> BMinSepSampling:
-        rate = Fraction(participations)
-        if rate * bands > num_steps:
-            raise ValueError(
-                f"The strategy has {bands} bands: {rate} participations do not fit into "
-                f"{num_steps} steps. Use fewer bands, or balls-in-bins."
-            )
-        return cls(num_steps * rate.denominator, rate.numerator, bands)
-
-    @classmethod
-    def example(cls, num_steps: int) -> BMinSepSampling:
-        return cls(40, 5, 4)
 
     def amplification(self) -> str:
         return "Amplification by b-min-sep sampling is claimed."

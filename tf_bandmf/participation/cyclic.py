@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from fractions import Fraction
 from typing import ClassVar
 
 from tf_bandmf.participation.base import Participation
@@ -49,3 +50,37 @@ class Cyclic(Participation):
         cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
     ) -> Cyclic:
         return cls(num_examples, batch_size, num_parts or 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicByChance(Cyclic):
+    """Each example takes part with a probability: `batch_size` is what is expected."""
+
+    # Why there are no more parts than batches in the data.
+    too_many: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_size * self.num_parts > self.num_examples:
+            largest = self.num_examples // self.batch_size
+            raise ValueError(
+                f"num_parts must be <= num_examples / batch_size = {largest}, found "
+                f"{self.num_parts}: {self.too_many}"
+            )
+
+    @classmethod
+    def of_rates(
+        cls, num_steps: int, separation: int, participations: Fraction, bands: int
+    ) -> CyclicByChance:
+        rate = Fraction(participations)
+        if rate * bands > num_steps:
+            raise ValueError(
+                f"The strategy has {bands} bands: a cycle of as many steps does not fit "
+                f"{rate} times into {num_steps}. Use fewer bands, or balls-in-bins, "
+                f"which needs no banded strategy."
+            )
+        return cls(num_steps * rate.denominator, rate.numerator, bands)
+
+    @classmethod
+    def example(cls, num_steps: int) -> CyclicByChance:
+        return cls(40, 5, 4)

@@ -11,7 +11,7 @@ import numpy as np
 from tf_bandmf.matrices import LowerTriangular
 from tf_bandmf.participation.base import Sampler, Words, register
 from tf_bandmf.participation.checks import largest_binomial
-from tf_bandmf.participation.cyclic import Cyclic
+from tf_bandmf.participation.cyclic import CyclicByChance
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant, Simulation
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclasses.dataclass(frozen=True)
-class CyclicPoisson(Cyclic):
+class CyclicPoisson(CyclicByChance):
     """Step `i` takes each example of part `i mod b` with probability q, independently.
 
     arXiv:2306.08153, section 5. The parts are fixed and public: example `j` belongs to
@@ -39,16 +39,9 @@ class CyclicPoisson(Cyclic):
     kind: ClassVar[str] = "cyclic_poisson"
     sampling: ClassVar[str | None] = "cyclic-poisson"
     is_cyclic: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.batch_size * self.num_parts > self.num_examples:
-            largest = self.num_examples // self.batch_size
-            raise ValueError(
-                f"num_parts must be <= num_examples / batch_size = {largest}, found "
-                f"{self.num_parts}: no part has {self.batch_size} examples. With "
-                f"num_parts = {largest} nothing is amplified."
-            )
+    too_many: ClassVar[str] = (
+        "no part has a batch of examples. With the largest nothing is amplified."
+    )
 
     @property
     def sampling_probability(self) -> float:
@@ -70,23 +63,6 @@ class CyclicPoisson(Cyclic):
         return CyclicPoissonAccountant.of_strategy(
             matrix, self.num_parts, self.sampling_probability
         )
-
-    @classmethod
-    def of_rates(
-        cls, num_steps: int, separation: int, participations: Fraction, bands: int
-    ) -> CyclicPoisson:
-        rate = Fraction(participations)
-        if rate * bands > num_steps:
-            raise ValueError(
-                f"The strategy has {bands} bands: a cycle of as many steps does not fit "
-                f"{rate} times into {num_steps}. Use fewer bands, or balls-in-bins, "
-                f"which needs no banded strategy."
-            )
-        return cls(num_steps * rate.denominator, rate.numerator, bands)
-
-    @classmethod
-    def example(cls, num_steps: int) -> CyclicPoisson:
-        return cls(40, 5, 4)
 
     def amplification(self) -> str:
         return "Amplification by Poisson sampling is claimed."

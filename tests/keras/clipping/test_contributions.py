@@ -80,7 +80,9 @@ MODELS = {
         (8, 8, 3),
     ),
     "einsum": (
-        lambda: regression((6, 4), layers.EinsumDense("abc,cb->abc", (6, 4), "b")),
+        lambda: regression(
+            (6, 4), layers.EinsumDense("abc,cb->abc", (6, 4), bias_axes="b")
+        ),
         (6, 4),
     ),
     "normalizations": (

@@ -27,14 +27,12 @@ class Forward:
       losses: [B], each example's loss alone.
       recorder: the calls of tapped layers.
       log: where weights were read.
-      tape: gives gradients of losses with respect to taps.
     """
 
     y_pred: Any
     losses: tf.Tensor
     recorder: Recorder
     log: ReadLog
-    tape: tf.GradientTape
 
 
 def run_model(model: keras.Model, x: Any) -> Any:
@@ -73,18 +71,17 @@ def run_forward(
     x, y, sample_weight = data
     loss = compiled_loss(model)
     log = ReadLog(model, variables)
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        _, size = batching.batch_size(data)
-        recorder = Recorder(units, tape, log, shapes, size, trace)
-        layers = {id(layer): layer for layer in model._flatten_layers()}
-        layers.update((id(unit.layer), unit.layer) for unit in units)
-        layers.pop(id(model))
-        with log.watching(), recording(trace):
-            with tapped(recorder, list(layers.values())):
-                y_pred = run_model(model, x)
-            _refuse_added_losses(model)
-            losses = per_example_losses(loss, y, y_pred, sample_weight)
-    return Forward(y_pred, losses, recorder, log, tape)
+    _, size = batching.batch_size(data)
+    recorder = Recorder(units, log, shapes, size, trace)
+    layers = {id(layer): layer for layer in model._flatten_layers()}
+    layers.update((id(unit.layer), unit.layer) for unit in units)
+    layers.pop(id(model))
+    with log.watching(), recording(trace):
+        with tapped(recorder, list(layers.values())):
+            y_pred = run_model(model, x)
+        _refuse_added_losses(model)
+        losses = per_example_losses(loss, y, y_pred, sample_weight)
+    return Forward(y_pred, losses, recorder, log)
 
 
 def _refuse_added_losses(model: keras.Model) -> None:

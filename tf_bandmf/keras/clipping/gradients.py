@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -15,6 +16,7 @@ from tf_bandmf.keras.clipping.data_errors import bad_values_become_nan
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors import Factor, Measured, add_factors
 from tf_bandmf.keras.clipping.forward import Forward
+from tf_bandmf.keras.clipping.groups import Grouping, grouping
 from tf_bandmf.keras.clipping.microbatches import in_groups
 from tf_bandmf.keras.clipping.norms import automatic_weights, clip_weights
 from tf_bandmf.keras.clipping.precision import check_matmul_precision
@@ -61,6 +63,7 @@ def clipped_gradient_sums(
     loss_scale_factor: float | None = None,
     rows: tf.Tensor | None = None,
     automatic: float | None = None,
+    groups: str | Mapping[str, float] | None = None,
 ) -> ClippedGradients:
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
@@ -91,6 +94,8 @@ def clipped_gradient_sums(
         automatic: None; or gamma > 0 of automatic clipping (AUTO-S, Bu et al., 2022,
             arXiv:2206.07136): gradients are multiplied by l2_norm_clip / (norm + gamma)
             instead, whatever their norm.
+        groups: None; or the groups of weights that are clipped each to a share of
+            `l2_norm_clip`, see `groups.grouping`. Gamma is the same for all.
 
     Returns:
         Sums, norms, losses and predictions.
@@ -98,7 +103,7 @@ def clipped_gradient_sums(
     Raises:
         UnsupportedModelError: If per-example gradients of the model are not defined
             or cannot be proved right.
-        ValueError: If an argument is out of range.
+        ValueError: If an argument is out of range, or a weight is in no group.
         RuntimeError: If the process rounds float32 products: see `precision`.
     """
     check_matmul_precision()
@@ -114,7 +119,8 @@ def clipped_gradient_sums(
     scale = _checked_scale(model, loss_scale_factor)
     if automatic is not None and not (math.isfinite(automatic) and automatic > 0):
         raise ValueError(f"`automatic` must be positive and finite, found {automatic}.")
-    clip = _Clip(l2_norm_clip, automatic, scale)
+    parts = grouping(groups, trainable_variables(model), l2_norm_clip)
+    clip = _Clip(parts, automatic, scale)
     data = batching.to_tensors((x, y, sample_weight, rows))
     if rows is not None and microbatch_size is not None:
         microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
@@ -171,26 +177,26 @@ class _Clip(NamedTuple):
     """How gradients are clipped.
 
     Attributes:
-        l2_norm_clip: The clipping norm.
+        parts: Groups of variables and their clip norms.
         automatic: Gamma of automatic clipping, or None.
         scale: Of the losses in the backward pass, a power of two.
     """
 
-    l2_norm_clip: float
+    parts: Grouping
     automatic: float | None
     scale: float
 
-    @property
-    def negligible(self) -> float:
+    def negligible(self, group: int) -> float:
         """Squared norm, of scaled gradients, below which a bound need not be tight."""
-        least = self.l2_norm_clip if self.automatic is None else self.automatic
-        return (least * self.scale) ** 2
+        clip = self.parts.clips[group]
+        return ((clip if self.automatic is None else self.automatic) * self.scale) ** 2
 
-    def weights(self, bounds: tf.Tensor) -> tf.Tensor:
+    def weights(self, bounds: tf.Tensor, group: int) -> tf.Tensor:
         """What gradients are multiplied by, [B] float32, from bounds of squared norms."""
+        clip = self.parts.clips[group]
         if self.automatic is None:
-            return clip_weights(bounds, self.l2_norm_clip)
-        return automatic_weights(bounds, self.l2_norm_clip, self.automatic)
+            return clip_weights(bounds, clip)
+        return automatic_weights(bounds, clip, self.automatic)
 
 
 def _one_pass(
@@ -240,11 +246,27 @@ def _pass_in_graph(
     outputs = batching.map_tensors(tf.stop_gradient, forward.y_pred)
     if units is not None:
         losses, outputs = units.losses(losses), units.unflat(outputs)
-    bounds = tf.add_n([n.bounds for n in found]) / clip.scale**2
-    counts = tf.math.is_finite(bounds) & tf.math.is_finite(losses) & valid
-    weights = tf.where(counts, clip.weights(bounds), 0.0) / clip.scale
-    sums = _weighted_sums(variables, measured, weights, counts)
+    bounds = _bounds(measured, clip)
+    counts = tf.math.is_finite(losses) & valid
+    for of_group in bounds.values():
+        counts &= tf.math.is_finite(of_group)
+    weights = {
+        group: tf.where(counts, clip.weights(of_group, group), 0.0) / clip.scale
+        for group, of_group in bounds.items()
+    }
+    sums = _weighted_sums(variables, measured, weights, counts, clip)
     return ClippedGradients(sums, tf.cast(norms, tf.float32), losses, outputs)
+
+
+def _bounds(measured: list[Measured | None], clip: _Clip) -> dict[int, tf.Tensor]:
+    """Bounds of squared norms, [B] float64, of each group that has gradients."""
+    members: dict[int, list[tf.Tensor]] = {}
+    for group, found in zip(clip.parts.members, measured, strict=True):
+        if found is not None:
+            members.setdefault(group, []).append(found.norms.bounds)
+    return {
+        group: tf.add_n(bounds) / clip.scale**2 for group, bounds in members.items()
+    }
 
 
 def _measure(
@@ -260,9 +282,11 @@ def _measure(
     )
     if units is not None:
         upstream *= tf.cast(units.weights(), upstream.dtype)
-    gradients = forward.tape.gradient(
-        forward.losses, [call.taps for _, call in calls], output_gradients=upstream
-    )
+    # Not by a tape: with a second one beside that of `ReadLog`, TensorFlow makes the
+    # gradients of gradients of every loop.
+    taps = [tap for _, call in calls for tap in call.taps]
+    found = iter(tf.gradients(forward.losses, taps, grad_ys=upstream))
+    gradients = [[next(found) for _ in call.taps] for _, call in calls]
     factors: dict[int, list[Factor]] = {}
     for (unit, call), received in zip(calls, gradients, strict=True):
         for key, factor in unit.rule.factors(call, _dense(received)).items():
@@ -270,9 +294,10 @@ def _measure(
                 factor = factor.of_units(units.rows)
             factors.setdefault(key, []).append(factor)
     measured: list[Measured | None] = []
-    for variable in variables:
+    for variable, group in zip(variables, clip.parts.members, strict=True):
         parts = factors.get(id(variable))
-        measured.append(add_factors(parts).measure(clip.negligible) if parts else None)
+        negligible = clip.negligible(group)
+        measured.append(add_factors(parts).measure(negligible) if parts else None)
     if not any(measured):
         raise UnsupportedModelError(
             "The loss does not depend on any trainable weight of the model."
@@ -292,10 +317,11 @@ def _dense(gradients: list[Any]) -> list[tf.Tensor | None]:
 def _weighted_sums(
     variables: list[Any],
     measured: list[Measured | None],
-    weights: tf.Tensor,
+    weights: Mapping[int, tf.Tensor],
     counts: tf.Tensor,
+    clip: _Clip,
 ) -> list[tf.Tensor]:
-    """Sums per-example gradients with weights, without examples that do not count."""
+    """Sums per-example gradients with weights of groups, of examples that count."""
     tensors = [list(m.tensors) if m is not None else [] for m in measured]
 
     # Zero times infinity is not zero: what does not count is replaced by zeros. That
@@ -305,10 +331,12 @@ def _weighted_sums(
 
     tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, cleaned)
     sums = []
-    for variable, found, group in zip(variables, measured, tensors, strict=True):
+    everything = zip(variables, measured, tensors, clip.parts.members, strict=True)
+    for variable, found, own, group in everything:
         shape = tuple(variable.shape)
         if found is None:
             sums.append(tf.zeros(shape, tf.float32))
         else:
-            sums.append(tf.ensure_shape(found.weighted_sum(weights, group), shape))
+            total = found.weighted_sum(weights[group], own)
+            sums.append(tf.ensure_shape(total, shape))
     return sums

@@ -55,7 +55,6 @@ class Recorder:
 
     Args:
         units: The layers to tap.
-        tape: The tape of the forward pass.
         log: Notes which variables are read where.
         shapes: What is known about each call, by position; None to find out.
         size: The batch size.
@@ -65,14 +64,12 @@ class Recorder:
     def __init__(
         self,
         units: Sequence[Unit],
-        tape: tf.GradientTape,
         log: ReadLog,
         shapes: Mapping[int, CallShape] | None,
         size: tf.Tensor,
         trace: Trace,
     ) -> None:
         self._units = {id(unit.layer): unit for unit in units}
-        self._tape = tape
         self._log = log
         self._shapes = shapes
         self._size = size
@@ -113,7 +110,6 @@ class Recorder:
             original=original,
             args=args,
             kwargs=kwargs,
-            mark=self._tape.watch,
         )
         self._describe(call)
         trusted = self._trace.trusts(layer, original, (args, kwargs))

@@ -66,7 +66,7 @@ def may_write(op: Any) -> bool:
     """Whether an operation that takes the handle of a variable may write it."""
     functions = called(op)
     if functions:
-        return not all(_is_clean(op.graph, name, set()) for name, _ in functions)
+        return not all(_is_clean(op.graph, name) for name, _ in functions)
     return op.type not in _HARMLESS and op.type not in ("Identity", "IdentityN")
 
 
@@ -105,7 +105,7 @@ def _search(
             error.operation = op
             raise
         for name, inputs in called(op):
-            if not _is_clean(op.graph, name, set()):
+            if not _is_clean(op.graph, name):
                 _search_function(op, name, inputs, is_seed, resolve)
 
 
@@ -148,22 +148,39 @@ def _attributes_with_functions(op: Any) -> tuple[str, ...]:
     return _function_attributes[op.type]
 
 
-def _is_clean(graph: Any, name: str, seen: set[str]) -> bool:
+def _is_clean(graph: Any, name: str) -> bool:
     """Whether a function, and all that it calls, neither write nor act outside."""
+    return not has_node(graph, name, lambda node: not _is_benign(node.op, graph))
+
+
+def has_node(
+    graph: Any,
+    name: str,
+    matches: Callable[[Any], bool],
+    seen: set[str] | None = None,
+) -> bool:
+    """Whether a node matches of a function or of one that it calls.
+
+    Args:
+      graph: that knows the function; of one that it does not know anything is possible.
+      name: of the function.
+      matches: asked about nodes.
+      seen: functions that are searched already.
+    """
+    seen = set() if seen is None else seen
     if name in seen:
-        return True
+        return False
     seen.add(name)
     found = definition(graph, name)
     if found is None:
-        return False
-    for node in found.node_def:
-        if not _is_benign(node.op, graph):
-            return False
-        for value in node.attr.values():
-            for function in (value.func, *value.list.func):
-                if function.name and not _is_clean(graph, function.name, seen):
-                    return False
-    return True
+        return True
+    return any(matches(node) for node in found.node_def) or any(
+        has_node(graph, function.name, matches, seen)
+        for node in found.node_def
+        for value in node.attr.values()
+        for function in (value.func, *value.list.func)
+        if function.name
+    )
 
 
 def definition(graph: Any, name: str) -> Any:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util_v2
 
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
-from tf_bandmf.keras.clipping.independence.state import called, definition
+from tf_bandmf.keras.clipping.independence.state import called, has_node
 
 # Operation -> inputs whose values can stop it.
 _STOPS: dict[str, tuple[int, ...]] = {
@@ -135,7 +135,7 @@ def _search(operations: Sequence[Any], data: _Dependence, decided: bool) -> None
                 op,
             )
         for name, given in called(op):
-            if not _may_stop(op.graph, name, set()):
+            if not has_node(op.graph, name, _may_stop):
                 continue
             shapes = [tensor.shape for tensor in given]
             graph = control_flow_util_v2.get_func_graph(op, shapes, name)
@@ -152,24 +152,9 @@ def _search(operations: Sequence[Any], data: _Dependence, decided: bool) -> None
             )
 
 
-def _may_stop(graph: Any, name: str, seen: set[str]) -> bool:
-    """Whether a function, or one that it calls, has an operation of the tables."""
-    if name in seen:
-        return False
-    seen.add(name)
-    found = definition(graph, name)
-    if found is None:
-        return True
-    return any(
-        node.op in _STOPS or node.op in _POSITIONS or node.op in _OF_INTEGERS
-        for node in found.node_def
-    ) or any(
-        _may_stop(graph, function.name, seen)
-        for node in found.node_def
-        for value in node.attr.values()
-        for function in (value.func, *value.list.func)
-        if function.name
-    )
+def _may_stop(node: Any) -> bool:
+    """Whether a node is of the tables."""
+    return node.op in _STOPS or node.op in _POSITIONS or node.op in _OF_INTEGERS
 
 
 def _stopping(op: Any, data: _Dependence) -> list[Any]:

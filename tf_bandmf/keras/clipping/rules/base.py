@@ -22,7 +22,6 @@ class LayerCall:
         original: The layer's own `call`.
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
-        mark: Function that starts recording gradients of a tensor.
         taps: Tensors [B, ...] whose gradients the rule asked for.
         batched: For each tensor among the arguments, whether its first dimension is
             the batch.
@@ -36,7 +35,6 @@ class LayerCall:
     original: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    mark: Callable[[tf.Tensor], None]
     batched: Sequence[bool] | None = None
     spread: Callable[[tf.Tensor], tf.Tensor] = tf.identity
     taps: list[tf.Tensor] = dataclasses.field(default_factory=list)
@@ -49,7 +47,6 @@ class LayerCall:
         the gradient must be that of this output alone.
         """
         copy = self.spread(tensor)
-        self.mark(copy)
         self.taps.append(copy)
         return copy
 
@@ -154,7 +151,31 @@ def replaced_attribute(layer: Any, name: str, value: Any) -> Iterator[None]:
             vars(layer)[name] = previous
 
 
-class PreActivationRule(Rule):
+class OneTapRule(Rule):
+    """Base of the rules that tap one tensor, unless said otherwise the layer's output."""
+
+    def forward(self, call: LayerCall) -> Any:
+        """See the base class."""
+        return call.tap(call.run())
+
+    def factors(
+        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
+    ) -> Mapping[int, Factor]:
+        """See the base class."""
+        (gradient,) = gradients
+        return {} if gradient is None else self.factors_of(call, gradient)
+
+    @abc.abstractmethod
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
+        """Returns factors by `id` of the Keras variable.
+
+        Args:
+            call: The recorded call.
+            gradient: Gradient of the summed losses for the tap, [B, ...].
+        """
+
+
+class PreActivationRule(OneTapRule):
     """Base of the rules that tap a layer just before its activation."""
 
     def forward(self, call: LayerCall) -> Any:

@@ -31,13 +31,8 @@ class DenseRule(PreActivationRule):
         parts = adapter[:2] if adapter else ()
         return owns_only(variables, layer._kernel, layer.bias, *parts)
 
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        (gradient,) = gradients
-        if gradient is None:
-            return {}
         kernel, bias = call.layer._kernel, call.layer.bias
         result: dict[int, Factor] = {}
         inputs = call.inputs
@@ -124,13 +119,8 @@ class EinsumDenseRule(PreActivationRule):
             return False
         return adapter is None or equation.kernel[-1] not in equation.inputs
 
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        (gradient,) = gradients
-        if gradient is None:
-            return {}
         layer = call.layer
         equation = _parse(layer.equation, call.inputs.shape.rank)
         assert equation is not None

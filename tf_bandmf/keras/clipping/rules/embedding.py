@@ -11,7 +11,7 @@ from tf_bandmf.keras.clipping.rows import Rows
 from tf_bandmf.keras.clipping.rules.adapters import adapter_of
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
-    Rule,
+    OneTapRule,
     inherits_unchanged,
     is_plain,
     kernel_shape,
@@ -22,7 +22,7 @@ from tf_bandmf.keras.clipping.rules.base import (
 _PREFIX = "lora_embeddings"
 
 
-class EmbeddingRule(Rule):
+class EmbeddingRule(OneTapRule):
     """Lookups and projections with the same table, with adapters or without.
 
     A lookup's gradients go to the rows that were looked up, repeats added. Position
@@ -63,13 +63,8 @@ class EmbeddingRule(Rule):
             return outputs
         return soft_cap * keras.ops.tanh(outputs / soft_cap)
 
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        (gradient,) = gradients
-        if gradient is None:
-            return {}
         layer = call.layer
         if _is_reverse(call):
             found = _of_projection(layer, call.inputs, gradient)

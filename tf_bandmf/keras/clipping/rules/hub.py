@@ -15,8 +15,8 @@ from tf_bandmf.keras.clipping.factors import Factor, Instantiated
 from tf_bandmf.keras.clipping.rows import FirstRows
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
+    OneTapRule,
     PreActivationRule,
-    Rule,
     kernel_shape,
     owns_only,
     reduce_to_shape,
@@ -40,7 +40,7 @@ def _is(layer: Any, *names: str) -> bool:
     return name in names and "call" not in vars(layer)
 
 
-class PositionEmbeddingRule(Rule):
+class PositionEmbeddingRule(OneTapRule):
     """`PositionEmbedding` from the first position on: each row is used once."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
@@ -49,17 +49,8 @@ class PositionEmbeddingRule(Rule):
             owns_only(variables, layer.position_embeddings)
         )
 
-    def forward(self, call: LayerCall) -> Any:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        return call.tap(call.run())
-
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
-        """See the base class."""
-        (gradient,) = gradients
-        if gradient is None:
-            return {}
         first = (
             call.args[1] if len(call.args) > 1 else call.kwargs.get("start_index", 0)
         )
@@ -76,24 +67,15 @@ class PositionEmbeddingRule(Rule):
         return {id(table): FirstRows(gradient, kernel_shape(table)[0])}
 
 
-class HubNormalizationRule(Rule):
+class HubNormalizationRule(OneTapRule):
     """Root mean square normalizations: output = (scale, or 1 + scale) * normalized."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
         """See the base class."""
         return _is(layer, *_NORMALIZATIONS) and owns_only(variables, layer.scale)
 
-    def forward(self, call: LayerCall) -> Any:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        return call.tap(call.run())
-
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
-        """See the base class."""
-        (gradient,) = gradients
-        if gradient is None:
-            return {}
         inputs = tf.cast(call.inputs, tf.float32)
         squares = tf.reduce_mean(tf.square(inputs), axis=-1, keepdims=True)
         normalized = inputs * tf.math.rsqrt(squares + call.layer.epsilon)
@@ -114,12 +96,7 @@ class MaskedLMHeadRule(PreActivationRule):
             variables, layer._bias
         )
 
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        (gradient,) = gradients
-        if gradient is None:
-            return {}
         bias = call.layer._bias
         return {id(bias): Instantiated(reduce_to_shape(gradient, kernel_shape(bias)))}

@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors import Factor, Instantiated
+from tf_bandmf.keras.clipping.factors import Factor, Formed
 from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, owns_only
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
@@ -45,15 +45,13 @@ class KernelFunctionRule(PreActivationRule):
             and owns_only(variables, layer._kernel, layer.bias)
         )
 
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
         layer = call.layer
         rule = (
             DenseRule() if _base_of(layer) is keras.layers.Dense else ConvolutionRule()
         )
-        result = dict(rule.factors(call, gradients))
+        result = dict(rule.factors_of(call, gradient))
         of_kernel = result.get(id(layer._kernel))
         if of_kernel is None:
             return result
@@ -62,17 +60,20 @@ class KernelFunctionRule(PreActivationRule):
             tape.watch(weight)
             kernel = tf.convert_to_tensor(layer.kernel)
 
-        def pulled_back(gradient: tf.Tensor) -> tf.Tensor:
+        def pulled_back(of_example: tf.Tensor) -> tf.Tensor:
             return tape.gradient(
                 kernel,
                 weight,
-                output_gradients=tf.cast(gradient, kernel.dtype),
+                output_gradients=tf.cast(of_example, kernel.dtype),
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
 
-        result[id(layer._kernel)] = Instantiated(
-            vectorized_map(pulled_back, of_kernel.instantiate())
-        )
+        def form(rows: int) -> tf.Tensor:
+            # The pull-back is linear: the gradients of a unit's rows are added before.
+            of_units = of_kernel if rows == 1 else of_kernel.of_units(rows)
+            return vectorized_map(pulled_back, of_units.instantiate())
+
+        result[id(layer._kernel)] = Formed(form)
         return result
 
 

@@ -10,14 +10,14 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors import Factor, Instantiated
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
-    Rule,
+    OneTapRule,
     is_plain,
     kernel_shape,
     owns_only,
 )
 
 
-class _ScaleAndShiftRule(Rule):
+class _ScaleAndShiftRule(OneTapRule):
     """Output = scale * normalized + shift; both are small: kept per example."""
 
     @abc.abstractmethod
@@ -28,17 +28,8 @@ class _ScaleAndShiftRule(Rule):
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
         """Returns the normalized inputs before scale and shift."""
 
-    def forward(self, call: LayerCall) -> Any:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        return call.tap(call.run())
-
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
-        """See the base class."""
-        (gradient,) = gradients
-        if gradient is None:
-            return {}
         scale, shift = self.parameters(call.layer)
         gradient = tf.cast(gradient, tf.float32)
         rank = gradient.shape.rank
@@ -141,19 +132,16 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
         mean, variance = keras.ops.moments(split, axes=axes, keepdims=True)
         return mean, variance
 
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class.
 
         Where channels come last, no normalized inputs are made: with mean m and scale r
         of a group, Σ g (x - m) r = r (Σ g x - m Σ g).
         """
-        (gradient,) = gradients
         layer = call.layer
         last = layer.axis in (-1, call.inputs.shape.rank - 1)
-        if gradient is None or layer.gamma is None or not last:
-            return super().factors(call, gradients)
+        if layer.gamma is None or not last:
+            return super().factors_of(call, gradient)
         inputs = tf.cast(call.inputs, tf.float32)
         gradient = tf.cast(gradient, tf.float32)
         axes = list(range(1, gradient.shape.rank - 1))
@@ -161,14 +149,15 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
         mean, variance = self._moments(layer, split)
         channels = int(gradient.shape[-1])
         groups = int(split.shape[-2])
-        of_groups = [tf.reshape(part, [-1, groups, 1]) for part in (mean, variance)]
         mean, variance = (
-            tf.reshape(tf.repeat(part, channels // groups, axis=2), [-1, channels])
-            for part in of_groups
+            tf.reshape(part, [-1, groups, 1]) for part in (mean, variance)
         )
-        sums = tf.reduce_sum(gradient, axis=axes)
-        products = tf.reduce_sum(gradient * inputs, axis=axes)
+        sums, products = (
+            tf.reshape(tf.reduce_sum(part, axis=axes), [-1, groups, channels // groups])
+            for part in (gradient, gradient * inputs)
+        )
         scaled = tf.math.rsqrt(variance + layer.epsilon) * (products - mean * sums)
+        scaled, sums = (tf.reshape(part, [-1, channels]) for part in (scaled, sums))
         result: dict[int, Factor] = {id(layer.gamma): Instantiated(scaled)}
         if layer.beta is not None:
             result[id(layer.beta)] = Instantiated(sums)

@@ -19,7 +19,7 @@ from keras.src import backend
 from tf_bandmf.keras.clipping.factors import Factor, Instantiated, Layout, Product
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
-    Rule,
+    OneTapRule,
     is_plain,
     kernel_shape,
     owns_only,
@@ -34,7 +34,7 @@ _CELLS = {
 }
 
 
-class RecurrentRule(Rule):
+class RecurrentRule(OneTapRule):
     """Recurrent layers without dropout inside of the cell."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
@@ -93,13 +93,8 @@ class RecurrentRule(Rule):
         with replaced_attribute(layer, "inner_loop", inner_loop):
             return call.run()
 
-    def factors(
-        self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
-    ) -> Mapping[int, Factor]:
+    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        (gradient,) = gradients
-        if gradient is None:
-            return {}
         cell, units = call.layer.cell, call.layer.units
         gradient = tf.cast(gradient, tf.float32)
         states = tf.cast(call.notes["states"], tf.float32)

@@ -1,0 +1,127 @@
+"""Group-wise clipping, beside gradients that are taken and clipped one by one."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+from clipping_reference import assert_sums_close, example_gradients, traced
+
+import tf_bandmf
+from tf_bandmf.keras.clipping.groups import check_groups, grouping
+
+CLIP = 0.3
+SHARES = {"kernel": 3.0, "embed": 1.0, ".*": 2.0}
+
+
+class Weight:
+    def __init__(self, path):
+        self.path = path
+
+
+def model():
+    keras.utils.set_random_seed(0)
+    built = keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            keras.layers.Embedding(9, 5, name="embed"),
+            keras.layers.GRU(4, name="gru"),
+            keras.layers.Dense(3, name="dense"),
+        ]
+    )
+    built.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return built
+
+
+def data(seed=0, count=6):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 9, (count, 6)).astype("i4"), rng.integers(0, 3, count)
+
+
+def group_sums(gradients, members, clips, gamma=None):
+    """Brute force: the norm of each group of each example, one after the other."""
+    totals = [np.zeros_like(g) for g in gradients[0]]
+    for of_example in gradients:
+        for group, clip in enumerate(clips):
+            places = [i for i, member in enumerate(members) if member == group]
+            norm = math.sqrt(sum(float((of_example[i] ** 2).sum()) for i in places))
+            scale = min(1.0, clip / norm) if gamma is None else clip / (norm + gamma)
+            for i in places:
+                totals[i] = totals[i] + scale * of_example[i]
+    return totals
+
+
+@pytest.mark.parametrize("gamma", [None, 0.01])
+@pytest.mark.parametrize("groups", ["layers", SHARES])
+def test_each_group_is_clipped_to_its_own_norm(groups, gamma):
+    built = model()
+    x, y = data()
+    _, gradients = example_gradients(built, x, y)
+    found = traced(built, x, y, clip=CLIP, automatic=gamma, groups=groups)
+    members, clips = grouping(groups, built.trainable_variables, CLIP)
+    assert len(clips) == 3
+    assert_sums_close(found.sums, group_sums(gradients, members, clips, gamma))
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_invariant_17_one_contribution_has_at_most_the_plan_s_norm(microbatch_size):
+    built = model()
+    x, y = data(count=1)
+    for clip in (1e-3, 0.1):
+        sums = traced(
+            built, x, y, clip=clip, groups="layers", microbatch_size=microbatch_size
+        ).sums
+        norm = math.sqrt(sum(float(np.sum(np.square(s, dtype="f8"))) for s in sums))
+        assert 0.99 * clip < norm <= clip
+
+
+def test_invariant_5_an_example_that_is_not_finite_counts_in_no_group():
+    built = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)]
+    )
+    built.compile(loss="mse")
+    x = np.array([[1.0, 2.0], [np.inf, 0.0]], "f4")
+    y = np.ones((2, 1), "f4")
+    both = traced(built, x, y, clip=CLIP, groups="layers")
+    alone = traced(built, x[:1], y[:1], clip=CLIP, groups="layers")
+    for a, b in zip(both.sums, alone.sums, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_squares_of_the_clip_norms_add_up():
+    weights = [Weight(p) for p in ("a/kernel", "a/bias", "embed/table", "b/kernel")]
+    members, clips = grouping(SHARES, weights, 2.0)
+    assert members == (0, 1, 2, 0)
+    np.testing.assert_allclose(clips, 2.0 * np.array([3, 2, 1]) / math.sqrt(14))
+    assert math.hypot(*clips) <= 2.0
+    members, clips = grouping("layers", weights, 1.0)
+    assert members == (0, 0, 1, 2)
+    np.testing.assert_allclose(clips, np.full(3, 1 / math.sqrt(3)))
+    assert grouping(None, weights, 1.0) == ((0, 0, 0, 0), (1.0,))
+
+
+def test_groups_without_weights_get_nothing():
+    _, clips = grouping({"nothing": 5, ".*": 1}, [Weight("a/kernel")], 1.0)
+    np.testing.assert_allclose(clips, [1.0])
+
+
+@pytest.mark.parametrize(
+    "groups", ["layer", {}, {"(": 1}, {"a": 0}, {"a": math.nan}, {"a": True}, 3]
+)
+def test_what_is_no_grouping_is_refused(groups):
+    with pytest.raises(ValueError, match="clip_groups"):
+        check_groups(groups)
+
+
+def test_a_weight_without_a_group_is_refused_when_the_run_begins():
+    plan = tf_bandmf.plan(
+        "identity",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        num_examples=8,
+        batch_size=4,
+        epochs=1,
+    )
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, clip_groups={"embed": 1})
+    with pytest.raises(ValueError, match="gru/gru_cell/kernel' is in no group"):
+        optimizer.build(model().trainable_variables)
