@@ -33,6 +33,8 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
@@ -104,7 +106,7 @@ class HereGrid(Grid):
         return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        found = (self._replies.pop(key, None) for key in message_ids)
+        found = [self._replies.pop(key, None) for key in message_ids]
         return [reply for reply in found if reply is not None]
 
     def send_and_receive(
@@ -114,10 +116,9 @@ class HereGrid(Grid):
 
 
 def _sent(message: Message) -> Message:
-    """The message as the other side has it: its arrays from their bytes."""
-    for record in message.content.array_records.values():
-        for name, array in list(record.items()):
-            record[name] = Array.inflate(array.deflate())
+    """The message as the other side has it: its content from its bytes."""
+    content = recorddict_to_proto(message.content).SerializeToString()
+    message.content = recorddict_from_proto(RecordDictProto.FromString(content))
     return message
 
 
