@@ -7,6 +7,8 @@ from tf_bandmf.keras import (
     _requirements,  # noqa: F401  (raises first)
     augmentation,  # noqa: F401  (Keras layers in plan.batches)
 )
+from tf_bandmf.keras.audit_inputs import Contribution, largest_contribution
+from tf_bandmf.keras.audit_run import RunAudit, audit_run
 from tf_bandmf.keras.clipping import (
     ClippingMismatchError,
     UnsupportedModelError,
@@ -21,12 +23,16 @@ from tf_bandmf.keras.progress import PrivacyProgress
 
 __all__ = [
     "ClippingMismatchError",
+    "Contribution",
     "NoisyGradients",
     "PrivacyProgress",
     "PrivateOptimizer",
     "PrivateTraining",
     "Rule",
+    "RunAudit",
     "UnsupportedModelError",
+    "audit_run",
+    "largest_contribution",
     "make_private",
     "register_per_example_layer",
     "register_rule",

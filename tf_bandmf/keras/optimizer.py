@@ -214,6 +214,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             num_parameters,
             num_shards=replicas,
             keep_normals=self._keep_normals,
+            generator=self._plan.generator,
         )
         object.__setattr__(self, "_generator", generator)
         object.__setattr__(self, "_noisy_mean", NoisyMean(generator))

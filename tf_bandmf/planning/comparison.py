@@ -107,17 +107,20 @@ class Comparison:
         return pandas.DataFrame(self.to_records())
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and texts of a table; sensitivities that are bounds have a <=."""
+        """Headings and texts of a table; sensitivities that are bounds have a <=.
+
+        Headings are the names of `Row`, written for people.
+        """
         headings = [
             "mechanism",
             "bands",
             "RMSE",
-            "MaxSE",
-            "sens(C)",
+            "max SE",
+            "sensitivity",
             "noise stddev",
-            "certified gap",
-            "memory",
-            "regenerated",
+            "optimality gap",
+            "memory vectors",
+            "regenerations per step",
             "seconds",
         ]
         return headings, [_texts(row) for row in self.rows]

@@ -11,7 +11,7 @@ import dataclasses
 from tf_bandmf.strategies import Strategy
 
 _FLOAT_BYTES = 4
-_STEP_KEY_BYTES = 16
+STEP_KEY_BYTES = {"philox": 16, "chacha20": 32}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +64,7 @@ def noise_memory(
     num_parameters: int,
     num_devices: int = 1,
     keep_normals: bool = False,
+    generator: str = "philox",
 ) -> NoiseMemory:
     """The memory of a strategy's noise.
 
@@ -72,6 +73,7 @@ def noise_memory(
       num_parameters: d, the number of trainable parameters.
       num_devices: R, which share the noise.
       keep_normals: for strategies with a banded inverse, see `NoiseGenerator`.
+      generator: of the plan, whose keys are kept.
 
     Raises:
       ValueError: if a number is < 1.
@@ -87,7 +89,7 @@ def noise_memory(
         vectors=vectors,
         regenerations_per_step=again,
         buffer_bytes=_FLOAT_BYTES * vectors * part,
-        key_bytes=_STEP_KEY_BYTES * strategy.num_steps,
+        key_bytes=STEP_KEY_BYTES[generator] * strategy.num_steps,
     )
 
 
