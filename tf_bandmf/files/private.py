@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tf_bandmf.files.hidden import HiddenBytes
 
@@ -65,11 +66,37 @@ def remove_unfinished(folder: str, name: str = "") -> None:
             os.unlink(os.path.join(folder, found))
 
 
-def write(path: str, content: bytes) -> None:
-    """Writes a private file with a SHA-256 of its content, as `replaced` does."""
-    content = HiddenBytes(content)
+class _Hashed(io.RawIOBase):
+    """What is written goes on to a file and into a hash; nothing is written twice."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.found = file, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self.found.update(content)
+        self._file.write(content)
+        return memoryview(content).nbytes
+
+
+@contextlib.contextmanager
+def written(path: str) -> Iterator[BinaryIO]:
+    """As `write`, for large contents: they are written in pieces, one after the other."""
     with replaced(path) as file:
-        file.write(hashlib.sha256(content).digest())
+        file.write(bytes(_DIGEST_BYTES))
+        content = _Hashed(file)
+        yield content  # type: ignore[misc]
+        file.seek(0)
+        file.write(content.found.digest())
+
+
+def write(path: str, content: bytes | memoryview) -> None:
+    """Writes a private file with a SHA-256 of its content, as `replaced` does."""
+    if isinstance(content, bytes):
+        content = HiddenBytes(content)
+    with written(path) as file:
         file.write(content)
 
 
