@@ -25,6 +25,7 @@ ENGINE_FREE = {
     "test_fcp_policy.py",
     "test_engine_free.py",
     "test_host_noise.py",
+    "test_large_models.py",
     "test_ledger.py",
     "test_participation_table.py",
     "test_report.py",
