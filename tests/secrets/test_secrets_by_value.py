@@ -190,6 +190,14 @@ def assert_no_secret(folder, forms):
     assert not found
 
 
+@pytest.mark.attack(
+    "Secrets by value in what a run writes",
+    tried="Key, step keys, kept vectors and sampler seed, in 40 encodings each, in "
+    "models, checkpoints, backups, TensorBoard files, logs, graphs, pipelines"
+    " and reprs.",
+    area="secrets",
+    invariants=[10],
+)
 def test_invariant_10_no_secret_by_value_in_what_a_run_writes(
     finished, capfd, tmp_path
 ):
@@ -260,6 +268,13 @@ def _shown(value):
         return repr(error)
 
 
+@pytest.mark.attack(
+    "Secrets in errors with their local variables",
+    tried="19 errors, printed as error trackers do it: with every local variable of"
+    " the library.",
+    area="secrets",
+    invariants=[10],
+)
 def test_invariant_10_no_error_shows_a_secret_even_with_local_variables(
     finished, tmp_path, monkeypatch
 ):
@@ -346,6 +361,13 @@ def test_invariant_10_no_error_shows_a_secret_even_with_local_variables(
     assert not shown
 
 
+@pytest.mark.attack(
+    "Noise rebuilt from shared checkpoints",
+    tried="A script that tries every place of every file as a key, a step key or "
+    "noise, against the released weights; it succeeds on files that hold one.",
+    area="secrets",
+    invariants=[10],
+)
 def test_invariant_10_the_noise_cannot_be_rebuilt_from_what_was_shared(
     finished, tmp_path
 ):

@@ -11,7 +11,9 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-_HELD: weakref.WeakValueDictionary[str, Lock] = weakref.WeakValueDictionary()
+# By process and name: what a process forks does not hold its locks.
+_HELD: weakref.WeakValueDictionary[tuple[int, str], Lock]
+_HELD = weakref.WeakValueDictionary()
 _GUARD = threading.Lock()
 
 
@@ -45,7 +47,7 @@ def hold(path: str) -> Lock | None:
         return None
     name = os.path.realpath(path) + ".lock"
     with _GUARD:
-        held = _HELD.get(name)
+        held = _HELD.get((os.getpid(), name))
         if held is None:
             try:
                 held = Lock(name)
@@ -54,5 +56,5 @@ def hold(path: str) -> Lock | None:
                     f"Another process uses {path} (its lock is {name}). End that one "
                     f"first, or wait until it has ended."
                 ) from error
-            _HELD[name] = held
+            _HELD[os.getpid(), name] = held
         return held

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.noise.keys import KEY_WORDS, NoiseKey
 from tf_bandmf.noise.normals import BLOCK, traced_under_xla, weighted_normals
 from tf_bandmf.noise.recurrences import recurrence_of
@@ -67,19 +68,17 @@ class NoiseGenerator:
         jit_compile: bool = True,
         generator: str = "philox",
     ) -> None:
-        if generator not in KEY_WORDS:
+        if not isinstance(generator, str) or generator not in KEY_WORDS:
             raise ValueError(
                 f"generator must be one of {', '.join(KEY_WORDS)}, found {generator!r}."
             )
-        for name, value in (
-            ("num_parameters", num_parameters),
-            ("num_shards", num_shards),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, found {value}.")
+        if not isinstance(strategy, Strategy):
+            raise TypeError(f"strategy must be a Strategy, found {strategy!r}.")
+        num_parameters = whole_number("num_parameters", num_parameters)
+        num_shards = whole_number("num_shards", num_shards)
         self.num_steps = strategy.num_steps
-        self.num_parameters = int(num_parameters)
-        self.num_shards = int(num_shards)
+        self.num_parameters = num_parameters
+        self.num_shards = num_shards
         self._generator = generator
         self._shard_blocks = -(-self.num_parameters // (BLOCK * self.num_shards))
         self._recurrence = recurrence_of(strategy.matrix, keep_normals, jit_compile)

@@ -11,6 +11,7 @@ from tf_bandmf.accounting.checks import (
     check_positive,
 )
 from tf_bandmf.accounting.guarantee import Guarantee
+from tf_bandmf.matrices import LARGEST_NUM_STEPS
 from tf_bandmf.participation import Participation
 from tf_bandmf.participation.checks import positive_int
 from tf_bandmf.participation.scheme import Scheme
@@ -133,6 +134,10 @@ def plan(
             f'{participation!r}. For a name use sampling="poisson", for instance.'
         )
     check_generator(generator)
+    if not isinstance(mechanism, (str, Strategy)):
+        registry.parse(mechanism)  # refuses it
+    if workload is not None:
+        workloads.check_workload(workload)
     if num_steps is not None:
         num_steps = positive_int("num_steps", num_steps)
     scheme: Scheme | None = None
@@ -151,6 +156,13 @@ def plan(
         )
     else:
         steps, expected_batch_size = scheme.num_steps, float(scheme.batch_size)
+    if steps > LARGEST_NUM_STEPS:
+        found = float(min(steps, 10**300))
+        raise ValueError(
+            f"num_steps (epochs * num_examples / batch_size) must be <= "
+            f"{LARGEST_NUM_STEPS:,}, found {found:g}: the keys of the steps alone would "
+            f"take {16.0 * found:.3g} bytes. Use larger batches or fewer epochs."
+        )
     if num_examples is None:
         num_examples = getattr(participation, "num_examples", None)
     delta = check_budget(epsilon, delta, noise_multiplier, num_examples)

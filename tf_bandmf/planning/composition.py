@@ -247,7 +247,12 @@ def compose(plans: Iterable[Plan]) -> JointGuarantee:
         raise TypeError(
             "plans must be a list with one plan for each run, found a Plan."
         )
-    found = tuple(plans)
+    try:
+        found = tuple(plans)
+    except TypeError:
+        raise TypeError(
+            f"plans must be a list of tf_bandmf.Plan objects, found {plans!r}."
+        ) from None
     for plan in found:
         if not isinstance(plan, Plan):
             raise TypeError(f"plans must be tf_bandmf.Plan objects, found {plan!r}.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.strategies import Strategy
 
 _FLOAT_BYTES = 4
@@ -78,7 +79,7 @@ def noise_memory(
     Raises:
       ValueError: if a number is < 1.
     """
-    _check(num_parameters, num_devices)
+    num_parameters, num_devices = _checked(num_parameters, num_devices)
     vectors, again = strategy.memory_vectors, strategy.regenerations_per_step
     if keep_normals and strategy.is_inverse_banded:
         vectors, again = again, 0
@@ -90,6 +91,24 @@ def noise_memory(
         regenerations_per_step=again,
         buffer_bytes=_FLOAT_BYTES * vectors * part,
         key_bytes=STEP_KEY_BYTES[generator] * strategy.num_steps,
+    )
+
+
+def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
+    """Raises MemoryError if the noise does not fit into so many bytes.
+
+    Args:
+      needed: by all devices together, which share the memory.
+      available: bytes; None if nobody knows.
+    """
+    total = needed.num_devices * needed.bytes_per_device
+    if available is None or total <= available:
+        return
+    fitting = bands_that_fit(available, needed.num_parameters)
+    raise MemoryError(
+        f"{needed} That is {total:,} bytes, and there are {available:,}. A banded "
+        f"strategy could have {fitting} bands at most; one whose inverse is banded "
+        f"(lambda_cgd, bisr, bandinv) keeps nothing without keep_normals."
     )
 
 
@@ -105,19 +124,17 @@ def bands_that_fit(
     Raises:
       ValueError: if a number is < 1.
     """
-    _check(num_parameters, num_devices)
-    if bytes_per_device < 1:
-        raise ValueError(f"bytes_per_device must be >= 1, found {bytes_per_device}.")
+    num_parameters, num_devices = _checked(num_parameters, num_devices)
+    bytes_per_device = whole_number("bytes_per_device", bytes_per_device)
     part = -(-num_parameters // num_devices)
     return 1 + bytes_per_device // (_FLOAT_BYTES * part)
 
 
-def _check(num_parameters: int, num_devices: int) -> None:
-    if num_parameters < 1 or num_devices < 1:
-        raise ValueError(
-            f"num_parameters and num_devices must be >= 1, found {num_parameters} and "
-            f"{num_devices}."
-        )
+def _checked(num_parameters: int, num_devices: int) -> tuple[int, int]:
+    return (
+        whole_number("num_parameters", num_parameters),
+        whole_number("num_devices", num_devices),
+    )
 
 
 def _readable(num_bytes: int) -> str:

@@ -462,11 +462,21 @@ class Plan:
         """Reads a saved plan; recomputes sensitivity and budget.
 
         Raises:
-          ValueError: if the file was changed: its fingerprint does not fit.
+          FileNotFoundError: if the file, or that of its arrays, is missing.
+          ValueError: if it is no plan, or was changed: its fingerprint does not fit.
         """
-        content = configs.load(path)
-        plan = cls.from_config(content["plan"])
-        if plan.fingerprint != content["fingerprint"]:
+        try:
+            content = configs.load(path)
+            plan = cls.from_config(content["plan"])
+            found, stated = plan.fingerprint, content["fingerprint"]
+        except (FileNotFoundError, IsADirectoryError, PermissionError):
+            raise
+        except Exception as error:  # anything may be in a file
+            raise ValueError(
+                f"{path} is damaged or is not a plan ({type(error).__name__}: {error}). "
+                f"Make the plan again."
+            ) from error
+        if found != stated:
             raise ValueError(
                 f"{path} does not have the fingerprint that it states: it was changed "
                 f"or damaged after it was saved. Make the plan again."
