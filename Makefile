@@ -19,8 +19,8 @@ ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
 	participation_table.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo docs test test-main test-federated test-flower test-slow test-python test-wheel \
-	lint format clean
+.PHONY: demo docs linkcheck notebooks figures dist test test-main test-federated \
+	test-flower test-slow test-python test-wheel audit lint format clean
 
 demo: .venv/.installed
 	.venv/bin/python examples/digits.py
@@ -28,6 +28,19 @@ demo: .venv/.installed
 # The site, in docs/_build/html; a warning is an error.
 docs: .venv/.docs
 	.venv/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+# Links to the outside; needs the network.
+linkcheck: .venv/.docs
+	.venv/bin/python -m sphinx -q -b linkcheck docs docs/_build/linkcheck
+
+# What the site shows, made anew from scripts: notebooks with their outputs; pictures and the
+# page of benchmarks.
+notebooks: .venv/.docs
+	.venv/bin/python docs/notebooks/make.py
+
+figures: .venv/.docs
+	.venv/bin/python docs/figures/make.py
+	.venv/bin/python docs/make_benchmarks.py
 
 test: test-main test-federated test-flower
 
@@ -48,6 +61,21 @@ test-slow: .venv/.installed
 	.venv/bin/python $(PYTEST) -m slow tests
 	cd federated && PYTHONPATH=. ../.venv/bin/python $(PYTEST) -m slow tests
 
+# Attacks on the library: tests marked `attack`, slow ones too, in each environment that
+# runs them. Writes what held into docs/what-was-attacked.md; fails if something did not.
+AUDIT := -m attack
+FOUND := $(CURDIR)/audit-output
+audit: .venv/.installed .venv-federated/.installed .venv-flower/.installed
+	rm -rf $(FOUND)
+	.venv/bin/python $(PYTEST) $(PARALLEL) $(AUDIT) --attacks=$(FOUND)/main.json tests \
+		|| touch $(FOUND)/broken
+	cd federated && ../.venv-federated/bin/python $(PYTEST) $(AUDIT) \
+		--attacks=$(FOUND)/federated.json tests || [ $$? -eq 5 ] || touch $(FOUND)/broken
+	cd federated && ../.venv-flower/bin/python $(PYTEST) $(AUDIT) \
+		--attacks=$(FOUND)/flower.json tests/flower || [ $$? -eq 5 ] || touch $(FOUND)/broken
+	.venv/bin/python tests/reporting/page.py docs/what-was-attacked.md $(FOUND)/*.json
+	[ ! -e $(FOUND)/broken ]
+
 # The main stack on another Python, with the newest packages there are for it:
 # make test-python PYTHON=python3.13 TESTS="tests/planning tests/test_front_door.py"
 TESTS ?= tests
@@ -66,6 +94,13 @@ test-wheel: .venv/.installed .venv-wheel/.requirements
 		.venv-wheel/dist/*.whl
 	cd .venv-wheel && bin/python ../tests/smoke_installed.py
 
+# Wheel and sdist as they would be published, and what an index would say of them.
+dist: .venv/.docs
+	rm -rf dist
+	.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
+	.venv/bin/python -c "import setuptools.build_meta as b; b.build_sdist('dist')"
+	.venv/bin/python -m twine check --strict dist/*
+
 lint: .venv/.installed
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
@@ -77,7 +112,8 @@ format: .venv/.installed
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-wheel demo-output docs/_build
+	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-wheel demo-output \
+		audit-output dist docs/_build
 
 # A virtual environment is made anew when its requirement file changes; the stamps are
 # written last, so that a half-made one is never used.

@@ -14,9 +14,8 @@ import json
 import pathlib
 from typing import Callable
 
-from tf_bandmf import workloads
+from tf_bandmf import plots, workloads
 from tf_bandmf.participation import MinSep
-from tf_bandmf.planning import plot
 from tf_bandmf.strategies import bisr, bsr, registry
 from tf_bandmf.workloads import Workload
 
@@ -117,7 +116,7 @@ def main() -> None:
             1, len(panels), figsize=(5 * len(panels), 4), squeeze=False
         )
         for axes, (title, curves) in zip(grid[1][0], panels.items()):
-            plot.error_curves(x, curves, x_label, axes).set_title(title)
+            plots.error_curves(x, curves, x_label, axes).set_title(title)
             axes.set_yscale("log")
         grid[0].tight_layout()
         grid[0].savefig(options.out / f"figure{figure}.png", dpi=120)

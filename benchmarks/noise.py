@@ -6,6 +6,7 @@ A step adds `noise_stddev` times its noise to a gradient and divides by the batc
 `ratio` compares with the step of independent noise (DP-SGD). `GB/s` is what the kept
 vectors' memory is read with by all of what a step takes longer than the independent
 one, to be compared with the bandwidth at which the maximum of as much memory is found.
+Rows with ChaCha20 have noise of that stream cipher, `plan(..., generator="chacha20")`.
 The row of `tf.random.stateless_normal` is a step with independent noise of TensorFlow's
 own generator.
 """
@@ -27,13 +28,16 @@ NUM_STEPS = 1000
 
 
 def noisy_step(
-    strategy: strategies.Strategy, num_parameters: int, keep_normals: bool = False
+    strategy: strategies.Strategy,
+    num_parameters: int,
+    keep_normals: bool = False,
+    source: str = "philox",
 ) -> tuple[Callable[[], tf.Tensor], tf.Variable]:
     """A step as a training step takes it: the buffer changes in place."""
     generator = noise.NoiseGenerator(
-        strategy, num_parameters, keep_normals=keep_normals
+        strategy, num_parameters, keep_normals=keep_normals, generator=source
     )
-    keys = tf.constant(NoiseKey.for_testing(0).step_keys(NUM_STEPS))
+    keys = tf.constant(generator.step_keys(NoiseKey.for_testing(0)))
     shape = [generator.memory_vectors, num_parameters]
     buffer = tf.Variable(tf.zeros(shape))
     gradient = tf.zeros([num_parameters])
@@ -92,6 +96,9 @@ def main() -> None:
         name: noisy_step(strategy, d, kept)
         for name, (strategy, kept) in families.items()
     }
+    for name in ("independent (DP-SGD)", "lambda_cgd"):
+        strategy, kept = families[name]
+        steps[f"{name}, ChaCha20"] = noisy_step(strategy, d, kept, "chacha20")
     key = tf.constant(NoiseKey.for_testing(0).step_keys(1)[0])
     everything = {name: take for name, (take, _) in steps.items()}
     zeros, count = tf.zeros([d]), tf.Variable(0, dtype=tf.int64)

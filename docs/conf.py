@@ -22,13 +22,15 @@ copyright = author
 release = version = __version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
+# Notebooks have their outputs: `make notebooks`.
+nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 # Names in docstrings stand in single backticks.
@@ -96,3 +98,9 @@ def setup(app):
     # Before napoleon.
     app.connect("autodoc-process-docstring", convert, priority=400)
     return {"parallel_read_safe": True}
+
+
+# `make linkcheck`: of what pages and docstrings link to, outside of the site.
+linkcheck_timeout = 20
+linkcheck_retries = 2
+linkcheck_anchors = False

@@ -8,6 +8,9 @@ import os
 
 import tensorflow as tf
 
+# The marker `attack`, for the page "what was attacked".
+pytest_plugins = ["attack_report"]
+
 # The user's cache is the user's.
 os.environ["TF_BANDMF_CACHE"] = "off"
 

@@ -18,6 +18,7 @@ from tf_bandmf._version import __version__
 if TYPE_CHECKING:
     from tf_bandmf import (
         accounting,
+        audit,
         matrices,
         participation,
         sampling,
@@ -70,6 +71,7 @@ __all__ = [
     "Workload",
     "__version__",
     "accounting",
+    "audit",
     "bands_that_fit",
     "compare",
     "compose",
@@ -83,6 +85,7 @@ __all__ = [
 
 _MODULES = (
     "accounting",
+    "audit",
     "matrices",
     "participation",
     "sampling",

@@ -20,7 +20,7 @@ from tf_bandmf import matrices
 def _numbers(name: str, values: Any) -> np.ndarray:
     try:
         return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(
             f"{name} must be a sequence of numbers, one for each step, found {values!r}."
         ) from None
@@ -102,6 +102,21 @@ class Workload:
         return cls(**config)
 
 
+def is_real(value: Any) -> bool:
+    """Whether this is a number, also one of NumPy's, and no bool."""
+    number = isinstance(value, (int, float, np.integer, np.floating))
+    return number and not isinstance(value, bool)
+
+
+def check_workload(workload: Any) -> None:
+    """Raises TypeError if this is no workload."""
+    if not isinstance(workload, Workload):
+        raise TypeError(
+            f"workload must be a Workload, such as workloads.prefix_sum(1000), found "
+            f"{workload!r}."
+        )
+
+
 def prefix_sum(num_steps: int, learning_rates: npt.ArrayLike | None = None) -> Workload:
     """Plain SGD: the model is the sum of all gradients so far (all ones below)."""
     return momentum_sgd(num_steps, learning_rates=learning_rates)
@@ -128,10 +143,11 @@ def momentum_sgd(
     Raises:
       ValueError: if momentum or decay is out of range, or momentum >= decay.
     """
-    if not 0.0 <= momentum < 1.0:
-        raise ValueError(f"momentum must be in [0, 1), found {momentum}.")
-    if not 0.0 < decay <= 1.0:
-        raise ValueError(f"decay must be in (0, 1], found {decay}.")
+    if not (is_real(momentum) and 0.0 <= momentum < 1.0):
+        raise ValueError(f"momentum must be in [0, 1), found {momentum!r}.")
+    if not (is_real(decay) and 0.0 < decay <= 1.0):
+        raise ValueError(f"decay must be in (0, 1], found {decay!r}.")
+    num_steps = matrices.check_num_rows(num_steps)
     if momentum >= decay:
         raise ValueError(f"momentum must be < decay, found {momentum} and {decay}.")
     plain = momentum == 0.0 and decay == 1.0

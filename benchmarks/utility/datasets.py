@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import io
 import pathlib
 
 import numpy as np
+import PIL.Image
 
 
 def load(name: str, directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
     """Reads a data set.
 
     Returns:
-      images in [0, 1] (float32, [examples, size, size]; the training set first), labels
-      (int32), and the size of the training set.
+      images in [0, 1] (float32, [examples, size, size] or [examples, size, size, 3]; the
+      training set first), labels (int32), and the size of the training set.
 
     Raises:
       FileNotFoundError: if a file is not in the folder.
     """
-    return {"fashion-mnist": _fashion_mnist}[name](directory)
+    readers = {"fashion-mnist": _fashion_mnist, "cifar-10": _cifar_10}
+    return readers[name](directory)
 
 
 def _fashion_mnist(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
@@ -30,6 +33,23 @@ def _fashion_mnist(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int
     labels = [_idx(directory, f"{part}-labels-idx1-ubyte", 8) for part in parts]
     pixels = np.concatenate(images).reshape(-1, 28, 28)
     return _as_floats(pixels), np.concatenate(labels).astype(np.int32), labels[0].size
+
+
+def _cifar_10(directory: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
+    """`cifar10_jpeg.npz`: images encoded as JPEG, one after the other, and offsets."""
+    images, labels = [], []
+    with np.load(directory / "cifar10_jpeg.npz") as file:
+        for part in ("train", "test"):
+            encoded = file[f"{part}_jpeg"].tobytes()
+            ends = file[f"{part}_offsets"]
+            images += [encoded[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+            labels.append(file[f"{part}_labels"])
+    decoded = [np.asarray(PIL.Image.open(io.BytesIO(image))) for image in images]
+    return (
+        _as_floats(np.stack(decoded)),
+        np.concatenate(labels).astype(np.int32),
+        labels[0].size,
+    )
 
 
 def _idx(directory: pathlib.Path, name: str, header: int) -> np.ndarray:

@@ -107,8 +107,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--cache", type=pathlib.Path, required=True)
+    parser.add_argument("--tasks", nargs="+", default=["fashion-mnist", "cifar-10"])
     arguments = parser.parse_args()
-    for name in ("fashion-mnist",):
+    for name in arguments.tasks:
         features, _, num_train = load(name, arguments.data, arguments.cache)
         print(
             f"{name}: {num_train} of {len(features)} for training, {features.shape[1]}"

@@ -9,6 +9,9 @@ import os
 import pathlib
 import sys
 
+# The marker `attack`, for the page "what was attacked".
+pytest_plugins = ["attack_report"]
+
 # The user's cache is the user's.
 os.environ["TF_BANDMF_CACHE"] = "off"
 
@@ -22,6 +25,7 @@ ENGINE_FREE = {
     "test_fcp_policy.py",
     "test_engine_free.py",
     "test_host_noise.py",
+    "test_large_models.py",
     "test_ledger.py",
     "test_participation_table.py",
     "test_report.py",

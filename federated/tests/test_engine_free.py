@@ -23,6 +23,7 @@ MODULES = (
     "fcp_policy",
     "health",
     "host_noise",
+    "large_models",
     "ledger",
     "noise_uses",
     "participation_table",

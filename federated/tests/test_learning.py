@@ -1,6 +1,7 @@
 """Private federated averaging, whole."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -73,12 +74,18 @@ def weights_of(process, state):
     return np.concatenate([np.ravel(w) for w in trainable])
 
 
-IN_STATE = build(make_plan(), noise="state")
-BY_HOST = build(make_plan(), noise="host")
+@functools.cache
+def in_state():
+    return build(make_plan(), noise="state")
+
+
+@functools.cache
+def by_host():
+    return build(make_plan(), noise="host")
 
 
 def test_it_is_a_learning_process():
-    for process in (IN_STATE, BY_HOST):
+    for process in (in_state(), by_host()):
         assert isinstance(process, tff.learning.templates.LearningProcess)
         data_type = process.next.type_signature.parameter[1].member
         element = tff.to_type(
@@ -90,12 +97,12 @@ def test_it_is_a_learning_process():
             )
         )
         data_type.check_equivalent_to(tff.SequenceType(element))
-    assert (IN_STATE.noise_place, BY_HOST.noise_place) == ("state", "host")
+    assert (in_state().noise_place, by_host().noise_place) == ("state", "host")
 
 
 def test_updates_are_the_plan_s_noise_on_clipped_means():
     plan = make_plan()
-    none, _ = run(IN_STATE, [[]] * N)
+    none, _ = run(in_state(), [[]] * N)
     # The server adds the mean: rounds without clients release the noise alone.
     generator = noise.NoiseGenerator(plan.strategy, D)
     kept, total = generator.initial_state(NoiseKey.for_testing(SEED)), 0.0
@@ -103,16 +110,15 @@ def test_updates_are_the_plan_s_noise_on_clipped_means():
         row, kept = generator.next(kept, tf.constant(step))
         total = total - plan.noise_stddev * row.numpy() / 3.0
         np.testing.assert_allclose(none[step], total, rtol=1e-4, atol=1e-5)
-    some, _ = run(IN_STATE, [first_time(0, 1)])
+    some, _ = run(in_state(), [first_time(0, 1)])
     # Both updates were clipped to norm 1, and their mean has a denominator of 3.
     assert 0.1 < np.linalg.norm(some[0] - none[0]) <= 2.0 / 3.0 + 1e-6
 
 
 def test_host_and_state_make_the_same_model():
     cohorts = [first_time(0, 1), first_time(2, now=1), []]
-    in_state, _ = run(IN_STATE, cohorts)
-    by_host, _ = run(BY_HOST, cohorts)
-    np.testing.assert_allclose(in_state, by_host, rtol=1e-4, atol=1e-5)
+    kept, put_in = (run(process, cohorts)[0] for process in (in_state(), by_host()))
+    np.testing.assert_allclose(kept, put_in, rtol=1e-4, atol=1e-5)
 
 
 def test_a_state_of_the_host_s_process_holds_no_secret():
@@ -127,38 +133,38 @@ def test_a_state_of_the_host_s_process_holds_no_secret():
 
 
 def test_early_and_broken_clients_have_no_influence():
-    _, state = run(IN_STATE, [first_time(0), []])
-    alone = IN_STATE.next(state, first_time(1, now=2))
+    _, state = run(in_state(), [first_time(0), []])
+    alone = in_state().next(state, first_time(1, now=2))
     early = tag_dataset(examples(0), 0, 1, 2)
     broken = tag_dataset(examples(5, bad=True), -1, 0, 2)
     worn_out = tag_dataset(examples(6), 0, 2, 2)
-    both = IN_STATE.next(state, [early, broken, worn_out, *first_time(1, now=2)])
+    both = in_state().next(state, [early, broken, worn_out, *first_time(1, now=2)])
     np.testing.assert_array_equal(
-        weights_of(IN_STATE, both.state), weights_of(IN_STATE, alone.state)
+        weights_of(in_state(), both.state), weights_of(in_state(), alone.state)
     )
     counts = both.metrics["aggregator"]
     assert counts["early_clients"] == 2
     assert counts["non_finite_clients"] == 1
     assert counts["contributing_clients"] == 1
-    _, state = run(IN_STATE, [[]], state)
-    on_time = IN_STATE.next(state, [tag_dataset(examples(0), 0, 1, 3)])
+    _, state = run(in_state(), [[]], state)
+    on_time = in_state().next(state, [tag_dataset(examples(0), 0, 1, 3)])
     on_time = on_time.metrics["aggregator"]
     assert on_time["contributing_clients"] == 1
 
 
 def test_clients_without_elements():
     nothing = tag_dataset(examples(0).take(0), -1, 0, 5)
-    state = IN_STATE.initialize()
-    output = IN_STATE.next(state, [nothing])
+    state = in_state().initialize()
+    output = in_state().next(state, [nothing])
     assert output.metrics["aggregator"]["contributing_clients"] == 0
-    empty = IN_STATE.next(state, [])
+    empty = in_state().next(state, [])
     np.testing.assert_array_equal(
-        weights_of(IN_STATE, output.state), weights_of(IN_STATE, empty.state)
+        weights_of(in_state(), output.state), weights_of(in_state(), empty.state)
     )
 
 
 def test_rounds_are_counted_and_skipped():
-    for process in (BY_HOST, IN_STATE):
+    for process in (by_host(), in_state()):
         state = process.initialize()
         assert process.round_number(state) == 0
         state = process.next(process.prepare(state), first_time(0)).state
@@ -183,7 +189,7 @@ def noise_of_round(round_number):
 
 
 def test_invariant_1_horizon():
-    for process in (IN_STATE, BY_HOST):
+    for process in (in_state(), by_host()):
         state = process.initialize()
         for _ in range(N):
             state = process.skip_round(state)
@@ -214,7 +220,7 @@ def test_a_registry_on_the_server():
 
 
 def test_metrics_of_training_are_released_on_demand_only():
-    output = IN_STATE.next(IN_STATE.initialize(), first_time(0))
+    output = in_state().next(in_state().initialize(), first_time(0))
     assert not output.metrics["client_work"]["train"]
     process = build(
         make_plan(), metrics_aggregator=tff.learning.metrics.sum_then_finalize
@@ -243,7 +249,7 @@ def test_functional_models():
     )
     process = build_fed_avg(model, make_plan(), OPTIMIZER, clients_per_round=3)
     found, _ = run(process, [first_time(0, 1)])
-    expected, _ = run(IN_STATE, [first_time(0, 1)])
+    expected, _ = run(in_state(), [first_time(0, 1)])
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -364,10 +370,10 @@ def test_invariant_11_a_restart_knows_what_was_handed_out(tmp_path):
 
 
 def test_invariant_2_data_tagged_for_another_round_are_refused():
-    _, state = run(IN_STATE, [first_time(0)])
+    _, state = run(in_state(), [first_time(0)])
     for now in (0, 2):
         with pytest.raises(Exception, match="tagged for another round"):
-            IN_STATE.next(state, first_time(0, now=now))
+            in_state().next(state, first_time(0, now=now))
     with pytest.raises(TypeError, match="round_number"):
         tag_dataset(examples(0), -1, 0)
 
@@ -376,6 +382,6 @@ def test_invariant_2_a_fresh_iterator_in_every_round_is_refused():
     plan = make_plan()
     clients = {f"c{i}": lambda i=i: examples(i) for i in range(2)}
     source = MinSepDataSource(clients, plan)
-    state = IN_STATE.next(IN_STATE.initialize(), source.iterator().select(2)).state
+    state = in_state().next(in_state().initialize(), source.iterator().select(2)).state
     with pytest.raises(Exception, match="keep one iterator together with the state"):
-        IN_STATE.next(state, source.iterator().select(2))
+        in_state().next(state, source.iterator().select(2))

@@ -1,6 +1,7 @@
 """The b-min-separation: admitted on the client, before the sum."""
 
 import collections
+import functools
 
 import hypothesis
 import numpy as np
@@ -33,10 +34,13 @@ def device_process(**options):
     return MinSepNoiseFactory(make_plan(**options), 1.0).create(VALUE_TYPE)
 
 
-DEVICES = device_process()
-REGISTRY = MinSepNoiseFactory(make_plan(), 1.0, num_registered_clients=CLIENTS).create(
-    VALUE_TYPE
-)
+devices = functools.cache(device_process)
+
+
+@functools.cache
+def registry():
+    factory = MinSepNoiseFactory(make_plan(), 1.0, num_registered_clients=CLIENTS)
+    return factory.create(VALUE_TYPE)
 
 
 def one_hot(client):
@@ -88,7 +92,7 @@ def check_run(next_round, attempts):
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=15)
 @hypothesis.given(traces)
 def test_admitted_participations_keep_the_separation_with_records_of_devices(attempts):
-    state = DEVICES.initialize()
+    state = devices().initialize()
 
     def next_round(cohort, history):
         nonlocal state
@@ -98,7 +102,7 @@ def test_admitted_participations_keep_the_separation_with_records_of_devices(att
             else device_tags(now=int(state["round"]))
             for c in cohort
         ]
-        output = DEVICES.next(state, [one_hot(c) for c in cohort], tags)
+        output = devices().next(state, [one_hot(c) for c in cohort], tags)
         state = output.state
         return output.result, output.measurements
 
@@ -108,12 +112,12 @@ def test_admitted_participations_keep_the_separation_with_records_of_devices(att
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=15)
 @hypothesis.given(traces)
 def test_admitted_participations_keep_the_separation_with_the_registry(attempts):
-    state = REGISTRY.initialize()
+    state = registry().initialize()
 
     def next_round(cohort, history):
         nonlocal state
         tags = [client_tags(c) for c in cohort]
-        output = REGISTRY.next(state, [one_hot(c) for c in cohort], tags)
+        output = registry().next(state, [one_hot(c) for c in cohort], tags)
         state = output.state
         return output.result, output.measurements
 
@@ -121,12 +125,12 @@ def test_admitted_participations_keep_the_separation_with_the_registry(attempts)
 
 
 def test_an_early_contribution_has_no_influence_on_the_sum():
-    state = DEVICES.initialize()
+    state = devices().initialize()
     for _ in range(2):
-        state = DEVICES.next(state, [], []).state
+        state = devices().next(state, [], []).state
     rng = np.random.default_rng(0)
     on_time = rng.normal(size=CLIENTS).astype(np.float32)
-    alone = DEVICES.next(state, [on_time], [device_tags(now=2)])
+    alone = devices().next(state, [on_time], [device_tags(now=2)])
     for early in (
         rng.normal(size=CLIENTS),
         np.full(CLIENTS, 1e30),
@@ -135,7 +139,7 @@ def test_an_early_contribution_has_no_influence_on_the_sum():
         early = early.astype(np.float32)
         for record in ((0, 1), (1, 1), (5, 1), (-5, 0), (-1, 1), (-1, -7), (0, 0)):
             tags = [device_tags(*record, now=2), device_tags(now=2)]
-            both = DEVICES.next(state, [early, on_time], tags)
+            both = devices().next(state, [early, on_time], tags)
             np.testing.assert_array_equal(both.result, alone.result)
             assert both.measurements["early_clients"] == 1
 
@@ -152,21 +156,21 @@ def test_without_a_stated_number_of_participations_the_separation_decides():
 
 def test_clients_without_data_are_not_counted():
     tags = device_tags(present=False)
-    output = DEVICES.next(DEVICES.initialize(), [one_hot(0)], [tags])
+    output = devices().next(devices().initialize(), [one_hot(0)], [tags])
     assert output.measurements["contributing_clients"] == 0
     assert output.measurements["early_clients"] == 0
     tags = client_tags(-1, present=False)
-    output = REGISTRY.next(REGISTRY.initialize(), [one_hot(0)], [tags])
+    output = registry().next(registry().initialize(), [one_hot(0)], [tags])
     assert output.measurements["contributing_clients"] == 0
     assert np.all(output.state["registry"]["last_round"] == -1)
 
 
 def test_the_registry_finds_the_same_client_twice():
-    state = REGISTRY.initialize()
+    state = registry().initialize()
     values = [one_hot(1), one_hot(3), one_hot(3)]
     with pytest.raises(Exception, match="same client twice"):
-        REGISTRY.next(state, values, [client_tags(c) for c in (1, 3, 3)])
-    output = REGISTRY.next(state, values[:2], [client_tags(c) for c in (1, 3)])
+        registry().next(state, values, [client_tags(c) for c in (1, 3, 3)])
+    output = registry().next(state, values[:2], [client_tags(c) for c in (1, 3)])
     table = output.state["registry"]
     np.testing.assert_array_equal(table["last_round"], [-1, 0, -1, 0, -1])
     np.testing.assert_array_equal(table["participations"], [0, 1, 0, 1, 0])
@@ -175,7 +179,7 @@ def test_the_registry_finds_the_same_client_twice():
 def test_a_client_that_is_not_finite_counts_as_having_taken_part():
     # Whether it is finite depends on its data: the record must not.
     broken = np.full(CLIENTS, np.nan, np.float32)
-    output = REGISTRY.next(REGISTRY.initialize(), [broken], [client_tags(2)])
+    output = registry().next(registry().initialize(), [broken], [client_tags(2)])
     assert output.measurements["non_finite_clients"] == 1
     assert output.state["registry"]["participations"][2] == 1
 
@@ -183,7 +187,7 @@ def test_a_client_that_is_not_finite_counts_as_having_taken_part():
 @pytest.mark.parametrize("client", [CLIENTS, -1])
 def test_unknown_clients_are_refused(client):
     with pytest.raises(Exception, match="so large is the registry"):
-        REGISTRY.next(REGISTRY.initialize(), [one_hot(0)], [client_tags(client)])
+        registry().next(registry().initialize(), [one_hot(0)], [client_tags(client)])
 
 
 def test_tagged_data_sets():

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import functools
 import os
 
 import numpy as np
@@ -69,17 +70,23 @@ def build(plan, noise):
 
 
 PLAN = make_plan()
-# Each is built once: a restart in one process goes on with it. Real restarts, in new
-# processes, are in test_program_killed.
-PROCESSES = {place: build(PLAN, place) for place in ("state", "host")}
 
 
-ANOTHER = build(PLAN, "state")
+@functools.cache
+def process_of(place):
+    """Built once: a restart in one process goes on with it.
+
+    Real restarts, in new processes, are in test_program_killed.
+    """
+    return build(PLAN, place)
+
+
+another_in_state = functools.cache(lambda: build(PLAN, "state"))
 
 
 def another(place):
     """A process that did not see this run; the host's has the key of one run."""
-    return ANOTHER if place == "state" else build(PLAN, place)
+    return another_in_state() if place == "state" else build(PLAN, place)
 
 
 class Crash(BaseException):
@@ -148,7 +155,7 @@ def ledger_of(path, process):
 
 @pytest.fixture(params=["state", "host"])
 def process(request):
-    return PROCESSES[request.param]
+    return process_of(request.param)
 
 
 def test_a_run_releases_every_model_and_measures_participation(tmp_path, process):
@@ -173,7 +180,7 @@ def test_a_run_releases_every_model_and_measures_participation(tmp_path, process
 
 def test_only_some_models_are_released(tmp_path):
     models = Models()
-    train(tmp_path, PROCESSES["state"], models, release_every=3)
+    train(tmp_path, process_of("state"), models, release_every=3)
     assert [key for key, _ in models.releases] == [3, N]
 
 
@@ -399,7 +406,7 @@ def test_a_crash_before_the_first_state_is_saved_loses_nothing(tmp_path, process
 
 def test_fewer_rounds_than_were_begun_are_refused(tmp_path):
     """With an older state they would be missing in what was measured."""
-    process, states = PROCESSES["state"], str(tmp_path / "states")
+    process, states = process_of("state"), str(tmp_path / "states")
     train(tmp_path, process, Models(), States(states))
     for version in (3, 4, 5):
         os.unlink(os.path.join(states, f"state-{version:08d}"))
@@ -411,23 +418,23 @@ def test_fewer_rounds_than_were_begun_are_refused(tmp_path):
 
 def test_what_a_killed_program_left_of_the_key_is_removed(tmp_path):
     (tmp_path / ".private-half").write_bytes(b"secret")
-    train(tmp_path, PROCESSES["host"], total_rounds=1)
+    train(tmp_path, process_of("host"), total_rounds=1)
     names = {"ledger.jsonl", "noise.key", "noise.ring", "noise.uses", "states"}
     names.add("noise.uses.lock")
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_a_missing_key_of_the_host_is_refused(tmp_path):
-    train(tmp_path, PROCESSES["host"], total_rounds=2)
+    train(tmp_path, process_of("host"), total_rounds=2)
     (tmp_path / "noise.key").unlink()
     with pytest.raises(ValueError, match="noise key is not at"):
         train(tmp_path, build(PLAN, "host"))
 
 
 def test_another_plan_or_place_of_the_noise_is_refused(tmp_path):
-    train(tmp_path, PROCESSES["host"], total_rounds=2)
+    train(tmp_path, process_of("host"), total_rounds=2)
     with pytest.raises(ValueError, match="of another run"):
-        train(tmp_path, PROCESSES["state"])
+        train(tmp_path, process_of("state"))
     other = make_plan(noise_multiplier=2.0)
     with pytest.raises(ValueError, match="of another run"):
         train(tmp_path, build(other, "host"), source=make_source(other))
@@ -447,7 +454,7 @@ def test_another_run_s_state_is_refused(tmp_path, process):
 
 
 def test_two_programs_of_one_run_are_refused(tmp_path):
-    process = PROCESSES["state"]
+    process = process_of("state")
     made_for = {"plan": "another"}
     tmp_path.joinpath("run").mkdir()
     with Ledger(str(tmp_path / "run" / "ledger.jsonl"), made_for):
@@ -456,7 +463,7 @@ def test_two_programs_of_one_run_are_refused(tmp_path):
 
 
 def test_too_few_clients_lose_nothing(tmp_path):
-    process = PROCESSES["state"]
+    process = process_of("state")
     poor = make_source(PLAN, num_clients=3, availability=None)
     models = Models()
     with pytest.raises(ValueError, match="Round 1 needs 2 clients"):
@@ -468,7 +475,7 @@ def test_too_few_clients_lose_nothing(tmp_path):
 
 
 def test_too_many_rounds_and_wrong_arguments_are_refused(tmp_path):
-    process = PROCESSES["state"]
+    process = process_of("state")
     with pytest.raises(ValueError, match="More rounds need a new plan"):
         train(tmp_path, process, total_rounds=N + 1)
     with pytest.raises(TypeError, match="build_fed_avg"):
@@ -496,7 +503,7 @@ def test_files_are_private_and_releases_hold_no_secret(tmp_path):
 
 
 def test_it_runs_in_a_federated_context_of_tff_s_programs(tmp_path):
-    process, models = PROCESSES["state"], Models()
+    process, models = process_of("state"), Models()
     context = tff.program.NativeFederatedContext(
         tff.backends.native.create_async_local_cpp_execution_context()
     )
@@ -535,7 +542,7 @@ def test_metrics_of_every_structure_are_kept(tmp_path):
 def test_a_model_that_is_due_after_a_skipped_round_is_released(
     tmp_path, dies_before, keys
 ):
-    process, models = PROCESSES["state"], Models()
+    process, models = process_of("state"), Models()
     states = States(str(tmp_path / "states"), dies_before=dies_before)
     with pytest.raises(Crash):
         train(tmp_path, process, models, states, release_every=3)
@@ -549,7 +556,7 @@ def test_a_model_that_is_due_after_a_skipped_round_is_released(
 
 
 def test_a_crash_in_the_release_after_a_skipped_round_releases_it_again(tmp_path):
-    process = PROCESSES["state"]
+    process = process_of("state")
     interrupted(tmp_path, process)
     dying = Models(dies_before=3)
     with pytest.raises(Crash):
@@ -562,7 +569,7 @@ def test_a_crash_in_the_release_after_a_skipped_round_releases_it_again(tmp_path
 
 def test_nothing_is_released_twice_with_different_content(tmp_path):
     """A round's model left; then its state is lost, and it cannot be repeated."""
-    process = PROCESSES["state"]
+    process = process_of("state")
     first, second = Models(), Models()
     train(tmp_path, process, first, total_rounds=3)
     os.unlink(tmp_path / "states" / "state-00000003")

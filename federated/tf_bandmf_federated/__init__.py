@@ -41,6 +41,7 @@ _MODULES = {
     "ServerAdam": "server_optimizers",
     "ServerYogi": "server_optimizers",
     "fcp_policy": "fcp_policy",
+    "plan_that_fits": "large_models",
     "Ledger": "ledger",
     "RoundRecord": "ledger",
     "remote_context": "remote",

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tf_bandmf import Plan
-from tf_bandmf_federated.clipping import clip_update
+from tf_bandmf_federated.clipping import BLOCK, Bounded, bound_update, scaled
 from tf_bandmf_federated.cohorts import Selected
 from tf_bandmf_federated.host_noise import HostNoise
 from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
@@ -49,7 +49,7 @@ class Request:
     Attributes:
       run: names the run; public.
       round_number: from 0.
-      weights: of the model.
+      weights: of the model; read-only.
       names: of the devices.
     """
 
@@ -168,14 +168,13 @@ class FederatedAveraging:
         """One round: exchange, clip, add up, noise, optimizer."""
         number, weights = self.round_number(state), await self.weights(state)
         run_id = int(state["noise"]["run_id"])
-        copies = [w.copy() for w in weights]
-        request = Request(str(run_id), number, copies, selected.names)
+        request = Request(str(run_id), number, _read_only(weights), selected.names)
         found = self._exchange(request)
-        total, counts = self._sum(found.updates, selected.names)
+        updates, counts = self._bounded(found.updates, selected.names)
         if int(state["noise"]["ready_for"]) != number:
             raise ValueError(f"The noise of round {number} is not there: prepare it.")
         self.host_noise.uses.take(run_id, number)
-        direction = self._noisy_mean(total, state["noise"]["values"])
+        direction = self._noisy_mean(updates, state["noise"]["values"])
         weights, slots = self._optimizer.apply(weights, direction, state["optimizer"])
         used = collections.OrderedDict(
             state["noise"], ready_for=np.int64(-1), values=np.zeros([0], np.float32)
@@ -203,10 +202,10 @@ class FederatedAveraging:
         )
         return collections.OrderedDict((name, 0) for name in names.split())
 
-    def _sum(
+    def _bounded(
         self, updates: Mapping[str, Sequence[np.ndarray]], names: Sequence[str]
-    ) -> tuple[list[np.ndarray], dict[str, int]]:
-        """The clipped sum in float64, in the order of the names, and counts.
+    ) -> tuple[list[Bounded], dict[str, int]]:
+        """What is added, in the order of the names, and counts.
 
         The order makes the sum of the same updates the same, however they came in.
         """
@@ -216,7 +215,7 @@ class FederatedAveraging:
                 f"{len(strangers)} updates are of devices that were not asked. What "
                 f"they sent must not enter the sum."
             )
-        total = [np.zeros(w.shape, np.float64) for w in self._first]
+        added = []
         counts = dict(misshapen=0, contributing=0, non_finite=0, zeroed=0, clipped=0)
         for name in sorted(updates):
             update = [np.asarray(array) for array in updates[name]]
@@ -226,24 +225,39 @@ class FederatedAveraging:
             if not fits:
                 counts["misshapen"] += 1
                 continue
-            bounded = clip_update(update, self._plan.l2_norm_clip, self._zeroing_norm)
+            bounded = bound_update(update, self._plan.l2_norm_clip, self._zeroing_norm)
             counts["contributing"] += bounded.contributes
             counts["non_finite"] += not bounded.is_finite
             counts["zeroed"] += bounded.is_huge
             counts["clipped"] += bounded.was_clipped
-            for into, array in zip(total, bounded.update):
-                into += array
-        return total, {name: int(count) for name, count in counts.items()}
+            added.append(bounded)
+        return added, {name: int(count) for name, count in counts.items()}
 
     def _noisy_mean(
-        self, total: list[np.ndarray], noise: np.ndarray
+        self, updates: Sequence[Bounded], noise: np.ndarray
     ) -> list[np.ndarray]:
-        """`(total + stddev noise) / clients_per_round`, float32."""
-        parts = np.split(np.asarray(noise), self._ends[:-1])
-        return [
-            (
-                (into + self._plan.noise_stddev * part.reshape(into.shape))
-                / self._denominator
-            ).astype(np.float32)
-            for into, part in zip(total, parts)
-        ]
+        """`(sum of clipped updates + stddev noise) / clients_per_round`, float32.
+
+        In float64, block by block: a large model has no second copy of its size.
+        """
+        stddev, found = self._plan.noise_stddev, []
+        for number, part in enumerate(np.split(np.asarray(noise), self._ends[:-1])):
+            mean = np.empty(part.size, np.float32)
+            added = [(np.ravel(u.arrays[number]), u.factor) for u in updates]
+            for start in range(0, part.size, BLOCK):
+                block = slice(start, start + BLOCK)
+                total = np.zeros(mean[block].size)
+                for flat, factor in added:
+                    total += scaled(flat[block], factor)
+                total += stddev * part[block].astype(np.float64)
+                mean[block] = total / self._denominator
+            found.append(mean.reshape(self._first[number].shape))
+        return found
+
+
+def _read_only(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Views that an engine cannot write to by mistake."""
+    views = [weight.view() for weight in weights]
+    for view in views:
+        view.flags.writeable = False
+    return views

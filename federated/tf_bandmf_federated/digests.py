@@ -82,7 +82,8 @@ def _add(found: Any, structure: Any) -> None:
             for item in value.ravel():
                 found.update(b"%d:" % len(item) + item)
         else:
-            found.update(np.ascontiguousarray(value).tobytes())
+            # Its bytes without a copy of them: hashlib takes what is contiguous.
+            found.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 
 def _is_text(value: np.ndarray) -> bool:

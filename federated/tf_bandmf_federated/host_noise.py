@@ -26,6 +26,7 @@ from tf_bandmf import Plan
 from tf_bandmf.files import private as private_files
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf_federated.large_models import check_memory
 from tf_bandmf_federated.noise_uses import NoiseUses
 from tf_bandmf_federated.ring_file import RingFile
 
@@ -48,6 +49,7 @@ class HostNoise:
         handed out only as a replay, or after `keep_in` or `know` told of it.
 
     Raises:
+      MemoryError: if this machine cannot hold the ring buffer; see `plan_that_fits`.
       ValueError: if the plan has a test seed and a key is given.
     """
 
@@ -62,7 +64,10 @@ class HostNoise:
         self._key = key
         self._test_seed = plan.test_seed
         self._fingerprint = plan.fingerprint
-        self._generator = NoiseGenerator(plan.strategy, num_parameters)
+        self._generator = NoiseGenerator(
+            plan.strategy, num_parameters, generator=plan.generator
+        )
+        check_memory(self._generator.memory_vectors, num_parameters)
         shape = [self._generator.memory_vectors, self._generator.num_parameters]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
         self._ring_path: str | None = None
@@ -292,7 +297,7 @@ class HostNoise:
         )
 
     def _begin(self, run_id: int) -> None:
-        keys = self.run_key(run_id).step_keys(self._generator.num_steps)
+        keys = self._generator.step_keys(self.run_key(run_id))
         self._step_keys = tf.constant(keys)
         if self._run_id is not None:  # a new one is zero
             self._buffer.assign(tf.zeros_like(self._buffer))

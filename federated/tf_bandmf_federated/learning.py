@@ -177,7 +177,10 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
             return self.host_noise.skip(state)
         self._state_uses.pass_over(self.key_id(state), current)
         generator = NoiseGenerator(
-            self.plan.strategy, self.num_parameters, jit_compile=False
+            self.plan.strategy,
+            self.num_parameters,
+            jit_compile=False,
+            generator=self.plan.generator,
         )
         noise = aggregator["noise"]
         kept = NoiseState(tf.constant(noise["step_keys"]), tf.constant(noise["buffer"]))

@@ -15,6 +15,7 @@ import os
 
 from tf_bandmf import Plan, __version__
 from tf_bandmf.accounting.guarantee import Guarantee
+from tf_bandmf.planning.statement import GENERATORS
 from tf_bandmf_federated.accounting import (
     MeasuredGuarantee,
     MeasuredParticipation,
@@ -29,8 +30,6 @@ _NOT_COVERED = (
     "Choosing hyper-parameters, a model or a checkpoint by looking at private data.",
     "Further runs on the same devices: each spends its own budget.",
     "Floating-point effects: the guarantee is for ideal real arithmetic.",
-    "The noise generator (Philox, keyed for each round from a secret key) is not proven "
-    "to be cryptographically secure.",
 )
 
 
@@ -183,7 +182,7 @@ def _points(
             f"deviation {plan.noise_stddev:.6g} before it is correlated and added to "
             f"the sum.",
         ),
-        ("Not covered", " ".join(_NOT_COVERED)),
+        ("Not covered", " ".join([*_NOT_COVERED, GENERATORS[plan.generator]])),
     ]
 
 

@@ -71,8 +71,8 @@ class NoiseInState(ServerNoise):
     """The state holds the keys of all rounds and the ring buffer.
 
     `step_keys`, uint64 [num_steps, 2], 128 bits from the operating system for each round
-    (16 bytes each); `buffer`, float32 [memory_vectors, num_parameters], empty for
-    strategies with a banded inverse.
+    (16 bytes each; under ChaCha20 [num_steps, 4], 256 bits); `buffer`, float32
+    [memory_vectors, num_parameters], empty for strategies with a banded inverse.
 
     Args:
       plan: strategy, and the test seed if it has one.
@@ -82,16 +82,20 @@ class NoiseInState(ServerNoise):
     def __init__(self, plan: Plan, num_parameters: int) -> None:
         # TFF's worker executes graphs without XLA.
         self._generator = NoiseGenerator(
-            plan.strategy, num_parameters, jit_compile=False
+            plan.strategy,
+            num_parameters,
+            jit_compile=False,
+            generator=plan.generator,
         )
         self._test_seed = plan.test_seed
 
     def initial_state(self) -> State:
         n, d = self._generator.num_steps, self._generator.num_parameters
         if self._test_seed is None:
-            keys = fresh_words([n, 2])
+            keys = fresh_words([n, self._generator.key_words])
         else:
-            keys = tf.constant(NoiseKey.for_testing(self._test_seed).step_keys(n))
+            key = NoiseKey.for_testing(self._test_seed)
+            keys = tf.constant(self._generator.step_keys(key))
         buffer = tf.zeros([self._generator.memory_vectors, d])
         return State(step_keys=keys, buffer=buffer)
 

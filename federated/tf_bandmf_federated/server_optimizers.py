@@ -69,10 +69,17 @@ class ServerSGD(ServerOptimizer):
     momentum: float = 0.0
     slots: ClassVar[int] = 1
 
+    def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
+        """Nothing without momentum: a large model's state is the model."""
+        return super().initial_state(weights) if self.momentum else []
+
     def apply(
         self, weights: Arrays, direction: Arrays, state: list[Arrays]
     ) -> tuple[Arrays, list[Arrays]]:
         beta, rate = np.float32(self.momentum), np.float32(self.learning_rate)
+        if not self.momentum:
+            steps = [rate * g for g in direction]
+            return [np.add(w, step, out=step) for w, step in zip(weights, steps)], []
         moments = [beta * m + g for m, g in zip(state[0], direction)]
         return [w + rate * m for w, m in zip(weights, moments)], [moments]
 

@@ -93,12 +93,11 @@ class StateFiles:
         leaves = [_array(leaf) for leaf in tree.flatten(program_state)]
         if os.path.exists(path):
             raise FileExistsError(f"There is a state of version {version}: {path}.")
-        stream = io.BytesIO()
         named = {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
         names = np.frombuffer(_names(program_state).encode(), np.uint8)
-        np.savez(stream, names=names, **named)  # type: ignore[arg-type]
         # In no thread: it would go on writing after this call was cancelled.
-        private_files.write(path, stream.getvalue())
+        with private_files.written(path) as file:
+            np.savez(file, names=names, **named)  # type: ignore[arg-type]
         for old in (await self.get_versions() or [])[: -self._keep_total]:
             os.unlink(self._path(old))
 

@@ -59,7 +59,7 @@ def test_the_table_names_the_best(capsys):
         (["--candidates", ","], "at least one number of bands"),
         (["--mechanism", "bisr"], "mechanism must be banded, bsr or toeplitz"),
         (["--mechanism", "bsr:4"], "without a number of bands"),
-        (["--epochs", "0"], "must be > 0"),
+        (["--epochs", "0"], "epochs must be > 0 and <= num_steps = 64, found 0"),
         (["--epochs", "many"], "is not a number"),
         (["--epochs", "65"], "epochs must be > 0 and <= num_steps = 64"),
         (["--epsilon", "-1"], "epsilon must be finite and > 0"),

@@ -114,7 +114,7 @@ def test_momentum_reaches_the_workload(capsys):
 def test_the_table_shows_bounds_as_bounds(capsys):
     code, out, _ = run(capsys, "--mechanisms", "identity,dense")
     assert code == 0
-    assert "RMSE" in out and "sens(C)" in out
+    assert "RMSE" in out and "sensitivity" in out
     assert "<=" in next(line for line in out.split("\n") if "dense" in line)
 
 
@@ -138,10 +138,13 @@ def test_the_table_shows_bounds_as_bounds(capsys):
         (["--workload", "sgd:momentum=0.9,decay=0.5"], "momentum must be < decay"),
         (["--workload", "prefix:momentum=0.9"], "--workload must be prefix"),
         (["--participations", "0"], "max_participations must be a whole number >= 1"),
-        (["--sampling", "shuffle"], "invalid choice: 'shuffle'"),
+        (["--sampling", "shuffle"], "found 'shuffle'. Did you mean shuffled?"),
+        (["--mechanisms", "lamda_cgd"], "Did you mean lambda_cgd?"),
+        (["--workload", "pefix"], "Did you mean prefix?"),
         (["--steps", "5"], "min_separation must be <= num_steps = 5"),
-        (["--steps", "many"], "invalid int value: 'many'"),
-        (["--unknown"], "unrecognized arguments: --unknown"),
+        (["--steps", "many"], "'many' is not a valid integer"),
+        (["--unknown"], "No such option '--unknown'"),
+        (["--epsillon", "8"], "Did you mean one of: '--epsilon'"),
     ],
 )
 def test_bad_arguments_exit_with_2_and_one_line(capsys, arguments, message):
@@ -213,4 +216,5 @@ def test_missing_commands_and_arguments(capsys, arguments):
 def test_help_and_version(capsys):
     assert cli.main(["--version"]) == 0
     assert cli.main(["compare", "--help"]) == 0
-    assert "--min-sep" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "--min-separation" in out and "--min-sep " not in out

@@ -74,7 +74,7 @@ def test_cyclic_sampling_has_as_many_parts_as_bands(capsys):
             ["--mechanism", "bisr", "--sampling", "poisson"],
             "Poisson sampling amplifies",
         ),
-        (["--sampling", "nothing"], "invalid choice"),
+        (["--sampling", "nothing"], "must be one of fixed-order, b-min-sep"),
         (["--clip", "-1"], "l2_norm_clip must be finite and > 0"),
     ],
 )

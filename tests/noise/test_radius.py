@@ -1,14 +1,16 @@
 """Normals against exact arithmetic: Philox in Python's integers, Box-Muller in float64."""
 
 import math
+import pathlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy import stats
 
 from tf_bandmf import noise
 from tf_bandmf.accounting import checks
-from tf_bandmf.noise import radius
+from tf_bandmf.noise import normals, radius
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import philox
 
@@ -245,3 +247,20 @@ def test_the_bound_is_below_a_thousandth_of_the_smallest_delta(noise_multiplier)
     edge *= math.sqrt(pairs_of_rows / 2.0) / noise_multiplier
     total = edge + pairs_of_rows * (2.0**-133 + 2.0**-129)
     assert total < 2e-24 < 1e-3 * checks.SMALLEST_DELTA
+
+
+def test_invariant_15_what_the_documents_say_of_the_normals_is_so():
+    # The page has the bounds that `radius` derives and the tests above hold.
+    page = pathlib.Path(__file__).parents[2] / "docs" / "guarantee.md"
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    assert f"largest normal is {radius.LARGEST_NORMAL:.2f}" in text
+    assert 2.0 * stats.norm.sf(radius.LARGEST_NORMAL) < 1e-47
+    assert "below 10⁻⁴⁷" in text
+    assert checks.SMALLEST_DELTA == 1e-20
+    assert "10⁻²⁰, for up to 10¹⁵ entries" in text
+    # Angles next to each other, where the sine is smallest.
+    angles = tf.constant([0, 1, 2], tf.int32)
+    _, sines = normals._cosine_and_sine(angles)
+    np.testing.assert_allclose(np.diff(sines), 2 * [np.pi * 2.0**-31], rtol=1e-6)
+    assert f"{np.pi * 2.0**-31:.1e}" == "1.5e-09"
+    assert "1.5·10⁻⁹ apart" in text

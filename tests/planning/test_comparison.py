@@ -119,25 +119,6 @@ def test_data_frame(table):
     np.testing.assert_array_equal(frame["rmse"], [row.rmse for row in table])
 
 
-def test_plots(table):
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    from tf_bandmf.planning import plot
-
-    axes = plot.comparison(table)
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels[-1] == table.best().mechanism
-    assert len(axes.patches) == 2 * len(table)
-    axes = plot.error_curves([1, 2, 4], {"a": [3.0, 2.0, 1.0]}, "bands")
-    assert [line.get_label() for line in axes.lines] == ["a"]
-    strategy = strategies.bisr(WORKLOAD, 4)
-    axes = plot.per_step_error({"bisr": strategy}, WORKLOAD, {"bisr": 2.0})
-    np.testing.assert_allclose(
-        axes.lines[0].get_ydata(),
-        2.0 * np.sqrt(strategy.per_step_squared_error(WORKLOAD)),
-    )
-
-
 def test_rows_are_immutable(table):
     with pytest.raises(dataclasses.FrozenInstanceError):
         table.rows[0].rmse = 0.0

@@ -16,7 +16,7 @@ LARGEST_EPSILON = 1e4
 
 def check_positive(name: str, value: Any) -> None:
     """Raises ValueError unless the value is a finite number > 0."""
-    if not is_number(value) or not (math.isfinite(value) and value > 0.0):
+    if not is_number(value) or not (_is_finite(value) and value > 0.0):
         raise ValueError(f"{name} must be finite and > 0, found {value!r}.")
 
 
@@ -35,7 +35,7 @@ def whole_number(
     Raises:
       ValueError: unless the value is a whole number from `least` to `most`.
     """
-    is_whole = is_number(value) and float(value).is_integer()
+    is_whole = is_number(value) and _is_finite(value) and float(value).is_integer()
     if not is_whole or value < least or (most is not None and value > most):
         limit = f"{most_is} = {most}" if most_is else most
         limits = f">= {least}" if most is None else f"from {least} to {limit}"
@@ -57,6 +57,13 @@ def check_planned_delta(delta: Any) -> None:
             f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: the tails "
             f"of generated noise are not longer. Use a larger delta."
         )
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # of an int
+        return False
 
 
 def is_number(value: Any) -> bool:

@@ -26,6 +26,7 @@ NAME = "exact Gaussian mechanism (dp-accounting)"
 
 # Far outside of what a useful or even a meaningful run has.
 _LARGEST_NOISE = 1e9
+_LARGEST_SQUARED = 1e100
 _TOLERANCE = 1e-12
 
 
@@ -41,6 +42,8 @@ def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
     check_positive("noise_stddev", noise_stddev)
     if not (math.isfinite(epsilon) and epsilon >= 0.0):
         raise ValueError(f"epsilon must be finite and >= 0, found {epsilon}.")
+    # Less noise is on the safe side; squares of more are no numbers.
+    noise_stddev = float(min(noise_stddev, _LARGEST_SQUARED))
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(noise_stddev, sensitivity=1.0)
     delta = float(loss.get_delta_for_epsilon(epsilon))
     if not 0.0 <= delta <= 1.0:

@@ -1,8 +1,7 @@
 """The command line: `tf-bandmf compare | bands | plan | show`, one file per command.
 
-Built on argparse: it is in every Python of both supported stacks and its exit codes are
-what users expect, so that a command line costs no dependency. Messages are one line on
-standard error; results go to standard output.
+Built on click, which brings suggestions for typos and shell completion and nothing else.
+Messages are one line on standard error; results go to standard output.
 
 | exit code | |
 |---|---|
@@ -17,13 +16,35 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tf_bandmf._version import __version__
-from tf_bandmf.cli import bands, compare, plan, show
-from tf_bandmf.cli.parsing import BadArguments, Parser, one_line
+import click
 
+from tf_bandmf._version import __version__
+from tf_bandmf.cli import bands, compare, completion, plan, show
+from tf_bandmf.cli.native_logs import without_native_logs
+from tf_bandmf.cli.parsing import BadArguments, one_line
+
+PROGRAM = "tf-bandmf"
 EXIT_FAILED = 1
 EXIT_BAD_ARGUMENTS = 2
 EXIT_INTERRUPTED = 130
+
+
+@click.group(
+    PROGRAM,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+    },
+    no_args_is_help=False,
+    epilog=f"Completion of commands and options: {PROGRAM} completion --help.",
+)
+@click.version_option(__version__, message="%(version)s")
+def _group() -> None:
+    """Differentially private training with correlated noise."""
+
+
+for _module in (compare, bands, plan, show, completion):
+    _group.add_command(_module.command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,34 +56,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
       The exit code; see above.
     """
-    parser = Parser(
-        prog="tf-bandmf",
-        description="Differentially private training with correlated noise.",
-    )
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(
-        dest="command", metavar="command", required=True, parser_class=Parser
-    )
-    for command in (compare, bands, plan, show):
-        command.add_to(commands)
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        options = parser.parse_args(arguments)
+        with without_native_logs():
+            _group.main(given, prog_name=PROGRAM, standalone_mode=False)
     except SystemExit as stop:
-        # argparse has printed help, a version or an error.
+        # click has answered a shell that asks for completions.
         return stop.code if isinstance(stop.code, int) else EXIT_BAD_ARGUMENTS
-    try:
-        options.run(options)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        path = PROGRAM if context is None else context.command_path
+        return _report(path, error.format_message(), EXIT_BAD_ARGUMENTS)
     except BadArguments as error:
-        return _report(options.command, error, EXIT_BAD_ARGUMENTS)
-    except (ArithmeticError, OSError, MemoryError, RuntimeError) as error:
-        return _report(options.command, error, EXIT_FAILED)
-    except KeyboardInterrupt:
+        return _report(_named(given), error, EXIT_BAD_ARGUMENTS)
+    except (click.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader, `head` for instance, has seen enough.
+        sys.stderr.close()
+        return EXIT_FAILED
+    except (ArithmeticError, OSError, MemoryError, RuntimeError) as error:
+        return _report(_named(given), error, EXIT_FAILED)
     return 0
 
 
-def _report(command: str, error: BaseException, code: int) -> int:
+def _named(arguments: Sequence[str]) -> str:
+    """The program with its command."""
+    known = [name for name in arguments if name in _group.commands]
+    return f"{PROGRAM} {known[0]}" if known else PROGRAM
+
+
+def _report(path: str, error: BaseException | str, code: int) -> int:
     text = one_line(error) or type(error).__name__
-    print(f"tf-bandmf {command}: error: {text}", file=sys.stderr)
+    print(f"{path}: error: {text}", file=sys.stderr)
     return code

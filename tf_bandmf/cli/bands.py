@@ -2,84 +2,91 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from typing import Any
 
-from tf_bandmf.cli import parsing, printing
+import click
+
+from tf_bandmf.cli import data_use, options, parsing, pictures, printing
 from tf_bandmf.cli.parsing import BadArguments
+from tf_bandmf.cli.progress import Progress
 from tf_bandmf.planning import band_search
 
 _POWERS = "powers-of-two"
 
 
-def add_to(commands: Any) -> None:
-    """Adds the command to the subparsers."""
-    parser = commands.add_parser(
-        "bands",
-        help="the best number of bands under cyclic Poisson sampling",
-        description="The best number of bands for a budget under cyclic Poisson "
-        "sampling, whose parts are as many as the bands. With STEPS bands the strategy "
-        "has no limit of bands and nothing is amplified.",
-    )
-    parser.add_argument(
-        "--steps", type=int, required=True, help="n, the number of training steps"
-    )
-    parser.add_argument(
-        "--epochs",
-        type=parsing.ratio,
-        required=True,
-        help="k, how often an example is expected to take part",
-    )
-    parser.add_argument("--epsilon", type=float, required=True, help="of the budget")
-    parser.add_argument("--delta", type=float, required=True, help="of the budget")
-    parser.add_argument(
-        "--candidates",
-        default=_POWERS,
-        help='"powers-of-two" (default: up to STEPS / EPOCHS, and STEPS), or numbers of '
-        "bands separated by commas",
-    )
-    parser.add_argument(
-        "--mechanism",
-        help=f"{band_search.searched_families()}, each also with "
-        '":normalized" where it has a normalized variant; by default banded, and '
-        "toeplitz:normalized where that would take minutes",
-    )
-    parsing.add_workload(parser)
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help='print {"bands": ..., "candidates": [{"bands", "rmse", '
-        '"noise_multiplier"}, ...]}; the multiplier is per unit of column norm',
-    )
-    parser.set_defaults(run=_run)
+@click.command(
+    "bands", short_help="the best number of bands under cyclic Poisson sampling"
+)
+@options.data_use
+@options.budget(required=True)
+@click.option(
+    "--candidates",
+    default=_POWERS,
+    show_default=True,
+    help=f'"{_POWERS}" (up to STEPS / EPOCHS, and STEPS), or numbers of bands '
+    f"separated by commas",
+)
+@click.option(
+    "--mechanism",
+    type=parsing.Mechanism(),
+    help=f'{band_search.searched_families()}, each also with ":normalized" where it has '
+    f"a normalized variant; by default banded, and toeplitz:normalized where that would "
+    f"take minutes",
+)
+@options.workload
+@options.output(
+    'print {"bands": ..., "candidates": [{"bands", "rmse", "noise_multiplier"}, ...]}; '
+    "the multiplier is per unit of column norm"
+)
+def command(
+    epsilon: float,
+    delta: float,
+    candidates: str,
+    mechanism: str | None,
+    workload: str,
+    wide: bool,
+    plot: str | None,
+    as_json: bool,
+    **data: Any,
+) -> None:
+    """Finds the best number of bands for a budget under cyclic Poisson sampling.
 
-
-def _run(options: argparse.Namespace) -> None:
-    with parsing.refusals():
-        workload = parsing.workload(options.workload, options.steps)
+    Its parts are as many as the bands. With STEPS bands the strategy has no limit of
+    bands and nothing is amplified. Say how the data are used by --examples, --batch-size
+    and --epochs, or by --steps and --min-separation, or --steps and --epochs.
+    """
+    pictures.check(plot)
+    with parsing.refusals(), Progress("searching for bands") as progress:
+        use = data_use.of_options(**data)
+        if isinstance(use, data_use.Rates) and use.batch_size is not None:
+            raise BadArguments("--batch-size goes with --examples and --epochs.")
+        participations, steps = use.expected_participations, use.num_steps
         search = band_search.best_bands(
-            workload,
-            options.epochs,
-            options.epsilon,
-            options.delta,
-            mechanism=options.mechanism,
-            candidates=_candidates(options.candidates),
-            progress=printing.progress(),
+            parsing.workload(workload, steps),
+            participations,
+            epsilon,
+            delta,
+            mechanism=mechanism,
+            candidates=_candidates(candidates),
+            progress=progress,
         )
+        if plot is not None:
+            pictures.save_bands(search, plot)
     best = search.best
-    if options.json:
-        candidates = [dataclasses.asdict(found) for found in search.candidates]
-        printing.print_json({"bands": best.bands, "candidates": candidates})
-        if options.mechanism is None:
+    if as_json:
+        records = [dataclasses.asdict(found) for found in search.candidates]
+        printing.print_json({"bands": best.bands, "candidates": records})
+        if mechanism is None:
             print(f"mechanism: {search.mechanism}", file=sys.stderr)
+        pictures.say_saved(plot, as_json)
         return
-    headings = ["bands", "RMSE", "noise per column norm", "sampled with", ""]
+    headings = ["bands", "RMSE", "noise multiplier", "sampled with", ""]
     body = []
     for found in search.candidates:
-        is_unlimited = found.bands == options.steps
-        probability = float(options.epochs * found.bands / options.steps)
+        is_unlimited = found.bands == steps
+        probability = float(participations * found.bands / steps)
         body.append(
             [
                 str(found.bands),
@@ -90,12 +97,13 @@ def _run(options: argparse.Namespace) -> None:
             ]
         )
     title = (
-        f"{search.mechanism}, {options.workload} workload, {options.steps} steps, "
-        f"{options.epochs} epochs, epsilon {options.epsilon:g}, delta "
-        f"{options.delta:g}, cyclic Poisson sampling; {options.steps} bands: "
-        f"{search.unlimited} strategy without amplification"
+        f"{search.mechanism}, {workload} workload, {steps} steps, "
+        f"{float(participations):g} participations expected, epsilon {epsilon:g}, delta "
+        f"{delta:g}, cyclic Poisson sampling; noise multiplier per unit of column norm; "
+        f"{steps} bands: {search.unlimited} strategy without amplification"
     )
-    printing.print_table(title, headings, body)
+    printing.Table(title, headings, body).print(wide)
+    pictures.say_saved(plot, as_json)
 
 
 def _candidates(text: str) -> list[int] | None:

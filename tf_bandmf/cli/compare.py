@@ -2,109 +2,158 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
+import dataclasses
 from typing import Any
 
-from tf_bandmf.cli import parsing, printing
+import click
+
+from tf_bandmf.cli import data_use, options, parsing, pictures, printing
 from tf_bandmf.cli.parsing import BadArguments
-from tf_bandmf.participation import MinSep
+from tf_bandmf.cli.progress import Progress
+from tf_bandmf.participation import NAMED, MinSep, Participation
+from tf_bandmf.participation.scheme import DEFAULT_SAMPLING, samplings
 from tf_bandmf.planning import calibration, comparison
 from tf_bandmf.strategies import registry
 
-
-def add_to(commands: Any) -> None:
-    """Adds the command to the subparsers."""
-    parser = commands.add_parser(
-        "compare",
-        help="error, sensitivity and cost of many mechanisms",
-        description="Error, sensitivity and cost of many mechanisms under "
-        "min-separation. Without a budget the noise multiplier is 1 per unit of "
-        "sensitivity.",
-    )
-    parser.add_argument(
-        "--steps", type=int, required=True, help="n, the number of training steps"
-    )
-    parser.add_argument(
-        "--min-sep",
-        type=int,
-        required=True,
-        help="b, least number of steps from one participation of an example to the next; "
-        "under balls-in-bins the number of bins",
-    )
-    parser.add_argument(
-        "--participations",
-        type=int,
-        help="k, the most participations of one example; by default ceil(n / b); under "
-        "cyclic-poisson the expected number",
-    )
-    parsing.add_workload(parser)
-    parser.add_argument(
-        "--mechanisms",
-        default=",".join(registry.typical_specifications()),
-        help="comma-separated name[:value][:normalized] of "
-        f"{', '.join(registry.names())}; the value is the number of bands, "
-        'of buffers ("blt") or lambda ("lambda_cgd")',
-    )
-    parser.add_argument("--epsilon", type=float, help="of the privacy budget")
-    parser.add_argument("--delta", type=float, help="of the privacy budget")
-    parser.add_argument(
-        "--sampling",
-        choices=("none", *calibration.samplings_with_rates()),
-        default="none",
-        help="amplification by sampling",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print a JSON array, one object a mechanism"
-    )
-    parser.set_defaults(run=_run)
+_NONE = "none"
 
 
-def _run(options: argparse.Namespace) -> None:
-    names = [name.strip() for name in options.mechanisms.split(",") if name.strip()]
-    with parsing.refusals():
-        workload = parsing.workload(options.workload, options.steps)
-        participation = MinSep(options.min_sep, options.participations)
-        participation.validate_num_steps(options.steps)
+@click.command("compare", short_help="error, sensitivity and cost of many mechanisms")
+@options.data_use
+@options.budget(required=False)
+@click.option(
+    "--mechanisms",
+    type=parsing.Mechanism(several=True),
+    default=",".join(registry.typical_specifications()),
+    show_default=True,
+    help=f"separated by commas, name[:value][:normalized] of "
+    f"{', '.join(registry.names())}; the value is the number of bands, of buffers "
+    f'("blt") or lambda ("lambda_cgd")',
+)
+@click.option(
+    "--sampling",
+    type=parsing.Name((_NONE, *samplings())),
+    metavar="NAME",
+    default=_NONE,
+    show_default=True,
+    help=f"how batches are made: one of {', '.join(samplings())}. With --steps: "
+    f"{', '.join(calibration.samplings_with_rates())}",
+)
+@options.workload
+@options.output("print a JSON array, one object a mechanism")
+def command(
+    mechanisms: str,
+    sampling: str,
+    epsilon: float | None,
+    delta: float | None,
+    workload: str,
+    wide: bool,
+    plot: str | None,
+    as_json: bool,
+    **data: Any,
+) -> None:
+    """Compares error, sensitivity and cost of many mechanisms.
+
+    Say how the data are used by --examples, --batch-size and --epochs, or by --steps,
+    --min-separation and --max-participations. Without a budget the noise multiplier is 1
+    per unit of sensitivity.
+    """
+    pictures.check(plot)
+    names = [name.strip() for name in mechanisms.split(",") if name.strip()]
+    _check_budget(sampling, epsilon, delta)
+    with parsing.refusals(), Progress("comparing mechanisms") as progress:
+        use = data_use.of_options(**data)
+        if isinstance(use, data_use.Rates) and use.batch_size is not None:
+            raise BadArguments("--batch-size goes with --examples and --epochs.")
+        model_sum = parsing.workload(workload, use.num_steps)
         for name in names:
             registry.parse(name)
+        participation = _participation(use, sampling)
+        calibrator = _calibrator(use, participation, sampling, epsilon, delta)
         table = comparison.compare(
-            workload,
-            participation,
-            names,
-            _calibrator(options, participation),
-            printing.progress(),
+            model_sum, participation, names, calibrator, progress
         )
-    if options.json:
+        table = dataclasses.replace(
+            table,
+            title=_title(model_sum, use, participation, sampling, epsilon, delta),
+        )
+        if plot is not None:
+            pictures.save_comparison(table, plot)
+    if as_json:
         printing.print_json(table.to_records())
     else:
-        printing.print_table(table.title, *table.cells())
+        printing.Table.of_comparison(table).print(wide)
+    pictures.say_saved(plot, as_json)
+
+
+def _check_budget(sampling: str, epsilon: float | None, delta: float | None) -> None:
+    if epsilon is not None and delta is not None:
+        return
+    if sampling != _NONE and NAMED[sampling].is_amplified:
+        raise BadArguments(
+            f"--sampling {sampling} amplifies a budget: give --epsilon and --delta."
+        )
+    if (epsilon is None) != (delta is None):
+        raise BadArguments("--epsilon and --delta belong together: give both or none.")
+
+
+def _participation(use: data_use.Data | data_use.Rates, sampling: str) -> Participation:
+    """What sensitivities are for, and strategies are optimized for."""
+    if isinstance(use, data_use.Rates):
+        if sampling not in (_NONE, *calibration.samplings_with_rates()):
+            raise BadArguments(
+                f"--sampling {sampling} needs --examples, --batch-size and --epochs."
+            )
+        return use.min_sep()
+    scheme = use.scheme(DEFAULT_SAMPLING if sampling == _NONE else sampling)
+    if scheme.is_cyclic:
+        # Each mechanism has its own number of parts; what they share is the separation.
+        return MinSep(scheme.num_steps // scheme.epochs, scheme.epochs)
+    return scheme.participation()
 
 
 def _calibrator(
-    options: argparse.Namespace, participation: MinSep
+    use: data_use.Data | data_use.Rates,
+    participation: Participation,
+    sampling: str,
+    epsilon: float | None,
+    delta: float | None,
 ) -> calibration.Calibrator:
-    epsilon, delta = options.epsilon, options.delta
-    participations = participation.participations(options.steps)
-    if options.sampling == "none" and epsilon is None and delta is None:
-        return calibration.unamplified()
     if epsilon is None or delta is None:
-        if options.sampling == "none":
-            raise BadArguments(
-                "--epsilon and --delta belong together: give both or none."
-            )
-        raise BadArguments(
-            f"--sampling {options.sampling} amplifies a budget: give --epsilon and "
-            f"--delta."
+        return calibration.unamplified()
+    if sampling != _NONE and isinstance(use, data_use.Rates):
+        return calibration.for_rates(
+            sampling,
+            use.num_steps,
+            use.separation,
+            use.expected_participations,
+            epsilon,
+            delta,
         )
-    if options.sampling == "none":
-        return calibration.for_budget(participation, epsilon, delta)
-    return calibration.for_rates(
-        options.sampling,
-        options.steps,
-        options.min_sep,
-        participations,
-        epsilon,
-        delta,
-        progress=sys.stderr.isatty(),
+    if sampling != _NONE and isinstance(use, data_use.Data):
+        scheme = use.scheme(sampling)
+        if scheme.is_cyclic:
+            return calibration.for_scheme(scheme, epsilon, delta)
+    return calibration.for_budget(participation, epsilon, delta)
+
+
+def _title(
+    model_sum: Any,
+    use: data_use.Data | data_use.Rates,
+    participation: Participation,
+    sampling: str,
+    epsilon: float | None,
+    delta: float | None,
+) -> str:
+    noise = (
+        "noise multiplier 1"
+        if epsilon is None
+        else f"epsilon {epsilon:g}, delta {delta:g}"
     )
+    how = participation.describe()
+    if sampling != _NONE and (
+        isinstance(use, data_use.Rates) or NAMED[sampling].is_cyclic
+    ):
+        parts = ", as many parts as bands" if NAMED[sampling].is_cyclic else ""
+        how = f"Sampling {sampling}{parts}."
+    return f"{model_sum.name} workload, {model_sum.num_steps} steps, {noise}. {how}"

@@ -1,25 +1,22 @@
-"""Arguments that several commands share, and errors about them."""
+"""Types of arguments that several commands share, and errors about them."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import NoReturn
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
 
 from tf_bandmf import workloads
+from tf_bandmf.strategies import registry
 
 
 class BadArguments(Exception):
     """A message for the user that names the fix; the command ends with exit code 2."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Reports an error in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 @contextlib.contextmanager
@@ -31,10 +28,15 @@ def refusals() -> Iterator[None]:
         raise BadArguments(one_line(error)) from error
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: BaseException | str) -> str:
     """The message without line breaks."""
-    lines: list[str] = str(error).split("\n")
-    return " ".join(line.strip() for line in lines)
+    return " ".join(line.strip() for line in str(error).split("\n"))
+
+
+def did_you_mean(found: str, known: Sequence[str]) -> str:
+    """A sentence with the name that is closest to a typo, or nothing."""
+    close = difflib.get_close_matches(found, known, n=1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def workload(specification: str, num_steps: int) -> workloads.Workload:
@@ -51,6 +53,7 @@ def workload(specification: str, num_steps: int) -> workloads.Workload:
         raise BadArguments(
             f"--workload must be prefix, identity or sgd:momentum=0.9,decay=0.999, "
             f"found {specification!r}."
+            + did_you_mean(name, ("prefix", "identity", "sgd"))
         )
     settings: dict[str, float] = {}
     for setting in filter(None, values.split(",")):
@@ -67,44 +70,78 @@ def workload(specification: str, num_steps: int) -> workloads.Workload:
     return workloads.momentum_sgd(num_steps, **settings)
 
 
-def ratio(text: str) -> Fraction:
-    """A positive number, kept exact: "8", "2.5" or "5/2"; a type for argparse.
+class Ratio(click.ParamType):
+    """A number, kept exact: "8", "2.5" or "5/2"."""
 
-    Raises:
-      ArgumentTypeError: for anything else.
-    """
-    try:
-        value = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"must be > 0, found {text}")
-    return value
+    name = "number"
 
-
-def size(text: str) -> int:
-    """Bytes of "800MB" or "2GB" (powers of 1000); a type for argparse.
-
-    Raises:
-      ArgumentTypeError: for anything else.
-    """
-    units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-    digits = text.rstrip("BKMGTbkmgt ")
-    try:
-        value = float(digits) * units[text[len(digits) :].strip().upper()]
-        if not 0.0 <= value < float("inf"):
-            raise ValueError
-    except (ValueError, KeyError):
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is not a size such as "800MB" or "2GB"'
-        ) from None
-    return int(value)
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Fraction:
+        """The number, as a fraction."""
+        try:
+            return Fraction(value)
+        except (ValueError, ZeroDivisionError):
+            self.fail(f"{value!r} is not a number", param, ctx)
 
 
-def add_workload(parser: argparse.ArgumentParser) -> None:
-    """Adds `--workload`; see `workload`."""
-    parser.add_argument(
-        "--workload",
-        default="prefix",
-        help='"prefix" (default), "identity" or "sgd:momentum=0.9,decay=0.999"',
-    )
+class Size(click.ParamType):
+    """Bytes of "800MB" or "2GB", powers of 1000."""
+
+    name = "size"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """The number of bytes."""
+        if isinstance(value, int):
+            return value
+        units = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+        digits = value.rstrip("BKMGTbkmgt ")
+        try:
+            found = float(digits) * units[value[len(digits) :].strip().upper()]
+            if not 0.0 <= found < float("inf"):
+                raise ValueError
+        except (ValueError, KeyError):
+            self.fail(f'{value!r} is not a size such as "800MB" or "2GB"', param, ctx)
+        return int(found)
+
+
+class Name(click.Choice):  # type: ignore[type-arg]
+    """One of some names; a typo gets a suggestion."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """The name."""
+        names = [str(choice) for choice in self.choices]
+        if value not in names:
+            self.fail(
+                f"must be one of {', '.join(names)}, found {value!r}."
+                + did_you_mean(str(value), names),
+                param,
+                ctx,
+            )
+        return value
+
+
+class Mechanism(click.ParamType):
+    """name[:value][:normalized], completed by name; the library checks it."""
+
+    name = "name[:value]"
+
+    def __init__(self, others: tuple[str, ...] = (), several: bool = False) -> None:
+        self._others, self._several = others, several
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Names of mechanisms; after a comma those of the next."""
+        before, comma, begun = "", "", incomplete
+        if self._several:
+            before, comma, begun = incomplete.rpartition(",")
+        return [
+            CompletionItem(f"{before}{comma}{name}")
+            for name in [*self._others, *registry.names()]
+            if name.startswith(begun)
+        ]

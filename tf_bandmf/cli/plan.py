@@ -2,130 +2,185 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from typing import Any
 
-from tf_bandmf.cli import parsing, printing
+import click
+
+from tf_bandmf.cli import data_use, options, parsing, pictures, printing
 from tf_bandmf.cli.parsing import BadArguments
+from tf_bandmf.cli.progress import Progress
 from tf_bandmf.participation import scheme
 from tf_bandmf.planning import choosing
 
 _FLOAT_BYTES = 4
 
 
-def add_to(commands: Any) -> None:
-    """Adds the command to the subparsers."""
-    parser = commands.add_parser(
-        "plan",
-        help="choose a mechanism for a budget, and plan the run",
-        description="Compares mechanisms for a budget, says which one it chose and why, "
-        "and prints the privacy statement of a run with it.",
-    )
-    parser.add_argument("--epsilon", type=float, required=True, help="of the budget")
-    parser.add_argument("--delta", type=float, required=True, help="of the budget")
-    parser.add_argument(
-        "--examples", type=int, required=True, help="size of the training set"
-    )
-    parser.add_argument(
-        "--batch-size", type=int, required=True, help="examples per step"
-    )
-    parser.add_argument(
-        "--epochs", type=int, required=True, help="passes over the training set"
-    )
-    parser.add_argument(
-        "--mechanism",
-        default="auto",
-        help='"auto" (default), or name[:value][:normalized] as in compare; a value that '
-        "is not given is chosen",
-    )
-    parser.add_argument(
-        "--sampling",
-        choices=scheme.samplings(),
-        default=scheme.DEFAULT_SAMPLING,
-        help="how batches are made; only the sampler named here may be used",
-    )
-    parser.add_argument("--momentum", type=float, default=0.0, help="of the optimizer")
-    parser.add_argument(
-        "--decay", type=float, default=1.0, help="factor of the weights at each step"
-    )
-    parser.add_argument(
-        "--clip",
-        type=float,
-        default=1.0,
-        help="l2 norm clip of each example's gradient",
-    )
-    parser.add_argument(
-        "--confidence",
-        type=float,
-        help="of accounting by simulation (balls-in-bins): a bound that holds with this "
-        "probability instead of an estimate",
-    )
-    memory = parser.add_mutually_exclusive_group()
-    memory.add_argument(
-        "--memory-vectors",
-        type=int,
-        default=choosing.DEFAULT_MEMORY_VECTORS,
-        help="vectors of the model's size that the noise may keep between steps; by "
-        f"default {choosing.DEFAULT_MEMORY_VECTORS}",
-    )
-    memory.add_argument(
-        "--max-memory",
-        type=parsing.size,
-        help='the same as a size, such as "2GB"; needs --parameters',
-    )
-    parser.add_argument(
-        "--parameters",
-        type=int,
-        help="number of trainable parameters, with --max-memory",
-    )
-    parser.add_argument(
-        "--out", help="file for the plan (JSON; arrays beside it, .npz)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_run)
+@click.command("plan", short_help="choose a mechanism for a budget, and plan the run")
+@options.data_use
+@options.budget(required=True)
+@click.option(
+    "--mechanism",
+    type=parsing.Mechanism(("auto",)),
+    default="auto",
+    show_default=True,
+    help='"auto", or name[:value][:normalized] as in compare; a value that is not given '
+    "is chosen",
+)
+@click.option(
+    "--sampling",
+    type=parsing.Name(scheme.samplings()),
+    metavar="NAME",
+    help=f"how batches are made: one of {', '.join(scheme.samplings())}. By default "
+    f"{scheme.DEFAULT_SAMPLING}; with --steps the caller makes them",
+)
+@click.option(
+    "--momentum",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="of the optimizer",
+)
+@click.option(
+    "--decay",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="factor of the weights at each step",
+)
+@click.option(
+    "--clip",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="l2 norm clip of each example's gradient",
+)
+@click.option(
+    "--confidence",
+    type=float,
+    help="of accounting by simulation (balls-in-bins): a bound that holds with this "
+    "probability instead of an estimate",
+)
+@click.option(
+    "--memory-vectors",
+    type=int,
+    help="vectors of the model's size that the noise may keep between steps; by default "
+    f"{choosing.DEFAULT_MEMORY_VECTORS}",
+)
+@click.option(
+    "--max-memory",
+    type=parsing.Size(),
+    help='the same as a size, such as "2GB"; needs --parameters',
+)
+@click.option(
+    "--parameters",
+    type=int,
+    help="number of trainable parameters, with --max-memory",
+)
+@click.option(
+    "--out",
+    type=options.PATH,
+    metavar="FILE",
+    help="file for the plan (JSON; arrays beside it, .npz)",
+)
+@options.output("print JSON")
+def command(
+    epsilon: float,
+    delta: float,
+    mechanism: str,
+    sampling: str | None,
+    momentum: float,
+    decay: float,
+    clip: float,
+    confidence: float | None,
+    memory_vectors: int | None,
+    max_memory: int | None,
+    parameters: int | None,
+    out: str | None,
+    wide: bool,
+    plot: str | None,
+    as_json: bool,
+    **data: Any,
+) -> None:
+    """Compares mechanisms for a budget, chooses one, and plans the run with it.
 
-
-def _run(options: argparse.Namespace) -> None:
-    from tf_bandmf.planning import build  # loads dp-accounting
-
-    with parsing.refusals(), warnings.catch_warnings(record=True) as caught:
+    Says why it chose, and prints the privacy statement of the run. Say how the data are
+    used by --examples, --batch-size and --epochs, or by --steps, --min-separation and
+    --max-participations, which you enforce yourself.
+    """
+    pictures.check(plot)
+    vectors = _memory_vectors(memory_vectors, max_memory, parameters)
+    with (
+        parsing.refusals(),
+        warnings.catch_warnings(record=True) as caught,
+        Progress("planning") as progress,
+    ):
+        use = data_use.of_options(**data)
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", "delta = ", UserWarning)
+        from tf_bandmf.planning import build  # loads dp-accounting
+
         plan = build.plan(
-            options.mechanism,
-            epsilon=options.epsilon,
-            delta=options.delta,
-            num_examples=options.examples,
-            batch_size=options.batch_size,
-            epochs=options.epochs,
-            sampling=options.sampling,
-            momentum=options.momentum,
-            decay=options.decay,
-            l2_norm_clip=options.clip,
-            max_memory_vectors=_memory_vectors(options),
-            confidence=options.confidence,
-            progress=printing.progress(),
+            mechanism,
+            epsilon=epsilon,
+            delta=delta,
+            **_use(use, sampling),
+            momentum=momentum,
+            decay=decay,
+            l2_norm_clip=clip,
+            max_memory_vectors=vectors,
+            confidence=confidence,
+            progress=progress,
         )
+        if plot is not None:
+            progress("picture")
+            pictures.save_plan(plan, plot)
     for warning in caught:
         print(f"tf-bandmf plan: warning: {warning.message}", file=sys.stderr)
-    if options.out is not None:
-        plan.save(options.out)
-    if options.json:
+    if out is not None:
+        plan.save(out)
+    if as_json:
         printing.print_json(printing.plan_record(plan))
+        pictures.say_saved(plot, as_json)
         return
-    printing.print_choice(plan)
-    print(plan.statement())
-    if options.out is not None:
-        print(f"\nSaved {options.out}.")
+    printing.print_choice(plan, wide)
+    printing.print_statement(plan.statement())
+    if out is not None:
+        print(f"\nSaved {out}.")
+    pictures.say_saved(plot, as_json)
 
 
-def _memory_vectors(options: argparse.Namespace) -> int | None:
-    if options.max_memory is None:
-        return options.memory_vectors
-    if options.parameters is None or options.parameters < 1:
+def _use(use: data_use.Data | data_use.Rates, sampling: str | None) -> dict[str, Any]:
+    """The arguments of `plan` for a use of the data."""
+    if isinstance(use, data_use.Data):
+        return {
+            "num_examples": use.num_examples,
+            "batch_size": use.batch_size,
+            "epochs": use.epochs,
+            "sampling": sampling or scheme.DEFAULT_SAMPLING,
+        }
+    if sampling is not None:
+        raise BadArguments(
+            f"--sampling {sampling} needs --examples, --batch-size and --epochs: with "
+            f"--steps the caller makes the batches."
+        )
+    return {
+        "num_steps": use.num_steps,
+        "participation": use.min_sep(),
+        "batch_size": use.batch_size,
+    }
+
+
+def _memory_vectors(
+    vectors: int | None, max_memory: int | None, parameters: int | None
+) -> int:
+    if max_memory is None:
+        return choosing.DEFAULT_MEMORY_VECTORS if vectors is None else vectors
+    if vectors is not None:
+        raise BadArguments("Give either --memory-vectors or --max-memory.")
+    if parameters is None or parameters < 1:
         raise BadArguments(
             "--max-memory needs --parameters, the number of trainable parameters, >= 1."
         )
-    return int(options.max_memory // (_FLOAT_BYTES * options.parameters))
+    return int(max_memory // (_FLOAT_BYTES * parameters))

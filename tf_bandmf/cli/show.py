@@ -2,53 +2,57 @@
 
 from __future__ import annotations
 
-import argparse
 import zipfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tf_bandmf.cli import printing
+import click
+
+from tf_bandmf.cli import options, parsing, pictures, printing
 from tf_bandmf.cli.parsing import BadArguments, one_line
-from tf_bandmf.planning.calibration import accountant_for
+from tf_bandmf.cli.progress import Progress
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
-_DELTAS = tuple(10.0**-i for i in range(3, 11))
 
+@click.command("show", short_help="statement, epsilon(delta) and costs of a saved plan")
+@click.argument("plan", type=click.Path())
+@options.output("print JSON")
+def command(plan: str, wide: bool, plot: str | None, as_json: bool) -> None:
+    """Reads a plan and checks it; prints its statement, epsilon(delta) and costs.
 
-def add_to(commands: Any) -> None:
-    """Adds the command to the subparsers."""
-    parser = commands.add_parser(
-        "show",
-        help="statement, epsilon(delta) and costs of a saved plan",
-        description="Reads a plan, checks it, and prints its privacy statement, epsilon "
-        "at other deltas, and what its noise needs.",
-    )
-    parser.add_argument("plan", help="a file that `tf-bandmf plan --out` wrote")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_run)
+    PLAN is a file that `tf-bandmf plan --out` wrote.
+    """
+    pictures.check(plot)
+    with Progress("reading the plan") as progress:
+        read = _load(plan)
+        progress("epsilon(delta)")
+        from tf_bandmf.planning.curve import privacy_curve
 
-
-def _run(options: argparse.Namespace) -> None:
-    plan = _load(options.plan)
-    curve = _curve(plan)
-    if options.json:
+        curve = privacy_curve(read)
+        if plot is not None:
+            progress("picture")
+            with parsing.refusals():
+                pictures.save_plan(read, plot)
+    if as_json:
         printing.print_json(
             {
-                **printing.plan_record(plan),
+                **printing.plan_record(read),
                 "curve": [{"delta": d, "epsilon": e} for d, e in curve],
             }
         )
+        pictures.say_saved(plot, as_json)
         return
-    print(plan.statement())
+    printing.print_statement(read.statement())
     print()
-    printing.print_choice(plan)
+    printing.print_choice(read, wide)
     body = [[f"{delta:.0e}", f"{epsilon:.4f}"] for delta, epsilon in curve]
-    printing.print_table("Privacy of the same run", ["delta", "epsilon"], body)
-    print(
-        f"The noise keeps {plan.strategy.memory_vectors} vectors of the model's size and "
-        f"draws {plan.strategy.regenerations_per_step} again at each step."
+    printing.Table("Privacy of the same run", ["delta", "epsilon"], body).print(wide)
+    printing.say(
+        f"The noise keeps {read.strategy.memory_vectors} vectors of the model's size and "
+        f"draws {read.strategy.regenerations_per_step} again at each step."
     )
+    pictures.say_saved(plot, as_json)
 
 
 def _load(path: str) -> Plan:
@@ -75,19 +79,3 @@ def _load(path: str) -> Plan:
             f"{path} is damaged or is not a plan ({type(error).__name__}: "
             f"{one_line(error)}). Make the plan again."
         ) from error
-
-
-def _curve(plan: Plan) -> list[tuple[float, float]]:
-    """(delta, epsilon) of the plan's noise; without those deltas that say nothing."""
-    accountant = accountant_for(plan.strategy, plan.participation, plan.confidence)
-    noise = plan.noise_stddev / plan.l2_norm_clip
-    curve = []
-    for delta in sorted({*_DELTAS, plan.delta}, reverse=True):
-        if delta == plan.delta:
-            curve.append((delta, plan.epsilon))
-            continue
-        try:
-            curve.append((delta, accountant.guarantee(noise, delta).epsilon))
-        except (ValueError, ArithmeticError):
-            continue
-    return curve

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from tf_bandmf.files.hidden import HiddenBytes
 
 _DIGEST_BYTES = 32
 _UNFINISHED = ".private-"
@@ -24,7 +27,8 @@ def replaced(path: str) -> Iterator[BinaryIO]:
     """
     folder = os.path.dirname(os.path.abspath(path))
     # mkstemp gives mode 0600.
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=_UNFINISHED)
+    prefix = f"{_UNFINISHED}{os.path.basename(path)}-"
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=prefix)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -49,17 +53,50 @@ def sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
-def remove_unfinished(folder: str) -> None:
-    """Removes what a killed process left of files that it had not finished."""
-    for name in os.listdir(folder):
-        if name.startswith(_UNFINISHED):
-            os.unlink(os.path.join(folder, name))
+def remove_unfinished(folder: str, name: str = "") -> None:
+    """Removes what a killed process left of files that it had not finished.
+
+    Args:
+      folder: where they are.
+      name: of the file, if only what was left of this one is to go.
+    """
+    prefix = f"{_UNFINISHED}{name}-" if name else _UNFINISHED
+    for found in os.listdir(folder):
+        if found.startswith(prefix):
+            os.unlink(os.path.join(folder, found))
 
 
-def write(path: str, content: bytes) -> None:
-    """Writes a private file with a SHA-256 of its content, as `replaced` does."""
+class _Hashed(io.RawIOBase):
+    """What is written goes on to a file and into a hash; nothing is written twice."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.found = file, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self.found.update(content)
+        self._file.write(content)
+        return memoryview(content).nbytes
+
+
+@contextlib.contextmanager
+def written(path: str) -> Iterator[BinaryIO]:
+    """As `write`, for large contents: they are written in pieces, one after the other."""
     with replaced(path) as file:
-        file.write(hashlib.sha256(content).digest())
+        file.write(bytes(_DIGEST_BYTES))
+        content = _Hashed(file)
+        yield content  # type: ignore[misc]
+        file.seek(0)
+        file.write(content.found.digest())
+
+
+def write(path: str, content: bytes | memoryview) -> None:
+    """Writes a private file with a SHA-256 of its content, as `replaced` does."""
+    if isinstance(content, bytes):
+        content = HiddenBytes(content)
+    with written(path) as file:
         file.write(content)
 
 
@@ -73,7 +110,7 @@ def read(path: str) -> bytes:
     """
     check_mode(path)
     with open(path, "rb") as file:
-        digest, content = file.read(_DIGEST_BYTES), file.read()
+        digest, content = file.read(_DIGEST_BYTES), HiddenBytes(file.read())
     if hashlib.sha256(content).digest() != digest:
         raise ValueError(
             f"{path} does not have the SHA-256 that it states: it is damaged, or was not "

@@ -7,6 +7,7 @@ from tf_bandmf.keras import (
     _requirements,  # noqa: F401  (raises first)
     augmentation,  # noqa: F401  (Keras layers in plan.batches)
 )
+from tf_bandmf.keras.audit_inputs import Contribution, largest_contribution
 from tf_bandmf.keras.clipping import (
     ClippingMismatchError,
     UnsupportedModelError,
@@ -18,15 +19,20 @@ from tf_bandmf.keras.model import PrivateTraining
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.own_loops import NoisyGradients
 from tf_bandmf.keras.progress import PrivacyProgress
+from tf_bandmf.keras.run_audit import RunAudit, audit_run
 
 __all__ = [
     "ClippingMismatchError",
+    "Contribution",
     "NoisyGradients",
     "PrivacyProgress",
     "PrivateOptimizer",
     "PrivateTraining",
     "Rule",
+    "RunAudit",
     "UnsupportedModelError",
+    "audit_run",
+    "largest_contribution",
     "make_private",
     "register_per_example_layer",
     "register_rule",

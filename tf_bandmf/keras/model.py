@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import inspect
 import itertools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tf_bandmf.files import whole as whole_files
 from tf_bandmf.keras.batch_contents import contents
 from tf_bandmf.keras.caller_batches import check_passes
 from tf_bandmf.keras.clipping import vouched_classes
@@ -134,6 +138,7 @@ class PrivateTraining(PrivateStep):
             steps which are taken again would see the same batches.
           ValueError: if the file is of another run, or does not know the weights.
           PermissionError: if others may read the file.
+          BlockingIOError: if another process uses the file.
         """
         if not isinstance(batches, BatchSchedule):
             raise TypeError(
@@ -182,17 +187,36 @@ class PrivateTraining(PrivateStep):
         refuse_plain_outer_training(self, PrivateTraining, kwargs.get("training"))
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
-    def save(self, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model.save`; a run with a private state file can be resumed from it."""
-        if self._private_run is not None:
-            self._private_run.record()
-        return super().save(*args, **kwargs)  # type: ignore[misc]
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model.save`; a run with a private state file can be resumed from it.
 
-    def save_weights(self, *args: Any, **kwargs: Any) -> Any:
+        In such a run the file is replaced as a whole: whatever interrupts it leaves the
+        one that was there.
+        """
+        with self._recorded(filepath, args, kwargs) as path:
+            return super().save(path, *args, **kwargs)  # type: ignore[misc]
+
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.save_weights`; see `save`."""
-        if self._private_run is not None:
-            self._private_run.record()
-        return super().save_weights(*args, **kwargs)  # type: ignore[misc]
+        with self._recorded(filepath, args, kwargs) as path:
+            return super().save_weights(path, *args, **kwargs)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+        """Where to write a checkpoint that is announced to the run."""
+        if self._private_run is None:
+            yield filepath
+            return
+        self._private_run.record()
+        options = {**kwargs}
+        may_replace = not args and options.pop("overwrite", True) is True
+        options.pop("include_optimizer", None)
+        is_one_file = str(filepath).endswith((".keras", ".h5")) and not options
+        if not (may_replace and is_one_file) or "://" in str(filepath):
+            yield filepath
+            return
+        with whole_files.replaced(filepath) as path:
+            yield path
 
     def _from_where_it_was(
         self, schedule: BatchSchedule, kwargs: dict[str, Any]
@@ -328,7 +352,18 @@ class PrivateTraining(PrivateStep):
         return config
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """As Keras', and with the microbatches of the saved model."""
+        """As Keras', and with the microbatches of the saved model.
+
+        Keras leaves models that override `compile`, such as those of KerasHub, with the
+        optimizer that they are made with. If theirs takes what was saved, it is called.
+        """
         config = dict(config)
         self._microbatch_size = config.pop("microbatch_size", None)
-        super().compile_from_config(config)  # type: ignore[misc]
+        try:
+            inspect.signature(self.compile).bind(**config)  # type: ignore[attr-defined]
+        except TypeError:
+            super().compile_from_config(config)  # type: ignore[misc]
+            return
+        self.compile(**keras.saving.deserialize_keras_object(config))  # type: ignore[attr-defined]
+        if self.built:
+            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import warnings
 from typing import Any
 
@@ -9,11 +11,29 @@ import keras
 
 
 def restore_backup(model: keras.Model, callbacks: Any) -> None:
-    """Lets `BackupAndRestore` restore before the data are asked for from its step on."""
+    """Lets `BackupAndRestore` restore before the data are asked for from its step on.
+
+    The epoch that it wrote down is left aside: the optimizer's step says where the run
+    is, and belongs to the weights.
+
+    Raises:
+      ValueError: if the backup cannot be read.
+    """
     for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
+            for name in ("training_metadata.json", "training_metadata.json.bkp"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(callback.backup_dir, name))
             callback.set_model(model)
-            callback.on_train_begin()
+            try:
+                callback.on_train_begin()
+            except Exception as error:  # h5py raises what it will
+                raise ValueError(
+                    f"The backup in {os.fspath(callback.backup_dir)} is damaged, or of "
+                    f"another model or optimizer ({type(error).__name__}: {error}). Put "
+                    f"back a whole copy of it; or delete that folder, and the run begins "
+                    f"again at its first step, with the same batches and noise."
+                ) from error
 
 
 def warn_of_private_monitors(callbacks: Any) -> None:

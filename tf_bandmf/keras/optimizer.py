@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_bandmf import noise
 from tf_bandmf.files import configs as storage
+from tf_bandmf.files import machine
 from tf_bandmf.keras import inner_optimizers
 from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients
 from tf_bandmf.keras.clipping.groups import check_groups, grouping
@@ -22,6 +23,7 @@ from tf_bandmf.keras.secret_state import SecretState
 from tf_bandmf.keras.weights_seal import WeightsSeal
 from tf_bandmf.keras.workload_match import warn_of_mismatch
 from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
 
 # Of automatic clipping: the value of Bu et al., which they find good everywhere.
@@ -186,6 +188,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
           RuntimeError: within a step of several replicas.
           ValueError: if a variable is in no group of `clip_groups`.
           InvalidArgumentError: if the optimizer was loaded from an .h5 file.
+          MemoryError: if the noise needs more memory than there is.
         """
         if self.built:
             return
@@ -209,11 +212,15 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         self.inner_optimizer.build(variables)
         super().build(variables)
         num_parameters = sum(math.prod(variable.shape) for variable in variables)
+        needed = self._plan.memory(num_parameters, replicas, self._keep_normals)
+        if not tf.config.get_visible_devices("GPU"):
+            refuse_too_large(needed, machine.memory_bytes())
         generator = noise.NoiseGenerator(
             self._plan.strategy,
             num_parameters,
             num_shards=replicas,
             keep_normals=self._keep_normals,
+            generator=self._plan.generator,
         )
         object.__setattr__(self, "_generator", generator)
         object.__setattr__(self, "_noisy_mean", NoisyMean(generator))
@@ -223,7 +230,10 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             if seed is None
             else NoiseKey.for_testing(seed)
         )
-        self.adopt(SecretState(generator, key))
+        try:
+            self.adopt(SecretState(generator, key))
+        except tf.errors.ResourceExhaustedError as error:
+            raise MemoryError(f"{needed} The device has less.") from error
         if replicas > 1:
             # Every replica gives it the same noisy gradients: Keras shall not add them up.
             object.__setattr__(self.inner_optimizer, "_all_reduce_sum_gradients", list)

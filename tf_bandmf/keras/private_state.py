@@ -12,7 +12,8 @@ gives the difference away. Therefore a run resumes only where step, weights, opt
 plan, data and their placement are those that it had there, and with the versions, dtype
 policies, kind of devices, replicas and threads with which it began. Then batch and
 gradient are the same, noise is the same, and what is released is the same as before.
-Two processes that resume from one file release the same twice, too. What is left are
+Two processes that resume from copies of one file release the same twice, too; from the
+file itself only one at a time may. What is left are
 operations that are not deterministic (some on GPUs;
 `tf.config.experimental.enable_op_determinism` makes them so), processors of another
 model, and callbacks that act on more than the run's own history.
@@ -23,12 +24,15 @@ from __future__ import annotations
 import io
 import json
 import os
+import zipfile
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.files import locks
 from tf_bandmf.files import private as private_files
+from tf_bandmf.files.hidden import HiddenArray, HiddenBytes, HiddenDict
 from tf_bandmf.keras import run_identity
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.secret_state import SecretState
@@ -51,14 +55,23 @@ class PrivateRun:
       resumed: whether the weights came from a checkpoint of the run.
     """
 
-    __slots__ = ("_buffer", "_header", "_model", "_unconfirmed", "path", "resumed")
+    __slots__ = (
+        "_buffer",
+        "_header",
+        "_lock",
+        "_model",
+        "_unconfirmed",
+        "path",
+        "resumed",
+    )
 
     def __init__(self, path: str, model: Any) -> None:
         self.path = os.fspath(path)
         self._model = model
-        self._header: dict[str, Any] = {}
+        self._header = HiddenDict()
         self._buffer: np.ndarray | None = None
         self.resumed = False
+        self._lock: locks.Lock | None = None
         # Weights that the interrupted run had at steps which are taken again.
         self._unconfirmed: dict[str, str] = {}
 
@@ -74,8 +87,13 @@ class PrivateRun:
         Raises:
           ValueError: if the file is of another run, or does not know the weights.
           PermissionError: if others may read the file.
+          BlockingIOError: if another process uses the file.
         """
         optimizer: PrivateOptimizer = self._model.optimizer
+        # Two that began the run at once would each have a key of its own.
+        self._lock = locks.hold(self.path)
+        folder, name = os.path.split(os.path.abspath(self.path))
+        private_files.remove_unfinished(folder, name)
         if os.path.exists(self.path):
             self._read()
             return self._resume(optimizer, schedule)
@@ -91,20 +109,20 @@ class PrivateRun:
                 f"run's file, or start a new run from new weights."
             )
         seed = schedule.secret_seed()
-        self._header = {
-            "format": _FORMAT,
-            "plan": optimizer.plan.fingerprint,
-            "num_parameters": optimizer.generator.num_parameters,
-            "optimizer": run_identity.optimizer_digest(optimizer),
-            "computation": run_identity.computation(self._model),
-            "model": run_identity.model_digest(self._model),
-            "environment": run_identity.environment(self._model),
-            "schedule_id": schedule.schedule_id,
-            "sampler_seed": None if seed is None else seed.hex(),
-            "key": optimizer.secret_state.key.secret_bytes().hex(),
-            "weights": {},
-            "random_states": {},
-        }
+        self._header = HiddenDict(
+            format=_FORMAT,
+            plan=optimizer.plan.fingerprint,
+            num_parameters=optimizer.generator.num_parameters,
+            optimizer=run_identity.optimizer_digest(optimizer),
+            computation=run_identity.computation(self._model),
+            model=run_identity.model_digest(self._model),
+            environment=run_identity.environment(self._model),
+            schedule_id=schedule.schedule_id,
+            sampler_seed=None if seed is None else seed.hex(),
+            key=optimizer.secret_state.key.secret_bytes().hex(),
+            weights={},
+            random_states={},
+        )
         self.record()
         return schedule
 
@@ -166,14 +184,13 @@ class PrivateRun:
                     f"{self.path} is of a run with another {what}. A run is resumed "
                     f"with everything as it was; a new one needs a file of its own."
                 )
-        seed = header["sampler_seed"]
-        schedule = schedule.continuing(None if seed is None else bytes.fromhex(seed))
+        schedule = schedule.continuing(self._secret("sampler_seed"))
         if schedule.schedule_id != header["schedule_id"]:
             raise ValueError(
                 f"{self.path} is of a run on other data, or the same data in another "
                 f"order. A run is resumed with the data that began it."
             )
-        key = NoiseKey(bytes.fromhex(header["key"]))
+        key = NoiseKey(self._secret("key") or b"")
         step = int(run_identity.value_of(optimizer.iterations))
         state = optimizer.secret_state
         if int(state.step) == step and state.key.secret_bytes() == key.secret_bytes():
@@ -212,6 +229,10 @@ class PrivateRun:
         self.resumed = True
         return schedule
 
+    def _secret(self, name: str) -> HiddenBytes | None:
+        text = self._header[name]
+        return None if text is None else HiddenBytes(bytes.fromhex(text))
+
     def _check_environment(self) -> None:
         """Refuses what rounds gradients in another way than the run did."""
         before, now = self._header["environment"], run_identity.environment(self._model)
@@ -231,24 +252,26 @@ class PrivateRun:
         try:
             content = private_files.read(self.path)
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                self._header = json.loads(arrays["header"].tobytes())
-                self._buffer = arrays["buffer"]
+                self._header = HiddenDict(json.loads(arrays["header"].tobytes()))
+                self._buffer = arrays["buffer"].view(HiddenArray)
             if self._header["format"] != _FORMAT:
                 raise ValueError
         except PermissionError:
             raise
-        except (ValueError, KeyError, OSError, EOFError) as error:
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
+            # The error itself may have the content.
             raise ValueError(
                 f"{self.path} is no private state file of this version, or is damaged. "
                 f"Its run cannot be resumed: start a new one, with its own budget."
-            ) from error
+            ) from None
 
     def _write(self) -> None:
         stream = io.BytesIO()
-        header = np.frombuffer(json.dumps(self._header).encode(), np.uint8)
+        text = HiddenBytes(json.dumps(self._header).encode())
+        header = np.frombuffer(text, np.uint8).view(HiddenArray)
         assert self._buffer is not None  # set by record()
         np.savez(stream, header=header, buffer=self._buffer)
-        private_files.write(self.path, stream.getvalue())
+        private_files.write(self.path, HiddenBytes(stream.getvalue()))
 
     def __repr__(self) -> str:
         return "PrivateRun(<secret>)"

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
 
@@ -54,11 +55,12 @@ class SecretState:
             self._schedule_ids = per_replica(tf.constant(schedule_id, tf.int64))
             # Signed: workers cannot exchange unsigned numbers. A copy: TensorFlow may
             # alias NumPy's memory.
-            keys = np.array(key.step_keys(generator.num_steps)).view(np.int64)
-            self._step_keys = per_replica(tf.constant(keys))
+            keys = generator.step_keys(key).copy().view(np.int64)
+            self._step_keys = per_replica(keys)
             shape = [generator.memory_vectors, generator.shard_size]
             self._buffers = per_replica(tf.zeros(shape))
         if buffer is not None:
+            buffer = _hidden(buffer)
             first = _first_replica(len(self._buffers))
             for replica, variable in enumerate(self._buffers):
                 start = (first + replica) * generator.shard_size
@@ -82,8 +84,10 @@ class SecretState:
     def secret_tensors(self) -> dict[str, np.ndarray]:
         """Keys of the steps and the kept vectors of this process' replicas."""
         return {
-            "step_keys": self._step_keys[0].numpy().view(np.uint64),
-            "buffer": np.concatenate([part.numpy() for part in self._buffers], axis=1),
+            "step_keys": _hidden(self._step_keys[0].numpy().view(np.uint64)),
+            "buffer": _hidden(
+                np.concatenate([part.numpy() for part in self._buffers], axis=1)
+            ),
         }
 
     def next_noise(self, step: tf.Tensor) -> tf.Tensor:
@@ -142,7 +146,11 @@ def _first_replica(num_local: int) -> int:
     return num_local * (task or 0)
 
 
-def per_replica(value: tf.Tensor) -> list[tf.Variable]:
+def _hidden(array: np.ndarray) -> np.ndarray:
+    return array.view(HiddenArray)
+
+
+def per_replica(value: tf.Tensor | np.ndarray) -> list[tf.Variable]:
     """One untracked variable per replica of this process."""
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:

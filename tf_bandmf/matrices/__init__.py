@@ -22,7 +22,9 @@ kind is a class with the methods of `LowerTriangular`, in a file that is importe
 from tf_bandmf.matrices.banded import RowBanded, ToeplitzBanded, multiply
 from tf_bandmf.matrices.base import (
     KINDS,
+    LARGEST_NUM_STEPS,
     LowerTriangular,
+    check_num_rows,
     from_config,
     register,
 )
@@ -48,12 +50,14 @@ __all__ = [
     "GeometricSums",
     "Inverse",
     "KINDS",
+    "LARGEST_NUM_STEPS",
     "LowerTriangular",
     "Regeneration",
     "RowBanded",
     "Streaming",
     "ToeplitzBanded",
     "as_rows",
+    "check_num_rows",
     "from_config",
     "leading_block",
     "lower_triangular_factor",

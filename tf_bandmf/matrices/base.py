@@ -199,17 +199,32 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
     return KINDS[kind].from_config(config)
 
 
+# Of a run: beyond it, keys and tables of the steps take gigabytes and minutes.
+LARGEST_NUM_STEPS = 10_000_000
+
+
 def check_num_rows(num_rows: int) -> int:
-    """The number of rows as an int.
+    """The number of rows, which is that of steps, as an int.
 
     Raises:
       TypeError: if it is not an int.
-      ValueError: if it is below 1.
+      ValueError: if it is below 1, or above `LARGEST_NUM_STEPS`.
     """
     if isinstance(num_rows, bool) or not isinstance(num_rows, (int, np.integer)):
-        raise TypeError(f"num_rows must be an int, found {num_rows!r}.")
+        raise TypeError(f"num_steps (num_rows) must be an int, found {num_rows!r}.")
     if num_rows < 1:
-        raise ValueError(f"num_rows must be >= 1, found {num_rows}.")
+        raise ValueError(
+            f"num_steps (num_rows) must be an int: num_rows must be >= 1, found "
+            f"{num_rows}."
+        )
+    if num_rows > LARGEST_NUM_STEPS:
+        # The vector of one number per step that everything has at least a few of.
+        needed = f"{8 * int(num_rows):.3g}" if num_rows < 10**300 else "endless"
+        raise ValueError(
+            f"num_steps (num_rows) must be <= {LARGEST_NUM_STEPS:,}, found "
+            f"{float(min(num_rows, 10**300)):g}: each vector with a number for every "
+            f"step would take {needed} bytes."
+        )
     return int(num_rows)
 
 

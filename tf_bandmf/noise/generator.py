@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.noise.keys import KEY_WORDS, NoiseKey
 from tf_bandmf.noise.normals import BLOCK, traced_under_xla, weighted_normals
 from tf_bandmf.noise.recurrences import recurrence_of
 from tf_bandmf.strategies import Strategy
@@ -16,12 +18,15 @@ class NoiseState(NamedTuple):
     """What the generator carries from step to step. Secret.
 
     Attributes:
-      step_keys: uint64, shape [num_steps, 2].
+      step_keys: uint64, shape [num_steps, key_words].
       buffer: kept vectors, float32, shape [memory_vectors, shard_size].
     """
 
     step_keys: tf.Tensor
     buffer: tf.Tensor
+
+    def __repr__(self) -> str:
+        return "NoiseState(<secret>)"
 
 
 class NoiseGenerator:
@@ -32,7 +37,7 @@ class NoiseGenerator:
 
     Formal guarantee: under a secret key the rows `0, ..., n - 1` are those of `C^-1 Z`
     with independent standard normal `Z`, each row of `Z` used for one step only, up to
-    float32 rounding and the quality of Philox. Multiply by `Plan.noise_stddev`.
+    float32 rounding and the quality of the generator. Multiply by `Plan.noise_stddev`.
 
     Several devices can share the work (arXiv:2405.15913, section 3.3): with
     `num_shards = R` each of them generates, and keeps the buffer for, one of R parts of
@@ -47,9 +52,10 @@ class NoiseGenerator:
         instead of drawing them again: more memory, less time, the same noise
         to float precision.
       jit_compile: see `standard_normals`.
+      generator: "philox", or "chacha20": a stream cipher, which is slower.
 
     Raises:
-      ValueError: if num_parameters or num_shards is < 1.
+      ValueError: if num_parameters or num_shards is < 1, or the generator is not known.
     """
 
     def __init__(
@@ -60,16 +66,20 @@ class NoiseGenerator:
         num_shards: int = 1,
         keep_normals: bool = False,
         jit_compile: bool = True,
+        generator: str = "philox",
     ) -> None:
-        for name, value in (
-            ("num_parameters", num_parameters),
-            ("num_shards", num_shards),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be >= 1, found {value}.")
+        if not isinstance(generator, str) or generator not in KEY_WORDS:
+            raise ValueError(
+                f"generator must be one of {', '.join(KEY_WORDS)}, found {generator!r}."
+            )
+        if not isinstance(strategy, Strategy):
+            raise TypeError(f"strategy must be a Strategy, found {strategy!r}.")
+        num_parameters = whole_number("num_parameters", num_parameters)
+        num_shards = whole_number("num_shards", num_shards)
         self.num_steps = strategy.num_steps
-        self.num_parameters = int(num_parameters)
-        self.num_shards = int(num_shards)
+        self.num_parameters = num_parameters
+        self.num_shards = num_shards
+        self._generator = generator
         self._shard_blocks = -(-self.num_parameters // (BLOCK * self.num_shards))
         self._recurrence = recurrence_of(strategy.matrix, keep_normals, jit_compile)
         self._jit_compile = bool(jit_compile)
@@ -91,10 +101,19 @@ class NoiseGenerator:
             return self.num_parameters
         return self._shard_blocks * BLOCK
 
+    @property
+    def key_words(self) -> int:
+        """uint64 numbers of a step's key."""
+        return KEY_WORDS[self._generator]
+
+    def step_keys(self, key: NoiseKey) -> np.ndarray:
+        """The keys of all steps, uint64, shape [num_steps, key_words]. Secret."""
+        return key.step_keys(self.num_steps, self._generator)
+
     def initial_state(self, key: NoiseKey) -> NoiseState:
         """The state before step 0."""
         return NoiseState(
-            tf.constant(key.step_keys(self.num_steps)),
+            tf.constant(self.step_keys(key)),
             tf.zeros([self.memory_vectors, self.shard_size]),
         )
 
@@ -158,7 +177,15 @@ class NoiseGenerator:
         """The noise of a checked step, and the rows of the buffer that change.
 
         For callers that keep the buffer in a variable; others use `next`.
+
+        Raises:
+          ValueError: if the keys are of another generator.
         """
+        if step_keys.shape[-1] != self.key_words:
+            raise ValueError(
+                f"Keys of {self._generator} have {self.key_words} words, found "
+                f"{step_keys.shape[-1]}: they are of another generator."
+            )
         first_block = self._shard_blocks * shard
 
         def normals(steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:

@@ -12,9 +12,13 @@ from typing import NoReturn
 
 import numpy as np
 
+from tf_bandmf.files.hidden import HiddenArray, HiddenBytes
+
 _KEY_BYTES = 32
-# A Philox key of 64 bits and the upper 64 of its 128-bit counter.
-_STEP_KEY_BYTES = 16
+# uint64 numbers of a step's key, by generator. Philox: a key of 64 bits and the upper 64
+# of its 128-bit counter. ChaCha20: a key of 256 bits.
+KEY_WORDS = {"philox": 2, "chacha20": 4}
+_PERSONS = {"philox": b"tf-bandmf step", "chacha20": b"tf-bandmf chacha"}
 
 
 class NoiseKey:
@@ -30,11 +34,12 @@ class NoiseKey:
     __slots__ = ("_secret",)
 
     def __init__(self, secret: bytes) -> None:
+        secret = HiddenBytes(secret)
         if len(secret) != _KEY_BYTES:
             raise ValueError(
                 f"A noise key has {_KEY_BYTES} bytes, found {len(secret)}."
             )
-        self._secret = bytes(secret)
+        self._secret = secret
 
     @classmethod
     def from_operating_system(cls) -> NoiseKey:
@@ -50,21 +55,31 @@ class NoiseKey:
         """The 32 secret bytes."""
         return self._secret
 
-    def step_keys(self, num_steps: int) -> np.ndarray:
-        """The keys of the steps 0, ..., num_steps - 1; uint64, shape [num_steps, 2].
+    def step_keys(self, num_steps: int, generator: str = "philox") -> np.ndarray:
+        """The keys of the steps 0, ..., num_steps - 1.
 
-        About a second and 16 MB for 10**6 steps. As secret as the key itself.
+        About a second and 16 MB (ChaCha20: 32 MB) for 10**6 steps. As secret as the key
+        itself.
+
+        Args:
+          num_steps: n.
+          generator: "philox" or "chacha20", whose keys these are.
+
+        Returns:
+          uint64, shape [num_steps, KEY_WORDS[generator]].
         """
+        words, person = KEY_WORDS[generator], _PERSONS[generator]
         parts = [
             hashlib.blake2b(
                 step.to_bytes(8, "little"),
                 key=self._secret,
-                digest_size=_STEP_KEY_BYTES,
-                person=b"tf-bandmf step",
+                digest_size=8 * words,
+                person=person,
             ).digest()
             for step in range(num_steps)
         ]
-        return np.frombuffer(b"".join(parts), dtype="<u8").reshape(num_steps, 2)
+        keys = np.frombuffer(b"".join(parts), dtype="<u8").reshape(num_steps, words)
+        return keys.view(HiddenArray)
 
     def __repr__(self) -> str:
         return "NoiseKey(<secret>)"

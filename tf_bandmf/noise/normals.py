@@ -9,16 +9,15 @@ from typing import Callable
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.noise.philox import philox
 from tf_bandmf.noise.polynomials import polynomial
 from tf_bandmf.noise.radius import shared_part, squared_radius
+from tf_bandmf.noise.word_sources import source_of
 
 # Normals are made in blocks of this many, so that any block can be made by itself.
 BLOCK = 4096
-_PAIRS = BLOCK // 2  # of a block; each has one Philox counter: four words
+_PAIRS = BLOCK // 2  # of a block; each has one counter of the generator: four words
 # Counters of the words that a block's pairs share; those of pairs do not come so far.
 _SHARED = 1 << 63
-_PHILOX = 1  # tf.random.Algorithm.PHILOX, never "auto_select"
 # Without XLA so many blocks at a time, whose intermediate results fit into a cache.
 _CHUNK = 32
 
@@ -43,14 +42,15 @@ def standard_normals(
 ) -> tf.Tensor:
     """Independent standard normals, float32, shape [num_normals].
 
-    Box-Muller on the bits of Philox: the bits are the same with and without XLA and on
-    every device, and the normals agree to float precision. (The generator
+    Box-Muller on the bits of Philox or ChaCha20: the bits are the same with and without
+    XLA and on every device, and the normals agree to float precision. (The generator
     `tf.random.stateless_normal` gives other numbers under XLA.) The largest magnitude
     is 14.75; see `radius` for what that means for delta, and what remains of floating
     point.
 
     Args:
-      step_key: uint64, shape [2]: Philox key, and upper half of its counter.
+      step_key: uint64, shape [2]: Philox key, and upper half of its counter; or shape
+        [4]: ChaCha20 key.
       num_normals: static.
       first_block: where to begin, in blocks of 4096 normals: a shard generates its
         part alone.
@@ -76,7 +76,7 @@ def weighted_normals(
     In one pass: no `z_j` is ever in memory, unless jit_compile is False.
 
     Args:
-      step_keys: uint64, shape [terms, 2], see `standard_normals`.
+      step_keys: uint64, shape [terms, 2] or [terms, 4], see `standard_normals`.
       weights: float32, shape [terms].
       num_normals: see `standard_normals`.
       first_block: see `standard_normals`.
@@ -84,7 +84,7 @@ def weighted_normals(
     """
     num_blocks = -(-num_normals // BLOCK)
     blocks = _compiled_blocks if jit_compile else _plain_blocks
-    pairs = blocks(num_blocks, int(weights.shape[0]))(
+    pairs = blocks(num_blocks, int(weights.shape[0]), int(step_keys.shape[-1]))(
         step_keys, weights, tf.cast(first_block, tf.uint64)
     )
     # Normals 2 i and 2 i + 1 are real and imaginary part of number i.
@@ -109,23 +109,27 @@ def traced_under_xla() -> bool:
 _Blocks = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def _compiled_blocks(num_blocks: int, num_terms: int) -> _Blocks:
+def _compiled_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks:
     def pairs(
         step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
     ) -> tf.Tensor:
+        parts = _shared_parts
+        if source_of(step_keys).of_many_operations:
+            parts = _compiled_shared_parts(num_blocks)
         # Outside, for XLA would compute a block's shared part again for each pair.
         shared = [
-            _shared_parts(step_keys[j], first_block, num_blocks)
-            for j in range(num_terms)
+            parts(step_keys[j], first_block, num_blocks) for j in range(num_terms)
         ]
-        compiled = _compiled_pairs(num_blocks, num_terms)
+        compiled = _compiled_pairs(num_blocks, num_terms, key_words)
         return compiled(step_keys, weights, first_block, tf.stack(shared))
 
     return pairs
 
 
 @functools.cache
-def _compiled_pairs(num_blocks: int, num_terms: int) -> Callable[..., tf.Tensor]:
+def _compiled_pairs(
+    num_blocks: int, num_terms: int, key_words: int
+) -> Callable[..., tf.Tensor]:
     def pairs(
         step_keys: tf.Tensor,
         weights: tf.Tensor,
@@ -137,15 +141,16 @@ def _compiled_pairs(num_blocks: int, num_terms: int) -> Callable[..., tf.Tensor]
         counter = (block * _PAIRS)[:, None] + tf.cast(tf.range(_PAIRS), tf.uint64)
 
         def normals(j: int) -> tuple[tf.Tensor, tf.Tensor]:
-            words = [tf.bitcast(w, tf.int32) for w in philox(step_keys[j], counter)]
-            return _box_muller(words, shared[j][:, None])
+            words = source_of(step_keys).four(step_keys[j], counter)
+            signed = [tf.bitcast(word, tf.int32) for word in words]
+            return _box_muller(signed, shared[j][:, None])
 
         return _weighted_sum(normals, weights, num_terms)
 
     return tf.function(pairs, jit_compile=True, autograph=False)
 
 
-def _plain_blocks(num_blocks: int, num_terms: int) -> _Blocks:
+def _plain_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks:
     chunk = min(num_blocks, _CHUNK)
     num_chunks = -(-num_blocks // chunk)
 
@@ -153,7 +158,8 @@ def _plain_blocks(num_blocks: int, num_terms: int) -> _Blocks:
         step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
     ) -> tf.Tensor:
         def normals(j: int, block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            words = _words(step_keys[j], block * _PAIRS, chunk * _PAIRS)
+            many = source_of(step_keys).many
+            words = many(step_keys[j], block * _PAIRS, chunk * _PAIRS)
             words = tf.reshape(tf.transpose(words), [4, chunk, _PAIRS])
             shared = _shared_parts(step_keys[j], block, chunk)
             return _box_muller(tf.unstack(words), shared[:, None])
@@ -178,23 +184,25 @@ def _plain_blocks(num_blocks: int, num_terms: int) -> _Blocks:
     return pairs
 
 
-def _words(step_key: tf.Tensor, counter: tf.Tensor, num_counters: int) -> tf.Tensor:
-    """The words of so many counters from this one on, int32, shape [num_counters, 4]."""
-    return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[num_counters, 4],
-        key=step_key[:1],
-        counter=tf.stack([counter, step_key[1]]),
-        alg=_PHILOX,
-        dtype=tf.int32,
-    )
-
-
 def _shared_parts(
     step_key: tf.Tensor, first_block: tf.Tensor, num_blocks: int
 ) -> tf.Tensor:
     """`radius.shared_part` of each block, shape [num_blocks]."""
-    words = _words(step_key, first_block + tf.constant(_SHARED, tf.uint64), num_blocks)
+    counter = first_block + tf.constant(_SHARED, tf.uint64)
+    words = source_of(step_key).many(step_key, counter, num_blocks)
     return shared_part(words[:, 0], words[:, 1])
+
+
+@functools.cache
+def _compiled_shared_parts(num_blocks: int) -> Callable[..., tf.Tensor]:
+    def parts(step_key: tf.Tensor, first_block: tf.Tensor) -> tf.Tensor:
+        counter = first_block + tf.constant(_SHARED, tf.uint64)
+        counters = counter + tf.cast(tf.range(num_blocks), tf.uint64)
+        first, second, *_ = source_of(step_key).four(step_key, counters)
+        return shared_part(tf.bitcast(first, tf.int32), tf.bitcast(second, tf.int32))
+
+    compiled = tf.function(parts, jit_compile=True, autograph=False)
+    return lambda step_key, first_block, _: compiled(step_key, first_block)
 
 
 def _weighted_sum(

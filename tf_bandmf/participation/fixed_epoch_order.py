@@ -39,7 +39,7 @@ class FixedEpochOrder(WholeEpochs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        seed = whole_number("order_seed", self.order_seed, least=0)
+        seed = whole_number("order_seed", self.order_seed, 0, 2**32 - 1)
         object.__setattr__(self, "order_seed", seed)
 
     def sampler(self, words: Words) -> OrderSampler:

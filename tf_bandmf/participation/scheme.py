@@ -40,7 +40,7 @@ class Scheme:
     epochs: int
 
     def __post_init__(self) -> None:
-        if self.sampling not in NAMED:
+        if not isinstance(self.sampling, str) or self.sampling not in NAMED:
             raise ValueError(
                 f"sampling must be one of {', '.join(samplings())}, found "
                 f"{self.sampling!r}."

@@ -51,11 +51,13 @@ class BandSearch:
       mechanism: of the candidates, "banded" or "toeplitz:normalized" for instance.
       unlimited: mechanism of the candidate with n bands.
       candidates: by number of bands.
+      num_steps: n.
     """
 
     mechanism: str
     unlimited: str
     candidates: tuple[BandCandidate, ...]
+    num_steps: int
 
     @property
     def best(self) -> BandCandidate:
@@ -146,7 +148,7 @@ def best_bands(
                 progress(f"{count} bands ({unlimited})")
             row = _unlimited_row(workload, epochs, epsilon, delta, unlimited)
         found.append(BandCandidate(count, row.rmse, row.noise_multiplier))
-    return BandSearch(mechanism, unlimited, tuple(found))
+    return BandSearch(mechanism, unlimited, tuple(found), n)
 
 
 def _family(mechanism: str) -> tuple[Family, str]:

@@ -11,6 +11,7 @@ from tf_bandmf.accounting.checks import (
     check_positive,
 )
 from tf_bandmf.accounting.guarantee import Guarantee
+from tf_bandmf.matrices import LARGEST_NUM_STEPS
 from tf_bandmf.participation import Participation
 from tf_bandmf.participation.checks import positive_int
 from tf_bandmf.participation.scheme import Scheme
@@ -22,7 +23,7 @@ from tf_bandmf.planning.arguments import (
 )
 from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.statement import ONE_EXAMPLE
+from tf_bandmf.planning.statement import ONE_EXAMPLE, check_generator
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
@@ -54,6 +55,7 @@ def plan(
     progress: bool | Callable[[str], None] = False,
     test_seed: int | None = None,
     unit: str = ONE_EXAMPLE,
+    generator: str = "philox",
 ) -> Plan:
     """Plans a private run: from a budget to a strategy and its noise.
 
@@ -115,6 +117,9 @@ def plan(
       unit: whose presence is hidden, in one line. With "one user" `num_examples` is the
         number of users and `batch_size` the users of a step: see `users` of
         `Plan.batches`, outside of federated learning.
+      generator: of the noise: "philox", or "chacha20", a stream cipher, whose noise
+        takes about three times as long and nobody who is bound to feasible computation
+        tells from random numbers.
 
     Returns:
       A `Plan`.
@@ -128,6 +133,11 @@ def plan(
             f"participation must be a Participation, such as MinSep(342), found "
             f'{participation!r}. For a name use sampling="poisson", for instance.'
         )
+    check_generator(generator)
+    if not isinstance(mechanism, (str, Strategy)):
+        registry.parse(mechanism)  # refuses it
+    if workload is not None:
+        workloads.check_workload(workload)
     if num_steps is not None:
         num_steps = positive_int("num_steps", num_steps)
     scheme: Scheme | None = None
@@ -146,11 +156,19 @@ def plan(
         )
     else:
         steps, expected_batch_size = scheme.num_steps, float(scheme.batch_size)
+    if steps > LARGEST_NUM_STEPS:
+        found = float(min(steps, 10**300))
+        raise ValueError(
+            f"num_steps (epochs * num_examples / batch_size) must be <= "
+            f"{LARGEST_NUM_STEPS:,}, found {found:g}: the keys of the steps alone would "
+            f"take {16.0 * found:.3g} bytes. Use larger batches or fewer epochs."
+        )
     if num_examples is None:
         num_examples = getattr(participation, "num_examples", None)
     delta = check_budget(epsilon, delta, noise_multiplier, num_examples)
     tell = progress if callable(progress) else (_announce if progress else None)
-    has_bars = bool(progress) and (not callable(progress) or sys.stderr.isatty())
+    # A function shows what it is told in its own way: bars would get between its lines.
+    has_bars = bool(progress) and not callable(progress)
     is_simulated = participation is not None and participation.is_simulated
     if confidence is not None and not is_simulated:
         raise ValueError(
@@ -237,6 +255,7 @@ def plan(
         confidence=guarantee.confidence,
         test_seed=test_seed,
         unit=unit,
+        generator=generator,
     )
 
 

@@ -17,6 +17,7 @@ from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.guarantee import Calibration
 from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.participation import NAMED, Participation
+from tf_bandmf.participation.scheme import Scheme
 from tf_bandmf.strategies import Strategy
 
 if TYPE_CHECKING:
@@ -177,6 +178,27 @@ def for_rates(
         simulation = Simulation(progress=progress)
         accountant = participation.accountant(strategy.matrix, simulation)
         return accountant.calibrate(epsilon, delta)
+
+    return _ForBudget(calibrate, epsilon, delta)
+
+
+def for_scheme(scheme: Scheme, epsilon: float, delta: float) -> Calibrator:
+    """Noise for a budget under cyclic sampling with as many parts as bands.
+
+    Args:
+      scheme: a cyclic one.
+      epsilon: > 0.
+      delta: in (0, 1).
+
+    Raises:
+      ValueError: if the budget is invalid; the calibrator raises it for a strategy whose
+        bands do not fit.
+    """
+    _check_budget(epsilon, delta)
+
+    def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
+        participation = scheme.participation(strategy.matrix.bands)
+        return accountant_for(strategy, participation).calibrate(epsilon, delta)
 
     return _ForBudget(calibrate, epsilon, delta)
 

@@ -186,7 +186,7 @@ class Search:
             self._candidate(f"{family.name}:{p}{suffix}")
             for p in registry.powers_of_two(largest)
         ]
-        return min(found, key=lambda candidate: self.value(candidate.row))
+        return _labelled(min(found, key=lambda candidate: self.value(candidate.row)))
 
     def _searched(self, family: Family, suffix: str, is_auto: bool) -> Candidate:
         """Under amplification: by calibrated noise."""
@@ -267,7 +267,8 @@ class Search:
             raise Excluded("it keeps at least one vector.")
         assert family.option is not None
         number = min(family.option.default or 1, self._limit)
-        return self._candidate(f"{family.name}:{number}")
+        # It may need fewer.
+        return _labelled(self._candidate(f"{family.name}:{number}"))
 
     def _refuse_one_band(self, largest: int) -> None:
         if largest > 1:
@@ -356,6 +357,13 @@ class Search:
         return self._accounted(
             name, found.strategy, found.participation, seconds, rough=False
         )
+
+
+def _labelled(found: Candidate) -> Candidate:
+    """With all its numbers in its name, also those that the family chose."""
+    label = registry.specification(found.strategy)
+    row = dataclasses.replace(found.row, mechanism=label)
+    return dataclasses.replace(found, row=row)
 
 
 def _rounded_lambda(value: float) -> float:

@@ -21,7 +21,7 @@ from tf_bandmf.analysis import error
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning.calibration import Calibrator, unamplified
 from tf_bandmf.strategies import Strategy, registry
-from tf_bandmf.workloads import Workload
+from tf_bandmf.workloads import Workload, check_workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,17 +107,20 @@ class Comparison:
         return pandas.DataFrame(self.to_records())
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and texts of a table; sensitivities that are bounds have a <=."""
+        """Headings and texts of a table; sensitivities that are bounds have a <=.
+
+        Headings are the names of `Row`, written for people.
+        """
         headings = [
             "mechanism",
             "bands",
             "RMSE",
-            "MaxSE",
-            "sens(C)",
+            "max SE",
+            "sensitivity",
             "noise stddev",
-            "certified gap",
-            "memory",
-            "regenerated",
+            "optimality gap",
+            "memory vectors",
+            "regenerations per step",
             "seconds",
         ]
         return headings, [_texts(row) for row in self.rows]
@@ -160,10 +163,24 @@ def compare(
       progress: called with each mechanism's name before it is built.
 
     Raises:
+      TypeError: if an argument has another type.
       ValueError: if there is no mechanism, one is unknown or has an invalid value, the
         participation contradicts the number of steps, or a result is not finite.
     """
+    check_workload(workload)
+    if not isinstance(participation, Participation):
+        raise TypeError(
+            f"participation must be a Participation, such as MinSep(342), found "
+            f"{participation!r}."
+        )
     participation.validate_num_steps(workload.num_steps)
+    if not isinstance(mechanism_names, (list, tuple)) or not all(
+        isinstance(name, (str, Strategy)) for name in mechanism_names
+    ):
+        raise TypeError(
+            f"mechanism_names must be a list of names or strategies, found "
+            f"{mechanism_names!r}."
+        )
     if not mechanism_names:
         known = ", ".join(registry.names())
         raise ValueError(f"Give at least one mechanism of {known}.")

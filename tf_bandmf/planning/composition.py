@@ -29,7 +29,12 @@ from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.participation import BallsInBins, CyclicPoisson
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.statement import NOT_COVERED, Statement, sentence
+from tf_bandmf.planning.statement import (
+    GENERATORS,
+    NOT_COVERED,
+    Statement,
+    sentence,
+)
 
 GAUSSIAN = "composition of Gaussian mechanisms (exact)"
 UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
@@ -242,7 +247,12 @@ def compose(plans: Iterable[Plan]) -> JointGuarantee:
         raise TypeError(
             "plans must be a list with one plan for each run, found a Plan."
         )
-    found = tuple(plans)
+    try:
+        found = tuple(plans)
+    except TypeError:
+        raise TypeError(
+            f"plans must be a list of tf_bandmf.Plan objects, found {plans!r}."
+        ) from None
     for plan in found:
         if not isinstance(plan, Plan):
             raise TypeError(f"plans must be tf_bandmf.Plan objects, found {plan!r}.")
@@ -294,6 +304,7 @@ class JointStatement(Statement):
             for number, plan in enumerate(plans, start=1)
         )
         assumptions = dict.fromkeys(plan.participation.describe() for plan in plans)
+        generators = dict.fromkeys(GENERATORS[plan.generator] for plan in plans)
         return [
             ("Formal statement", formal),
             (
@@ -314,5 +325,5 @@ class JointStatement(Statement):
             ("Type of accounting", f"{found.accountant}. {found.describe_kind()}"),
             ("Accounting assumptions", " ".join(assumptions)),
             ("Runs", runs),
-            ("Not covered", " ".join(NOT_COVERED)),
+            ("Not covered", " ".join([*NOT_COVERED, *generators])),
         ]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.strategies import Strategy
 
 _FLOAT_BYTES = 4
-_STEP_KEY_BYTES = 16
+STEP_KEY_BYTES = {"philox": 16, "chacha20": 32}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,7 @@ def noise_memory(
     num_parameters: int,
     num_devices: int = 1,
     keep_normals: bool = False,
+    generator: str = "philox",
 ) -> NoiseMemory:
     """The memory of a strategy's noise.
 
@@ -72,11 +74,12 @@ def noise_memory(
       num_parameters: d, the number of trainable parameters.
       num_devices: R, which share the noise.
       keep_normals: for strategies with a banded inverse, see `NoiseGenerator`.
+      generator: of the plan, whose keys are kept.
 
     Raises:
       ValueError: if a number is < 1.
     """
-    _check(num_parameters, num_devices)
+    num_parameters, num_devices = _checked(num_parameters, num_devices)
     vectors, again = strategy.memory_vectors, strategy.regenerations_per_step
     if keep_normals and strategy.is_inverse_banded:
         vectors, again = again, 0
@@ -87,7 +90,25 @@ def noise_memory(
         vectors=vectors,
         regenerations_per_step=again,
         buffer_bytes=_FLOAT_BYTES * vectors * part,
-        key_bytes=_STEP_KEY_BYTES * strategy.num_steps,
+        key_bytes=STEP_KEY_BYTES[generator] * strategy.num_steps,
+    )
+
+
+def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
+    """Raises MemoryError if the noise does not fit into so many bytes.
+
+    Args:
+      needed: by all devices together, which share the memory.
+      available: bytes; None if nobody knows.
+    """
+    total = needed.num_devices * needed.bytes_per_device
+    if available is None or total <= available:
+        return
+    fitting = bands_that_fit(available, needed.num_parameters)
+    raise MemoryError(
+        f"{needed} That is {total:,} bytes, and there are {available:,}. A banded "
+        f"strategy could have {fitting} bands at most; one whose inverse is banded "
+        f"(lambda_cgd, bisr, bandinv) keeps nothing without keep_normals."
     )
 
 
@@ -103,19 +124,17 @@ def bands_that_fit(
     Raises:
       ValueError: if a number is < 1.
     """
-    _check(num_parameters, num_devices)
-    if bytes_per_device < 1:
-        raise ValueError(f"bytes_per_device must be >= 1, found {bytes_per_device}.")
+    num_parameters, num_devices = _checked(num_parameters, num_devices)
+    bytes_per_device = whole_number("bytes_per_device", bytes_per_device)
     part = -(-num_parameters // num_devices)
     return 1 + bytes_per_device // (_FLOAT_BYTES * part)
 
 
-def _check(num_parameters: int, num_devices: int) -> None:
-    if num_parameters < 1 or num_devices < 1:
-        raise ValueError(
-            f"num_parameters and num_devices must be >= 1, found {num_parameters} and "
-            f"{num_devices}."
-        )
+def _checked(num_parameters: int, num_devices: int) -> tuple[int, int]:
+    return (
+        whole_number("num_parameters", num_parameters),
+        whole_number("num_devices", num_devices),
+    )
 
 
 def _readable(num_bytes: int) -> str:

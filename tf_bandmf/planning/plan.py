@@ -23,10 +23,16 @@ from tf_bandmf.accounting.custom import epsilon_by
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.files import configs
+from tf_bandmf.files.hidden import HiddenBytes
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
-from tf_bandmf.planning.statement import ONE_EXAMPLE, PrivacyStatement, check_unit
+from tf_bandmf.planning.statement import (
+    ONE_EXAMPLE,
+    PrivacyStatement,
+    check_generator,
+    check_unit,
+)
 from tf_bandmf.strategies import Strategy
 from tf_bandmf.workloads import Workload
 
@@ -39,6 +45,7 @@ _FORMAT = 1
 # SciPy round differently.
 _RELATIVE_TOLERANCE = 1e-6
 _CLIP_RANGE = (1e-10, 1e10)
+_DEFAULT_GENERATOR = "philox"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,6 +74,7 @@ class Plan:
       sensitivity: of the strategy under the participation. Computed; one that is given
         (by a file) must agree with the computed one, and is then used to the last bit.
       unit: whose presence is hidden, in one line: what the sampler draws.
+      generator: of the noise, "philox" or "chacha20".
     """
 
     workload: Workload
@@ -84,6 +92,7 @@ class Plan:
     test_seed: int | None = None
     sensitivity: Sensitivity | None = None
     unit: str = ONE_EXAMPLE
+    generator: str = _DEFAULT_GENERATOR
 
     def __post_init__(self) -> None:
         n = self.strategy.num_steps
@@ -101,6 +110,7 @@ class Plan:
         if self.expected_batch_size is not None:
             check_positive("expected_batch_size", self.expected_batch_size)
         check_unit(self.unit)
+        check_generator(self.generator)
         low, high = _CLIP_RANGE
         if not low <= self.l2_norm_clip <= high:
             raise ValueError(
@@ -327,8 +337,10 @@ class Plan:
         from tf_bandmf.sampling.sampled import schedule_for
         from tf_bandmf.sampling.units import examples_of
 
-        if isinstance(sampler_seed, bytes) and self.test_seed is None:
-            unmarked(sampler_seed)
+        if isinstance(sampler_seed, bytes):
+            sampler_seed = HiddenBytes(sampler_seed)
+            if self.test_seed is None:
+                unmarked(sampler_seed)
         if users is not None and self.unit == ONE_EXAMPLE:
             raise ValueError(
                 "users makes a user the unit of privacy, and the plan's unit is one "
@@ -366,7 +378,9 @@ class Plan:
         self, num_parameters: int, num_devices: int = 1, keep_normals: bool = False
     ) -> NoiseMemory:
         """What the noise keeps in memory for a model; see `memory.noise_memory`."""
-        return noise_memory(self.strategy, num_parameters, num_devices, keep_normals)
+        return noise_memory(
+            self.strategy, num_parameters, num_devices, keep_normals, self.generator
+        )
 
     def statement(
         self, unit: str | None = None, remarks: Sequence[str] = ()
@@ -404,8 +418,14 @@ class Plan:
             "confidence": self.confidence,
             "test_seed": self.test_seed,
             "sensitivity": dataclasses.asdict(self.sensitivity),  # type: ignore[arg-type]
-            # Files of plans for single examples do not name the unit.
+            # Files of plans for single examples do not name the unit, nor the default
+            # generator.
             **({} if self.unit == ONE_EXAMPLE else {"unit": self.unit}),
+            **(
+                {}
+                if self.generator == _DEFAULT_GENERATOR
+                else {"generator": self.generator}
+            ),
         }
 
     @classmethod
@@ -442,11 +462,21 @@ class Plan:
         """Reads a saved plan; recomputes sensitivity and budget.
 
         Raises:
-          ValueError: if the file was changed: its fingerprint does not fit.
+          FileNotFoundError: if the file, or that of its arrays, is missing.
+          ValueError: if it is no plan, or was changed: its fingerprint does not fit.
         """
-        content = configs.load(path)
-        plan = cls.from_config(content["plan"])
-        if plan.fingerprint != content["fingerprint"]:
+        try:
+            content = configs.load(path)
+            plan = cls.from_config(content["plan"])
+            found, stated = plan.fingerprint, content["fingerprint"]
+        except (FileNotFoundError, IsADirectoryError, PermissionError):
+            raise
+        except Exception as error:  # anything may be in a file
+            raise ValueError(
+                f"{path} is damaged or is not a plan ({type(error).__name__}: {error}). "
+                f"Make the plan again."
+            ) from error
+        if found != stated:
             raise ValueError(
                 f"{path} does not have the fingerprint that it states: it was changed "
                 f"or damaged after it was saved. Make the plan again."

@@ -9,6 +9,8 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING
 
+from tf_bandmf.strategies import Strategy, registry
+
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
@@ -19,9 +21,15 @@ NOT_COVERED = (
     "Choosing hyper-parameters, models or checkpoints by looking at private data.",
     "Further runs on the same data: each spends its own budget.",
     "Floating-point effects: the guarantee is for ideal real arithmetic.",
-    "The noise generator (Philox, keyed for each step from a secret 256-bit key) is not "
-    "proven to be cryptographically secure.",
 )
+# What the statement says of the generators of noise.
+GENERATORS = {
+    "philox": "The noise generator (Philox, keyed for each step from a secret 256-bit key) "
+    "is not proven to be cryptographically secure.",
+    "chacha20": "The noise is that of the stream cipher ChaCha20, keyed for each step from "
+    "a secret 256-bit key: the guarantee is against observers who cannot tell its "
+    "keystream from random bits.",
+}
 
 
 class Statement(abc.ABC):
@@ -66,6 +74,7 @@ class PrivacyStatement(Statement):
       unit: whose presence is hidden.
       sampling: what is claimed from the randomness of the sampling.
       output: what the mechanism puts out, such as "noisy gradients".
+      generator: of the noise, one of `GENERATORS`.
       remarks: what else a reader must know of this run: other runs on the same data,
         weights that were changed by hand. Empty for what a plan alone says.
 
@@ -90,6 +99,7 @@ class PrivacyStatement(Statement):
     accounting: str
     adjacency: str
     output: str
+    generator: str
     remarks: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -117,7 +127,7 @@ class PrivacyStatement(Statement):
             adjacency=guarantee.adjacency,
             sampling=plan.participation.amplification(),
             participation=participation,
-            mechanism=plan.strategy.describe(),
+            mechanism=_mechanism(plan.strategy),
             num_steps=plan.num_steps,
             noise_multiplier=plan.noise_multiplier,
             sensitivity=str(plan.sensitivity),
@@ -126,6 +136,7 @@ class PrivacyStatement(Statement):
             test_only=plan.test_seed is not None,
             unit=unit,
             output="noisy gradients",
+            generator=plan.generator,
             remarks=remarks,
         )
 
@@ -170,9 +181,16 @@ class PrivacyStatement(Statement):
                 f"{self.l2_norm_clip:g}.",
             ),
             *([("This run", " ".join(self.remarks))] if self.remarks else []),
-            ("Not covered", " ".join(NOT_COVERED)),
+            ("Not covered", " ".join([*NOT_COVERED, GENERATORS[self.generator]])),
             ("Verifiability", f"tf-bandmf, plan fingerprint {self.fingerprint}."),
         ]
+
+
+def _mechanism(strategy: Strategy) -> str:
+    """The name that tables have, and its parameters in words."""
+    name, described = registry.specification(strategy), strategy.describe()
+    parameters = described.removeprefix(strategy.family)
+    return name if name == described else f"{name} {parameters}".strip()
 
 
 def check_unit(unit: str) -> None:
@@ -181,6 +199,14 @@ def check_unit(unit: str) -> None:
         raise ValueError(
             f"unit must name in one line whose presence is hidden, such as 'one "
             f"device', found {unit!r}."
+        )
+
+
+def check_generator(generator: str) -> None:
+    """Raises ValueError if no generator of noise has this name."""
+    if not isinstance(generator, str) or generator not in GENERATORS:
+        raise ValueError(
+            f"generator must be one of {', '.join(GENERATORS)}, found {generator!r}."
         )
 
 

@@ -10,13 +10,15 @@ import hashlib
 
 import numpy as np
 
+from tf_bandmf.files.hidden import HiddenBytes
+
 SEED_BYTES = 32
 _MARK_BYTES = 16
 
 
 def marked(seed: bytes) -> bytes:
     """The seed with a mark, by which a seed of this library is known from another."""
-    return seed + _mark(seed)
+    return HiddenBytes(seed + _mark(seed))
 
 
 def unmarked(seed: bytes) -> bytes:
@@ -25,6 +27,7 @@ def unmarked(seed: bytes) -> bytes:
     Raises:
       ValueError: if there is no mark: the seed is somebody's choice, and known.
     """
+    seed = HiddenBytes(seed)
     if len(seed) != SEED_BYTES + _MARK_BYTES or seed != marked(seed[:SEED_BYTES]):
         raise ValueError(
             f"A sampler's seed must be what secret_seed() of a schedule returned, "
@@ -32,7 +35,7 @@ def unmarked(seed: bytes) -> bytes:
             f"amplifies nothing. Leave the seed out for a fresh one; for tests give "
             f"test_seed to tf_bandmf.plan."
         )
-    return seed[:SEED_BYTES]
+    return HiddenBytes(seed[:SEED_BYTES])
 
 
 def _mark(seed: bytes) -> bytes:
@@ -51,8 +54,10 @@ def random_words(seed: bytes, step: int, count: int) -> np.ndarray:
     Raises:
       ValueError: if the seed does not have 32 bytes.
     """
+    seed = HiddenBytes(seed)
     if len(seed) != SEED_BYTES:
         raise ValueError(f"A sampler's seed has {SEED_BYTES} bytes, found {len(seed)}.")
-    message = b"tf-bandmf sampler" + seed + int(step).to_bytes(8, "little", signed=True)
+    place = int(step).to_bytes(8, "little", signed=True)
+    message = HiddenBytes(b"tf-bandmf sampler" + seed + place)
     stream = hashlib.shake_256(message).digest(8 * count)
     return np.frombuffer(stream, dtype="<u8").astype(np.uint64)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.files.hidden import HiddenBytes
 from tf_bandmf.participation import Participation
 from tf_bandmf.sampling.batches import (
     BatchSchedule,
@@ -55,10 +56,13 @@ class SampledSchedule(BatchSchedule):
             raise ValueError(
                 f"seed must be {SEED_BYTES} bytes, or None for a fresh one."
             )
+        seed = None if seed is None else HiddenBytes(seed)
         if seed is not None and len(seed) != SEED_BYTES:
             seed = unmarked(seed)
         self._may_continue = seed is not None
-        self._seed = secrets.token_bytes(SEED_BYTES) if seed is None else seed
+        self._seed = HiddenBytes(
+            secrets.token_bytes(SEED_BYTES) if seed is None else seed
+        )
         self._sampler = participation.sampler(self._words)
 
     def example_indices(self, step: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from tf_bandmf.strategies.banded_inverse import optimized_banded_inverse
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.fractional_root import fractional_root_coefficients
 from tf_bandmf.strategies.registry import Family, Option, register
-from tf_bandmf.workloads import Workload
+from tf_bandmf.workloads import Workload, check_workload
 
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
@@ -75,6 +75,7 @@ def optimized_amplified(
     Raises:
       ValueError: if an argument is out of range, or the budget is missing.
     """
+    check_workload(workload)
     bands = optimized.check_bands(bands, workload.num_steps)
     participation.validate_num_steps(workload.num_steps)
     if not isinstance(participation, BallsInBins):

@@ -18,7 +18,7 @@ from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, default_bands, register
 from tf_bandmf.strategies.toeplitz import optimized_toeplitz
-from tf_bandmf.workloads import Workload
+from tf_bandmf.workloads import Workload, check_workload
 
 if TYPE_CHECKING:
     from tf_bandmf.optimize.lbfgs import Options
@@ -92,6 +92,7 @@ def optimized_banded(
     Raises:
       ValueError: if an argument is out of range, or participation does not suit.
     """
+    check_workload(workload)
     from tf_bandmf.optimize import lbfgs
 
     options = lbfgs.Options(

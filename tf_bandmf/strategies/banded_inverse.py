@@ -17,7 +17,7 @@ from tf_bandmf.strategies import optimized
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, register
 from tf_bandmf.strategies.square_root import inverse_square_root_coefficients
-from tf_bandmf.workloads import Workload
+from tf_bandmf.workloads import Workload, check_workload
 
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
@@ -68,6 +68,7 @@ def optimized_banded_inverse(
     Raises:
       ValueError: if an argument is out of range.
     """
+    check_workload(workload)
     n = workload.num_steps
     bands = optimized.check_bands(bands, n)
     participation.validate_num_steps(n)

@@ -17,7 +17,7 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.participation import Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, register
-from tf_bandmf.workloads import Workload
+from tf_bandmf.workloads import Workload, check_workload
 
 _MAX_BUFFERS = 10
 _DEFAULT_BUFFERS = 4
@@ -62,6 +62,7 @@ def blt(
     Raises:
       ValueError: for an unknown objective, or a number of buffers out of range.
     """
+    check_workload(workload)
     if objective not in ("mean", "max"):
         raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
     num_buffers = whole_number("num_buffers", num_buffers, most=_MAX_BUFFERS)

@@ -14,7 +14,7 @@ from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import one_parameter
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, register
-from tf_bandmf.workloads import Workload
+from tf_bandmf.workloads import Workload, check_workload, is_real
 
 
 def lambda_cgd(
@@ -34,9 +34,10 @@ def lambda_cgd(
     Raises:
       ValueError: if lambda is outside of [0, 1) or not finite.
     """
-    if not (0.0 <= lambda_ < 1.0 and np.float32(lambda_) < 1.0):
+    num_steps = matrices.check_num_rows(num_steps)
+    if not (is_real(lambda_) and 0.0 <= lambda_ < 1.0 and np.float32(lambda_) < 1.0):
         raise ValueError(
-            f"lambda must be in [0, 1), also as a float32 number, found {lambda_}: 0 is "
+            f"lambda must be in [0, 1), also as a float32 number, found {lambda_!r}: 0 is "
             f"DP-SGD, and at 1 the sensitivity grows without limit."
         )
     diagonals = np.array([1.0, -lambda_])[: 2 if num_steps > 1 and lambda_ else 1]
@@ -63,6 +64,7 @@ def optimized_lambda_cgd(
     Raises:
       ValueError: for an unknown objective.
     """
+    check_workload(workload)
     if objective not in ("mean", "max"):
         raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
     summarize = (

@@ -19,7 +19,7 @@ from tf_bandmf.participation import Participation
 from tf_bandmf.strategies import one_parameter, optimized
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, Option, register, with_best_bands
-from tf_bandmf.workloads import Workload
+from tf_bandmf.workloads import Workload, check_workload
 
 
 def fractional_root_coefficients(
@@ -53,6 +53,7 @@ def bifr(
     Raises:
       ValueError: if an argument is out of range.
     """
+    check_workload(workload)
     bands = optimized.check_bands(bands, workload.num_steps)
     if not 0.0 <= gamma < 1.0:
         raise ValueError(
@@ -85,6 +86,7 @@ def optimized_bifr(
     Raises:
       ValueError: if an argument is out of range.
     """
+    check_workload(workload)
     if objective not in ("mean", "max"):
         raise ValueError(f'objective must be "mean" or "max", found {objective!r}.')
     bands = optimized.check_bands(bands, workload.num_steps)

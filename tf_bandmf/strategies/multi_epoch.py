@@ -18,7 +18,7 @@ from tf_bandmf import matrices
 from tf_bandmf.participation import FixedEpochOrder, Participation
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
-from tf_bandmf.workloads import Workload
+from tf_bandmf.workloads import Workload, check_workload
 
 # Several n x n arrays and an eigendecomposition an iteration.
 _LARGEST_NUM_STEPS = 8_192
@@ -70,6 +70,7 @@ def dense(
         fewer than `ceil(n / b)` participations are to be used without
         `equal_column_norms`.
     """
+    check_workload(workload)
     n, b = workload.num_steps, participation.separation()
     if n > _LARGEST_NUM_STEPS:
         raise ValueError(

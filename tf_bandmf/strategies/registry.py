@@ -8,6 +8,7 @@ what they need to know of a family from its record. A new family is a file that 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 from collections.abc import Iterator, Sequence
@@ -171,7 +172,11 @@ def family_of(name: str) -> Family:
     for family in FAMILIES.values():
         if name == family.name or name in family.aliases:
             return family
-    raise ValueError(f"mechanism must be one of {', '.join(names())}, found {name!r}.")
+    close = difflib.get_close_matches(name, names(), n=1)
+    raise ValueError(
+        f"mechanism must be one of {', '.join(names())}, found {name!r}."
+        + (f" Did you mean {close[0]}?" if close else "")
+    )
 
 
 def auto_names(is_simulated: bool = False) -> tuple[str, ...]:
@@ -283,6 +288,27 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
                 f'"{name}:{option.example}", found {specification!r}.'
             ) from None
     return name, options
+
+
+def specification(strategy: Strategy) -> str:
+    """The name under which tables, files and statements know a strategy: "bisr:4".
+
+    What `parse` reads, for a family that is registered; else `Strategy.describe()`.
+    """
+    family = FAMILIES.get(strategy.family)
+    if family is None:
+        return strategy.describe()
+    found, name = dict(strategy.parameters), family.name
+    for option in family.numbers:
+        key = option.name.rstrip("_")
+        value = found.get(key, found.get(f"num_{key}"))
+        if value is None:
+            break
+        name += f":{value:.8g}" if isinstance(value, float) else f":{value}"
+    # A family that always normalizes its columns has no such variant.
+    has_variant = "column_normalized" in family.options
+    is_normalized = has_variant and found.get("column_normalized")
+    return name + (":normalized" if is_normalized else "")
 
 
 def powers_of_two(largest: int) -> list[int]:

@@ -26,7 +26,7 @@ from tf_bandmf.strategies.registry import (
     register,
     with_best_bands,
 )
-from tf_bandmf.workloads import Workload
+from tf_bandmf.workloads import Workload, check_workload
 
 
 def square_root_coefficients(workload: Workload, num_terms: int) -> np.ndarray:
@@ -74,6 +74,7 @@ def bsr(workload: Workload, bands: int, column_normalized: bool = False) -> Stra
     Raises:
       ValueError: if bands is out of range.
     """
+    check_workload(workload)
     check_bands(bands, workload.num_steps)
     coefficients = square_root_coefficients(workload, bands)
     matrix = matrices.ToeplitzBanded(coefficients, workload.num_steps)
@@ -95,6 +96,7 @@ def bisr(workload: Workload, bands: int, column_normalized: bool = False) -> Str
     Raises:
       ValueError: if bands is out of range.
     """
+    check_workload(workload)
     check_bands(bands, workload.num_steps)
     coefficients = inverse_square_root_coefficients(workload, bands)
     inverse = matrices.ToeplitzBanded(coefficients, workload.num_steps)

@@ -41,8 +41,8 @@ def formed(left, right):
     return factors.Instantiated(tf.einsum("bti,bto->bio", left, right))
 
 
-def in_parts(left, right):
-    return factors.InParts((formed(left, right).gradients,))
+def formed_later(left, right):
+    return factors.Formed(lambda _: formed(left, right).gradients)
 
 
 def rows_of(ids):
@@ -65,7 +65,7 @@ KINDS = {
     "two calls": (two_calls, 2, 256, 256),
     "kept": (formed, 4, 7, 37),
     "a prime number": (formed, 4, 1, 1009),
-    "parts": (in_parts, 4, 30, 40),
+    "formed later": (formed_later, 4, 30, 40),
     "different rows": (rows_of(lambda t: t), 3, 1, 50),
     "repeated rows": (rows_of(lambda t: t % 2), 8, 1, 50),
     "many repeats": (rows_of(lambda t: t % 3), 300, 1, 9),

@@ -47,13 +47,11 @@ class Measured(NamedTuple):
         tensors: Tensors with leading dimension B that the sum is computed from.
         weighted_sum: Maps weights [B] and (cleaned) tensors to the weighted sum of
             the per-example gradients, in the variable's shape.
-        parts: If it is P > 1, there are P tensors, each of an equal part of the batch.
     """
 
     norms: Norms
     tensors: tuple[tf.Tensor, ...]
     weighted_sum: Callable[[tf.Tensor, Sequence[tf.Tensor]], tf.Tensor]
-    parts: int = 1
 
     def cleaned(self, counts: tf.Tensor) -> list[tf.Tensor]:
         """The tensors with zeros for examples that do not count.
@@ -61,13 +59,9 @@ class Measured(NamedTuple):
         Args:
             counts: [B], bool.
         """
-        if self.parts == 1:
-            of_tensors = [counts] * len(self.tensors)
-        else:
-            of_tensors = tf.split(counts, self.parts)
         return [
-            tf.where(batching.expand_example(rows, tensor), tensor, 0.0)
-            for rows, tensor in zip(of_tensors, self.tensors)
+            tf.where(batching.expand_example(counts, tensor), tensor, 0.0)
+            for tensor in self.tensors
         ]
 
 
@@ -142,42 +136,26 @@ class Instantiated(Factor):
 
 
 @dataclasses.dataclass(frozen=True)
-class InParts(Factor):
-    """Gradients that were formed for one part of the batch after the other.
-
-    What a part needs on the way is small enough then for the processor's cache.
+class Formed(Factor):
+    """Gradients that are formed when it is known how many rows a unit has.
 
     Attributes:
-        gradients: P tensors [B / P, *shape].
-        form: Forms those of units of so many rows at once, as `of_units` needs them.
+        form: Maps K to the gradients [B / K, *shape] of units of K rows.
     """
 
-    gradients: tuple[tf.Tensor, ...]
-    form: Callable[[int], tuple[tf.Tensor, ...]] | None = None
+    form: Callable[[int], tf.Tensor]
 
     def of_units(self, rows: int) -> Factor:
         """See the base class."""
-        if self.form is None:
-            return super().of_units(rows)
-        # Those of rows are in the graph but not used: they are never computed.
-        return InParts(self.form(rows))
+        return Formed(lambda more: self.form(rows * more))
 
     def measure(self, negligible: float = 0.0) -> Measured:
         """See the base class."""
-        parts = len(self.gradients)
-        pinned = norms.pinned(*self.gradients)
-        of_parts = zip(*(norms.of_examples(part) for part in pinned))
-        joined = Norms(*(tf.concat(part, axis=0) for part in of_parts))
-
-        def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-            pairs = zip(tf.split(weights, parts), tensors)
-            return tf.add_n([_tensordot(rows, (tensor,)) for rows, tensor in pairs])
-
-        return Measured(joined, pinned, weighted_sum, parts)
+        return Instantiated(self.form(1)).measure(negligible)
 
     def instantiate(self) -> tf.Tensor:
         """See the base class."""
-        return tf.concat(self.gradients, axis=0)
+        return tf.cast(self.form(1), tf.float32)
 
 
 @dataclasses.dataclass(frozen=True)

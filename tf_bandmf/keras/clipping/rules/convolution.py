@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors import (
     Factor,
-    InParts,
+    Formed,
     Instantiated,
     Layout,
     Product,
     prefers_forming,
 )
+from tf_bandmf.keras.clipping.norms import in_xla
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     PreActivationRule,
@@ -26,8 +27,6 @@ from tf_bandmf.keras.clipping.rules.base import (
     reduce_to_shape,
 )
 
-# 8 MB: patches of a part of a batch; several parts are worked on at once.
-_CACHED_FLOATS = 2_000_000
 _FEW_CHANNELS = 4
 
 
@@ -132,15 +131,12 @@ class ConvolutionRule(PreActivationRule):
         parameters = kernel * depth * filters
         if groups == 1 and prefers_forming(terms if terms > 0 else None, parameters):
 
-            def form(rows: int) -> tuple[tf.Tensor, ...]:
-                units = None if gradient.shape[0] is None else gradient.shape[0] // rows
-                parts = _num_parts(units, rows * terms * kernel * depth)
-                pairs = zip(tf.split(inputs, parts), tf.split(gradient, parts))
-                return tuple(
-                    _kernel_gradients(layer, *part, size, rows) for part in pairs
-                )
+            def form(rows: int) -> tf.Tensor:
+                by_example = _has_two_dimensional_form(layer) and not _in_parallel()
+                make = _one_by_one if by_example else _from_patches
+                return make(layer, inputs, gradient, size, rows)
 
-            result[id(layer._kernel)] = InParts(form(1), form)
+            result[id(layer._kernel)] = Formed(form)
             return result
         slices = shifted_inputs(layer, inputs, gradient, size)
         batch = tf.shape(gradient)[0]
@@ -165,23 +161,49 @@ class ConvolutionRule(PreActivationRule):
         return result
 
 
-def _num_parts(batch: int | None, floats: int) -> int:
-    """Parts of a batch whose patches fit into a cache, if its size is known.
-
-    Args:
-        batch: B, or None.
-        floats: Of the patches of one example.
-    """
-    if batch is None or floats <= 0:
-        return 1
-    wanted = -(-batch * floats // _CACHED_FLOATS)
-    return next(n for n in range(min(wanted, batch), batch + 1) if batch % n == 0)
+def _in_parallel() -> bool:
+    """Whether one operation for all examples is faster than one for each of them."""
+    return in_xla() or bool(tf.config.list_logical_devices("GPU"))
 
 
-def _kernel_gradients(
+def _one_by_one(
     layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int], rows: int
 ) -> tf.Tensor:
-    """Returns the gradients of a kernel, [B, *kernel.shape], of a part of a batch.
+    """As `_from_patches`, by TensorFlow's own operation for each of the B.
+
+    It needs no patches: on a CPU it takes 0.1 to 0.8 of the time, about as much as the
+    gradient of the whole batch.
+    """
+    shape = [*size, *kernel_shape(layer._kernel)[-2:]]
+
+    def of_unit(pair: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        own_inputs, own_gradient = pair
+        return tf.raw_ops.Conv2DBackpropFilter(
+            input=own_inputs,
+            filter_sizes=shape,
+            out_backprop=own_gradient,
+            strides=[1, *layer.strides, 1],
+            padding=layer.padding.upper(),
+        )
+
+    def units(tensor: tf.Tensor) -> tf.Tensor:
+        tensor = tf.cast(tensor, tf.float32)
+        split = tf.concat([[-1, rows], tf.shape(tensor)[1:]], axis=0)
+        return tf.ensure_shape(
+            tf.reshape(tensor, split), [None, rows, *tensor.shape[1:]]
+        )
+
+    return tf.map_fn(
+        of_unit,
+        (units(inputs), units(gradient)),
+        fn_output_signature=tf.TensorSpec(shape, tf.float32),
+    )
+
+
+def _from_patches(
+    layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int], rows: int
+) -> tf.Tensor:
+    """Returns the gradients of a kernel, [B, *kernel.shape].
 
     `rows` rows together are one of the B.
     """
@@ -191,7 +213,7 @@ def _kernel_gradients(
         terms *= rows
     *_, depth, filters = kernel_shape(layer._kernel)
     positions = math.prod(size)
-    by_channel = depth <= _FEW_CHANNELS and _has_depthwise_form(layer)
+    by_channel = depth <= _FEW_CHANNELS and _has_two_dimensional_form(layer)
     if by_channel:
         patches = _patches_by_channel(layer, inputs, size)
     else:
@@ -205,8 +227,8 @@ def _kernel_gradients(
     return tf.reshape(formed, [batch, *size, depth, filters])
 
 
-def _has_depthwise_form(layer: Any) -> bool:
-    """Whether TensorFlow's depthwise convolution pads and strides as the layer does."""
+def _has_two_dimensional_form(layer: Any) -> bool:
+    """Whether TensorFlow's operations in two dimensions pad and stride as the layer."""
     return (
         isinstance(layer, keras.layers.Conv2D)
         and layer.padding in ("same", "valid")

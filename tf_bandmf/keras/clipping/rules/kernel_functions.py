@@ -21,7 +21,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors import Factor, Instantiated
+from tf_bandmf.keras.clipping.factors import Factor, Formed
 from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, owns_only
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
@@ -68,9 +68,12 @@ class KernelFunctionRule(PreActivationRule):
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
 
-        result[id(layer._kernel)] = Instantiated(
-            vectorized_map(pulled_back, of_kernel.instantiate())
-        )
+        def form(rows: int) -> tf.Tensor:
+            # The pull-back is linear: the gradients of a unit's rows are added before.
+            of_units = of_kernel if rows == 1 else of_kernel.of_units(rows)
+            return vectorized_map(pulled_back, of_units.instantiate())
+
+        result[id(layer._kernel)] = Formed(form)
         return result
 
 

@@ -1,0 +1,74 @@
+# %% [markdown]
+# # Choosing a mechanism
+#
+# Nothing here needs data or training: errors of noise are known from the plan. 20,000 examples,
+# batches of 250, 8 epochs: 640 steps.
+
+# %%
+from matplotlib import pyplot as plt
+
+import tf_bandmf
+from tf_bandmf import plots
+
+budget = {"epsilon": 4, "delta": 1e-6}
+use = {"num_examples": 20_000, "batch_size": 250, "epochs": 8}
+
+# %% [markdown]
+# ## A table
+#
+# RMSE is the standard deviation of the noise in a coordinate of the model, mean over steps;
+# max SE that of the worst step. `tf-bandmf compare` prints the same.
+
+# %%
+order = tf_bandmf.FixedEpochOrder(**use)
+names = ["identity", "tree", "lambda_cgd", "bisr:4", "bisr:16", "bsr:16", "blt"]
+table = tf_bandmf.compare(tf_bandmf.workloads.prefix_sum(640), order, names)
+print(table)
+axes = plots.comparison_bars(table)
+
+# %% [markdown]
+# ## What the matrices look like
+#
+# C⁻¹ says how the noise of a step is made: its row i is what step i adds. Negative entries take
+# back noise of earlier steps. BISR has few of them; BLT remembers all the past in a few vectors.
+
+# %%
+plans = {
+    name: tf_bandmf.plan(name, **budget, **use)
+    for name in ("identity", "bisr:4", "blt")
+}
+figure, panels = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+for axes, name in zip(panels, ("bisr:4", "blt")):
+    plots.noising_matrix(plans[name].strategy, rows=32, axes=axes)
+    axes.set_title(f"{name}: {axes.get_title()}")
+
+# %% [markdown]
+# ## Error after each step
+
+# %%
+axes = plots.per_step_error(plans)
+
+# %% [markdown]
+# ## How many bands?
+#
+# Under cyclic Poisson sampling fewer bands are amplified more, and more bands correlate better.
+
+# %%
+from tf_bandmf.planning.band_search import best_bands
+
+search = best_bands(
+    tf_bandmf.workloads.prefix_sum(640),
+    8,
+    2.0,
+    1e-6,
+    mechanism="bsr",
+    candidates=[1, 2, 4, 8, 16, 32],
+)
+axes = plots.error_by_bands(search)
+print("best:", search.best)
+
+# %% [markdown]
+# ## The privacy of one run at other δ
+
+# %%
+axes = plots.epsilon_of_delta({"any of the plans above": plans["bisr:4"]})

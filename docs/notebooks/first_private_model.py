@@ -1,0 +1,101 @@
+# %% [markdown]
+# # A first private model
+#
+# Handwritten digits from scikit-learn: 1,440 images for training, 357 for testing. The same
+# model is trained twice at the same (ε, δ): with DP-SGD, whose noise is fresh at every step,
+# and with BISR, whose noise cancels part of what was added before.
+
+# %%
+import keras
+import numpy as np
+import sklearn.datasets
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf import plots
+
+digits = sklearn.datasets.load_digits()
+order = np.random.RandomState(0).permutation(len(digits.target))
+x, y = digits.data[order].astype("float32") / 16, digits.target[order]
+x_train, y_train, x_test, y_test = x[:1440], y[:1440], x[1440:], y[1440:]
+
+# %% [markdown]
+# ## Plans come first
+#
+# A plan fixes what the guarantee depends on, before any data is read: the budget, the number of
+# examples, the batches, the mechanism.
+
+# %%
+EPOCHS = 10
+use = {"num_examples": 1440, "batch_size": 48, "epochs": EPOCHS}
+plans = {
+    "DP-SGD": tf_bandmf.plan("identity", epsilon=4, delta=1e-4, **use),
+    "BISR": tf_bandmf.plan("bisr", epsilon=4, delta=1e-4, **use),
+}
+for name, plan in plans.items():
+    print(f"{name:7s} RMSE of the noise {plan.rmse():.2f}")
+
+# %% [markdown]
+# What that means for one weight of the model: both walks are made of the same random numbers.
+
+# %%
+axes = plots.accumulated_noise(plans)
+
+# %% [markdown]
+# ## Training
+#
+# `make_private` and `PrivateOptimizer` are all that changes in Keras, and the batches come from
+# the plan. `additional_run=True` says that it is meant: a second run on the same data spends a
+# second budget.
+
+
+# %%
+def train(plan):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(32, "relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+    tf_bandmf.keras.make_private(model)
+    model.compile(
+        optimizer=tf_bandmf.keras.PrivateOptimizer(
+            keras.optimizers.SGD(0.5), plan, additional_run=True
+        ),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    history = model.fit(
+        plan.batches(x_train, y_train),
+        epochs=EPOCHS,
+        validation_data=(x_test, y_test),
+        verbose=0,
+    )
+    return model, history.history["val_accuracy"]
+
+
+trained = {name: train(plan) for name, plan in plans.items()}
+curves = {name: [accuracy] for name, (_, accuracy) in trained.items()}
+axes = plots.training_curves(curves)
+
+# %% [markdown]
+# ## What may be said of the model
+#
+# The statement is for who trained once, with this plan. Two runs are a composition: here is
+# what both spent together.
+
+# %%
+print(plans["BISR"].statement())
+joint = tf_bandmf.compose(list(plans.values()))
+print(f"\nBoth runs: epsilon = {joint.epsilon(1e-4):.2f} at delta = 1e-4")
+
+# %% [markdown]
+# ## Release
+#
+# `to_plain` gives a Keras model without keys, noise or private optimizer.
+
+# %%
+released = tf_bandmf.keras.to_plain(trained["BISR"][0])
+print(type(released).__name__, released.predict(x_test[:1], verbose=0).argmax())

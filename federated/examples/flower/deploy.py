@@ -1,0 +1,266 @@
+"""A real deployment on one machine: a SuperLink, SuperNodes, and kill -9 in the middle.
+
+    .venv-flower/bin/python federated/examples/flower/deploy.py --rounds 30
+
+Each SuperNode is a device with one speaker's lines and a store of its own. The SuperLink
+with its server is killed once and started again, two SuperNodes are killed, one of them for
+good. All listen on 127.0.0.1 alone, without TLS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import warm
+
+import tf_bandmf
+from tf_bandmf.files import private as private_files
+from tf_bandmf_federated.device_policy import DevicePolicy
+
+HERE = pathlib.Path(__file__).parent
+BIN = pathlib.Path(sys.executable).parent
+DELTA = 1e-5
+
+
+class Deployment:
+    """The processes, each with its own group, by name."""
+
+    def __init__(
+        self, folder: pathlib.Path, port: int, text: str, cold: bool = False
+    ) -> None:
+        self.folder, self.port, self.text = folder, port, text
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.shown = 0  # lines of progress
+        home = folder / "flwr"
+        home.mkdir(parents=True, exist_ok=True)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\n'
+            f'address = "127.0.0.1:{port}"\ninsecure = true\n'
+        )
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "SPEAKERS_POLICY": str(folder / "policy.json"),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        self.programs = BIN
+        if not cold:
+            self.programs = warm.write_programs(folder)
+            for name in ("forked", "warm.socket"):
+                (folder / name).unlink(missing_ok=True)
+            self.start("warm", sys.executable, str(HERE / "warm.py"), str(folder))
+
+    def start(self, name: str, *command: str, **environment: str) -> None:
+        """Starts a program of BIN, or of a path; a file of its name gets its output."""
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [str(BIN / command[0]), *command[1:]],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**self.environment, **environment},
+                start_new_session=True,
+            )
+
+    def start_link(self) -> None:
+        """The SuperLink; the server is its child."""
+        self.start(
+            "superlink",
+            "flower-superlink",
+            "--insecure",
+            "--host=127.0.0.1",
+            f"--port={self.port}",
+            f"--database={self.folder / 'superlink.db'}",
+            "--disable-runtime-dependency-installation",
+        )
+
+    def start_node(self, number: int) -> None:
+        """The SuperNode of a device."""
+        path, programs = self.environment["PATH"], str(self.programs)
+        store = self.folder / "devices" / str(number)
+        self.start(
+            f"device {number}",
+            f"{programs}/flower-supernode",
+            "--insecure",
+            f"--superlink=127.0.0.1:{self.port}",
+            "--host=127.0.0.1",
+            f"--port={self.port + 1 + number}",
+            f'--node-config=speaker={number} store="{store}" text="{self.text}"',
+            PATH=f"{programs}:{path}",
+        )
+
+    def kill(self, name: str) -> None:
+        """Kill -9 for a process and all that it started: its app has no time to end."""
+        process = self.processes.pop(name)
+        for pid in _family(process.pid, warm.parents(self.folder)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    def kill_now(self, name: str) -> None:
+        """The same, and says so."""
+        self.kill(name)
+        print(f"{time.strftime('%H:%M:%S')} kill -9 {name}", flush=True)
+
+    def submit(self, rounds: int, per_round: int) -> None:
+        """`flwr run`, as soon as the SuperLink answers."""
+        config = (
+            f'folder="{self.folder}" rounds={rounds} per-round={per_round} '
+            f'text="{self.text}"'
+        )
+        command = [str(BIN / "flwr"), "run", str(HERE), "--run-config", config]
+        for _ in range(20):
+            done = subprocess.run(
+                command,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode == 0 and "rror" not in done.stdout:
+                return
+            time.sleep(2.0)
+        raise SystemExit(f"flwr run failed: {done.stdout}\n{done.stderr}")
+
+    def progress(self) -> list[list[str]]:
+        """A line per round that is done: round, time, loss, accuracy."""
+        path = self.folder / "progress"
+        if not path.exists():
+            return []
+        return [line.split() for line in path.read_text().splitlines()]
+
+    def wait_for(self, rounds: int, limit: float) -> None:
+        """Until so many rounds are done."""
+        end = time.monotonic() + limit
+        while True:
+            lines = self.progress()
+            for line in lines[self.shown :]:
+                print(
+                    f"round {line[0]}: loss {line[2]}, accuracy {line[3]}", flush=True
+                )
+            self.shown = len(lines)
+            if lines and int(lines[-1][0]) >= rounds:
+                return
+            if time.monotonic() > end:
+                raise SystemExit(f"Not {rounds} rounds in {limit:.0f} s: see *.log.")
+            time.sleep(0.5)
+
+    def end(self) -> None:
+        """Ends what is left."""
+        for name in list(self.processes):
+            self.kill(name)
+
+
+def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
+    """A process and its descendants: Flower gives some of them sessions of their own.
+
+    Args:
+      pid: of the process.
+      forked: further processes, each with the one that it belongs to.
+    """
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    )
+    running = dict(map(int, line.split()) for line in listed.stdout.splitlines())
+    parents = [*running.items(), *(pair for pair in forked if pair[0] in running)]
+    family = [pid]
+    for member in family:  # it grows
+        family.extend(child for child, parent in parents if parent == member)
+    return family
+
+
+def _count(folder: pathlib.Path) -> list[int]:
+    """How often each device took part, as its own store says."""
+    stores = (folder / "devices").glob("*/*.json")
+    records = [json.loads(private_files.read(str(path))) for path in sorted(stores)]
+    return [record["participations"] for record in records]
+
+
+def main() -> None:
+    """Runs the example."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default="flower-output", help="folder; is replaced")
+    parser.add_argument("--go-on", action="store_true", help="with what is in --out")
+    parser.add_argument(
+        "--stop-after", type=int, help="kill -9 everything after so many rounds"
+    )
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--devices", type=int, default=8)
+    parser.add_argument("--per-round", type=int, default=2)
+    parser.add_argument("--separation", type=int, default=3)
+    parser.add_argument("--epsilon", type=float, default=100.0)
+    parser.add_argument("--data", default="", help="speeches; made up if it is missing")
+    parser.add_argument("--port", type=int, default=18120)
+    parser.add_argument(
+        "--cold", action="store_true", help="a new Python for each message to a device"
+    )
+    parser.add_argument("--no-kills", action="store_true")
+    options = parser.parse_args()
+    folder = pathlib.Path(options.out).resolve()
+    if not options.go_on:
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    rounds, times = options.rounds, options.rounds // options.separation
+    plan = tf_bandmf.plan(
+        "banded",
+        bands=options.separation,
+        epsilon=options.epsilon,
+        delta=DELTA,
+        num_steps=rounds,
+        participation=tf_bandmf.MinSep(options.separation, times),
+        l2_norm_clip=0.5,
+    )
+    if not options.go_on:
+        plan.save(str(folder / "plan.json"))
+    DevicePolicy.from_plan(plan).save(str(folder / "policy.json"))
+    text = str(pathlib.Path(options.data).resolve()) if options.data else ""
+    run = Deployment(folder, options.port, text, options.cold)
+    began = time.monotonic()
+    # Ended from outside it ends what it started, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        run.start_link()
+        for number in range(options.devices):
+            run.start_node(number)
+        run.submit(rounds, options.per_round)
+        if options.stop_after is not None:
+            run.wait_for(options.stop_after, 3600.0)
+            print(f"kill -9 everything after {options.stop_after} rounds")
+            return
+        if not (options.go_on or options.no_kills):
+            run.wait_for(rounds // 4, 1200.0)
+            run.kill_now("device 0")
+            run.wait_for(rounds // 2, 1200.0)
+            time.sleep(2.0)  # into the next round
+            run.kill_now("superlink")
+            run.start_node(0)
+            run.kill_now("device 1")  # for good
+            run.start_link()
+            run.submit(rounds, options.per_round)
+        run.wait_for(rounds, 3600.0)
+        report = folder / "privacy.md"
+        while not report.exists():
+            time.sleep(0.5)
+    finally:
+        run.end()
+    print(f"{rounds} rounds in {time.monotonic() - began:.0f} s")
+    print(f"participations that devices counted: {_count(folder)}")
+    print("\n".join(report.read_text().splitlines()[-12:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What speakers say: made up, or from a file of speeches such as tiny Shakespeare."""
+
+from __future__ import annotations
+
+import random
+import string
+
+import numpy as np
+
+ALPHABET = " " + string.ascii_lowercase + ".,'\n"
+CONTEXT = 4  # characters from which the next one is predicted
+_WORDS = (
+    "the king and queen of night come to our house with love and fear my lord will "
+    "speak no more but hear this word that men shall keep in heart and hand"
+).split()
+
+
+def examples(path: str, speaker: int, limit: int = 600) -> tuple[np.ndarray, ...]:
+    """Contexts and next characters of one device.
+
+    Args:
+      path: of speeches ("NAME:", lines, an empty line), or "" for made-up ones.
+      speaker: its number; -1 for speakers who are no device, for testing.
+      limit: of characters.
+
+    Returns:
+      int64, shapes [examples, CONTEXT] and [examples].
+    """
+    text = _said(path, speaker) if path else _made_up(speaker, limit)
+    numbers = {symbol: number for number, symbol in enumerate(ALPHABET)}
+    codes = [numbers[symbol] for symbol in text.lower() if symbol in numbers]
+    codes = np.array(codes[: limit + CONTEXT])
+    windows = np.lib.stride_tricks.sliding_window_view(codes, CONTEXT + 1)
+    return windows[:, :-1], windows[:, -1]
+
+
+def _made_up(speaker: int, limit: int) -> str:
+    rng = random.Random(speaker)
+    weights = [rng.expovariate(1.0) for _ in _WORDS]
+    said = []
+    while sum(map(len, said)) < 2 * limit:
+        words = rng.choices(_WORDS, weights, k=rng.randint(3, 8))
+        said.append(" ".join(words) + rng.choice([".\n", ", "]))
+    return "".join(said)
+
+
+def _said(path: str, speaker: int) -> str:
+    with open(path, encoding="utf-8") as file:
+        speeches = file.read().split("\n\n")
+    lines: dict[str, list[str]] = {}
+    for speech in speeches:
+        name, colon, text = speech.partition(":\n")
+        if colon:
+            lines.setdefault(name, []).append(text)
+    ranked = sorted(lines, key=lambda name: (-sum(map(len, lines[name])), name))
+    if speaker < 0:
+        return "\n".join("\n".join(lines[name]) for name in ranked[100:])
+    return "\n".join(lines[ranked[speaker]])

@@ -1,0 +1,105 @@
+"""Flower's programs of devices, forked from one process that has imported them already.
+
+Flower starts a Python process for each message to a device: 2 seconds of a processor,
+nearly all of them imports. On devices of their own that is nothing; eight of them on one
+machine with two processors hardly get on. So `deploy.py` puts small programs of Flower's
+names first on the nodes' PATH: each has the process of this file fork itself, and the
+child runs Flower's program with the given arguments and outputs.
+
+    python warm.py FOLDER    # serves the programs of FOLDER/bin
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import sys
+
+PROGRAMS = ("flower-supernode", "flower-superexec", "flwr-clientapp")
+_CALL = """#!{python} -IS
+import json, os, socket, sys, time
+for attempt in range(1200):
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.connect({path!r})
+        break
+    except (FileNotFoundError, ConnectionRefusedError):  # it imports still
+        time.sleep(0.1)
+name = os.path.basename(sys.argv[0])
+askers = [os.getpid(), os.getppid()]
+call = json.dumps([name, sys.argv[1:], askers, os.environ["PATH"]])
+socket.send_fds(server, [call.encode()], [1, 2])
+server.recv(1)
+"""
+
+
+def write_programs(folder: pathlib.Path) -> pathlib.Path:
+    """Writes the small programs; gives their folder, for PATH."""
+    place = folder / "bin"
+    place.mkdir(exist_ok=True)
+    for name in PROGRAMS:
+        call = _CALL.format(python=sys.executable, path=str(folder / "warm.socket"))
+        (place / name).write_text(call)
+        (place / name).chmod(0o700)
+    return place
+
+
+def parents(folder: pathlib.Path) -> list[tuple[int, int]]:
+    """Processes that were forked, each with those that asked for it."""
+    path = folder / "forked"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(int(pid), int(parent)) for pid, parent in map(str.split, lines)]
+
+
+def serve(folder: pathlib.Path) -> None:
+    """Forks until it is killed."""
+    import flwr.supercore.cli
+    import flwr.supernode.cli
+    import flwr.supernode.runtime.run_clientapp
+
+    import tf_bandmf_federated.flower.client  # noqa: F401
+
+    programs = {
+        "flower-supernode": flwr.supernode.cli.flower_supernode,
+        "flower-superexec": flwr.supercore.cli.flower_superexec,
+        "flwr-clientapp": flwr.supernode.cli.flwr_clientapp,
+    }
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(folder / "warm.socket"))
+    server.listen(64)
+    while True:
+        connection, _ = server.accept()
+        call, outputs, _, _ = socket.recv_fds(connection, 1 << 16, 2)
+        name, arguments, askers, path = json.loads(call)
+        child = os.fork()
+        if child:
+            with open(folder / "forked", "a", encoding="utf-8") as file:
+                file.writelines(f"{child} {asker}\n" for asker in askers)
+            for descriptor in outputs:
+                os.close(descriptor)
+            connection.close()
+            continue
+        server.close()
+        connection.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(outputs[0], 1)
+        os.dup2(outputs[1], 2)
+        sys.argv, os.environ["PATH"] = [name, *arguments], path
+        status = 1
+        try:
+            programs[name]()
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(bool(end.code))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+
+if __name__ == "__main__":
+    serve(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,116 @@
+"""Plans whose noise fits into the server's memory.
+
+A banded C keeps `bands - 1` vectors of the model's size: for 64 bands and 10^8 weights 25
+GB. Strategies with a banded inverse (`lambda_cgd`, `bisr`, `bandinv`) keep none: their
+earlier normals are drawn again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import tf_bandmf
+from tf_bandmf import Plan
+
+_LOG = logging.getLogger("tf_bandmf")
+_FLOAT_BYTES = 4
+_SHARE = (
+    0.5  # of the memory, for the ring buffer; model, sums and states need some, too
+)
+
+
+def machine_memory() -> int | None:
+    """Bytes of this machine's memory, or None where it cannot be known."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def plan_that_fits(
+    num_parameters: int, *, memory_bytes: int | None = None, **options: Any
+) -> Plan:
+    """The plan with the least error whose ring buffer fits into memory.
+
+    `tf_bandmf.plan` with mechanism "auto" and a `max_memory_vectors` that follows from
+    the model's size. What was chosen, and what it costs beside the choice without this
+    limit, goes to the logger "tf_bandmf" (level warning, if it costs something).
+
+    Formal guarantee: that of the plan.
+
+    Args:
+      num_parameters: d, of the model.
+      memory_bytes: for the ring buffer; by default half of this machine's memory.
+      options: of `tf_bandmf.plan`: budget, `num_steps`, `participation` and so on, but
+        neither `mechanism` nor `max_memory_vectors`.
+
+    Raises:
+      TypeError: if `mechanism` or `max_memory_vectors` is given.
+      ValueError: if a number is out of range, or the machine's memory is not known.
+    """
+    for name in ("mechanism", "max_memory_vectors"):
+        if name in options:
+            raise TypeError(f"plan_that_fits chooses {name} itself: leave it out.")
+    if num_parameters < 1:
+        raise ValueError(f"num_parameters must be >= 1, found {num_parameters}.")
+    if memory_bytes is None:
+        found = machine_memory()
+        if found is None:
+            raise ValueError("This machine does not say its memory: give memory_bytes.")
+        memory_bytes = int(_SHARE * found)
+    if memory_bytes < 0:
+        raise ValueError(f"memory_bytes must be >= 0, found {memory_bytes}.")
+    vectors = memory_bytes // (_FLOAT_BYTES * num_parameters)
+    best = tf_bandmf.plan("auto", **options)
+    if best.strategy.memory_vectors <= vectors:
+        _LOG.info("%s", _choice(best, num_parameters))
+        return best
+    plan = tf_bandmf.plan("auto", max_memory_vectors=vectors, **options)
+    _LOG.warning(
+        "%s would keep %s, and %s is there for it. Instead: %s; RMSE of the noise %.4g "
+        "instead of %.4g (%.1f%% more).",
+        _name(best),
+        _size(best.strategy.memory_vectors, num_parameters),
+        _gigabytes(memory_bytes),
+        _choice(plan, num_parameters),
+        plan.rmse(),
+        best.rmse(),
+        100.0 * (plan.rmse() / best.rmse() - 1.0),
+    )
+    return plan
+
+
+def check_memory(vectors: int, num_parameters: int) -> None:
+    """Raises MemoryError if a ring buffer cannot fit into this machine."""
+    there = machine_memory()
+    needed = _FLOAT_BYTES * vectors * num_parameters
+    if there is not None and needed > there:
+        raise MemoryError(
+            f"The plan's ring buffer keeps {_size(vectors, num_parameters)}, and this "
+            f"machine has {_gigabytes(there)}. Make the plan with "
+            f"plan_that_fits({num_parameters}, ...), or with a mechanism that keeps "
+            f'nothing, such as "lambda_cgd" or "bisr:4".'
+        )
+
+
+def _name(plan: Plan) -> str:
+    assert plan.choice is not None  # "auto" says what it chose
+    return plan.choice.mechanism
+
+
+def _choice(plan: Plan, num_parameters: int) -> str:
+    strategy = plan.strategy
+    kept = _size(strategy.memory_vectors, num_parameters)
+    again = strategy.regenerations_per_step
+    drawn = f" and draws {again} again in each round" if again else ""
+    return f"{_name(plan)}, which keeps {kept}{drawn}"
+
+
+def _size(vectors: int, num_parameters: int) -> str:
+    return f"{vectors} vectors ({_gigabytes(_FLOAT_BYTES * vectors * num_parameters)})"
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"

@@ -1,0 +1,129 @@
+"""Lower bounds from counts: exact cases, and that they hold as often as they say."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from tf_bandmf import audit
+from tf_bandmf.audit.evaluation import best_number_of_guesses
+
+
+@pytest.mark.parametrize("right", [30, 60, 90, 100])
+def test_guesses_without_delta_are_a_binomial_test(right):
+    # With delta near 0 Theorem 5.2 is P[Bin(r, e^eps / (1 + e^eps)) >= v].
+    found = audit.epsilon_from_guesses(1000, 100, right, 1e-300, 0.95)
+    p_value = stats.binom.sf(right - 1, 100, special.expit(found))
+    if right <= 50:
+        assert found == 0.0
+    else:
+        assert p_value == pytest.approx(0.05, rel=1e-6)
+
+
+def test_guesses_with_delta_follow_the_theorem_term_by_term():
+    m, r, v, delta = 500, 200, 150, 1e-4
+    epsilon = audit.epsilon_from_guesses(m, r, v, delta, 0.9)
+    accuracy = special.expit(epsilon)
+    near = [
+        sum(stats.binom.pmf(v - j, r, accuracy) for j in range(1, i + 1)) / i
+        for i in range(1, v + 1)
+    ]
+    p_value = stats.binom.sf(v - 1, r, accuracy) + 2 * m * delta * max(near)
+    assert p_value == pytest.approx(0.1, rel=1e-6)
+    assert epsilon < audit.epsilon_from_guesses(m, r, v, 1e-300, 0.9)
+
+
+def test_rates_are_those_of_clopper_and_pearson():
+    low = stats.beta.ppf(0.025, 90, 11)
+    high = stats.beta.ppf(0.975, 11, 90)
+    found = audit.epsilon_from_rates(90, 100, 10, 100, 1e-5, 0.95)
+    assert found == pytest.approx(math.log((low - 1e-5) / high), rel=1e-9)
+    mu = audit.mu_from_rates(90, 100, 10, 100, 0.95)
+    assert mu == pytest.approx(stats.norm.ppf(low) - stats.norm.ppf(high), rel=1e-9)
+    # Nothing right, or nothing wrong: still numbers.
+    assert audit.epsilon_from_rates(0, 100, 0, 100, 1e-5) == 0.0
+    assert audit.mu_from_rates(100, 100, 0, 100) > 3.0
+    assert audit.mu_from_rates(100, 100, 100, 100) == 0.0
+
+
+def test_coin_flips_bound_nothing():
+    assert audit.epsilon_from_guesses(1000, 1000, 500, 1e-5) == 0.0
+    assert audit.mu_from_guesses(1000, 1000, 500) == 0.0
+    assert audit.epsilon_from_rates(50, 100, 50, 100, 1e-5) == 0.0
+
+
+def test_more_right_guesses_never_bound_less():
+    for function in (
+        lambda v: audit.epsilon_from_guesses(400, 100, v, 1e-5),
+        lambda v: audit.mu_from_guesses(400, 100, v),
+    ):
+        found = [function(v) for v in range(0, 101, 5)]
+        assert found == sorted(found)
+        assert found[0] == 0.0 < found[-1]
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_randomized_response_is_bounded_as_often_as_stated(epsilon):
+    # The tight case of the theorem: each guess right with e^eps / (1 + e^eps).
+    rng = np.random.default_rng(0)
+    right = rng.binomial(500, special.expit(epsilon), size=1000)
+    table = {
+        v: audit.epsilon_from_guesses(500, 500, int(v), 1e-12, 0.9) for v in set(right)
+    }
+    above = np.mean([table[v] > epsilon for v in right])
+    assert 0.05 < above <= 0.1 + 3 * math.sqrt(0.09 / 1000)
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
+def test_a_gaussian_mechanism_is_bounded_as_often_as_stated(mu):
+    rng = np.random.default_rng(1)
+    m, guesses, runs = 400, 80, 300
+    included = rng.random((runs, m)) < 0.5
+    scores = rng.normal(size=(runs, m)) + mu * included
+    order = np.argsort(scores, axis=1)
+    top = np.take_along_axis(included, order[:, -guesses // 2 :], 1).sum(1)
+    bottom = (~np.take_along_axis(included, order[:, : guesses // 2], 1)).sum(1)
+    right = top + bottom
+    table = {v: audit.mu_from_guesses(m, guesses, int(v), 0.9) for v in set(right)}
+    assert np.mean([table[v] > mu for v in right]) <= 0.1
+    assert np.median([table[v] for v in right]) > 0.3 * mu
+    said = scores > mu / 2
+    rates = [
+        audit.mu_from_rates(
+            int((s & i).sum()), int(i.sum()), int((s & ~i).sum()), int((~i).sum()), 0.9
+        )
+        for s, i in zip(said, included)
+    ]
+    assert np.mean(np.array(rates) > mu) <= 0.1
+
+
+def test_the_number_of_guesses_grows_less_with_a_strong_signal():
+    assert best_number_of_guesses(1000, 0.01, 1e-5, 0.95) % 2 == 0
+    assert best_number_of_guesses(1000, 8.0, 1e-5, 0.95) == 1000
+    assert best_number_of_guesses(4096, 1.0, 1e-5, 0.95) < 2000
+
+
+def test_wrong_counts_are_refused():
+    with pytest.raises(ValueError, match="right <= guesses <= canaries"):
+        audit.epsilon_from_guesses(10, 20, 5, 1e-5)
+    with pytest.raises(ValueError, match="right <= guesses <= canaries"):
+        audit.mu_from_guesses(10, 5, 6)
+    with pytest.raises(ValueError, match="confidence"):
+        audit.mu_from_guesses(10, 5, 3, confidence=1.0)
+    with pytest.raises(ValueError, match="delta"):
+        audit.epsilon_from_guesses(10, 5, 3, 0.0)
+    with pytest.raises(ValueError, match="count <= trials"):
+        audit.epsilon_from_rates(3, 2, 1, 2, 1e-5)
+
+
+def test_wrong_scores_are_refused():
+    coins = np.arange(10) % 2 == 0
+    with pytest.raises(ValueError, match="NaN"):
+        audit.evaluate(np.full(10, np.nan), coins, delta=1e-5)
+    with pytest.raises(ValueError, match="shape"):
+        audit.evaluate(np.zeros(9), coins, delta=1e-5)
+    with pytest.raises(ValueError, match="take part"):
+        audit.evaluate(np.zeros(10), np.ones(10, bool), delta=1e-5)
+    with pytest.raises(ValueError, match="even"):
+        audit.evaluate(np.zeros(10), coins, delta=1e-5, num_guesses=3)

@@ -1,0 +1,200 @@
+"""The white-box audit: sharp on correct mechanisms, above epsilon as rarely as stated."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import tf_bandmf
+from tf_bandmf import audit
+from tf_bandmf.audit.patterns import sampled_patterns
+
+CONFIDENCE = 0.95
+UNAMPLIFIED = ["identity", "lambda_cgd", "bisr:4", "bsr:4", "bsr:8", "tree"]
+
+
+@functools.cache
+def plan_of(mechanism, epsilon=4.0, **changes):
+    arguments = {
+        "num_steps": 24,
+        "participation": tf_bandmf.MinSep(6, 4),
+        "batch_size": 4,
+        **changes,
+    }
+    return tf_bandmf.plan(mechanism, epsilon=epsilon, delta=1e-5, **arguments)
+
+
+@functools.cache
+def sampled_plan(mechanism, sampling, delta=1e-3):
+    return tf_bandmf.plan(
+        mechanism,
+        epsilon=4.0,
+        delta=delta,
+        num_examples=40,
+        batch_size=10,
+        epochs=6,
+        sampling=sampling,
+    )
+
+
+AMPLIFIED = [
+    ("identity", "poisson"),
+    ("bsr:2", "cyclic-poisson"),
+    ("bsr:2", "b-min-sep"),
+    ("bsr:4", "balls-in-bins"),
+]
+
+
+@pytest.mark.parametrize("mechanism", UNAMPLIFIED)
+def test_the_canary_moves_the_mechanism_by_its_sensitivity(mechanism):
+    for plan in (
+        plan_of(mechanism),
+        plan_of(mechanism, participation=tf_bandmf.FixedEpochOrder(24, 4, 4)),
+    ):
+        pattern = audit.worst_pattern(plan.strategy.matrix, plan.participation)
+        steps = np.flatnonzero(pattern)
+        assert len(steps) <= 4 and np.all(np.diff(steps) >= 6)
+        assert np.all(np.abs(pattern[steps]) == 1.0)
+        moved = np.linalg.norm(plan.strategy.matrix.matmul(pattern))
+        assert moved <= plan.sensitivity.value * (1 + 1e-9)
+        if plan.sensitivity.is_exact:
+            assert moved >= 0.999 * plan.sensitivity.value
+        canaries = audit.GradientCanaries.for_plan(plan, 8, seed=0)
+        expected = moved / plan.sensitivity.value / plan.noise_multiplier
+        np.testing.assert_allclose(canaries.signals, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", ["bsr:4", "lambda_cgd"])
+def test_scores_are_log_likelihood_ratios(mechanism):
+    # With and without the canary: normal, means +- mu^2 / 2, variance mu^2.
+    plan = plan_of(mechanism)
+    canaries = audit.GradientCanaries.for_plan(plan, 20_000, seed=0)
+    scores = canaries.scores(canaries.simulated(1))
+    mu = canaries.signals[0]
+    for chosen, sign in ((canaries.included, 0.5), (~canaries.included, -0.5)):
+        part = scores[chosen]
+        assert abs(part.mean() - sign * mu**2) < 5 * mu / np.sqrt(part.size)
+        assert part.std() == pytest.approx(mu, rel=0.03)
+
+
+def test_directions_of_ones_own_see_what_coordinates_see():
+    plan = plan_of("bsr:4")
+    rng = np.random.default_rng(0)
+    directions = np.linalg.qr(rng.normal(size=(64, 64)))[0]
+    turned = audit.GradientCanaries.for_plan(plan, 64, seed=0, directions=directions)
+    straight = audit.GradientCanaries.for_plan(plan, 64, seed=0)
+    np.testing.assert_allclose(turned.sums(), straight.sums() @ directions, atol=1e-12)
+    released = straight.simulated(1)
+    np.testing.assert_allclose(
+        turned.scores(released @ directions), straight.scores(released), atol=1e-6
+    )
+    with pytest.raises(ValueError, match="orthonormal"):
+        audit.GradientCanaries.for_plan(plan, 64, seed=0, directions=np.ones((2, 64)))
+    with pytest.raises(ValueError, match="num_canaries"):
+        audit.GradientCanaries.for_plan(plan, 64, seed=0, num_canaries=65)
+    with pytest.raises(ValueError, match="shape"):
+        straight.scores(released[1:])
+
+
+@pytest.mark.attack(
+    "Epsilon of correct mechanisms, white-box",
+    tried="Matched filter of the strategy on the noisy sums of one run with 8192 "
+    "gradients as canaries, and Clopper-Pearson on Gaussian DP at 95%.",
+    area="audit",
+    invariants=[3, 12],
+)
+@pytest.mark.parametrize("mechanism", UNAMPLIFIED)
+def test_a_correct_mechanism_is_audited_to_seven_tenths_of_epsilon(mechanism, figure):
+    plan = plan_of(mechanism)
+    canaries = audit.GradientCanaries.for_plan(plan, 8192, seed=0)
+    result = canaries.audit(canaries.simulated(1))
+    assert result.epsilon <= plan.epsilon and not result.contradicts
+    if plan.sensitivity.is_exact:
+        assert result.epsilon >= 0.7 * plan.epsilon
+    figure(f"{mechanism}: {result.epsilon / plan.epsilon:.2f} epsilon")
+
+
+@pytest.mark.parametrize(("mechanism", "sampling"), AMPLIFIED)
+def test_an_amplified_mechanism_is_audited_under_its_sampler(mechanism, sampling):
+    plan = sampled_plan(mechanism, sampling)
+    canaries = audit.GradientCanaries.for_plan(plan, 16_384, seed=0)
+    result = canaries.audit(canaries.simulated(1))
+    assert 0.3 * plan.epsilon <= result.epsilon <= plan.epsilon
+    # Accounted as if amplified, but the canary takes part as often as it can.
+    fixed = np.zeros(plan.num_steps)
+    fixed[:: plan.participation.separation()] = 1.0
+    careless = audit.GradientCanaries(
+        plan,
+        16_384,
+        np.broadcast_to(fixed, canaries.patterns.shape),
+        canaries.included,
+    )
+    if sampling != "balls-in-bins":
+        broken = canaries.scores(careless.simulated(1))
+        assert broken[canaries.included].mean() > 2.0 * (
+            canaries.scores(canaries.simulated(1))[canaries.included].mean()
+        )
+
+
+def test_sampled_canaries_take_part_as_often_as_the_sampler_says():
+    for mechanism, sampling in AMPLIFIED:
+        plan = sampled_plan(mechanism, sampling)
+        rng = np.random.default_rng(0)
+        n = plan.num_steps
+        patterns = sampled_patterns(plan.participation, n, 2000, rng)
+        assert patterns.shape == (2000, n) and set(np.unique(patterns)) == {0.0, 1.0}
+        rate = plan.expected_batch_size / 40
+        assert patterns.mean() == pytest.approx(rate, abs=0.01)
+
+
+def contradictions(plan, runs, canaries=512):
+    found = []
+    for run in range(runs):
+        trial = audit.GradientCanaries.for_plan(plan, canaries, seed=2 * run)
+        result = trial.audit(trial.simulated(2 * run + 1), confidence=CONFIDENCE)
+        found.append(result.contradicts)
+    return sum(found)
+
+
+@pytest.mark.attack(
+    "Bounds above epsilon",
+    tried="200 audited runs of a correct mechanism: how often a bound is above epsilon. "
+    "5% of them may.",
+    area="audit",
+    invariants=[12],
+)
+@pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr:4"])
+def test_bounds_are_above_epsilon_as_rarely_as_stated(mechanism, figure):
+    above = contradictions(plan_of(mechanism), 200)
+    figure(f"{mechanism}: {above} of 200")
+    assert above <= 0.05 * 200
+
+
+@pytest.mark.slow
+@pytest.mark.attack(
+    "Bounds above epsilon",
+    tried="200 audited runs of a correct mechanism: how often a bound is above epsilon. "
+    "5% of them may.",
+    area="audit",
+    invariants=[12],
+)
+@pytest.mark.parametrize(("mechanism", "sampling"), AMPLIFIED)
+def test_bounds_under_samplers_are_above_epsilon_as_rarely(mechanism, sampling, figure):
+    above = contradictions(sampled_plan(mechanism, sampling), 200)
+    figure(f"{mechanism}, {sampling}: {above} of 200")
+    assert above <= 0.05 * 200
+
+
+@pytest.mark.parametrize("mechanism", UNAMPLIFIED)
+def test_too_little_noise_contradicts(mechanism):
+    plan = plan_of(mechanism)
+    canaries = audit.GradientCanaries.for_plan(plan, 4096, seed=0)
+    sums = canaries.sums()
+    released = sums + 0.5 * (canaries.simulated(1) - sums)
+    result = canaries.audit(released)
+    if plan.sensitivity.is_exact:
+        assert result.contradicts and "CONTRADICTS" in str(result)
+    # So do the guesses alone, which assume nothing, if there is hardly any.
+    released = sums + 0.05 * (canaries.simulated(1) - sums)
+    result = canaries.audit(released, num_guesses=4096)
+    assert result.bounds[0].epsilon > plan.epsilon

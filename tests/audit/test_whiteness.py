@@ -1,0 +1,93 @@
+"""Tests of noise: quiet on the noise of a strategy, loud on any other."""
+
+import numpy as np
+import pytest
+
+from tf_bandmf import audit, strategies, workloads
+
+N, D = 16, 2048
+STRATEGY = strategies.bsr(workloads.prefix_sum(N), 4)
+
+
+def normals(seed=0):
+    return np.random.default_rng(seed).standard_normal((N, D))
+
+
+def noise(z):
+    return STRATEGY.matrix.solve(z)
+
+
+def test_false_alarms_are_as_rare_as_stated():
+    # p-values below 0.05 in at most 5% of 100 samples, up to chance.
+    samples = (noise(normals(seed))[:, :512] for seed in range(100))
+    found = [audit.whiteness(STRATEGY, sample).p_value for sample in samples]
+    assert np.mean(np.array(found) < 0.05) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 100)
+    assert min(found) > 1e-6
+
+
+def repeated_step():
+    z = normals()
+    z[9] = z[3]
+    return noise(z)
+
+
+def repeated_variable():
+    z = normals()
+    z[:, D // 2 :] = z[:, : D // 2]
+    return noise(z)
+
+
+def repeated_part():
+    z = normals()
+    z[:, 300 : 300 + 700] = z[:, 1000:1700]
+    return noise(z)
+
+
+def same_size():
+    z = normals()
+    z[5] = np.abs(z[4]) * np.sign(z[5])
+    return noise(z)
+
+
+BROKEN = {
+    "no correlation": (normals, "steps"),
+    "too little": (lambda: 0.9 * noise(normals()), "variance"),
+    "shifted": (lambda: noise(normals() + 0.3), "mean"),
+    "uniform": (
+        lambda: noise(
+            np.random.default_rng(0).uniform(-np.sqrt(3), np.sqrt(3), (N, D))
+        ),
+        "normal",
+    ),
+    "a step twice": (repeated_step, "steps"),
+    "a variable twice": (repeated_variable, "coordinates"),
+    "a part twice": (repeated_part, "no number twice"),
+    "one size for two steps": (same_size, "squares of steps"),
+    "not a number": (lambda: np.full((N, D), np.nan), "finite"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_other_noise_is_noticed(name):
+    make, test = BROKEN[name]
+    found = audit.whiteness(STRATEGY, make())
+    assert found.p_value < 1e-6
+    assert found.p_values[test] < 1e-6 and test in str(found)
+
+
+def test_distances_of_ones_own_are_looked_at():
+    z = normals()
+    z[:, 700:] = z[:, : D - 700]
+    # The distance is not a power of two; equal numbers show it anyhow.
+    z[:, 700:] += 0.5 * normals(1)[:, 700:]
+    z[:, 700:] /= z[:, 700:].std()
+    assert audit.whiteness(STRATEGY, noise(z)).p_values["coordinates"] > 1e-6
+    found = audit.whiteness(STRATEGY, noise(z), lags=(700,))
+    assert found.p_values["coordinates"] < 1e-9
+
+
+def test_too_small_samples_are_refused():
+    with pytest.raises(ValueError, match="d >= 64"):
+        audit.whiteness(STRATEGY, normals()[:, :50])
+    with pytest.raises(ValueError, match="shape"):
+        audit.whiteness(STRATEGY, normals()[1:])

@@ -1,0 +1,75 @@
+"""The scripts of the notebooks run, and the notebooks are theirs, with outputs."""
+
+import json
+import pathlib
+import sys
+import types
+import warnings
+
+import pytest
+
+pytest.importorskip("keras", minversion="3.12")
+pytest.importorskip("sklearn")
+matplotlib = pytest.importorskip("matplotlib")
+
+from tf_bandmf.keras import runs  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "docs" / "notebooks"
+NAMES = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem != "make")
+SMALLER = {"EPOCHS = 10": "EPOCHS = 1"}
+
+
+def test_there_are_notebooks():
+    assert {"choosing_a_mechanism", "federated", "first_private_model"} <= set(NAMES)
+    assert NAMES == sorted(p.stem for p in FOLDER.glob("*.ipynb"))
+
+
+def script_of(cells):
+    """The script, as jupytext's percent format writes these cells."""
+    parts = []
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            lines = [f"# {line}".rstrip() for line in source.split("\n")]
+            parts.append("\n".join(["# %% [markdown]", *lines]))
+        else:
+            parts.append(f"# %%\n{source}")
+    return parts
+
+
+def without_empty_lines(text):
+    return [line for line in text.split("\n") if line.strip()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_its_script_with_outputs(name):
+    notebook = json.loads((FOLDER / f"{name}.ipynb").read_text("utf-8"))
+    made = "\n".join(script_of(notebook["cells"]))
+    script = (FOLDER / f"{name}.py").read_text("utf-8")
+    assert without_empty_lines(made) == without_empty_lines(script), (
+        f"{name}.ipynb is not of {name}.py any more: make notebooks"
+    )
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert not any(o["output_type"] == "error" for o in outputs)
+    assert any("image/png" in o.get("data", {}) for o in outputs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_script_of_a_notebook_runs(name, tmp_path, monkeypatch):
+    matplotlib.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "federated"))
+    code = (FOLDER / f"{name}.py").read_text("utf-8")
+    for old, new in SMALLER.items():
+        code = code.replace(old, new)
+    module = types.ModuleType("notebook")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    runs.forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(code, f"{name}.py", "exec"), vars(module))
+    runs.forget()
+    matplotlib.pyplot.close("all")

@@ -1,0 +1,320 @@
+"""A small resumable `fit` in a program that forks a child for each fault.
+
+`python killed_runs.py FOLDER 3 1 1` brings a run to its end through 3 kills and 1 full
+disk, compares it with a run without any, and lets 1 pair of processes train in one
+folder. Whatever noise is drawn is written down outside of the run, by digest, before it
+is used: `check_uses` compares.
+
+Children are forked before TensorFlow has done anything: it starts in each of them anew,
+without being imported again.
+"""
+
+import collections
+import hashlib
+import json
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+os.environ["TF_BANDMF_CACHE"] = "off"
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.keras import runs
+
+NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 22, 6, 3
+NUM_STEPS = 12
+
+
+def make_plan(mechanism="bsr"):
+    # Balls in bins: the sampler's seed is one of the secrets.
+    return tf_bandmf.plan(
+        mechanism,
+        bands=3,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        participation=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),
+    )
+
+
+def make_model(plan):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(3)]
+    )
+    tf_bandmf.keras.make_private(model, self_check=False)
+    model.compile(
+        tf_bandmf.keras.PrivateOptimizer(keras.optimizers.Adam(0.05), plan),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=False,
+    )
+    return model
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_EXAMPLES, 5)).astype(np.float32)
+    return x, rng.integers(0, 3, NUM_EXAMPLES).astype(np.int32)
+
+
+def report_uses(model, report):
+    """Calls `report` with key, step, digest of the clipped sum and of the noisy mean."""
+    optimizer = model.optimizer
+    real = optimizer.private_mean
+
+    def digest(*arrays):
+        content = hashlib.blake2b(digest_size=16)
+        for array in arrays:
+            content.update(np.ascontiguousarray(array).tobytes())
+        return content.hexdigest()
+
+    def private_mean(clipped, variables, step, penalty_gradients=None):
+        gradients = real(clipped, variables, step, penalty_gradients)
+
+        def note(step, *arrays):
+            half = len(arrays) // 2
+            key = runs.name_of(optimizer.secret_state.key)[:16]
+            report(f"{key} {step} {digest(*arrays[:half])} {digest(*arrays[half:])}\n")
+            return step
+
+        noted = tf.numpy_function(note, [step, *clipped.sums, *gradients], tf.int64)
+        with tf.control_dependencies([noted]):
+            return [tf.identity(gradient) for gradient in gradients]
+
+    object.__setattr__(optimizer, "private_mean", private_mean)
+
+
+def train(folder, report):
+    """The program that a user starts again and again until it ends."""
+    plan = make_plan()
+    model = make_model(plan)
+    report_uses(model, report)
+    backup = keras.callbacks.BackupAndRestore(
+        folder / "backup", save_freq=1, delete_checkpoint=False
+    )
+    model.fit(
+        plan.batches(*data()),
+        epochs=EPOCHS,
+        verbose=0,
+        private_state=folder / "run.private",
+        callbacks=[backup],
+    )
+    assert model.optimizer.steps_taken == NUM_STEPS
+    content = hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights()))
+    (folder / "final").write_text(content.hexdigest())
+
+
+def start(function):
+    """Forks a child that calls `function(report)`; its number and where it reports."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read_end)
+        try:
+            function(lambda text: os.write(write_end, text.encode()))
+        except BaseException:
+            os.write(write_end, b"! " + traceback.format_exc().encode()[-3000:])
+            os._exit(1)
+        os._exit(0)
+    os.close(write_end)
+    return child, read_end
+
+
+def finish(child, read_end):
+    """How it ended ("done", "error", "killed" or "crashed"), its uses, and its error."""
+    with os.fdopen(read_end, "rb") as pipe:
+        text = pipe.read().decode()
+    status = os.waitpid(child, 0)[1]
+    uses, _, error = text.partition("! ")
+    lines = [line.split() for line in uses.splitlines()]
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (
+        signal.SIGSEGV,
+        signal.SIGABRT,
+    ):
+        return "crashed", [line for line in lines if len(line) == 4], ""
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL, status
+        # Of a line that was cut off nothing had left yet.
+        return "killed", [line for line in lines if len(line) == 4], ""
+    return ("done" if status == 0 else "error"), lines, error
+
+
+def check_uses(uses):
+    """One key; for each of its steps one sum of gradients and one noisy mean."""
+    keys = {use[0] for use in uses}
+    assert len(keys) == 1, f"{len(keys)} keys"
+    found = collections.defaultdict(set)
+    for _, step, clipped, noisy in uses:
+        found[int(step)].add((clipped, noisy))
+    twice = {step: contents for step, contents in found.items() if len(contents) > 1}
+    assert not twice, f"noise that met different data: {twice}"
+    assert set(found) == set(range(NUM_STEPS))
+
+
+class Faults:
+    """Runs that all begin with the same secrets, and the one without any fault.
+
+    Args:
+      folder: to work in.
+    """
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._begin()
+        began = time.monotonic()
+        run = self.beginning("straight")
+        ended, self._uses, error = finish(*start(lambda report: train(run, report)))
+        assert ended == "done", error
+        self.seconds = time.monotonic() - began
+        self._final = (run / "final").read_text()
+
+    def _begin(self):
+        from tf_bandmf.keras.private_state import PrivateRun
+
+        run = self._folder / "first"
+        run.mkdir()
+
+        def first(report):
+            real = PrivateRun._write
+
+            def write_and_end(self):
+                real(self)
+                os._exit(0)
+
+            PrivateRun._write = write_and_end
+            train(run, report)
+
+        ended, _, error = finish(*start(first))
+        assert ended == "done", error
+
+    def beginning(self, name):
+        """A new folder with the secrets of the run that is about to begin."""
+        run = self._folder / name
+        run.mkdir()
+        shutil.copy2(self._folder / "first" / "run.private", run / "run.private")
+        return run
+
+    def end(self, run, uses):
+        """Ends the run without a fault and compares all of it with the straight one."""
+        ended, last, error = finish(*start(lambda report: train(run, report)))
+        assert ended == "done", error
+        check_uses([*uses, *last, *self._uses])
+        assert (run / "final").read_text() == self._final
+        left = {path.name for path in run.iterdir()}
+        assert left == {"run.private", "run.private.lock", "backup", "final"}, left
+
+    def interrupted(self, kills, full_disks):
+        """A run that is killed and runs out of space so often, in random order."""
+        run, uses, endings = self.beginning("run"), [], collections.Counter()
+        faults = [self._kill] * kills + [self._fill_disk] * full_disks
+        random.Random(kills).shuffle(faults)
+        for number, fault in enumerate(faults):
+            if (run / "final").exists():
+                # It came to its end: the next faults are from the beginning on.
+                shutil.rmtree(run)
+                run = self.beginning("run")
+            ended, used, error = fault(run, random.Random(number))
+            assert ended != "error" or "File too large" in error, error
+            # (HDF5 may crash when it cannot write.)
+            assert ended != "killed" or fault == self._kill
+            assert ended != "crashed" or fault == self._fill_disk
+            endings[ended] += 1
+            uses += used
+        self.end(run, uses)
+        return endings
+
+    def _kill(self, run, rng):
+        """`kill -9`: at a random time, or when something is about to reach the disk.
+
+        The clock is another one in each child.
+        """
+        shift = rng.choice([0.0, -1e9, 1e9, -3600.0])
+        moment = rng.choice([None, rng.randrange(1, 200)])
+
+        def child(report):
+            real_time = time.time
+            time.time = lambda: real_time() + shift
+            if moment is not None:
+                die_at_a_write(moment)
+            train(run, report)
+
+        process, pipe = start(child)
+        if moment is None:
+            # It is not waited for until then: it may have ended, but keeps its number.
+            time.sleep(rng.uniform(0.2, 0.8) * self.seconds)
+            os.kill(process, signal.SIGKILL)
+        return finish(process, pipe)
+
+    def _fill_disk(self, run, rng):
+        """No file of the child may be longer than a random number of bytes."""
+        limit = int(10 ** rng.uniform(2.5, 4.5))
+
+        def child(report):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            train(run, report)
+
+        return finish(*start(child))
+
+    def two_processes(self, count):
+        """Two processes in one folder, from its beginning on, again and again."""
+        run, uses, endings = self._folder / "two", [], collections.Counter()
+        run.mkdir()
+        for number in range(count):
+            children = []
+            for which in range(2):
+
+                def child(report, which=which, number=number):
+                    time.sleep(random.Random(2 * number + which).uniform(0.0, 0.3))
+                    train(run, report)
+
+                children.append(start(child))
+            for process in children:
+                ended, used, error = finish(*process)
+                assert ended == "done" or "Another process uses" in error, error
+                uses += used
+                endings[ended] += 1
+            shutil.rmtree(run / "backup")
+        check_uses(uses)
+        return endings
+
+
+def die_at_a_write(moment):
+    """Kills this process before something of it reaches the disk."""
+    left = [moment]
+
+    def counted(real):
+        def count(*arguments, **options):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        return count
+
+    import h5py
+
+    for name in ("fsync", "replace", "unlink", "fdopen"):
+        setattr(os, name, counted(getattr(os, name)))
+    h5py.Group.create_dataset = counted(h5py.Group.create_dataset)
+    h5py.File.close = counted(h5py.File.close)
+
+
+if __name__ == "__main__":
+    where, numbers = pathlib.Path(sys.argv[1]), [int(n) for n in sys.argv[2:]]
+    all_faults = Faults(where)
+    results = [
+        all_faults.interrupted(*numbers[:2]),
+        all_faults.two_processes(numbers[2]),
+    ]
+    (where / "endings").write_text(json.dumps(results))

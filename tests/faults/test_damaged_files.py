@@ -1,0 +1,169 @@
+"""Every file of a run's folder, damaged in every region: the identical run, or an error."""
+
+import random
+import shutil
+
+import keras
+import numpy as np
+import pytest
+from killed_runs import data, make_model, make_plan
+
+from tf_bandmf.keras import run_identity, runs
+from tf_bandmf.keras.monitors import restore_backup
+
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A plan, and the folder of a run that was interrupted after STEPS steps."""
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if self.model.optimizer.steps_taken == STEPS:
+                raise KeyboardInterrupt
+
+    plan, folder = make_plan(), tmp_path_factory.mktemp("interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        make_model(plan).fit(
+            plan.batches(*data()),
+            epochs=3,
+            verbose=0,
+            private_state=folder / "run.private",
+            callbacks=[backup(folder), Stop()],
+        )
+    runs.forget()
+    return plan, folder
+
+
+def backup(folder):
+    return keras.callbacks.BackupAndRestore(
+        folder / "backup", save_freq=1, delete_checkpoint=False
+    )
+
+
+def resumed(plan, folder):
+    """All that decides how the run goes on."""
+    runs.forget()
+    model = make_model(plan)
+    model._prepare(model.optimizer, plan.batches(*data()))
+    restore_backup(model, [backup(folder)])
+    model.begin_run(plan.batches(*data()), folder / "run.private")
+    state = model.optimizer.secret_state
+    return [
+        int(state.step),
+        int(state.schedule_id),
+        state.key.secret_bytes(),
+        *(tensor.tobytes() for tensor in state.secret_tensors().values()),
+        *(
+            run_identity.value_of(variable).tobytes()
+            for variable in [*model.variables, *model.optimizer.variables]
+        ),
+    ]
+
+
+def regions(size, count, rng):
+    """Random places, of which each of `count` parts of a file has one."""
+    borders = np.linspace(0, size, count + 1).astype(int)
+    return [rng.randrange(a, max(a + 1, b)) for a, b in zip(borders, borders[1:])]
+
+
+def damages(content, count, rng):
+    """The content with one bit flipped in each region; cut off; overwritten; empty."""
+    for place in regions(len(content), count, rng):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << rng.randrange(8)
+        yield f"bit at {place}", bytes(flipped)
+    for place in [0, *regions(len(content), max(1, count // 4), rng)]:
+        yield f"cut at {place}", content[:place]
+        zeros = bytes(min(64, len(content) - place))
+        yield f"zeros at {place}", content[:place] + zeros + content[place + 64 :]
+
+
+@pytest.mark.attack(
+    "Damaged files of a run",
+    tried="Bits flipped, cut off or overwritten in every region of the private file"
+    " and of the backup: refused, or the run goes on identically.",
+    area="faults",
+    invariants=[11],
+)
+@pytest.mark.parametrize("count", [20, pytest.param(400, marks=pytest.mark.slow)])
+def test_invariant_11_a_damaged_file_is_refused_or_does_not_matter(
+    count, interrupted, tmp_path
+):
+    plan, whole = interrupted
+    expected = resumed(plan, whole)
+    assert expected[0] == STEPS
+    endings = {}
+    for name in ("run.private", "backup/latest.weights.h5"):
+        content, refused = (whole / name).read_bytes(), 0
+        tried = list(damages(content, count, random.Random(count)))
+        for number, (what, damaged) in enumerate(tried):
+            folder = tmp_path / f"{name.replace('/', '-')}-{number}"
+            shutil.copytree(whole, folder)
+            (folder / name).write_bytes(damaged)
+            try:
+                found = resumed(plan, folder)
+            except ValueError as error:
+                known = ("is damaged", "does not know these weights")
+                assert any(text in str(error) for text in known), (what, error)
+                assert str(folder) in str(error)
+                refused += 1
+            else:
+                assert found == expected, f"{name}: {what}"
+            shutil.rmtree(folder)
+        endings[name] = (refused, len(tried))
+    # Every bit of the secrets is checked, and of the backup what holds weights.
+    refused, tried = endings["run.private"]
+    assert refused == tried
+    refused, tried = endings["backup/latest.weights.h5"]
+    assert 0.2 * tried < refused
+
+
+def test_what_the_backup_says_of_epochs_is_not_trusted(interrupted, tmp_path):
+    plan, whole = interrupted
+    expected = resumed(plan, whole)
+    for text in ("", "{", '{"epoch": 2, "batch": 0}', '{"epoch": -1}', "\x00"):
+        folder = tmp_path / "run"
+        shutil.copytree(whole, folder)
+        (folder / "backup" / "training_metadata.json").write_text(text)
+        assert resumed(plan, folder) == expected
+        shutil.rmtree(folder)
+
+
+def test_without_its_backup_the_run_begins_again_with_its_own_noise(
+    interrupted, tmp_path
+):
+    plan, whole = interrupted
+    shutil.copy2(whole / "run.private", tmp_path)
+    found, expected = resumed(plan, tmp_path), resumed(plan, whole)
+    assert found[0] == 0
+    assert found[2:4] == expected[2:4]
+
+
+@pytest.mark.parametrize("missing", ["run.private", "backup"])
+def test_invariant_11_a_folder_where_something_is_missing(
+    missing, interrupted, tmp_path
+):
+    plan, whole = interrupted
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    if missing == "backup":
+        shutil.rmtree(folder / "backup")
+        assert resumed(plan, folder)[0] == 0
+        return
+    (folder / missing).unlink()
+    with pytest.raises(ValueError, match="private state file is not at"):
+        resumed(plan, folder)
+
+
+def test_what_a_kill_left_of_the_private_file_is_removed(interrupted, tmp_path):
+    plan, whole = interrupted
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    (folder / ".private-run.private-abcdefgh").write_bytes(b"half of it")
+    (folder / ".private-other.private-abcdefgh").write_bytes(b"of another run")
+    resumed(plan, folder)
+    left = {path.name for path in folder.iterdir()}
+    assert ".private-run.private-abcdefgh" not in left
+    assert ".private-other.private-abcdefgh" in left

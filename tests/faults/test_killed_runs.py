@@ -1,0 +1,47 @@
+"""kill -9, full disks, second processes: the identical run, or an error."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = pathlib.Path(__file__).with_name("killed_runs.py")
+
+
+@pytest.mark.attack(
+    "kill -9, full disks, two processes in one folder (centralized training)",
+    tried="At random moments of a resumable fit, with other clocks; a digest of "
+    "every sum and of its noise is kept outside: no noise meets other data, "
+    "and the end is the same, bit for bit.",
+    area="faults",
+    invariants=[9, 11, 19],
+)
+@pytest.mark.parametrize(
+    ("kills", "full_disks", "pairs"),
+    [(3, 0, 1), pytest.param(200, 25, 10, marks=pytest.mark.slow)],
+)
+def test_invariant_11_whatever_happens_to_a_run_it_is_the_identical_one(
+    kills, full_disks, pairs, tmp_path
+):
+    numbers = [str(number) for number in (kills, full_disks, pairs)]
+    with open(tmp_path / "output", "w") as output:
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), str(tmp_path), *numbers],
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+            timeout=1750,
+            check=False,
+        )
+    assert done.returncode == 0, (tmp_path / "output").read_text()[-4000:]
+    interrupted, two = json.loads((tmp_path / "endings").read_text())
+    print(interrupted, two)
+    # Some moments are after the end of a run.
+    assert interrupted["killed"] >= 0.5 * kills
+    assert interrupted["error"] + interrupted.get("crashed", 0) >= 0.3 * full_disks
+    # Whoever comes while the other one runs is refused.
+    assert two["done"] >= pairs
+    assert two["error"] >= 0.5 * pairs

@@ -1,0 +1,64 @@
+"""Files that are whole or not there, and locks that end with their process."""
+
+import gc
+import os
+import signal
+
+import pytest
+
+from tf_bandmf.files import locks, whole
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "a.weights.h5"
+    for text in ("first", "second"):
+        with whole.replaced(path) as unfinished:
+            assert unfinished.endswith(".weights.h5")
+            assert os.path.dirname(unfinished) == str(tmp_path)
+            with open(unfinished, "w") as file:
+                file.write(text)
+        assert path.read_text() == text
+    with pytest.raises(KeyboardInterrupt), whole.replaced(path) as unfinished:
+        with open(unfinished, "w") as file:
+            file.write("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "second"
+    assert os.listdir(tmp_path) == ["a.weights.h5"]
+
+
+def in_a_child(path, hold_on=False):
+    """How a process ended that tried to lock the path; its number if it holds on."""
+    ready, begun = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            held = locks.hold(path)
+        except BlockingIOError:
+            os._exit(3)
+        os.write(begun, b"x")
+        if hold_on:
+            signal.pause()
+        os._exit(0 if held is not None else 1)
+    if hold_on:
+        assert os.read(ready, 1) == b"x"
+        return child
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_invariant_19_a_lock_is_of_one_process_until_it_ends(tmp_path):
+    path = str(tmp_path / "run.private")
+    held, again = locks.hold(path), locks.hold(path)
+    assert held is again
+    assert in_a_child(path) == 3
+    del held
+    gc.collect()
+    assert in_a_child(path) == 3
+    del again
+    gc.collect()
+    assert in_a_child(path) == 0
+    other = in_a_child(path, hold_on=True)
+    with pytest.raises(BlockingIOError, match=r"Another process uses .*run\.private"):
+        locks.hold(path)
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
+    assert locks.hold(path) is not None

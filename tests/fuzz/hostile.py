@@ -1,0 +1,92 @@
+"""Hostile arguments, and what a public function may do with them."""
+
+import contextlib
+import signal
+import warnings
+
+import numpy as np
+
+# By kind, so that a message of a test names what was given.
+VALUES = {
+    "None": None,
+    "True": True,
+    "False": False,
+    "empty text": "",
+    "text": "no such thing",
+    "number as text": "1e-5",
+    "text of control characters": "\0\n\x1b[31m",
+    "long text": "x" * 10_000,
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "-inf": float("-inf"),
+    "numpy nan": np.float32("nan"),
+    "0": 0,
+    "-1": -1,
+    "-0.0": -0.0,
+    "half": 0.5,
+    "1.5": 1.5,
+    "tiny": 5e-324,
+    "huge float": 1.7e308,
+    "2^63": 2**63,
+    "10^30": 10**30,
+    "10^400": 10**400,
+    "complex": 1j,
+    "bytes": b"1",
+    "list": [],
+    "list of one": [1],
+    "dictionary": {},
+    "array": np.array([1.0, 2.0]),
+    "empty array": np.array([]),
+    "array of one": np.array([3]),
+    "object": object(),
+    "function": lambda *arguments: 1.0,
+    "class": int,
+}
+SECONDS = 20
+
+
+class TooSlow(BaseException):
+    """What nobody catches."""
+
+
+@contextlib.contextmanager
+def limited():
+    """Raises TooSlow after a while."""
+
+    def stop(*_):
+        raise TooSlow
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def complaint(call, names, is_right):
+    """What is wrong with what a call did with an argument, or None.
+
+    Args:
+      call: without arguments.
+      names: words of which a message must have one, such as the argument's name.
+      is_right: whether a result is right.
+    """
+    try:
+        with limited():
+            result = call()
+    except (ValueError, TypeError) as error:
+        text = str(error)
+        if not any(name in text for name in names):
+            return f"{type(error).__name__} that names none of {names}: {text[:200]}"
+        return None
+    except TooSlow:
+        return f"more than {SECONDS} seconds"
+    except BaseException as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    if not is_right(result):
+        return f"accepted: {str(result)[:200]}"
+    return None

@@ -1,0 +1,226 @@
+"""Every argument of the public functions, with everything that it must not be."""
+
+import numpy as np
+import pytest
+from hostile import VALUES, complaint, limited
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tf_bandmf
+from tf_bandmf import accounting, noise, participation, strategies, workloads
+from tf_bandmf.accounting import gaussian
+
+WORKLOAD = workloads.prefix_sum(8)
+SMALL = {"num_examples": 100, "batch_size": 10, "epochs": 2}
+PLAN = {
+    "mechanism": "identity",
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    **SMALL,
+    "noise_multiplier": None,
+    "num_steps": None,
+    "participation": None,
+    "sampling": None,
+    "workload": None,
+    "momentum": 0.0,
+    "decay": 1.0,
+    "learning_rates": None,
+    "l2_norm_clip": 1.0,
+    "bands": None,
+    "lambda_": None,
+    "gamma": None,
+    "column_normalized": None,
+    "objective": None,
+    "max_memory_vectors": None,
+    "confidence": None,
+    "test_seed": None,
+    "unit": "one example",
+    "generator": "philox",
+}
+FUNCTIONS = {
+    "plan": (tf_bandmf.plan, PLAN),
+    "MinSep": (participation.MinSep, {"min_separation": 3, "max_participations": 2}),
+    "FixedEpochOrder": (participation.FixedEpochOrder, {**SMALL, "order_seed": 0}),
+    "Shuffled": (participation.Shuffled, SMALL),
+    "BallsInBins": (participation.BallsInBins, SMALL),
+    "Poisson": (participation.Poisson, {"num_examples": 10, "batch_size": 2}),
+    "CyclicPoisson": (
+        participation.CyclicPoisson,
+        {"num_examples": 10, "batch_size": 2, "num_parts": 2},
+    ),
+    "CyclicFixedSize": (
+        participation.CyclicFixedSize,
+        {"num_examples": 10, "batch_size": 2, "num_parts": 2},
+    ),
+    "identity": (strategies.identity, {"num_steps": 8}),
+    "lambda_cgd": (strategies.lambda_cgd, {"num_steps": 8, "lambda_": 0.5}),
+    "bsr": (strategies.bsr, {"workload": WORKLOAD, "bands": 2}),
+    "bisr": (strategies.bisr, {"workload": WORKLOAD, "bands": 2}),
+    "binary_tree": (strategies.binary_tree, {"num_steps": 8}),
+    "prefix_sum": (workloads.prefix_sum, {"num_steps": 8, "learning_rates": None}),
+    "momentum_sgd": (
+        workloads.momentum_sgd,
+        {"num_steps": 8, "momentum": 0.5, "decay": 0.9, "learning_rates": None},
+    ),
+    "NoiseGenerator": (
+        noise.NoiseGenerator,
+        {
+            "strategy": strategies.identity(3),
+            "num_parameters": 3,
+            "num_shards": 1,
+            "generator": "philox",
+        },
+    ),
+    "bands_that_fit": (
+        tf_bandmf.bands_that_fit,
+        {"bytes_per_device": 100, "num_parameters": 3, "num_devices": 1},
+    ),
+    "compose": (tf_bandmf.compose, {"plans": []}),
+    "compare": (
+        tf_bandmf.compare,
+        {
+            "workload": WORKLOAD,
+            "participation": participation.MinSep(4, 2),
+            "mechanism_names": ["identity"],
+        },
+    ),
+    "gaussian_epsilon": (
+        gaussian.gaussian_epsilon,
+        {"noise_stddev": 1.0, "delta": 1e-5},
+    ),
+}
+# What the values of an argument may be that are given and accepted, by argument: for all
+# others a result is wrong. (None stands for a default.)
+RIGHT = {
+    "epsilon": {"half", "1.5", "tiny"},
+    "delta": {"half", "tiny"},
+    "momentum": {"0", "-0.0", "half", "tiny"},
+    "decay": {"half", "1.5", "tiny"},
+    "l2_norm_clip": {"half", "1.5"},
+    "noise_multiplier": {"half", "1.5"},
+    "max_memory_vectors": {"0", "-0.0", "huge float", "2^63", "10^30"},
+    "test_seed": {"0", "-1", "2^63", "10^30", "10^400"},
+    "unit": {"text", "number as text", "long text"},
+    "lambda_": {"0", "-0.0", "half", "tiny"},
+    "order_seed": {"0", "-0.0"},
+    "min_separation": {"huge float", "2^63", "10^30"},
+    "max_participations": {"huge float", "2^63", "10^30"},
+    "num_examples": {"huge float", "2^63", "10^30"},
+    "epochs": {"huge float", "2^63", "10^30"},
+    "num_parameters": {"huge float", "2^63", "10^30"},
+    "num_shards": {"huge float", "2^63", "10^30"},
+    "bytes_per_device": {"huge float", "2^63", "10^30"},
+    "num_devices": {"huge float", "2^63", "10^30"},
+    "noise_stddev": {"half", "1.5", "huge float", "2^63", "10^30"},
+}
+# Other words than the argument's name by which a message may name it.
+NAMES = {
+    "lambda_": ["lambda"],
+    "num_examples": ["num_steps", "batch_size"],
+    "batch_size": ["num_examples"],
+    "epochs": ["num_steps"],
+    "bands": ["bands"],
+    "mechanism": ["mechanism"],
+    "mechanism_names": ["mechanism"],
+    "noise_multiplier": ["noise_multiplier", "epsilon"],
+    "num_steps": ["num_rows", "participation"],
+    "epsilon": ["noise_multiplier"],
+    "num_parts": ["num_examples", "parts"],
+}
+
+
+@pytest.mark.attack(
+    "Wrong arguments of public functions",
+    tried="Every argument of 20 functions gets 32 values of wrong type, range and size.",
+    area="fuzz",
+)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_wrong_argument_gets_an_error_that_names_it(name):
+    function, arguments = FUNCTIONS[name]
+    found = []
+    for argument, usual in arguments.items():
+        words = [argument, *NAMES.get(argument, [])]
+        for kind, value in VALUES.items():
+            if value is usual:
+                continue
+            wrong = complaint(
+                lambda argument=argument, value=value: function(
+                    **{**arguments, argument: value}
+                ),
+                words,
+                lambda _, argument=argument, kind=kind: (
+                    kind == "None" or kind in RIGHT.get(argument, ())
+                ),
+            )
+            if wrong is not None:
+                found.append(f"{argument} = {kind}: {wrong}")
+    assert not found, "\n".join(found)
+
+
+BUDGET = st.fixed_dictionaries(
+    {
+        "epsilon": st.one_of(st.none(), st.floats(), st.integers()),
+        "delta": st.one_of(st.none(), st.floats(), st.sampled_from([1e-5, 1e-9])),
+        "noise_multiplier": st.one_of(st.none(), st.none(), st.floats()),
+        "num_examples": st.integers(-2, 200),
+        "batch_size": st.integers(-1, 50),
+        "epochs": st.integers(-1, 5),
+        "mechanism": st.sampled_from(["identity", "lambda_cgd:0.5", "bsr:2", "bisr:3"]),
+        "momentum": st.sampled_from([0.0, 0.9, 1.0, -0.5, float("nan")]),
+        "l2_norm_clip": st.one_of(st.just(1.0), st.floats()),
+    }
+)
+
+
+@pytest.mark.attack(
+    "Random budgets",
+    tried="Plans of random numbers, sensible and not: a plan's noise is enough for its "
+    "budget, whatever was asked, or an error says what is wrong.",
+    area="fuzz",
+    invariants=[12],
+)
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@given(BUDGET)
+def test_invariant_12_a_plan_of_any_numbers_is_right_or_refused(arguments):
+    with limited():
+        try:
+            plan = tf_bandmf.plan(**arguments)
+        except (ValueError, TypeError) as error:
+            assert any(
+                f"{name}" in str(error) for name in (*arguments, "clip", "bands")
+            )
+            return
+    assert 0.0 < plan.noise_stddev < np.inf
+    found = gaussian.gaussian_epsilon(plan.noise_multiplier, plan.delta)
+    assert found <= plan.epsilon * (1 + 1e-9)
+    if arguments["epsilon"] is not None:
+        assert plan.epsilon <= arguments["epsilon"] * (1 + 1e-9)
+
+
+@pytest.mark.attack(
+    "Absurd sizes",
+    tried="Plans, strategies and matrices of 10^12 steps: refused at once, with the memory "
+    "that they would need.",
+    area="load",
+)
+def test_absurd_sizes_are_refused_with_what_they_would_need():
+    sizes = {"num_examples": 10**12, "batch_size": 10, "epochs": 1}
+    with limited(), pytest.raises(ValueError, match=r"num_steps .* 1.6e\+12 bytes"):
+        tf_bandmf.plan("identity", epsilon=1.0, delta=1e-13, **sizes)
+    with limited(), pytest.raises(ValueError, match=r"num_steps .* 8e\+12 bytes"):
+        strategies.identity(10**12)
+    with limited(), pytest.raises(ValueError, match="num_steps of the binary tree"):
+        strategies.binary_tree(10**7)
+    with (
+        limited(),
+        pytest.raises(ValueError, match="num_steps must be <= 8192 for a den"),
+    ):
+        strategies.dense(workloads.prefix_sum(10**6), participation.MinSep(1, 1))
+    with limited(), pytest.raises(ValueError, match="num_bins must be <= 8192"):
+        tf_bandmf.plan(
+            "identity",
+            noise_multiplier=1.0,
+            delta=1e-6,
+            participation=tf_bandmf.BallsInBins(10**6, 10, 1),
+        )
+    assert accounting.Guarantee is not None

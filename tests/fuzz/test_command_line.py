@@ -1,0 +1,114 @@
+"""The command line with arguments of any kind: an exit code and a message, no traceback."""
+
+import pytest
+from hostile import limited
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tf_bandmf.cli import main
+
+BASES = {
+    "compare": {
+        "--steps": "20",
+        "--min-sep": "5",
+        "--participations": "4",
+        "--mechanisms": "identity,bsr:2",
+        "--epsilon": "2",
+        "--delta": "1e-5",
+    },
+    "plan": {
+        "--epsilon": "2",
+        "--delta": "1e-5",
+        "--examples": "40",
+        "--batch-size": "10",
+        "--epochs": "2",
+        "--mechanism": "bsr:2",
+    },
+    "bands": {
+        "--steps": "16",
+        "--epochs": "4",
+        "--epsilon": "2",
+        "--delta": "1e-5",
+        "--candidates": "1,2",
+        "--mechanism": "bsr",
+    },
+}
+TEXTS = [
+    *("", " ", "x", "nan", "inf", "-inf", "-1", "0", "1e400", "1e-400", "0x10", "1_0"),
+    *("9" * 40, "9" * 5000, "\u00e9\u0301", "\0", "\n", "--", "-", "None", "True"),
+    *(
+        "bsr:0",
+        "bsr:-1",
+        "bsr:nan",
+        "bsr:2:2:2",
+        "bsr:",
+        ":",
+        ",",
+        "identity,,identity",
+    ),
+    *("1/0", "1/3", "[1]", "{}", "../..", "%s%n", "\x1b[31m", "a=b", "--help=1"),
+]
+
+
+def ending(arguments):
+    """The exit code, whichever way the command line gives it."""
+    try:
+        with limited():
+            code = main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    return 0 if code is None else code
+
+
+@pytest.mark.attack(
+    "Wrong arguments of the command line",
+    tried="Each option of each command gets 37 texts; options are left out, repeated and "
+    "made up; plans to show are no plans.",
+    area="fuzz",
+)
+@pytest.mark.parametrize(
+    "command", ["compare", "plan", pytest.param("bands", marks=pytest.mark.slow)]
+)
+def test_every_option_with_every_text(command, capfd):
+    options = BASES[command]
+    assert ending(_line(command, options)) == 0
+    capfd.readouterr()
+    for option in options:
+        for text in TEXTS:
+            code = ending(_line(command, {**options, option: text}))
+            errors = capfd.readouterr().err
+            assert code in (0, 1, 2), (option, text, code)
+            assert "Traceback" not in errors, (option, text, errors)
+            assert code == 0 or errors.strip(), (option, text)
+
+
+def _line(command, options):
+    return [command, *(f"{name}={value}" for name, value in options.items())]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    st.sampled_from([*BASES, "show", "nothing", ""]),
+    st.lists(
+        st.one_of(
+            st.sampled_from([*TEXTS, "--json", "--help", "--version", "--steps", "5"]),
+            st.text(max_size=8),
+        ),
+        max_size=6,
+    ),
+)
+def test_any_words(command, words):
+    assert ending([command, *words]) in (0, 1, 2)
+
+
+def test_plans_to_show_that_are_none(tmp_path, capfd):
+    path = tmp_path / "plan.json"
+    contents = [b"", b"{}", b"[]", b"null", b"\xff", b'{"plan": {}, "fingerprint": ""}']
+    for content in contents:
+        path.write_bytes(content)
+        assert ending(["show", str(path)]) == 2
+        errors = capfd.readouterr().err
+        assert errors and "Traceback" not in errors
+    assert ending(["show", str(tmp_path)]) in (1, 2)
+    assert ending(["show", "no\0file"]) in (1, 2)
+    assert ending(["show", str(tmp_path / "none")]) == 2

@@ -1,0 +1,116 @@
+"""Plan files in which something was changed: refused, whatever it was."""
+
+import copy
+import json
+import random
+import shutil
+
+import pytest
+from hostile import limited
+
+import tf_bandmf
+
+JUNK = [None, True, 0, -1, 0.5, 1e308, float("nan"), 10**30, "", "x", [], [1.0], {}]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A file of a plan with arrays, and what it says."""
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    tf_bandmf.plan(
+        "bsr:2",
+        epsilon=2.0,
+        delta=1e-5,
+        num_examples=40,
+        batch_size=10,
+        epochs=2,
+        learning_rates=[1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3],
+    ).save(path)
+    return path
+
+
+def places(value, path=()):
+    """The paths of all parts of a JSON value."""
+    if path:
+        yield path
+    items = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def changed(content, path, change):
+    content = copy.deepcopy(content)
+    parent = content
+    for key in path[:-1]:
+        parent = parent[key]
+    change(parent, path[-1])
+    return content
+
+
+def mutations(content):
+    for path in places(content):
+        for junk in JUNK:
+            yield changed(content, path, lambda p, k, junk=junk: p.__setitem__(k, junk))
+        yield changed(content, path, lambda p, k: p.pop(k))
+        if isinstance(path[-1], str):
+            yield changed(content, path, lambda p, k: p.__setitem__(k + "_", p.pop(k)))
+
+
+@pytest.mark.attack(
+    "Changed plan files",
+    tried="Each value of a plan file becomes each of 13 others, is removed or renamed; its "
+    "arrays are cut off and have bits flipped.",
+    area="fuzz",
+    invariants=[11],
+)
+def test_invariant_11_a_changed_plan_is_refused(saved, tmp_path, figure):
+    path, content = tmp_path / "plan.json", json.loads(saved.read_text())
+    shutil.copy(saved.with_suffix(".npz"), tmp_path)
+    fingerprint, tried = tf_bandmf.Plan.load(saved).fingerprint, 0
+    for mutation in mutations(content):
+        path.write_text(json.dumps(mutation))
+        tried += 1
+        try:
+            with limited():
+                plan = tf_bandmf.Plan.load(path)
+        except (ValueError, FileNotFoundError) as error:
+            assert str(path.with_suffix("")) in str(error), error
+        else:
+            # Names of diagnostics, and numbers like 1 for 1.0, say the same.
+            assert plan.fingerprint == fingerprint
+    figure(f"{tried} changes")
+    assert tried > 500
+
+
+def test_invariant_11_damaged_arrays_of_a_plan_are_refused(saved, tmp_path):
+    path, arrays = tmp_path / "plan.json", tmp_path / "plan.npz"
+    shutil.copy(saved, path)
+    whole = saved.with_suffix(".npz").read_bytes()
+    fingerprint, rng = tf_bandmf.Plan.load(saved).fingerprint, random.Random(0)
+    for number in range(120):
+        damaged = bytearray(whole)
+        place = rng.randrange(len(whole))
+        if number % 4 == 0:
+            damaged = damaged[:place]
+        else:
+            damaged[place] ^= 1 << rng.randrange(8)
+        arrays.write_bytes(damaged)
+        try:
+            plan = tf_bandmf.Plan.load(path)
+        except (ValueError, FileNotFoundError):
+            continue
+        assert plan.fingerprint == fingerprint
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b"1", b"null", b"\xff\xfe", b"{"]
+)
+def test_what_is_no_plan_is_refused(content, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"plan\.json"):
+        tf_bandmf.Plan.load(path)

@@ -1,0 +1,96 @@
+"""The audit of a Keras run: sees what a broken run reveals, and believes a sound one."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.keras import replicas
+
+NUM, WIDTH = 300, 256
+
+
+def problem():
+    """Canaries 0 ... WIDTH - 1 have gradients of their own; the others are ordinary."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM, WIDTH)).astype(np.float32)
+    x[:WIDTH] = 3.0 * np.eye(WIDTH)
+    return x, np.ones((NUM, 1), np.float32)
+
+
+def plan_of(mechanism="bsr:4", **changes):
+    arguments = {"epsilon": 8.0, "delta": 1e-5, "num_examples": NUM, "batch_size": 75}
+    return tf_bandmf.plan(mechanism, epochs=3, test_seed=1, **{**arguments, **changes})
+
+
+def linear(plan, **changes):
+    keras.utils.set_random_seed(0)
+    changes = {"use_bias": False, "kernel_initializer": "zeros", **changes}
+    dense = keras.layers.Dense(1, **changes)
+    model = keras.Sequential([keras.Input((WIDTH,)), dense])
+    tf_bandmf.keras.make_private(model, self_check=False)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.5), plan)
+    model.compile(optimizer, "mse")
+    return model
+
+
+def audited(plan, **changes):
+    canaries = np.arange(WIDTH)
+    model = linear(plan, **changes)
+    found = tf_bandmf.keras.audit_run(model, *problem(), canaries=canaries, seed=0)
+    assert model.optimizer.steps_taken == plan.num_steps
+    return found
+
+
+@pytest.mark.attack(
+    "A Keras run of one's own",
+    tried="256 examples as canaries, each in or out by a coin; guesses from the noisy "
+    "gradients of all steps, and from the losses of the final model.",
+    area="audit",
+    invariants=[3, 4],
+)
+@pytest.mark.parametrize("mechanism", ["identity", "bsr:4"])
+def test_a_sound_run_is_believed(mechanism, figure):
+    plan = plan_of(mechanism)
+    # A penalty on weights is no part of the sum.
+    found = audited(plan, kernel_regularizer="l2")
+    assert not found.contradicts and found.white_box.num_canaries == WIDTH
+    # The signal is that of canaries that use the clip norm three times.
+    assert 0.8 / plan.noise_multiplier < found.white_box.signal
+    assert found.white_box.signal <= (1 + 1e-5) / plan.noise_multiplier
+    assert 0.1 * plan.epsilon < found.white_box.epsilon <= plan.epsilon
+    assert "White box: Audit with 256" in str(found)
+    figure(f"{mechanism}: epsilon >= {found.white_box.epsilon:.1f} of {plan.epsilon:g}")
+
+
+def test_a_run_without_noise_is_seen_in_both_boxes(monkeypatch):
+    def without_noise(total, noise, stddev, batch_size):
+        return (total + 1e-3 * stddev * noise) / batch_size
+
+    monkeypatch.setattr(replicas, "_noisy_mean", without_noise)
+    plan = plan_of("identity", epsilon=1.0)
+    found = audited(plan)
+    assert found.white_box.contradicts and found.black_box.contradicts
+
+
+def test_an_amplified_run_has_a_black_box_alone():
+    found = audited(plan_of("identity", sampling="poisson"))
+    assert found.white_box is None and not found.contradicts
+    assert "nobody knows" in str(found)
+
+
+def test_what_cannot_be_audited_is_refused(make_min_sep_plan):
+    x, y = problem()
+    model = linear(plan_of("identity"))
+    for canaries in ([1, 1], [0.5, 1.0], [3], [-1, 2], [0, NUM]):
+        with pytest.raises(ValueError, match="distinct indices"):
+            tf_bandmf.keras.audit_run(model, x, y, canaries=canaries)
+    with pytest.raises(TypeError, match="own batches"):
+        tf_bandmf.keras.audit_run(linear(make_min_sep_plan()), x, y, canaries=[0, 1])
+    model.train_on_batch(next(iter(model.optimizer.plan.batches(x, y))))
+    with pytest.raises(ValueError, match="whole run"):
+        tf_bandmf.keras.audit_run(model, x, y, canaries=[0, 1])
+    model.compile("sgd", "mse")
+    with pytest.raises(TypeError, match="PrivateOptimizer"):
+        tf_bandmf.keras.audit_run(model, x, y, canaries=[0, 1])

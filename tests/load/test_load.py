@@ -1,0 +1,231 @@
+"""Many steps, long plans, models that are too large."""
+
+import math
+import pathlib
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf import noise, strategies, workloads
+from tf_bandmf.files import machine
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning import memory
+
+keras = pytest.importorskip("keras", minversion="3.12")
+
+import tf_bandmf.keras  # noqa: E402
+from tf_bandmf.keras import runs  # noqa: E402
+from tf_bandmf.keras.private_step import PrivateStep  # noqa: E402
+
+KEY = NoiseKey.for_testing(0)
+
+
+def resident_bytes():
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return 4096 * pages
+
+
+def all_rows(generator, keys, buffer, first, count):
+    """Rows of steps in order, in one graph, as a training loop takes them."""
+    rows = tf.TensorArray(tf.float32, count, element_shape=[generator.shard_size])
+
+    def step(i, buffer, rows):
+        row, update = generator.row(keys, buffer, first + i)
+        if update is not None:
+            places = update.indices[:, None]
+            buffer = tf.tensor_scatter_nd_update(buffer, places, update.values)
+        return i + 1, buffer, rows.write(tf.cast(i, tf.int32), row)
+
+    _, buffer, rows = tf.while_loop(
+        lambda i, *_: i < count,
+        step,
+        (tf.constant(0, tf.int64), buffer, rows),
+        parallel_iterations=1,
+    )
+    return buffer, rows.stack()
+
+
+@pytest.mark.attack(
+    "Drift of the noise",
+    tried="Rounding in a ring buffer, and in buffered geometric sums, over many steps, "
+    "against float64.",
+    area="load",
+    invariants=[9],
+)
+@pytest.mark.parametrize(
+    "num_steps", [2_000, pytest.param(100_000, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", ["bsr", "blt"])
+def test_invariant_9_noise_does_not_drift(name, num_steps, figure):
+    strategy = (
+        strategies.bsr(workloads.prefix_sum(num_steps), 8)
+        if name == "bsr"
+        else strategies.Strategy(
+            "blt",
+            tf_bandmf.matrices.BufferedToeplitz([0.999, 0.5], [0.7, 0.2], num_steps),
+        ).in_float32()
+    )
+    d = 4
+    generator = noise.NoiseGenerator(strategy, d)
+    keys = tf.constant(generator.step_keys(KEY))
+    buffer = tf.zeros([generator.memory_vectors, d])
+    independent = noise.NoiseGenerator(strategies.identity(num_steps), d)
+    streamed = tf.function(all_rows, reduce_retracing=True)
+    (_, found), (_, z) = (
+        streamed(g, keys, b, tf.constant(0, tf.int64), num_steps)
+        for g, b in ((generator, buffer), (independent, tf.zeros([0, d])))
+    )
+    expected = strategy.matrix.solve(z.numpy().astype(np.float64))
+    largest = np.abs(found - expected).max() / np.abs(expected).max()
+    assert largest < 1e-5
+    figure(f"{name}: below 1e-5 of the largest entry after {num_steps:,} steps")
+
+
+def small_model(plan):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    tf_bandmf.keras.make_private(model, self_check=False)
+    model.compile(
+        tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1e-4), plan),
+        "mse",
+        jit_compile=False,
+    )
+    return model
+
+
+@pytest.mark.attack(
+    "Memory and retracing over many steps",
+    tried="A fit of 100,000 steps: memory, traces, step number, and a finite model.",
+    area="load",
+    invariants=[1],
+)
+@pytest.mark.parametrize(
+    "num_steps", [600, pytest.param(100_000, marks=pytest.mark.slow)]
+)
+def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
+    runs.forget()
+    epochs = num_steps // 4
+    plan = tf_bandmf.plan(
+        "bsr:4",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        num_examples=16,
+        batch_size=4,
+        epochs=epochs,
+    )
+    assert plan.num_steps == num_steps
+    model = small_model(plan)
+    sizes, traces = {}, []
+    step = PrivateStep._train_step
+
+    def traced(self, data):
+        traces.append(data)
+        return step(self, data)
+
+    monkeypatch.setattr(PrivateStep, "_train_step", traced)
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            step = self.model.optimizer.steps_taken
+            if step % (num_steps // 10) == 0:
+                sizes[step] = resident_bytes()
+
+    x, y = np.ones([16, 3], np.float32), np.ones([16, 2], np.float32)
+    # One epoch of `fit` is as long as it is told to be.
+    model.fit(
+        plan.batches(x, y),
+        epochs=1,
+        steps_per_epoch=num_steps,
+        callbacks=[Watch()],
+        verbose=0,
+    )
+    assert model.optimizer.steps_taken == num_steps
+    assert len(traces) == 1
+    assert all(np.all(np.isfinite(w)) for w in model.get_weights())
+    # After a tenth of the steps everything is there that is needed.
+    later = [size for step, size in sizes.items() if step > num_steps // 10]
+    grown = max(later) - sizes[num_steps // 10]
+    assert grown < 20e6 + 100 * num_steps, f"{grown / 1e6:.0f} MB"
+
+
+@pytest.mark.attack(
+    "Plans of a million steps",
+    tried="Made, saved, loaded, and used at their last step; one step more is refused.",
+    area="load",
+    invariants=[1],
+)
+@pytest.mark.slow
+def test_invariant_1_a_plan_of_a_million_steps(tmp_path):
+    n, began = 1_000_000, time.monotonic()
+    plan = tf_bandmf.plan(
+        "bsr:4",
+        epsilon=8.0,
+        delta=1e-8,
+        num_steps=n,
+        participation=tf_bandmf.MinSep(10_000, 100),
+        batch_size=1000,
+    )
+    plan.save(tmp_path / "plan.json")
+    assert tf_bandmf.Plan.load(tmp_path / "plan.json").fingerprint == plan.fingerprint
+    assert time.monotonic() - began < 60
+    generator = noise.NoiseGenerator(plan.strategy, 5, jit_compile=False)
+    state = generator.initial_state(KEY)
+    assert state.step_keys.shape == [n, 2]
+    row, _ = generator.next(state, tf.constant(n - 1))
+    assert np.all(np.isfinite(row))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="1000000 steps"):
+        generator.next(state, tf.constant(n))
+
+
+@pytest.mark.attack(
+    "Models that are too large",
+    tried="Noise that does not fit into memory: refused before training, with its bytes.",
+    area="load",
+)
+@pytest.mark.parametrize("how", ["known before", "found by the device"])
+def test_noise_that_does_not_fit_is_refused_before_training(how, monkeypatch):
+    runs.forget()
+    plan = tf_bandmf.plan(
+        "bsr:4",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        num_examples=16,
+        batch_size=4,
+        epochs=2,
+    )
+    needed = plan.memory(8)
+    total = needed.buffer_bytes + needed.key_bytes
+    if how == "known before":
+        monkeypatch.setattr(machine, "memory_bytes", lambda: total - 1)
+        match = f"3 vectors of 8 numbers.*{total} bytes.* {total - 1}"
+    else:
+        from tf_bandmf.keras import optimizer
+
+        def full(*arguments):
+            raise tf.errors.ResourceExhaustedError(None, None, "no memory")
+
+        monkeypatch.setattr(optimizer, "SecretState", full)
+        match = "3 vectors of 8 numbers.*The device has less"
+    x, y = np.ones([16, 3], np.float32), np.ones([16, 2], np.float32)
+    model = small_model(plan)
+    model.build((None, 3))
+    before = model.get_weights()
+    with pytest.raises(MemoryError, match=match):
+        model.fit(plan.batches(x, y), verbose=0)
+    assert model.optimizer.steps_taken == 0
+    assert all(map(np.array_equal, before, model.get_weights()))
+
+
+def test_the_machine_knows_its_memory():
+    found = machine.memory_bytes()
+    assert found is not None and 1e8 < found < 1e15
+    needed = memory.noise_memory(strategies.bsr(workloads.prefix_sum(9), 3), 100)
+    total = needed.bytes_per_device
+    memory.refuse_too_large(needed, total)
+    memory.refuse_too_large(needed, None)
+    with pytest.raises(MemoryError, match=f"{total} bytes, and there are {total - 1}"):
+        memory.refuse_too_large(needed, total - 1)
+    assert math.isfinite(total)

@@ -1,0 +1,145 @@
+"""Tests of random bits: a documented part of NIST SP 800-22 and of TestU01.
+
+Each takes words, uint32, shape [2^17], and returns a p-value that is uniform for random
+bits. Sources: A. Rukhin et al., NIST SP 800-22 rev. 1a (2010), sections 2.1 to 2.6 and
+2.11; P. L'Ecuyer and R. Simard, TestU01 (ACM TOMS 33, 2007): SmallCrush's birthday
+spacings, collisions, gaps and weights; G. Marsaglia's rank of binary matrices.
+"""
+
+import numpy as np
+from scipy import special, stats
+
+SIZE = 2**17
+
+
+def bits(words):
+    return np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little")
+
+
+def _two_sided(p_low):
+    return float(2.0 * min(p_low, 1.0 - p_low))
+
+
+def monobit(words):
+    """As many ones as zeros (2.1)."""
+    found = bits(words)
+    z = (2.0 * found.sum() - found.size) / np.sqrt(found.size)
+    return float(2.0 * special.ndtr(-abs(z)))
+
+
+def block_frequency(words):
+    """As many ones in each block of 4096 bits (2.2)."""
+    ones = bits(words).reshape(-1, 4096).sum(1)
+    return float(stats.chi2.sf(np.sum((ones - 2048.0) ** 2) / 1024.0, ones.size))
+
+
+def runs(words):
+    """The number of runs of equal bits (2.3)."""
+    found = bits(words)
+    changes = int(np.sum(found[1:] != found[:-1]))
+    z = (changes - 0.5 * (found.size - 1)) / np.sqrt(0.25 * (found.size - 1))
+    return float(2.0 * special.ndtr(-abs(z)))
+
+
+def bit_positions(words):
+    """Each of the 32 positions is as often one, and each pair as often equal."""
+    matrix = ((words[:, None] >> np.arange(32, dtype=np.uint32)) & 1).astype(np.float64)
+    gram = (2.0 * matrix - 1.0).T @ (2.0 * matrix - 1.0) / np.sqrt(len(words))
+    means = (2.0 * matrix - 1.0).sum(0) / np.sqrt(len(words))
+    z = np.concatenate([means, gram[np.triu_indices(32, 1)]])
+    return float(min(1.0, 2.0 * special.ndtr(-np.abs(z).max()) * z.size))
+
+
+def serial(words):
+    """Pairs of neighbouring bytes are uniform (2.11)."""
+    part = words.astype("<u4").view(np.uint8).astype(np.int64)
+    counts = np.bincount(256 * part[0::2] + part[1::2], minlength=65536)
+    return float(_two_sided(stats.chisquare(counts).pvalue))
+
+
+def spectral(words):
+    """No frequency stands out (2.6; the largest of all, instead of a count)."""
+    signal = 2.0 * bits(words[: 2**14]).astype(np.float64) - 1.0
+    power = np.abs(np.fft.rfft(signal))[1:-1] ** 2 / signal.size
+    # Exponential, independent: the largest of them.
+    return float(-np.expm1(power.size * np.log1p(-np.exp(-power.max()))))
+
+
+def matrix_rank(words):
+    """Ranks of 32 x 32 matrices over GF(2) (2.5; Marsaglia)."""
+    rows = words.reshape(-1, 32).copy()
+    rank = np.zeros(len(rows), int)
+    for column in range(32):
+        bit = (rows >> np.uint32(column)) & 1
+        has = bit.any(axis=1)
+        pivot = np.argmax(bit, axis=1)
+        pivots = np.where(has, rows[np.arange(len(rows)), pivot], 0).astype(np.uint32)
+        rows ^= bit.astype(np.uint32) * pivots[:, None]
+        rank += has
+    full = np.prod(1.0 - 0.5 ** np.arange(1, 33))
+    one_less = full * 2.0 * (1.0 - 0.5**32) ** 2 / (1.0 - 0.5) / 2.0
+    expected = np.array([full, one_less, 1.0 - full - one_less]) * len(rows)
+    counts = [np.sum(rank == 32), np.sum(rank == 31), np.sum(rank < 31)]
+    return float(stats.chisquare(counts, expected).pvalue)
+
+
+def gaps(words):
+    """Lengths of gaps between numbers below 1/16 (Knuth; SmallCrush)."""
+    hits = np.flatnonzero(words < 2**28)
+    length = np.minimum(np.diff(hits) - 1, 60)
+    counts = np.bincount(length, minlength=61)
+    probability = (1 / 16) * (15 / 16) ** np.arange(61)
+    probability[60] = (15 / 16) ** 60
+    return float(_two_sided(stats.chisquare(counts, probability * counts.sum()).pvalue))
+
+
+def birthday_spacings(words):
+    """Equal distances between 4096 birthdays in 2^32 days, Poisson (Marsaglia)."""
+    total = 0
+    groups = words.reshape(-1, 4096).astype(np.int64)
+    for group in groups:
+        spacings = np.sort(np.diff(np.sort(group)))
+        total += int(np.sum(spacings[1:] == spacings[:-1]))
+    mean = len(groups) * 4096**3 / 2.0**34
+    upper = stats.poisson.sf(total - 1, mean)
+    lower = stats.poisson.cdf(total, mean)
+    return float(min(1.0, 2.0 * min(upper, lower)))
+
+
+def collisions(words):
+    """Equal words among 2^17, Poisson to first order (SmallCrush)."""
+    repeated = words.size - len(np.unique(words))
+    mean = words.size**2 / 2.0**33
+    upper = stats.poisson.sf(repeated - 1, mean)
+    lower = stats.poisson.cdf(repeated, mean)
+    return float(min(1.0, 2.0 * min(upper, lower)))
+
+
+def weights(words):
+    """Numbers of ones in words are binomial (SmallCrush)."""
+    counts = np.bincount(bits(words).reshape(-1, 32).sum(1), minlength=33)
+    expected = stats.binom.pmf(np.arange(33), 32, 0.5)
+
+    def pooled(values):
+        return np.concatenate([[values[:7].sum()], values[7:26], [values[26:].sum()]])
+
+    expected = pooled(expected) * words.size
+    return float(stats.chisquare(pooled(counts), expected).pvalue)
+
+
+ALL = {
+    test.__name__: test
+    for test in (
+        monobit,
+        block_frequency,
+        runs,
+        bit_positions,
+        serial,
+        spectral,
+        matrix_rank,
+        gaps,
+        birthday_spacings,
+        collisions,
+        weights,
+    )
+}

@@ -1,0 +1,187 @@
+"""Noise of the stream cipher ChaCha20."""
+
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+import tf_bandmf
+from tf_bandmf import noise, strategies
+from tf_bandmf.noise.chacha import chacha20, chacha20_blocks
+from tf_bandmf.noise.keys import KEY_WORDS, NoiseKey
+from tf_bandmf.noise.word_sources import source_of
+from tf_bandmf.planning import memory, statement
+
+KEY = NoiseKey.for_testing(0)
+# RFC 8439, appendix A.1: key, block counter, first word of the nonce, keystream.
+ZERO_KEY = bytes(32)
+VECTORS = [
+    (
+        ZERO_KEY,
+        0,
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586",
+    ),
+    (
+        ZERO_KEY,
+        1,
+        "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+        "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f",
+    ),
+    (
+        bytes(31) + b"\x01",
+        1,
+        "3aeb5224ecf849929b9d828db1ced4dd832025e8018b8160b82284f3c949aa5a"
+        "8eca00bbb4a73bdad192b5c42f73f2fd4e273644c8b36125a64addeb006c13a0",
+    ),
+    (
+        b"\x00\xff" + bytes(30),
+        2,
+        "72d54dfbf12ec44b362692df94137f328fea8da73990265ec1bbbea1ae9af0ca"
+        "13b25aa26cb4a648cb9b9d1be65b2c0924a66c54d545ec1b7374f4872e99f096",
+    ),
+]
+
+
+def words_of(key):
+    return tf.constant(np.frombuffer(key, "<u8"))
+
+
+@pytest.mark.parametrize(("key", "number", "keystream"), VECTORS)
+def test_published_keystreams(key, number, keystream):
+    expected = np.frombuffer(bytes.fromhex(keystream), "<u4")
+    found = tf.stack(chacha20_blocks(words_of(key), tf.constant(number, tf.uint64)))
+    np.testing.assert_array_equal(found, expected)
+
+
+def reference_keystream(key, number):
+    """RFC 8439, section 2.3, on Python's integers."""
+
+    def rotated(word, bits):
+        return (word << bits | word >> (32 - bits)) & 0xFFFFFFFF
+
+    def quarter(s, a, b, c, d):
+        for x, y, z, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            s[x] = (s[x] + s[y]) & 0xFFFFFFFF
+            s[z] = rotated(s[z] ^ s[x], bits)
+
+    start = list(struct.unpack("<16I", b"expand 32-byte k" + key + bytes(16)))
+    start[12], start[13] = number & 0xFFFFFFFF, number >> 32
+    state = list(start)
+    for _ in range(10):
+        for i in range(4):
+            quarter(state, i, 4 + i, 8 + i, 12 + i)
+        for i in range(4):
+            quarter(state, i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4)
+    return [(a + b) & 0xFFFFFFFF for a, b in zip(state, start)]
+
+
+def test_words_are_the_keystream_in_order_across_32_bits_of_counter():
+    key = KEY.step_keys(1, "chacha20")[0]
+    # From within a block, over the border of the block counter's lower word.
+    first = 4 * 2**32 - 7
+    counters = np.arange(first, first + 20, dtype=np.uint64)
+    function = tf.function(chacha20, jit_compile=True)
+    found = np.stack(function(tf.constant(key), tf.constant(counters)), 1)
+    blocks = range(first // 4, (first + 19) // 4 + 1)
+    keystream = np.ravel([reference_keystream(key.tobytes(), n) for n in blocks])
+    start = 4 * (first % 4)
+    np.testing.assert_array_equal(found.ravel(), keystream[start : start + 80])
+    many = source_of(tf.constant(key)).many(tf.constant(key), counters[0], 20)
+    np.testing.assert_array_equal(many.numpy().view(np.uint32), found)
+
+
+def test_normals_agree_with_and_without_xla_and_a_shard_is_a_part():
+    key = tf.constant(KEY.step_keys(1, "chacha20")[0])
+    compiled = noise.standard_normals(key, 3 * 4096)
+    plain = noise.standard_normals(key, 3 * 4096, jit_compile=False)
+    np.testing.assert_allclose(plain, compiled, atol=1e-6)
+    part = noise.standard_normals(key, 4096, first_block=2, jit_compile=False)
+    np.testing.assert_array_equal(part, plain[2 * 4096 :])
+    # Fixed: False-alarm rate below 1e-3.
+    assert stats.kstest(plain, "norm").pvalue > 1e-3
+    other = noise.standard_normals(
+        tf.constant(KEY.step_keys(1)[0]), 3 * 4096, jit_compile=False
+    )
+    assert abs(np.corrcoef(plain, other)[0, 1]) < 5 / np.sqrt(3 * 4096)
+
+
+KNOWN = (-0.003835, 0.022722, -0.573735, -0.617352, -0.089892)
+
+
+def test_known_normals():
+    key = tf.constant(KEY.step_keys(1, "chacha20")[0])
+    found = noise.standard_normals(key, 5, jit_compile=False)
+    np.testing.assert_allclose(found, KNOWN, atol=1e-6)
+
+
+def test_a_generator_of_noise_takes_its_normals_from_its_own_keys():
+    generator = noise.NoiseGenerator(
+        strategies.identity(2), 300, jit_compile=False, generator="chacha20"
+    )
+    state = generator.initial_state(KEY)
+    assert state.step_keys.shape == [2, 4]
+    found, _ = generator.next(state, tf.constant(1))
+    expected = noise.standard_normals(
+        tf.constant(KEY.step_keys(2, "chacha20")[1]), 300, jit_compile=False
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_keys_of_one_generator_are_refused_by_the_other():
+    of_philox = noise.NoiseGenerator(strategies.identity(3), 10)
+    of_chacha = noise.NoiseGenerator(strategies.identity(3), 10, generator="chacha20")
+    state = of_philox.initial_state(KEY)
+    with pytest.raises(ValueError, match="they are of another generator"):
+        of_chacha.next(state, tf.constant(0))
+    with pytest.raises(ValueError, match="generator must be one of philox, chacha20"):
+        noise.NoiseGenerator(strategies.identity(3), 10, generator="aes")
+
+
+def test_invariant_8_step_keys_of_the_generators_have_nothing_in_common():
+    philox, chacha = KEY.step_keys(2), KEY.step_keys(2, "chacha20")
+    assert not set(philox.ravel()) & set(chacha.ravel())
+    expected = hashlib.blake2b(
+        (1).to_bytes(8, "little"),
+        key=KEY.secret_bytes(),
+        digest_size=32,
+        person=b"tf-bandmf chacha",
+    )
+    assert chacha[1].tobytes() == expected.digest()
+
+
+def make_plan(**changes):
+    return tf_bandmf.plan(
+        "lambda_cgd:0.5",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        num_examples=22,
+        batch_size=6,
+        epochs=2,
+        **changes,
+    )
+
+
+def test_the_generator_is_part_of_the_plan(tmp_path):
+    plan = make_plan(generator="chacha20")
+    default = make_plan()
+    assert "generator" not in default.to_config()
+    assert plan.fingerprint != default.fingerprint
+    plan.save(tmp_path / "plan.json")
+    again = tf_bandmf.Plan.load(tmp_path / "plan.json")
+    assert (again.generator, again.fingerprint) == ("chacha20", plan.fingerprint)
+    assert "ChaCha20" in str(plan.statement())
+    assert "Philox" not in str(plan.statement())
+    assert "ChaCha20" in str(tf_bandmf.compose([plan, default]).statement())
+    assert plan.memory(10).key_bytes == 2 * default.memory(10).key_bytes
+    with pytest.raises(ValueError, match="generator must be one of philox, chacha20"):
+        make_plan(generator="aes-ctr")
+
+
+def test_the_generators_are_known_everywhere():
+    assert set(KEY_WORDS) == set(statement.GENERATORS) == set(memory.STEP_KEY_BYTES)
+    for generator, words in KEY_WORDS.items():
+        assert memory.STEP_KEY_BYTES[generator] == 8 * words

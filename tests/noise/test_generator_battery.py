@@ -1,0 +1,124 @@
+"""The bits that are really drawn, and the normals that are made of them.
+
+PractRand and TestU01 are no packages of Python: `generator_battery` is the part of NIST SP
+800-22 and TestU01 that finds what simple generators do wrong. Seeds are fixed; over all
+tests and streams a false alarm has probability below 1e-6.
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import special
+
+from tf_bandmf import noise
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.noise.philox import philox
+
+sys.path.append(str(pathlib.Path(__file__).parent))
+import generator_battery as battery
+
+KEYS = NoiseKey.for_testing(11).step_keys(256)
+QUARTER = battery.SIZE // 4
+
+
+def counters(first, count):
+    return tf.constant(np.arange(first, first + count, dtype=np.uint64))
+
+
+def one_step():
+    """Words of one step, counter after counter."""
+    return np.stack(philox(tf.constant(KEYS[0]), counters(0, QUARTER)), 1).ravel()
+
+
+def many_steps():
+    """The same counters under the keys of 256 steps."""
+    each = QUARTER // 256
+    parts = [np.stack(philox(tf.constant(key), counters(0, each)), 1) for key in KEYS]
+    return np.stack(parts, 1).ravel()
+
+
+def far_counters():
+    """Across the border of the lower 32 bits of the counter."""
+    first = 2**32 - QUARTER // 2
+    return np.stack(philox(tf.constant(KEYS[1]), counters(first, QUARTER)), 1).ravel()
+
+
+def of_normals():
+    """What normals of float32 keep of the bits: their quantiles."""
+    z = noise.standard_normals(
+        tf.constant(KEYS[2]), 2 * battery.SIZE, jit_compile=False
+    )
+    uniform = special.ndtr(np.asarray(z, np.float64))
+    high = (uniform * 2.0**16).astype(np.uint32)
+    return (high[0::2] << np.uint32(16)) | high[1::2]
+
+
+def step_keys():
+    """The keys of steps themselves, by BLAKE2b."""
+    keys = NoiseKey.for_testing(12).step_keys(QUARTER)
+    return np.ascontiguousarray(keys).view(np.uint32).ravel()
+
+
+STREAMS = {
+    f.__name__: f for f in (one_step, many_steps, far_counters, of_normals, step_keys)
+}
+ALPHA = 1e-6 / (len(STREAMS) * len(battery.ALL))
+
+
+@pytest.mark.attack(
+    "The generator's bits and normals",
+    tried="Eleven tests of NIST SP 800-22 and TestU01 on words of one step, of 256 steps, "
+    "of far counters, on step keys, and on the quantiles of normals.",
+    area="noise",
+    invariants=[8],
+)
+@pytest.mark.parametrize("stream", STREAMS)
+def test_what_is_drawn_passes_the_battery(stream):
+    words = STREAMS[stream]().astype(np.uint32)
+    assert words.shape == (battery.SIZE,)
+    found = {name: test(words) for name, test in battery.ALL.items()}
+    assert min(found.values()) >= ALPHA, found
+
+
+def generators():
+    """Bad ones, and the tests that must notice."""
+    rng = np.random.default_rng(0)
+    good = rng.integers(0, 2**32, battery.SIZE, dtype=np.uint32)
+    counter = np.arange(battery.SIZE, dtype=np.uint64)
+    few = good.reshape(-1, 32).copy()
+    few[:, 31] = few[:, 0] ^ few[:, 1]
+    short = np.tile(good[: battery.SIZE // 2], 2)
+    sticky = good | (good >> np.uint32(1)) & np.uint32(0x00010001)
+    wave = good.copy()
+    wave[::2] |= np.uint32(0x80000000)
+    lattice = good & np.uint32(0xFFFFF000)
+    return {
+        "monobit": np.where(counter % 8 == 0, good | 1, good),
+        "block_frequency": np.where(counter < 128, good | 0xFFFF, good),
+        "runs": sticky,
+        "bit_positions": good & np.uint32(0xFFFFFFFE),
+        "serial": np.where(counter % 2 == 0, good & 0xFFFF7FFF, good),
+        "spectral": wave,
+        "matrix_rank": few.ravel(),
+        "gaps": np.where(counter % 16 == 0, good & 0x0FFFFFFF, good),
+        "birthday_spacings": lattice,
+        "collisions": short,
+        "weights": np.where(counter % 16 == 0, 0, good),
+    }
+
+
+@pytest.mark.parametrize("test", battery.ALL)
+def test_each_test_finds_a_generator_that_is_not_random(test):
+    words = generators()[test].astype(np.uint32)
+    assert battery.ALL[test](words) < ALPHA
+
+
+def test_p_values_of_random_bits_are_no_alarm():
+    rng = np.random.default_rng(3)
+    for _ in range(5):
+        words = rng.integers(0, 2**32, battery.SIZE, dtype=np.uint32)
+        found = {name: test(words) for name, test in battery.ALL.items()}
+        assert min(found.values()) > 1e-4, found

@@ -1,0 +1,213 @@
+"""Pictures show what the library computes, with labels and units."""
+
+import numpy as np
+import pytest
+
+import tf_bandmf
+from tf_bandmf import MinSep, workloads
+from tf_bandmf.planning.band_search import best_bands
+from tf_bandmf.planning.comparison import compare
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt  # noqa: E402
+
+from tf_bandmf import plots  # noqa: E402
+from tf_bandmf.plots.style import COLORS  # noqa: E402
+
+STEPS = 40
+CELLS = [
+    {
+        "epsilon": epsilon,
+        "epochs": epochs,
+        "dp_sgd": 2.0,
+        "multi_epoch_mf": 3.0 - epsilon / 4,
+        "band_mf": 1.5,
+        "bands": int(epsilon * epochs),
+    }
+    for epsilon in (8.0, 1.0, 2.0)
+    for epochs in (4, 1)
+]
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def make_plan(mechanism, **options):
+    return tf_bandmf.plan(
+        mechanism, epsilon=4, delta=1e-5, num_examples=400, batch_size=40, epochs=4,
+        **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return {
+        "DP-SGD": make_plan("identity", l2_norm_clip=3.0),
+        "bisr": make_plan("bisr:4"),
+    }
+
+
+def legend(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_heat_maps_have_the_entries_of_both_matrices(plans):
+    strategy = plans["bisr"].strategy
+    dense = strategy.matrix.to_dense()
+    for draw, name, expected in (
+        (plots.strategy_matrix, "C", dense),
+        (plots.noising_matrix, "C⁻¹", np.linalg.inv(dense)),
+    ):
+        axes = draw(strategy, rows=12)
+        (image,) = axes.images
+        shown = image.get_array()
+        below = np.tril_indices(12)
+        np.testing.assert_allclose(
+            shown.data[below], expected[:12, :12][below], atol=1e-12
+        )
+        # Above the diagonal there is nothing.
+        assert shown.mask[np.triu_indices(12, 1)].all() and not shown.mask[below].any()
+        assert axes.get_title() == f"{name}, first 12 steps"
+        assert axes.get_ylabel() == "row (step)"
+        assert image.colorbar.ax.get_ylabel() == f"entry of {name}"
+    low, high = image.get_clim()
+    assert -low == high == pytest.approx(np.abs(expected[:12, :12]).max())
+    assert plots.noising_matrix(strategy, rows=99).get_title() == "C⁻¹"
+    with pytest.raises(ValueError, match="rows must be >= 1"):
+        plots.strategy_matrix(strategy, rows=0)
+
+
+def test_comparison_bars_are_sorted():
+    names = ["identity", "bsr:4", "lambda_cgd:0.9"]
+    table = compare(workloads.prefix_sum(STEPS), MinSep(10), names)
+    axes = plots.comparison_bars(table)
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels[-1] == table.best().mechanism and set(labels) == set(names)
+    rmse, largest = axes.containers
+    for bars, field in ((rmse, "rmse"), (largest, "max_se")):
+        assert [bar.get_width() for bar in bars] == [
+            getattr(table[name], field) for name in labels
+        ]
+    assert legend(axes) == ["RMSE", "max SE"]
+    assert "units of the clip norm" in axes.get_xlabel()
+
+
+def test_per_step_error_is_the_librarys(plans):
+    axes = plots.per_step_error(plans)
+    assert legend(axes) == list(plans)
+    for line, plan in zip(axes.lines, plans.values()):
+        squared = plan.strategy.per_step_squared_error(plan.workload)
+        np.testing.assert_array_equal(line.get_xdata(), np.arange(1, STEPS + 1))
+        expected = np.sqrt(squared) * plan.noise_multiplier * plan.sensitivity.value
+        np.testing.assert_allclose(line.get_ydata(), expected)
+        # One number for the whole run.
+        assert np.sqrt(np.mean(line.get_ydata() ** 2)) == pytest.approx(plan.rmse())
+    assert axes.get_xlabel() == "step" and "clip norm" in axes.get_ylabel()
+
+
+def test_accumulated_noise_is_a_draw_in_its_band(plans):
+    axes = plots.accumulated_noise(plans, seed=3)
+    normals = np.random.default_rng(3).standard_normal(STEPS)
+    for line, band, plan in zip(axes.lines, axes.collections, plans.values()):
+        error = plan.workload.to_dense() @ np.linalg.inv(
+            plan.strategy.matrix.to_dense()
+        )
+        scale = plan.noise_multiplier * plan.sensitivity.value
+        np.testing.assert_allclose(line.get_ydata(), scale * error @ normals)
+        deviation = scale * np.sqrt((error**2).sum(axis=1))
+        assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(
+            deviation.max()
+        )
+
+
+def test_epsilon_of_delta_falls_through_the_planned_point(plans):
+    deltas = [1e-3, 1e-4, 1e-6]
+    axes = plots.epsilon_of_delta({"bisr": plans["bisr"]}, deltas)
+    curve, point = axes.lines
+    assert list(curve.get_xdata()) == [1e-3, 1e-4, 1e-5, 1e-6]
+    found = dict(zip(curve.get_xdata(), curve.get_ydata()))
+    for delta in deltas:
+        assert found[delta] == plans["bisr"].guarantee_at(delta).epsilon
+    assert (point.get_xdata()[0], point.get_ydata()[0]) == (1e-5, 4.0)
+    assert axes.get_xscale() == "log"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("δ", "ε")
+
+
+def test_error_by_bands_marks_the_best():
+    found = best_bands(workloads.prefix_sum(64), 4, 2.0, 1e-6, mechanism="bsr")
+    axes = plots.error_by_bands(found)
+    curve, unlimited, best = axes.lines
+    assert list(curve.get_xdata()) == [1, 2, 4, 8, 16]
+    assert list(curve.get_ydata()) == [c.rmse for c in found.candidates[:-1]]
+    assert (unlimited.get_xdata()[0], unlimited.get_ydata()[0]) == (
+        64,
+        found.candidates[-1].rmse,
+    )
+    assert best.get_ydata()[0] == min(c.rmse for c in found.candidates)
+    assert legend(axes)[1:] == [
+        "dense, not amplified",
+        f"best: {found.best.bands} bands",
+    ]
+
+
+def test_training_curves_are_means_over_runs():
+    runs = {"a": [[0.1, 0.3], [0.3, 0.5]], "b": [[0.2, 0.2]]}
+    axes = plots.training_curves(runs)
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.2, 0.4])
+    np.testing.assert_allclose(axes.lines[1].get_ydata(), [0.2, 0.2])
+    # Two runs: the standard error is half of their difference.
+    (band,) = axes.collections
+    assert band.get_paths()[0].vertices[:, 1].min() == pytest.approx(0.1)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("epoch", "test accuracy")
+    with pytest.raises(ValueError, match="the same number of epochs"):
+        plots.training_curves({"a": [[0.1], [0.1, 0.2]]})
+
+
+def test_regions_divide_by_the_better_of_the_others():
+    axes = plots.regions(CELLS)
+    (image,) = axes.images
+    ratio = 1.5 / np.array([2.0, 2.0, 1.0])
+    np.testing.assert_allclose(image.get_array(), [ratio, ratio])
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2", "8"]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["1", "4"]
+    texts = {t.get_position(): t.get_text() for t in axes.texts}
+    assert texts[(2, 1)] == "32" and texts[(0, 0)] == "1"
+    with pytest.raises(ValueError, match="every pair"):
+        plots.regions(CELLS[1:])
+
+
+def test_the_overview_of_a_plan(plans):
+    figure = plt.figure()
+    grid = plots.plan_overview("bisr", dict(plans), figure)
+    assert grid.shape == (2, 3)
+    assert grid[0, 1].get_title() == "C⁻¹"
+    assert legend(grid[1, 0]) == list(plans)
+    assert plans["bisr"].fingerprint[:12] in grid[1, 2].texts[0].get_text()
+
+
+def test_lines_differ_in_color_and_in_dash(plans):
+    axes = plots.error_curves([1, 2], {str(i): [i, i + 1] for i in range(7)}, "bands")
+    assert [line.get_color() for line in axes.lines] == list(COLORS)
+    assert len({str(line.get_dashes()) if hasattr(line, "get_dashes") else
+                str(line._dash_pattern) for line in axes.lines}) == 7  # fmt: skip
+    assert axes.get_xscale() == "log"
+
+
+def test_functions_draw_on_the_axes_that_they_get(plans):
+    axes = plt.subplots()[1]
+    assert plots.per_step_error(plans, axes=axes) is axes
+    assert plots.training_curves({"a": [[1.0]]}, axes=axes) is axes
+
+
+def test_without_matplotlib_the_error_names_the_extra(monkeypatch, plans):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"tf-bandmf\[plot\]"):
+        plots.per_step_error(plans)

@@ -1,0 +1,121 @@
+"""What was attacked, and what held: collected from the tests that are marked `attack`.
+
+    @pytest.mark.attack(
+        "Noise rebuilt from a shared checkpoint",
+        tried="Searches every file for key, buffer and seeds by value.",
+        area="secrets",
+        invariants=[10],
+    )
+    def test_noise_cannot_be_rebuilt(figure):
+        ...
+        figure("0 of 14 files")
+
+Every such test is a row of the page "what was attacked", in whichever folder it stands;
+parameters, and tests with the same title, share one. `figure` (optional) says in a few
+words what was measured: nothing that differs from run to run, no times. A test that is
+skipped is a row that says why it did not run; `xfail` with a reason says what does not
+hold.
+
+`pytest -m attack --attacks=FILE` writes what it found to FILE, as JSON; `page.py` makes
+the page from such files.
+"""
+
+import json
+import pathlib
+
+import pytest
+
+# In the order of the page.
+AREAS = {
+    "audit": "Audits: a lower bound on epsilon",
+    "mutations": "Mechanisms that were broken on purpose",
+    "noise": "Statistics of the noise",
+    "inputs": "Records made to break clipping",
+    "faults": "Faults: killed, full, damaged",
+    "secrets": "Secrets in what is shared",
+    "fuzz": "Hostile arguments and files",
+    "load": "Load: steps, sizes, memory",
+}
+
+
+def attack(title, *, tried, area, invariants=()):
+    """What the marker says, checked."""
+    if area not in AREAS:
+        raise ValueError(f"area must be one of {', '.join(AREAS)}, found {area!r}.")
+    for text in (title, tried):
+        if not text or "\n" in text or "|" in text:
+            raise ValueError(f"A cell of a table must be one line, found {text!r}.")
+    return {
+        "title": title,
+        "tried": tried,
+        "area": area,
+        "invariants": sorted(invariants),
+    }
+
+
+def pytest_addoption(parser):
+    parser.addoption("--attacks", help="write what the attacks found to this file")
+
+
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers",
+        "attack(title, tried, area, invariants=()): a row of docs/what-was-attacked.md",
+    )
+    if config.getoption("--attacks") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Collector(config.getoption("--attacks")))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        marker = item.get_closest_marker("attack")
+        if marker is not None:
+            try:
+                row = attack(*marker.args, **marker.kwargs)
+            except (TypeError, ValueError) as error:
+                raise pytest.UsageError(f"{item.nodeid}: {error}") from None
+            test = item.nodeid.split("[")[0]
+            item.user_properties.append(("attack", {**row, "test": test}))
+
+
+@pytest.fixture
+def figure(request):
+    """Says what an attack measured; a few words, the same in every run."""
+
+    def say(text):
+        request.node.user_properties.append(("figure", str(text)))
+
+    return say
+
+
+class _Collector:
+    """Writes the file; with pytest-xdist, in the process that hears from the others."""
+
+    def __init__(self, path):
+        self._path = pathlib.Path(path)
+        self._cases = {}
+
+    def pytest_runtest_logreport(self, report):
+        properties = dict(report.user_properties)
+        if "attack" not in properties:
+            return
+        case = self._cases.setdefault(
+            report.nodeid, {**properties["attack"], "figure": "", "outcome": "held"}
+        )
+        case["figure"] = properties.get("figure", case["figure"])
+        reason = getattr(report, "wasxfail", None)
+        if reason is not None and report.skipped:
+            case["outcome"] = f"does not hold: {reason}"
+        elif report.skipped:
+            said = report.longrepr
+            said = said[2] if isinstance(said, tuple) else str(said)
+            case["outcome"] = f"not run: {said.removeprefix('Skipped: ')}"
+        elif report.failed:
+            case["outcome"] = "BROKEN"
+
+    def pytest_sessionfinish(self):
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        cases = [self._cases[key] for key in sorted(self._cases)]
+        text = json.dumps(cases, indent=1, ensure_ascii=False)
+        self._path.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,81 @@
+"""Makes docs/what-was-attacked.md from what `pytest --attacks=FILE` wrote.
+
+    python tests/reporting/page.py docs/what-was-attacked.md FILE...
+
+Everything above the line MARK of the page is written by hand and kept.
+"""
+
+import json
+import pathlib
+import sys
+
+from attack_report import AREAS
+
+MARK = "<!-- Below this line: written by `make audit`. -->"
+
+
+def rows(cases):
+    """One row for each title: tests and parameters together."""
+    found = {}
+    for case in cases:
+        found.setdefault((case["area"], case["title"]), []).append(case)
+    return found
+
+
+def cell(texts):
+    """Distinct texts in their order, as one cell of a table."""
+    distinct = [text for text in dict.fromkeys(texts) if text]
+    return "; ".join(distinct).replace("|", "\\|").replace("\n", " ")
+
+
+def outcome(cases):
+    """Held, if every case did; else what the others say."""
+    others = [case["outcome"] for case in cases if case["outcome"] != "held"]
+    held = len(cases) - len(others)
+    count = f" ({len(cases)} cases)" if len(cases) > 1 else ""
+    if not others:
+        return f"held{count}"
+    return cell([f"held ({held} of {len(cases)} cases)" if held else "", *others])
+
+
+def page(cases):
+    """The tables, as Markdown."""
+    grouped = rows(cases)
+    total = len(grouped)
+    held = sum(all(c["outcome"] == "held" for c in group) for group in grouped.values())
+    lines = [f"{held} of {total} attacks were held off, in {len(cases)} cases.", ""]
+    for area, heading in AREAS.items():
+        titles = sorted(title for of, title in grouped if of == area)
+        if not titles:
+            continue
+        lines += [f"## {heading}", "", "| attack | what it tried | found | outcome |"]
+        lines += ["|---|---|---|---|"]
+        for title in titles:
+            group = grouped[area, title]
+            numbers = sorted({n for case in group for n in case["invariants"]})
+            shown = f" (invariant {', '.join(map(str, numbers))})" if numbers else ""
+            tests = cell(f"`{case['test']}`" for case in group)
+            tried = cell(case["tried"] for case in group)
+            figures = cell(case["figure"] for case in group)
+            lines.append(
+                f"| {title}{shown}<br>{tests} | {tried} | {figures} | {outcome(group)} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(target, *sources):
+    target = pathlib.Path(target)
+    cases = [
+        case
+        for source in sources
+        for case in json.loads(pathlib.Path(source).read_text(encoding="utf-8"))
+    ]
+    before, mark, _ = target.read_text(encoding="utf-8").partition(MARK)
+    if not mark:
+        raise SystemExit(f"{target} must have the line {MARK!r}.")
+    target.write_text(f"{before}{MARK}\n\n{page(cases)}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

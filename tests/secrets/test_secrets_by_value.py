@@ -1,0 +1,419 @@
+"""Key, kept vectors and the sampler's seed by value, in whatever leaves a program."""
+
+import copy
+import io
+import json
+import logging
+import pickle
+import traceback
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from forms import files_below, forms_of_bytes, forms_of_run, found_in
+from rebuild_noise import rebuild
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf import noise
+from tf_bandmf.files import private as private_files
+from tf_bandmf.keras import runs, secret_state
+from tf_bandmf.noise.keys import NoiseKey
+
+NUM_EXAMPLES, BATCH_SIZE, EPOCHS, FEATURES = 22, 6, 2, 5
+
+
+class KeepWeights(keras.callbacks.Callback):
+    """The weights of all steps, which are released; all learn at rate 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.released = []
+
+    def on_train_begin(self, logs=None):
+        self.released.append(self._flat())
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.released.append(self._flat())
+
+    def _flat(self):
+        return np.concatenate([w.ravel() for w in self.model.get_weights()])
+
+    def noisy_gradients(self):
+        """In units of the noise, which the plan says."""
+        plan = self.model.optimizer.plan
+        noise_per_step = plan.noise_stddev / plan.expected_batch_size
+        return -np.diff(self.released, axis=0) / noise_per_step
+
+
+def make_plan(**changes):
+    return tf_bandmf.plan(
+        "bsr",
+        bands=3,
+        noise_multiplier=20.0,
+        delta=1e-5,
+        participation=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),
+        **changes,
+    )
+
+
+def make_model(plan, **changes):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            keras.layers.Dense(4, "tanh"),
+            keras.layers.Dense(3),
+        ]
+    )
+    tf_bandmf.keras.make_private(model, self_check=False)
+    model.compile(
+        tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=False,
+        **changes,
+    )
+    model.build((None, FEATURES))
+    return model
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_EXAMPLES, FEATURES)).astype(np.float32)
+    return x, rng.integers(0, 3, NUM_EXAMPLES).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run with every callback that writes; all that it wrote, said and kept."""
+    runs.forget()
+    shared = tmp_path_factory.mktemp("shared")
+    private = tmp_path_factory.mktemp("private") / "run.private"
+    plan = make_plan()
+    model = make_model(plan)
+    batches = plan.batches(*data())
+    kept, log = KeepWeights(), io.StringIO()
+    handler = logging.StreamHandler(log)
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    try:
+        model.fit(
+            batches,
+            epochs=EPOCHS,
+            verbose=2,
+            private_state=private,
+            callbacks=[
+                kept,
+                keras.callbacks.BackupAndRestore(
+                    shared / "backup", save_freq=1, delete_checkpoint=False
+                ),
+                keras.callbacks.ModelCheckpoint(
+                    str(shared / "models" / "{epoch}.keras")
+                ),
+                keras.callbacks.CSVLogger(str(shared / "log.csv")),
+                keras.callbacks.TensorBoard(
+                    str(shared / "board"),
+                    histogram_freq=1,
+                    write_graph=True,
+                    update_freq="batch",
+                ),
+            ],
+        )
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+    (shared / "root.log").write_text(log.getvalue())
+    schedule = plan.batches(*data()).continuing(
+        bytes.fromhex(model._private_run._header["sampler_seed"])
+    )
+    return model, schedule, shared, private, kept
+
+
+def export(model, folder):
+    """What else users write and share."""
+    plan = model.optimizer.plan
+    model.save(folder / "model.keras")
+    model.save(folder / "no_optimizer.keras", include_optimizer=False)
+    model.save(folder / "model.h5")
+    model.save_weights(folder / "model.weights.h5")
+    model.export(folder / "export", verbose=False)
+    tf.saved_model.save(model, str(folder / "saved_model"))
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    checkpoint.write(str(folder / "checkpoint"))
+    (folder / "model.pickle").write_bytes(pickle.dumps(model))
+    (folder / "config.json").write_text(
+        json.dumps([model.to_json(), model.get_compile_config()], default=str)
+    )
+    plan.save(str(folder / "plan.json"))
+    statement = model.privacy_statement()
+    (folder / "statement.md").write_text(f"{statement}{statement.to_markdown()}")
+    plain = tf_bandmf.keras.to_plain(model)
+    plain.save(folder / "plain.keras")
+
+
+def dump_graphs(model, schedule, folder):
+    """Graphs of the training step and of the data, as debuggers and tools write them."""
+    batch = next(iter(schedule.dataset()))
+    step = tf.function(lambda batch: model.train_step(batch))
+    graph = step.get_concrete_function(batch).graph
+    tf.io.write_graph(graph, str(folder), "step.pb", as_text=False)
+    tf.io.write_graph(graph, str(folder), "step.pbtxt")
+    pipeline = schedule.dataset()._as_serialized_graph().numpy()
+    (folder / "pipeline.pb").write_bytes(pipeline)
+    # (`repr` of the weights is what a notebook prints.)
+    objects = [
+        model,
+        model.optimizer,
+        model.optimizer.secret_state,
+        model.optimizer.secret_state.key,
+        model.optimizer.generator,
+        model._private_run,
+        schedule,
+        model.optimizer.variables,
+        vars(model),
+        vars(model.optimizer),
+        vars(schedule),
+    ]
+    (folder / "reprs.txt").write_text("\n".join(map(repr, objects)))
+
+
+def assert_no_secret(folder, forms):
+    found = {
+        str(file.relative_to(folder)): names
+        for file in files_below(folder)
+        if (names := found_in(file.read_bytes(), forms))
+    }
+    assert not found
+
+
+@pytest.mark.attack(
+    "Secrets by value in what a run writes",
+    tried="Key, step keys, kept vectors and sampler seed, in 40 encodings each, in "
+    "models, checkpoints, backups, TensorBoard files, logs, graphs, pipelines"
+    " and reprs.",
+    area="secrets",
+    invariants=[10],
+)
+def test_invariant_10_no_secret_by_value_in_what_a_run_writes(
+    finished, capfd, tmp_path
+):
+    model, schedule, shared, private, _ = finished
+    forms = forms_of_run(model, schedule)
+    assert len(forms) == 1 + model.optimizer.plan.num_steps + 2 + 1
+    assert len(list(shared.rglob("*"))) > 5
+    assert any(file.name.startswith("events") for file in files_below(shared))
+    assert_no_secret(shared, forms)
+    export(model, tmp_path)
+    dump_graphs(model, schedule, tmp_path)
+    assert len(files_below(tmp_path)) > 15
+    assert_no_secret(tmp_path, forms)
+    # What the search must find: it is in the private file, as text and as numbers.
+    found = set(found_in(private.read_bytes(), forms))
+    assert found == {"key", "seed of the sampler", "kept vector 0", "kept vector 1"}
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda secret: secret,
+        lambda secret: b"xy" + secret[::-1],
+        lambda secret: json.dumps({"key": secret.hex()}).encode(),
+        lambda secret: json.dumps(list(secret)).encode(),
+        lambda secret: str(np.frombuffer(secret, np.uint64)).encode(),
+        lambda secret: str(np.frombuffer(secret, np.int64)).encode(),
+        lambda secret: str(int.from_bytes(secret, "big")).encode(),
+        lambda secret: repr({"key": secret}).encode(),
+        lambda secret: repr(np.frombuffer(secret, np.float64).tolist()).encode(),
+        lambda secret: pickle.dumps(np.frombuffer(secret, np.uint64)),
+        lambda secret: _npz(secret),
+        lambda secret: __import__("base64").b64encode(b"a" + secret),
+    ],
+)
+def test_the_search_finds_a_secret_in_every_form(encode):
+    secret = bytes(NoiseKey.for_testing(3).secret_bytes())
+    forms = {"it": forms_of_bytes(secret)}
+    assert found_in(b"before " + encode(secret) + b" after", forms) == ["it"] or (
+        found_in(encode(secret), forms) == ["it"]
+    )
+    other = bytes(NoiseKey.for_testing(4).secret_bytes())
+    assert found_in(encode(other), forms) == []
+
+
+def _npz(secret):
+    stream = io.BytesIO()
+    np.savez_compressed(stream, key=np.frombuffer(secret, np.uint8))
+    return stream.getvalue()
+
+
+def shown_by(error):
+    """As pytest, Sentry and rich print it: with the local variables of the library."""
+    texts = []
+    while error is not None:
+        texts.append(str(error))
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if "/tf_bandmf/" in frame.f_code.co_filename:
+                texts += [_shown(value) for value in frame.f_locals.values()]
+        error = error.__cause__ or error.__context__
+    return "\n".join(texts)
+
+
+def _shown(value):
+    try:
+        return repr(value)
+    except Exception as error:
+        return repr(error)
+
+
+@pytest.mark.attack(
+    "Secrets in errors with their local variables",
+    tried="19 errors, printed as error trackers do it: with every local variable of"
+    " the library.",
+    area="secrets",
+    invariants=[10],
+)
+def test_invariant_10_no_error_shows_a_secret_even_with_local_variables(
+    finished, tmp_path, monkeypatch
+):
+    model, schedule, _, private, _ = finished
+    plan, forms = model.optimizer.plan, forms_of_run(model, schedule)
+    private_copy = tmp_path / "run.private"
+    private_copy.write_bytes(private.read_bytes())
+    private_copy.chmod(0o600)
+    damaged = tmp_path / "damaged.private"
+    content = bytearray(private.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    damaged.chmod(0o600)
+    broken = tmp_path / "broken.private"
+    private_files.write(broken, private_files.read(private)[:-200])
+    x, y = data()
+    batch = next(iter(schedule.dataset()))
+
+    def fit(plan=plan, x=x, path=private_copy, **changes):
+        fresh = make_model(plan, **changes)
+        fresh.fit(plan.batches(x, y), epochs=1, private_state=path, verbose=0)
+
+    def other_weights():
+        fresh = make_model(plan)
+        fresh.set_weights([w + 1 for w in fresh.get_weights()])
+        fresh.begin_run(plan.batches(x, y), private_copy)
+
+    def past_the_end(**changes):
+        other = make_model(make_plan(test_seed=1), **changes)
+        other.optimizer.build(other.trainable_variables)
+        state = other.optimizer.secret_state
+        state.key = model.optimizer.secret_state.key
+        state.next_noise(other.optimizer.checked_step([(tf.constant(False), "no")]))
+
+    def generator_past_the_end():
+        generator, state = model.optimizer.generator, None
+        state = generator.initial_state(model.optimizer.secret_state.key)
+        generator.next(state, tf.constant(plan.num_steps))
+
+    def no_place_left():
+        with monkeypatch.context() as patch:
+            patch.setattr(private_files.os, "fsync", lambda _: 1 // 0)
+            model.save_weights(tmp_path / "no_place.weights.h5")
+
+    def no_memory_left():
+        key = model.optimizer.secret_state.key
+        with monkeypatch.context() as patch:
+            patch.setattr(secret_state.tf, "zeros", lambda _: 1 // 0)
+            secret_state.SecretState(model.optimizer.generator, key)
+
+    failures = {
+        "another plan": lambda: fit(make_plan(l2_norm_clip=2.0)),
+        "other data": lambda: fit(x=x + 1),
+        "other weights": other_weights,
+        "damaged": lambda: fit(path=damaged),
+        "broken": lambda: fit(path=broken),
+        "spent": lambda: model.fit(plan.batches(x, y), verbose=0),
+        "step past the end": past_the_end,
+        "no place left": no_place_left,
+        "no memory left": no_memory_left,
+        "noise past the end": generator_past_the_end,
+        "another batch": lambda: model.train_on_batch(batch),
+        "eager": lambda: fit(run_eagerly=True, path=tmp_path / "no" / "folder"),
+        "pickle of the optimizer": lambda: pickle.dumps(model.optimizer),
+        "copy of the state": lambda: copy.deepcopy(model.optimizer.secret_state),
+        "copy of the run": lambda: copy.copy(model._private_run),
+        "pickle of the schedule": lambda: pickle.dumps(schedule),
+        "a seed that is too long": lambda: plan.batches(
+            x, y, sampler_seed=schedule.secret_seed() + b"1"
+        ),
+        "a key that is too long": lambda: NoiseKey(
+            model.optimizer.secret_state.key.secret_bytes() + b"1"
+        ),
+        "a step of the schedule": lambda: schedule.example_indices(plan.num_steps),
+    }
+    shown = {}
+    for name, fail in failures.items():
+        with pytest.raises(Exception) as caught:
+            fail()
+        text = shown_by(caught.value)
+        secrets = found_in(text.encode(), forms)
+        if secrets:
+            shown[name] = secrets
+    assert not shown
+
+
+@pytest.mark.attack(
+    "Noise rebuilt from shared checkpoints",
+    tried="A script that tries every place of every file as a key, a step key or "
+    "noise, against the released weights; it succeeds on files that hold one.",
+    area="secrets",
+    invariants=[10],
+)
+def test_invariant_10_the_noise_cannot_be_rebuilt_from_what_was_shared(
+    finished, tmp_path
+):
+    model, _, shared, private, kept = finished
+    noisy = kept.noisy_gradients()
+    np.save(tmp_path / "released.npy", np.stack(kept.released))
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    tf.saved_model.save(model, str(tmp_path / "saved_model"))
+    assert rebuild([shared / "backup", shared / "board", tmp_path], noisy) is None
+    # The same attack on files that hold a key, or a kept vector.
+    state = model.optimizer.secret_state
+    kinds = [("key", 0), ("noise", len(noisy) - 1), ("noise", len(noisy) - 2)]
+    assert rebuild([private], noisy)[1:] in kinds
+    leaks = {
+        "key": ("key", state.key.secret_bytes(), 0),
+        "text": ("key", state.key.secret_bytes().hex().encode(), 0),
+        "step": ("key of a step", state.secret_tensors()["step_keys"][0].tobytes(), 0),
+    }
+    for name, (kind, content, step) in leaks.items():
+        (tmp_path / name).write_bytes(b"xyz " + content + b" xyz")
+        found = rebuild([tmp_path / name], noisy)
+        assert found == (str(tmp_path / name), kind, step), name
+
+
+def test_the_attack_succeeds_on_an_optimizer_that_saves_its_key(finished, tmp_path):
+    # As a peer's does: its key is a variable, which Keras saves with the model.
+    model, _, _, _, kept = finished
+
+    class Careless(keras.optimizers.SGD):
+        def build(self, variables):
+            super().build(variables)
+            words = model.optimizer.secret_state.secret_tensors()["step_keys"][0]
+            self.key = self.add_variable((4,), dtype="uint32", name="key")
+            self.key.assign(words.view(np.uint32))
+
+    plain = tf_bandmf.keras.to_plain(model)
+    plain.compile(Careless(1.0), "mse")
+    plain.optimizer.build(plain.trainable_variables)
+    plain.save(tmp_path / "shared.keras")
+    found = rebuild([tmp_path / "shared.keras"], kept.noisy_gradients())
+    assert found is not None and found[1:] == ("key of a step", 0)
+
+
+def test_invariant_10_a_state_of_the_generator_does_not_show_itself():
+    plan = make_plan()
+    generator = noise.NoiseGenerator(plan.strategy, 10)
+    state = generator.initial_state(NoiseKey.for_testing(0))
+    assert repr(state) == str(state) == "NoiseState(<secret>)"

@@ -1,0 +1,222 @@
+"""Lower bounds on epsilon, and on mu of Gaussian DP, from counts of right guesses.
+
+Each holds except with probability `1 - confidence` over the run and the audit's coins, if
+what its docstring says was decided in advance was decided in advance.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Callable
+
+import numpy as np
+from scipy import special, stats
+
+from tf_bandmf.accounting.checks import check_delta
+
+# Larger bounds are not told apart.
+_LARGEST = 50.0
+_HALVINGS = 40
+
+
+@functools.lru_cache(maxsize=1024)
+def epsilon_from_guesses(
+    num_canaries: int,
+    num_guesses: int,
+    num_right: int,
+    delta: float,
+    confidence: float = 0.95,
+) -> float:
+    """Epsilon from one run with many canaries.
+
+    Steinke, Nasr, Jagielski (2023, arXiv:2305.08846), Theorem 5.2: each canary takes part
+    by a fair coin of its own; the auditor guesses some of the coins. Nothing is assumed of
+    the mechanism but that it is (epsilon, delta)-DP: guesses may depend on one another.
+
+    Args:
+      num_canaries: m.
+      num_guesses: r <= m, decided in advance; the auditor abstains on the others.
+      num_right: v <= r, right guesses.
+      delta: of the guarantee that is audited.
+      confidence: in (0, 1).
+
+    Returns:
+      The largest epsilon >= 0, at most 50, that the guesses contradict.
+
+    Raises:
+      ValueError: if a count, delta or confidence is out of range.
+    """
+    _check_counts(num_canaries, num_guesses, num_right)
+    check_delta(delta)
+    level = 1.0 - _checked(confidence)
+    below = np.arange(1, num_right + 1)
+
+    def is_contradicted(epsilon: float) -> bool:
+        accuracy = special.expit(epsilon)
+        p_value = stats.binom.sf(num_right - 1, num_guesses, accuracy)
+        if num_right:
+            near = np.cumsum(stats.binom.pmf(num_right - below, num_guesses, accuracy))
+            p_value += 2.0 * num_canaries * delta * float(np.max(near / below))
+        return bool(p_value < level)
+
+    return _largest_contradicted(is_contradicted)
+
+
+@functools.lru_cache(maxsize=1024)
+def mu_from_guesses(
+    num_canaries: int, num_guesses: int, num_right: int, confidence: float = 0.95
+) -> float:
+    """Mu of Gaussian DP from one run with many canaries.
+
+    Mahloujifar, Melis, Chaudhuri (2024, arXiv:2410.22235), Theorem 3.2 and Algorithm 3:
+    a mu-GDP mechanism, whose guesses may depend on one another, cannot have so many right.
+    Sharper than `epsilon_from_guesses` where delta is small.
+
+    Args: as of `epsilon_from_guesses`.
+
+    Returns:
+      The largest mu >= 0, at most 50, that the guesses contradict.
+
+    Raises:
+      ValueError: if a count or confidence is out of range.
+    """
+    _check_counts(num_canaries, num_guesses, num_right)
+    level = 1.0 - _checked(confidence)
+    share = num_guesses / num_canaries
+    if num_guesses == 0 or num_right == 0:
+        return 0.0
+
+    def is_contradicted(mu: float) -> bool:
+        right = level * share * num_right / num_guesses
+        wrong = level * share - right
+        for i in range(num_right - 1, -1, -1):
+            # The trade-off of mu-GDP: of events that a neighbor has with less probability.
+            least = max(wrong, float(special.ndtr(special.ndtri(right) - mu)))
+            right += i / (num_guesses - i) * (least - wrong)
+            wrong = least
+            if right + wrong > share:
+                return True
+        return False
+
+    return _largest_contradicted(is_contradicted)
+
+
+def epsilon_from_rates(
+    true_positives: int,
+    positives: int,
+    false_positives: int,
+    negatives: int,
+    delta: float,
+    confidence: float = 0.95,
+) -> float:
+    """Epsilon from independent trials with and without the canary.
+
+    A test of an (epsilon, delta)-DP mechanism has `TPR <= exp(epsilon) FPR + delta`, and
+    its complement, too (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). Both
+    rates are bounded by Clopper and Pearson, together at the confidence.
+
+    Args:
+      true_positives: trials with the canary in which the test said so; the threshold of
+        the test was decided in advance.
+      positives: trials with the canary.
+      false_positives: trials without it in which the test said that it was there.
+      negatives: trials without it.
+      delta: of the guarantee that is audited.
+      confidence: in (0, 1).
+
+    Returns:
+      Epsilon >= 0.
+
+    Raises:
+      ValueError: if a count, delta or confidence is out of range.
+    """
+    check_delta(delta)
+    low, high = _rates(
+        true_positives, positives, false_positives, negatives, confidence
+    )
+
+    def log_ratio(numerator: float, denominator: float) -> float:
+        if numerator - delta <= 0.0:
+            return 0.0
+        return math.log(numerator - delta) - math.log(denominator)
+
+    return max(0.0, log_ratio(low, high), log_ratio(1.0 - high, 1.0 - low))
+
+
+def mu_from_rates(
+    true_positives: int,
+    positives: int,
+    false_positives: int,
+    negatives: int,
+    confidence: float = 0.95,
+) -> float:
+    """Mu of Gaussian DP from independent trials with and without the canary.
+
+    A test of a mu-GDP mechanism has `TPR <= Phi(Phi^-1(FPR) + mu)` (Dong, Roth, Su, 2019,
+    arXiv:1905.02383, Definition 2.6; for audits: Nasr et al., 2023, arXiv:2302.07956).
+
+    Args, Raises: as of `epsilon_from_rates`.
+
+    Returns:
+      Mu >= 0.
+    """
+    low, high = _rates(
+        true_positives, positives, false_positives, negatives, confidence
+    )
+    if low <= 0.0 or high >= 1.0:
+        return 0.0
+    return max(0.0, float(special.ndtri(low) - special.ndtri(high)))
+
+
+def _rates(
+    true_positives: int,
+    positives: int,
+    false_positives: int,
+    negatives: int,
+    confidence: float,
+) -> tuple[float, float]:
+    """A lower bound on the TPR and an upper bound on the FPR (Clopper and Pearson)."""
+    for right, of in ((true_positives, positives), (false_positives, negatives)):
+        if not 0 <= right <= of or of < 1:
+            raise ValueError(
+                f"A rate needs 0 <= count <= trials and trials >= 1, found {right} of "
+                f"{of}."
+            )
+    tail = 0.5 * (1.0 - _checked(confidence))
+    low, high = 0.0, 1.0
+    if true_positives:
+        above = positives - true_positives + 1
+        low = float(stats.beta.ppf(tail, true_positives, above))
+    if false_positives < negatives:
+        above = negatives - false_positives
+        high = float(stats.beta.isf(tail, false_positives + 1, above))
+    return low, high
+
+
+def _largest_contradicted(is_contradicted: Callable[[float], bool]) -> float:
+    """The largest parameter that is contradicted: all smaller ones are, too."""
+    if not is_contradicted(0.0):
+        return 0.0
+    low, high = 0.0, _LARGEST
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        if is_contradicted(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _check_counts(canaries: int, guesses: int, right: int) -> None:
+    if not 0 <= right <= guesses <= canaries or canaries < 1:
+        raise ValueError(
+            f"Counts must be 0 <= right <= guesses <= canaries and canaries >= 1, found "
+            f"{right}, {guesses}, {canaries}."
+        )
+
+
+def _checked(confidence: float) -> float:
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence must be in (0, 1), found {confidence}.")
+    return confidence

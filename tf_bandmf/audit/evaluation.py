@@ -1,0 +1,203 @@
+"""From scores of canaries to lower bounds on epsilon."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from scipy import special
+
+from tf_bandmf.accounting.gaussian import gaussian_epsilon
+from tf_bandmf.audit.bounds import (
+    epsilon_from_guesses,
+    epsilon_from_rates,
+    mu_from_guesses,
+    mu_from_rates,
+)
+from tf_bandmf.audit.result import AuditResult, LowerBound
+
+# Shares of the canaries that are worth guessing.
+_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
+# Below it Gaussian DP has no epsilon > 0 at any delta of interest.
+_SMALLEST_MU = 1e-6
+
+
+def evaluate(
+    scores: np.ndarray,
+    included: np.ndarray,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    signal: float | None = None,
+    is_gaussian: bool = False,
+    are_independent: bool = False,
+    threshold: float = 0.0,
+    num_guesses: int | None = None,
+    claimed_epsilon: float | None = None,
+) -> AuditResult:
+    """Bounds epsilon by what scores say about which canaries took part.
+
+    Guesses are the `num_guesses / 2` largest scores (took part) and as many smallest ones
+    (did not). In a run with many canaries `epsilon_from_guesses` holds without any
+    assumption on the mechanism. The other bounds are sharper, and computed if asked for.
+
+    Args:
+      scores: shape [m]; larger for canaries that seem to have taken part. They must not
+        depend on `included`.
+      included: bool, shape [m]: fair coins, independent.
+      delta: of the guarantee that is audited.
+      confidence: of all bounds together.
+      signal: how far the scores are expected to lie apart; only for the choice of
+        num_guesses. None for 1.
+      is_gaussian: the claim is Gaussian DP, which the exact Gaussian accountant makes,
+        without amplification: bounds on mu are computed, and epsilon from them.
+      are_independent: the scores are of independent runs, or of a mechanism that is
+        claimed to make them independent: rates of right guesses are those of trials.
+      threshold: scores above it say that the canary took part, in those trials. It must
+        have been decided before the scores were seen.
+      num_guesses: even number of guesses; None for a choice from m and `signal`, which
+        does not look at the scores.
+      claimed_epsilon: what the result is compared with.
+
+    Returns:
+      The bounds.
+
+    Raises:
+      ValueError: if shapes differ, scores are NaN, or no canary, or every one, took part.
+    """
+    scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
+    if scores.ndim != 1 or scores.shape != included.shape or scores.size < 2:
+        raise ValueError(
+            f"scores and included must have the shape [m], m >= 2, found {scores.shape} "
+            f"and {included.shape}."
+        )
+    if np.any(np.isnan(scores)):
+        raise ValueError("scores must be numbers, found NaN.")
+    positives, m = int(included.sum()), int(scores.size)
+    if positives in (0, m):
+        raise ValueError(
+            f"Some canaries must take part and some must not, found {positives} of {m}: "
+            f"use more canaries."
+        )
+    count = 1 + is_gaussian + are_independent * (1 + is_gaussian)
+    each = 1.0 - (1.0 - confidence) / count
+    if num_guesses is None:
+        num_guesses = best_number_of_guesses(m, round(signal or 1.0, 2), delta, each)
+    right = _right_guesses(scores, included, num_guesses)
+    nothing = "nothing: guesses in one run"
+    bounds = [
+        LowerBound(
+            epsilon_from_guesses(m, num_guesses, right, delta, each),
+            f"{right} of {num_guesses} guesses right (arXiv:2305.08846, Theorem 5.2)",
+            nothing,
+        )
+    ]
+    if is_gaussian:
+        mu = mu_from_guesses(m, num_guesses, right, each)
+        bounds.append(_of_mu(mu, delta, "guesses, arXiv:2410.22235", nothing))
+    if are_independent:
+        said = scores > threshold
+        counts = (
+            int(np.sum(said & included)),
+            positives,
+            int(np.sum(said & ~included)),
+            m - positives,
+        )
+        rates = f"TPR {counts[0]}/{counts[1]}, FPR {counts[2]}/{counts[3]}"
+        trials = "that scores are independent, as of separate runs"
+        epsilon = epsilon_from_rates(*counts, delta, each)
+        bounds.append(LowerBound(epsilon, f"{rates} (Clopper-Pearson)", trials))
+        if is_gaussian:
+            mu = mu_from_rates(*counts, each)
+            bounds.append(_of_mu(mu, delta, f"{rates}, arXiv:2302.07956", trials))
+    return AuditResult(
+        bounds=tuple(bounds),
+        delta=delta,
+        confidence=confidence,
+        num_canaries=m,
+        num_included=positives,
+        claimed_epsilon=claimed_epsilon,
+        signal=signal,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def best_number_of_guesses(
+    num_canaries: int, signal: float, delta: float, confidence: float
+) -> int:
+    """How many guesses promise the best bound on epsilon if scores are normal.
+
+    Args:
+      num_canaries: m.
+      signal: distance of the two means in standard deviations.
+      delta: of the guarantee.
+      confidence: of the bound.
+
+    Returns:
+      An even number in [2, m]; two fifths of m if no number promises anything, which sees
+      gross faults.
+    """
+    best, chosen = 0.0, max(2, int(0.4 * num_canaries) // 2 * 2)
+    for share in _SHARES:
+        guesses = max(2, int(share * num_canaries) // 2 * 2)
+        # Of a share s / 2 of the mixture of N(+-signal / 2, 1) above a threshold.
+        low, high = -signal, signal + 40.0
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            tails = special.ndtr(np.array([0.5, -0.5]) * signal - middle)
+            low, high = (middle, high) if tails.mean() > 0.5 * share else (low, middle)
+        tails = special.ndtr(np.array([0.5, -0.5]) * signal - low)
+        # As many right guesses as there would be on a day that is neither good nor bad.
+        right = int(np.floor(guesses * tails[0] / max(tails.sum(), 1e-300)))
+        found = epsilon_from_guesses(
+            num_canaries, guesses, min(right, guesses), delta, confidence
+        )
+        if found > best:
+            best, chosen = found, guesses
+    return chosen
+
+
+def best_threshold(
+    scores: np.ndarray, included: np.ndarray, delta: float, confidence: float
+) -> float:
+    """The threshold with the best `epsilon_from_rates`, of scores of a rehearsal.
+
+    The scores that are audited with it must be others.
+
+    Args:
+      scores: shape [m].
+      included: bool, shape [m].
+      delta: of the guarantee.
+      confidence: of the bound.
+    """
+    tails = np.geomspace(max(1e-4, 5.0 / scores.size), 0.5, 12)
+    levels = np.concatenate([tails, 1.0 - tails])
+    best, chosen = -1.0, 0.0
+    for threshold in np.quantile(scores, levels):
+        said = scores > threshold
+        found = epsilon_from_rates(
+            int(np.sum(said & included)),
+            int(included.sum()),
+            int(np.sum(said & ~included)),
+            int(np.sum(~included)),
+            delta,
+            confidence,
+        )
+        if found > best:
+            best, chosen = found, float(threshold)
+    return chosen
+
+
+def _right_guesses(scores: np.ndarray, included: np.ndarray, num_guesses: int) -> int:
+    if num_guesses % 2 or not 2 <= num_guesses <= scores.size:
+        raise ValueError(
+            f"num_guesses must be even and in [2, {scores.size}], found {num_guesses}."
+        )
+    order = np.argsort(scores, kind="stable")
+    half = num_guesses // 2
+    return int(np.sum(included[order[-half:]]) + np.sum(~included[order[:half]]))
+
+
+def _of_mu(mu: float, delta: float, method: str, assumes: str) -> LowerBound:
+    epsilon = 0.0 if mu < _SMALLEST_MU else gaussian_epsilon(1.0 / mu, delta)
+    return LowerBound(epsilon, f"mu >= {mu:.3g} ({method})", assumes, mu)

@@ -1,0 +1,137 @@
+"""Whether noise is the noise of a strategy: independent standard normals once whitened."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from scipy import special, stats
+
+from tf_bandmf.strategies import Strategy
+
+# Pairs of steps that are compared at once.
+_MOST_STEPS = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Whiteness:
+    """P-values of tests of one sample of noise.
+
+    Attributes:
+      p_values: by name of the test; of each the smallest over steps, pairs of steps and
+        lags, times their number (Bonferroni), at most 1.
+    """
+
+    p_values: dict[str, float]
+
+    @property
+    def p_value(self) -> float:
+        """Of all tests together (Bonferroni): below alpha with probability <= alpha."""
+        return min(1.0, min(self.p_values.values()) * len(self.p_values))
+
+    def __str__(self) -> str:
+        """For people: the tests, the worst first."""
+        ordered = sorted(self.p_values.items(), key=lambda item: item[1])
+        return ", ".join(f"{name}: p = {value:.3g}" for name, value in ordered)
+
+
+def whiteness(
+    strategy: Strategy, noise: np.ndarray, lags: tuple[int, ...] = ()
+) -> Whiteness:
+    """Tests rows of `C^-1 Z`, of standard deviation 1, for being that.
+
+    Multiplied by C they are independent standard normals, over steps (that is the
+    covariance `C^-1 C^-T`) and over coordinates. Tests: Kolmogorov and Smirnov against
+    N(0, 1) for each step; the mean and the variance of each; correlations of each two
+    steps, of values and of squares; correlations over coordinates at the distances 1, 2, 4,
+    ... and `lags`, of values and of squares; equal numbers.
+
+    Args:
+      strategy: C.
+      noise: shape [n, d], d >= 64.
+      lags: further distances of coordinates: between variables, or replicas.
+
+    Raises:
+      ValueError: if the shape is another one, or d is too small.
+    """
+    noise = np.asarray(noise, np.float64)
+    n = strategy.num_steps
+    if noise.ndim != 2 or noise.shape[0] != n or noise.shape[1] < 64:
+        raise ValueError(
+            f"noise must have the shape [{n}, d] with d >= 64, found {noise.shape}."
+        )
+    white = strategy.matrix.matmul(noise)
+    if not np.all(np.isfinite(white)):
+        return Whiteness({"finite": 0.0})
+    d = white.shape[1]
+    rows = white[:_MOST_STEPS]
+    smirnov = [stats.kstest(row, "norm").pvalue for row in rows]
+    means = _two_sided(white.mean(axis=1) * np.sqrt(d))
+    squares = np.sum(white**2, axis=1)
+    variances = 2.0 * np.minimum(stats.chi2.cdf(squares, d), stats.chi2.sf(squares, d))
+    distances = sorted(
+        {2**i for i in range(d.bit_length() - 1) if 2**i <= d // 2}
+        | {lag for lag in lags if 0 < lag <= d // 2 or lag < d - 32}
+    )
+    return Whiteness(
+        {
+            "normal": _smallest(smirnov),
+            "mean": _smallest(means),
+            "variance": _smallest(variances),
+            "steps": _smallest(_between_steps(rows)),
+            "squares of steps": _smallest(_between_steps(rows**2)),
+            "coordinates": _smallest(_between_coordinates(white, distances)),
+            "squares of coordinates": _smallest(
+                _between_coordinates(white**2, distances)
+            ),
+            "no number twice": _repeats(white),
+        }
+    )
+
+
+def _between_steps(rows: np.ndarray) -> np.ndarray:
+    """P-values of the correlations of each two rows (Fisher's transformation)."""
+    n, d = rows.shape
+    if n < 2:
+        return np.ones(1)
+    found = np.corrcoef(rows)[np.triu_indices(n, 1)]
+    return _of_correlations(found, d)
+
+
+def _between_coordinates(white: np.ndarray, distances: list[int]) -> np.ndarray:
+    """P-values of the correlations of each row with itself, moved by a distance."""
+    found = []
+    for distance in distances:
+        a, b = white[:, distance:], white[:, :-distance]
+        correlation = np.corrcoef(a.ravel(), b.ravel())[0, 1]
+        found.append(_of_correlations(np.array(correlation), a.size))
+    return np.array(found)
+
+
+def _of_correlations(found: np.ndarray, size: int) -> np.ndarray:
+    clipped = np.clip(found, -1.0 + 1e-15, 1.0 - 1e-15)
+    return _two_sided(np.arctanh(clipped) * np.sqrt(size - 3))
+
+
+def _repeats(white: np.ndarray) -> float:
+    """Of how many values of the float32 grid occur more often than they should.
+
+    Numbers of one step that are equal to 6 digits: about `size^2 / 2` pairs, each equal
+    with a probability of about 1e-6 / (2 sqrt(pi)). Large counts are not by chance.
+    """
+    p_value = 1.0
+    for row in white:
+        _, counts = np.unique(np.round(row, 6), return_counts=True)
+        pairs = float(np.sum(counts * (counts - 1) // 2))
+        expected = 0.5 * row.size**2 * 1e-6 / (2.0 * np.sqrt(np.pi))
+        p_value = min(p_value, float(stats.poisson.sf(pairs - 1, expected)))
+    return min(1.0, p_value * len(white))
+
+
+def _two_sided(z: np.ndarray) -> np.ndarray:
+    return 2.0 * special.ndtr(-np.abs(z))
+
+
+def _smallest(p_values: np.ndarray | list[float]) -> float:
+    p_values = np.asarray(p_values)
+    return float(min(1.0, p_values.min() * p_values.size))

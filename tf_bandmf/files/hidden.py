@@ -1,0 +1,46 @@
+"""Secrets that do not show themselves.
+
+Errors are logged together with the local variables of their frames, by pytest, Sentry,
+rich, notebooks: what is secret is kept in a type whose `repr` has nothing of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_SHOWN = "<secret>"
+
+
+class HiddenBytes(bytes):
+    """Bytes; what is made of them is not hidden any more."""
+
+    def __repr__(self) -> str:
+        return _SHOWN
+
+    __str__ = __repr__
+
+    def __format__(self, specification: str) -> str:
+        return _SHOWN
+
+
+class HiddenDict(dict[str, Any]):
+    """A dictionary."""
+
+    def __repr__(self) -> str:
+        return _SHOWN
+
+    __str__ = __repr__
+
+
+class HiddenArray(np.ndarray):  # type: ignore[type-arg,unused-ignore]
+    """An array; make it by `array.view(HiddenArray)`. Its parts are hidden, too."""
+
+    def __repr__(self) -> str:
+        return _SHOWN
+
+    __str__ = __repr__
+
+    def __format__(self, specification: str) -> str:
+        return _SHOWN

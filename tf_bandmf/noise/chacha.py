@@ -1,0 +1,83 @@
+"""ChaCha20, a stream cipher whose keystream nobody tells from random bits.
+
+In integer arithmetic of TensorFlow: additions, rotations and exclusive ors of 32-bit words
+(RFC 8439, section 2.3), so that the words are the same on every device, with and without
+XLA.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_bandmf.noise.philox import halves
+
+_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)  # "expand 32-byte k"
+_DOUBLE_ROUNDS = 10
+_COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
+_DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
+
+
+def chacha20_blocks(step_key: tf.Tensor, number: tf.Tensor) -> list[tf.Tensor]:
+    """The 16 words of keystream blocks, by their number.
+
+    Args:
+      step_key: uint64, shape [4]: the key, in the order of its bytes.
+      number: of the block, uint64, any shape. Its lower half is the block counter of
+        RFC 8439, its upper half the first word of the nonce, whose others are 0.
+
+    Returns:
+      16 uint32 tensors of the number's shape.
+    """
+    key = [half for word in tf.unstack(step_key) for half in halves(word)]
+    zero = tf.zeros([], tf.uint32)
+    constants = [tf.constant(value, tf.uint32) for value in _CONSTANTS]
+    initial = [*constants, *key, *halves(number), zero, zero]
+    state = [tf.broadcast_to(word, tf.shape(number)) for word in initial]
+    for _ in range(_DOUBLE_ROUNDS):
+        for places in (*_COLUMNS, *_DIAGONALS):
+            _quarter_round(state, *places)
+    return [word + first for word, first in zip(state, initial)]
+
+
+def chacha20(
+    step_key: tf.Tensor, counter: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Four words for each counter: words `4 counter, ..., 4 counter + 3` of the keystream.
+
+    Every counter computes its whole block: XLA makes one pass of it, which keeps nothing.
+
+    Args:
+      step_key: see `chacha20_blocks`.
+      counter: uint64, any shape.
+
+    Returns:
+      Four uint32 tensors of the counter's shape.
+    """
+    words = chacha20_blocks(
+        step_key, tf.bitwise.right_shift(counter, tf.constant(2, tf.uint64))
+    )
+    quarter = tf.cast(tf.bitwise.bitwise_and(counter, 3), tf.int32)
+
+    def chosen(i: int) -> tf.Tensor:
+        first = tf.where(quarter < 1, words[i], words[4 + i])
+        second = tf.where(quarter < 3, words[8 + i], words[12 + i])
+        return tf.where(quarter < 2, first, second)
+
+    return chosen(0), chosen(1), chosen(2), chosen(3)
+
+
+def _quarter_round(state: list[tf.Tensor], a: int, b: int, c: int, d: int) -> None:
+    state[a] = state[a] + state[b]
+    state[d] = _rotated(state[d] ^ state[a], 16)
+    state[c] = state[c] + state[d]
+    state[b] = _rotated(state[b] ^ state[c], 12)
+    state[a] = state[a] + state[b]
+    state[d] = _rotated(state[d] ^ state[a], 8)
+    state[c] = state[c] + state[d]
+    state[b] = _rotated(state[b] ^ state[c], 7)
+
+
+def _rotated(word: tf.Tensor, bits: int) -> tf.Tensor:
+    left = tf.bitwise.left_shift(word, tf.constant(bits, tf.uint32))
+    right = tf.bitwise.right_shift(word, tf.constant(32 - bits, tf.uint32))
+    return tf.bitwise.bitwise_or(left, right)

@@ -1,0 +1,142 @@
+"""What runs give: epsilon(delta), training curves, and who wins where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tf_bandmf.plots.style import axes_to_draw_on, finish_lines
+
+if TYPE_CHECKING:
+    from tf_bandmf.planning.plan import Plan
+
+
+def epsilon_of_delta(
+    plans: Mapping[str, Plan],
+    deltas: Sequence[float] | None = None,
+    axes: Any | None = None,
+) -> Any:
+    """The pairs (epsilon, delta) that hold for one run of each plan.
+
+    Args:
+      plans: by name; a point marks the pair that each was planned for.
+      deltas: in (0, 1); by default from 1e-3 to 1e-10.
+      axes: where to draw; by default on a new figure.
+
+    Raises:
+      ImportError: if matplotlib is not installed.
+    """
+    from tf_bandmf.planning.curve import privacy_curve  # loads dp-accounting
+
+    axes = axes_to_draw_on(axes)
+    for name, plan in plans.items():
+        curve = privacy_curve(plan) if deltas is None else privacy_curve(plan, deltas)
+        (line,) = axes.plot(*zip(*curve), label=name)
+        axes.plot(
+            [plan.delta],
+            [plan.epsilon],
+            marker="o",
+            linestyle="none",
+            color=line.get_color(),
+        )
+        axes.annotate(
+            f"({plan.epsilon:.4g}, {plan.delta:.3g})",
+            (plan.delta, plan.epsilon),
+            xytext=(6, 6),
+            textcoords="offset points",
+            fontsize="small",
+        )
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0.0)
+    return finish_lines(axes, "δ", "ε")
+
+
+def training_curves(
+    runs: Mapping[str, Sequence[Sequence[float]]],
+    quantity: str = "test accuracy",
+    axes: Any | None = None,
+) -> Any:
+    """A quantity after each epoch: mean over runs, in a band of +- 1 standard error.
+
+    Args:
+      runs: by name; of each run one value an epoch, such as
+        `history.history["val_accuracy"]`. All runs of a name have as many epochs.
+      quantity: label of the axis. Values of the training data are not covered by the
+        guarantee: do not publish them.
+      axes: where to draw; by default on a new figure.
+
+    Raises:
+      ImportError: if matplotlib is not installed.
+      ValueError: if the runs of a name are not as long as one another.
+    """
+    axes = axes_to_draw_on(axes)
+    for name, values in runs.items():
+        if len({len(run) for run in values}) != 1:
+            raise ValueError(
+                f"The runs of {name} must have the same number of epochs, found "
+                f"{[len(run) for run in values]}."
+            )
+        table = np.asarray(values, np.float64)
+        epochs = np.arange(1, table.shape[1] + 1)
+        mean = table.mean(axis=0)
+        (line,) = axes.plot(epochs, mean, label=name)
+        if len(table) > 1:
+            error = table.std(axis=0, ddof=1) / np.sqrt(len(table))
+            axes.fill_between(
+                epochs, mean - error, mean + error, color=line.get_color(), alpha=0.15
+            )
+    return finish_lines(axes, "epoch", quantity)
+
+
+def regions(cells: Sequence[Mapping[str, Any]], axes: Any | None = None) -> Any:
+    """By how much banded strategies beat both others, over epsilon and epochs.
+
+    The picture of arXiv:2306.08153, Fig. 5: color is the error of BandMF over the least
+    one of DP-SGD and of the optimal dense strategy without amplification; the text is
+    the best number of bands, which is 1 where BandMF is DP-SGD.
+
+    Args:
+      cells: as `benchmarks/regions.py` finds them, with "epsilon", "epochs", "dp_sgd",
+        "multi_epoch_mf", "band_mf" (errors) and "bands"; one for each pair of the first
+        two.
+      axes: where to draw; by default on a new figure.
+
+    Raises:
+      ImportError: if matplotlib is not installed.
+      ValueError: if a pair is missing.
+    """
+    axes = axes_to_draw_on(axes)
+    epsilons = sorted({cell["epsilon"] for cell in cells})
+    epochs = sorted({cell["epochs"] for cell in cells})
+    if len(cells) != len(epsilons) * len(epochs):
+        raise ValueError(
+            f"cells must have every pair of {len(epsilons)} epsilons and {len(epochs)} "
+            f"epochs, found {len(cells)} cells."
+        )
+    ratio = np.ones((len(epochs), len(epsilons)))
+    for cell in cells:
+        row, column = epochs.index(cell["epochs"]), epsilons.index(cell["epsilon"])
+        least = min(cell["dp_sgd"], cell["multi_epoch_mf"])
+        ratio[row, column] = cell["band_mf"] / least
+        axes.text(
+            column,
+            row,
+            str(cell["bands"]),
+            ha="center",
+            va="center",
+            color="white" if ratio[row, column] < 0.85 else "black",
+        )
+    image = axes.imshow(
+        ratio, cmap="cividis", vmin=min(0.7, ratio.min()), vmax=1.0, origin="lower"
+    )
+    axes.set_xticks(range(len(epsilons)), [f"{value:g}" for value in epsilons])
+    axes.set_yticks(range(len(epochs)), [f"{value:g}" for value in epochs])
+    axes.set_xlabel("ε")
+    axes.set_ylabel("epochs")
+    axes.set_title("text: best number of bands")
+    axes.figure.colorbar(
+        image, ax=axes, label="RMSE of BandMF / the better of the others"
+    )
+    return axes
