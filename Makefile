@@ -19,8 +19,8 @@ ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
 	participation_table.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo docs linkcheck notebooks figures test test-main test-federated test-flower \
-	test-slow test-python test-wheel audit lint format clean
+.PHONY: demo docs linkcheck notebooks figures dist test test-main test-federated \
+	test-flower test-slow test-python test-wheel audit lint format clean
 
 demo: .venv/.installed
 	.venv/bin/python examples/digits.py
@@ -33,12 +33,14 @@ docs: .venv/.docs
 linkcheck: .venv/.docs
 	.venv/bin/python -m sphinx -q -b linkcheck docs docs/_build/linkcheck
 
-# What the site shows, made anew from scripts: notebooks with their outputs, pictures.
+# What the site shows, made anew from scripts: notebooks with their outputs; pictures and the
+# page of benchmarks.
 notebooks: .venv/.docs
 	.venv/bin/python docs/notebooks/make.py
 
 figures: .venv/.docs
 	.venv/bin/python docs/figures/make.py
+	.venv/bin/python docs/make_benchmarks.py
 
 test: test-main test-federated test-flower
 
@@ -55,9 +57,12 @@ test-federated: .venv-federated/.installed
 test-flower: .venv-flower/.installed
 	cd federated && ../.venv-flower/bin/python $(PYTEST) -m "not slow" tests/flower
 
-test-slow: .venv/.installed
+test-slow: .venv/.installed .venv-federated/.installed .venv-flower/.installed
 	.venv/bin/python $(PYTEST) -m slow tests
 	cd federated && PYTHONPATH=. ../.venv/bin/python $(PYTEST) -m slow tests
+	cd federated && ../.venv-federated/bin/python $(PYTEST) -m slow \
+		tests/test_program_killed.py
+	cd federated && ../.venv-flower/bin/python $(PYTEST) -m slow tests/flower
 
 # Attacks on the library: tests marked `attack`, slow ones too, in each environment that
 # runs them. Writes what held into docs/what-was-attacked.md; fails if something did not.
@@ -92,6 +97,13 @@ test-wheel: .venv/.installed .venv-wheel/.requirements
 		.venv-wheel/dist/*.whl
 	cd .venv-wheel && bin/python ../tests/smoke_installed.py
 
+# Wheel and sdist as they would be published, and what an index would say of them.
+dist: .venv/.docs
+	rm -rf dist
+	.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist .
+	.venv/bin/python -c "import setuptools.build_meta as b; b.build_sdist('dist')"
+	.venv/bin/python -m twine check --strict dist/*
+
 lint: .venv/.installed
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
@@ -104,7 +116,7 @@ format: .venv/.installed
 
 clean:
 	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-wheel demo-output \
-		audit-output docs/_build
+		audit-output dist docs/_build
 
 # A virtual environment is made anew when its requirement file changes; the stamps are
 # written last, so that a half-made one is never used.

@@ -8,10 +8,11 @@
 `networks.py` has the networks `resnet,wide_resnet,mobilenet_head,bert_tiny,lora,lstm,gru`.
 
 A step is forward and backward pass and SGD update on a batch in memory, without metrics.
-"clipped" clips and sums the gradients of single examples, without noise; the others add
-the noise of their mechanism; "kept" is lambda_cgd with `keep_normals=True`. `wall` and
-`cpu` are ratios of medians to the ordinary step, `start` is that of the processor time
-of the first step, which traces and compiles (without the self-check of `fit`). `peak` is
+"clipped" clips and sums the gradients of single examples, without noise; "views" those of
+the mean loss of 16 rows, on the same rows; the others add the noise of their mechanism;
+"kept" is lambda_cgd with `keep_normals=True`. `wall` and `cpu` are ratios of medians to
+the ordinary step, `start` is that of the processor time of the first step, which traces
+and compiles (without the self-check of `fit`). `peak` is
 memory that one process took for the step alone. `lost` is the share of the clip norm by
 which an example's clipped gradient is too small, because bounds on rounding are added to
 its norm. `--fit` compares whole epochs of `model.fit`, with the same sampler and
@@ -44,6 +45,7 @@ MECHANISMS = ("identity", "lambda_cgd", "kept")
 BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128, **networks.BATCH_SIZES}
 # Steps that take some tenths of a second together, so that clocks do not matter.
 STEPS = {"mlp": 40, "cnn": 4, "transformer": 3}
+VIEWS = 16
 VOCABULARY, LENGTH, WIDTH = 1000, 64, 128
 
 
@@ -176,6 +178,28 @@ def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[],
     return step
 
 
+def step_of_views(name: str, options: Any) -> Callable[[], Any]:
+    """As "clipped", on the same rows, each `VIEWS` of which are one example's."""
+    size = BATCH_SIZES[name]
+    examples = size // VIEWS
+    x, y = keras.tree.map_structure(
+        lambda t: tf.reshape(t, [examples, VIEWS, *t.shape[1:]]), constants(name, size)
+    )
+    optimizer = keras.optimizers.SGD(1e-3)
+    model = compiled(name, optimizer, True, options)
+    variables = model.trainable_variables
+    optimizer.build(variables)
+
+    @tf.function(autograph=False)
+    def step() -> tf.Tensor:
+        rows = tf.ones([examples, VIEWS], tf.bool)
+        clipped = clipped_gradient_sums(model, x, y, l2_norm_clip=1.0, rows=rows)
+        optimizer.apply([total / examples for total in clipped.sums], variables)
+        return tf.reduce_mean(clipped.losses)
+
+    return step
+
+
 def lost_to_rounding(name: str, options: Any) -> float:
     """How much smaller than its clip norm a clipped contribution is, relative."""
     x, y = data(name, 1)
@@ -189,6 +213,8 @@ def lost_to_rounding(name: str, options: Any) -> float:
 def step_of(kind: str, name: str, options: Any) -> Callable[[], Any]:
     if kind == "ordinary":
         return ordinary_step(name, options)
+    if kind == "views":
+        return step_of_views(name, options)
     return private_step(name, None if kind == "clipped" else kind, options)
 
 
@@ -274,8 +300,8 @@ def main() -> None:
     parser.add_argument("--microbatch-size", type=int)
     parser.add_argument("--fit", action="store_true", help="epochs of model.fit")
     parser.add_argument("--steps-per-epoch", type=int, default=20, help="with --fit")
-    parser.add_argument("--no-memory", action="store_true")
-    parser.add_argument("--kinds", help="of ordinary, clipped and the mechanisms")
+    parser.add_argument("--no-memory", action="store_true", help="times alone")
+    parser.add_argument("--kinds", help="of ordinary, clipped, views and mechanisms")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = options.models.split(",")
@@ -301,7 +327,7 @@ def main() -> None:
                 line += f"  target={networks.TARGETS[name]:.2f}"
             if not (options.fit or options.no_memory):
                 line += f"  peak={measured_peak(kind, name, options):.0f} MB"
-            if kind == "clipped":
+            if kind == "clipped" and not options.no_memory:
                 line += f"  lost={lost_to_rounding(name, options):.0e}"
             print(line, flush=True)
 

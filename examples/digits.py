@@ -9,12 +9,18 @@ from __future__ import annotations
 import argparse
 import os
 
+if __name__ == "__main__":
+    from tf_bandmf.cli.native_logs import drop_native_logs
+
+    drop_native_logs()
+
 import keras
 import mechanism_comparison as comparison
 import numpy as np
 import sklearn.datasets
 
 import tf_bandmf
+from tf_bandmf.cli.printing import print_statement
 
 NUM_TRAIN = 1440
 
@@ -69,7 +75,7 @@ def main() -> None:
     comparison.print_table(title, runs)
     comparison.print_joint_guarantee(runs)
     last = list(plans.values())[-1]
-    comparison.console.print(str(last.statement()), highlight=False)
+    print_statement(last.statement())
 
     os.makedirs(arguments.out, exist_ok=True)
     picture = os.path.join(arguments.out, "digits.png")

@@ -14,6 +14,11 @@ import argparse
 import gzip
 import os
 
+if __name__ == "__main__":
+    from tf_bandmf.cli.native_logs import drop_native_logs
+
+    drop_native_logs()
+
 import keras
 import mechanism_comparison as comparison
 import numpy as np

@@ -22,9 +22,9 @@ from tf_bandmf.audit.bounds import (
 )
 from tf_bandmf.audit.canaries import GradientCanaries
 from tf_bandmf.audit.evaluation import evaluate
+from tf_bandmf.audit.noise_tests import Whiteness, whiteness
 from tf_bandmf.audit.patterns import worst_pattern
 from tf_bandmf.audit.result import AuditResult, LowerBound
-from tf_bandmf.audit.whiteness import Whiteness, whiteness
 
 __all__ = [
     "AuditResult",

@@ -6,6 +6,7 @@ filtered: lines that look like logs below "fatal" are dropped, all others pass.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -60,6 +61,13 @@ def without_native_logs() -> Iterator[None]:
         filtering.join(timeout=1.0)
         sys.stderr.flush()
         sys.stderr = python_stderr
+
+
+def drop_native_logs() -> None:
+    """`without_native_logs` until the program ends; call it before TensorFlow is loaded."""
+    block = contextlib.ExitStack()
+    block.enter_context(without_native_logs())
+    atexit.register(block.close)
 
 
 def _unfiltered(stream, terminal: int):  # type: ignore[no-untyped-def]

@@ -8,7 +8,6 @@ from tf_bandmf.keras import (
     augmentation,  # noqa: F401  (Keras layers in plan.batches)
 )
 from tf_bandmf.keras.audit_inputs import Contribution, largest_contribution
-from tf_bandmf.keras.audit_run import RunAudit, audit_run
 from tf_bandmf.keras.clipping import (
     ClippingMismatchError,
     UnsupportedModelError,
@@ -20,6 +19,7 @@ from tf_bandmf.keras.model import PrivateTraining
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.own_loops import NoisyGradients
 from tf_bandmf.keras.progress import PrivacyProgress
+from tf_bandmf.keras.run_audit import RunAudit, audit_run
 
 __all__ = [
     "ClippingMismatchError",

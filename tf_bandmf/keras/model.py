@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import itertools
 import os
 from collections.abc import Iterator
@@ -351,7 +352,18 @@ class PrivateTraining(PrivateStep):
         return config
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """As Keras', and with the microbatches of the saved model."""
+        """As Keras', and with the microbatches of the saved model.
+
+        Keras leaves models that override `compile`, such as those of KerasHub, with the
+        optimizer that they are made with. If theirs takes what was saved, it is called.
+        """
         config = dict(config)
         self._microbatch_size = config.pop("microbatch_size", None)
-        super().compile_from_config(config)  # type: ignore[misc]
+        try:
+            inspect.signature(self.compile).bind(**config)  # type: ignore[attr-defined]
+        except TypeError:
+            super().compile_from_config(config)  # type: ignore[misc]
+            return
+        self.compile(**keras.saving.deserialize_keras_object(config))  # type: ignore[attr-defined]
+        if self.built:
+            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]

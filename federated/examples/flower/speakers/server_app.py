@@ -35,6 +35,7 @@ def main(grid: Grid, context: Context) -> None:
         os.path.join(folder, "private"),
         clients_per_round=int(config["per-round"]),
         max_wait=60.0,
+        query_timeout=10.0,  # nodes that were killed are listed for a while
     )
     weights = dict(zip(NAMES, initial_weights(), strict=True))
     strategy.start(

@@ -1,0 +1,118 @@
+"""Work of one's own on the devices: FedProx, and a metric that is one more weight."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from one_process import OneProcess
+
+import tf_bandmf
+from tf_bandmf_federated.device_policy import DevicePolicy
+from tf_bandmf_federated.flower import PrivateFedAvg, private_client_app
+
+N, B, K, PER_ROUND, CLIP = 4, 2, 2, 2, 0.5
+
+
+def make_plan(**options):
+    return tf_bandmf.plan(
+        "bsr",
+        bands=2,
+        noise_multiplier=0.5,
+        delta=1e-5,
+        num_steps=N,
+        participation=tf_bandmf.MinSep(B, K),
+        l2_norm_clip=CLIP,
+        **options,
+    )
+
+
+def run(tmp_path, plan, first, work, config=None, silent=False):
+    """Weights after the run, and the updates that left the devices."""
+    grid = OneProcess(str(tmp_path / "nodes"), plan, 6)
+    policy, left = DevicePolicy.from_plan(plan), []
+    for node in grid.nodes.values():
+        node.app = private_client_app(policy, lambda c: c.node_config["store"])
+
+        @node.app.train()
+        def train(message, context, number=node.number):
+            before = {n: a.numpy() for n, a in message.content["arrays"].items()}
+            after = work(number, before, message.content["config"])
+            record = ArrayRecord({n: Array(w) for n, w in after.items()})
+            return Message(RecordDict({"new": record}), reply_to=message)
+
+    def look(reply):
+        about = reply.content["tf-bandmf"]
+        assert not about["problem"]
+        update = [a.numpy() for a in reply.content["arrays"].values()]
+        left.append((about["device"], about["round"], update))
+        return reply
+
+    grid.change = look
+    if silent:
+        grid.silent = set(grid.nodes)
+    strategy = PrivateFedAvg(
+        plan,
+        str(tmp_path / "run"),
+        clients_per_round=PER_ROUND,
+        max_wait=0.2,
+        query_timeout=0.2,
+    )
+    arrays = ArrayRecord({n: Array(w) for n, w in first.items()})
+    result = strategy.start(
+        grid,
+        arrays,
+        timeout=0.0 if silent else 60.0,
+        train_config=ConfigRecord(config or {}),
+    )
+    return dict(zip(first, result.arrays.to_numpy_ndarrays())), left
+
+
+def fedprox(number, before, config):
+    """Gradient descent on |w - target|^2 / 2 + mu |w - before|^2 / 2."""
+    start, mu = before["w"], float(config["proximal-mu"])
+    weights, target = start, start + np.float32(3.0)
+    for _ in range(50):
+        gradient = (weights - target) + mu * (weights - start)
+        weights = weights - np.float32(1.0 / (1.0 + mu)) * gradient
+    return {"w": weights.astype(np.float32)}
+
+
+@pytest.mark.parametrize(("mu", "norm"), [(0.0, CLIP), (59.0, 0.1)])
+def test_fedprox_keeps_what_is_enforced(tmp_path, mu, norm):
+    """Its step is (target - start) / (1 + mu), of norm 6 / (1 + mu), or clipped."""
+    first = {"w": np.zeros(4, np.float32)}
+    _, left = run(tmp_path, make_plan(), first, fedprox, {"proximal-mu": mu})
+    assert len(left) == N * PER_ROUND
+    came = {}
+    for device, number, (update,) in left:
+        assert np.linalg.norm(update.astype(np.float64)) <= CLIP
+        np.testing.assert_allclose(update, norm / 2.0, rtol=1e-4)
+        came.setdefault(device, []).append(number)
+    for rounds in map(sorted, came.values()):
+        assert len(rounds) <= K
+        assert all(late - early >= B for early, late in zip(rounds, rounds[1:]))
+
+
+def test_a_metric_as_one_more_weight_is_clipped_and_noised_with_the_update(tmp_path):
+    """Its value grows by the noisy mean of each round, at no further budget."""
+    plan, scale = make_plan(test_seed=3), np.float32(0.2)
+    first = {"w": np.zeros(4, np.float32), "metric": np.zeros(1, np.float32)}
+
+    def work(number, before, config):
+        value = np.float32(np.clip(number / 6.0, 0.0, 1.0))  # bounded by the device
+        return {"w": before["w"], "metric": before["metric"] + scale * value}
+
+    found, left = run(tmp_path, plan, first, work)
+    nobody, _ = run(tmp_path / "2", plan, first, work, silent=True)
+    exact = sum(float(update[1][0]) for _, _, update in left) / PER_ROUND
+    moved = float(found["metric"][0] - nobody["metric"][0])
+    np.testing.assert_allclose(moved, exact, rtol=1e-4)
+    assert float(nobody["metric"][0]) != 0.0  # the noise is on it, too
+    np.testing.assert_array_equal(found["w"], nobody["w"])
+
+    def huge(number, before, config):
+        return {"w": before["w"] + 5.0, "metric": before["metric"] + 1e6}
+
+    _, left = run(tmp_path / "3", plan, first, huge)
+    for _, _, update in left:
+        norm = np.sqrt(sum(np.sum(a.astype(np.float64) ** 2) for a in update))
+        assert norm <= CLIP

@@ -1,0 +1,77 @@
+"""A real deployment on this machine: processes, connections, `kill -9`."""
+
+import json
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tf_bandmf.files import private as private_files
+
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "flower" / "deploy.py"
+
+
+def free_ports(number):
+    """The first of so many ports that are free now."""
+    for first in range(18200, 30000, number):
+        sockets = [socket.socket() for _ in range(number)]
+        try:
+            for port, one in enumerate(sockets, first):
+                one.bind(("127.0.0.1", port))
+            return first
+        except OSError:
+            continue
+        finally:
+            for one in sockets:
+                one.close()
+    raise AssertionError("no free ports")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "devices", "separation", "kills"),
+    [
+        (2, 2, 2, False),
+        pytest.param(12, 8, 3, True, marks=pytest.mark.slow),
+    ],
+    ids=["quiet", "killed"],
+)
+def test_a_deployment_runs_to_its_end(tmp_path, rounds, devices, separation, kills):
+    arguments = {
+        "--out": tmp_path / "out",
+        "--rounds": rounds,
+        "--devices": devices,
+        "--per-round": 1,
+        "--separation": separation,
+        "--port": free_ports(devices + 1),
+    }
+    command = [sys.executable, str(EXAMPLE)]
+    command += [str(part) for pair in arguments.items() for part in pair]
+    done = subprocess.run(
+        command if kills else [*command, "--no-kills"],
+        capture_output=True,
+        text=True,
+        timeout=1200 if kills else 240,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    killed = re.findall(r"kill -9 (.*)", done.stdout)
+    assert killed == (["device 0", "superlink", "device 1"] if kills else [])
+    # Every round once, whatever was killed; a round is evaluated after it is saved.
+    evaluated = re.findall(r"^round (\d+):", done.stdout, re.MULTILINE)
+    assert sorted(set(map(int, evaluated))) == list(range(1, rounds + 1))
+    report = (tmp_path / "out" / "privacy.md").read_text()
+    assert f"| rounds | {rounds} | {rounds} |" in report
+    (planned, measured) = re.search(
+        r"\| epsilon at delta = 1e-05 \| (\S+) \| (\S+) \|", report
+    ).groups()
+    assert float(measured) <= 1.0001 * float(planned) <= 100.1
+    # What the devices counted themselves, each in its own store.
+    stores = sorted((tmp_path / "out" / "devices").glob("*/*.json"))
+    counts = [
+        json.loads(private_files.read(str(path)))["participations"] for path in stores
+    ]
+    assert len(counts) == devices
+    assert 1 <= sum(counts) <= rounds
+    assert max(counts) <= rounds // separation

@@ -1,0 +1,41 @@
+"""Links from one file of the repository to another lead somewhere."""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.M)
+FOLDERS = (".", "docs", "docs/api", "docs/mechanisms", "docs/notebooks", "federated")
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for folder in (*FOLDERS, "benchmarks", "benchmarks/utility")
+    for path in (ROOT / folder).glob("*.md")
+)
+
+
+def anchors(text):
+    """As GitHub and MyST make them of headings."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        for heading in HEADING.findall(text)
+    }
+
+
+def test_pages_were_found():
+    assert {"README.md", "docs/index.md", "federated/README.md"} <= set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_within_the_repository(page):
+    path = ROOT / page
+    for link in LINK.findall(path.read_text("utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), f"{page} links to {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target.read_text("utf-8")), f"{page}: {link}"

@@ -1,0 +1,79 @@
+"""What a build puts into wheel and sdist, and what it leaves behind: nothing."""
+
+import email
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tf_bandmf")
+EXTRAS = {"keras", "hub", "plot", "flower", "docs", "examples", "test", "dev"}
+BUILD = "import sys, setuptools.build_meta as b; b.build_{}(sys.argv[1])"
+
+
+def tree(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A copy of the sources, what was in it before, and the folder with both files."""
+    pytest.importorskip("wheel")
+    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, copy / name, ignore=ignore)
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    before = tree(copy)
+    for kind in ("wheel", "sdist"):
+        subprocess.run(
+            [sys.executable, "-c", BUILD.format(kind), str(out)],
+            cwd=copy,
+            check=True,
+            capture_output=True,
+        )
+    return copy, before, out
+
+
+def test_a_build_leaves_nothing_in_the_source_tree(built):
+    copy, before, _ = built
+    assert tree(copy) == before
+
+
+def test_the_wheel_has_the_package_and_its_metadata(built):
+    (wheel,) = built[2].glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (path,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(archive.read(path))
+    assert "tf_bandmf/py.typed" in names and "tf_bandmf/plots/errors.py" in names
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"tf_bandmf"}
+    assert EXTRAS == set(metadata.get_all("Provides-Extra"))
+    needed = metadata.get_all("Requires-Dist")
+    assert any(name.startswith("click") for name in needed)
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
+
+
+def test_the_sdist_can_be_built_from(built):
+    (sdist,) = built[2].glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE"} <= names
+    assert not any("__pycache__" in name or name.endswith(".npz") for name in names)
+
+
+def test_twine_accepts_both(built):
+    pytest.importorskip("twine")
+    paths = [str(path) for path in built[2].iterdir()]
+    subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *paths],
+        check=True,
+        capture_output=True,
+    )
