@@ -24,3 +24,5 @@ def pytest_collection_finish(session):
     """What is imported by now stays: the collector need not look through it again."""
     gc.collect()
     gc.freeze()
+    # Tracing makes objects by the hundred thousand, most of which stay for a while.
+    gc.set_threshold(10_000, 10, 5)

@@ -1,9 +1,10 @@
 """Several replicas: the same run as on one, each with a part of the noise."""
 
+import contextlib
 import functools
-import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -145,8 +146,16 @@ def test_model_and_optimizer_belong_together(make_plan, strategy, train, data):
 
 
 WORKER = """
-    import os, sys
+    import json, os, sys
     import keras, numpy as np, tensorflow as tf, tf_bandmf, tf_bandmf.keras
+    path, cluster = sys.argv[1], sys.argv[3:]
+    if cluster:
+        # Two workers, of which one is a fork: what was imported is there for both.
+        other = os.fork()
+        path = sys.argv[1 if other else 2]
+        task = {"type": "worker", "index": 0 if other else 1}
+        config = {"cluster": {"worker": cluster}, "task": task}
+        os.environ["TF_CONFIG"] = json.dumps(config)
     strategy = tf.distribute.get_strategy()
     if "TF_CONFIG" in os.environ:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -162,12 +171,14 @@ WORKER = """
         keras.utils.set_random_seed(0)
         model = keras.Sequential(
             [keras.Input((5,)), keras.layers.Dense(900), keras.layers.Dense(3)])
-        tf_bandmf.keras.make_private(model)
+        tf_bandmf.keras.make_private(model, self_check="TF_CONFIG" in os.environ)
         model.compile(
             tf_bandmf.keras.PrivateOptimizer("sgd", plan),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(plan.batches(x, y), epochs=2, verbose=0)
-    np.savez(sys.argv[1], *model.get_weights(), key=np.frombuffer(key, np.uint8))
+    np.savez(path, *model.get_weights(), key=np.frombuffer(key, np.uint8))
+    if cluster and other:
+        assert os.waitpid(other, 0)[1] == 0
 """
 
 
@@ -184,29 +195,22 @@ def free_ports(count):
 def test_two_workers_train_like_one(tmp_path, monkeypatch):
     program = tmp_path / "worker.py"
     program.write_text(textwrap.dedent(WORKER))
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
-
-    def start(name, **environment):
-        command = [sys.executable, str(program), str(tmp_path / f"{name}.npz")]
-        environment = {**os.environ, **environment}
-        return subprocess.Popen(
-            command, env=environment, stderr=subprocess.PIPE, text=True
-        )
-
-    workers = []
-    for index in range(2):
-        task = {"type": "worker", "index": index}
-        config = json.dumps({"cluster": cluster, "task": task})
-        workers.append(start(str(index), TF_CONFIG=config))
+    cluster = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    paths = [str(tmp_path / f"{name}.npz") for name in (0, 1)]
+    workers = subprocess.Popen(
+        [sys.executable, str(program), *paths, *cluster],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         monkeypatch.setattr(sys, "argv", [str(program), str(tmp_path / "alone.npz")])
         runpy.run_path(str(program))
-        for worker in workers:
-            _, errors = worker.communicate(timeout=240)
-            assert worker.returncode == 0, errors
+        _, errors = workers.communicate(timeout=240)
+        assert workers.returncode == 0, errors
     finally:
-        for worker in workers:
-            worker.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(workers.pid, signal.SIGKILL)
     alone, first, second = (np.load(tmp_path / f"{n}.npz") for n in ("alone", "0", "1"))
     assert set(first) == set(second) == set(alone)
     for name in first:

@@ -389,13 +389,21 @@ class Stop(keras.callbacks.Callback):
             raise self._error
 
 
+@pytest.fixture(scope="module")
+def straight(data, make_plan, make_private_model):
+    """A run without interruption."""
+    plan = make_plan("bsr", bands=2)
+    model = make_private_model(plan)
+    fit(model, plan, data, epochs=2)
+    return model
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_invariant_8_fit_goes_on_after_an_exception_between_steps(
-    error, data, make_plan, make_private_model
+    error, data, straight, make_private_model
 ):
-    plan = make_plan("bsr", bands=2)
-    straight, model = make_private_model(plan), make_private_model(plan)
-    fit(straight, plan, data, epochs=2)
+    plan = straight.optimizer.plan
+    model = make_private_model(plan)
     with pytest.raises(error):
         fit(model, plan, data, epochs=2, callbacks=[Stop(error, 2)])
     assert model.optimizer.steps_taken == 2

@@ -1,5 +1,7 @@
 """Tasks of KerasHub: private training, and the way back to a plain task."""
 
+import functools
+
 import hub_models
 import keras
 import keras_hub
@@ -8,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf.keras
+from tf_bandmf.keras import runs
 
 NUM_EXAMPLES = 22
 TEXTS = np.array(
@@ -24,7 +27,7 @@ def preprocessor():
     return keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=6)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def train(make_plan):
     """Trains a task privately for one epoch."""
 
@@ -41,16 +44,29 @@ def train(make_plan):
     return run
 
 
+@pytest.fixture(scope="module")
+def trained(train):
+    """Tasks that were trained, by name; no test changes them."""
+
+    @functools.cache
+    def by_name(name):
+        runs.forget()
+        model = hub_models.MAKERS[name]()
+        x, y, weight = hub_models.data(name, NUM_EXAMPLES)
+        before = [w.copy() for w in model.get_weights()]
+        train(model, x, y, weight, self_check=name == "distil_bert")
+        assert any((a != b).any() for a, b in zip(before, model.get_weights()))
+        return model, (x, y, weight)
+
+    return by_name
+
+
 @pytest.mark.parametrize("name", ["bert", "distil_bert", "gpt2", "gemma"])
-def test_a_task_trains_and_becomes_plain(name, train, tmp_path):
-    model = hub_models.MAKERS[name]()
-    plain_class = type(model)
-    x, y, weight = hub_models.data(name, NUM_EXAMPLES)
-    before = [w.copy() for w in model.get_weights()]
-    train(model, x, y, weight, self_check=name in ("bert", "distil_bert"))
+def test_a_task_trains_and_becomes_plain(name, trained, tmp_path):
+    model, (x, _, _) = trained(name)
+    plain_class = type(hub_models.MAKERS[name]())
     assert isinstance(model, tf_bandmf.keras.PrivateTraining)
     assert isinstance(model, plain_class)
-    assert any((a != b).any() for a, b in zip(before, model.get_weights()))
     plain = tf_bandmf.keras.to_plain(model)
     assert type(plain) is plain_class
     np.testing.assert_allclose(plain(x), model(x), rtol=1e-5, atol=1e-6)
@@ -60,10 +76,8 @@ def test_a_task_trains_and_becomes_plain(name, train, tmp_path):
     np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5, atol=1e-6)
 
 
-def test_a_private_task_is_saved_and_loaded(train, tmp_path):
-    model = hub_models.gpt2()
-    x, y, weight = hub_models.data("gpt2", NUM_EXAMPLES)
-    train(model, x, y, weight)
+def test_a_private_task_is_saved_and_loaded(trained, tmp_path):
+    model, (x, y, weight) = trained("gpt2")
     model.save(tmp_path / "private.keras")
     again = keras.models.load_model(tmp_path / "private.keras")
     assert type(again) is type(model)
@@ -100,10 +114,8 @@ def test_adapters_are_trained_saved_and_merged(train, tmp_path):
     np.testing.assert_allclose(frozen(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_private_language_model_generates(train):
-    model = hub_models.gpt2()
-    x, y, weight = hub_models.data("gpt2", NUM_EXAMPLES)
-    train(model, x, y, weight)
+def test_a_private_language_model_generates(trained):
+    model, (x, _, _) = trained("gpt2")
     prompt = {name: value[:2] for name, value in x.items()}
     results = [
         lm.generate(prompt, max_length=hub_models.LENGTH, stop_token_ids=None)
@@ -123,10 +135,16 @@ def _greedy(model):
     return model
 
 
-def test_raw_strings_are_preprocessed_example_by_example(train, tmp_path):
-    steps = preprocessor()
-    model = hub_models.bert(steps)
-    seen = []
+WEIGHTS = np.linspace(0.5, 1.5, NUM_EXAMPLES).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def on_strings(train, tmp_path_factory):
+    """A task trained on strings, its first weights, and the shapes preprocessed."""
+    runs.forget()
+    keras.utils.set_random_seed(0)
+    model = hub_models.bert(preprocessor())
+    before, seen = model.get_weights(), []
     original = type(model).preprocess_samples
 
     class Watched(type(model)):
@@ -135,24 +153,27 @@ def test_raw_strings_are_preprocessed_example_by_example(train, tmp_path):
             return original(self, x, y, sample_weight)
 
     model.__class__ = Watched
-    train(model, TEXTS, LABELS, private_state=tmp_path / "run.private")
+    private = tmp_path_factory.mktemp("strings") / "run.private"
+    train(model, TEXTS, LABELS, WEIGHTS, private_state=private)
+    return model, before, tuple(seen)
+
+
+def test_raw_strings_are_preprocessed_example_by_example(on_strings):
+    model, _, seen = on_strings
     assert set(seen) == {(1,)}
-    x, _ = steps(TEXTS, LABELS)
+    x, _ = preprocessor()(TEXTS, LABELS)
     np.testing.assert_allclose(
         model.predict(TEXTS, verbose=0), model(x), rtol=1e-4, atol=1e-5
     )
 
 
-def test_raw_strings_train_as_prepared_data_do(train):
-    steps = preprocessor()
-    keras.utils.set_random_seed(0)
-    raw, prepared = hub_models.bert(steps), hub_models.bert()
-    prepared.set_weights(raw.get_weights())
-    weights = np.linspace(0.5, 1.5, NUM_EXAMPLES).astype(np.float32)
-    train(raw, TEXTS, LABELS, weights)
-    x, y = steps(TEXTS, LABELS)
+def test_raw_strings_train_as_prepared_data_do(train, on_strings):
+    raw, before, _ = on_strings
+    prepared = hub_models.bert()
+    prepared.set_weights(before)
+    x, y = preprocessor()(TEXTS, LABELS)
     x = keras.tree.map_structure(np.asarray, x)
-    train(prepared, x, np.asarray(y), weights)
+    train(prepared, x, np.asarray(y), WEIGHTS)
     for first, second in zip(raw.get_weights(), prepared.get_weights()):
         np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-5)
 

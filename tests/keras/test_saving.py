@@ -13,8 +13,10 @@ import tf_bandmf.keras
 from tf_bandmf.keras import runs
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def trained(data, make_plan, make_private_model):
+    """A model after its first epoch, with a buffer; no test changes it."""
+    runs.forget()
     plan = make_plan("bsr", bands=3, test_seed=None)
     model = make_private_model(plan)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
@@ -157,14 +159,20 @@ def halfway(request, data, make_plan, make_private_model):
     return model
 
 
+def note_run(model):
+    """As if the model had been trained in this test: others forgot its run."""
+    optimizer = model.optimizer
+    name = runs.name_of(optimizer.secret_state.key)
+    schedule = int(optimizer.schedule_id)
+    runs.note(name, optimizer.plan, model.trainable_weights, schedule)
+
+
 @pytest.mark.parametrize("reload", RELOADS)
 def test_invariant_11_a_reloaded_model_does_not_train_without_privacy(
     reload, halfway, data, tmp_path
 ):
     optimizer, plan = halfway.optimizer, halfway.optimizer.plan
-    name = runs.name_of(optimizer.secret_state.key)
-    # Other tests forgot the run.
-    runs.note(name, plan, halfway.trainable_weights, int(optimizer.schedule_id))
+    note_run(halfway)
     again = reload(halfway, tmp_path)
     trained = assert_trains_with_privacy_or_not_at_all(again, plan, data)
     # A functional clone, too: it would begin a second run on the same data.
@@ -172,13 +180,11 @@ def test_invariant_11_a_reloaded_model_does_not_train_without_privacy(
     assert optimizer.steps_taken == plan.num_steps // 2
 
 
-@pytest.mark.parametrize("functional", [False, True])
 def test_invariant_11_uncompiled_and_with_a_new_private_optimizer(
-    functional, data, make_plan, make_private_model, compile_model, tmp_path
+    halfway, data, compile_model, tmp_path
 ):
-    plan = make_plan("lambda_cgd", test_seed=None)
-    model = make_private_model(plan, functional=functional)
-    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    model, plan = halfway, halfway.optimizer.plan
+    note_run(model)
     model.save(tmp_path / "m.keras")
     again = keras.models.load_model(tmp_path / "m.keras", compile=False)
     compile_model(again, tf_bandmf.keras.PrivateOptimizer("sgd", plan))
@@ -200,12 +206,9 @@ def test_the_search_for_training_without_privacy_finds_it(
         assert_trains_with_privacy_or_not_at_all(plain, make_plan(), data)
 
 
-def test_invariant_11_the_refusal_says_what_to_do(
-    data, make_plan, make_private_model, tmp_path
-):
-    plan = make_plan("lambda_cgd", test_seed=None)
-    model = make_private_model(plan)
-    model.fit(plan.batches(*data), epochs=1, verbose=0)
+def test_invariant_11_the_refusal_says_what_to_do(trained, data, tmp_path):
+    model, plan = trained
+    note_run(model)
     again = reload_keras(model, tmp_path)
     assert isinstance(again.optimizer, tf_bandmf.keras.PrivateOptimizer)
     assert again.optimizer.plan.fingerprint == plan.fingerprint

@@ -7,7 +7,7 @@ from tf_bandmf import workloads
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 from tf_bandmf.planning import candidates, choosing
 
-DATA = dict(num_examples=640, batch_size=32, epochs=4)
+DATA = dict(num_examples=320, batch_size=32, epochs=4)
 BUDGET = dict(epsilon=2.0, delta=1e-4)
 
 
@@ -53,7 +53,7 @@ def test_general_columns_are_left_out_where_toeplitz_is_far_behind(monkeypatch):
 
 
 def test_what_is_chosen_is_optimized_in_full():
-    workload, fixed = workloads.prefix_sum(64), FixedEpochOrder(320, 20, 4)
+    workload, fixed = workloads.prefix_sum(32), FixedEpochOrder(160, 20, 4)
     told = []
     choice = choosing.choose(
         workload,

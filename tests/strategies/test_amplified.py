@@ -26,25 +26,31 @@ def test_better_than_other_families_with_as_many_bands():
         assert best.rmse < 0.98 * row.rmse, row.mechanism
 
 
-def test_the_plan_is_deterministic_and_accounted_for_like_any_other():
-    plans = [
-        tf_bandmf.plan("amplified:3", participation=BINS, **BUDGET) for _ in range(2)
-    ]
-    assert plans[0].fingerprint == plans[1].fingerprint
-    plan = plans[0]
+def small(mechanism):
+    """Of six steps, which a dense simulation can follow."""
+    return tf_bandmf.plan(
+        mechanism, participation=BallsInBins(12, 4, 2), epsilon=1.0, delta=0.02
+    )
+
+
+@pytest.fixture(scope="module")
+def small_plan():
+    return small("amplified:3")
+
+
+def test_the_plan_is_deterministic_and_accounted_for_like_any_other(small_plan):
+    plan = small_plan
+    assert plan.fingerprint == small("amplified:3").fingerprint
     assert plan.kind == "estimate"
     assert plan.strategy.parameters["bands"] == 3
     assert plan.strategy.matrix.is_nonnegative()
-    bisr = tf_bandmf.plan("bisr:3", participation=BINS, **BUDGET)
-    assert plan.rmse() < bisr.rmse()
+    assert plan.rmse() < small("bisr:3").rmse()
 
 
-def test_delta_and_sensitivity_by_brute_force():
-    participation = BallsInBins(12, 4, 2)
-    n, b, epsilon, delta = 6, 3, 1.0, 0.02
-    plan = tf_bandmf.plan(
-        "amplified:3", participation=participation, epsilon=epsilon, delta=delta
-    )
+def test_delta_and_sensitivity_by_brute_force(small_plan):
+    plan = small_plan
+    n, b, epsilon, delta = 6, 3, plan.epsilon, plan.delta
+    participation = plan.participation
     matrix, sensitivity = plan.strategy.matrix, plan.strategy.sensitivity(participation)
     dense = matrix.to_dense()
     worst = max(
