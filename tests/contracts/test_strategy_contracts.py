@@ -70,19 +70,28 @@ def test_the_sensitivity_is_at_least_that_of_every_pattern(built, kind):
         assert found.value == pytest.approx(largest, rel=1e-9)
 
 
-def test_streamed_noise_is_that_of_the_dense_inverse(built):
-    strategy = built.in_float32()
-    key = NoiseKey.for_testing(3)
+def streamed(strategy):
+    """All rows of a generator's noise, shape [N, 8], and the generator."""
     generator = NoiseGenerator(strategy, 8, jit_compile=False)
-    fresh = NoiseGenerator(tf_bandmf.strategies.identity(N), 8, jit_compile=False)
-    state, normals = generator.initial_state(key), fresh.initial_state(key)
-    rows, z = [], []
+    state = generator.initial_state(NoiseKey.for_testing(3))
+    rows = []
     for step in range(N):
         row, state = generator.next(state, step)
-        independent, normals = fresh.next(normals, step)
         rows.append(row.numpy())
-        z.append(independent.numpy())
-    expected = np.linalg.solve(strategy.matrix.to_dense(), np.array(z, np.float64))
+    return np.array(rows), generator
+
+
+@pytest.fixture(scope="module")
+def independent():
+    """Independent noise by the same key."""
+    return streamed(tf_bandmf.strategies.identity(N))[0]
+
+
+def test_streamed_noise_is_that_of_the_dense_inverse(built, independent):
+    strategy = built.in_float32()
+    rows, generator = streamed(strategy)
+    z = independent.astype(np.float64)
+    expected = np.linalg.solve(strategy.matrix.to_dense(), z)
     np.testing.assert_allclose(rows, expected, rtol=2e-4, atol=5e-5)
     assert generator.memory_vectors == strategy.memory_vectors
 
