@@ -57,9 +57,12 @@ test-federated: .venv-federated/.installed
 test-flower: .venv-flower/.installed
 	cd federated && ../.venv-flower/bin/python $(PYTEST) -m "not slow" tests/flower
 
-test-slow: .venv/.installed
+test-slow: .venv/.installed .venv-federated/.installed .venv-flower/.installed
 	.venv/bin/python $(PYTEST) -m slow tests
 	cd federated && PYTHONPATH=. ../.venv/bin/python $(PYTEST) -m slow tests
+	cd federated && ../.venv-federated/bin/python $(PYTEST) -m slow \
+		tests/test_program_killed.py
+	cd federated && ../.venv-flower/bin/python $(PYTEST) -m slow tests/flower
 
 # Attacks on the library: tests marked `attack`, slow ones too, in each environment that
 # runs them. Writes what held into docs/what-was-attacked.md; fails if something did not.

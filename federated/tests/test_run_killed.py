@@ -12,8 +12,15 @@ from killing import check_what_left, die_at, kill_and_finish, run_driver
 N, B, K, PER_ROUND = 15, 3, 5, 2
 
 
+@pytest.mark.attack(
+    "kill -9 (federated training)",
+    tried="At random moments of a run, when something is about to reach the disk: what "
+    "leaves of a round is one content, and no device comes too early or too often.",
+    area="faults",
+    invariants=[2, 11],
+)
 @pytest.mark.parametrize(
-    "kills", [3, pytest.param(100, marks=pytest.mark.slow)], ids=str
+    "kills", [3, pytest.param(200, marks=pytest.mark.slow)], ids=str
 )
 def test_killed_at_random_moments(tmp_path, kills):
     run_driver(__file__, tmp_path, kills)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -47,6 +48,17 @@ def test_a_table_fits_the_terminal_and_says_what_it_left_out(
     assert "optimality gap" in left_out and "optimality" not in table
     assert ("seconds" in left_out) == ("seconds" not in table)
     assert ("sensitivity" in left_out) == (width <= 60)
+
+
+def test_the_page_on_the_command_line_shows_what_is_printed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    root = pathlib.Path(__file__).resolve().parents[2]
+    page = (root / "docs" / "command-line.md").read_text("utf-8")
+    block = page[page.index("tf-bandmf compare --examples") :].split("```")
+    arguments = block[0].replace("\\\n", " ").split()[1:]
+    shown = block[2].removeprefix("text\n").rstrip().split("\n")
+    out = output(capsys, arguments).rstrip().split("\n")
+    assert [line.rstrip() for line in out] == shown
 
 
 def test_wide_shows_all_columns(capsys, monkeypatch):

@@ -23,6 +23,7 @@ def interrupted(tmp_path_factory):
             if self.model.optimizer.steps_taken == STEPS:
                 raise KeyboardInterrupt
 
+    runs.forget()  # Other tests have trained on these examples.
     plan, folder = make_plan(), tmp_path_factory.mktemp("interrupted")
     with pytest.raises(KeyboardInterrupt):
         make_model(plan).fit(

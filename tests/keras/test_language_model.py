@@ -29,6 +29,7 @@ def test_the_text_is_split_into_windows_and_their_next_bytes(example):
     np.testing.assert_array_equal(np.concatenate(parts), found)
 
 
+@pytest.mark.slow
 def test_the_adapter_is_loaded_into_plain_kerashub(
     example, tmp_path, monkeypatch, capsys
 ):

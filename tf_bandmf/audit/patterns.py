@@ -72,7 +72,7 @@ def sampled_patterns(
     size = participation.num_examples  # type: ignore[attr-defined]
     parts = []
     for first in range(0, num_canaries, size):
-        seeds = {}
+        seeds: dict[int, int] = {}
 
         def words(step: int, count: int, seeds: dict[int, int] = seeds) -> np.ndarray:
             seed = seeds.setdefault(step, int(rng.integers(2**63)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import weakref
@@ -25,8 +26,10 @@ class Lock:
         try:
             # Of the process: neither inherited by what it forks, nor left by a kill.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(descriptor)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise BlockingIOError(error.errno, "locked") from error
             raise
         weakref.finalize(self, os.close, descriptor)
 
@@ -51,7 +54,7 @@ def hold(path: str) -> Lock | None:
         if held is None:
             try:
                 held = Lock(name)
-            except (BlockingIOError, PermissionError) as error:
+            except BlockingIOError as error:
                 raise BlockingIOError(
                     f"Another process uses {path} (its lock is {name}). End that one "
                     f"first, or wait until it has ended."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -122,19 +123,15 @@ def _extremes(records: Any, rng: np.random.Generator) -> Iterator[tuple[str, Any
     for i in range(min(size, 4)):
         record = tf.nest.map_structure(lambda part, i=i: part[i], records)
         yield "ordinary", record
-        with np.errstate(over="ignore", invalid="ignore"):
-            for scale in _SCALES:
-                yield f"times {scale:g}", _map_inputs(record, lambda p, s=scale: p * s)
-                yield (
-                    f"all times {scale:g}",
-                    _map_floats(record, lambda p, s=scale: p * s),
-                )
+        for scale in _SCALES:
+            times = functools.partial(np.multiply, scale)
+            yield f"times {scale:g}", _map_inputs(record, times)
+            yield f"all times {scale:g}", _map_floats(record, times)
         for value in _VALUES:
-            yield (
-                f"one {value:g}",
-                _map_inputs(record, lambda p, v=value: _one(p, v, rng)),
-            )
-            yield f"all {value:g}", _map_inputs(record, lambda p, v=value: p * 0 + v)
+            one = functools.partial(_one, value=value, rng=rng)
+            yield f"one {value:g}", _map_inputs(record, one)
+            everywhere = functools.partial(np.full_like, fill_value=value)
+            yield f"all {value:g}", _map_inputs(record, everywhere)
         for nearness in _NEARNESS:
             for scale in (1.0, 1e4, 1e8, 1e12):
                 near = _near_duplicates(record, nearness, scale, rng)

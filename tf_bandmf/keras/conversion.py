@@ -7,6 +7,7 @@ import tempfile
 
 import keras
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.clipping import check_supported
 from tf_bandmf.keras.model import PrivateTraining
 from tf_bandmf.keras.private_classes import (
@@ -55,12 +56,8 @@ def make_private(
       UnsupportedModelError: if a layer mixes examples (batch normalization) or its
         per-example gradients cannot be had.
     """
-    if microbatch_size is not None and (
-        not isinstance(microbatch_size, int) or microbatch_size < 1
-    ):
-        raise ValueError(
-            f"microbatch_size must be an integer >= 1 or None, found {microbatch_size!r}."
-        )
+    if microbatch_size is not None:
+        microbatch_size = whole_number("microbatch_size", microbatch_size)
     if isinstance(model, PrivateTraining):
         if microbatch_size is not None:
             model._microbatch_size = microbatch_size

@@ -124,7 +124,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             )
         inner = inner_optimizers.checked(inner_optimizer)
         inner_optimizers.check_loss_scale(loss_scale_factor)
-        if clipping not in ("flat", "automatic"):
+        if not isinstance(clipping, str) or clipping not in ("flat", "automatic"):
             raise ValueError(
                 f"clipping must be 'flat' or 'automatic', found {clipping!r}."
             )
@@ -214,7 +214,8 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         num_parameters = sum(math.prod(variable.shape) for variable in variables)
         needed = self._plan.memory(num_parameters, replicas, self._keep_normals)
         if not tf.config.get_visible_devices("GPU"):
-            refuse_too_large(needed, machine.memory_bytes())
+            here = 1 if replicas == 1 else len(strategy.extended.worker_devices)
+            refuse_too_large(needed, machine.memory_bytes(), here)
         generator = noise.NoiseGenerator(
             self._plan.strategy,
             num_parameters,

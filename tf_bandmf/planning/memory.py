@@ -94,14 +94,17 @@ def noise_memory(
     )
 
 
-def refuse_too_large(needed: NoiseMemory, available: int | None) -> None:
+def refuse_too_large(
+    needed: NoiseMemory, available: int | None, devices_here: int = 1
+) -> None:
     """Raises MemoryError if the noise does not fit into so many bytes.
 
     Args:
-      needed: by all devices together, which share the memory.
+      needed: on each device.
       available: bytes; None if nobody knows.
+      devices_here: how many devices share these bytes.
     """
-    total = needed.num_devices * needed.bytes_per_device
+    total = devices_here * needed.bytes_per_device
     if available is None or total <= available:
         return
     fitting = bands_that_fit(available, needed.num_parameters)
