@@ -57,7 +57,9 @@ def make_private(
         per-example gradients cannot be had.
     """
     if microbatch_size is not None:
-        microbatch_size = whole_number("microbatch_size", microbatch_size)
+        microbatch_size = whole_number(
+            "microbatch_size", microbatch_size, most=2**31 - 1
+        )
     if isinstance(model, PrivateTraining):
         if microbatch_size is not None:
             model._microbatch_size = microbatch_size

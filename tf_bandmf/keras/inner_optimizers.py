@@ -17,9 +17,14 @@ def checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
       inner_optimizer: a Keras optimizer (instance, name or config).
 
     Raises:
-      ValueError: if it is private itself, scales losses or accumulates gradients.
+      ValueError: if it is none, is private itself, scales losses or accumulates gradients.
     """
-    inner = keras.optimizers.get(inner_optimizer)
+    try:
+        inner = keras.optimizers.get(inner_optimizer)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _unknown(inner_optimizer) from error
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise _unknown(inner_optimizer)
     if isinstance(inner, (RunMembership, keras.optimizers.LossScaleOptimizer)):
         raise ValueError(
             f"inner_optimizer cannot be a {type(inner).__name__}: give the "
@@ -37,6 +42,13 @@ def checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
             "before gradients are clipped: give it to PrivateOptimizer."
         )
     return inner
+
+
+def _unknown(inner_optimizer: Any) -> ValueError:
+    return ValueError(
+        f"inner_optimizer must be a Keras optimizer, its name or its config, found "
+        f"{inner_optimizer!r}."
+    )
 
 
 def check_loss_scale(loss_scale_factor: float | None) -> None:

@@ -31,6 +31,10 @@ from tf_bandmf.keras.clipping.variables import trainable_variables
 SUM_MARGIN = 8.0
 
 
+# Larger ones make every float32 gradient infinite.
+_LARGEST_SCALE = 2**127
+
+
 class ClippedGradients(NamedTuple):
     """Result of `clipped_gradient_sums` for a batch of B examples.
 
@@ -151,7 +155,7 @@ def is_loss_scale(value: Any) -> bool:
     """Whether multiplying by a number and dividing by it again is exact."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return math.isfinite(value) and value >= 1 and math.frexp(value)[0] == 0.5
+    return 1 <= value <= _LARGEST_SCALE and math.frexp(value)[0] == 0.5
 
 
 def _checked_scale(model: keras.Model, loss_scale_factor: float | None) -> float:

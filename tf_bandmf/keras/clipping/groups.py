@@ -49,7 +49,7 @@ def check_groups(groups: Any) -> str | dict[str, float] | None:
         ValueError: If it is none of these, a pattern is not a regular expression, or a
             share is out of range.
     """
-    if groups is None or groups == LAYERS:
+    if groups is None or (isinstance(groups, str) and groups == LAYERS):
         return groups
     if not isinstance(groups, Mapping) or not groups:
         raise ValueError(

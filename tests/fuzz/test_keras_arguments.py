@@ -1,0 +1,77 @@
+"""Every argument of what makes a Keras model private, with what it must not be."""
+
+import keras
+import pytest
+from hostile import VALUES, complaint
+
+import tf_bandmf
+import tf_bandmf.keras
+
+# What is right for an argument, by the names of `VALUES`.
+RIGHT = {
+    "inner_optimizer": set(),
+    "plan": set(),
+    "loss_scale_factor": {"None", "2^63"},
+    "clipping": set(),
+    "clip_groups": {"None"},
+    "model": set(),
+    "microbatch_size": {"None"},
+}
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return tf_bandmf.plan(
+        "identity",
+        epsilon=4.0,
+        delta=1e-5,
+        num_examples=20,
+        batch_size=5,
+        epochs=1,
+        test_seed=0,
+    )
+
+
+def model():
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+
+@pytest.mark.attack(
+    "Wrong arguments of the Keras part",
+    tried="Arguments of PrivateOptimizer, make_private and to_plain get 32 values each.",
+    area="fuzz",
+)
+@pytest.mark.parametrize(
+    "function",
+    [
+        tf_bandmf.keras.PrivateOptimizer,
+        tf_bandmf.keras.make_private,
+        tf_bandmf.keras.to_plain,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_a_wrong_argument_gets_an_error_that_names_it(function, plan):
+    usual = {
+        "PrivateOptimizer": {
+            "inner_optimizer": "sgd",
+            "plan": plan,
+            "loss_scale_factor": None,
+            "clipping": "flat",
+            "clip_groups": None,
+        },
+        "make_private": {"model": model(), "microbatch_size": None},
+        "to_plain": {"model": tf_bandmf.keras.make_private(model())},
+    }[function.__name__]
+    found = []
+    for argument in usual:
+        for kind, value in VALUES.items():
+            wrong = complaint(
+                lambda argument=argument, value=value: function(
+                    **{**usual, argument: value}
+                ),
+                [argument],
+                lambda _, argument=argument, kind=kind: kind in RIGHT[argument],
+            )
+            if wrong is not None:
+                found.append(f"{argument} = {kind}: {wrong}")
+    assert not found, "\n".join(found)
