@@ -19,10 +19,10 @@ class UnitRows:
     """Which rows a batch of U units of K rows has.
 
     Args:
-        present: [U, K], bool. A unit without any row has no gradient.
+      present: [U, K], bool. A unit without any row has no gradient.
 
     Raises:
-        ValueError: If K is not known.
+      ValueError: if K is not known.
     """
 
     def __init__(self, present: tf.Tensor) -> None:
@@ -79,11 +79,11 @@ def present_rows(structure: Any, rows: tf.Tensor) -> Any:
     """The rows that are there, of all units, one after the other.
 
     Args:
-        structure: Nested tensors [U, K, ...].
-        rows: [U, K], bool.
+      structure: nested tensors [U, K, ...].
+      rows: [U, K], bool.
 
     Returns:
-        Nested tensors [N, ...].
+      Nested tensors [N, ...].
     """
     return batching.map_tensors(
         lambda tensor: tf.boolean_mask(tensor, tf.cast(rows, tf.bool)), structure

@@ -33,8 +33,8 @@ def prefers_forming(terms: int | None, size: int) -> bool:
     """Whether to form gradients of T outer products rather than use inner products.
 
     Args:
-        terms: T, or None if it is not known.
-        size: Parameters of the variable.
+      terms: T, or None if it is not known.
+      size: parameters of the variable.
     """
     return size <= _MIN_INNER_PRODUCT_SIZE or bool(terms and 2 * terms**2 > size)
 
@@ -43,10 +43,10 @@ class Measured(NamedTuple):
     """A factor whose norms are known.
 
     Attributes:
-        norms: [B], with bounds that hold for what `weighted_sum` adds up.
-        tensors: Tensors with leading dimension B that the sum is computed from.
-        weighted_sum: Maps weights [B] and (cleaned) tensors to the weighted sum of
-            the per-example gradients, in the variable's shape.
+      norms: [B], with bounds that hold for what `weighted_sum` adds up.
+      tensors: tensors with leading dimension B that the sum is computed from.
+      weighted_sum: maps weights [B] and (cleaned) tensors to the weighted sum of
+        the per-example gradients, in the variable's shape.
     """
 
     norms: Norms
@@ -57,7 +57,7 @@ class Measured(NamedTuple):
         """The tensors with zeros for examples that do not count.
 
         Args:
-            counts: [B], bool.
+          counts: [B], bool.
         """
         return [
             tf.where(batching.expand_example(counts, tensor), tensor, 0.0)
@@ -73,8 +73,8 @@ class Factor(abc.ABC):
         """Returns norms and what the weighted sum needs.
 
         Args:
-            negligible: Squared norm below which an example is not clipped: there a
-                bound need not be tight.
+          negligible: squared norm below which an example is not clipped: there a
+            bound need not be tight.
         """
 
     @abc.abstractmethod
@@ -90,7 +90,7 @@ class Factor(abc.ABC):
         """Returns the gradients of units, each the sum of its rows' gradients.
 
         Args:
-            rows: K; rows [U * K, ...] become units [U, ...].
+          rows: K; rows [U * K, ...] become units [U, ...].
         """
         gradients = self.instantiate()
         shape = [-1, rows, *gradients.shape[1:]]
@@ -101,10 +101,10 @@ def add_factors(factors: Sequence[Factor]) -> Factor:
     """Adds per-example gradients of the same variable.
 
     Args:
-        factors: One or more factors of gradients of the same shape.
+      factors: one or more factors of gradients of the same shape.
 
     Returns:
-        The factor of their sum.
+      The factor of their sum.
     """
     total = factors[0]
     for factor in factors[1:]:
@@ -120,7 +120,7 @@ class Instantiated(Factor):
     """Gradients that are kept as they are.
 
     Attributes:
-        gradients: [B, *shape].
+      gradients: [B, *shape].
     """
 
     gradients: tf.Tensor
@@ -140,7 +140,7 @@ class Formed(Factor):
     """Gradients that are formed when it is known how many rows a unit has.
 
     Attributes:
-        form: Maps K to the gradients [B / K, *shape] of units of K rows.
+      form: maps K to the gradients [B / K, *shape] of units of K rows.
     """
 
     form: Callable[[int], tf.Tensor]
@@ -192,9 +192,9 @@ class Product(Factor):
     """Gradients that are sums of T outer products: `left_bᵀ right_b`.
 
     Attributes:
-        left: [B, T, I], or [B, G, T, I] for G independent groups.
-        right: [B, T, O], or [B, G, T, O].
-        layout: How [G, I, O] becomes the kernel.
+      left: [B, T, I], or [B, G, T, I] for G independent groups.
+      right: [B, T, O], or [B, G, T, O].
+      layout: how [G, I, O] becomes the kernel.
     """
 
     left: tf.Tensor
@@ -270,11 +270,11 @@ def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     """Puts the terms of K rows behind one another.
 
     Args:
-        tensor: [U * K, T, n], or [U * K, G, T, n] with groups, or [U * K, T].
-        rows: K.
+      tensor: [U * K, T, n], or [U * K, G, T, n] with groups, or [U * K, T].
+      rows: K.
 
     Returns:
-        [U, K * T, n], [U, G, K * T, n] or [U, K * T].
+      [U, K * T, n], [U, G, K * T, n] or [U, K * T].
     """
     axis = 2 if tensor.shape.rank == 4 else 1
     terms = tensor.shape[axis]

@@ -39,14 +39,14 @@ class ClippedGradients(NamedTuple):
     """Result of `clipped_gradient_sums` for a batch of B examples.
 
     Attributes:
-        sums: Aligned with `model.trainable_variables`: the sum over examples of
-            min(1, l2_norm_clip / bound) times the example's gradient; float32, in the
-            variable's shape.
-        norms: [B] float32, norms of the unclipped gradients over all variables, as
-            measured. Clipping uses upper bounds of them, see `norms`.
-        losses: [B] float32, each example's loss alone, sample weights included.
-        outputs: The model's predictions, [B, ...], without gradients; [B, K, ...] of
-            units of K rows.
+      sums: aligned with `model.trainable_variables`: the sum over examples of
+        min(1, l2_norm_clip / bound) times the example's gradient; float32, in the
+        variable's shape.
+      norms: [B] float32, norms of the unclipped gradients over all variables, as
+        measured. Clipping uses upper bounds of them, see `norms`.
+      losses: [B] float32, each example's loss alone, sample weights included.
+      outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] of
+        units of K rows.
     """
 
     sums: list[tf.Tensor]
@@ -81,34 +81,34 @@ def clipped_gradient_sums(
     be clipped to less: by below 1e-3 where terms do not cancel.
 
     Args:
-        model: A built and compiled model.
-        x: Inputs as the model takes them, tensors [B, ...].
-        y: Targets as the compiled loss takes them, [B, ...].
-        sample_weight: Optional weights [B] or [B, ...] as in `model.fit`.
-        l2_norm_clip: Norm that every example's contribution is clipped to.
-        microbatch_size: If given, examples are processed in groups of this size one
-            after the other, which bounds memory; the result is the same.
-        loss_scale_factor: A power of two by which losses are multiplied before the
-            backward pass, and gradients divided before they are clipped, which is
-            exact: small gradients of layers that compute in float16 are not lost. An
-            example whose scaled gradient overflows contributes zero.
-        rows: None; or which rows each unit has, [B, K] bool. Then x, y and sample_weight
-            have the shape [B, K, ...], and "example" means a unit, whose loss is the mean
-            of its rows' losses: see `clipping_units`.
-        automatic: None; or gamma > 0 of automatic clipping (AUTO-S, Bu et al., 2022,
-            arXiv:2206.07136): gradients are multiplied by l2_norm_clip / (norm + gamma)
-            instead, whatever their norm.
-        groups: None; or the groups of weights that are clipped each to a share of
-            `l2_norm_clip`, see `groups.grouping`. Gamma is the same for all.
+      model: a built and compiled model.
+      x: inputs as the model takes them, tensors [B, ...].
+      y: targets as the compiled loss takes them, [B, ...].
+      sample_weight: optional weights [B] or [B, ...] as in `model.fit`.
+      l2_norm_clip: norm that every example's contribution is clipped to.
+      microbatch_size: if given, examples are processed in groups of this size one
+        after the other, which bounds memory; the result is the same.
+      loss_scale_factor: a power of two by which losses are multiplied before the
+        backward pass, and gradients divided before they are clipped, which is
+        exact: small gradients of layers that compute in float16 are not lost. An
+        example whose scaled gradient overflows contributes zero.
+      rows: None; or which rows each unit has, [B, K] bool. Then x, y and sample_weight
+        have the shape [B, K, ...], and "example" means a unit, whose loss is the mean
+        of its rows' losses: see `clipping_units`.
+      automatic: None; or gamma > 0 of automatic clipping (AUTO-S, Bu et al., 2022,
+        arXiv:2206.07136): gradients are multiplied by l2_norm_clip / (norm + gamma)
+        instead, whatever their norm.
+      groups: None; or the groups of weights that are clipped each to a share of
+        `l2_norm_clip`, see `groups.grouping`. Gamma is the same for all.
 
     Returns:
-        Sums, norms, losses and predictions.
+      Sums, norms, losses and predictions.
 
     Raises:
-        UnsupportedModelError: If per-example gradients of the model are not defined
-            or cannot be proved right.
-        ValueError: If an argument is out of range, or a weight is in no group.
-        RuntimeError: If the process rounds float32 products: see `precision`.
+      UnsupportedModelError: if per-example gradients of the model are not defined
+        or cannot be proved right.
+      ValueError: if an argument is out of range, or a weight is in no group.
+      RuntimeError: if the process rounds float32 products: see `precision`.
     """
     check_matmul_precision()
     if not (math.isfinite(l2_norm_clip) and l2_norm_clip > 0):
@@ -181,9 +181,9 @@ class _Clip(NamedTuple):
     """How gradients are clipped.
 
     Attributes:
-        parts: Groups of variables and their clip norms.
-        automatic: Gamma of automatic clipping, or None.
-        scale: Of the losses in the backward pass, a power of two.
+      parts: groups of variables and their clip norms.
+      automatic: Gamma of automatic clipping, or None.
+      scale: of the losses in the backward pass, a power of two.
     """
 
     parts: Grouping
@@ -209,10 +209,10 @@ def _one_pass(
     """Processes one group of examples.
 
     Args:
-        model: The model.
-        data: (x, y, sample_weight, rows), tensors [B, ...] with B >= 1.
-        valid: [B], False for examples that were padded and do not count.
-        clip: How gradients are clipped.
+      model: the model.
+      data: (x, y, sample_weight, rows), tensors [B, ...] with B >= 1.
+      valid: [B], False for examples that were padded and do not count.
+      clip: how gradients are clipped.
     """
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         # Random generators of replicas do not work in inner functions.

@@ -26,8 +26,8 @@ class Grouping(NamedTuple):
     """The groups of a model's weights.
 
     Attributes:
-        members: For each trainable variable, in their order, the number of its group.
-        clips: The clip norm of each group; their squares add up to at most C^2.
+      members: for each trainable variable, in their order, the number of its group.
+      clips: the clip norm of each group; their squares add up to at most C^2.
     """
 
     members: tuple[int, ...]
@@ -43,11 +43,11 @@ def check_groups(groups: Any) -> str | dict[str, float] | None:
     """Returns what `clip_groups` of `PrivateOptimizer` says, in its own copy.
 
     Args:
-        groups: None, "layers", or shares by regular expressions.
+      groups: None, "layers", or shares by regular expressions.
 
     Raises:
-        ValueError: If it is none of these, a pattern is not a regular expression, or a
-            share is out of range.
+      ValueError: if it is none of these, a pattern is not a regular expression, or a
+        share is out of range.
     """
     if groups is None or (isinstance(groups, str) and groups == LAYERS):
         return groups
@@ -81,18 +81,18 @@ def grouping(
     """Assigns variables to groups, and divides the clip norm C among these.
 
     Args:
-        groups: None for one group; "layers" for one for each layer, with equal shares;
-            or shares by regular expressions, which are searched in a variable's path: it
-            is in the group of the first one that is found.
-        variables: The trainable variables.
-        l2_norm_clip: C.
+      groups: None for one group; "layers" for one for each layer, with equal shares;
+        or shares by regular expressions, which are searched in a variable's path: it
+        is in the group of the first one that is found.
+      variables: the trainable variables.
+      l2_norm_clip: C.
 
     Returns:
-        The grouping; group g has C share_g / sqrt(sum of squared shares), over groups that
-        have variables.
+      The grouping; group g has C share_g / sqrt(sum of squared shares), over groups that
+      have variables.
 
     Raises:
-        ValueError: If a variable is in no group.
+      ValueError: if a variable is in no group.
     """
     groups = check_groups(groups)
     if groups is None:

@@ -22,7 +22,7 @@ def in_groups(
     of a loop that may not overlap.
 
     Args:
-      function: Returns a list of sums over the group and nested results [m, ...].
+      function: returns a list of sums over the group and nested results [m, ...].
       data: nested tensors [B, ...].
       size: B, scalar int32.
       group_size: examples per group, m. The last group is padded with zeros.

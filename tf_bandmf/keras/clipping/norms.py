@@ -50,9 +50,9 @@ class Norms(NamedTuple):
     """Squared norms with a bound on what rounding may hide.
 
     Attributes:
-        squared: [B, ...] float64, as measured.
-        bounds: [B, ...] float64, not below the squared norm of what is added to the
-            sum. NaN or infinity if it cannot be bounded.
+      squared: [B, ...] float64, as measured.
+      bounds: [B, ...] float64, not below the squared norm of what is added to the
+        sum. NaN or infinity if it cannot be bounded.
     """
 
     squared: tf.Tensor
@@ -93,12 +93,12 @@ def clip_weights(bounds: tf.Tensor, l2_norm_clip: float) -> tf.Tensor:
     """Returns what a gradient is multiplied by so that its norm is within the clip norm.
 
     Args:
-        bounds: [B] float64, upper bounds of squared norms.
-        l2_norm_clip: The clip norm.
+      bounds: [B] float64, upper bounds of squared norms.
+      l2_norm_clip: the clip norm.
 
     Returns:
-        [B] float32, min(1, l2_norm_clip / norm) less a margin of 1e-6 for the roundings
-        of the weight and of its products; not defined where the bound is not finite.
+      [B] float32, min(1, l2_norm_clip / norm) less a margin of 1e-6 for the roundings
+      of the weight and of its products; not defined where the bound is not finite.
     """
     roots = tf.sqrt(bounds)
     ratios = l2_norm_clip / roots * (1.0 - 2.0**-20)
@@ -114,12 +114,12 @@ def automatic_weights(
     The norm that is weighted stays below the clip norm, as with `clip_weights`.
 
     Args:
-        bounds: [B] float64, upper bounds of squared norms.
-        l2_norm_clip: The clip norm.
-        gamma: > 0; gradients that are small beside it stay small.
+      bounds: [B] float64, upper bounds of squared norms.
+      l2_norm_clip: the clip norm.
+      gamma: > 0; gradients that are small beside it stay small.
 
     Returns:
-        [B] float32, less a margin of 1e-6; not defined where the bound is not finite.
+      [B] float32, less a margin of 1e-6; not defined where the bound is not finite.
     """
     ratios = l2_norm_clip / (tf.sqrt(bounds) + gamma) * (1.0 - 2.0**-20)
     return tf.cast(ratios, tf.float32)
@@ -133,10 +133,10 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
         Σx² <= measured (1 + c_{n+2}) + (length) η.
 
     Args:
-        tensor: [..., n] float32, n known.
+      tensor: [..., n] float32, n known.
 
     Returns:
-        Norms [...].
+      Norms [...].
     """
     size = tensor.shape[-1]
     if in_xla() or size is None:
@@ -185,11 +185,11 @@ def of_outer_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
     """Norms of gradients l rᵀ: |l r'| = |l| |r|.
 
     Args:
-        left: [..., I] float32.
-        right: [..., O] float32.
+      left: [..., I] float32.
+      right: [..., O] float32.
 
     Returns:
-        Norms [...].
+      Norms [...].
     """
     lefts, rights = of_last_axis(left), of_last_axis(right)
     return Norms(lefts.squared * rights.squared, lefts.bounds * rights.bounds)
@@ -207,11 +207,11 @@ def contracted(norms: Norms, absolute: tf.Tensor) -> Norms:
     example. Sums of T independent terms have S of about sqrt(T) times the norm.
 
     Args:
-        norms: [B], of the exact gradients.
-        absolute: S, [B] float64.
+      norms: [B], of the exact gradients.
+      absolute: S, [B] float64.
 
     Returns:
-        Norms [B] with larger bounds.
+      Norms [B] with larger bounds.
     """
     root = tf.sqrt(norms.bounds) + _DEPTH * _UNIT * absolute
     bounds = tf.maximum(tf.square(root), tf.square(absolute / _MAX_CANCELLATION))
@@ -247,12 +247,12 @@ def of_equal_rows(values: tf.Tensor, equal: tf.Tensor, negligible: float) -> Nor
     is done in float64, as in `of_inner_products`.
 
     Args:
-        values: [B, T, O] float32.
-        equal: [B, T, T] float32.
-        negligible: Squared norm below which an example is not clipped.
+      values: [B, T, O] float32.
+      equal: [B, T, T] float32.
+      negligible: squared norm below which an example is not clipped.
 
     Returns:
-        Norms [B], as `contracted`.
+      Norms [B], as `contracted`.
     """
     products = _refined(lambda dtype: _equal_rows(values, equal, dtype), negligible)
     return products.norms()
@@ -285,10 +285,10 @@ class _Products(NamedTuple):
     """Of [..., G] groups: float64, summed over groups.
 
     Attributes:
-        squared: [B], the squared norm as measured; may be below zero.
-        error: [B], what rounding may have taken from it.
-        underflow: [B], what underflow may have taken from it.
-        absolute: [B], S, not below the exact one.
+      squared: [B], the squared norm as measured; may be below zero.
+      error: [B], what rounding may have taken from it.
+      underflow: [B], what underflow may have taken from it.
+      absolute: [B], S, not below the exact one.
     """
 
     squared: tf.Tensor
@@ -327,12 +327,12 @@ def of_inner_products(left: tf.Tensor, right: tf.Tensor, negligible: float) -> N
     that cancel lose what is left of a difference, and long sequences have many terms.
 
     Args:
-        left: [B, T, I] or [B, G, T, I] float32.
-        right: [B, T, O] or [B, G, T, O] float32.
-        negligible: Squared norm below which an example is not clipped.
+      left: [B, T, I] or [B, G, T, I] float32.
+      right: [B, T, O] or [B, G, T, O] float32.
+      negligible: squared norm below which an example is not clipped.
 
     Returns:
-        Norms [B], as `contracted`.
+      Norms [B], as `contracted`.
     """
     products = _refined(
         lambda dtype: _inner_products(_gram(left, dtype), left.shape[-1], right, dtype),
@@ -355,14 +355,14 @@ def of_rows_and_products(
     vectors are entries: they are exact, and nothing of the size of the table is made.
 
     Args:
-        ids: [B, S] integers; those outside of the table get nothing.
-        values: [B, S, O] float32.
-        left: [B, T, K] float32, K rows of the table.
-        right: [B, T, O] float32.
-        negligible: Squared norm below which an example is not clipped.
+      ids: [B, S] integers; those outside of the table get nothing.
+      values: [B, S, O] float32.
+      left: [B, T, K] float32, K rows of the table.
+      right: [B, T, O] float32.
+      negligible: squared norm below which an example is not clipped.
 
     Returns:
-        Norms [B], as `contracted`.
+      Norms [B], as `contracted`.
     """
     size = left.shape[-1]
     exists = (ids >= 0) & (ids < size)

@@ -87,13 +87,13 @@ def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
     """Makes Keras' seed generators return the given seeds, in this order.
 
     Args:
-        seeds: One seed of shape [2] per draw.
+      seeds: one seed of shape [2] per draw.
 
     Yields:
-        Nothing.
+      Nothing.
 
     Raises:
-        RuntimeError: If there are more draws than seeds.
+      RuntimeError: if there are more draws than seeds.
     """
     remaining = iter(seeds)
 
@@ -127,11 +127,11 @@ def per_example_seeds(seed: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Derives one seed per example from a drawn seed.
 
     Args:
-        seed: Seed of shape [2], of an integer dtype.
-        count: Number of examples B.
+      seed: seed of shape [2], of an integer dtype.
+      count: number of examples B.
 
     Returns:
-        Seeds of shape [B, 2] and the dtype of `seed`.
+      Seeds of shape [B, 2] and the dtype of `seed`.
     """
     narrow = tf.cast(tf.math.floormod(seed, tf.cast(2**31 - 1, seed.dtype)), tf.int32)
     drawn = tf.random.stateless_uniform(

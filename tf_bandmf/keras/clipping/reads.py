@@ -25,8 +25,8 @@ class ReadLog:
     """Notes reads of trainable weights during one forward pass and loss.
 
     Args:
-        model: The model, for messages.
-        variables: Its trainable variables.
+      model: the model, for messages.
+      variables: its trainable variables.
     """
 
     def __init__(self, model: keras.Model, variables: Sequence[Any]) -> None:
@@ -44,7 +44,7 @@ class ReadLog:
         """Notes reads in its body; checks them at its end.
 
         Raises:
-            UnsupportedModelError: If a weight is read outside its layer's call.
+          UnsupportedModelError: if a weight is read outside its layer's call.
         """
         if not tf.executing_eagerly():
             self._graph = tf.compat.v1.get_default_graph()

@@ -25,9 +25,9 @@ class Rows(Factor):
     """Gradients of a lookup table: row `ids[b, t]` receives `values[b, t]`.
 
     Attributes:
-        ids: [B, T] integers.
-        values: [B, T, O].
-        num_rows: Rows of the table.
+      ids: [B, T] integers.
+      values: [B, T, O].
+      num_rows: rows of the table.
     """
 
     ids: tf.Tensor
@@ -124,8 +124,8 @@ class RowsAndProduct(Factor):
     """Gradients of a table that is looked up, and that outputs are projected with.
 
     Attributes:
-        rows: What lookups give.
-        product: What the projection gives: left [B, T, rows], right [B, T, O].
+      rows: what lookups give.
+      product: what the projection gives: left [B, T, rows], right [B, T, O].
     """
 
     rows: Rows
@@ -199,8 +199,8 @@ class FirstRows(Factor):
     """Gradients of a table of which each example uses the first rows, in order.
 
     Attributes:
-        gradients: [B, T, O].
-        num_rows: Rows of the table, at least T.
+      gradients: [B, T, O].
+      num_rows: rows of the table, at least T.
     """
 
     gradients: tf.Tensor

@@ -52,20 +52,20 @@ def self_check(
     looks for mistakes in that.
 
     Args:
-        model: A built and compiled model.
-        x: Inputs, [B, ...]; the first two examples are used. If there is one only, a
-            second is made of it.
-        y: Targets, [B, ...].
-        sample_weight: Optional weights, [B, ...].
-        rtol: Largest relative error of norms and of the clipped sum.
-        microbatch_size: If given, the clipping in groups is what is checked, on three
-            examples in groups of two: a full one, and one that is padded.
-        loss_scale_factor: As for `clipped_gradient_sums`.
+      model: a built and compiled model.
+      x: inputs, [B, ...]; the first two examples are used. If there is one only, a
+        second is made of it.
+      y: targets, [B, ...].
+      sample_weight: optional weights, [B, ...].
+      rtol: largest relative error of norms and of the clipped sum.
+      microbatch_size: if given, the clipping in groups is what is checked, on three
+        examples in groups of two: a full one, and one that is padded.
+      loss_scale_factor: as for `clipped_gradient_sums`.
 
     Raises:
-        ClippingMismatchError: If they differ, with the likely cause.
-        UnsupportedModelError: If the model is refused outright.
-        RuntimeError: If called while a graph is being built.
+      ClippingMismatchError: if they differ, with the likely cause.
+      UnsupportedModelError: if the model is refused outright.
+      RuntimeError: if called while a graph is being built.
     """
     if not tf.executing_eagerly():
         raise RuntimeError("`self_check` compares numbers: call it eagerly.")
@@ -285,8 +285,8 @@ def _unchanged_state(model: keras.Model) -> Iterator[None]:
     """Restores weights that a forward pass changes; refuses data-dependent ones.
 
     Raises:
-        ClippingMismatchError: If the forward pass changed a weight. What is not a
-            seed would carry data into the model without noise.
+      ClippingMismatchError: if the forward pass changed a weight. What is not a
+        seed would carry data into the model without noise.
     """
     states = [layer_state for layer_state in model.variables]
     before = [np.array(state.numpy()) for state in states]

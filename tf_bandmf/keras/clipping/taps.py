@@ -39,10 +39,10 @@ class CallShape:
     """What is known about one tapped call.
 
     Attributes:
-        layer: The layer called.
-        batched: For each tensor among the arguments, whether its first dimension is
-            the batch.
-        spread: How to repeat the output if it is shared by all examples.
+      layer: the layer called.
+      batched: for each tensor among the arguments, whether its first dimension is
+        the batch.
+      spread: how to repeat the output if it is shared by all examples.
     """
 
     layer: Any
@@ -54,11 +54,11 @@ class Recorder:
     """Records the calls of tapped layers.
 
     Args:
-        units: The layers to tap.
-        log: Notes which variables are read where.
-        shapes: What is known about each call, by position; None to find out.
-        size: The batch size.
-        trace: Notes what shows that examples are independent.
+      units: the layers to tap.
+      log: notes which variables are read where.
+      shapes: what is known about each call, by position; None to find out.
+      size: the batch size.
+      trace: notes what shows that examples are independent.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Recorder:
         """Runs and records one call.
 
         Raises:
-            UnsupportedModelError: If the call is inside a loop or inner function.
+          UnsupportedModelError: if the call is inside a loop or inner function.
         """
         unit = self._units[id(layer)]
         if _current_graph() is not self._place:
@@ -210,11 +210,11 @@ def tapped(recorder: Recorder, layers: Sequence[Any]) -> Iterator[None]:
     pass: the replacement is shared, what it does depends on the thread.
 
     Args:
-        recorder: Receives the calls.
-        layers: All layers whose calls are to be seen.
+      recorder: receives the calls.
+      layers: all layers whose calls are to be seen.
 
     Yields:
-        Nothing.
+      Nothing.
     """
     with contextlib.ExitStack() as stack:
         for layer in layers:

@@ -25,10 +25,10 @@ class Unit:
     """A layer to be tapped.
 
     Attributes:
-        layer: The layer.
-        variables: All trainable variables of the layer and its inner layers; its own
-            alone if the rule opens it.
-        rule: How its per-example gradients are computed.
+      layer: the layer.
+      variables: all trainable variables of the layer and its inner layers; its own
+        alone if the rule opens it.
+      rule: how its per-example gradients are computed.
     """
 
     layer: Any
@@ -42,15 +42,15 @@ def find_units(
     """Finds the layers whose calls must be tapped.
 
     Args:
-        model: A built model.
-        variables: The trainable variables of the model.
-        alone: Layers that are executed for each example by itself.
+      model: a built model.
+      variables: the trainable variables of the model.
+      alone: layers that are executed for each example by itself.
 
     Returns:
-        Units that together cover all variables.
+      Units that together cover all variables.
 
     Raises:
-        UnsupportedModelError: If a variable is outside every layer.
+      UnsupportedModelError: if a variable is outside every layer.
     """
     wanted = {id(variable) for variable in variables}
     units: list[Unit] = []

@@ -13,7 +13,7 @@ def tensorflow_variable(variable: Any) -> tf.Variable:
     `variable.value` is not it: under an autocast scope that is a cast tensor.
 
     Args:
-      variable: A Keras variable.
+      variable: a Keras variable.
 
     Returns:
       The (possibly distributed) TensorFlow variable.

@@ -75,7 +75,7 @@ class _Dependence:
     """Which tensors of a graph depend on values in the data.
 
     Args:
-        given: Of a function's graph: input -> whether it does.
+      given: of a function's graph: input -> whether it does.
     """
 
     def __init__(self, given: Mapping[int, bool]) -> None:
@@ -113,12 +113,12 @@ def refuse_stops(operations: Sequence[Any], examples: Sequence[Any]) -> None:
     """Refuses operations that stop the program for some values of the data.
 
     Args:
-        operations: Of the forward pass, in one graph; functions that they call are
-            searched as well.
-        examples: The tensors that hold the data.
+      operations: of the forward pass, in one graph; functions that they call are
+        searched as well.
+      examples: the tensors that hold the data.
 
     Raises:
-        NotIndependent: With the operation.
+      NotIndependent: with the operation.
     """
     data = _Dependence({id(tensor): True for tensor in examples})
     _search(operations, data, decided=False)

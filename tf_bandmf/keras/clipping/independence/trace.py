@@ -272,7 +272,7 @@ class Trace:
         """Refuses what stops the program for some values of the data, from there on.
 
         Raises:
-            NotIndependent: With the operation.
+          NotIndependent: with the operation.
         """
         operations = self._graph.get_operations()[self._start :]
         stopping.refuse_stops(operations, self._examples)

@@ -48,11 +48,11 @@ def rule_for(layer: Any, variables: Sequence[Any]) -> Rule:
     """Returns the fastest rule that is exact for a layer.
 
     Args:
-        layer: A built layer.
-        variables: The layer's trainable variables.
+      layer: a built layer.
+      variables: the layer's trainable variables.
 
     Returns:
-        The rule; the generic one if no other applies.
+      The rule; the generic one if no other applies.
     """
     return next(rule for rule in _RULES if rule.supports(layer, variables))
 
@@ -61,11 +61,11 @@ def opening_rule_for(layer: Any, own: Sequence[Any]) -> Rule | None:
     """Returns a rule for a layer's own variables that leaves its inner layers to theirs.
 
     Args:
-        layer: A built layer.
-        own: The trainable variables that the layer itself owns.
+      layer: a built layer.
+      own: the trainable variables that the layer itself owns.
 
     Returns:
-        The rule, or None: the layer is one unit with all that is inside.
+      The rule, or None: the layer is one unit with all that is inside.
     """
     return next((r for r in _OPENING_RULES if r.supports(layer, own)), None)
 
@@ -78,13 +78,13 @@ def register_rule(rule: Rule) -> Rule:
     training compares it with the gradients of examples taken one by one.
 
     Args:
-        rule: An instance.
+      rule: an instance.
 
     Returns:
-        The rule.
+      The rule.
 
     Raises:
-        TypeError: If it is not an instance of a subclass of `Rule`.
+      TypeError: if it is not an instance of a subclass of `Rule`.
     """
     if not isinstance(rule, Rule):
         raise TypeError(f"rule must be an instance of Rule, found {rule!r}.")

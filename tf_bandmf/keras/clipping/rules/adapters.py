@@ -17,9 +17,9 @@ class Adapter(NamedTuple):
     """The adapter of a layer.
 
     Attributes:
-        down: The Keras variable A, [..., r].
-        up: The Keras variable B, [r, O].
-        scale: s.
+      down: the Keras variable A, [..., r].
+      up: the Keras variable B, [r, O].
+      scale: s.
     """
 
     down: Any
@@ -39,8 +39,8 @@ def adapter_of(layer: Any, prefix: str = "lora_kernel") -> Adapter | None:
     """The adapter of a layer of Keras, or None.
 
     Args:
-        layer: A built layer.
-        prefix: Of the names of the adapter's two variables.
+      layer: a built layer.
+      prefix: of the names of the adapter's two variables.
     """
     if not getattr(layer, "lora_enabled", False):
         return None

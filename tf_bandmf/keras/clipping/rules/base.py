@@ -17,17 +17,17 @@ class LayerCall:
     """One call of a tapped layer in the forward pass.
 
     Attributes:
-        layer: The layer.
-        variables: The trainable variables that its gradient is taken for.
-        original: The layer's own `call`.
-        args: Positional arguments of the call.
-        kwargs: Keyword arguments of the call.
-        taps: Tensors [B, ...] whose gradients the rule asked for.
-        batched: For each tensor among the arguments, whether its first dimension is
-            the batch.
-        spread: Repeats an output that all examples share, [B, ...]; the identity for
-            other outputs.
-        notes: What the rule keeps from the forward pass.
+      layer: the layer.
+      variables: the trainable variables that its gradient is taken for.
+      original: the layer's own `call`.
+      args: positional arguments of the call.
+      kwargs: keyword arguments of the call.
+      taps: tensors [B, ...] whose gradients the rule asked for.
+      batched: for each tensor among the arguments, whether its first dimension is
+        the batch.
+      spread: repeats an output that all examples share, [B, ...]; the identity for
+        other outputs.
+      notes: what the rule keeps from the forward pass.
     """
 
     layer: Any
@@ -64,11 +64,11 @@ class Rule(abc.ABC):
     """Computes factors of per-example gradients for one kind of layer.
 
     Attributes:
-        spreads: Whether a call whose output is shared by all examples is handled.
-        batched_input_only: Whether the first argument must have a batch dimension.
-        runs_again: Whether the rule runs the layer a second time.
-        opens: Whether the rule is for the layer's own variables alone, and the layers
-            inside are tapped with rules of their own.
+      spreads: whether a call whose output is shared by all examples is handled.
+      batched_input_only: whether the first argument must have a batch dimension.
+      runs_again: whether the rule runs the layer a second time.
+      opens: whether the rule is for the layer's own variables alone, and the layers
+        inside are tapped with rules of their own.
     """
 
     spreads = False
@@ -91,9 +91,9 @@ class Rule(abc.ABC):
         """Returns factors by `id` of the Keras variable.
 
         Args:
-            call: The recorded call.
-            gradients: Gradient of the summed losses for each tap, [B, ...]; None
-                where the loss does not depend on the tap.
+          call: the recorded call.
+          gradients: gradient of the summed losses for each tap, [B, ...]; None
+            where the loss does not depend on the tap.
         """
 
 
@@ -109,9 +109,9 @@ def is_plain(layer: Any, *classes: type, adapted: bool = False) -> bool:
     A subclass may compute anything: it is left to the generic rule.
 
     Args:
-        layer: A built layer.
-        classes: The classes.
-        adapted: Whether it may have an adapter (LoRA).
+      layer: a built layer.
+      classes: the classes.
+      adapted: whether it may have an adapter (LoRA).
     """
     return (
         type(layer) in classes
@@ -170,8 +170,8 @@ class OneTapRule(Rule):
         """Returns factors by `id` of the Keras variable.
 
         Args:
-            call: The recorded call.
-            gradient: Gradient of the summed losses for the tap, [B, ...].
+          call: the recorded call.
+          gradient: gradient of the summed losses for the tap, [B, ...].
         """
 
 
@@ -191,14 +191,14 @@ def reduce_to_shape(gradients: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     """Sums per-example gradients over the dimensions along which a variable is spread.
 
     Args:
-        gradients: [B, ...], gradients for something that a variable was added to.
-        shape: Shape of the variable, aligned to the last dimensions.
+      gradients: [B, ...], gradients for something that a variable was added to.
+      shape: shape of the variable, aligned to the last dimensions.
 
     Returns:
-        Per-example gradients of the variable, [B, *shape], float32.
+      Per-example gradients of the variable, [B, *shape], float32.
 
     Raises:
-        ValueError: If the variable is spread along the batch in another way.
+      ValueError: if the variable is spread along the batch in another way.
     """
     gradients = tf.cast(gradients, tf.float32)
     padded = [1] * (gradients.shape.rank - len(shape)) + list(shape)

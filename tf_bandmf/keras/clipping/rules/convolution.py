@@ -77,13 +77,13 @@ def shifted_inputs(
     times slower.
 
     Args:
-        layer: A convolution.
-        inputs: [B, *spatial, C].
-        outputs: [B, *output spatial, F]; only the shape matters.
-        size: Spatial kernel size.
+      layer: a convolution.
+      inputs: [B, *spatial, C].
+      outputs: [B, *output spatial, F]; only the shape matters.
+      size: spatial kernel size.
 
     Returns:
-        Tensors [B, *output spatial, C], in row-major order of kernel positions.
+      Tensors [B, *output spatial, C], in row-major order of kernel positions.
     """
     rank = len(size)
     dynamic = tf.shape(outputs)
