@@ -24,9 +24,17 @@ def test_a_plan_is_saved_and_shown(saved, capsys):
     assert plan.l2_norm_clip == 0.5 and plan.num_steps == 80
     assert cli.main(["show", saved]) == 0
     out = capsys.readouterr().out
-    assert str(plan.statement()) in out
+    # Wrapped to the terminal's width.
+    assert str(plan.statement()).split() == _between(out, "Privacy", plan.fingerprint)
     assert "Chosen: bisr:" in out
     assert "keeps 0 vectors" in out
+
+
+def _between(text, first, last):
+    """The words from the first one that is `first` to the one with `last` in it."""
+    words = text.split()
+    end = next(i for i, word in enumerate(words) if last in word)
+    return words[words.index(first) : end + 1]
 
 
 def test_show_prints_json(saved, capsys):

@@ -59,7 +59,11 @@ def one_key_for_variables(patch):
 )
 def one_key_for_steps(patch):
     keys = NoiseKey.step_keys
-    patch.setattr(NoiseKey, "step_keys", lambda key, n: np.repeat(keys(key, 1), n, 0))
+
+    def repeated(key, count, *generator):
+        return np.repeat(keys(key, 1, *generator), count, 0)
+
+    patch.setattr(NoiseKey, "step_keys", repeated)
 
 
 @broken(
