@@ -81,7 +81,7 @@ def private_class(plain_class: type) -> type:
         return known
     if not issubclass(plain_class, keras.Model):
         raise TypeError(
-            f"model must be a keras.Model, found an object of type {plain_class.__name__}."
+            f"model: make_private takes a keras.Model, found {plain_class.__name__}."
         )
     for name in _REPLACED:
         method = getattr(plain_class, name)
