@@ -91,7 +91,7 @@ def test_numbers_are_those_of_the_accounting_and_never_less():
 
 def test_mechanism_is_that_of_the_plan():
     found = points(privacy_report(PLAN, AS_PLANNED))
-    assert "banded(bands=4" in found["Mechanism"]
+    assert "banded:4 (bands=4" in found["Mechanism"]
     assert "l2 norm 0.5" in found["Mechanism"]
     assert f"deviation {PLAN.noise_stddev:.6g}" in found["Mechanism"]
     assert PLAN.fingerprint in found["Transparency and verifiability"]
