@@ -117,7 +117,9 @@ def collisions(words):
 
 def weights(words):
     """Numbers of ones in words are binomial (SmallCrush)."""
-    counts = np.bincount(bits(words).reshape(-1, 32).sum(1, dtype=np.int64), minlength=33)
+    counts = np.bincount(
+        bits(words).reshape(-1, 32).sum(1, dtype=np.int64), minlength=33
+    )
     expected = stats.binom.pmf(np.arange(33), 32, 0.5)
 
     def pooled(values):
