@@ -43,7 +43,7 @@ def test_participations_are_immutable():
         (lambda: FixedEpochOrder(10, 5, 0), "epochs must be a whole number"),
         (
             lambda: FixedEpochOrder(10, 5, 1, order_seed=-1),
-            "order_seed must be a whole number from 0",
+            "order_seed must be a whole number from 0 to 4294967295",
         ),
         (
             lambda: MinSep(11).validate_num_steps(10),

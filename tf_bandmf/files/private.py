@@ -94,7 +94,7 @@ def written(path: str) -> Iterator[BinaryIO]:
 
 def write(path: str, content: bytes | memoryview) -> None:
     """Writes a private file with a SHA-256 of its content, as `replaced` does."""
-    if isinstance(content, bytes):
+    if type(content) is bytes:
         content = HiddenBytes(content)
     with written(path) as file:
         file.write(content)

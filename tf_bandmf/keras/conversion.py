@@ -57,6 +57,10 @@ def make_private(
         per-example gradients cannot be had.
     """
     if microbatch_size is not None:
+        if not isinstance(microbatch_size, int):
+            raise ValueError(
+                f"microbatch_size must be an integer or None, found {microbatch_size!r}."
+            )
         microbatch_size = whole_number(
             "microbatch_size", microbatch_size, most=2**31 - 1
         )
