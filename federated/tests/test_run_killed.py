@@ -39,8 +39,9 @@ def main(folder, kills):
 
 
 def train(folder, moment):
+    # A closed form: each child makes its plan anew.
     plan = tf_bandmf.plan(
-        "banded",
+        "bsr",
         bands=3,
         noise_multiplier=0.5,
         delta=1e-5,

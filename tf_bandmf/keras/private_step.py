@@ -282,7 +282,7 @@ class PrivateStep:
             )
 
         if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]
-            return tf.function(clipping, jit_compile=True)
+            return tf.function(clipping, jit_compile=True, autograph=False)
         return clipping
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -19,7 +19,9 @@ class NoisyMean:
     def __init__(self, generator: NoiseGenerator) -> None:
         self._generator = generator
         # XLA makes one pass of it.
-        self._on_one_replica = tf.function(_noisy_mean, jit_compile=True)
+        self._on_one_replica = tf.function(
+            _noisy_mean, jit_compile=True, autograph=False
+        )
 
     def __call__(
         self, flat: tf.Tensor, part: tf.Tensor, stddev: float, batch_size: float

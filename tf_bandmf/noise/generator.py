@@ -83,7 +83,7 @@ class NoiseGenerator:
         self._shard_blocks = -(-self.num_parameters // (BLOCK * self.num_shards))
         self._recurrence = recurrence_of(strategy.matrix, keep_normals, jit_compile)
         self._jit_compile = bool(jit_compile)
-        self._next_function = tf.function(self._next)
+        self._next_function = tf.function(self._next, autograph=False)
 
     @property
     def memory_vectors(self) -> int:

@@ -52,7 +52,7 @@ class Regeneration(Recurrence):
 
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
-        self._compiled_sum = tf.function(_sum, jit_compile=True)
+        self._compiled_sum = tf.function(_sum, jit_compile=True, autograph=False)
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
@@ -82,8 +82,10 @@ class KeptNormals(Recurrence):
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
         self.memory_vectors = rows.terms - 1
-        self._compiled_first_sum = tf.function(_first_sum, jit_compile=True)
-        self._compiled_sum = tf.function(_sum, jit_compile=True)
+        self._compiled_first_sum = tf.function(
+            _first_sum, jit_compile=True, autograph=False
+        )
+        self._compiled_sum = tf.function(_sum, jit_compile=True, autograph=False)
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
@@ -152,7 +154,7 @@ class RingBuffer(Recurrence):
         self._rows = rows
         self.memory_vectors = rows.terms - 1
         self._jit_compile = jit_compile
-        self._compiled_solution = tf.function(_solution, jit_compile=True)
+        self._compiled_solution = tf.function(_solution, jit_compile=True, autograph=False)
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor

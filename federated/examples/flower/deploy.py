@@ -35,9 +35,14 @@ class Deployment:
     """The processes, each with its own group, by name."""
 
     def __init__(
-        self, folder: pathlib.Path, port: int, text: str, cold: bool = False
+        self,
+        folder: pathlib.Path,
+        port: int,
+        text: str,
+        cold: bool = False,
+        app: pathlib.Path = HERE,
     ) -> None:
-        self.folder, self.port, self.text = folder, port, text
+        self.folder, self.port, self.text, self.app = folder, port, text, app
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.shown = 0  # lines of progress
         home = folder / "flwr"
@@ -116,13 +121,13 @@ class Deployment:
         self.kill(name)
         print(f"{time.strftime('%H:%M:%S')} kill -9 {name}", flush=True)
 
-    def submit(self, rounds: int, per_round: int) -> None:
+    def submit(self, rounds: int, per_round: int, hidden: int = 32) -> None:
         """`flwr run`, as soon as the SuperLink answers."""
         config = (
             f'folder="{self.folder}" rounds={rounds} per-round={per_round} '
-            f'text="{self.text}"'
+            f'text="{self.text}" hidden={hidden}'
         )
-        command = [str(BIN / "flwr"), "run", str(HERE), "--run-config", config]
+        command = [str(BIN / "flwr"), "run", str(self.app), "--run-config", config]
         for _ in range(20):
             done = subprocess.run(
                 command,

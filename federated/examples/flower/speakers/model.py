@@ -9,18 +9,18 @@ import numpy as np
 
 from speakers.text import ALPHABET, CONTEXT
 
-_EMBEDDING, _HIDDEN, _BATCH = 8, 32, 50
+_EMBEDDING, _BATCH = 8, 50
 NAMES = ("embedding", "A", "a", "B", "b")
 
 
-def initial_weights(seed: int = 0) -> list[np.ndarray]:
-    """Weights before training; 2,327 of them."""
+def initial_weights(seed: int = 0, hidden: int = 32) -> list[np.ndarray]:
+    """Weights before training; 2,327 of them, or 279 and 64 for each hidden unit."""
     rng, size = np.random.default_rng(seed), len(ALPHABET)
-    shapes = ((size, _EMBEDDING), (CONTEXT * _EMBEDDING, _HIDDEN), (_HIDDEN, size))
+    shapes = ((size, _EMBEDDING), (CONTEXT * _EMBEDDING, hidden), (hidden, size))
     embedding, a, b = (
         rng.normal(0, s[0] ** -0.5, s).astype(np.float32) for s in shapes
     )
-    return [embedding, a, np.zeros(_HIDDEN, "f4"), b, np.zeros(size, "f4")]
+    return [embedding, a, np.zeros(hidden, "f4"), b, np.zeros(size, "f4")]
 
 
 def _forward(weights: list[np.ndarray], contexts: np.ndarray) -> tuple[np.ndarray, ...]:

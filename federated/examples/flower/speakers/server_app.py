@@ -37,7 +37,8 @@ def main(grid: Grid, context: Context) -> None:
         max_wait=60.0,
         query_timeout=10.0,  # nodes that were killed are listed for a while
     )
-    weights = dict(zip(NAMES, initial_weights(), strict=True))
+    start = initial_weights(hidden=int(config["hidden"]))
+    weights = dict(zip(NAMES, start, strict=True))
     strategy.start(
         grid,
         ArrayRecord({name: Array(w) for name, w in weights.items()}),
