@@ -99,19 +99,25 @@ def test_directions_of_ones_own_see_what_coordinates_see():
 @pytest.mark.attack(
     "Epsilon of correct mechanisms, white-box",
     tried="Matched filter of the strategy on the noisy sums of one run with 8192 "
-    "gradients as canaries, and Clopper-Pearson on Gaussian DP at 95%.",
+    "gradients as canaries (65,536 at epsilon = 1), and Clopper-Pearson on Gaussian DP "
+    "at 95%.",
     area="audit",
     invariants=[3, 12],
 )
 @pytest.mark.parametrize("mechanism", UNAMPLIFIED)
-def test_a_correct_mechanism_is_audited_to_seven_tenths_of_epsilon(mechanism, figure):
-    plan = plan_of(mechanism)
-    canaries = audit.GradientCanaries.for_plan(plan, 8192, seed=0)
+@pytest.mark.parametrize(
+    ("epsilon", "canaries"), [(1.0, 65_536), (4.0, 8192), (8.0, 8192)]
+)
+def test_a_correct_mechanism_is_audited_to_seven_tenths_of_epsilon(
+    mechanism, epsilon, canaries, figure
+):
+    plan = plan_of(mechanism, epsilon)
+    canaries = audit.GradientCanaries.for_plan(plan, canaries, seed=0)
     result = canaries.audit(canaries.simulated(1))
     assert result.epsilon <= plan.epsilon and not result.contradicts
     if plan.sensitivity.is_exact:
         assert result.epsilon >= 0.7 * plan.epsilon
-    figure(f"{mechanism}: {result.epsilon / plan.epsilon:.2f} epsilon")
+    figure(f"{mechanism}: {result.epsilon / epsilon:.2f} of epsilon = {epsilon:g}")
 
 
 @pytest.mark.parametrize(("mechanism", "sampling"), AMPLIFIED)

@@ -81,7 +81,7 @@ class Deployment:
                 start_new_session=True,
             )
 
-    def start_link(self) -> None:
+    def start_link(self, *options: str) -> None:
         """The SuperLink; the server is its child."""
         self.start(
             "superlink",
@@ -91,6 +91,7 @@ class Deployment:
             f"--port={self.port}",
             f"--database={self.folder / 'superlink.db'}",
             "--disable-runtime-dependency-installation",
+            *options,
         )
 
     def start_node(self, number: int) -> None:
@@ -121,13 +122,19 @@ class Deployment:
         self.kill(name)
         print(f"{time.strftime('%H:%M:%S')} kill -9 {name}", flush=True)
 
-    def submit(self, rounds: int, per_round: int, hidden: int = 32) -> None:
+    def submit(
+        self, rounds: int, per_round: int, *options: str, **config: float
+    ) -> None:
         """`flwr run`, as soon as the SuperLink answers."""
-        config = (
+        given = (
             f'folder="{self.folder}" rounds={rounds} per-round={per_round} '
-            f'text="{self.text}" hidden={hidden}'
+            f'text="{self.text}" '
         )
-        command = [str(BIN / "flwr"), "run", str(self.app), "--run-config", config]
+        given += " ".join(
+            f"{key.replace('_', '-')}={value}" for key, value in config.items()
+        )
+        command = [str(BIN / "flwr"), "run", str(self.app), "--run-config", given]
+        command += options
         for _ in range(20):
             done = subprocess.run(
                 command,
@@ -188,7 +195,7 @@ def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
     return family
 
 
-def _count(folder: pathlib.Path) -> list[int]:
+def participations(folder: pathlib.Path) -> list[int]:
     """How often each device took part, as its own store says."""
     stores = (folder / "devices").glob("*/*.json")
     records = [json.loads(private_files.read(str(path))) for path in sorted(stores)]
@@ -263,7 +270,7 @@ def main() -> None:
     finally:
         run.end()
     print(f"{rounds} rounds in {time.monotonic() - began:.0f} s")
-    print(f"participations that devices counted: {_count(folder)}")
+    print(f"participations that devices counted: {participations(folder)}")
     print("\n".join(report.read_text().splitlines()[-12:]))
 
 

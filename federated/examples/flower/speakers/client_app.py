@@ -1,5 +1,7 @@
 """The device: one speaker's lines, a store, and the plan's limits."""
 
+import os
+
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
@@ -10,24 +12,32 @@ from tf_bandmf_federated.flower import private_client_app
 
 
 def _policy() -> DevicePolicy:
-    import os
-
     return DevicePolicy.load(os.environ["SPEAKERS_POLICY"])
 
 
-app = private_client_app(
-    _policy(), store=lambda context: str(context.node_config["store"])
-)
+def _speaker(context: Context) -> int:
+    """The device's speaker; in a simulation nodes are numbered."""
+    config = context.node_config
+    return int(config.get("speaker", config.get("partition-id", 0)))
+
+
+def _store(context: Context) -> str:
+    """The device's folder; in a simulation one folder has them all."""
+    path = context.node_config.get("store")
+    return str(path or f"{os.environ['SPEAKERS_STORES']}/{_speaker(context)}")
+
+
+app = private_client_app(_policy(), store=_store)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One pass over the speaker's lines."""
     arrays, config = message.content["arrays"], message.content["config"]
-    path, speaker = context.node_config["text"], context.node_config["speaker"]
+    path = context.node_config.get("text") or os.environ.get("SPEAKERS_TEXT", "")
     after = fit(
         arrays.to_numpy_ndarrays(),
-        *examples(str(path), int(speaker)),
+        *examples(str(path), _speaker(context)),
         rate=float(config["rate"]),
         proximal=float(config.get("proximal-mu", 0.0)),
     )

@@ -34,8 +34,10 @@ def main(grid: Grid, context: Context) -> None:
         plan,
         os.path.join(folder, "private"),
         clients_per_round=int(config["per-round"]),
-        max_wait=60.0,
-        query_timeout=10.0,  # nodes that were killed are listed for a while
+        max_wait=float(config["wait"]),
+        query_timeout=float(
+            config["query-timeout"]
+        ),  # nodes that were killed are listed for a while
     )
     start = initial_weights(hidden=int(config["hidden"]))
     weights = dict(zip(NAMES, start, strict=True))

@@ -1,0 +1,89 @@
+"""The same app for many devices, in Flower's simulation: nodes are tasks of Ray.
+
+    .venv-flower/bin/python -m pip install "flwr[simulation]==1.41.0"
+    .venv-flower/bin/python federated/examples/flower/simulate.py --devices 200
+
+Each device has its store in `OUT/devices`, as in a deployment; server, mod, ledger and
+report are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import pathlib
+import shutil
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import deploy
+
+import tf_bandmf
+from tf_bandmf_federated.device_policy import DevicePolicy
+
+
+def main() -> None:
+    """Runs the example."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default="flower-output", help="folder; is replaced")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--devices", type=int, default=200)
+    parser.add_argument("--per-round", type=int, default=10)
+    parser.add_argument("--separation", type=int, default=10)
+    parser.add_argument("--epsilon", type=float, default=100.0)
+    parser.add_argument("--data", default="", help="speeches; made up if it is missing")
+    parser.add_argument("--port", type=int, default=18320)
+    options = parser.parse_args()
+    if importlib.util.find_spec("ray") is None:
+        raise SystemExit('Flower simulates on Ray: pip install "flwr[simulation]"')
+    folder = pathlib.Path(options.out).resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    plan = tf_bandmf.plan(
+        "banded",
+        bands=options.separation,
+        epsilon=options.epsilon,
+        delta=deploy.DELTA,
+        num_steps=options.rounds,
+        participation=tf_bandmf.MinSep(
+            options.separation, -(-options.rounds // options.separation)
+        ),
+        l2_norm_clip=0.5,
+    )
+    plan.save(str(folder / "plan.json"))
+    DevicePolicy.from_plan(plan).save(str(folder / "policy.json"))
+    text = str(pathlib.Path(options.data).resolve()) if options.data else ""
+    run = deploy.Deployment(folder, options.port, text, cold=True)
+    run.environment["SPEAKERS_STORES"] = str(folder / "devices")
+    run.environment["SPEAKERS_TEXT"] = text
+    began = time.monotonic()
+    try:
+        run.start_link("--simulation")
+        run.submit(
+            options.rounds,
+            options.per_round,
+            "--federation-config",
+            f"num-supernodes={options.devices} client-resources-num-cpus=1",
+            wait=600.0,  # Ray needs its time to begin
+            query_timeout=300.0,
+            timeout=300.0,
+        )
+        run.wait_for(options.rounds, 3600.0)
+        report = folder / "privacy.md"
+        while not report.exists():
+            time.sleep(0.5)
+    finally:
+        run.end()
+    counts = deploy.participations(folder)
+    print(f"{options.rounds} rounds in {time.monotonic() - began:.0f} s")
+    print(
+        f"participations that devices counted: {sum(counts)} of {len(counts)} devices, "
+        f"{max(counts)} of one at most"
+    )
+    print("\n".join(report.read_text().splitlines()[-12:]))
+
+
+if __name__ == "__main__":
+    main()
