@@ -154,7 +154,9 @@ class RingBuffer(Recurrence):
         self._rows = rows
         self.memory_vectors = rows.terms - 1
         self._jit_compile = jit_compile
-        self._compiled_solution = tf.function(_solution, jit_compile=True, autograph=False)
+        self._compiled_solution = tf.function(
+            _solution, jit_compile=True, autograph=False
+        )
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
