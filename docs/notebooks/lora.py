@@ -107,8 +107,8 @@ print(f"perplexity of private text {frozen:.2f}")
 EPOCHS = 12
 use = {"num_examples": len(private), "batch_size": 400, "epochs": EPOCHS}
 plans = {
-    "DP-SGD": tf_bandmf.plan("identity", epsilon=1, delta=1e-5, **use),
-    "BISR": tf_bandmf.plan("bisr", epsilon=1, delta=1e-5, **use),
+    "DP-SGD": tf_bandmf.plan("identity", epsilon=0.5, delta=1e-5, **use),
+    "BISR": tf_bandmf.plan("bisr", epsilon=0.5, delta=1e-5, **use),
 }
 for name, plan in plans.items():
     print(f"{name:7s} {plan.num_steps} steps, RMSE of the noise {plan.rmse():.1f}")
