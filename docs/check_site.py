@@ -73,7 +73,10 @@ def _what_is_wrong(
         return None
     if parts.scheme or parts.netloc:
         return _what_is_wrong_outside(parts, host)
-    name, anchor = urllib.parse.unquote(parts.path), urllib.parse.unquote(parts.fragment)
+    name, anchor = (
+        urllib.parse.unquote(parts.path),
+        urllib.parse.unquote(parts.fragment),
+    )
     target = (path.parent / name).resolve() if name else path
     if not target.exists():
         return "there is no such file"

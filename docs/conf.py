@@ -116,9 +116,7 @@ class ArxivLinks(SphinxTransform):
                 made.append(nodes.Text(words))
                 if number is not None:
                     address = f"https://arxiv.org/abs/{number}"
-                    made.append(
-                        nodes.reference("", f"arXiv:{number}", refuri=address)
-                    )
+                    made.append(nodes.reference("", f"arXiv:{number}", refuri=address))
             text.parent.replace(text, [node for node in made if node.astext()])
 
 

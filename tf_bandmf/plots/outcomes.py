@@ -131,7 +131,9 @@ def regions(cells: Sequence[Mapping[str, Any]], axes: Any | None = None) -> Any:
         axes.text(
             column,
             row,
-            "dense" if cell["band_mf"] == cell["multi_epoch_mf"] else str(cell["bands"]),
+            "dense"
+            if cell["band_mf"] == cell["multi_epoch_mf"]
+            else str(cell["bands"]),
             ha="center",
             va="center",
             fontsize="small",
