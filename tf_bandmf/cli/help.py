@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import click
 
@@ -22,7 +22,7 @@ class Formatter(click.HelpFormatter):
         super().write_text(text.replace("-", _KEPT))
 
     def write_dl(
-        self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
     ) -> None:
         """Two columns."""
         kept = [(first, second.replace("-", _KEPT)) for first, second in rows]
