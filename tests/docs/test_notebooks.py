@@ -22,7 +22,6 @@ SMALLER = {
     "first_private_model": {"EPOCHS = 10": "EPOCHS = 1"},
     "lora": {
         "EPOCHS = 12": "EPOCHS = 1",
-        "RATES = [0.25, 0.5]": "RATES = [0.5]",
         "sentences(8000, PRIVATE)": "sentences(800, PRIVATE)",
         "epochs=10": "epochs=1",
     },

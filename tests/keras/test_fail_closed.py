@@ -41,7 +41,9 @@ def test_invariant_6_a_plain_model_with_a_plans_batches(
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
     model = compile_model(make_plain_model(), optimizer)
     # Of Keras, which quotes what it got.
-    with pytest.raises(ValueError, match=r"a model that tf_bandmf\.keras\.make_private"):
+    with pytest.raises(
+        ValueError, match=r"a model that tf_bandmf\.keras\.make_private"
+    ):
         fit(model, plan, data)
 
 
