@@ -127,7 +127,7 @@ def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
         axes.plot(_steps(plan), _deviation(plan), label=name)
     axes.set_ylim(bottom=0.0)
     return finish_lines(
-        axes, "step", f"standard deviation of the\nnoise in the model ({_UNIT})"
+        axes, "step", f"standard deviation of the noise\n({_UNIT})"
     )
 
 
