@@ -126,9 +126,7 @@ def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
     for name, plan in plans.items():
         axes.plot(_steps(plan), _deviation(plan), label=name)
     axes.set_ylim(bottom=0.0)
-    return finish_lines(
-        axes, "step", f"standard deviation of the noise\n({_UNIT})"
-    )
+    return finish_lines(axes, "step", f"standard deviation of the noise\n({_UNIT})")
 
 
 def accumulated_noise(
