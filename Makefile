@@ -25,11 +25,12 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 demo: .venv/.installed
 	.venv/bin/python examples/digits.py
 
-# The site, in docs/_build/html; a warning is an error.
+# The site, in docs/_build/html; a warning is an error, and so is a link that leads nowhere.
 docs: .venv/.docs
 	.venv/bin/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	.venv/bin/python docs/check_site.py docs/_build/html
 
-# Links to the outside; needs the network.
+# Whether the outside answers; needs a network.
 linkcheck: .venv/.docs
 	.venv/bin/python -m sphinx -q -b linkcheck docs docs/_build/linkcheck
 

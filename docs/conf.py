@@ -9,6 +9,9 @@ import pathlib
 import re
 import sys
 
+from docutils import nodes
+from sphinx.transforms import SphinxTransform
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "federated")]
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -43,6 +46,7 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "show-inheritance": False}
 python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 80
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
@@ -51,10 +55,13 @@ napoleon_use_rtype = False
 html_theme = "pydata_sphinx_theme"
 html_title = "tf-bandmf"
 html_show_sourcelink = False
+# Pages without pages below them have no navigation at their side.
+html_sidebars = {"*": []}
 html_theme_options = {
     "navigation_depth": 2,
     "show_toc_level": 2,
     "header_links_before_dropdown": 6,
+    "navbar_persistent": ["search-button"],
     "footer_start": ["copyright"],
     "footer_end": [],
 }
@@ -91,7 +98,31 @@ def to_rst(lines):
     return result
 
 
+class ArxivLinks(SphinxTransform):
+    """Makes links of `arXiv:2405.13763`."""
+
+    default_priority = 800
+    identifier = re.compile(r"arXiv:(\d{4}\.\d{5})")
+
+    def apply(self):
+        for text in list(self.document.findall(nodes.Text)):
+            inside = (nodes.literal, nodes.literal_block, nodes.reference)
+            if isinstance(text.parent, inside) or not self.identifier.search(text):
+                continue
+            # Texts and identifiers in turn.
+            parts = self.identifier.split(text)
+            made = []
+            for words, number in zip(parts[::2], [*parts[1::2], None]):
+                made.append(nodes.Text(words))
+                if number is not None:
+                    address = f"https://arxiv.org/abs/{number}"
+                    made.append(nodes.reference("", f"arXiv:{number}", refuri=address))
+            text.parent.replace(text, [node for node in made if node.astext()])
+
+
 def setup(app):
+    app.add_transform(ArxivLinks)
+
     def convert(app, what, name, obj, options, lines):
         lines[:] = to_rst(lines)
 

@@ -47,8 +47,8 @@ def noising_matrices() -> None:
         "bisr:8": "BISR, 8 bands",
         "bsr:8": "BSR, 8 bands",
     }
-    figure, panels = plt.subplots(1, 4, figsize=(15, 3.4), layout="constrained")
-    for axes, (mechanism, title) in zip(panels, titles.items()):
+    figure, panels = plt.subplots(2, 2, figsize=(8.5, 7.5), layout="constrained")
+    for axes, (mechanism, title) in zip(panels.flat, titles.items()):
         strategy = tf_bandmf.plan(mechanism, **SETTING).strategy
         plots.noising_matrix(strategy, rows=24, axes=axes)
         axes.set_title(title)

@@ -11,8 +11,7 @@ import numpy as np
 
 import tf_bandmf
 from tf_bandmf import plots
-from tf_bandmf_federated import HostNoise, measured_guarantee
-from tf_bandmf_federated.participation_table import ParticipationTable
+from tf_bandmf_federated import HostNoise, ParticipationTable, measured_guarantee
 
 DEVICES, ROUNDS, COHORT, FEATURES = 400, 24, 20, 10
 participation = tf_bandmf.MinSep(min_separation=6, max_participations=4)

@@ -25,6 +25,7 @@ _MODULES = {
     "HostNoise": "host_noise",
     "MinSepDataSource": "data_source",
     "MinSepIterator": "min_sep_iterator",
+    "ParticipationTable": "participation_table",
     "Availability": "availability",
     "Always": "availability",
     "ByFunction": "availability",

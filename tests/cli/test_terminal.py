@@ -13,6 +13,7 @@ import pytest
 from tf_bandmf import cli
 from tf_bandmf.cli.native_logs import without_native_logs
 from tf_bandmf.cli.progress import Progress
+from tf_bandmf.optimize.options import unasked_bars
 
 COMPARE = ["compare", "--steps", "60", "--min-separation", "12"]
 COMPARE += ["--mechanisms", "identity,bsr:4,lambda_cgd:0.9"]
@@ -268,6 +269,24 @@ def test_what_takes_long_is_named_also_without_a_further_name(make):
     assert written.index("first") < written.index("second")
     if make is io.StringIO:
         assert written.count("\n") == 2
+
+
+def test_other_bars_stay_away_from_ours():
+    with Progress("first", io.StringIO()):
+        assert not unasked_bars.get()
+    assert unasked_bars.get()
+
+
+@pytest.mark.parametrize("command", ["compare", "plan", "bands", "show", "completion"])
+def test_help_fits_and_breaks_no_word(capsys, monkeypatch, command):
+    words = []
+    for width in (80, 90, 100):
+        monkeypatch.setenv("COLUMNS", str(width))
+        text = output(capsys, [command, "--help"])
+        words.append(text.split())
+        if command != "completion":  # its lines are to be copied
+            assert max(map(len, text.split("\n"))) <= width
+    assert words[0] == words[1] == words[2]
 
 
 LOGS = b"""\

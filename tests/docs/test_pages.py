@@ -38,8 +38,10 @@ SMALLER = {
 # Their code optimizes strategies.
 SLOW = {
     "docs/choosing-mechanism.md",
+    "docs/mechanisms/amplified.md",
     "docs/mechanisms/banded.md",
     "docs/mechanisms/bandinv.md",
+    "docs/sampling.md",
 }
 
 

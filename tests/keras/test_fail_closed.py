@@ -34,6 +34,19 @@ def test_invariant_6_a_plain_model_with_the_private_optimizer(
     assert_untouched(model, before)
 
 
+def test_invariant_6_a_plain_model_with_a_plans_batches(
+    data, make_plan, make_plain_model, compile_model
+):
+    plan = make_plan()
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+    model = compile_model(make_plain_model(), optimizer)
+    # Of Keras, which quotes what it got.
+    with pytest.raises(
+        ValueError, match=r"a model that tf_bandmf\.keras\.make_private"
+    ):
+        fit(model, plan, data)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", None])
 def test_invariant_6_a_private_model_with_another_optimizer(
     optimizer, data, make_plan, make_plain_model, compile_model

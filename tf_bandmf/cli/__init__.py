@@ -20,6 +20,7 @@ import click
 
 from tf_bandmf._version import __version__
 from tf_bandmf.cli import bands, compare, completion, plan, show
+from tf_bandmf.cli.help import Context
 from tf_bandmf.cli.native_logs import without_native_logs
 from tf_bandmf.cli.parsing import BadArguments, one_line
 
@@ -43,7 +44,9 @@ def _group() -> None:
     """Differentially private training with correlated noise."""
 
 
+_group.context_class = Context
 for _module in (compare, bands, plan, show, completion):
+    _module.command.context_class = Context
     _group.add_command(_module.command)
 
 

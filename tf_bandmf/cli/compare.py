@@ -25,10 +25,10 @@ _NONE = "none"
     "--mechanisms",
     type=parsing.Mechanism(several=True),
     default=",".join(registry.typical_specifications()),
-    show_default=True,
     help=f"separated by commas, name[:value][:normalized] of "
     f"{', '.join(registry.names())}; the value is the number of bands, of buffers "
-    f'("blt") or lambda ("lambda_cgd")',
+    f'("blt") or lambda ("lambda_cgd"). By default '
+    f"{', '.join(registry.typical_specifications())}",
 )
 @click.option(
     "--sampling",

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_bandmf.planning.comparison import plain_table
+from tf_bandmf.strategies import registry
 
 if TYPE_CHECKING:
     import rich.table
@@ -121,8 +122,9 @@ class Table:
         )
         places = [i for i, heading in enumerate(self.headings) if heading in kept]
         for i in places:
+            widest = max((len(row[i]) for row in self.body), default=0)
             made.add_column(
-                _in_two_lines(self.headings[i]),
+                _fitting(self.headings[i], widest),
                 justify="left" if i == 0 else "right",
                 no_wrap=True,
             )
@@ -131,8 +133,10 @@ class Table:
         return made
 
 
-def _in_two_lines(heading: str) -> str:
-    """Broken at the space that makes it narrowest."""
+def _fitting(heading: str, width: int) -> str:
+    """In two lines if it is wider than the cells, broken where it is narrowest then."""
+    if len(heading) <= width:
+        return heading
     places = [i for i, letter in enumerate(heading) if letter == " "]
     if not places:
         return heading
@@ -185,7 +189,8 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     """A plan for machines, plain finite values."""
     choice = plan.choice
     return {
-        "mechanism": plan.strategy.family,
+        "mechanism": registry.specification(plan.strategy),
+        "family": plan.strategy.family,
         "parameters": dict(plan.strategy.parameters),
         "num_steps": plan.num_steps,
         "participation": plan.participation.to_config(),

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from tf_bandmf.optimize.options import unasked_bars
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
@@ -42,9 +44,12 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._timer.start()
+        # Two displays would write over each other.
+        self._token = unasked_bars.set(False)
         return self
 
     def __exit__(self, *_: object) -> None:
+        unasked_bars.reset(self._token)
         self._timer.cancel()
         with self._lock:
             self._is_shown = False

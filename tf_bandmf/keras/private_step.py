@@ -48,11 +48,15 @@ class PrivateStep:
         if tf.executing_eagerly() and not tf.distribute.has_strategy():
             with self._private_optimizer().turn:
                 return self._train_step(data)
-        with announced("tracing the private training step (once).", self._quiet):
+        quiet = self._quiet or self._has_announced
+        with announced("tracing the private training step.", quiet):
+            object.__setattr__(self, "_has_announced", True)
             return self._train_step(data)
 
     # Whether nothing is printed: `fit(verbose=0)`.
     _quiet = False
+    # Whether it was said already: metrics that are made in a first trace take a second.
+    _has_announced = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -16,7 +16,7 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.optimize.options import Options
+from tf_bandmf.optimize.options import Options, unasked_bars
 from tf_bandmf.optimize.result import OptimizationResult
 
 # Iterations between two looks at the certificate and the progress bar.
@@ -62,14 +62,18 @@ class Progress:
             return
         waited = time.perf_counter() - self._began
         if self._enabled is None and not (
-            waited > _QUIET_SECONDS and sys.stderr.isatty()
+            waited > _QUIET_SECONDS and unasked_bars.get() and sys.stderr.isatty()
         ):
             return
         if self._bar is None:
             import tqdm
 
             self._bar = tqdm.tqdm(
-                total=self._total, desc="L-BFGS", file=sys.stderr, unit="it"
+                total=self._total,
+                desc="L-BFGS",
+                file=sys.stderr,
+                unit="it",
+                leave=bool(self._enabled),
             )
         self._bar.n = iterations
         state = {"value": f"{value:.8g}"}

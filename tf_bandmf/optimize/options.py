@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import math
 
 import numpy as np
+
+# Whether a bar may appear that nobody asked for; a program that has a display of its own
+# says no.
+unasked_bars = contextvars.ContextVar("unasked_bars", default=True)
 
 
 @dataclasses.dataclass(frozen=True)

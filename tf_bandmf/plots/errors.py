@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.plots.style import axes_to_draw_on, finish_lines
+from tf_bandmf.plots.style import axes_to_draw_on, finish_lines, legend_above
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.band_search import BandSearch
@@ -43,7 +43,7 @@ def comparison_bars(table: Comparison, axes: Any | None = None) -> Any:
     axes.set_yticks(positions, [row.mechanism for row in rows])
     axes.margins(x=0.12)
     axes.set_xlabel(f"error of the noise per coordinate ({_UNIT})")
-    axes.legend(frameon=False)
+    legend_above(axes, columns=2)
     axes.spines[["top", "right"]].set_visible(False)
     return axes
 
@@ -108,7 +108,7 @@ def error_by_bands(search: BandSearch, axes: Any | None = None) -> Any:
     )
     axes.set_xticks(bands, [str(count) for count in bands])
     axes.minorticks_off()
-    axes.legend(frameon=False)
+    legend_above(axes, columns=3)
     return axes
 
 
@@ -126,7 +126,7 @@ def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
     for name, plan in plans.items():
         axes.plot(_steps(plan), _deviation(plan), label=name)
     axes.set_ylim(bottom=0.0)
-    return finish_lines(axes, "step", f"std of the noise in the model\n({_UNIT})")
+    return finish_lines(axes, "step", f"standard deviation of the noise\n({_UNIT})")
 
 
 def accumulated_noise(
@@ -156,6 +156,7 @@ def accumulated_noise(
         axes.fill_between(
             _steps(plan), -deviation, deviation, color=line.get_color(), alpha=0.13
         )
+    axes.set_title("one draw; shaded: ± 1 standard deviation", fontsize="medium")
     return finish_lines(axes, "step", f"accumulated noise of a coordinate\n({_UNIT})")
 
 

@@ -87,6 +87,13 @@ def training_curves(
             axes.fill_between(
                 epochs, mean - error, mean + error, color=line.get_color(), alpha=0.15
             )
+    counts = {len(values) for values in runs.values()}
+    if max(counts, default=1) > 1:
+        number = f"{counts.pop()} runs" if len(counts) == 1 else "the runs"
+        axes.set_title(
+            f"mean of {number}; shaded: ± 1 standard error", fontsize="medium"
+        )
+    axes.xaxis.get_major_locator().set_params(integer=True)
     return finish_lines(axes, "epoch", quantity)
 
 
@@ -94,8 +101,9 @@ def regions(cells: Sequence[Mapping[str, Any]], axes: Any | None = None) -> Any:
     """By how much banded strategies beat both others, over epsilon and epochs.
 
     The picture of arXiv:2306.08153, Fig. 5: color is the error of BandMF over the least
-    one of DP-SGD and of the optimal dense strategy without amplification; the text is
-    the best number of bands, which is 1 where BandMF is DP-SGD.
+    one of DP-SGD and of the optimal dense strategy without amplification (Multi-epoch
+    MF); the text is the best number of bands, "1" where BandMF is DP-SGD and "dense"
+    where it is the dense strategy.
 
     Args:
       cells: as `benchmarks/regions.py` finds them, with "epsilon", "epochs", "dp_sgd",
@@ -123,9 +131,12 @@ def regions(cells: Sequence[Mapping[str, Any]], axes: Any | None = None) -> Any:
         axes.text(
             column,
             row,
-            str(cell["bands"]),
+            "dense"
+            if cell["band_mf"] == cell["multi_epoch_mf"]
+            else str(cell["bands"]),
             ha="center",
             va="center",
+            fontsize="small",
             color="white" if ratio[row, column] < 0.85 else "black",
         )
     image = axes.imshow(
@@ -135,8 +146,12 @@ def regions(cells: Sequence[Mapping[str, Any]], axes: Any | None = None) -> Any:
     axes.set_yticks(range(len(epochs)), [f"{value:g}" for value in epochs])
     axes.set_xlabel("ε")
     axes.set_ylabel("epochs")
-    axes.set_title("text: best number of bands")
+    axes.set_title(
+        "best number of bands (1: DP-SGD; dense: Multi-epoch MF)", fontsize="medium"
+    )
     axes.figure.colorbar(
-        image, ax=axes, label="RMSE of BandMF / the better of the others"
+        image,
+        ax=axes,
+        label="RMSE of BandMF, relative to the better\nof DP-SGD and Multi-epoch MF",
     )
     return axes

@@ -203,6 +203,14 @@ class BatchSchedule(abc.ABC):
         self._padded = padded
         self._weighted: dict[Any, BatchSchedule] = {}
 
+    def __repr__(self) -> str:
+        # Keras quotes it where a model that is not private gets it.
+        kind = type(self.participation).__name__
+        return (
+            f"<{type(self).__name__} of {self.num_steps} steps ({kind}), for a model that "
+            f"tf_bandmf.keras.make_private made private>"
+        )
+
     @functools.cached_property
     def padded_batch_size(self) -> int:
         """Size that no batch exceeds, except with probability 1e-12 in all of a run."""

@@ -111,12 +111,6 @@ class SampledSchedule(BatchSchedule):
     def _indices(self, step: tf.Tensor) -> tf.Tensor:
         return indices_in_graph(self, step)
 
-    def __repr__(self) -> str:
-        kind = type(self.participation).__name__
-        return (
-            f"{type(self).__name__}({kind}, num_steps={self.num_steps}, seed=<secret>)"
-        )
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("A sampler's seed is secret: it is not pickled or copied.")
 

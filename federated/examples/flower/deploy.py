@@ -20,6 +20,11 @@ import subprocess
 import sys
 import time
 
+if __name__ == "__main__":
+    from tf_bandmf.cli.native_logs import drop_native_logs
+
+    drop_native_logs()
+
 import warm
 
 import tf_bandmf

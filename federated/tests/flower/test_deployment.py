@@ -54,6 +54,8 @@ def test_a_deployment_runs_to_its_end(tmp_path, rounds, devices, separation, kil
         timeout=1200 if kills else 240,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    # No log lines of TensorFlow between ours.
+    assert "absl::InitializeLog" not in done.stderr and "cuda" not in done.stderr
     killed = re.findall(r"kill -9 (.*)", done.stdout)
     assert killed == (["device 0", "superlink", "device 1"] if kills else [])
     # Every round once, whatever was killed; a round is evaluated after it is saved.

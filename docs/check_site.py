@@ -1,0 +1,113 @@
+"""Checks the links of the built site without a network; `make docs` runs it.
+
+    python docs/check_site.py docs/_build/html
+
+Links within the site must lead to a file and, if they name one, to an anchor there.
+Links to the outside must be well-formed `https` URLs, and those to arXiv must have an
+identifier. Whether the outside answers is `make linkcheck`'s question, with a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html.parser
+import pathlib
+import re
+import sys
+import urllib.parse
+
+_HOST = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}")
+_ARXIV = re.compile(r"/(abs|pdf)/(\d{2}(0[1-9]|1[0-2])\.\d{4,5}(v\d+)?|[a-z-]+/\d{7})")
+# Links for a browser, not for a reader.
+_WITHOUT_FILE = ("data", "javascript", "mailto")
+
+
+class Page(html.parser.HTMLParser):
+    """Anchors and links of a page.
+
+    Attributes:
+      anchors: every `id` and `name`.
+      links: every `href` and `src`, in their order.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Takes what the tag has."""
+        for name, value in attrs:
+            if name in ("id", "name") and value:
+                self.anchors.add(value)
+            elif name in ("href", "src") and value:
+                self.links.append(value)
+
+
+def wrong_links(site: pathlib.Path) -> list[str]:
+    """A line for each link that leads nowhere, with the page that has it."""
+    pages = {
+        path.resolve(): Page(path.read_text("utf-8"))
+        for path in site.rglob("*.html")
+        if "_static" not in path.parts  # templates of the theme
+    }
+    found = []
+    for path, page in sorted(pages.items()):
+        for link in dict.fromkeys(page.links):
+            wrong = _what_is_wrong(link, path, pages)
+            if wrong is not None:
+                found.append(f"{path.relative_to(site.resolve())}: {link}: {wrong}")
+    return found
+
+
+def _what_is_wrong(
+    link: str, path: pathlib.Path, pages: dict[pathlib.Path, Page]
+) -> str | None:
+    try:
+        parts = urllib.parse.urlsplit(link)
+        host = parts.hostname
+    except ValueError as error:
+        return str(error)
+    if parts.scheme in _WITHOUT_FILE:
+        return None
+    if parts.scheme or parts.netloc:
+        return _what_is_wrong_outside(parts, host)
+    name, anchor = (
+        urllib.parse.unquote(parts.path),
+        urllib.parse.unquote(parts.fragment),
+    )
+    target = (path.parent / name).resolve() if name else path
+    if not target.exists():
+        return "there is no such file"
+    if anchor and target in pages and anchor not in pages[target].anchors:
+        return "there is no such anchor"
+    return None
+
+
+def _what_is_wrong_outside(
+    parts: urllib.parse.SplitResult, host: str | None
+) -> str | None:
+    if parts.scheme != "https":
+        return "the scheme is not https"
+    if host is None or not _HOST.fullmatch(host):
+        return "the host is no public name"
+    if re.search(r"[\s<>\"{}|\\^`]", parts.geturl()):
+        return "there are characters that a URL cannot have"
+    if host == "arxiv.org" and not _ARXIV.fullmatch(parts.path):
+        return "this is no arXiv identifier"
+    return None
+
+
+def main() -> None:
+    """Exits with 1 if a link is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("site", type=pathlib.Path, help="folder of the built site")
+    found = wrong_links(parser.parse_args().site)
+    for line in found:
+        print(line, file=sys.stderr)
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()
