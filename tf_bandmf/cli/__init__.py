@@ -1,4 +1,4 @@
-"""The command line: `tf-bandmf compare | bands | plan | show`, one file per command.
+"""The command line: `tf-bandmf advise | compare | bands | plan | show`, one file per command.
 
 Built on click, which brings suggestions for typos and shell completion and nothing else.
 Messages are one line on standard error; results go to standard output.
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import click
 
 from tf_bandmf._version import __version__
-from tf_bandmf.cli import bands, compare, completion, plan, show
+from tf_bandmf.cli import advise, bands, compare, completion, plan, show
 from tf_bandmf.cli.native_logs import without_native_logs
 from tf_bandmf.cli.parsing import BadArguments, one_line
 
@@ -43,7 +43,7 @@ def _group() -> None:
     """Differentially private training with correlated noise."""
 
 
-for _module in (compare, bands, plan, show, completion):
+for _module in (advise, compare, bands, plan, show, completion):
     _group.add_command(_module.command)
 
 
