@@ -89,6 +89,7 @@ def test_an_estimate_is_not_amplified_and_says_so():
     assert cost.epsilon == whole
 
 
+@pytest.mark.slow
 def test_a_bound_without_simulation_counts():
     plan = tf_bandmf.plan(
         "lambda_cgd:0.5",

@@ -16,6 +16,7 @@ from tf_bandmf.cli.progress import Progress
 if TYPE_CHECKING:
     from tf_bandmf.planning.advice import Advice
     from tf_bandmf.planning.gradient_sample import GradientSample
+    from tf_bandmf.planning.run_settings import RunSetting
 
 _LESS_IMPORTANT = ("noise-batch ratio", "RMSE", "epochs", "steps")
 
@@ -164,7 +165,7 @@ def _print(advice: Advice, wide: bool) -> None:
             f"{one.rmse:.4g}",
             f"{one.noise_batch_ratio:.3g}",
             f"{one.noise_to_signal:.3g}",
-            "advised" if _is_chosen(one, advice) else "",
+            _remark(one, advice),
         ]
         for one in advice.settings
     ]
@@ -188,6 +189,8 @@ def _print(advice: Advice, wide: bool) -> None:
         printing.say(f"Private trials: {advice.tuning}")
 
 
-def _is_chosen(one: Any, advice: Advice) -> bool:
+def _remark(one: RunSetting, advice: Advice) -> str:
     chosen = advice.setting
-    return (one.sampling, one.batch_size) == (chosen.sampling, chosen.batch_size)
+    if (one.sampling, one.batch_size) == (chosen.sampling, chosen.batch_size):
+        return "advised"
+    return "few steps" if one.has_few_steps else ""

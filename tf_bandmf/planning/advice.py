@@ -21,7 +21,8 @@ import numpy as np
 from tf_bandmf.accounting.checks import check_positive, is_number, whole_number
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.participation import NAMED
-from tf_bandmf.planning import build, run_settings
+from tf_bandmf.participation.scheme import Scheme
+from tf_bandmf.planning import build, learning_rates, run_settings
 from tf_bandmf.planning.arguments import check_budget
 from tf_bandmf.planning.gradient_sample import GradientSample
 from tf_bandmf.planning.plan import Plan
@@ -42,10 +43,6 @@ _WORTH = 0.03
 # are all alike: De et al., 2022, arXiv:2204.13650, Bu et al., 2022, arXiv:2206.07136.
 _CLIP_PART = 0.1
 _DEFAULT_CLIP = 1.0
-# Learning rate times noise in a weight, in units of 1 / sqrt(fan_in): see `_rates`.
-_WEIGHT_NOISE = 2.5
-_RANGE = 2.0
-_LARGEST_RATE = 10.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +152,8 @@ def advise(
     Compares batch sizes (powers of two), samplings and closed-form mechanisms by their
     predicted noise-to-signal ratio (`run_settings.noise_to_signal`), in seconds. The
     smallest batch within 10% of the least noise is advised, because it has the most
-    steps. All epochs that the compute allows are used: more never add noise to a signal.
+    steps; runs with so few steps that their learning rate could not use their little
+    noise (`learning_rates.per_clip_unit`) do not count. All epochs that the compute allows are used: more never add noise to a signal.
     `tf_bandmf.plan("auto", ...)` at the advised batch size may find a mechanism that is
     better by some percent.
 
@@ -207,8 +205,11 @@ def advise(
     samplings = _samplings(sampling)
     if not is_number(momentum) or not 0.0 <= momentum < 1.0:
         raise ValueError(f"momentum must be in [0, 1), found {momentum!r}.")
+    inputs, is_guess = _fan_in(fan_in, public_gradients, parameters)
     tell = progress or (lambda name: None)
-    scan = run_settings.Scan(examples, parameters, epsilon, delta, float(momentum))
+    scan = run_settings.Scan(
+        examples, parameters, epsilon, delta, float(momentum), inputs
+    )
     found = {
         name: scan.batch_sizes(name, epochs, largest, tell) for name in samplings
     }
@@ -234,10 +235,11 @@ def advise(
     }
     tell("the plan")
     plan = build.plan(**arguments)
-    setting = _of_plan(chosen, plan, parameters)
+    scheme = Scheme(chosen.sampling, examples, chosen.batch_size, chosen.epochs)
+    setting = scan.setting(scheme, chosen.mechanism, plan.workload, plan.rmse())
     alignment = None if public_gradients is None else public_gradients.alignment
-    rate, why = _rate(setting, fan_in, parameters, momentum, public_gradients)
-    reasons.append(("learning rate", why))
+    rate = float(f"{setting.learning_rate:.3g}")
+    reasons.append(("learning rate", _of_rate(setting, inputs, is_guess)))
     ratio = setting.noise_to_signal
     if alignment is not None and alignment > 0.0:
         ratio /= alignment
@@ -252,7 +254,10 @@ def advise(
         plan=plan,
         setting=setting,
         learning_rate=rate / clip,
-        learning_rate_range=(rate / _RANGE / clip, rate * _RANGE / clip),
+        learning_rate_range=(
+            rate / learning_rates.RANGE / clip,
+            rate * learning_rates.RANGE / clip,
+        ),
         momentum=float(momentum),
         noise_to_signal=ratio,
         alignment=alignment,
@@ -307,26 +312,28 @@ def _choose(
     found: dict[str, list[RunSetting]],
 ) -> tuple[RunSetting, list[tuple[str, str]]]:
     """The setting that is advised, with its reasons."""
-    best: dict[str, RunSetting] = {}
-    for name, several in found.items():
-        if several:
-            least = min(one.noise_to_signal for one in several)
-            good = [one for one in several if one.noise_to_signal <= _AS_GOOD * least]
-            best[name] = min(good, key=lambda one: one.batch_size)
+    best = {name: _of_sampling(several) for name, several in found.items() if several}
     chosen, *others = best.values()
     for other in others:
         if other.noise_to_signal < (1.0 - _WORTH) * chosen.noise_to_signal:
             chosen = other
-    of_same = found[chosen.sampling]
-    least = min(of_same, key=lambda one: one.noise_to_signal)
-    more = 100.0 * (chosen.noise_to_signal / least.noise_to_signal - 1.0)
-    batch = (
-        f"the smallest batch, which has the most steps, within "
-        f"{100.0 * (_AS_GOOD - 1.0):.0f}% of the least predicted noise ({more:.0f}% above "
-        f"that of batches of {least.batch_size})"
-        if chosen is not least
-        else "the least predicted noise of those compared"
-    )
+    useful = [one for one in found[chosen.sampling] if not one.has_few_steps]
+    if not useful:
+        batch = (
+            "The smallest one compared, which has the most steps: noise is not what limits "
+            "this run."
+        )
+    else:
+        least = min(useful, key=lambda one: one.noise_to_signal)
+        batch = (
+            f"The smallest one, which has the most steps, whose noise is within "
+            f"{100.0 * (_AS_GOOD - 1.0):.0f}% of the least, that of batches of "
+            f"{least.batch_size}."
+        )
+        if len(useful) < len(found[chosen.sampling]):
+            batch += (
+                " Larger ones have too few steps to use how little noise they have."
+            )
     demand = f"It demands {NAMED[chosen.sampling].demands}."
     compared = [
         f"{name} has {_percent(one, chosen)} noise" for name, one in best.items()
@@ -334,7 +341,17 @@ def _choose(
     ]  # fmt: skip
     if compared:
         demand += f" At its own batch size {'; '.join(compared)}."
-    return chosen, [("batch size", f"{batch}.".capitalize()), ("sampling", demand)]
+    return chosen, [("batch size", batch), ("sampling", demand)]
+
+
+def _of_sampling(several: Sequence[RunSetting]) -> RunSetting:
+    """The batch size that is advised for one sampling."""
+    useful = [one for one in several if not one.has_few_steps]
+    if not useful:
+        return min(several, key=lambda one: one.batch_size)
+    least = min(one.noise_to_signal for one in useful)
+    good = [one for one in useful if one.noise_to_signal <= _AS_GOOD * least]
+    return min(good, key=lambda one: one.batch_size)
 
 
 def _percent(one: RunSetting, than: RunSetting) -> str:
@@ -342,20 +359,6 @@ def _percent(one: RunSetting, than: RunSetting) -> str:
     if abs(part) < 0.5:
         return "as much"
     return f"{abs(part):.0f}% {'more' if part > 0.0 else 'less'}"
-
-
-def _of_plan(rough: RunSetting, plan: Plan, num_parameters: int) -> RunSetting:
-    """The setting with the noise of the plan."""
-    rmse, size = plan.rmse(), rough.batch_size
-    return dataclasses.replace(
-        rough,
-        num_steps=plan.num_steps,
-        rmse=rmse,
-        noise_batch_ratio=run_settings.noise_batch_ratio(plan.workload, rmse, size),
-        noise_to_signal=run_settings.noise_to_signal(
-            plan.workload, rmse, size, num_parameters
-        ),
-    )
 
 
 def _clip(sample: GradientSample | None) -> tuple[float, str]:
@@ -378,55 +381,38 @@ def _clip(sample: GradientSample | None) -> tuple[float, str]:
     )
 
 
-def _rate(
-    setting: RunSetting,
-    fan_in: float | None,
-    num_parameters: int,
-    momentum: float,
-    sample: GradientSample | None,
-) -> tuple[float, str]:
-    """Learning rate per unit of clip norm, and why.
+def _fan_in(
+    given: float | None, sample: GradientSample | None, num_parameters: int
+) -> tuple[float, bool]:
+    """Inputs of a unit, and whether they are guessed."""
+    if given is None and sample is not None:
+        given = sample.fan_in
+    if given is None:
+        return math.sqrt(num_parameters), True
+    check_positive("fan_in", given)
+    return float(given), False
 
-    The noise that the models hold in a weight has the standard deviation
-    `rate * RMSE / B`. Weights of layers whose inputs have variance one work on the scale
-    1 / sqrt(fan_in). At the best rates that were measured here the noise was 1.7 to 5 of
-    these units: linear model on 3969 features, momentum 0.9, 40 epochs, epsilon 3, DP-SGD
-    and BISR, sampled or not, RMSE / B from 0.05 to 0.25
-    (benchmarks/utility/results/fashion-mnist.csv, `advised.py --ablation`); MLP on 784
-    pixels without momentum, 10 epochs, epsilon 4 (examples/fashion_mnist.py: DP-SGD 2.3 at
-    rate 0.5, BISR 3.3 at rate 4, where RMSE differs by a factor of 5.6). 2.5 is advised,
-    with a factor of 2 to both sides. So a tenth of the noise allows ten times the rate,
-    and rates go with 1 / clip norm, as updates of clipped gradients do (De et al., 2022,
-    arXiv:2204.13650).
 
-    Where there is little noise, curvature limits the rate, which no noise predicts: above
-    10 (divided by 1 - momentum) none of these measurements was best.
-    """
-    remark = ""
-    if fan_in is None and sample is not None:
-        fan_in = sample.fan_in
-    if fan_in is None:
-        fan_in = math.sqrt(num_parameters)
-        remark = (
+def _of_rate(setting: RunSetting, fan_in: float, is_guess: bool) -> str:
+    """Why this learning rate; see `learning_rates.per_clip_unit`."""
+    rate = setting.learning_rate
+    noise = rate * setting.rmse / setting.batch_size * math.sqrt(fan_in)
+    text = (
+        f"{rate:.3g} divided by the clip norm: noise in a weight is then {noise:.2g} / "
+        f"sqrt(fan-in), where the best rates that we measured had 1.7 to 4."
+    )
+    if setting.has_few_steps:
+        text += (
+            f" The noise would allow more; larger ones than "
+            f"{learning_rates.LARGEST:g} (1 - momentum) were never best in our "
+            f"measurements."
+        )
+    if is_guess:
+        text += (
             f" The fan-in was not given: {fan_in:.0f}, the root of the number of "
             f"parameters, is a guess, and a four times larger one halves the rate."
         )
-    check_positive("fan_in", fan_in)
-    scale = 1.0 / math.sqrt(fan_in)
-    rate = _WEIGHT_NOISE * scale * setting.batch_size / setting.rmse
-    largest = (1.0 - momentum) * _LARGEST_RATE
-    if rate > largest:
-        rate = largest
-        remark = (
-            " The noise would allow more; larger ones than 10 (divided by 1 - momentum) "
-            "were never best in our measurements."
-        )
-    noise = rate * setting.rmse / setting.batch_size / scale
-    return float(f"{rate:.3g}"), (
-        f"{rate:.3g} divided by the clip norm: noise in a weight is then {noise:.2g} / "
-        f"sqrt(fan-in) at the end, where the best rates had 1.7 to 5.{remark} Divide by "
-        f"half or double it if public data say so; private trials cost budget."
-    )
+    return text
 
 
 def _of_signal(sample: GradientSample | None) -> str:
@@ -454,11 +440,10 @@ def _of_epochs(scan: run_settings.Scan, setting: RunSetting) -> str:
         setting.sampling, setting.batch_size, 2 * setting.epochs, names
     )
     less = 100.0 * (1.0 - next(doubled).noise_to_signal / setting.noise_to_signal)
-    worth = "worth it" if less > 10.0 else "little"
-    return (
-        f"As many as the compute allows. Twice as many would lower noise to signal by "
-        f"{less:.0f}%: {worth}."
-    )
+    effect = f"would lower noise to signal by {less:.0f}%"
+    if less < 1.0:
+        effect = "would not lower noise to signal"
+    return f"As many as the compute allows. Twice as many {effect}."
 
 
 def _tuning_record(cost: TuningCost | None) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.analysis import error
 from tf_bandmf.participation import NAMED
 from tf_bandmf.participation.scheme import Scheme
-from tf_bandmf.planning import calibration
+from tf_bandmf.planning import calibration, learning_rates
 from tf_bandmf.strategies import registry
 from tf_bandmf.workloads import Workload
 
@@ -38,6 +38,9 @@ _DRAWS = 2000
 # noise so far is exceeded by this factor, or the run has more steps than that.
 _HOPELESS = 1.5
 _MOST_STEPS = 20_000
+# Smaller batches gain nothing without privacy either: Masters and Luschi, 2018,
+# arXiv:1804.07612.
+_SMALLEST_BATCH = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +56,9 @@ class RunSetting:
         norm, of a DP-SGD run with the same RMSE ("noise-batch ratio", McKenna et al.,
         2025, arXiv:2501.18914).
       noise_to_signal: see `noise_to_signal`, at alignment 1.
+      learning_rate: per unit of clip norm; see `learning_rates.per_clip_unit`.
+      has_few_steps: whether the learning rate is limited by something else than noise:
+        the run has too few steps to use how little noise it has.
     """
 
     sampling: str
@@ -63,6 +69,8 @@ class RunSetting:
     rmse: float
     noise_batch_ratio: float
     noise_to_signal: float
+    learning_rate: float
+    has_few_steps: bool
 
 
 def known_samplings() -> tuple[str, ...]:
@@ -109,6 +117,7 @@ class Scan:
       num_examples, num_parameters: m and d.
       epsilon, delta: the budget.
       momentum: of SGD.
+      fan_in: inputs of a unit.
     """
 
     num_examples: int
@@ -116,6 +125,7 @@ class Scan:
     epsilon: float
     delta: float
     momentum: float
+    fan_in: float
 
     def batch_sizes(
         self,
@@ -127,7 +137,7 @@ class Scan:
         """The best mechanism for the largest batch, and for powers of two below it."""
         found: list[RunSetting] = []
         size = largest
-        while size >= 1:
+        while size >= min(_SMALLEST_BATCH, largest):
             steps = epochs * -(-self.num_examples // size)
             if found and steps > _MOST_STEPS:
                 break
@@ -135,8 +145,9 @@ class Scan:
             tried = list(self.mechanisms(sampling, size, epochs))
             if tried:
                 found.append(min(tried, key=lambda one: one.noise_to_signal))
-                least = min(one.noise_to_signal for one in found)
-                if found[-1].noise_to_signal > _HOPELESS * least:
+                last = found[-1].noise_to_signal
+                enough = [one for one in found if not one.has_few_steps]
+                if any(last > _HOPELESS * one.noise_to_signal for one in enough):
                     break
             size = 2 ** (math.ceil(math.log2(size)) - 1) if size > 1 else 0
         return found
@@ -173,18 +184,28 @@ class Scan:
                 raise
             per_step = strategy.per_step_squared_error(workload)
             rmse = error.root_mean_squared_error(per_step) * noise
-            yield RunSetting(
-                sampling=sampling,
-                mechanism=name,
-                batch_size=batch_size,
-                epochs=epochs,
-                num_steps=scheme.num_steps,
-                rmse=rmse,
-                noise_batch_ratio=noise_batch_ratio(workload, rmse, batch_size),
-                noise_to_signal=noise_to_signal(
-                    workload, rmse, batch_size, self.num_parameters
-                ),
-            )
+            yield self.setting(scheme, name, workload, rmse)
+
+    def setting(
+        self, scheme: Scheme, mechanism: str, workload: Workload, rmse: float
+    ) -> RunSetting:
+        """The setting of a run with an RMSE."""
+        size = scheme.batch_size
+        rate, is_limited = learning_rates.per_clip_unit(
+            rmse, size, self.fan_in, self.momentum
+        )
+        return RunSetting(
+            sampling=scheme.sampling,
+            mechanism=mechanism,
+            batch_size=size,
+            epochs=scheme.epochs,
+            num_steps=scheme.num_steps,
+            rmse=rmse,
+            noise_batch_ratio=noise_batch_ratio(workload, rmse, size),
+            noise_to_signal=noise_to_signal(workload, rmse, size, self.num_parameters),
+            learning_rate=rate,
+            has_few_steps=is_limited,
+        )
 
 
 def _rough_noise(accountant: Accountant, epsilon: float, delta: float) -> float:

@@ -31,7 +31,7 @@ _UNAMPLIFIED = ", without amplification by sampling"
 # Of the discretization of privacy losses, as a part of epsilon: errs to the safe side.
 _INTERVAL = 5e-4
 # Each value of a bound without simulation takes seconds.
-_FEW_DELTAS = 6
+_FEW_DELTAS = 3
 
 
 @dataclasses.dataclass(frozen=True)
