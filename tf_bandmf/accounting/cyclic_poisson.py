@@ -209,7 +209,9 @@ class CyclicPoissonAccountant(Accountant):
             return root_finding.log(found) - root_finding.log(delta)
 
         # Where noise is large it is that of all steps times the sampling probability.
-        upper = min(math.log(self.sampling_probability * largest) + 0.5, math.log(largest))
+        upper = min(
+            math.log(self.sampling_probability * largest) + 0.5, math.log(largest)
+        )
         while upper < math.log(largest) and excess(upper) > 0.0:
             upper += 0.7
         lower = upper - 0.7

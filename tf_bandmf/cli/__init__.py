@@ -1,4 +1,4 @@
-"""The command line: `tf-bandmf advise | compare | bands | plan | show`, one file per command.
+"""The command line: `tf-bandmf advise | compare | bands | plan | show`, a file each.
 
 Built on click, which brings suggestions for typos and shell completion and nothing else.
 Messages are one line on standard error; results go to standard output.

@@ -22,9 +22,7 @@ _LESS_IMPORTANT = ("noise-batch ratio", "RMSE", "epochs", "steps")
 
 
 @click.command("advise", short_help="batch size, clip norm and learning rate to use")
-@click.option(
-    "--examples", type=int, required=True, help="m, size of the training set"
-)
+@click.option("--examples", type=int, required=True, help="m, size of the training set")
 @click.option(
     "--parameters",
     type=int,
@@ -73,9 +71,7 @@ _LESS_IMPORTANT = ("noise-batch ratio", "RMSE", "epochs", "steps")
     type=float,
     help="expected number of private trials, whose price is to be computed",
 )
-@click.option(
-    "--wide", is_flag=True, help="all columns, however wide the terminal is"
-)
+@click.option("--wide", is_flag=True, help="all columns, however wide the terminal is")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(
     examples: int,

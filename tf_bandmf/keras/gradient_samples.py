@@ -57,7 +57,11 @@ def sample_gradients(
         raise ValueError(
             "The model has no loss: compile it as for training, with any optimizer."
         )
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    if (
+        isinstance(batch_size, bool)
+        or not isinstance(batch_size, int)
+        or batch_size < 1
+    ):
         raise ValueError(
             f"batch_size must be a whole number >= 1, found {batch_size!r}."
         )

@@ -153,9 +153,9 @@ def advise(
     predicted noise-to-signal ratio (`run_settings.noise_to_signal`), in seconds. The
     smallest batch within 10% of the least noise is advised, because it has the most
     steps; runs with so few steps that their learning rate could not use their little
-    noise (`learning_rates.per_clip_unit`) do not count. All epochs that the compute allows are used: more never add noise to a signal.
-    `tf_bandmf.plan("auto", ...)` at the advised batch size may find a mechanism that is
-    better by some percent.
+    noise (`learning_rates.per_clip_unit`) do not count. All epochs that the compute
+    allows are used. `tf_bandmf.plan("auto", ...)` at the advised batch size may find a
+    mechanism that is better by some percent.
 
     Args:
       num_examples: m, size of the training set.
@@ -210,9 +210,7 @@ def advise(
     scan = run_settings.Scan(
         examples, parameters, epsilon, delta, float(momentum), inputs
     )
-    found = {
-        name: scan.batch_sizes(name, epochs, largest, tell) for name in samplings
-    }
+    found = {name: scan.batch_sizes(name, epochs, largest, tell) for name in samplings}
     settings = tuple(one for several in found.values() for one in several)
     if not settings:
         raise ValueError(

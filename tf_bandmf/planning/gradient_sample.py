@@ -95,7 +95,9 @@ class GradientSample:
         return cls(norms, alignment, num_parameters, fan_in)
 
     @classmethod
-    def of_gradients(cls, gradients: Any, fan_in: float | None = None) -> GradientSample:
+    def of_gradients(
+        cls, gradients: Any, fan_in: float | None = None
+    ) -> GradientSample:
         """From whole gradients, an array [m, d], one row for each example."""
         rows = _floats("gradients", gradients, 2)
         norms = np.linalg.norm(rows, axis=1)

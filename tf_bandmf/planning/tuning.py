@@ -139,13 +139,16 @@ def tuning_cost(
     epsilon, method = min(found)
     remark = ""
     if plan.participation.is_simulated and plan.confidence != 1.0:
+        kind = "an estimate" if plan.kind == "estimate" else "a bound"
         remark = (
-            f'The epsilon of a trial is {"an estimate" if plan.kind == "estimate" else "a bound"} '
-            "by simulation, which the theorems do not cover: amplification by sampling "
-            "is left out. Plan with confidence=1 to have it counted."
+            f"The epsilon of a trial is {kind} by simulation, which the theorems do not "
+            f"cover: amplification by sampling is left out. Plan with confidence=1 to "
+            f"have it counted."
         )
     try:
-        trial = plan.epsilon if delta == plan.delta else plan.guarantee_at(delta).epsilon
+        trial = (
+            plan.epsilon if delta == plan.delta else plan.guarantee_at(delta).epsilon
+        )
     except ValueError:  # so large a delta that epsilon would be 0
         trial = 0.0
     return TuningCost(
