@@ -16,12 +16,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import numpy as np
-
 from tf_bandmf.accounting.checks import check_positive, is_number, whole_number
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.participation import NAMED
 from tf_bandmf.participation.scheme import Scheme
+from tf_bandmf.planning import advice_reasons as reasons_lib
 from tf_bandmf.planning import build, learning_rates, run_settings
 from tf_bandmf.planning.arguments import check_budget
 from tf_bandmf.planning.gradient_sample import GradientSample
@@ -37,12 +36,6 @@ DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
 _AS_GOOD = 1.1
 # A sampling that demands more is advised if it has less noise by this part.
 _WORTH = 0.03
-# Clip norm, as a part of the median norm of gradients at the initial weights. Fashion-MNIST
-# (scattering, linear): 1/100 and 1/10 are equal, 1 costs 0.7 points without correlated
-# noise and none with it (`benchmarks/utility/advised.py --ablation`). Small clip norms
-# are all alike: De et al., 2022, arXiv:2204.13650, Bu et al., 2022, arXiv:2206.07136.
-_CLIP_PART = 0.1
-_DEFAULT_CLIP = 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -218,7 +211,7 @@ def advise(
             f"examples and {epochs} epochs. Use another sampling or fewer epochs."
         )
     chosen, reasons = _choose(found)
-    clip, why = _clip(public_gradients)
+    clip, why = reasons_lib.clip_norm(public_gradients)
     reasons.append(("clip norm", why))
     arguments = {
         "mechanism": chosen.mechanism,
@@ -237,13 +230,13 @@ def advise(
     setting = scan.setting(scheme, chosen.mechanism, plan.workload, plan.rmse())
     alignment = None if public_gradients is None else public_gradients.alignment
     rate = float(f"{setting.learning_rate:.3g}")
-    reasons.append(("learning rate", _of_rate(setting, inputs, is_guess)))
+    reasons.append(("learning rate", reasons_lib.of_rate(setting, inputs, is_guess)))
     ratio = setting.noise_to_signal
     if alignment is not None and alignment > 0.0:
         ratio /= alignment
-    reasons.append(("noise to signal", _of_signal(public_gradients)))
+    reasons.append(("noise to signal", reasons_lib.of_signal(public_gradients)))
     tell("more compute")
-    reasons.append(("epochs", _of_epochs(scan, setting)))
+    reasons.append(("epochs", reasons_lib.of_epochs(scan, setting)))
     tuning = None
     if expected_trials is not None:
         tell("private trials")
@@ -333,13 +326,23 @@ def _choose(
                 " Larger ones have too few steps to use how little noise they have."
             )
     demand = f"It demands {NAMED[chosen.sampling].demands}."
-    compared = [
-        f"{name} has {_percent(one, chosen)} noise" for name, one in best.items()
-        if one is not chosen
-    ]  # fmt: skip
+    compared = []
+    for name, one in best.items():
+        if one is not chosen:
+            compared.append(f"{name} has {reasons_lib.in_percent(one, chosen)} noise")
     if compared:
         demand += f" At its own batch size {'; '.join(compared)}."
     return chosen, [("batch size", batch), ("sampling", demand)]
+
+
+def _of_sampling(several: Sequence[RunSetting]) -> RunSetting:
+    """The batch size that is advised for one sampling."""
+    useful = [one for one in several if not one.has_few_steps]
+    if not useful:
+        return min(several, key=lambda one: one.batch_size)
+    least = min(one.noise_to_signal for one in useful)
+    good = [one for one in useful if one.noise_to_signal <= _AS_GOOD * least]
+    return min(good, key=lambda one: one.batch_size)
 
 
 def _of_sampling(several: Sequence[RunSetting]) -> RunSetting:
@@ -359,26 +362,6 @@ def _percent(one: RunSetting, than: RunSetting) -> str:
     return f"{abs(part):.0f}% {'more' if part > 0.0 else 'less'}"
 
 
-def _clip(sample: GradientSample | None) -> tuple[float, str]:
-    """A part of the median norm, so that nearly all gradients are clipped.
-
-    Clipping nearly all makes every example count alike as long as it is not learned,
-    while noise falls in proportion to the clip norm. See `_CLIP_PART` for the measurement.
-    """
-    if sample is None:
-        return _DEFAULT_CLIP, (
-            "Without public gradients 1, the usual value; with most gradients above it "
-            "only clip norm times learning rate matters."
-        )
-    median = float(np.median(sample.norms))
-    clip = float(f"{_CLIP_PART * median:.3g}")
-    clipped = 100.0 * float(np.mean(sample.norms > clip))
-    return clip, (
-        f"A tenth of the median norm of {sample.norms.size} public gradients, "
-        f"{median:.3g}; it clips {clipped:.0f}% of them."
-    )
-
-
 def _fan_in(
     given: float | None, sample: GradientSample | None, num_parameters: int
 ) -> tuple[float, bool]:
@@ -389,59 +372,6 @@ def _fan_in(
         return math.sqrt(num_parameters), True
     check_positive("fan_in", given)
     return float(given), False
-
-
-def _of_rate(setting: RunSetting, fan_in: float, is_guess: bool) -> str:
-    """Why this learning rate; see `learning_rates.per_clip_unit`."""
-    rate = setting.learning_rate
-    noise = rate * setting.rmse / setting.batch_size * math.sqrt(fan_in)
-    text = (
-        f"{rate:.3g} divided by the clip norm: noise in a weight is then {noise:.2g} / "
-        f"sqrt(fan-in), where the best rates that we measured had 1.7 to 4."
-    )
-    if setting.has_few_steps:
-        text += (
-            f" The noise would allow more; larger ones than "
-            f"{learning_rates.LARGEST:g} (1 - momentum) were never best in our "
-            f"measurements."
-        )
-    if is_guess:
-        text += (
-            f" The fan-in was not given: {fan_in:.0f}, the root of the number of "
-            f"parameters, is a guess, and a four times larger one halves the rate."
-        )
-    return text
-
-
-def _of_signal(sample: GradientSample | None) -> str:
-    if sample is None:
-        return (
-            "Norm of the noise in the models as a part of what they learn, if all "
-            "gradients pointed the same way; public gradients say how far they do."
-        )
-    if sample.alignment == 0.0:
-        return (
-            "The public gradients have no common direction: at these weights there is "
-            "no signal, and the ratio is that of gradients that all point the same way."
-        )
-    return (
-        f"Norm of the noise in the models as a part of what they learn: the mean of the "
-        f"public gradients keeps {sample.alignment:.2g} of the clip norm at these "
-        f"weights."
-    )
-
-
-def _of_epochs(scan: run_settings.Scan, setting: RunSetting) -> str:
-    """What more compute would do."""
-    names = (setting.mechanism,)
-    doubled = scan.mechanisms(
-        setting.sampling, setting.batch_size, 2 * setting.epochs, names
-    )
-    less = 100.0 * (1.0 - next(doubled).noise_to_signal / setting.noise_to_signal)
-    effect = f"would lower noise to signal by {less:.0f}%"
-    if less < 1.0:
-        effect = "would not lower noise to signal"
-    return f"As many as the compute allows. Twice as many {effect}."
 
 
 def _tuning_record(cost: TuningCost | None) -> dict[str, Any] | None:
