@@ -174,7 +174,7 @@ def ablation(data: pathlib.Path, cache: pathlib.Path) -> None:
                     }
                 )
                 print(rows[-1], flush=True)
-    write(OUT / "ablation.csv", rows)
+            write(OUT / "ablation.csv", rows)
 
 
 def digits(seeds: int) -> None:

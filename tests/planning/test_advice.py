@@ -77,9 +77,15 @@ def test_more_budget_has_less_noise():
     ]
     ratios = [one.noise_to_signal for one in found]
     assert ratios == sorted(ratios, reverse=True) and len(set(ratios)) == 5
-    # Less noise allows larger rates.
-    rates = [one.learning_rate for one in found]
-    assert rates == sorted(rates)
+    # At each batch size; and less noise allows larger rates.
+    for less, more in zip(found[:-1], found[1:], strict=True):
+        of_more = {one.batch_size: one for one in more.settings}
+        shared = [one for one in less.settings if one.batch_size in of_more]
+        assert len(shared) > 3
+        for one in shared:
+            other = of_more[one.batch_size]
+            assert other.noise_to_signal < one.noise_to_signal
+            assert other.learning_rate >= one.learning_rate
 
 
 def test_more_epochs_never_have_more_noise():
@@ -109,7 +115,8 @@ def test_noise_to_signal_is_that_of_the_dense_matrices(momentum):
 
 def test_the_learning_rate_follows_from_the_noise(advice):
     # Noise in a weight: 2.5 / sqrt(fan-in).
-    noise = advice.learning_rate * advice.setting.rmse / advice.setting.batch_size
+    assert advice.setting.expected_batch_size == advice.plan.expected_batch_size
+    noise = advice.learning_rate * advice.plan.rmse() / advice.plan.expected_batch_size
     assert noise * math.sqrt(64.0) == pytest.approx(2.5, rel=0.01)
     low, high = advice.learning_rate_range
     assert low == pytest.approx(advice.learning_rate / 2.0)

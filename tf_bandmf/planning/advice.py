@@ -227,7 +227,14 @@ def advise(
     tell("the plan")
     plan = build.plan(**arguments)
     scheme = Scheme(chosen.sampling, examples, chosen.batch_size, chosen.epochs)
-    setting = scan.setting(scheme, chosen.mechanism, plan.workload, plan.rmse())
+    assert plan.expected_batch_size is not None  # of a named sampling
+    setting = scan.setting(
+        scheme,
+        chosen.mechanism,
+        plan.workload,
+        plan.rmse(),
+        plan.expected_batch_size,
+    )
     alignment = None if public_gradients is None else public_gradients.alignment
     rate = float(f"{setting.learning_rate:.3g}")
     reasons.append(("learning rate", reasons_lib.of_rate(setting, inputs, is_guess)))

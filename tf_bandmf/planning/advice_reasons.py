@@ -42,7 +42,7 @@ def clip_norm(sample: GradientSample | None) -> tuple[float, str]:
 def of_rate(setting: RunSetting, fan_in: float, is_guess: bool) -> str:
     """Why this learning rate; see `learning_rates.per_clip_unit`."""
     rate = setting.learning_rate
-    noise = rate * setting.rmse / setting.batch_size * math.sqrt(fan_in)
+    noise = rate * setting.rmse / setting.expected_batch_size * math.sqrt(fan_in)
     text = (
         f"{rate:.3g} divided by the clip norm: noise in a weight is then {noise:.2g} / "
         f"sqrt(fan-in), where the best rates that we measured had 1.7 to 4."

@@ -50,6 +50,7 @@ class RunSetting:
     Attributes:
       sampling, mechanism: by name, as `tf_bandmf.plan` takes them.
       batch_size, epochs, num_steps: of the run.
+      expected_batch_size: B, by which the noisy sums are divided.
       rmse: of the noisy models per coordinate and unit of clip norm, up to a percent: as
         `Plan.rmse`, on sums of gradients.
       noise_batch_ratio: noise standard deviation in a mean gradient, per unit of clip
@@ -66,6 +67,7 @@ class RunSetting:
     batch_size: int
     epochs: int
     num_steps: int
+    expected_batch_size: float
     rmse: float
     noise_batch_ratio: float
     noise_to_signal: float
@@ -184,25 +186,33 @@ class Scan:
                 raise
             per_step = strategy.per_step_squared_error(workload)
             rmse = error.root_mean_squared_error(per_step) * noise
-            yield self.setting(scheme, name, workload, rmse)
+            divisor = participation.expected_batch_size() or float(batch_size)
+            yield self.setting(scheme, name, workload, rmse, divisor)
 
     def setting(
-        self, scheme: Scheme, mechanism: str, workload: Workload, rmse: float
+        self,
+        scheme: Scheme,
+        mechanism: str,
+        workload: Workload,
+        rmse: float,
+        divisor: float,
     ) -> RunSetting:
-        """The setting of a run with an RMSE."""
-        size = scheme.batch_size
+        """The setting of a run with an RMSE, whose sums are divided by `divisor`."""
         rate, is_limited = learning_rates.per_clip_unit(
-            rmse, size, self.fan_in, self.momentum
+            rmse, divisor, self.fan_in, self.momentum
         )
         return RunSetting(
             sampling=scheme.sampling,
             mechanism=mechanism,
-            batch_size=size,
+            batch_size=scheme.batch_size,
             epochs=scheme.epochs,
             num_steps=scheme.num_steps,
+            expected_batch_size=divisor,
             rmse=rmse,
-            noise_batch_ratio=noise_batch_ratio(workload, rmse, size),
-            noise_to_signal=noise_to_signal(workload, rmse, size, self.num_parameters),
+            noise_batch_ratio=noise_batch_ratio(workload, rmse, divisor),
+            noise_to_signal=noise_to_signal(
+                workload, rmse, divisor, self.num_parameters
+            ),
             learning_rate=rate,
             has_few_steps=is_limited,
         )
