@@ -198,6 +198,8 @@ def advise(
     samplings = _samplings(sampling)
     if not is_number(momentum) or not 0.0 <= momentum < 1.0:
         raise ValueError(f"momentum must be in [0, 1), found {momentum!r}.")
+    if progress is not None and not callable(progress):
+        raise ValueError(f"progress must be a function or None, found {progress!r}.")
     inputs, is_guess = _fan_in(fan_in, public_gradients, parameters)
     tell = progress or (lambda name: None)
     scan = run_settings.Scan(
@@ -297,9 +299,15 @@ def _parameters(number: int | None, sample: GradientSample | None) -> int:
 
 
 def _samplings(sampling: str | Sequence[str]) -> tuple[str, ...]:
-    names = (sampling,) if isinstance(sampling, str) else tuple(sampling)
     known = run_settings.known_samplings()
-    if not names or any(name not in known for name in names):
+    names: tuple[Any, ...] = ()
+    if isinstance(sampling, str):
+        names = (sampling,)
+    elif isinstance(sampling, (list, tuple)):
+        names = tuple(sampling)
+    if not names or any(
+        not isinstance(name, str) or name not in known for name in names
+    ):
         raise ValueError(
             f"sampling must be one or more of {', '.join(known)}, found {sampling!r}."
         )
@@ -350,23 +358,6 @@ def _of_sampling(several: Sequence[RunSetting]) -> RunSetting:
     least = min(one.noise_to_signal for one in useful)
     good = [one for one in useful if one.noise_to_signal <= _AS_GOOD * least]
     return min(good, key=lambda one: one.batch_size)
-
-
-def _of_sampling(several: Sequence[RunSetting]) -> RunSetting:
-    """The batch size that is advised for one sampling."""
-    useful = [one for one in several if not one.has_few_steps]
-    if not useful:
-        return min(several, key=lambda one: one.batch_size)
-    least = min(one.noise_to_signal for one in useful)
-    good = [one for one in useful if one.noise_to_signal <= _AS_GOOD * least]
-    return min(good, key=lambda one: one.batch_size)
-
-
-def _percent(one: RunSetting, than: RunSetting) -> str:
-    part = 100.0 * (one.noise_to_signal / than.noise_to_signal - 1.0)
-    if abs(part) < 0.5:
-        return "as much"
-    return f"{abs(part):.0f}% {'more' if part > 0.0 else 'less'}"
 
 
 def _fan_in(

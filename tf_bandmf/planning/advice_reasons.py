@@ -91,3 +91,11 @@ def of_epochs(scan: run_settings.Scan, setting: RunSetting) -> str:
     if less < 1.0:
         effect = "would not lower noise to signal"
     return f"As many as the compute allows. Twice as many {effect}."
+
+
+def in_percent(one: RunSetting, than: RunSetting) -> str:
+    """How much more or less noise one setting has than another."""
+    part = 100.0 * (one.noise_to_signal / than.noise_to_signal - 1.0)
+    if abs(part) < 0.5:
+        return "as much"
+    return f"{abs(part):.0f}% {'more' if part > 0.0 else 'less'}"

@@ -38,6 +38,9 @@ _DRAWS = 2000
 # noise so far is exceeded by this factor, or the run has more steps than that.
 _HOPELESS = 1.5
 _MOST_STEPS = 20_000
+_MOST_SIZES = 30
+# Of the run with the largest batches.
+_LARGEST_RUN = 200_000
 # Smaller batches gain nothing without privacy either: Masters and Luschi, 2018,
 # arXiv:1804.07612.
 _SMALLEST_BATCH = 32
@@ -136,13 +139,25 @@ class Scan:
         largest: int,
         tell: Callable[[str], None],
     ) -> list[RunSetting]:
-        """The best mechanism for the largest batch, and for powers of two below it."""
+        """The best mechanism for the largest batch, and for powers of two below it.
+
+        Raises:
+          ValueError: if even the run with the largest batches has too many steps.
+        """
         found: list[RunSetting] = []
-        size = largest
-        while size >= min(_SMALLEST_BATCH, largest):
+        size, least = largest, min(_SMALLEST_BATCH, largest)
+        while size >= least and len(found) < _MOST_SIZES:
             steps = epochs * -(-self.num_examples // size)
             if found and steps > _MOST_STEPS:
                 break
+            if steps > _LARGEST_RUN:
+                raise ValueError(
+                    f"Runs of at most {_LARGEST_RUN:,} steps can be compared, found "
+                    f"{float(min(steps, 10**300)):g} for epochs = "
+                    f"{float(min(epochs, 10**300)):g}, num_examples = "
+                    f"{float(self.num_examples):g} and max_batch_size = {size}. Use "
+                    f"larger batches or fewer epochs."
+                )
             tell(f"{sampling}, batches of {size}")
             tried = list(self.mechanisms(sampling, size, epochs))
             if tried:
