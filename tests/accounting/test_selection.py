@@ -200,6 +200,10 @@ def test_errors():
         selection.shape_of(-1.0)
     with pytest.raises(ValueError, match="distribution must be"):
         selection.shape_of(math.nan)
+    for shape in (1e-9, 1e9, 10**400):
+        with pytest.raises(ValueError, match="0 or from 0.001 to 1000"):
+            selection.shape_of(shape)
+    assert selection.shape_of(0) == 0.0 and selection.shape_of("poisson") == math.inf
     for mean in (0.5, math.nan, math.inf, True, "3"):
         with pytest.raises(ValueError, match="expected_trials must be a number from 1"):
             selection.check_expected_runs("expected_trials", mean)

@@ -49,7 +49,7 @@ def test_json_is_the_record(capsys):
 
 def test_gradients_from_a_file(capsys, tmp_path):
     path = tmp_path / "gradients.npy"
-    rows = np.random.default_rng(0).normal(size=(20, 400)) + 0.1
+    rows = np.random.default_rng(0).normal(size=(20, 400)) + 0.3
     np.save(path, rows)
     assert cli.main([*ADVISE, "--gradients", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -72,9 +72,10 @@ def test_errors_name_the_fix(capsys, tmp_path):
     }
     for arguments, message in cases.items():
         assert cli.main(list(arguments)) == 2
-        error = capsys.readouterr().err
+        # What takes long is named before.
+        error = capsys.readouterr().err.rstrip("\n").split("\n")[-1]
         assert error.startswith("tf-bandmf advise: error: ")
-        assert message in error and error.count("\n") == 1
+        assert message in error
 
 
 def test_a_careless_delta_is_warned_about(capsys):

@@ -32,6 +32,7 @@ DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 # Rényi orders beside dp-accounting's: large epsilons have their best order near 1.
 _ORDERS_NEAR_ONE = (1.01, 1.02, 1.03, 1.05, 1.07)
 _SMALLEST_GAMMA = 1e-12
+_SMALLEST_SHAPE, _LARGEST_SHAPE = 1e-3, 1e3
 # Of delta in the second factor of `profile_epsilon`: between delta and 1.
 _TRIED_DELTAS = 24
 
@@ -40,8 +41,8 @@ def shape_of(distribution: str | float) -> float:
     """Eta of a distribution of the number of runs.
 
     Args:
-      distribution: a name in `DISTRIBUTIONS`, or eta >= 0 of a truncated negative
-        binomial distribution.
+      distribution: a name in `DISTRIBUTIONS`, or eta of a truncated negative binomial
+        distribution: 0, or from 0.001 to 1000; infinity is Poisson.
 
     Raises:
       ValueError: for anything else.
@@ -49,11 +50,14 @@ def shape_of(distribution: str | float) -> float:
     if isinstance(distribution, str):
         if distribution in DISTRIBUTIONS:
             return DISTRIBUTIONS[distribution]
-    elif is_number(distribution) and distribution >= 0.0:
-        return float(distribution)
+    elif is_number(distribution):
+        is_usual = _SMALLEST_SHAPE <= distribution <= _LARGEST_SHAPE
+        if is_usual or distribution in (0.0, math.inf):
+            return float(distribution)
     raise ValueError(
-        f"distribution must be one of {', '.join(DISTRIBUTIONS)}, or the shape >= 0 of a "
-        f"truncated negative binomial distribution, found {distribution!r}."
+        f"distribution must be one of {', '.join(DISTRIBUTIONS)}, or the shape of a "
+        f"truncated negative binomial distribution, 0 or from {_SMALLEST_SHAPE:g} to "
+        f"{_LARGEST_SHAPE:g}, found {distribution!r}."
     )
 
 
