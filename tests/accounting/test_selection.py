@@ -201,7 +201,7 @@ def test_errors():
     with pytest.raises(ValueError, match="distribution must be"):
         selection.shape_of(math.nan)
     for shape in (1e-9, 1e9, 10**400):
-        with pytest.raises(ValueError, match="0 or from 0.001 to 1000"):
+        with pytest.raises(ValueError, match=r"0 or from 0\.001 to 1000"):
             selection.shape_of(shape)
     assert selection.shape_of(0) == 0.0 and selection.shape_of("poisson") == math.inf
     for mean in (0.5, math.nan, math.inf, True, "3"):
