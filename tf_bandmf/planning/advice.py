@@ -215,7 +215,7 @@ def advise(
     chosen, reasons = _choose(found)
     clip, why = reasons_lib.clip_norm(public_gradients)
     reasons.append(("clip norm", why))
-    arguments = {
+    arguments: dict[str, Any] = {
         "mechanism": chosen.mechanism,
         "epsilon": epsilon,
         "delta": delta,
