@@ -44,6 +44,7 @@ def command(arguments):
         command("--help"),
         command("compare --help"),
         command("plan --help"),
+        command("advise --help"),
         command("comprae"),
     ],
     ids=[
@@ -54,6 +55,7 @@ def command(arguments):
         "help",
         "compare",
         "plan",
+        "advise",
         "typo",
     ],
 )

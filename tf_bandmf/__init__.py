@@ -38,18 +38,22 @@ if TYPE_CHECKING:
         Poisson,
         Shuffled,
     )
+    from tf_bandmf.planning.advice import Advice, advise
     from tf_bandmf.planning.build import plan
     from tf_bandmf.planning.choosing import Choice
     from tf_bandmf.planning.comparison import Comparison, compare
     from tf_bandmf.planning.composition import JointGuarantee, compose
+    from tf_bandmf.planning.gradient_sample import GradientSample
     from tf_bandmf.planning.memory import bands_that_fit
     from tf_bandmf.planning.plan import Plan
     from tf_bandmf.planning.statement import PrivacyStatement
+    from tf_bandmf.planning.tuning import TuningCost, tuning_cost
     from tf_bandmf.sampling import BatchSchedule
     from tf_bandmf.strategies import Strategy
     from tf_bandmf.workloads import Workload
 
 __all__ = [
+    "Advice",
     "BMinSepSampling",
     "BallsInBins",
     "BatchSchedule",
@@ -58,6 +62,7 @@ __all__ = [
     "CyclicFixedSize",
     "CyclicPoisson",
     "FixedEpochOrder",
+    "GradientSample",
     "Guarantee",
     "JointGuarantee",
     "MinSep",
@@ -68,9 +73,11 @@ __all__ = [
     "Sensitivity",
     "Shuffled",
     "Strategy",
+    "TuningCost",
     "Workload",
     "__version__",
     "accounting",
+    "advise",
     "audit",
     "bands_that_fit",
     "compare",
@@ -80,6 +87,7 @@ __all__ = [
     "plan",
     "sampling",
     "strategies",
+    "tuning_cost",
     "workloads",
 ]
 
@@ -94,16 +102,21 @@ _MODULES = (
 )
 # Where the other public names are defined.
 _HOMES = {
+    "Advice": "planning.advice",
     "BatchSchedule": "sampling",
     "Choice": "planning.choosing",
     "Comparison": "planning.comparison",
+    "GradientSample": "planning.gradient_sample",
     "Guarantee": "accounting.guarantee",
     "Plan": "planning.plan",
     "PrivacyStatement": "planning.statement",
     "Sensitivity": "analysis.sensitivity",
     "Strategy": "strategies",
+    "TuningCost": "planning.tuning",
     "Workload": "workloads",
     "JointGuarantee": "planning.composition",
+    "advise": "planning.advice",
+    "tuning_cost": "planning.tuning",
     "bands_that_fit": "planning.memory",
     "compose": "planning.composition",
     "compare": "planning.comparison",

@@ -84,6 +84,29 @@ FUNCTIONS = {
             "mechanism_names": ["identity"],
         },
     ),
+    "advise": (
+        tf_bandmf.advise,
+        {
+            **{"num_examples": 100, "epsilon": 1.0, "delta": 1e-5, "epochs": 2},
+            "num_parameters": 10,
+            "max_examples_seen": None,
+            "max_batch_size": 50,
+            "sampling": "fixed-order",
+            "momentum": 0.0,
+            "fan_in": 3.0,
+            "public_gradients": None,
+            "expected_trials": None,
+        },
+    ),
+    "tuning_cost": (
+        tf_bandmf.tuning_cost,
+        {
+            "plan": tf_bandmf.plan("identity", epsilon=1.0, delta=1e-5, **SMALL),
+            "expected_trials": 3.0,
+            "distribution": "geometric",
+            "delta": None,
+        },
+    ),
     "gaussian_epsilon": (
         gaussian.gaussian_epsilon,
         {"noise_stddev": 1.0, "delta": 1e-5},
@@ -111,6 +134,10 @@ RIGHT = {
     "num_shards": {"huge float", "2^63", "10^30"},
     "bytes_per_device": {"huge float", "2^63", "10^30"},
     "num_devices": {"huge float", "2^63", "10^30"},
+    "max_batch_size": {"huge float", "2^63", "10^30"},
+    "fan_in": {"half", "1.5", "tiny", "huge float", "2^63", "10^30"},
+    "expected_trials": {"1.5"},
+    "distribution": {"0", "-0.0", "half", "1.5", "inf"},
     "noise_stddev": {"half", "1.5", "huge float", "2^63", "10^30"},
 }
 # Other words than the argument's name by which a message may name it.
@@ -119,6 +146,7 @@ NAMES = {
     "num_examples": ["num_steps", "batch_size"],
     "batch_size": ["num_examples"],
     "epochs": ["num_steps"],
+    "max_examples_seen": ["epochs"],
     "bands": ["bands"],
     "mechanism": ["mechanism"],
     "mechanism_names": ["mechanism"],
@@ -131,7 +159,7 @@ NAMES = {
 
 @pytest.mark.attack(
     "Wrong arguments of public functions",
-    tried="Every argument of 20 functions gets 32 values of wrong type, range and size.",
+    tried="Every argument of 22 functions gets 32 values of wrong type, range and size.",
     area="fuzz",
 )
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -17,6 +17,7 @@ import math
 
 import dp_accounting
 import numpy as np
+import scipy.optimize
 from dp_accounting.pld import pld_privacy_accountant
 
 from tf_bandmf import matrices
@@ -33,6 +34,8 @@ _INTERVAL, _ROUGH_INTERVAL = 1e-4, 2e-3
 _ROUNDING, SMALLEST_DELTA = 1e-13, 1e-12
 _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
 _MOST_REFINEMENTS = 6
+# Of rough noise, relative.
+_ROUGH_TOLERANCE = 5e-3
 
 
 def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
@@ -185,6 +188,40 @@ class CyclicPoissonAccountant(Accountant):
             largest,
         )
         return min(found, largest)
+
+    def rough_noise_stddev(self, epsilon: float, delta: float) -> float:
+        """Noise for the budget up to about one percent, to compare runs by: no guarantee.
+
+        A coarse discretization, and a few values of it: a second where
+        `calibrate_noise_stddev` takes many.
+
+        Raises:
+          ValueError: as `calibrate_noise_stddev`.
+        """
+        self._check_delta(delta)
+        unamplified = gaussian.calibrate_noise_stddev(epsilon, delta)
+        largest = unamplified * math.sqrt(self.num_queries) * self.column_norm
+        if self.sampling_probability == 1.0:
+            return largest
+
+        def excess(log_noise: float) -> float:
+            found = self._delta(epsilon, math.exp(log_noise), _ROUGH_INTERVAL)
+            return root_finding.log(found) - root_finding.log(delta)
+
+        # Where noise is large it is that of all steps times the sampling probability.
+        upper = min(
+            math.log(self.sampling_probability * largest) + 0.5, math.log(largest)
+        )
+        while upper < math.log(largest) and excess(upper) > 0.0:
+            upper += 0.7
+        lower = upper - 0.7
+        while excess(lower) <= 0.0:
+            lower, upper = lower - 0.7, lower
+        if excess(upper) >= 0.0:
+            return largest
+        return math.exp(
+            scipy.optimize.brentq(excess, lower, upper, xtol=_ROUGH_TOLERANCE)
+        )
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         stddev = self.calibrate_noise_stddev(epsilon, delta)

@@ -15,6 +15,7 @@ from tf_bandmf.keras.clipping import (
 )
 from tf_bandmf.keras.clipping.rules import Rule, register_rule
 from tf_bandmf.keras.conversion import make_private, to_plain
+from tf_bandmf.keras.gradient_samples import sample_gradients
 from tf_bandmf.keras.model import PrivateTraining
 from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.own_loops import NoisyGradients
@@ -36,5 +37,6 @@ __all__ = [
     "make_private",
     "register_per_example_layer",
     "register_rule",
+    "sample_gradients",
     "to_plain",
 ]

@@ -1,0 +1,132 @@
+"""The price of private trials: which bound holds for which plan."""
+
+import math
+
+import numpy as np
+import pytest
+
+import tf_bandmf
+from tf_bandmf.accounting import gaussian, selection
+
+DATA = {"num_examples": 2000, "batch_size": 200, "epochs": 4}
+
+
+@pytest.fixture(scope="module")
+def fixed():
+    return tf_bandmf.plan("bisr:4", epsilon=2.0, delta=1e-5, **DATA)
+
+
+@pytest.fixture(scope="module")
+def poisson():
+    return tf_bandmf.plan(
+        "identity", epsilon=2.0, delta=1e-5, sampling="poisson", **DATA
+    )
+
+
+def test_a_run_without_amplification_pays_like_one_gaussian_mechanism(fixed):
+    cost = tf_bandmf.tuning_cost(fixed, 10)
+    noise = fixed.noise_multiplier
+    wanted = selection.profile_epsilon(
+        lambda delta: gaussian.gaussian_epsilon(noise, delta), 10.0, 1.0, 1e-5
+    )
+    assert cost.epsilon == wanted
+    assert 1.5 * fixed.epsilon < cost.epsilon < 3.0 * fixed.epsilon
+    assert cost.trial_epsilon == 2.0 and cost.delta == 1e-5
+    assert "2402.06701" in cost.method and "without" not in cost.method
+    assert "about 10 private trials" in str(cost) and cost.remark == ""
+
+
+@pytest.mark.parametrize("distribution", ["geometric", "logarithmic", 0.5])
+def test_one_expected_trial_costs_one_trial(fixed, distribution):
+    cost = tf_bandmf.tuning_cost(fixed, 1, distribution=distribution)
+    assert cost.epsilon == pytest.approx(fixed.epsilon, rel=1e-9)
+    assert cost.draw_trials() == 1
+
+
+def test_more_trials_cost_more(fixed):
+    found = [tf_bandmf.tuning_cost(fixed, k).epsilon for k in (1, 2, 5, 20, 100)]
+    assert found == sorted(found) and len(set(found)) == 5
+    # The price of many is bounded: arXiv:2110.03620, section 3.
+    assert found[-1] < 3.2 * fixed.epsilon
+
+
+def test_a_larger_delta_costs_less(fixed):
+    loose = tf_bandmf.tuning_cost(fixed, 10, delta=1e-3)
+    assert loose.epsilon < tf_bandmf.tuning_cost(fixed, 10).epsilon
+    assert loose.trial_epsilon == fixed.guarantee_at(1e-3).epsilon
+
+
+def test_amplification_by_poisson_sampling_counts(poisson):
+    cost = tf_bandmf.tuning_cost(poisson, 5)
+    assert "without amplification" not in cost.method
+    whole = selection.profile_epsilon(
+        lambda d: gaussian.gaussian_epsilon(poisson.noise_multiplier, d), 5, 1.0, 1e-5
+    )
+    assert poisson.epsilon < cost.epsilon < 0.8 * whole
+    # Renyi DP is never below what was found.
+    assert cost.epsilon <= selection.renyi_epsilon(poisson.dp_event(), 5, 1.0, 1e-5)
+
+
+def test_poisson_distributed_trials_are_accounted_for_by_renyi_dp(fixed):
+    cost = tf_bandmf.tuning_cost(fixed, 5, distribution="poisson")
+    assert "2110.03620" in cost.method and math.isinf(cost.shape)
+    draws = [cost.draw_trials() for _ in range(400)]
+    assert abs(np.mean(draws) - 5.0) < 5.0 * math.sqrt(5.0 / 400)
+
+
+def test_an_estimate_is_not_amplified_and_says_so():
+    plan = tf_bandmf.plan(
+        "lambda_cgd:0.5", epsilon=2.0, delta=1e-5, sampling="balls-in-bins", **DATA
+    )
+    assert plan.kind == "estimate"
+    cost = tf_bandmf.tuning_cost(plan, 5)
+    assert "without amplification" in cost.method
+    assert "an estimate by simulation" in cost.remark
+    assert "confidence=1" in str(cost)
+    whole = selection.profile_epsilon(
+        lambda d: gaussian.gaussian_epsilon(plan.noise_multiplier, d), 5, 1.0, 1e-5
+    )
+    assert cost.epsilon == whole
+
+
+@pytest.mark.slow
+def test_a_bound_without_simulation_counts():
+    plan = tf_bandmf.plan(
+        "lambda_cgd:0.5",
+        epsilon=4.0,
+        delta=1e-5,
+        sampling="balls-in-bins",
+        confidence=1,
+        **DATA,
+    )
+    cost = tf_bandmf.tuning_cost(plan, 3)
+    assert cost.remark == ""
+    whole = selection.profile_epsilon(
+        lambda d: gaussian.gaussian_epsilon(plan.noise_multiplier, d), 3, 1.0, 1e-5
+    )
+    assert plan.epsilon < cost.epsilon <= whole
+
+
+def test_replacement_is_accounted_for_as_replacement():
+    plan = tf_bandmf.plan(
+        "bsr:2", epsilon=4.0, delta=1e-5, sampling="cyclic-fixed-size", **DATA
+    )
+    cost = tf_bandmf.tuning_cost(plan, 3)
+    unamplified = selection.profile_epsilon(
+        lambda d: gaussian.gaussian_epsilon(0.5 * plan.noise_multiplier, d),
+        3,
+        1.0,
+        1e-5,
+    )
+    assert plan.epsilon < cost.epsilon <= unamplified
+
+
+def test_errors(fixed):
+    with pytest.raises(TypeError, match=r"plan must be a tf_bandmf\.Plan"):
+        tf_bandmf.tuning_cost("bisr", 10)
+    with pytest.raises(ValueError, match="expected_trials must be a number from 1"):
+        tf_bandmf.tuning_cost(fixed, 0)
+    with pytest.raises(ValueError, match="distribution must be one of"):
+        tf_bandmf.tuning_cost(fixed, 3, distribution="binomial")
+    with pytest.raises(ValueError, match="delta"):
+        tf_bandmf.tuning_cost(fixed, 3, delta=0.0)

@@ -1,0 +1,216 @@
+"""The privacy of choosing: the best of a random number of private runs is released.
+
+K is drawn from a public distribution, K runs of one private mechanism are made on the
+same data (hyperparameters drawn anew for each are part of the mechanism), and the best
+run alone is released, by a score that is part of what a run releases. K has a truncated
+negative binomial distribution with shape eta >= 0 and parameter gamma in (0, 1], among
+them the logarithmic (eta = 0) and the geometric one (eta = 1), or it has a Poisson
+distribution (eta = infinity): Papernot and Steinke, 2022, arXiv:2110.03620, Definition 1.
+
+Two theorems bound the price; both hold for the truncated negative binomial distribution:
+
+- `renyi_epsilon`: arXiv:2110.03620, Theorem 2 and, for Poisson, Theorem 6, on the Rényi
+  DP of the mechanism, by dp-accounting's `RepeatAndSelectDpEvent`.
+- `profile_epsilon`: Koskela, Redberg and Wang, 2024, arXiv:2402.06701, on its epsilon as
+  a function of delta; needs no Rényi DP.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Callable
+
+import dp_accounting
+import numpy as np
+import scipy.optimize
+from dp_accounting import dp_event, rdp
+
+from tf_bandmf.accounting.checks import check_delta, is_number
+
+# Of K, by name: the shape eta.
+DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
+# Rényi orders beside dp-accounting's: large epsilons have their best order near 1.
+_ORDERS_NEAR_ONE = (1.01, 1.02, 1.03, 1.05, 1.07)
+_SMALLEST_GAMMA = 1e-12
+_SMALLEST_SHAPE, _LARGEST_SHAPE = 1e-3, 1e3
+# Of delta in the second factor of `profile_epsilon`: between delta and 1.
+_TRIED_DELTAS = 24
+
+
+def shape_of(distribution: str | float) -> float:
+    """Eta of a distribution of the number of runs.
+
+    Args:
+      distribution: a name in `DISTRIBUTIONS`, or eta of a truncated negative binomial
+        distribution: 0, or from 0.001 to 1000; infinity is Poisson.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    if isinstance(distribution, str):
+        if distribution in DISTRIBUTIONS:
+            return DISTRIBUTIONS[distribution]
+    elif is_number(distribution):
+        is_usual = _SMALLEST_SHAPE <= distribution <= _LARGEST_SHAPE
+        if is_usual or distribution in (0.0, math.inf):
+            return float(distribution)
+    raise ValueError(
+        f"distribution must be one of {', '.join(DISTRIBUTIONS)}, or the shape of a "
+        f"truncated negative binomial distribution, 0 or from {_SMALLEST_SHAPE:g} to "
+        f"{_LARGEST_SHAPE:g}, found {distribution!r}."
+    )
+
+
+def check_expected_runs(name: str, value: float) -> float:
+    """E[K] as a float; raises ValueError unless it is in [1, 10**6]."""
+    if not is_number(value) or not 1.0 <= value <= 1e6:
+        raise ValueError(f"{name} must be a number from 1 to 10**6, found {value!r}.")
+    return float(value)
+
+
+def gamma_of_mean(mean: float, shape: float) -> float:
+    """Gamma of the truncated negative binomial distribution, rounded down.
+
+    E[K] = eta (1 - gamma) / (gamma (1 - gamma^eta)), with the limit
+    (1/gamma - 1) / log(1/gamma) for eta = 0 (arXiv:2110.03620, Definition 1).
+
+    Args:
+      mean: E[K] >= 1.
+      shape: eta, >= 0 and finite.
+
+    Raises:
+      ValueError: if gamma would be below 10^-12.
+    """
+    if mean == 1.0:
+        return 1.0
+
+    def excess(log_gamma: float) -> float:
+        return math.log(_mean(log_gamma, shape)) - math.log(mean)
+
+    lower = math.log(_SMALLEST_GAMMA)
+    if excess(lower) <= 0.0:
+        raise ValueError(
+            f"No truncated negative binomial distribution with shape {shape:g} has the "
+            f"mean {mean:g} and gamma >= {_SMALLEST_GAMMA:g}. Use fewer runs."
+        )
+    found = scipy.optimize.brentq(excess, lower, -1e-15, xtol=1e-13)
+    # A smaller gamma is on the safe side: it has a larger mean.
+    return math.exp(found - 1e-12)
+
+
+def _mean(log_gamma: float, shape: float) -> float:
+    odds = math.expm1(-log_gamma)  # 1 / gamma - 1
+    if shape == 0.0:
+        return odds / -log_gamma
+    return shape * odds / -math.expm1(shape * log_gamma)
+
+
+def draw_number(mean: float, shape: float, rng: np.random.Generator) -> int:
+    """A draw of K; 0 is possible for Poisson alone, and then nothing is released."""
+    if math.isinf(shape):
+        return int(rng.poisson(mean))
+    gamma = gamma_of_mean(mean, shape)
+    if gamma == 1.0:
+        return 1
+    if shape == 0.0:
+        return int(rng.logseries(1.0 - gamma))
+    while True:
+        found = int(rng.negative_binomial(shape, gamma))
+        if found > 0:
+            return found
+
+
+def renyi_epsilon(
+    event: dp_accounting.DpEvent,
+    mean: float,
+    shape: float,
+    delta: float,
+    relation: dp_accounting.NeighboringRelation = (
+        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    ),
+) -> float:
+    """Epsilon at delta of the best of K runs, by Rényi DP.
+
+    For eta < infinity and every pair of orders lambda > 1, lambda' >= 1, a mechanism
+    that is (lambda, e)- and (lambda', e')-Rényi DP has (arXiv:2110.03620, Theorem 2)
+
+        e + (1 + eta)(1 - 1/lambda') e' + (1 + eta) log(1/gamma) / lambda'
+          + log(E[K]) / (lambda - 1)
+
+    at order lambda. For Poisson, `e + E[K] delta' + log(E[K]) / (lambda - 1)` where it is
+    (e'', delta')-DP with exp(e'') <= 1 + 1 / (lambda - 1) (Theorem 6).
+
+    Args:
+      event: one run, of dp-accounting.
+      mean: E[K] >= 1.
+      shape: eta; `math.inf` for Poisson.
+      delta: in (0, 1).
+      relation: which data sets count as neighbors.
+
+    Raises:
+      ValueError: if no Rényi DP is known for the event, or epsilon is not finite.
+    """
+    check_delta(delta)
+    orders = [*_ORDERS_NEAR_ONE, *rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS]
+    accountant = rdp.RdpAccountant(orders, relation)
+    selected = dp_event.RepeatAndSelectDpEvent(event, mean, shape)
+    try:
+        accountant.compose(selected)
+    except dp_accounting.UnsupportedEventError as error:
+        raise ValueError(f"No Renyi DP is known for {event}: {error}") from error
+    epsilon = float(accountant.get_epsilon(delta))
+    if not (math.isfinite(epsilon) and epsilon >= 0.0):
+        raise ValueError(
+            f"Renyi DP gives no meaningful epsilon for {mean:g} expected runs at delta = "
+            f"{delta}, found {epsilon}. Use fewer runs, or more noise."
+        )
+    return epsilon
+
+
+def profile_epsilon(
+    epsilon_at: Callable[[float], float],
+    mean: float,
+    shape: float,
+    delta: float,
+    num_tried: int = _TRIED_DELTAS,
+) -> float:
+    """Epsilon at delta of the best of K runs, by the privacy profile of one.
+
+    For every delta' in (0, 1) and e' = epsilon_at(delta') the choice is (epsilon, delta)-DP
+    with (arXiv:2402.06701, for the truncated negative binomial distribution)
+
+        epsilon = epsilon_at(delta / E[K])
+                  + (eta + 1) log(exp(e') + (1 - gamma) / gamma * delta').
+
+    In short: with f the generating function of K, Q one run's distribution, Q' that of the
+    neighbor and S(y) the outputs that score less than y, the density of the choice is
+    f'(Q(S(y))) q(y), where f'(x) is proportional to (1 - (1 - gamma) x)^-(eta + 1) and at
+    most E[K]. The ratio of the factors of two neighbors is at most
+    (exp(e') + (1 - gamma) / gamma * delta')^(eta + 1), by (e', delta')-DP of the outputs
+    that are not in S(y); what is left is E[K] times the delta of one run.
+
+    Args:
+      epsilon_at: epsilon >= 0 of one run at a delta in (0, 1), for neighbors in both
+        directions.
+      mean: E[K] >= 1.
+      shape: eta, finite: for Poisson use `renyi_epsilon`.
+      delta: in (0, 1).
+      num_tried: how many values of delta' are tried.
+
+    Raises:
+      ValueError: on an infinite shape.
+    """
+    check_delta(delta)
+    if math.isinf(shape):
+        raise ValueError(
+            "This bound is for truncated negative binomial distributions: use "
+            "distribution='geometric', or renyi_epsilon for Poisson."
+        )
+    gamma = gamma_of_mean(mean, shape)
+    odds = (1.0 - gamma) / gamma
+    smallest = math.log(delta / mean)
+    factors = []
+    for log_delta in np.linspace(smallest, math.log(0.9), num_tried):
+        other = math.exp(log_delta)
+        factors.append(math.log(math.exp(epsilon_at(other)) + odds * other))
+    return epsilon_at(delta / mean) + (shape + 1.0) * min(factors)

@@ -1,0 +1,225 @@
+"""What it costs to choose between private runs: tuning with private trials.
+
+    cost = tf_bandmf.tuning_cost(plan, expected_trials=10)
+    cost.epsilon                 # of the one model that is released
+    trials = cost.draw_trials()  # how many to make; nobody may choose it
+
+A trial is one run of the plan, with hyperparameters that are drawn anew for each from a
+distribution that the data did not choose: learning rates from a list, for instance. Only
+the best model is released, with its hyperparameters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+from collections.abc import Iterator
+from typing import Callable
+
+import dp_accounting
+import numpy as np
+
+from tf_bandmf.accounting import gaussian, selection
+from tf_bandmf.accounting.checks import check_planned_delta
+from tf_bandmf.accounting.guarantee import REPLACE_ONE
+from tf_bandmf.planning.plan import Plan
+
+_RENYI = "Renyi DP of repeated selection (dp-accounting; arXiv:2110.03620)"
+_PROFILE = "privacy profile of repeated selection (arXiv:2402.06701)"
+_UNAMPLIFIED = ", without amplification by sampling"
+# Of the discretization of privacy losses, as a part of epsilon: errs to the safe side.
+_INTERVAL = 5e-4
+# Each value of a bound without simulation takes seconds.
+_FEW_DELTAS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningCost:
+    """The privacy of the best of a random number of trials.
+
+    Formal guarantee: with K trials, K from `draw_trials`, each with fresh noise and fresh
+    samples, the release of the best one alone is (epsilon, delta)-DP under the plan's
+    adjacency.
+
+    Attributes:
+      epsilon, delta: of the released trial.
+      expected_trials: E[K].
+      distribution: of K: "geometric", "logarithmic", "poisson", or "truncated negative
+        binomial, shape ...".
+      shape: eta of the distribution, `math.inf` for Poisson.
+      method: the theorem that gave epsilon, and on which privacy of a trial.
+      trial_epsilon: of a single trial at delta, as planned.
+      remark: what else a reader must know, or nothing.
+    """
+
+    epsilon: float
+    delta: float
+    expected_trials: float
+    distribution: str
+    shape: float
+    method: str
+    trial_epsilon: float
+    remark: str = ""
+
+    def draw_trials(self) -> int:
+        """K, from random numbers of the operating system.
+
+        Draw once, before the first trial, and make as many. The guarantee rests on this
+        distribution: a number that somebody chose, or a draw that is repeated because it
+        was small, has none of it. K itself must stay secret. 0 is possible for Poisson:
+        nothing is released then.
+        """
+        rng = np.random.default_rng(secrets.randbits(256))
+        return selection.draw_number(self.expected_trials, self.shape, rng)
+
+    def __str__(self) -> str:
+        text = (
+            f"Choosing the best of about {self.expected_trials:g} private trials "
+            f"({self.distribution} number of trials) costs epsilon = {self.epsilon:.4g} "
+            f"at delta = {self.delta:.3g} in all, where one trial costs "
+            f"{self.trial_epsilon:.4g}. By the {self.method}."
+        )
+        return f"{text} {self.remark}".strip()
+
+
+def tuning_cost(
+    plan: Plan,
+    expected_trials: float,
+    *,
+    distribution: str | float = "geometric",
+    delta: float | None = None,
+) -> TuningCost:
+    """What epsilon the best of a random number of runs of a plan has.
+
+    The smaller of two bounds that both hold: by the Rényi DP of a trial (Papernot and
+    Steinke, 2022, arXiv:2110.03620) and by its epsilon as a function of delta (Koskela,
+    Redberg and Wang, 2024, arXiv:2402.06701). Every run is also a Gaussian mechanism
+    without its amplification: where amplification is known by simulation alone (balls in
+    bins, b-min-sep), only that is used, and the result says so: no theorem covers an
+    estimate. With `confidence=1` the plan's bound without simulation counts.
+
+    WARNING: the score by which the best trial is chosen must be a function of what the
+    trial releases and of data that are not to be protected: the accuracy on the
+    training data, or on private held-out data, needs noise of its own.
+
+    Args:
+      plan: of each trial. Trials differ in hyperparameters that the plan leaves open.
+      expected_trials: E[K], in [1, 10**6].
+      distribution: of K: "geometric"; "logarithmic", which costs less and spreads more;
+        "poisson", which spreads least; or eta >= 0, the shape of a truncated negative
+        binomial distribution.
+      delta: by default the plan's.
+
+    Raises:
+      TypeError: if plan is no `Plan`.
+      ValueError: if another argument is out of range, or no meaningful epsilon is known.
+    """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a tf_bandmf.Plan, found {plan!r}.")
+    mean = selection.check_expected_runs("expected_trials", expected_trials)
+    shape = selection.shape_of(distribution)
+    delta = plan.delta if delta is None else delta
+    check_planned_delta(delta)
+    found: list[tuple[float, str]] = []
+    problems = []
+    for bound, method in _bounds(plan, mean, shape, float(delta)):
+        try:
+            value = bound()
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        if math.isfinite(value) and value > 0.0:
+            found.append((value, method))
+    if not found:
+        raise ValueError(
+            f"No meaningful epsilon is known for {mean:g} expected trials at delta = "
+            f"{delta:g}. {' '.join(dict.fromkeys(problems))}"
+        )
+    epsilon, method = min(found)
+    remark = ""
+    if plan.participation.is_simulated and plan.confidence != 1.0:
+        kind = "an estimate" if plan.kind == "estimate" else "a bound"
+        remark = (
+            f"The epsilon of a trial is {kind} by simulation, which the theorems do not "
+            f"cover: amplification by sampling is left out. Plan with confidence=1 to "
+            f"have it counted."
+        )
+    try:
+        trial = (
+            plan.epsilon if delta == plan.delta else plan.guarantee_at(delta).epsilon
+        )
+    except ValueError:  # so large a delta that epsilon would be 0
+        trial = 0.0
+    return TuningCost(
+        epsilon=epsilon,
+        delta=float(delta),
+        expected_trials=mean,
+        distribution=_named(shape),
+        shape=shape,
+        method=method,
+        trial_epsilon=trial,
+        remark=remark,
+    )
+
+
+_Bound = tuple[Callable[[], float], str]
+
+
+def _bounds(plan: Plan, mean: float, shape: float, delta: float) -> Iterator[_Bound]:
+    """Functions that compute epsilon, and what they rest on."""
+    replaced = plan.adjacency == REPLACE_ONE
+    relation = (
+        dp_accounting.NeighboringRelation.REPLACE_ONE
+        if replaced
+        else dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
+
+    def renyi(event: dp_accounting.DpEvent) -> float:
+        return selection.renyi_epsilon(event, mean, shape, delta, relation)
+
+    def profile(epsilon_at: Callable[[float], float], **options: int) -> float:
+        return selection.profile_epsilon(epsilon_at, mean, shape, delta, **options)
+
+    # One replacement is twice a zero-out; see `Plan.zcdp_rho`.
+    noise = plan.noise_multiplier / (2.0 if replaced else 1.0)
+    amplified = plan.participation.is_amplified
+    suffix = _UNAMPLIFIED if amplified else ""
+    whole = dp_accounting.GaussianDpEvent(noise)
+    yield lambda: renyi(whole), _RENYI + suffix
+    has_profile = not math.isinf(shape)
+    if has_profile:
+        gaussian_profile = lambda d: gaussian.gaussian_epsilon(noise, d)  # noqa: E731
+        yield lambda: profile(gaussian_profile), _PROFILE + suffix
+    if not amplified:
+        return
+    if not plan.participation.is_simulated:
+        yield lambda: renyi(plan.dp_event()), _RENYI
+        if has_profile and not replaced:
+            yield lambda: profile(_losses(plan)), _PROFILE
+    elif has_profile and plan.confidence == 1.0:
+        yield lambda: profile(_certain(plan), num_tried=_FEW_DELTAS), _PROFILE
+
+
+def _losses(plan: Plan) -> Callable[[float], float]:
+    loss = plan.privacy_loss_distribution(_INTERVAL * min(plan.epsilon, 20.0))
+    return lambda delta: max(0.0, float(loss.get_epsilon_for_delta(delta)))
+
+
+def _certain(plan: Plan) -> Callable[[float], float]:
+    """By the bound without simulation; infinite where it has no value."""
+
+    def epsilon_at(delta: float) -> float:
+        try:
+            return plan.guarantee_at(delta).epsilon
+        except (ValueError, ArithmeticError):
+            return math.inf
+
+    return epsilon_at
+
+
+def _named(shape: float) -> str:
+    for name, known in selection.DISTRIBUTIONS.items():
+        if shape == known:
+            return name
+    return f"truncated negative binomial, shape {shape:g},"
