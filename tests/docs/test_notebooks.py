@@ -20,9 +20,14 @@ NAMES = sorted(p.stem for p in FOLDER.glob("*.py") if p.stem != "make")
 # By script; a text of a key must occur in its script.
 SMALLER = {
     "first_private_model": {"EPOCHS = 10": "EPOCHS = 1"},
+    "lora": {
+        "EPOCHS = 12": "EPOCHS = 1",
+        "sentences(8000, PRIVATE)": "sentences(800, PRIVATE)",
+        "epochs=10": "epochs=1",
+    },
 }
 # Their scripts train language models.
-SLOW: set = set()
+SLOW = {"lora"}
 
 
 def test_there_are_notebooks():
@@ -71,6 +76,8 @@ def test_the_script_of_a_notebook_runs(name, tmp_path, monkeypatch):
     matplotlib.use("Agg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "federated"))
+    if name == "lora":
+        pytest.importorskip("keras_hub")
     code = (FOLDER / f"{name}.py").read_text("utf-8")
     for old, new in SMALLER.get(name, {}).items():
         assert old in code
