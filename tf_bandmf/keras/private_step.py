@@ -21,6 +21,7 @@ from tf_bandmf.keras.clipping import (
     present_rows,
     regularization_gradients,
     self_check,
+    update_reads_no_metrics,
 )
 from tf_bandmf.keras.notices import announced
 from tf_bandmf.keras.optimizer import PrivateOptimizer
@@ -64,7 +65,8 @@ class PrivateStep:
         clipped, step, data = self._clipped(optimizer, data)
         x, y, sample_weight, rows = as_drawn(data)
         variables = self.trainable_variables  # type: ignore[attr-defined]
-        optimizer.apply_private(clipped, variables, step, self._penalties())
+        with update_reads_no_metrics(self):
+            optimizer.apply_private(clipped, variables, step, self._penalties())
         optimizer.seal.renew(self.weights)  # type: ignore[attr-defined]
         # Training metrics are exact functions of the data: outside of the guarantee.
         batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
@@ -118,7 +120,9 @@ class PrivateStep:
         def gradients(batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
             clipped, step, _ = self._clipped(optimizer, batch)
             variables = self.trainable_variables  # type: ignore[attr-defined]
-            noisy = optimizer.private_mean(clipped, variables, step, self._penalties())
+            with update_reads_no_metrics(self):
+                penalties = self._penalties()
+                noisy = optimizer.private_mean(clipped, variables, step, penalties)
             return noisy, step
 
         if not tf.executing_eagerly():
