@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -65,7 +66,9 @@ class PrivateStep:
         clipped, step, data = self._clipped(optimizer, data)
         x, y, sample_weight, rows = as_drawn(data)
         variables = self.trainable_variables  # type: ignore[attr-defined]
-        with update_reads_no_metrics(self):
+        # Of replicas the first one: the others resume among each other's metrics.
+        first = replica_id() == 0
+        with update_reads_no_metrics(self) if first else contextlib.nullcontext():
             optimizer.apply_private(clipped, variables, step, self._penalties())
         optimizer.seal.renew(self.weights)  # type: ignore[attr-defined]
         # Training metrics are exact functions of the data: outside of the guarantee.

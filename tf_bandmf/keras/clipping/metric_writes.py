@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.independence.state import may_write
+from tf_bandmf.keras.clipping.independence.state import assigns, may_write
 from tf_bandmf.keras.clipping.reads import captured_handles
 from tf_bandmf.keras.clipping.variables import VariableIndex
 
@@ -50,11 +50,13 @@ def metrics_change_no_weights(model: keras.Model) -> Iterator[None]:
             if tensor.dtype != tf.resource:
                 continue
             handle = captured.get(id(tensor), tensor)
-            if id(handle) in own or not may_write(op):
+            if id(handle) in own:
                 continue
             weight = index.owner(handle)
-            if weight is not None:
+            if weight is not None and may_write(op):
                 _refuse(model, weight)
+            if weight is not None or not assigns(op):
+                continue
             raise UnsupportedModelError(
                 f"A metric of model {model.name!r} writes a variable that is not its own "
                 f"(in {op.name!r}): whatever reads it would carry training data past "

@@ -84,6 +84,16 @@ def may_write(op: Any) -> bool:
     return op.type not in _HARMLESS and op.type not in ("Identity", "IdentityN")
 
 
+def assigns(op: Any) -> bool:
+    """Whether an operation, or a function that it calls, assigns a variable."""
+    if _WRITES.match(op.type):
+        return True
+    return any(
+        has_node(op.graph, name, lambda node: bool(_WRITES.match(node.op)))
+        for name, _ in called(op)
+    )
+
+
 def refuse_state(
     operations: Sequence[Any],
     is_seed: Callable[[Any], bool],
