@@ -17,13 +17,18 @@ def batch_size(x):
     return tf.shape(x)[0]
 
 
+def chosen(x):
+    """A number of steps, from 1 to 3."""
+    return tf.maximum(tf.minimum(batch_size(x) - 3, 3), 1)
+
+
 # Entries of each example that the number of examples chooses.
 CHOSEN_BY_SIZE = {
     "strided slice, begin": lambda x: x[:, batch_size(x) - 4 :],
-    "strided slice, end": lambda x: x[:, : tf.minimum(batch_size(x) - 3, 3)],
-    "slice": lambda x: tf.slice(x, [0, 0, 0], tf.stack([-1, batch_size(x) - 3, -1])),
+    "strided slice, end": lambda x: x[:, : chosen(x)],
+    "slice": lambda x: tf.slice(x, [0, 0, 0], tf.stack([-1, chosen(x), -1])),
     "roll": lambda x: tf.roll(x, batch_size(x), axis=1)[:, :1],
-    "split": lambda x: tf.split(x, tf.stack([batch_size(x) - 3, -1]), axis=1)[0],
+    "split": lambda x: tf.split(x, tf.stack([chosen(x), 3 - chosen(x)]), axis=1)[0],
     "pad": lambda x: tf.pad(
         x, [[0, 0], [1, 0], [0, 0]], constant_values=tf.cast(batch_size(x), x.dtype)
     ),
