@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -21,6 +22,7 @@ from tf_bandmf.keras.clipping import (
     present_rows,
     regularization_gradients,
     self_check,
+    update_reads_no_metrics,
 )
 from tf_bandmf.keras.notices import announced
 from tf_bandmf.keras.optimizer import PrivateOptimizer
@@ -68,7 +70,10 @@ class PrivateStep:
         clipped, step, data = self._clipped(optimizer, data)
         x, y, sample_weight, rows = as_drawn(data)
         variables = self.trainable_variables  # type: ignore[attr-defined]
-        optimizer.apply_private(clipped, variables, step, self._penalties())
+        # Of replicas the first one: the others resume among each other's metrics.
+        first = replica_id() == 0
+        with update_reads_no_metrics(self) if first else contextlib.nullcontext():
+            optimizer.apply_private(clipped, variables, step, self._penalties())
         optimizer.seal.renew(self.weights)  # type: ignore[attr-defined]
         # Training metrics are exact functions of the data: outside of the guarantee.
         batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
@@ -122,7 +127,9 @@ class PrivateStep:
         def gradients(batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
             clipped, step, _ = self._clipped(optimizer, batch)
             variables = self.trainable_variables  # type: ignore[attr-defined]
-            noisy = optimizer.private_mean(clipped, variables, step, self._penalties())
+            with update_reads_no_metrics(self):
+                penalties = self._penalties()
+                noisy = optimizer.private_mean(clipped, variables, step, penalties)
             return noisy, step
 
         if not tf.executing_eagerly():

@@ -15,7 +15,10 @@ from tf_bandmf.keras.clipping.independence import (
     vouched_classes,
 )
 from tf_bandmf.keras.clipping.made_up import made_up
-from tf_bandmf.keras.clipping.metric_writes import metrics_change_no_weights
+from tf_bandmf.keras.clipping.metric_writes import (
+    metrics_change_no_weights,
+    update_reads_no_metrics,
+)
 from tf_bandmf.keras.clipping.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.regularization import regularization_gradients
 from tf_bandmf.keras.clipping.self_check import self_check
@@ -36,5 +39,6 @@ __all__ = [
     "register_per_example_layer",
     "regularization_gradients",
     "self_check",
+    "update_reads_no_metrics",
     "vouched_classes",
 ]

@@ -8,8 +8,9 @@ layers take a tensor of rank 3 for a single image). All others are analysed.
 
 from __future__ import annotations
 
+import inspect
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,6 +26,11 @@ Condition = Callable[[Any, Ranks], bool]
 
 def _always(layer: Any, ranks: Ranks) -> bool:
     return True
+
+
+def _rows(layer: Any, ranks: Ranks) -> bool:
+    """The last axis is not that of the batch."""
+    return all(rank >= 2 for rank in ranks)
 
 
 def _axes(layer: Any, ranks: Ranks) -> bool:
@@ -93,8 +99,8 @@ _CONDITIONS: dict[str, Condition] = {
         (
             "Dense Embedding ReversibleEmbedding Conv1D Conv2D Conv3D Conv1DTranspose "
             "Conv2DTranspose Conv3DTranspose DepthwiseConv1D DepthwiseConv2D "
-            "SeparableConv1D SeparableConv2D PReLU ReLU LeakyReLU ELU Activation "
-            "Identity InputLayer Masking Flatten Reshape Permute RepeatVector Rescaling "
+            "SeparableConv1D SeparableConv2D PReLU ReLU LeakyReLU ELU "
+            "Identity InputLayer Flatten Reshape Permute RepeatVector Rescaling "
             "Dropout GaussianDropout GaussianNoise AlphaDropout SpatialDropout1D "
             "SpatialDropout2D SpatialDropout3D MaxPooling1D MaxPooling2D MaxPooling3D "
             "AveragePooling1D AveragePooling2D AveragePooling3D GlobalMaxPooling1D "
@@ -106,6 +112,7 @@ _CONDITIONS: dict[str, Condition] = {
         ).split(),
         _always,
     ),
+    **dict.fromkeys("Activation Masking".split(), _rows),
     **dict.fromkeys("LSTM GRU SimpleRNN RNN".split(), _recurrent),
     **dict.fromkeys(
         "Add Subtract Multiply Average Maximum Minimum".split(), _same_ranks
@@ -134,6 +141,12 @@ _CLASSES: dict[type, tuple[Any, Condition]] = {
 }
 # These keep a mask of the rank of a matrix for all examples.
 SHARED_MASKS = (layers.MultiHeadAttention, layers.GroupQueryAttention)
+_ATTENTION = (
+    layers.MultiHeadAttention,
+    layers.GroupQueryAttention,
+    layers.Attention,
+    layers.AdditiveAttention,
+)
 # Functions that stand in for the `call` of a layer while it is recorded -> that `call`.
 _replaced: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Keras' own wrappers, which every layer has.
@@ -170,6 +183,41 @@ def acts_on_each_example(layer: Any, ranks: Ranks | None, call: Any = None) -> b
         return False
     inner = layer._flatten_layers(include_self=False, recursive=False)
     return all(acts_on_each_example(part, None) for part in inner)
+
+
+def crossing_masks(
+    layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """Masks of a call of attention whose rows would meet all examples.
+
+    Keras broadcasts a mask to the scores from its last axis on: one of shape [B, T] where
+    [B, T, S] is asked for gives each example the masks of all.
+
+    Args:
+      layer: in the closed list.
+      args: of its call.
+      kwargs: of its call.
+
+    Returns:
+      Tensors that must not be of examples.
+    """
+    if not isinstance(layer, _ATTENTION):
+        return []
+    signature = inspect.signature(type(layer).call)
+    found = []
+    for name, value in signature.bind(layer, *args, **kwargs).arguments.items():
+        if "mask" not in name:
+            continue
+        for mask in keras.tree.flatten(value):
+            if not tf.is_tensor(mask):
+                continue
+            rank = mask.shape.rank
+            is_right = rank is not None and (
+                rank >= 3 if name == "attention_mask" else rank == 2
+            )
+            if not is_right:
+                found.append(mask)
+    return found
 
 
 def note_replacement(replacement: Any, call: Any) -> None:

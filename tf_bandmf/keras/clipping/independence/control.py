@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tensorflow.python.framework import tensor_util
-
 from tf_bandmf.keras.clipping.independence.domain import (
     INDEPENDENT,
     Kind,
@@ -191,8 +189,10 @@ def _random(node: Node) -> Value:
         raise NotIndependent("draws random numbers with parameters that depend on data")
     result = filled(node.content(0))
     if result.per_example and node.op.type.startswith("Stateless"):
-        if tensor_util.constant_value(node.op.inputs[1]) is not None:
-            raise NotIndependent(POSITIONS)
+        # The seed; with later operations, a key and a counter.
+        seeds = node.values[1 : 3 if node.op.type.endswith("V2") else 2]
+        if not any(seed.fresh for seed in seeds):
+            raise NotIndependent(f"{POSITIONS}: its seed is the same at each step")
     return result
 
 

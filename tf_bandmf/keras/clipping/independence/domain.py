@@ -46,6 +46,7 @@ class Value:
       rows: size of that axis, a multiple of B.
       content: of an integer scalar or vector: its entries, where known.
       element: of LIST: the value of all its elements; None while it is empty.
+      fresh: of INDEPENDENT: whether a number that is drawn anew at each step is in it.
     """
 
     kind: Kind
@@ -53,6 +54,7 @@ class Value:
     rows: Dim | None = None
     content: Content = None
     element: Value | None = None
+    fresh: bool = False
 
     @property
     def independent(self) -> bool:
@@ -128,4 +130,5 @@ def join(first: Value, second: Value) -> Value:
             raise NotIndependent(
                 "has the batch in another place in one case than in another"
             )
-    return dataclasses.replace(first, content=None)
+    fresh = first.fresh and second.fresh
+    return dataclasses.replace(first, content=None, fresh=fresh)

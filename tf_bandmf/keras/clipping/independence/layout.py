@@ -48,6 +48,34 @@ def needs_rows(value: Value) -> Dim:
     return value.rows
 
 
+def needs_independent(node: Node, *indices: int) -> None:
+    """Asks that inputs say the same whatever is in the batch, and how much.
+
+    Raises:
+      NotIndependent: if one depends on data or on the number of examples.
+    """
+    for index in indices:
+        if not node.values[index].independent:
+            raise NotIndependent(
+                "moves or cuts out entries of each example by numbers that depend on the "
+                "batch"
+            )
+
+
+def _cuts_alike(node: Node, index: int, axes: Sequence[int]) -> None:
+    """Asks that some entries of a vector do not depend on the batch.
+
+    Raises:
+      NotIndependent: if one depends on data or on the number of examples.
+    """
+    value = node.values[index]
+    if value.independent:
+        return
+    entries = as_tuple(node.content(index)) if value.kind is Kind.SIZE else None
+    if entries is None or any(entries[axis].depends_on_batch for axis in axes):
+        needs_independent(node, index)
+
+
 @transfer("Shape")
 def _shape(node: Node) -> Value:
     return of_content(node.shape(0))
@@ -235,6 +263,8 @@ def _split(node: Node) -> list[Value]:
     if value.kind is Kind.SIZE:
         return [Value(Kind.SIZE)] * outputs
     needs_rows(value)
+    if node.op.type == "SplitV":
+        needs_independent(node, 1)
     (axis,) = node.constants(where)
     if axis % node.rank(index) == value.axis:
         raise mixes("splits the batch")
@@ -256,6 +286,9 @@ def _slice(node: Node) -> Value:
         raise NotIndependent("cuts out a part that is not constant")
     if begin[value.axis] != Dim(0) or size[value.axis] not in (rows, _MINUS_ONE):
         raise mixes("takes some of the examples out of the batch")
+    others = [axis for axis in range(node.rank(0)) if axis != value.axis]
+    _cuts_alike(node, 1, others)
+    _cuts_alike(node, 2, others)
     return dataclasses.replace(value, content=None)
 
 
@@ -281,6 +314,13 @@ def _strided_slice(node: Node) -> Value:
     def has(name: str, index: int) -> bool:
         return bool(masks[name] >> index & 1)
 
+    def cuts_alike(but: int | None = None) -> None:
+        used = [i for i in range(length) if i != but and not has("ellipsis", i)]
+        used = [i for i in used if not has("new_axis", i)]
+        _cuts_alike(node, 1, [i for i in used if not has("begin", i)])
+        _cuts_alike(node, 2, [i for i in used if not has("end", i)])
+        _cuts_alike(node, 3, used)
+
     consumed = sum(
         not has("new_axis", i) and not has("ellipsis", i) for i in range(length)
     )
@@ -289,6 +329,7 @@ def _strided_slice(node: Node) -> Value:
         if has("ellipsis", index):
             skipped = rank - consumed
             if source <= value.axis < source + skipped:
+                cuts_alike()
                 return per_example(output + value.axis - source, rows)
             source, output = source + skipped, output + skipped
             continue
@@ -305,9 +346,11 @@ def _strided_slice(node: Node) -> Value:
             )
             if not whole:
                 raise mixes("takes some of the examples out of the batch")
+            cuts_alike(but=index)
             return per_example(output, rows)
         output += not has("shrink_axis", index)
         source += 1
+    cuts_alike()
     return per_example(output + value.axis - source, rows)
 
 
@@ -334,6 +377,7 @@ def _sliced_content(node: Node) -> Value:
 def _pad(node: Node) -> Value:
     value = node.values[0]
     needs_rows(value)
+    needs_independent(node, *range(1, len(node.values)))
     paddings = _matrix(node, 1)
     if any(paddings[value.axis]):
         raise mixes("puts rows before or after the examples of the batch")

@@ -15,7 +15,11 @@ from tf_bandmf.keras.clipping.independence.domain import (
 )
 from tf_bandmf.keras.clipping.independence.elementwise import POSITIONS, aligned
 from tf_bandmf.keras.clipping.independence.evaluation import Node, transfer
-from tf_bandmf.keras.clipping.independence.layout import needs_rows, of_content
+from tf_bandmf.keras.clipping.independence.layout import (
+    needs_independent,
+    needs_rows,
+    of_content,
+)
 from tf_bandmf.keras.clipping.independence.sizes import Dim, as_tuple
 
 
@@ -77,6 +81,7 @@ def _reverse(node: Node) -> Value:
 
 @transfer("Roll")
 def _roll(node: Node) -> Value:
+    needs_independent(node, 1)
     return _along(node, node.constants(2))
 
 

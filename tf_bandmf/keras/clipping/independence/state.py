@@ -33,6 +33,8 @@ _ASSIGNMENTS = frozenset(
 )
 # These advance the counter of a `tf.random.Generator`.
 _COUNTERS = frozenset({"RngReadAndSkip", "RngSkip"})
+# Operation -> its input that decides what a generator's counter becomes.
+ADVANCES = {**dict.fromkeys(_ASSIGNMENTS, 1), **dict.fromkeys(_COUNTERS, 2)}
 _WRITES = re.compile(r"Assign|Resource(Scatter|Apply|SparseApply|StridedSliceAssign)")
 
 _stateful: dict[str, bool] = {}
@@ -45,6 +47,18 @@ Resolve = Callable[[tf.Tensor], Any]
 def is_random(op: Any) -> bool:
     """Whether an operation draws from generators that are not Keras'."""
     return bool(_RANDOM.match(op.type))
+
+
+def draws_anew(op: Any) -> bool:
+    """Whether what an operation returns is another random number at each step.
+
+    A generator's counter is such a number where it is read and advanced in one graph:
+    other variables are not assigned in a step.
+    """
+    if op.type == "ReadVariableOp":
+        consumers = op.inputs[0].consumers()
+        return any(consumer.type in _ASSIGNMENTS for consumer in consumers)
+    return is_random(op) or op.type == "RngReadAndSkip"
 
 
 def refuse_host_operation(op: Any) -> None:
@@ -68,6 +82,16 @@ def may_write(op: Any) -> bool:
     if functions:
         return not all(_is_clean(op.graph, name) for name, _ in functions)
     return op.type not in _HARMLESS and op.type not in ("Identity", "IdentityN")
+
+
+def assigns(op: Any) -> bool:
+    """Whether an operation, or a function that it calls, assigns a variable."""
+    if _WRITES.match(op.type):
+        return True
+    return any(
+        has_node(op.graph, name, lambda node: bool(_WRITES.match(node.op)))
+        for name, _ in called(op)
+    )
 
 
 def refuse_state(

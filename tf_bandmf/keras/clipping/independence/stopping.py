@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util_v2
 
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
-from tf_bandmf.keras.clipping.independence.state import called, has_node
+from tf_bandmf.keras.clipping.independence.state import ADVANCES, called, has_node
 
 # Operation -> inputs whose values can stop it.
 _STOPS: dict[str, tuple[int, ...]] = {
@@ -67,6 +67,7 @@ _OF_INTEGERS = frozenset(
 )
 # What moves the positions of one example's part to those of another's.
 _MOVES = frozenset("AddV2 Add Sub Mul Pack ConcatV2".split())
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 # What they return depends on shapes alone.
 _SHAPES = frozenset({"Shape", "ShapeN", "Rank", "Size"})
 
@@ -122,6 +123,48 @@ def refuse_stops(operations: Sequence[Any], examples: Sequence[Any]) -> None:
     """
     data = _Dependence({id(tensor): True for tensor in examples})
     _search(operations, data, decided=False)
+
+
+def refuse_kept_data(operations: Sequence[Any], examples: Sequence[Any]) -> None:
+    """Refuses counters of random generators that are advanced by what is in the data.
+
+    The next step would read it there. All other writes are refused whatever is written.
+
+    Args:
+      operations: of the step, in one graph; functions that they call are searched too.
+      examples: the tensors that hold the data.
+
+    Raises:
+      NotIndependent: with the operation.
+    """
+    _search_kept(operations, _Dependence({id(tensor): True for tensor in examples}))
+
+
+def _search_kept(operations: Sequence[Any], data: _Dependence) -> None:
+    for op in operations:
+        index = ADVANCES.get(op.type)
+        if index is not None and data.of(op.inputs[index]):
+            raise NotIndependent(
+                "keeps data in the counter of a random generator, for the next step", op
+            )
+        for name, given in called(op):
+            if not has_node(op.graph, name, lambda node: node.op in ADVANCES):
+                continue
+            shapes = [tensor.shape for tensor in given]
+            graph = control_flow_util_v2.get_func_graph(op, shapes, name)
+            graph._calling_operation = op
+            known = [data.of(tensor) for tensor in given]
+            # A loop may hand on in any state what it was given in another one; what
+            # decides about a branch is in what is kept there.
+            if any(data.of(t) for t in op.inputs) and op.type not in _CALLS:
+                known = [True] * len(known)
+            inside = _Dependence(
+                {
+                    id(i): known[k] and i.dtype != tf.resource
+                    for k, i in enumerate(graph.inputs)
+                }
+            )
+            _search_kept(graph.get_operations(), inside)
 
 
 def _search(operations: Sequence[Any], data: _Dependence, decided: bool) -> None:

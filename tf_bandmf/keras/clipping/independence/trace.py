@@ -23,6 +23,7 @@ from tf_bandmf.keras.clipping.independence import (  # noqa: F401  (fill the tab
 from tf_bandmf.keras.clipping.independence.closed import (
     SHARED_MASKS,
     acts_on_each_example,
+    crossing_masks,
 )
 from tf_bandmf.keras.clipping.independence.domain import (
     INDEPENDENT,
@@ -125,9 +126,18 @@ class Trace:
         given = _tensors(inputs)
         foreign = self._foreign(window, given)
         needed = [*given, *foreign]
+        crossing = {id(mask) for mask in crossing_masks(layer, *inputs)}
 
         def finish(values: list[Value]) -> Value:
             count = len(given)
+            for tensor, value in zip(given, values, strict=False):
+                if id(tensor) in crossing and not value.independent:
+                    raise NotIndependent(
+                        f"{type(layer).__name__} is called on a mask of rank "
+                        f"{tensor.shape.rank}, which it broadcasts over the batch: give "
+                        "attention_mask the shape [B, T, S], masks of sequences [B, T]",
+                        mixes=True,
+                    )
             for value in values[count:]:
                 # The batch size is what an output is repeated for.
                 if not (value.independent or (spread and value.kind is Kind.SIZE)):
@@ -267,6 +277,7 @@ class Trace:
         """
         operations = self._graph.get_operations()[self._start :]
         state.refuse_state(operations, is_seed, is_metric)
+        stopping.refuse_kept_data(operations, self._examples)
 
     def refuse_stops(self) -> None:
         """Refuses what stops the program for some values of the data, from there on.
