@@ -61,5 +61,15 @@ def _idx(directory: pathlib.Path, name: str, header: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header)
 
 
+# Of ImageNet's channels: constants that do not depend on the data in hand.
+COLOR_MEAN = np.array([0.485, 0.456, 0.406], np.float32)
+COLOR_STDDEV = np.array([0.229, 0.224, 0.225], np.float32)
+
+
+def standardized_colors(images: np.ndarray) -> np.ndarray:
+    """Colors less ImageNet's means, divided by its standard deviations."""
+    return (images - COLOR_MEAN) / COLOR_STDDEV
+
+
 def _as_floats(pixels: np.ndarray) -> np.ndarray:
     return pixels.astype(np.float32) / 255.0
