@@ -5,7 +5,8 @@
 The network of Tramèr and Boneh (2021, arXiv:2011.11660) through `make_private`, `fit`
 and `plan.batches`. As `run.py`: each row chooses the learning rate and the readout on
 10,000 held-out training images, then trains with several seeds; results are appended to
-`results/`, and what is there is not done again.
+`results/`, and what is there is not done again. A run that was stopped goes on from its
+last epoch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ EPSILON, DELTA = 3.0, 1e-5
 # 30 steps an epoch, published: 2048.
 BATCH_SIZE, EPOCHS, MOMENTUM = 2000, 40, 0.9
 TUNING_SEEDS = (100,)
-# What a run releases: the last weights, or their mean over the end of the run.
-READOUTS = {"last": 1.0, "mean of last fifth": 0.8}
+# What a run releases: the last weights, or their exponential moving average.
+EMA_MOMENTUM = 0.99
+READOUTS = ("last", "moving average")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Row:
     l2_norm_clip: float = 1.0
     clipping: str = "automatic"
     learning_rates: tuple[float, ...] = (0.2, 0.4)
-    readouts: tuple[str, ...] = tuple(READOUTS)
+    readouts: tuple[str, ...] = READOUTS
 
 
 ROWS = (
@@ -73,30 +75,11 @@ def build_model() -> keras.Model:
     )
 
 
-class WeightMeans(keras.callbacks.Callback):
-    """Means of the weights over the end of a run, which cost no privacy."""
+class LastWeights(keras.callbacks.Callback):
+    """The weights of the last step: `fit` ends with the moving average in their place."""
 
-    def __init__(self, num_steps: int) -> None:
-        super().__init__()
-        self._num_steps, self._step = num_steps, 0
-        self._sums: dict[str, list[np.ndarray]] = {}
-        self._counts = dict.fromkeys(READOUTS, 0)
-
-    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        self._step += 1
-        done = self._step / self._num_steps
-        names = [name for name, start in READOUTS.items() if done > start or done == 1]
-        if not names:
-            return
-        weights = self.model.get_weights()
-        for name in names:
-            sums = self._sums.setdefault(name, [np.zeros_like(w) for w in weights])
-            self._sums[name] = [s + w for s, w in zip(sums, weights, strict=True)]
-            self._counts[name] += 1
-
-    def of(self, name: str) -> list[np.ndarray]:
-        """The weights of a readout."""
-        return [total / self._counts[name] for total in self._sums[name]]
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        self.values = self.model.get_weights()
 
 
 def plan_for(row: Row, num_examples: int, cache: pathlib.Path) -> tf_bandmf.Plan:
@@ -131,7 +114,10 @@ class Experiment:
     def train(
         self, row: Row, phase: str, rate: float, seed: int
     ) -> list[dict[str, object]]:
-        """One run, as a row of the CSV file for each readout."""
+        """One run, as a row of the CSV file for each readout.
+
+        `seconds` are of the process: those after the last restart.
+        """
         start = time.process_time()
         end = self.num_train
         train, test = slice(0, end), slice(end, None)
@@ -145,7 +131,12 @@ class Experiment:
         model = tf_bandmf.keras.make_private(build_model(), self_check=False)
         model.compile(
             tf_bandmf.keras.PrivateOptimizer(
-                keras.optimizers.SGD(rate / row.l2_norm_clip, momentum=MOMENTUM),
+                keras.optimizers.SGD(
+                    rate / row.l2_norm_clip,
+                    momentum=MOMENTUM,
+                    use_ema=True,
+                    ema_momentum=EMA_MOMENTUM,
+                ),
                 plan,
                 clipping=row.clipping,
                 additional_run=True,
@@ -155,14 +146,22 @@ class Experiment:
         secret = plan.batches(x, y).secret_seed()
         if secret is not None:
             secret = seed.to_bytes(32, "little")
-        means = WeightMeans(plan.num_steps)
-        batches = plan.batches(x, y, sampler_seed=secret)
-        model.fit(batches, epochs=EPOCHS, verbose=0, callbacks=[means])
+        kept = self.cache / f"{TASK}-{row.name}-{phase}-{rate:g}-{seed}"
+        kept.mkdir(parents=True, exist_ok=True)
+        last = LastWeights()
+        model.fit(
+            plan.batches(x, y, sampler_seed=secret),
+            epochs=EPOCHS,
+            verbose=0,
+            callbacks=[keras.callbacks.BackupAndRestore(kept / "backup"), last],
+            private_state=kept / "run.private",
+        )
+        released = {"last": last.values, "moving average": model.get_weights()}
 
         plain = tf_bandmf.keras.to_plain(model)
         found = []
         for readout in row.readouts:
-            plain.set_weights(means.of(readout))
+            plain.set_weights(released[readout])
             logits = plain.predict(self.x[test], batch_size=1000, verbose=0)
             accuracy = float(np.mean(logits.argmax(axis=1) == self.y[test]))
             found.append(

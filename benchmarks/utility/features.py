@@ -109,7 +109,9 @@ def load_normalized(
     """
     raw, labels, num_train = load_raw(name, directory, cache)
     kind = "mirror" if mirrored else "plain"
-    path = cache / f"{name}-{release.noise_multiplier:g}-{seed}-{kind}.npy"
+    path = (
+        cache / f"{name}-{release.units}-{release.noise_multiplier:g}-{seed}-{kind}.npy"
+    )
     if not path.exists():
         statistics = release.statistics(raw[:num_train], seed)
         unfinished = path.with_suffix(".unfinished.npy")

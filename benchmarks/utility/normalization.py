@@ -26,6 +26,8 @@ from tf_bandmf.participation import BallsInBins, CyclicPoisson
 
 _INTERVAL = 1e-4
 _SMALLEST_VARIANCE = 1e-5
+# Of a public scale; keeps logarithms finite.
+_OFFSET = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +38,15 @@ class Release:
       mean_clip: largest norm of an example's vector of means; longer ones are scaled.
       square_clip: likewise of its vector of mean squares.
       noise_multiplier: standard deviation of each sum's noise per unit of its clip norm.
-      with_public_scales: divide channels by `public_scales` before all else, so that
-        noise and clip norm are of the order of every channel and not of the largest.
+      units: in which features are measured before all else, one of `UNITS`: with
+        public ones noise and clip norm are of the order of every channel and not of the
+        largest.
     """
 
     mean_clip: float
     square_clip: float
     noise_multiplier: float
-    with_public_scales: bool = False
+    units: str = "raw"
 
     @property
     def together(self) -> float:
@@ -63,14 +66,12 @@ class Release:
           seed: of the noise, for repetition; leave it secret where somebody is to be
             protected.
         """
-        count, channels = features.shape[:2]
-        scales = self._scales(channels)
         sums = self.sums(features, chunk)
         noise = np.random.default_rng(seed).standard_normal(sums.shape)
         clips = np.array([[self.mean_clip], [self.square_clip]])
-        mean, square = clips * (sums + self.noise_multiplier * noise) / count
-        variance = np.maximum(square - mean**2, 0.0)
-        return Statistics(mean * scales, variance * scales**2, scales)
+        noisy = clips * (sums + self.noise_multiplier * noise) / len(features)
+        variance = np.maximum(noisy[1] - noisy[0] ** 2, 0.0)
+        return Statistics(noisy[0], variance, self.units)
 
     def sums(self, features: np.ndarray, chunk: int = 1000) -> np.ndarray:
         """What gets noise: each row is a sum of vectors of norm at most 1.
@@ -78,29 +79,26 @@ class Release:
         Returns:
           [2, channels]: of the clipped means and mean squares, by their clip norms.
         """
-        channels = features.shape[1]
-        scales = self._scales(channels)
-        totals = np.zeros((2, channels))
+        totals = np.zeros((2, features.shape[1]))
         for start in range(0, len(features), chunk):
-            means, squares = _moments(features[start : start + chunk], scales)
-            totals[0] += _clipped(means, self.mean_clip).sum(axis=0)
+            measured = UNITS[self.units](features[start : start + chunk])
+            flat = measured.reshape(*measured.shape[:2], -1).astype(np.float64)
+            squares = np.square(flat).mean(axis=2)
+            totals[0] += _clipped(flat.mean(axis=2), self.mean_clip).sum(axis=0)
             totals[1] += _clipped(squares, self.square_clip).sum(axis=0)
         return totals
-
-    def _scales(self, channels: int) -> np.ndarray:
-        return public_scales(channels) if self.with_public_scales else np.ones(channels)
 
 
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """What was released, [channels] each; a variance that is not positive is 0.
+    """What was released, [channels] each, in the release's units.
 
-    `scales` are public: the unit of each channel.
+    A variance that is not positive is 0.
     """
 
     mean: np.ndarray
     variance: np.ndarray
-    scales: np.ndarray
+    units: str = "raw"
 
     def normalized(self, features: np.ndarray) -> np.ndarray:
         """Features less the mean, by the standard deviation; 0 where that is unknown.
@@ -108,11 +106,47 @@ class Statistics:
         Returns:
           float32, [examples, channels, size, size].
         """
-        floor = _SMALLEST_VARIANCE * self.scales**2
-        scale = (self.variance > 0.0) / np.sqrt(self.variance + floor)
-        shape = (-1, 1, 1)
-        centred = features.astype(np.float32) - self.mean.reshape(shape)
-        return (centred * scale.reshape(shape)).astype(np.float32)
+        scale = (self.variance > 0.0) / np.sqrt(self.variance + _SMALLEST_VARIANCE)
+        mean, scale = (v.astype(np.float32)[:, None, None] for v in (self.mean, scale))
+        return (UNITS[self.units](features) - mean) * scale
+
+
+def _raw(features: np.ndarray) -> np.ndarray:
+    return features.astype(np.float32)
+
+
+def _public(features: np.ndarray) -> np.ndarray:
+    scales = public_scales(features.shape[1]).astype(np.float32)
+    return features.astype(np.float32) / scales[:, None, None]
+
+
+def _square_root(features: np.ndarray) -> np.ndarray:
+    """All but the averages of the image are moduli: not negative, with long tails."""
+    measured = _public(features)
+    averages = measured[:, ::CHANNELS].copy()
+    np.sqrt(np.maximum(measured, 0.0, out=measured), out=measured)
+    measured[:, ::CHANNELS] = averages
+    return measured
+
+
+def _logarithm(features: np.ndarray) -> np.ndarray:
+    """Likewise."""
+    measured = _public(features)
+    averages = measured[:, ::CHANNELS].copy()
+    np.maximum(measured, 0.0, out=measured)
+    np.log(measured + np.float32(_OFFSET), out=measured)
+    measured[:, ::CHANNELS] = averages
+    return measured
+
+
+# Functions of each example by itself, float32: as they are, by `public_scales`, and of
+# those the square roots or logarithms of all channels but the averages of the image.
+UNITS = {
+    "raw": _raw,
+    "public": _public,
+    "square root": _square_root,
+    "logarithm": _logarithm,
+}
 
 
 @functools.lru_cache
@@ -132,13 +166,6 @@ def public_scales(channels: int, size: int = 32, images: int = 100) -> np.ndarra
     pink /= pink.std()
     found = scattering(pink).std(axis=(0, 2, 3)).astype(np.float64)
     return np.tile(found, channels // CHANNELS)
-
-
-def _moments(features: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each example's means and mean squares of its channels, [examples, channels]."""
-    flat = features.reshape(*features.shape[:2], -1).astype(np.float64)
-    flat /= scales[:, None]
-    return flat.mean(axis=2), np.square(flat).mean(axis=2)
 
 
 def _clipped(vectors: np.ndarray, norm: float) -> np.ndarray:
