@@ -49,18 +49,22 @@ def load(
 
 
 def load_raw(
-    name: str, directory: pathlib.Path, cache: pathlib.Path, chunk: int = 500
+    name: str,
+    directory: pathlib.Path,
+    cache: pathlib.Path,
+    colors: str = "rgb",
+    chunk: int = 500,
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Scattering channels of color images as they are, mapped from the cache.
 
-    Colors are standardized by public constants. What a run that was stopped has done is
-    not done again.
+    Colors are one of `datasets.COLORS`, standardized by public constants. What a run that
+    was stopped has done is not done again.
 
     Returns:
       float16, [examples, channels, size, size], read-only; labels (int32), and the size
       of the training set.
     """
-    path = cache / f"{name}-raw.npy"
+    path = cache / f"{name}-{colors}-raw.npy"
     kept = cache / f"{name}-labels.npz"
     if not path.exists():
         images, labels, num_train = datasets.load(name, directory)
@@ -78,7 +82,7 @@ def load_raw(
             part = slice(start, start + chunk)
             # A finished chunk is not zero: standardized colors have no zero mean.
             if not found[part][-1].any():
-                standardized = datasets.standardized_colors(images[part])
+                standardized = datasets.COLORS[colors](images[part])
                 found[part] = scattering(standardized, chunk=100)
         found.flush()
         unfinished.rename(path)
@@ -93,6 +97,7 @@ def load_normalized(
     cache: pathlib.Path,
     release: Release,
     seed: int,
+    colors: str,
     mirrored: bool,
     chunk: int = 1000,
 ) -> tuple[np.ndarray, np.ndarray, int]:
@@ -101,17 +106,17 @@ def load_normalized(
     Args:
       release: of means and variances.
       seed: of its noise.
+      colors: one of `datasets.COLORS`.
       mirrored: keep the part that an image shares with its mirror image.
 
     Returns:
       float16, [examples, features], mapped from the cache; labels (int32), and the size
       of the training set.
     """
-    raw, labels, num_train = load_raw(name, directory, cache)
+    raw, labels, num_train = load_raw(name, directory, cache, colors)
     kind = "mirror" if mirrored else "plain"
-    path = (
-        cache / f"{name}-{release.units}-{release.noise_multiplier:g}-{seed}-{kind}.npy"
-    )
+    noise = f"{release.noise_multiplier:g}-{seed}"
+    path = cache / f"{name}-{colors}-{release.units}-{noise}-{kind}.npy"
     if not path.exists():
         statistics = release.statistics(raw[:num_train], seed)
         unfinished = path.with_suffix(".unfinished.npy")

@@ -54,6 +54,7 @@ class Row:
       centred: features less their private mean.
       release: normalize channels by a private release of their means and variances,
         which is accounted for together with training; instead of `centred`.
+      colors: in which color images are scattered, one of `datasets.COLORS`.
       mirrored: of the features, what an image shares with its mirror image.
       workload_momentum: the momentum for which the strategy is made; the optimizer's is
         the task's.
@@ -68,6 +69,7 @@ class Row:
     learning_rates: tuple[float, ...] = (0.5, 1.0, 2.0)
     readouts: tuple[str, ...] = tuple(linear.READOUTS)
     release: normalization.Release | None = None
+    colors: str = "rgb"
     mirrored: bool = False
     workload_momentum: float = 0.0
     tested: bool = True
@@ -202,6 +204,7 @@ class Experiment:
                 self.task.name,
                 release=row.release,
                 seed=RELEASE_SEED,
+                colors=row.colors,
                 mirrored=row.mirrored,
             )
         found, self.y, self.num_train = read(directory=self.data, cache=self.cache)
@@ -212,7 +215,7 @@ class Experiment:
         x, dimensions = self.read(row), self.task.tuning_dimensions
         end = self.num_train - VALIDATION
         if dimensions is not None:
-            kind = "" if row.release is None else f"-{row.release.units}"
+            kind = "" if row.release is None else f"-{row.colors}-{row.release.units}"
             kind += "-mirror" if row.mirrored else ""
             path = self.cache / f"{self.task.name}{kind}-{dimensions}.npy"
             x = features.leading_components(x, VALIDATION, dimensions, path)
