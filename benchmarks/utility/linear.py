@@ -8,6 +8,8 @@ often as there are models: this is for measuring.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import scipy.special
 import tensorflow as tf
@@ -16,6 +18,7 @@ import tf_bandmf
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
 
+_PART = 5000
 # What a run releases: the last weights, or their mean over the end of the run.
 READOUTS = {"last": 1.0, "mean of last fifth": 0.8, "mean of last half": 0.5}
 
@@ -24,15 +27,27 @@ class Features:
     """Features less a public centre, which is subtracted without a copy of them.
 
     Args:
-      values: float32, [examples, features].
+      values: float32 or float16, [examples, features].
       centre: [features].
     """
 
     def __init__(self, values: np.ndarray, centre: np.ndarray) -> None:
         self.values, self.centre = values, centre.astype(np.float32)
-        squares = np.einsum("ij,ij->i", values, values) - 2 * values @ self.centre
-        # The constant feature of the bias has square 1.
-        self.squared_norms = squares + self.centre @ self.centre + 1.0
+        self.squared_norms = np.empty(len(values), np.float32)
+        for part in self.parts():
+            rows = self.rows(part)
+            squares = np.einsum("ij,ij->i", rows, rows) - 2 * rows @ self.centre
+            # The constant feature of the bias has square 1.
+            self.squared_norms[part] = squares + self.centre @ self.centre + 1.0
+
+    def rows(self, chosen: np.ndarray | slice) -> np.ndarray:
+        """Values of some examples, float32."""
+        return self.values[chosen].astype(np.float32, copy=False)
+
+    def parts(self) -> Iterator[slice]:
+        """All examples, in parts of some hundred megabytes at most."""
+        for start in range(0, len(self.values), _PART):
+            yield slice(start, start + _PART)
 
 
 class LinearModels:
@@ -41,14 +56,14 @@ class LinearModels:
     Args:
       learning_rates: [models]; a step moves the weights by at most so much times the
         batch's share, because gradients are divided by the clip norm.
-      l2_norm_clip: zeta.
+      l2_norm_clip: zeta, of all models or [models].
       momentum: of SGD.
     """
 
     def __init__(
         self,
         learning_rates: np.ndarray,
-        l2_norm_clip: float,
+        l2_norm_clip: float | np.ndarray,
         momentum: float,
         num_features: int,
         num_classes: int,
@@ -63,7 +78,7 @@ class LinearModels:
 
     def clipped_sum(self, x: Features, y: np.ndarray, chosen: np.ndarray) -> np.ndarray:
         """Sum of the chosen examples' gradients, each divided by max(norm, clip)."""
-        rows = x.values[chosen]
+        rows = x.rows(chosen)
         logits = self._logits(rows, x.centre, self.weights)
         residuals = scipy.special.softmax(logits, axis=2)
         residuals[np.arange(len(rows)), :, y[chosen]] -= 1.0
@@ -89,8 +104,11 @@ class LinearModels:
         found = {}
         for name in READOUTS:
             weights = self.sums[name] / self.counts[name]
-            logits = self._logits(x.values, x.centre, weights)
-            found[name] = (logits.argmax(axis=2) == y[:, None]).mean(axis=0)
+            right = np.zeros(self.shape[1])
+            for part in x.parts():
+                logits = self._logits(x.rows(part), x.centre, weights)
+                right += (logits.argmax(axis=2) == y[part, None]).sum(axis=0)
+            found[name] = right / len(y)
         return found
 
     def _logits(

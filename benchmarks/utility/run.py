@@ -10,22 +10,24 @@ several seeds. Results are appended to `results/`; what is there is not done aga
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
+import functools
 import pathlib
 import time
+from collections.abc import Sequence
 
 import features
 import linear
+import normalization
 import numpy as np
+from results import HERE, VALIDATION, Results, best, report
 
 import tf_bandmf
 
-HERE = pathlib.Path(__file__).parent
-VALIDATION = 10_000
 # Of the budget, for the private mean; training has the rest (basic composition).
 MEAN_EPSILON, MEAN_DELTA = 0.1, 1e-6
-TUNING_SEEDS = (100, 101)
+# Of the noise of a release of means and variances.
+RELEASE_SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,18 +42,23 @@ class Task:
     momentum: float = 0.9
     # Of the features, for tuning in less time; None for all.
     tuning_dimensions: int | None = None
-    # Of all rows' learning rates.
-    rate_scale: float = 1.0
+    # Runs of tuning that share their batches, by the seeds of their noise.
+    tuning_seeds: tuple[tuple[int, ...], ...] = ((100,), (101,))
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """A mechanism and how it is used; `learning_rates` are divided by the clip norm.
 
-    Without `centred` the model is the published one.
-
     Attributes:
-      tasks: names of the tasks that have it.
+      centred: features less their private mean.
+      release: normalize channels by a private release of their means and variances,
+        which is accounted for together with training; instead of `centred`.
+      colors: in which color images are scattered, one of `datasets.COLORS`.
+      mirrored: of the features, what an image shares with its mirror image.
+      workload_momentum: the momentum for which the strategy is made; the optimizer's is
+        the task's.
+      tested: also on the test images, not only on the held-out ones.
     """
 
     name: str
@@ -61,112 +68,164 @@ class Row:
     l2_norm_clip: float = 4.0
     learning_rates: tuple[float, ...] = (0.5, 1.0, 2.0)
     readouts: tuple[str, ...] = tuple(linear.READOUTS)
-    tasks: tuple[str, ...] = ("fashion-mnist", "cifar-10")
+    release: normalization.Release | None = None
+    colors: str = "rgb"
+    mirrored: bool = False
+    workload_momentum: float = 0.0
+    tested: bool = True
 
 
 TASKS = {
     "fashion-mnist": Task(
         "fashion-mnist", batch_size=8192, epochs=40, tuning_dimensions=400
     ),
-    "cifar-10": Task("cifar-10", batch_size=8192, epochs=60, rate_scale=0.25),
+    # 6 steps an epoch, as published with batches of 8192 and none that is not full.
+    "cifar-10": Task(
+        "cifar-10",
+        batch_size=8334,
+        epochs=60,
+        tuning_dimensions=1000,
+        tuning_seeds=((100, 101, 102),),
+    ),
 }
-# The published settings: a clip norm of 0.1, a learning rate of 16 / 10 per unit of it.
-PUBLISHED = {
+# The published settings: a clip norm of 0.1, learning rates of 16 and 4 with it.
+PUBLISHED = {"centred": False, "l2_norm_clip": 0.1, "readouts": ("last",)}
+# Noise as published; clip norms, there the median norms of the data, are constants.
+PUBLISHED_RELEASE = normalization.Release(1.0, 1.5, 8.0)
+RELEASE = normalization.Release(13.0, 17.0, 24.0, "logarithm")
+CIFAR = {
     "centred": False,
-    "l2_norm_clip": 0.1,
-    "readouts": ("last",),
-    "tasks": ("fashion-mnist",),
+    "l2_norm_clip": 10.0,
+    "learning_rates": (0.1, 0.2, 0.4),
+    "release": RELEASE,
+    "mirrored": True,
 }
-ROWS = (
-    Row("published", "identity", "poisson", learning_rates=(1.6,), **PUBLISHED),
-    Row("DP-SGD", "identity", "poisson"),
-    Row("BISR", "bisr:4", "balls-in-bins"),
-    Row("DP-λCGD", "lambda_cgd", "balls-in-bins"),
-    Row("BISR, no sampling", "bisr", "fixed-order"),
-    Row("DP-SGD, no sampling", "identity", "fixed-order"),
-    Row("BandMF", "banded:2", "cyclic-poisson"),
-)
-
-COLUMNS = (
-    "task row mechanism sampling phase seed batch_size epochs steps epsilon delta kind "
-    "noise_stddev l2_norm_clip learning_rate readout accuracy seconds"
-).split()
-
-
-class Results:
-    """A CSV file of runs that grows and says what is done."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-        self.rows: list[dict[str, str]] = []
-        if path.exists():
-            with path.open(encoding="utf-8") as file:
-                self.rows = list(csv.DictReader(file))
-
-    def of(self, **wanted: object) -> list[dict[str, str]]:
-        """The rows with these values."""
-        return [
-            row
-            for row in self.rows
-            if all(row[name] == str(value) for name, value in wanted.items())
-        ]
-
-    def append(self, rows: list[dict[str, object]]) -> None:
-        is_new = not self.path.exists()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if is_new:
-                writer.writeheader()
-            writer.writerows(rows)
-        self.rows += [{k: str(v) for k, v in row.items()} for row in rows]
+# One change each.
+ABLATIONS = {
+    "published clip norm": {"l2_norm_clip": 0.1},
+    "clip norm 30": {"l2_norm_clip": 30.0},
+    "without logarithms": {
+        "release": normalization.Release(35.0, 120.0, 24.0, "public")
+    },
+    "published release": {"release": PUBLISHED_RELEASE},
+    "features of all mirror parts": {"mirrored": False},
+}
+ROWS = {
+    "fashion-mnist": (
+        Row("published", "identity", "poisson", learning_rates=(1.6,), **PUBLISHED),
+        Row("DP-SGD", "identity", "poisson"),
+        Row("BISR", "bisr:4", "balls-in-bins"),
+        Row("DP-λCGD", "lambda_cgd", "balls-in-bins"),
+        Row("BISR, no sampling", "bisr", "fixed-order"),
+        Row("DP-SGD, no sampling", "identity", "fixed-order"),
+        Row("BandMF", "banded:2", "cyclic-poisson"),
+    ),
+    "cifar-10": (
+        Row(
+            "published",
+            "identity",
+            "poisson",
+            learning_rates=(0.4,),
+            release=PUBLISHED_RELEASE,
+            **PUBLISHED,
+        ),
+        Row("DP-SGD", "identity", "poisson", **CIFAR),
+        Row("BISR, no sampling", "bisr", "fixed-order", **CIFAR),
+        Row("BISR", "bisr:4", "balls-in-bins", **CIFAR),
+        Row("DP-SGD, no sampling", "identity", "fixed-order", **CIFAR),
+        Row("DP-λCGD", "lambda_cgd", "balls-in-bins", **CIFAR),
+        Row("BandMF", "banded:2", "cyclic-poisson", **CIFAR),
+        *(
+            dataclasses.replace(
+                Row(f"DP-SGD: {name}", "identity", "poisson", **CIFAR),
+                tested=False,
+                **changes,
+            )
+            for name, changes in ABLATIONS.items()
+        ),
+        Row(
+            "BISR, no sampling: matched to momentum",
+            "bisr",
+            "fixed-order",
+            workload_momentum=0.9,
+            tested=False,
+            **CIFAR,
+        ),
+    ),
+}
 
 
 class Experiment:
     """A task on its data, which are read when they are first wanted."""
 
     def __init__(self, task: Task, data: pathlib.Path, cache: pathlib.Path) -> None:
-        self.task, self.cache = task, cache
-        self.x, self.y, self.num_train = features.load(task.name, data, cache)
+        self.task, self.data, self.cache = task, data, cache
 
     def plan(self, row: Row, num_examples: int) -> tf_bandmf.Plan:
         """Calibrated once and kept; the batch is the same share of the examples."""
         task = self.task
         share = task.batch_size / self.num_train
+        setting = {
+            "mechanism": row.mechanism,
+            "num_examples": num_examples,
+            "batch_size": round(share * num_examples),
+            "epochs": task.epochs,
+            "sampling": row.sampling,
+            "momentum": row.workload_momentum,
+            "test_seed": 0,
+        }
         epsilon, delta = task.epsilon, task.delta
         if row.centred:
             epsilon, delta = epsilon - MEAN_EPSILON, delta - MEAN_DELTA
         name = f"{task.name}-{row.mechanism}-{row.sampling}-{num_examples}-{epsilon:g}"
+        if row.release is not None:
+            name += f"-beside-{row.release.noise_multiplier:g}"
+        if row.workload_momentum:
+            name += f"-momentum-{row.workload_momentum:g}"
         path = self.cache / f"plan-{name.replace(':', '_')}.json"
         if path.exists():
             return tf_bandmf.Plan.load(str(path))
-        plan = tf_bandmf.plan(
-            row.mechanism,
-            epsilon=epsilon,
-            delta=delta,
-            num_examples=num_examples,
-            batch_size=round(share * num_examples),
-            epochs=task.epochs,
-            sampling=row.sampling,
-            test_seed=0,
-        )
+        if row.release is None:
+            plan = tf_bandmf.plan(epsilon=epsilon, delta=delta, **setting)
+        else:
+            plan = normalization.plan_beside(
+                row.release.together, epsilon=epsilon, delta=delta, **setting
+            )
         plan.save(str(path))
         return plan
 
-    def tune(self, row: Row, seed: int) -> list[dict[str, object]]:
+    def read(self, row: Row) -> np.ndarray:
+        """The row's features, [examples, features]; labels come with them."""
+        if row.release is None:
+            read = functools.partial(features.load, self.task.name)
+        else:
+            read = functools.partial(
+                features.load_normalized,
+                self.task.name,
+                release=row.release,
+                seed=RELEASE_SEED,
+                colors=row.colors,
+                mirrored=row.mirrored,
+            )
+        found, self.y, self.num_train = read(directory=self.data, cache=self.cache)
+        return found
+
+    def tune(self, row: Row, seeds: Sequence[int]) -> list[dict[str, object]]:
         """Accuracy on held-out training images for each learning rate and readout."""
+        x, dimensions = self.read(row), self.task.tuning_dimensions
         end = self.num_train - VALIDATION
-        x, dimensions = self.x, self.task.tuning_dimensions
         if dimensions is not None:
-            path = self.cache / f"{self.task.name}-{dimensions}.npy"
+            kind = "" if row.release is None else f"-{row.colors}-{row.release.units}"
+            kind += "-mirror" if row.mirrored else ""
+            path = self.cache / f"{self.task.name}{kind}-{dimensions}.npy"
             x = features.leading_components(x, VALIDATION, dimensions, path)
         centre = x[:end].mean(axis=0) * row.centred
         held_out = slice(end, self.num_train)
         return self._train(
             row,
             "validation",
-            self.task.rate_scale * np.asarray(row.learning_rates),
-            [seed] * len(row.learning_rates),
+            np.tile(row.learning_rates, len(seeds)),
+            np.repeat(seeds, len(row.learning_rates)).tolist(),
             linear.Features(x[:end], centre),
             linear.Features(x[held_out], centre),
             slice(0, end),
@@ -175,19 +234,18 @@ class Experiment:
 
     def test(self, row: Row, rate: float, seeds: list[int]) -> list[dict[str, object]]:
         """Test accuracy after training on all training images."""
+        x = self.read(row)
         train, test = slice(0, self.num_train), slice(self.num_train, None)
-        centre = np.zeros(self.x.shape[1])
+        centre = np.zeros(x.shape[1])
         if row.centred:
-            centre = features.private_mean(
-                self.x[train], MEAN_EPSILON, MEAN_DELTA, seeds[0]
-            )
+            centre = features.private_mean(x[train], MEAN_EPSILON, MEAN_DELTA, seeds[0])
         return self._train(
             row,
             "test",
             np.full(len(seeds), rate),
             seeds,
-            linear.Features(self.x[train], centre),
-            linear.Features(self.x[test], centre),
+            linear.Features(x[train], centre),
+            linear.Features(x[test], centre),
             train,
             test,
         )
@@ -237,36 +295,12 @@ class Experiment:
         ]
 
 
-def best(tuning: list[dict[str, str]]) -> tuple[float, str]:
-    """Learning rate and readout with the best mean accuracy over the tuning seeds."""
-    settings = sorted({(row["learning_rate"], row["readout"]) for row in tuning})
-
-    def mean(setting: tuple[str, str]) -> float:
-        found = [
-            float(row["accuracy"])
-            for row in tuning
-            if (row["learning_rate"], row["readout"]) == setting
-        ]
-        return float(np.mean(found))
-
-    rate, readout = max(settings, key=mean)
-    return float(rate), readout
-
-
-def test_accuracy(results: Results, name: str) -> np.ndarray:
-    """Of each seed, with the readout that tuning chose."""
-    tuning = results.of(row=name, phase="validation")
-    chosen = {"readout": best(tuning)[1]} if tuning else {}
-    found = results.of(row=name, phase="test", **chosen)
-    return np.array([float(result["accuracy"]) for result in found])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--cache", type=pathlib.Path, required=True)
     parser.add_argument("--task", choices=TASKS, default="fashion-mnist")
-    parser.add_argument("--rows", nargs="+", default=[row.name for row in ROWS])
+    parser.add_argument("--rows", nargs="+", help="by default all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results")
     arguments = parser.parse_args()
@@ -274,23 +308,21 @@ def main() -> None:
     task = TASKS[arguments.task]
     results = Results(arguments.out / f"{task.name}.csv")
     experiment = Experiment(task, arguments.data, arguments.cache)
-    wanted = [row for row in ROWS if row.name in arguments.rows]
-    for row in (row for row in wanted if task.name in row.tasks):
-        rate = task.rate_scale * row.learning_rates[0]
-        readout = row.readouts[0]
+    rows = ROWS[task.name]
+    wanted = arguments.rows or [row.name for row in rows]
+    for row in (row for row in rows if row.name in wanted):
+        rate, readout = row.learning_rates[0], row.readouts[0]
         if len(row.learning_rates) > 1:
-            for seed in TUNING_SEEDS:
-                if not results.of(row=row.name, phase="validation", seed=seed):
-                    results.append(experiment.tune(row, seed))
+            for seeds in task.tuning_seeds:
+                done = results.of(row=row.name, phase="validation", seed=seeds[0])
+                if not done:
+                    results.append(experiment.tune(row, seeds))
             rate, readout = best(results.of(row=row.name, phase="validation"))
+        if not row.tested:
+            continue
         if not results.of(row=row.name, phase="test"):
             results.append(experiment.test(row, rate, list(range(arguments.seeds))))
-        accuracy = test_accuracy(results, row.name)
-        print(
-            f"{row.name}: learning rate {rate:g}, {readout}: {accuracy.mean():.2%} ± "
-            f"{accuracy.std(ddof=1) / len(accuracy) ** 0.5:.2%}",
-            flush=True,
-        )
+        report(results, row.name, rate, readout)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,36 @@ def scattering(images: np.ndarray, chunk: int = 500, workers: int = 1) -> np.nda
     return features
 
 
+def mirror_symmetric(features: np.ndarray) -> np.ndarray:
+    """The part of scattering channels that an image shares with its mirror image.
+
+    Mirroring an image turns each angle into its opposite and reverses columns: channels
+    come in pairs. The result is the sum of each pair over the square root of 2, so an
+    orthonormal basis of the features that do not change, half as many. (The grid begins
+    at the first pixel and ends 3 before the last: the mirror image is moved by 3.)
+
+    Args:
+      features: [examples, colors * 81, size, size]; size is even.
+
+    Returns:
+      float32, [examples, colors * 81, size, size / 2].
+    """
+    count, channels, size, _ = features.shape
+    half = size // 2
+    grouped = features.reshape(count, -1, CHANNELS, size, size).astype(np.float32)
+    mirrored = grouped[:, :, mirrored_channels(), :, : half - 1 : -1]
+    paired = (grouped[..., :half] + mirrored) / np.float32(np.sqrt(2.0))
+    return paired.reshape(count, channels, size, half)
+
+
+def mirrored_channels() -> np.ndarray:
+    """For each channel its number when the image is mirrored, [81]."""
+    angles = (ANGLES - 2 - np.arange(ANGLES)) % ANGLES
+    firsts = 1 + np.concatenate([angles, ANGLES + angles])
+    pairs = 1 + SCALES * ANGLES + ANGLES * angles[:, None] + angles
+    return np.concatenate([[0], firsts, pairs.reshape(-1)])
+
+
 class _Filters:
     """Fourier transforms (real) of the low-pass filter and of the wavelets.
 

@@ -65,7 +65,7 @@ def paper_epsilon(noise, mean, shape, delta, num_orders=4000):
     Written from the paper, on a fine grid of orders; the conversion to (epsilon, delta) is
     Proposition 12 of Canonne, Kamath and Steinke, 2020, arXiv:2004.00010.
     """
-    orders = np.concatenate([1.0 + np.geomspace(1e-3, 20.0, num_orders)])
+    orders = np.concatenate([1.0 + np.geomspace(1e-3, 500.0, num_orders)])
     curve = orders / (2.0 * noise**2)
     if math.isinf(shape):
         hat = np.log1p(1.0 / (orders - 1.0))
