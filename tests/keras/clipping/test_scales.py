@@ -32,8 +32,12 @@ def image_model():
     )
 
 
+def words(batch=5):
+    return reference.tokens(batch=batch, length=6, vocabulary=9)
+
+
 MODELS = {
-    "embedding": (embedding_model, lambda: reference.tokens(length=6, vocabulary=9)),
+    "embedding": (embedding_model, words),
     "images": (image_model, reference.images),
 }
 
@@ -121,7 +125,7 @@ def test_the_self_check_scales(monkeypatch):
     from tf_bandmf.keras.clipping.rows import Rows
 
     model = embedding_model()
-    x, y = reference.tokens(length=6, vocabulary=9), reference.labels()
+    x, y = words(), reference.labels()
     self_check(model, x, y, scaled=True)
     monkeypatch.setattr(Rows, "scaled", lambda self, scale: self)
     with pytest.raises(Exception, match="gradient norm"):
