@@ -113,15 +113,31 @@ def _compiled_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks
     def pairs(
         step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
     ) -> tf.Tensor:
-        parts = _shared_parts
         if source_of(step_keys).of_many_operations:
-            parts = _compiled_shared_parts(num_blocks)
+            return one_by_one(step_keys, weights, first_block)
         # Outside, for XLA would compute a block's shared part again for each pair.
         shared = [
-            parts(step_keys[j], first_block, num_blocks) for j in range(num_terms)
+            _shared_parts(step_keys[j], first_block, num_blocks)
+            for j in range(num_terms)
         ]
         compiled = _compiled_pairs(num_blocks, num_terms, key_words)
         return compiled(step_keys, weights, first_block, tf.stack(shared))
+
+    # XLA needs the better part of an hour for two terms of ChaCha20 in one expression.
+    def one_by_one(
+        step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
+    ) -> tf.Tensor:
+        shared_parts = _compiled_shared_parts(num_blocks)
+        term = _compiled_pairs(num_blocks, 1, key_words)
+        total: tf.Tensor | None = None
+        for j in range(num_terms):
+            # One after the other, so that two vectors are in memory and not num_terms.
+            with tf.control_dependencies([] if total is None else [total]):
+                key, weight = step_keys[j : j + 1], weights[j : j + 1]
+                shared = shared_parts(key[0], first_block)
+                added = term(key, weight, first_block, shared[None])
+            total = added if total is None else total + added
+        return total
 
     return pairs
 
@@ -194,15 +210,16 @@ def _shared_parts(
 
 
 @functools.cache
-def _compiled_shared_parts(num_blocks: int) -> Callable[..., tf.Tensor]:
+def _compiled_shared_parts(
+    num_blocks: int,
+) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     def parts(step_key: tf.Tensor, first_block: tf.Tensor) -> tf.Tensor:
         counter = first_block + tf.constant(_SHARED, tf.uint64)
         counters = counter + tf.cast(tf.range(num_blocks), tf.uint64)
         first, second, *_ = source_of(step_key).four(step_key, counters)
         return shared_part(tf.bitcast(first, tf.int32), tf.bitcast(second, tf.int32))
 
-    compiled = tf.function(parts, jit_compile=True, autograph=False)
-    return lambda step_key, first_block, _: compiled(step_key, first_block)
+    return tf.function(parts, jit_compile=True, autograph=False)
 
 
 def _weighted_sum(
