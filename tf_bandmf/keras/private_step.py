@@ -346,11 +346,14 @@ class PrivateStep:
             "itself (once; make_private(..., self_check=False) leaves it out).",
             self._quiet,
         ):
+            optimizer = self._private_optimizer()
             self_check(
                 self,
                 *made_up((x, y, weight), _CHECKED_EXAMPLES),
                 microbatch_size=self._microbatch_size,
-                loss_scale_factor=self._private_optimizer().loss_scale_factor,
+                loss_scale_factor=optimizer.loss_scale_factor,
+                automatic=optimizer.automatic,
+                groups=optimizer.clip_groups,
             )
         object.__setattr__(self, "_checked", layers)
 
