@@ -27,9 +27,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import deploy  # noqa: E402
 
-import tf_bandmf  # noqa: E402
-from tf_bandmf_federated.device_policy import DevicePolicy  # noqa: E402
-
 KINDS = ("private", "FedAvg")
 SEPARATION = 3
 
@@ -43,17 +40,7 @@ def turn(kind: str, options: argparse.Namespace, folder: pathlib.Path) -> list[f
     if kind == "FedAvg":
         for file in (HERE / "flower_plain").glob("*.py"):
             shutil.copy(file, app / "speakers" / file.name)
-    plan = tf_bandmf.plan(
-        "banded",
-        bands=SEPARATION,
-        epsilon=100.0,
-        delta=1e-5,
-        num_steps=options.rounds,
-        participation=tf_bandmf.MinSep(SEPARATION, -(-options.rounds // SEPARATION)),
-        l2_norm_clip=0.5,
-    )
-    plan.save(str(folder / "plan.json"))
-    DevicePolicy.from_plan(plan).save(str(folder / "policy.json"))
+    deploy.write_plan(folder, options.rounds, SEPARATION, epsilon=100.0)
     run = deploy.Deployment(folder, options.port, options.data, app=app)
     try:
         run.start_link()

@@ -50,6 +50,10 @@ class Accountant(abc.ABC):
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         """The smallest noise for the budget, on the safe side, re-checked."""
 
+    def rough_noise_stddev(self, epsilon: float, delta: float) -> float:
+        """The noise for the budget, up to a percent: to compare runs, not to plan one."""
+        return self.calibrate(epsilon, delta).noise_stddev
+
     @abc.abstractmethod
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
         """What a run with the noise guarantees at delta.

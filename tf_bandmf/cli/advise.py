@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +9,7 @@ import click
 
 from tf_bandmf.cli import options, parsing, printing
 from tf_bandmf.cli.parsing import BadArguments
-from tf_bandmf.cli.progress import Progress
+from tf_bandmf.cli.progress import calculation
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.advice import Advice
@@ -71,8 +69,7 @@ _LESS_IMPORTANT = ("noise-batch ratio", "RMSE", "epochs", "steps")
     type=float,
     help="expected number of private trials, whose price is to be computed",
 )
-@click.option("--wide", is_flag=True, help="all columns, however wide the terminal is")
-@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@options.output("print JSON", plot=False)
 def command(
     examples: int,
     parameters: int | None,
@@ -95,13 +92,7 @@ def command(
     models would have, and derives clip norm and learning rate from it. With --trials it
     says what tuning by private trials costs (arXiv:2110.03620).
     """
-    with (
-        parsing.refusals(),
-        warnings.catch_warnings(record=True) as caught,
-        Progress("comparing batch sizes") as progress,
-    ):
-        warnings.simplefilter("ignore")
-        warnings.filterwarnings("always", "delta = ", UserWarning)
+    with calculation("advise", "comparing batch sizes") as progress:
         if epochs is not None and epochs.denominator != 1:
             raise BadArguments(f"--epochs must be a whole number, found {epochs}.")
         from tf_bandmf.planning.advice import advise  # loads dp-accounting
@@ -121,8 +112,6 @@ def command(
             expected_trials=trials,
             progress=progress,
         )
-    for warning in caught:
-        print(f"tf-bandmf advise: warning: {warning.message}", file=sys.stderr)
     if as_json:
         printing.print_json(advice.to_record())
         return

@@ -96,8 +96,14 @@ def workload(command: _Command) -> _Command:
     )(command)
 
 
-def output(json_help: str) -> Callable[[_Command], _Command]:
-    """`--wide`, `--plot` and `--json`."""
+def output(json_help: str, plot: bool = True) -> Callable[[_Command], _Command]:
+    """`--wide` and `--json`, and `--plot` of commands that have a picture."""
+    picture = click.option(
+        "--plot",
+        type=PATH,
+        metavar="FILE",
+        help="save a picture (.png, .pdf, .svg); needs tf-bandmf[plot]",
+    )
 
     def add(command: _Command) -> _Command:
         return _all(
@@ -105,12 +111,7 @@ def output(json_help: str) -> Callable[[_Command], _Command]:
             click.option(
                 "--wide", is_flag=True, help="all columns, however wide the terminal is"
             ),
-            click.option(
-                "--plot",
-                type=PATH,
-                metavar="FILE",
-                help="save a picture (.png, .pdf, .svg); needs tf-bandmf[plot]",
-            ),
+            *([picture] if plot else []),
             click.option("--json", "as_json", is_flag=True, help=json_help),
         )
 

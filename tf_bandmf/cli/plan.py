@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from typing import Any
 
 import click
 
 from tf_bandmf.cli import data_use, options, parsing, pictures, printing
 from tf_bandmf.cli.parsing import BadArguments
-from tf_bandmf.cli.progress import Progress
+from tf_bandmf.cli.progress import calculation
 from tf_bandmf.participation import scheme
 from tf_bandmf.planning import choosing
 
@@ -111,14 +109,8 @@ def command(
     """
     pictures.check(plot)
     vectors = _memory_vectors(memory_vectors, max_memory, parameters)
-    with (
-        parsing.refusals(),
-        warnings.catch_warnings(record=True) as caught,
-        Progress("planning") as progress,
-    ):
+    with calculation("plan", "planning") as progress:
         use = data_use.of_options(**data)
-        warnings.simplefilter("ignore")
-        warnings.filterwarnings("always", "delta = ", UserWarning)
         from tf_bandmf.planning import build  # loads dp-accounting
 
         plan = build.plan(
@@ -136,8 +128,6 @@ def command(
         if plot is not None:
             progress("picture")
             pictures.save_plan(plan, plot)
-    for warning in caught:
-        print(f"tf-bandmf plan: warning: {warning.message}", file=sys.stderr)
     if out is not None:
         plan.save(out)
     if as_json:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
+import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
+from tf_bandmf.cli.parsing import refusals
 from tf_bandmf.optimize.options import unasked_bars
 
 if TYPE_CHECKING:
@@ -90,3 +94,26 @@ class Progress:
             return
         waited = time.monotonic() - self._began
         print(f"{waited:5.1f} s  {self._name} ...", file=self._stream, flush=True)
+
+
+@contextlib.contextmanager
+def calculation(command: str, first: str) -> Iterator[Progress]:
+    """Progress of a calculation with a budget.
+
+    The library's refusals become `BadArguments`; its warnings that delta is too large
+    become lines on standard error when all is done, and no others are shown.
+
+    Args:
+      command: whose warnings they are.
+      first: see `Progress`.
+    """
+    with (
+        refusals(),
+        warnings.catch_warnings(record=True) as caught,
+        Progress(first) as progress,
+    ):
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", "delta = ", UserWarning)
+        yield progress
+    for warning in caught:
+        print(f"tf-bandmf {command}: warning: {warning.message}", file=sys.stderr)

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.clipping import clipped_gradient_sums
 from tf_bandmf.planning.gradient_sample import GradientSample
 
@@ -57,14 +58,7 @@ def sample_gradients(
         raise ValueError(
             "The model has no loss: compile it as for training, with any optimizer."
         )
-    if (
-        isinstance(batch_size, bool)
-        or not isinstance(batch_size, int)
-        or batch_size < 1
-    ):
-        raise ValueError(
-            f"batch_size must be a whole number >= 1, found {batch_size!r}."
-        )
+    batch_size = whole_number("batch_size", batch_size)
     data = tf.nest.map_structure(_array, (x, y, sample_weight))
     if not model.built:
         model(tf.nest.map_structure(lambda part: part[:1], data[0]), training=False)

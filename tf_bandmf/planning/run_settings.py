@@ -13,8 +13,6 @@ from typing import Callable
 import numpy as np
 
 from tf_bandmf import workloads
-from tf_bandmf.accounting.base import Accountant
-from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.analysis import error
 from tf_bandmf.participation import NAMED
 from tf_bandmf.participation.scheme import Scheme
@@ -194,7 +192,7 @@ class Scan:
                 strategy, participation, num_draws=_DRAWS
             )
             try:
-                noise = _rough_noise(accountant, self.epsilon, self.delta)
+                noise = accountant.rough_noise_stddev(self.epsilon, self.delta)
             except ValueError:
                 if NAMED[sampling].is_simulated:
                     continue  # few draws see nothing
@@ -231,9 +229,3 @@ class Scan:
             learning_rate=rate,
             has_few_steps=is_limited,
         )
-
-
-def _rough_noise(accountant: Accountant, epsilon: float, delta: float) -> float:
-    if isinstance(accountant, CyclicPoissonAccountant):
-        return accountant.rough_noise_stddev(epsilon, delta)
-    return accountant.calibrate(epsilon, delta).noise_stddev

@@ -33,7 +33,6 @@ from tf_bandmf_federated.device_policy import DevicePolicy
 
 HERE = pathlib.Path(__file__).parent
 BIN = pathlib.Path(sys.executable).parent
-DELTA = 1e-5
 
 
 class Deployment:
@@ -176,6 +175,13 @@ class Deployment:
                 raise SystemExit(f"Not {rounds} rounds in {limit:.0f} s: see *.log.")
             time.sleep(0.5)
 
+    def summary(self) -> str:
+        """The end of the report, which the server writes after the last round."""
+        report = self.folder / "privacy.md"
+        while not report.exists():
+            time.sleep(0.5)
+        return "\n".join(report.read_text().splitlines()[-12:])
+
     def end(self) -> None:
         """Ends what is left."""
         for name in list(self.processes):
@@ -198,6 +204,23 @@ def _family(pid: int, forked: list[tuple[int, int]]) -> list[int]:
     for member in family:  # it grows
         family.extend(child for child, parent in parents if parent == member)
     return family
+
+
+def write_plan(
+    folder: pathlib.Path, rounds: int, separation: int, epsilon: float
+) -> None:
+    """The plan of the server, and the policy of the devices."""
+    plan = tf_bandmf.plan(
+        "banded",
+        bands=separation,
+        epsilon=epsilon,
+        delta=1e-5,
+        num_steps=rounds,
+        participation=tf_bandmf.MinSep(separation, -(-rounds // separation)),
+        l2_norm_clip=0.5,
+    )
+    plan.save(str(folder / "plan.json"))
+    DevicePolicy.from_plan(plan).save(str(folder / "policy.json"))
 
 
 def participations(folder: pathlib.Path) -> list[int]:
@@ -231,19 +254,9 @@ def main() -> None:
     if not options.go_on:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    rounds, times = options.rounds, options.rounds // options.separation
-    plan = tf_bandmf.plan(
-        "banded",
-        bands=options.separation,
-        epsilon=options.epsilon,
-        delta=DELTA,
-        num_steps=rounds,
-        participation=tf_bandmf.MinSep(options.separation, times),
-        l2_norm_clip=0.5,
-    )
+    rounds = options.rounds
     if not options.go_on:
-        plan.save(str(folder / "plan.json"))
-    DevicePolicy.from_plan(plan).save(str(folder / "policy.json"))
+        write_plan(folder, rounds, options.separation, options.epsilon)
     text = str(pathlib.Path(options.data).resolve()) if options.data else ""
     run = Deployment(folder, options.port, text, options.cold)
     began = time.monotonic()
@@ -269,14 +282,12 @@ def main() -> None:
             run.start_link()
             run.submit(rounds, options.per_round)
         run.wait_for(rounds, 3600.0)
-        report = folder / "privacy.md"
-        while not report.exists():
-            time.sleep(0.5)
+        summary = run.summary()
     finally:
         run.end()
     print(f"{rounds} rounds in {time.monotonic() - began:.0f} s")
     print(f"participations that devices counted: {participations(folder)}")
-    print("\n".join(report.read_text().splitlines()[-12:]))
+    print(summary)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import deploy
 
-import tf_bandmf
-from tf_bandmf_federated.device_policy import DevicePolicy
-
 
 def main() -> None:
     """Runs the example."""
@@ -41,19 +38,7 @@ def main() -> None:
     folder = pathlib.Path(options.out).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
-    plan = tf_bandmf.plan(
-        "banded",
-        bands=options.separation,
-        epsilon=options.epsilon,
-        delta=deploy.DELTA,
-        num_steps=options.rounds,
-        participation=tf_bandmf.MinSep(
-            options.separation, -(-options.rounds // options.separation)
-        ),
-        l2_norm_clip=0.5,
-    )
-    plan.save(str(folder / "plan.json"))
-    DevicePolicy.from_plan(plan).save(str(folder / "policy.json"))
+    deploy.write_plan(folder, options.rounds, options.separation, options.epsilon)
     text = str(pathlib.Path(options.data).resolve()) if options.data else ""
     run = deploy.Deployment(folder, options.port, text, cold=True)
     run.environment["SPEAKERS_STORES"] = str(folder / "devices")
@@ -71,9 +56,7 @@ def main() -> None:
             timeout=300.0,
         )
         run.wait_for(options.rounds, 3600.0)
-        report = folder / "privacy.md"
-        while not report.exists():
-            time.sleep(0.5)
+        summary = run.summary()
     finally:
         run.end()
     counts = deploy.participations(folder)
@@ -82,7 +65,7 @@ def main() -> None:
         f"participations that devices counted: {sum(counts)} of {len(counts)} devices, "
         f"{max(counts)} of one at most"
     )
-    print("\n".join(report.read_text().splitlines()[-12:]))
+    print(summary)
 
 
 if __name__ == "__main__":

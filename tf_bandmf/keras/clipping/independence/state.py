@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import control_flow_util_v2
 
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
@@ -67,7 +69,7 @@ def refuse_host_operation(op: Any) -> None:
     Raises:
       NotIndependent: if it is neither stateless nor known.
     """
-    if _is_benign(op.type, op.graph):
+    if _is_benign(op.type):
         return
     if op.type in _ASSIGNMENTS or op.type in _COUNTERS:
         return
@@ -92,6 +94,21 @@ def assigns(op: Any) -> bool:
         has_node(op.graph, name, lambda node: bool(_WRITES.match(node.op)))
         for name, _ in called(op)
     )
+
+
+def eager_effects(op_type: str) -> tuple[bool, bool]:
+    """`may_write` and `assigns` of an operation in eager code, by its type.
+
+    Args:
+      op_type: or the name of a `tf.function` that is called.
+    """
+    if context.context().has_function(op_type):
+        writes = has_node(None, op_type, lambda node: bool(_WRITES.match(node.op)))
+        return not _is_clean(None, op_type), writes
+    definition = op_def_registry.get(op_type)
+    if definition is None or _function_names(definition):
+        return True, True  # what it calls is not known here
+    return op_type not in _HARMLESS, bool(_WRITES.match(op_type))
 
 
 def refuse_state(
@@ -164,17 +181,22 @@ def called(op: Any) -> list[tuple[str, Sequence[tf.Tensor]]]:
 
 def _attributes_with_functions(op: Any) -> tuple[str, ...]:
     if op.type not in _function_attributes:
-        _function_attributes[op.type] = tuple(
-            attribute.name
-            for attribute in op.op_def.attr
-            if attribute.type in ("func", "list(func)")
-        )
+        _function_attributes[op.type] = _function_names(op.op_def)
     return _function_attributes[op.type]
+
+
+def _function_names(op_def: Any) -> tuple[str, ...]:
+    """Of the attributes of an operation that are functions."""
+    return tuple(
+        attribute.name
+        for attribute in op_def.attr
+        if attribute.type in ("func", "list(func)")
+    )
 
 
 def _is_clean(graph: Any, name: str) -> bool:
     """Whether a function, and all that it calls, neither write nor act outside."""
-    return not has_node(graph, name, lambda node: not _is_benign(node.op, graph))
+    return not has_node(graph, name, lambda node: not _is_benign(node.op))
 
 
 def has_node(
@@ -186,7 +208,8 @@ def has_node(
     """Whether a node matches of a function or of one that it calls.
 
     Args:
-      graph: that knows the function; of one that it does not know anything is possible.
+      graph: that knows the function, None in eager code; of one that it does not know
+        anything is possible.
       name: of the function.
       matches: asked about nodes.
       seen: functions that are searched already.
@@ -208,7 +231,14 @@ def has_node(
 
 
 def definition(graph: Any, name: str) -> Any:
-    """The definition of a function that a graph, or one around it, knows; or None."""
+    """The definition of a function that a graph, or one around it, knows; or None.
+
+    Args:
+      graph: None in eager code, which knows all.
+      name: of the function.
+    """
+    if graph is None and context.context().has_function(name):
+        return context.context().get_function_def(name)
     while graph is not None:
         function = graph._get_function(name)
         if function is not None:
@@ -217,13 +247,12 @@ def definition(graph: Any, name: str) -> Any:
     return None
 
 
-def _is_benign(op_type: str, graph: Any) -> bool:
+def _is_benign(op_type: str) -> bool:
     if op_type not in _stateful:
-        try:
-            _stateful[op_type] = bool(graph.op_def_for_type(op_type).is_stateful)
-        except Exception:
-            # Not an operation but a function called by its name.
-            return False
+        definition = op_def_registry.get(op_type)
+        if definition is None:
+            return False  # not an operation but a function called by its name
+        _stateful[op_type] = bool(definition.is_stateful)
     return (
         not _stateful[op_type] or op_type in _HARMLESS or bool(_RANDOM.match(op_type))
     )

@@ -1,0 +1,85 @@
+"""Which operations take the handles of variables, in graphs and in eager code."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
+
+from tf_bandmf.keras.clipping.independence import state
+from tf_bandmf.keras.clipping.reads import captured_handles
+
+
+class VariableUse(NamedTuple):
+    """An operation that takes the handle of a variable.
+
+    Attributes:
+      operation: its name, or its type in eager code.
+      handle: of the variable.
+      may_write: whether it may write the variable.
+      assigns: whether it, or a function that it calls, assigns a variable.
+    """
+
+    operation: str
+    handle: Any
+    may_write: bool
+    assigns: bool
+
+
+Check = Callable[[VariableUse], None]
+
+
+@contextlib.contextmanager
+def each_variable_use(check: Check) -> Iterator[None]:
+    """Checks the uses of variables by the operations of its body.
+
+    Args:
+      check: raises an error for a use that is refused. In eager code it is asked when the
+        operation has run, in a graph at the end of the body.
+
+    Yields:
+      Nothing.
+    """
+    if tf.executing_eagerly():
+        token = _eager_check.set(check)
+        op_callbacks.add_op_callback(_check_operation)
+        try:
+            yield
+        finally:
+            op_callbacks.remove_op_callback(_check_operation)
+            _eager_check.reset(token)
+        return
+    graph = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    yield
+    captured = captured_handles(graph)
+    for op in graph.get_operations()[start:]:
+        for tensor in op.inputs:
+            if tensor.dtype == tf.resource:
+                handle = captured.get(id(tensor), tensor)
+                effects = state.may_write(op), state.assigns(op)
+                check(VariableUse(op.name, handle, *effects))
+
+
+_eager_check: contextvars.ContextVar[Check] = contextvars.ContextVar("check")
+
+
+def _check_operation(
+    op_type: str,
+    inputs: tuple[Any, ...],
+    attrs: Any,
+    outputs: Any,
+    op_name: Any = None,
+    graph: Any = None,
+) -> None:
+    """Looks at an operation, or at the call of a function with all that it captures."""
+    if graph is not None:
+        return  # a function is traced: its call follows
+    for tensor in inputs:
+        if tensor.dtype == tf.resource:
+            effects = state.eager_effects(op_type)
+            _eager_check.get()(VariableUse(op_type, tensor, *effects))
