@@ -20,7 +20,10 @@ def build_metrics(
 
     Args:
       model: a compiled model.
-      x, y, y_pred, sample_weight: tensors, of which shapes and dtypes matter; or None.
+      x: inputs, tensors, of which shapes and dtypes matter; so for the others.
+      y: targets.
+      y_pred: predictions.
+      sample_weight: weights, or None.
     """
     metrics = getattr(model, "_compile_metrics", None)
     if metrics is None or metrics.built:

@@ -1,5 +1,8 @@
 """The step runs the pass that was checked, and what is checked can still fail."""
 
+import gc
+import weakref
+
 import clipping_reference as reference
 import keras
 import numpy as np
@@ -76,7 +79,9 @@ def test_random_layers_are_random_in_the_step_that_follows(traces):
     assert np.all(first != second)
 
 
-@pytest.mark.parametrize("change", ["rate", "loss", "shape", "scale", "trainable"])
+@pytest.mark.parametrize(
+    "change", "change", ["rate", "loss", "shape", "scale", "trainable", "activation"]
+)
 def test_a_step_with_other_settings_traces_its_own_pass(traces, change):
     model = random_model()
     x, y = reference.sequences(), reference.labels()
@@ -90,6 +95,8 @@ def test_a_step_with_other_settings_traces_its_own_pass(traces, change):
         y = y[:, None]
     elif change == "scale":
         options["loss_scale_factor"] = 4.0
+    elif change == "activation":
+        model.layers[0].activation = keras.ops.tanh
     else:
         model.layers[0].trainable = False
     clipped_gradient_sums(model, x, y, l2_norm_clip=1.0, **options)
@@ -111,7 +118,7 @@ def test_a_wrong_rule_is_found_behind_dropout(monkeypatch, rate):
     monkeypatch.setattr(dense.DenseRule, "factors", without_bias)
     with pytest.raises(ClippingMismatchError):
         self_check(model, reference.sequences(), reference.labels())
-    assert model not in checked_pass._READY
+    assert not checked_pass.is_kept(model)
 
 
 @pytest.mark.parametrize("options", [{"automatic": 0.01}, {"groups": "layers"}])
@@ -167,4 +174,15 @@ def test_other_draws_are_checked_by_a_pass_of_their_own(monkeypatch):
     monkeypatch.setattr(registration, "_vouched", {DrawsCategories})
     model = reference.classifier(layers.Dense(4), DrawsCategories(), inputs=(6, 4))
     self_check(model, reference.sequences(), reference.labels())
-    assert model not in checked_pass._READY
+    assert not checked_pass.is_kept(model)
+
+
+def test_a_checked_model_is_not_kept_alive():
+    model = random_model()
+    self_check(model, reference.sequences(), reference.labels())
+    assert checked_pass.is_kept(model)
+    gone = weakref.ref(model)
+    del model
+    keras.utils.clear_session()
+    gc.collect()
+    assert gone() is None

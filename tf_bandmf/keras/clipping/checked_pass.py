@@ -27,8 +27,8 @@ from tensorflow.python.ops import gen_stateless_random_ops_v2 as draws
 from tf_bandmf.keras.clipping import batching
 
 _STATE = threading.local()
-# Passes that were checked and that no step has taken yet.
-_READY: weakref.WeakKeyDictionary[Any, CheckedPass] = weakref.WeakKeyDictionary()
+# Attribute of a model: its checked pass that no step has taken yet.
+_READY = "_checked_pass"
 # Below 1 in bfloat16, and above the rate of any dropout: everything is kept.
 _UNIFORM = 0.99
 # What is drawn instead; None for the least integer of the range.
@@ -39,7 +39,13 @@ _DRAWS: dict[str, float | None] = {
     "StatelessRandomUniformIntV2": None,
 }
 # Attributes that Keras' training itself changes.
-_OF_TRAINING = {"train_function", "test_function", "predict_function", "stop_training"}
+_OF_TRAINING = {
+    "history",
+    "predict_function",
+    "stop_training",
+    "test_function",
+    "train_function",
+}
 # Control flow, and what makes seeds of seeds.
 _NO_DRAWS = ("StatelessRandomGet", "StatelessIf", "StatelessWhile", "StatelessCase")
 _MINIMUM = 4
@@ -266,34 +272,66 @@ def key_of(model: Any, variables: Sequence[Any], data: Any, settings: Any) -> An
     leaves = batching.tensor_leaves(data)
     present = [part is not None for part in data]
     return (
-        tuple(id(variable) for variable in variables),
+        tuple(_Same(variable) for variable in variables),
         tuple(present),
         tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves),
-        id(model._compile_loss),
+        _Same(model._compile_loss),
         settings,
-        tuple((id(layer), _settings(layer)) for layer in model._flatten_layers()),
+        tuple((_Same(layer), _settings(layer)) for layer in model._flatten_layers()),
     )
 
 
+class _Same:
+    """Equal to another one of the same object, which it keeps: no id is used twice."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def _settings(layer: Any) -> tuple[Any, ...]:
-    """A layer's attributes that are numbers and the like, such as a rate."""
-    simple = (bool, int, float, str, type(None))
+    """A layer's public attributes: numbers such as a rate, functions, other objects."""
     return (
         layer.trainable,
         layer.dtype_policy.name,
         tuple(
-            (name, value)
+            (name, _setting(value))
             for name, value in sorted(vars(layer).items())
-            if isinstance(value, simple)
-            and not name.startswith("_")
-            and name not in _OF_TRAINING
+            if not name.startswith("_") and name not in _OF_TRAINING
         ),
     )
 
 
+def _setting(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return type(value), value
+    if isinstance(value, (list, tuple)):
+        return tuple(_setting(part) for part in value)
+    if isinstance(value, dict):
+        return tuple((key, _setting(part)) for key, part in value.items())
+    return _Same(value)
+
+
 def keep(model: Any, checked: CheckedPass) -> None:
     """Lets the next step with its key run it."""
-    _READY[model] = checked
+    # Keras must not track it.
+    object.__setattr__(model, _READY, checked)
+
+
+def is_kept(model: Any) -> bool:
+    """Whether a checked pass waits for a step."""
+    return vars(model).get(_READY) is not None
+
+
+def forget(model: Any) -> None:
+    """Lets no later step run a checked pass that none has taken."""
+    object.__setattr__(model, _READY, None)
 
 
 def take(model: Any, key: Callable[[], Any]) -> Any | None:
@@ -301,10 +339,11 @@ def take(model: Any, key: Callable[[], Any]) -> Any | None:
     checking = getattr(_STATE, "checking", None)
     if checking is not None and checking[0] is model:
         return checking[1]
-    checked = _READY.pop(model, None)
-    if checked is None or checked.key != key():
+    checked = vars(model).get(_READY)
+    if checked is None:
         return None
-    return checked.concrete
+    forget(model)
+    return checked.concrete if checked.key == key() else None
 
 
 @contextlib.contextmanager

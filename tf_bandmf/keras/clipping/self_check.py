@@ -64,7 +64,9 @@ def self_check(
       rtol: largest relative error of norms and of the clipped sum.
       microbatch_size: if given, the clipping in groups is what is checked, on three
         examples in groups of two: a full one, and one that is padded.
-      loss_scale_factor, automatic, groups: as for `clipped_gradient_sums`.
+      loss_scale_factor: as for `clipped_gradient_sums`.
+      automatic: as for `clipped_gradient_sums`.
+      groups: as for `clipped_gradient_sums`.
 
     Raises:
       ClippingMismatchError: if they differ, with the likely cause.
@@ -108,9 +110,7 @@ def self_check(
         )
         # Half of the largest norm, so that at least one example is clipped.
         clip = largest / 2 or 1.0
-        stack.enter_context(
-            checked_pass.checking(model, checked.run(repeatable))
-        )
+        stack.enter_context(checked_pass.checking(model, checked.run(repeatable)))
 
         def step(batch: Any) -> Any:
             return clipped_gradient_sums(
