@@ -159,8 +159,8 @@ def traced_pass(
 ) -> checked_pass.CheckedPass:
     """Traces the pass that `clipped_gradient_sums` makes, for a check before its step.
 
-    Arguments and errors are those of `clipped_gradient_sums`; of the batch shapes and dtypes
-    matter.
+    Arguments and errors are those of `clipped_gradient_sums`; of the batch shapes and
+    dtypes matter.
     """
     check_supported(model)
     clip = _clip(model, 1.0, loss_scale_factor, automatic, groups)

@@ -90,7 +90,7 @@ def self_check(
     if microbatch_size is not None:
         group = max(1, min(microbatch_size, count - 1))
     scale = loss_scale_factor or 1.0
-    options = {
+    options: dict[str, Any] = {
         "loss_scale_factor": loss_scale_factor,
         "automatic": automatic,
         "groups": groups,
