@@ -3,10 +3,13 @@
 import time
 
 import keras
+import numpy as np
 import pytest
 
 import tf_bandmf.keras
 from tf_bandmf.keras import notices
+from tf_bandmf.keras.clipping import gradients
+from tf_bandmf.keras.private_step import PrivateStep
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -46,3 +49,51 @@ def test_the_trace_is_announced_once(
     )
     model.fit(plan.batches(*data), verbose=2)
     assert capsys.readouterr().err.count("tracing") == 1
+
+
+METRICS = {
+    "name": lambda: "accuracy",
+    "object": keras.metrics.SparseCategoricalAccuracy,
+    # Makes its variables in its first update.
+    "late": lambda: LateMean(),
+}
+
+
+class LateMean(keras.metrics.Metric):
+    total = None
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if self.total is None:
+            self.total = self.add_variable((), "zeros", name="late_total")
+        self.total.assign_add(keras.ops.mean(y_pred))
+
+    def result(self):
+        return self.total
+
+
+@pytest.mark.parametrize("self_check", [False, True])
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_step_and_its_pass_are_traced_once(
+    metric, eager, self_check, data, make_plan, make_private_model, monkeypatch
+):
+    steps, passes = [], []
+    step, traced = PrivateStep._train_step, gradients._pass_in_graph
+
+    def counted_step(self, batch):
+        steps.append(batch)
+        return step(self, batch)
+
+    def counted_pass(*args):
+        passes.append(args)
+        return traced(*args)
+
+    monkeypatch.setattr(PrivateStep, "_train_step", counted_step)
+    monkeypatch.setattr(gradients, "_pass_in_graph", counted_pass)
+    plan = make_plan(epochs=1)
+    options = {"metrics": [METRICS[metric]()], "run_eagerly": eager}
+    model = make_private_model(plan, self_check=self_check, **options)
+    history = model.fit(plan.batches(*data), verbose=0).history
+    assert len(history) == 2 and np.all(np.isfinite(list(history.values())))
+    if not eager:
+        assert len(steps) == len(passes) == 1

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_bandmf.files import whole as whole_files
 from tf_bandmf.keras.batch_contents import contents
 from tf_bandmf.keras.caller_batches import check_passes
-from tf_bandmf.keras.clipping import vouched_classes
+from tf_bandmf.keras.clipping import checked_pass, vouched_classes
 from tf_bandmf.keras.fit_arguments import checked_data
 from tf_bandmf.keras.monitors import restore_backup, warn_of_private_monitors
 from tf_bandmf.keras.nesting import refuse_plain_outer_training
@@ -113,7 +113,10 @@ class PrivateTraining(PrivateStep):
             x = self._checked_stream(x) if self._self_check_is_due else x
         warn_of_private_monitors(kwargs.get("callbacks"))
         let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().seal)
-        return super().fit(x, **kwargs)  # type: ignore[misc]
+        try:
+            return super().fit(x, **kwargs)  # type: ignore[misc]
+        finally:
+            checked_pass.forget(self)
 
     def begin_run(
         self, batches: BatchSchedule, private_state: str | os.PathLike[str]

@@ -30,6 +30,7 @@ from tf_bandmf.keras.own_loops import NoisyGradients, traced_once
 from tf_bandmf.keras.preprocessing import preprocess_of, preprocessed_batch
 from tf_bandmf.keras.secret_state import replica_id
 from tf_bandmf.keras.step_guards import in_turn, refused
+from tf_bandmf.keras.variable_making import build_metrics
 from tf_bandmf.keras.weights_seal import CHANGED
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.fingerprints import is_as_drawn
@@ -50,15 +51,11 @@ class PrivateStep:
         if tf.executing_eagerly() and not tf.distribute.has_strategy():
             with self._private_optimizer().turn:
                 return self._train_step(data)
-        quiet = self._quiet or self._has_announced
-        with announced("tracing the private training step.", quiet):
-            object.__setattr__(self, "_has_announced", True)
+        with announced("tracing the private training step.", self._quiet):
             return self._train_step(data)
 
     # Whether nothing is printed: `fit(verbose=0)`.
     _quiet = False
-    # Whether it was said already: metrics that are made in a first trace take a second.
-    _has_announced = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -69,6 +66,11 @@ class PrivateStep:
         optimizer = self._private_optimizer()
         clipped, step, data = self._clipped(optimizer, data)
         x, y, sample_weight, rows = as_drawn(data)
+        seen = (x, y, clipped.outputs, sample_weight)
+        if rows is not None:
+            seen = present_rows(seen, rows)
+        if not self._is_distributed:
+            build_metrics(self, *seen)
         variables = self.trainable_variables  # type: ignore[attr-defined]
         # Of replicas the first one: the others resume among each other's metrics.
         first = replica_id() == 0
@@ -79,9 +81,6 @@ class PrivateStep:
         batch_size = tf.cast(batches_lib.count_examples(data, x), tf.float32)
         mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
         self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)  # type: ignore[attr-defined]
-        seen = (x, y, clipped.outputs, sample_weight)
-        if rows is not None:
-            seen = present_rows(seen, rows)
         with bad_values_become_nan(), metrics_change_no_weights(self):
             logs = self.compute_metrics(*seen)  # type: ignore[attr-defined]
         strategy = optimizer.strategy
@@ -346,11 +345,14 @@ class PrivateStep:
             "itself (once; make_private(..., self_check=False) leaves it out).",
             self._quiet,
         ):
+            optimizer = self._private_optimizer()
             self_check(
                 self,
                 *made_up((x, y, weight), _CHECKED_EXAMPLES),
                 microbatch_size=self._microbatch_size,
-                loss_scale_factor=self._private_optimizer().loss_scale_factor,
+                loss_scale_factor=optimizer.loss_scale_factor,
+                automatic=optimizer.automatic,
+                groups=optimizer.clip_groups,
             )
         object.__setattr__(self, "_checked", layers)
 

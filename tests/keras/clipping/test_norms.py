@@ -19,7 +19,8 @@ def contribution(factor, clip=CLIP):
     measured = factor.measure(clip**2)
     finite = tf.math.is_finite(measured.norms.bounds)
     weights = tf.where(finite, norms.clip_weights(measured.norms.bounds, clip), 0.0)
-    return measured.weighted_sum(weights, measured.cleaned(finite)), weights
+    tensors = factors.cleaned(finite, measured.tensors)
+    return measured.weighted_sum(weights, tensors), weights
 
 
 def product(left, right):

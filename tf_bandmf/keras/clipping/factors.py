@@ -53,16 +53,18 @@ class Measured(NamedTuple):
     tensors: tuple[tf.Tensor, ...]
     weighted_sum: Callable[[tf.Tensor, Sequence[tf.Tensor]], tf.Tensor]
 
-    def cleaned(self, counts: tf.Tensor) -> list[tf.Tensor]:
-        """The tensors with zeros for examples that do not count.
 
-        Args:
-          counts: [B], bool.
-        """
-        return [
-            tf.where(batching.expand_example(counts, tensor), tensor, 0.0)
-            for tensor in self.tensors
-        ]
+def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Float32 tensors [B, ...] with zeros for examples that do not count, [B] bool.
+
+    In as few operations as can be: they are made in a branch that hardly ever runs.
+    """
+    zero = tf.constant(0.0)
+    masks: dict[int, tf.Tensor] = {}
+    for tensor in tensors:
+        if tensor.shape.rank not in masks:
+            masks[tensor.shape.rank] = batching.expand_example(counts, tensor)
+    return [tf.where(masks[tensor.shape.rank], tensor, zero) for tensor in tensors]
 
 
 class Factor(abc.ABC):

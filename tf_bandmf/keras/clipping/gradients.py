@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import batching
+from tf_bandmf.keras.clipping import batching, checked_pass
 from tf_bandmf.keras.clipping.checks import check_supported
 from tf_bandmf.keras.clipping.clipping_units import UnitRows
 from tf_bandmf.keras.clipping.data_errors import bad_values_become_nan
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.factors import Factor, Measured, add_factors
+from tf_bandmf.keras.clipping.factors import Factor, Measured, add_factors, cleaned
 from tf_bandmf.keras.clipping.forward import Forward
 from tf_bandmf.keras.clipping.groups import Grouping, grouping
 from tf_bandmf.keras.clipping.microbatches import in_groups
-from tf_bandmf.keras.clipping.norms import automatic_weights, clip_weights
+from tf_bandmf.keras.clipping.norms import automatic_weights, clip_weights, in_xla
 from tf_bandmf.keras.clipping.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.step import proved_forward
 from tf_bandmf.keras.clipping.variables import trainable_variables
@@ -120,11 +120,7 @@ def clipped_gradient_sums(
             f"`microbatch_size` must be at least 1, found {microbatch_size}."
         )
     check_supported(model)
-    scale = _checked_scale(model, loss_scale_factor)
-    if automatic is not None and not (math.isfinite(automatic) and automatic > 0):
-        raise ValueError(f"`automatic` must be positive and finite, found {automatic}.")
-    parts = grouping(groups, trainable_variables(model), l2_norm_clip)
-    clip = _Clip(parts, automatic, scale)
+    clip = _clip(model, l2_norm_clip, loss_scale_factor, automatic, groups)
     data = batching.to_tensors((x, y, sample_weight, rows))
     if rows is not None and microbatch_size is not None:
         microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
@@ -149,6 +145,42 @@ def clipped_gradient_sums(
 
     results = (batching.map_tensors(drop, part) for part in clipped[1:])
     return ClippedGradients(clipped.sums, *results)
+
+
+def traced_pass(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    sample_weight: Any = None,
+    *,
+    loss_scale_factor: float | None = None,
+    automatic: float | None = None,
+    groups: str | Mapping[str, float] | None = None,
+) -> checked_pass.CheckedPass:
+    """Traces the pass that `clipped_gradient_sums` makes, for a check before its step.
+
+    Arguments and errors are those of `clipped_gradient_sums`; of the batch shapes and
+    dtypes matter.
+    """
+    check_supported(model)
+    clip = _clip(model, 1.0, loss_scale_factor, automatic, groups)
+    data = batching.to_tensors((x, y, sample_weight, None))
+    return checked_pass.trace(*_pass(model, data, clip), _key(model, data, clip))
+
+
+def _clip(
+    model: keras.Model,
+    l2_norm_clip: float,
+    loss_scale_factor: float | None,
+    automatic: float | None,
+    groups: str | Mapping[str, float] | None,
+) -> _Clip:
+    """The arguments of that name of `clipped_gradient_sums`, checked."""
+    scale = _checked_scale(model, loss_scale_factor)
+    if automatic is not None and not (math.isfinite(automatic) and automatic > 0):
+        raise ValueError(f"`automatic` must be positive and finite, found {automatic}.")
+    parts = grouping(groups, trainable_variables(model), l2_norm_clip)
+    return _Clip(parts, automatic, scale)
 
 
 def is_loss_scale(value: Any) -> bool:
@@ -181,7 +213,7 @@ class _Clip(NamedTuple):
     """How gradients are clipped.
 
     Attributes:
-      parts: groups of variables and their clip norms.
+      parts: groups of variables and their clip norms, numbers or float64 tensors.
       automatic: Gamma of automatic clipping, or None.
       scale: of the losses in the backward pass, a power of two.
     """
@@ -190,7 +222,7 @@ class _Clip(NamedTuple):
     automatic: float | None
     scale: float
 
-    def negligible(self, group: int) -> float:
+    def negligible(self, group: int) -> float | tf.Tensor:
         """Squared norm, of scaled gradients, below which a bound need not be tight."""
         clip = self.parts.clips[group]
         return ((clip if self.automatic is None else self.automatic) * self.scale) ** 2
@@ -218,19 +250,40 @@ def _one_pass(
         # Random generators of replicas do not work in inner functions.
         return _pass_in_graph(model, data, valid, clip)
 
-    # What is analysed is a graph of its own: what layers keep of it is of no use to
-    # regularizers, constraints and metrics. It does not know the size of the batch.
-    def traced(leaves: list[tf.Tensor], valid: tf.Tensor) -> ClippedGradients:
+    concrete = None
+    if not in_xla():
+        concrete = checked_pass.take(model, lambda: _key(model, data, clip))
+    if concrete is None:
+        function, signature = _pass(model, data, clip)
+        concrete = tf.function(function, autograph=False, input_signature=signature)
+    clips = tf.constant(clip.parts.clips, tf.float64)
+    return concrete(batching.tensor_leaves(data), clips, valid)
+
+
+def _pass(model: keras.Model, data: Any, clip: _Clip) -> tuple[Any, list[Any]]:
+    """The pass as a function of tensors, and their specs.
+
+    What is analysed is a graph of its own: what layers keep of it is of no use to
+    regularizers, constraints and metrics. It does not know the size of the batch.
+    """
+
+    def traced(
+        leaves: list[tf.Tensor], clips: tf.Tensor, valid: tf.Tensor
+    ) -> ClippedGradients:
         remaining = iter(leaves)
         parts = batching.map_tensors(lambda _: next(remaining), data)
-        return _pass_in_graph(model, parts, valid, clip)
+        given = clip.parts._replace(clips=tuple(tf.unstack(clips)))
+        return _pass_in_graph(model, parts, valid, clip._replace(parts=given))
 
     leaves = batching.tensor_leaves(data)
     specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
-    signature = [specs, tf.TensorSpec([None], tf.bool)]
-    return tf.function(traced, autograph=False, input_signature=signature)(
-        leaves, valid
-    )
+    groups = tf.TensorSpec([len(clip.parts.clips)], tf.float64)
+    return traced, [specs, groups, tf.TensorSpec([None], tf.bool)]
+
+
+def _key(model: keras.Model, data: Any, clip: _Clip) -> Any:
+    settings = (clip.parts.members, len(clip.parts.clips), clip.automatic, clip.scale)
+    return checked_pass.key_of(model, trainable_variables(model), data, settings)
 
 
 def _pass_in_graph(
@@ -330,10 +383,11 @@ def _weighted_sums(
 
     # Zero times infinity is not zero: what does not count is replaced by zeros. That
     # is rare, so the copy is made only if needed.
-    def cleaned() -> list[list[tf.Tensor]]:
-        return [m.cleaned(counts) if m is not None else [] for m in measured]
+    def without_others() -> list[list[tf.Tensor]]:
+        flat = iter(cleaned(counts, tf.nest.flatten(tensors)))
+        return [[next(flat) for _ in own] for own in tensors]
 
-    tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, cleaned)
+    tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, without_others)
     sums = []
     everything = zip(variables, measured, tensors, clip.parts.members, strict=True)
     for variable, found, own, group in everything:

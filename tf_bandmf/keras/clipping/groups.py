@@ -31,7 +31,7 @@ class Grouping(NamedTuple):
     """
 
     members: tuple[int, ...]
-    clips: tuple[float, ...]
+    clips: tuple[Any, ...]
 
 
 def one_group(num_variables: int, l2_norm_clip: float) -> Grouping:

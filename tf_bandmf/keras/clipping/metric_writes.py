@@ -81,9 +81,19 @@ def update_reads_no_metrics(model: keras.Model) -> Iterator[None]:
 
 
 def metric_handles(model: keras.Model) -> set[int]:
-    """Ids of the handles of a model's metrics."""
+    """Ids of the handles of a model's metrics, those not yet built for data included."""
     handles = set()
-    for variable in model.metrics_variables:
+    compiled = getattr(model, "_compile_metrics", None)
+    given = (
+        getattr(compiled, "_user_metrics", None),
+        getattr(compiled, "_user_weighted_metrics", None),
+    )
+    variables = list(model.metrics_variables)
+    for metric in keras.tree.flatten(given):
+        # Names and functions have no variables yet: nothing can have read them.
+        if isinstance(metric, keras.metrics.Metric):
+            variables.extend(metric.variables)
+    for variable in variables:
         raw = variable._value
         for part in (raw, *getattr(raw, "values", ())):
             handles.add(id(getattr(part, "handle", None)))

@@ -89,7 +89,7 @@ def rounding(terms: int | tf.Tensor) -> float | tf.Tensor:
     return terms * _UNIT / (1.0 - terms * _UNIT)
 
 
-def clip_weights(bounds: tf.Tensor, l2_norm_clip: float) -> tf.Tensor:
+def clip_weights(bounds: tf.Tensor, l2_norm_clip: float | tf.Tensor) -> tf.Tensor:
     """Returns what a gradient is multiplied by so that its norm is within the clip norm.
 
     Args:
@@ -107,7 +107,7 @@ def clip_weights(bounds: tf.Tensor, l2_norm_clip: float) -> tf.Tensor:
 
 
 def automatic_weights(
-    bounds: tf.Tensor, l2_norm_clip: float, gamma: float
+    bounds: tf.Tensor, l2_norm_clip: float | tf.Tensor, gamma: float
 ) -> tf.Tensor:
     """Returns l2_norm_clip / (norm + gamma): AUTO-S (Bu et al., 2022, arXiv:2206.07136).
 
@@ -149,8 +149,13 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
         squared = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)), -1)
         return Norms(squared, squared * (1.0 + size * _UNIT_64))
     if block < size:
-        shape = tf.concat([tf.shape(tensor)[:-1], [size // block, block]], axis=0)
-        tensor = tf.reshape(tensor, shape)
+        leading = tensor.shape[:-1].as_list()
+        if leading.count(None) <= 1 and 0 not in leading:
+            shape = [-1 if length is None else length for length in leading]
+            tensor = tf.reshape(tensor, [*shape, size // block, block])
+        else:
+            blocks = [size // block, block]
+            tensor = tf.reshape(tensor, tf.concat([tf.shape(tensor)[:-1], blocks], 0))
     # One operation without a copy of all squares: a third of the time.
     roots = tf.cast(tf.math.reduce_euclidean_norm(tensor, -1), tf.float64)
     squared = tf.square(roots)

@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -18,10 +18,11 @@ import numpy as np
 import tensorflow as tf
 from keras.src import backend
 
-from tf_bandmf.keras.clipping import batching
+from tf_bandmf.keras.clipping import batching, checked_pass
 from tf_bandmf.keras.clipping.errors import ClippingMismatchError
 from tf_bandmf.keras.clipping.forward import run_model
-from tf_bandmf.keras.clipping.gradients import clipped_gradient_sums
+from tf_bandmf.keras.clipping.gradients import clipped_gradient_sums, traced_pass
+from tf_bandmf.keras.clipping.groups import Grouping, grouping
 from tf_bandmf.keras.clipping.losses import compiled_loss, unscaled_losses
 from tf_bandmf.keras.clipping.variables import tensorflow_variable, trainable_variables
 
@@ -40,6 +41,8 @@ def self_check(
     rtol: float = 1e-3,
     microbatch_size: int | None = None,
     loss_scale_factor: float | None = None,
+    automatic: float | None = None,
+    groups: str | Mapping[str, float] | None = None,
 ) -> None:
     """Compares clipped gradients of two examples with gradients taken one by one.
 
@@ -49,7 +52,8 @@ def self_check(
     deterministic while the check runs, and weights that are zero are moved away from it,
     for a gate that is closed now may open later. Call it eagerly, on the first batch; it
     changes nothing in the model. What layers mix is found without numbers, before: this
-    looks for mistakes in that.
+    looks for mistakes in that. The next step of the model that is traced for the same
+    shapes and settings runs the very pass that was checked.
 
     Args:
       model: a built and compiled model.
@@ -61,6 +65,8 @@ def self_check(
       microbatch_size: if given, the clipping in groups is what is checked, on three
         examples in groups of two: a full one, and one that is padded.
       loss_scale_factor: as for `clipped_gradient_sums`.
+      automatic: as for `clipped_gradient_sums`.
+      groups: as for `clipped_gradient_sums`.
 
     Raises:
       ClippingMismatchError: if they differ, with the likely cause.
@@ -83,14 +89,34 @@ def self_check(
     group = None
     if microbatch_size is not None:
         group = max(1, min(microbatch_size, count - 1))
-    with _unchanged_state(model), _without_randomness():
-        references = _references(model, data, loss_scale_factor or 1.0)
+    scale = loss_scale_factor or 1.0
+    options: dict[str, Any] = {
+        "loss_scale_factor": loss_scale_factor,
+        "automatic": automatic,
+        "groups": groups,
+    }
+    with _unchanged_state(model), contextlib.ExitStack() as stack:
+        checked = traced_pass(model, *data, **options)
+        repeatable = checked.repeatable
+        if repeatable:
+            stack.enter_context(checked_pass.constants_drawn())
+        else:
+            # A pass of its own, which no step can run.
+            stack.enter_context(_without_randomness())
+            checked = traced_pass(model, *data, **options)
+        references = _references(model, data, scale)
         largest = max(
             (norm for norm, _ in references if math.isfinite(norm)), default=0
         )
         # Half of the largest norm, so that at least one example is clipped.
         clip = largest / 2 or 1.0
-        step = _traced(model, data, clip, group, loss_scale_factor)
+        stack.enter_context(checked_pass.checking(model, checked.run(repeatable)))
+
+        def step(batch: Any) -> Any:
+            return clipped_gradient_sums(
+                model, *batch, l2_norm_clip=clip, microbatch_size=group, **options
+            )
+
         clipped = step(data)
         others = [step(batch) for batch in _other_neighbors(data)]
     if not any(math.isfinite(norm) for norm, _ in references):
@@ -117,11 +143,14 @@ def self_check(
                 f"alone, but {norms[index]:.6g} in a batch of {len(references)}. "
                 f"{_CAUSES}"
             )
-    _compare_sums(model, clipped.sums, references, clip, rtol)
+    parts = grouping(groups, trainable_variables(model), clip)
+    compare = functools.partial(
+        _compare_sums, model, parts=parts, automatic=automatic, rtol=rtol
+    )
+    compare(clipped.sums, references)
     expected, _ = references[0]
-    if not math.isfinite(expected):
-        return
-    for neighbor, result in zip(_NEIGHBORS, others, strict=True):
+    known = math.isfinite(expected)
+    for neighbor, result in zip(_NEIGHBORS, others, strict=True) if known else ():
         found = float(result.norms[0])
         if not abs(found - expected) <= rtol * expected + 1e-6:
             raise ClippingMismatchError(
@@ -129,37 +158,9 @@ def self_check(
                 f"but {found:.6g} beside {neighbor}. {_CAUSES}"
             )
         if not np.isfinite(result.norms[1:]).any():
-            _compare_sums(model, result.sums, references[:1], clip, rtol)
-
-
-def _traced(
-    model: keras.Model,
-    data: Any,
-    clip: float,
-    group: int | None,
-    loss_scale_factor: float | None,
-) -> Callable[[Any], Any]:
-    """The clipping as one graph for batches of any size."""
-    specs = [
-        tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
-        for leaf in batching.tensor_leaves(data)
-    ]
-
-    @tf.function(autograph=False, input_signature=[specs])
-    def step(leaves: list[tf.Tensor]) -> Any:
-        remaining = iter(leaves)
-        return clipped_gradient_sums(
-            model,
-            *batching.map_tensors(lambda _: next(remaining), data),
-            l2_norm_clip=clip,
-            microbatch_size=group,
-            loss_scale_factor=loss_scale_factor,
-        )
-
-    # A model has one graph: without this, TensorFlow takes the graphs of several models
-    # for one that is traced again and again, and warns.
-    concrete = step.get_concrete_function()
-    return lambda batch: concrete(batching.tensor_leaves(batch))
+            compare(result.sums, references[:1])
+    if repeatable:
+        checked_pass.keep(model, checked)
 
 
 # What stands beside the first example, in this order.
@@ -257,15 +258,27 @@ def _compare_sums(
     model: keras.Model,
     sums: list[tf.Tensor],
     references: list[tuple[float, list[np.ndarray[Any, Any]]]],
-    clip: float,
+    *,
+    parts: Grouping,
+    automatic: float | None,
     rtol: float,
 ) -> None:
     variables = trainable_variables(model)
     expected = [np.zeros(tuple(variable.shape)) for variable in variables]
     for norm, gradients in references:
-        if math.isfinite(norm):
-            scale = min(1.0, clip / norm) if norm else 1.0
-            expected = [e + scale * g for e, g in zip(expected, gradients, strict=True)]
+        if not math.isfinite(norm):
+            continue
+        squares = [float(np.sum(np.square(gradient))) for gradient in gradients]
+        for index, group in enumerate(parts.members):
+            of_group = math.sqrt(
+                sum(s for s, g in zip(squares, parts.members) if g == group)
+            )
+            clip = parts.clips[group]
+            if automatic is not None:
+                weight = clip / (of_group + automatic)
+            else:
+                weight = min(1.0, clip / of_group) if of_group else 1.0
+            expected[index] = expected[index] + weight * gradients[index]
     errors = [
         float(np.linalg.norm(np.asarray(s, np.float64) - e))
         for s, e in zip(sums, expected, strict=True)

@@ -188,10 +188,11 @@ def _one_by_one(
 
     def units(tensor: tf.Tensor) -> tf.Tensor:
         tensor = tf.cast(tensor, tf.float32)
-        split = tf.concat([[-1, rows], tf.shape(tensor)[1:]], axis=0)
-        return tf.ensure_shape(
-            tf.reshape(tensor, split), [None, rows, *tensor.shape[1:]]
-        )
+        split = [None, rows, *tensor.shape[1:]]
+        if tensor.shape[1:].is_fully_defined() and 0 not in split:
+            return tf.reshape(tensor, [-1, *split[1:]])
+        dynamic = tf.concat([[-1, rows], tf.shape(tensor)[1:]], axis=0)
+        return tf.ensure_shape(tf.reshape(tensor, dynamic), split)
 
     return tf.map_fn(
         of_unit,

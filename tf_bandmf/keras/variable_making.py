@@ -1,0 +1,48 @@
+"""Makes variables before they are used: one that is made in a trace costs another trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+
+
+def build_metrics(
+    model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any
+) -> None:
+    """Makes the variables of a model's compiled metrics outside of the current graph.
+
+    As Keras does it on other backends: metrics are updated once in a graph that is
+    thrown away.
+
+    Args:
+      model: a compiled model.
+      x: inputs, tensors, of which shapes and dtypes matter; so for the others.
+      y: targets.
+      y_pred: predictions.
+      sample_weight: weights, or None.
+    """
+    metrics = getattr(model, "_compile_metrics", None)
+    if metrics is None or metrics.built:
+        return
+    x, y, y_pred, sample_weight = keras.tree.map_structure(
+        _symbolic, (x, y, y_pred, sample_weight)
+    )
+    with tf.init_scope(), tf.variable_creator_scope(_at_once):
+        backend.compute_output_spec(
+            model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
+        )
+
+
+def _at_once(make: Callable[..., Any], **arguments: Any) -> Any:
+    """Makes a variable that `tf.function` does not initialize, for it traces twice then."""
+    return make(**{**arguments, "experimental_enable_variable_lifting": False})
+
+
+def _symbolic(tensor: Any) -> Any:
+    if tensor is None:
+        return None
+    return keras.KerasTensor(tensor.shape, backend.standardize_dtype(tensor.dtype))
