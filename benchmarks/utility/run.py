@@ -4,7 +4,7 @@
 
 For each row of the task: the learning rate and the readout (last weights or a mean of
 late ones) that are best on 10,000 held-out training images, then the test accuracy of
-several seeds. Results are appended to `results/`; what is there is not done again.
+several seeds. Results are appended to `results/`; what is there is not done again, and a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -279,7 +279,9 @@ class Experiment:
         models = linear.LinearModels(
             rates, row.l2_norm_clip, task.momentum, x.values.shape[1], int(y.max()) + 1
         )
-        linear.train(plan, models, x, y[train], seeds[0])
+        settings = "-".join(f"{rate:g}" for rate in rates)
+        name = f"run-{task.name}-{row.name}-{phase}-{settings}-{seeds}.npz"
+        linear.train(plan, models, x, y[train], seeds[0], self.cache / name)
         accuracy = models.accuracy(x_held_out, y[held_out])
         return [
             {

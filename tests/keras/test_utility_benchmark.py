@@ -121,6 +121,34 @@ def test_readouts_average_late_weights():
     }
 
 
+def test_a_stopped_run_of_linear_models_goes_on(monkeypatch, tmp_path):
+    import linear
+
+    monkeypatch.setattr(linear, "_KEEP_EVERY", 4)
+    rng = np.random.default_rng(9)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
+    plan = tf_bandmf.plan(
+        "bsr:2",
+        noise_multiplier=0.5,
+        delta=1e-3,
+        num_examples=60,
+        batch_size=20,
+        epochs=3,
+        test_seed=5,
+    )
+    found = []
+    for kept in (None, tmp_path / "run.npz", tmp_path / "run.npz"):
+        models = linear.LinearModels([0.1, 0.2], 1.0, 0.9, 4, 3)
+        linear.train(plan, models, linear.Features(x, np.zeros(4)), y, 5, kept)
+        found.append(models)
+    for models in found[1:]:
+        np.testing.assert_array_equal(models.weights, found[0].weights)
+        assert models.counts == found[0].counts
+        for name, total in models.sums.items():
+            np.testing.assert_array_equal(total, found[0].sums[name])
+    assert found[2].take_up(tmp_path / "run.npz") == 8
+
+
 def test_mirrored_channels_are_those_of_the_mirror_image():
     from scattering import mirrored_channels, scattering
 
