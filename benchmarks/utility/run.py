@@ -4,7 +4,8 @@
 
 For each row of the task: the learning rate and the readout (last weights or a mean of
 late ones) that are best on 10,000 held-out training images, then the test accuracy of
-several seeds. Results are appended to `results/`; what is there is not done again, and a run that was stopped goes on.
+several seeds. Results are appended to `results/`; what is there is not done again, and a
+run that was stopped goes on (`seconds` are those of the process after that).
 """
 
 from __future__ import annotations
