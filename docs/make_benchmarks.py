@@ -44,7 +44,7 @@ times of noise, planning and training steps, beside other libraries, in
 one](figures/accuracy.png)
 
 *Test accuracy of the tables below, ± standard error over seeds; dashed: published for
-DP-SGD. Without sampling (fixed order), correlated noise is ahead; with it, it is not. Blue: correlated noise. A
+DP-SGD; blue: correlated noise. In a fixed order it is ahead; with sampling it is not. A
 language model with adapters: [perplexity](models.md#a-language-model-that-learned).*
 """
 

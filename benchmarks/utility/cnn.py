@@ -58,7 +58,7 @@ ROWS = (
     # The published settings: clip norm 0.1, learning rate 4 x 0.1 per unit of it.
     Row("published", "identity", "poisson", 0.1, "flat", (0.4,), ("last",)),
     Row("DP-SGD", "identity", "poisson"),
-    # Its noise has the same size in a sum, to two digits, and tuning costs hours.
+    # On scattering features both chose the same learning rate.
     Row("BISR", "bisr:4", "balls-in-bins", tuned_as="DP-SGD"),
     Row("DP-SGD, no sampling", "identity", "fixed-order"),
     Row("BISR, no sampling", "bisr", "fixed-order"),
