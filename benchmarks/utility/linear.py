@@ -8,6 +8,7 @@ often as there are models: this is for measuring.
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,6 +22,8 @@ from tf_bandmf.noise.keys import NoiseKey
 _PART = 5000
 # What a run releases: the last weights, or their mean over the end of the run.
 READOUTS = {"last": 1.0, "mean of last fifth": 0.8, "mean of last half": 0.5}
+# Steps.
+_KEEP_EVERY = 30
 
 
 class Features:
@@ -111,6 +114,27 @@ class LinearModels:
             found[name] = right / len(y)
         return found
 
+    def keep(self, path: pathlib.Path, steps: int) -> None:
+        """Writes what the steps so far have made, as a whole."""
+        unfinished = path.with_suffix(".unfinished.npz")
+        np.savez(
+            unfinished,
+            steps=steps,
+            weights=self.weights,
+            velocity=self.velocity,
+            sums=list(self.sums.values()),
+            counts=list(self.counts.values()),
+        )
+        unfinished.replace(path)
+
+    def take_up(self, path: pathlib.Path) -> int:
+        """Reads what `keep` wrote, and returns its number of steps."""
+        with np.load(path) as kept:
+            self.weights, self.velocity = kept["weights"], kept["velocity"]
+            self.sums = dict(zip(READOUTS, kept["sums"], strict=True))
+            self.counts = dict(zip(READOUTS, kept["counts"].tolist(), strict=True))
+            return int(kept["steps"])
+
     def _logits(
         self, rows: np.ndarray, centre: np.ndarray, weights: np.ndarray
     ) -> np.ndarray:
@@ -120,7 +144,12 @@ class LinearModels:
 
 
 def train(
-    plan: tf_bandmf.Plan, models: LinearModels, x: Features, y: np.ndarray, seed: int
+    plan: tf_bandmf.Plan,
+    models: LinearModels,
+    x: Features,
+    y: np.ndarray,
+    seed: int,
+    kept: pathlib.Path | None = None,
 ) -> None:
     """Trains the models on the plan's batches.
 
@@ -129,6 +158,7 @@ def train(
         because clipped gradients are divided by the clip.
       seed: of batches and noise, for repetition; a run that is to protect somebody
         leaves both to the operating system.
+      kept: a file from which a run that was stopped goes on, with the same arguments.
 
     Raises:
       ValueError: if the plan has another clip norm.
@@ -143,9 +173,14 @@ def train(
     secret = plan.batches(positions).secret_seed()
     if secret is not None:
         secret = seed.to_bytes(32, "little")
+    done = models.take_up(kept) if kept is not None and kept.exists() else 0
     for batch in plan.batches(positions, sampler_seed=secret).indices():
         noise, state = generator.next(state, tf.constant(batch.step, tf.int64))
+        if batch.step < done:
+            continue
         noisy = models.clipped_sum(x, y, batch.indices)
         noisy += plan.noise_stddev * noise.numpy().reshape(models.shape)
         noisy /= plan.expected_batch_size
         models.update(noisy, (batch.step + 1) / plan.num_steps)
+        if kept is not None and (batch.step + 1) % _KEEP_EVERY == 0:
+            models.keep(kept, batch.step + 1)

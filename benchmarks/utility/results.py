@@ -63,9 +63,11 @@ def best(tuning: list[dict[str, str]]) -> tuple[float, str]:
 
 
 def test_accuracy(results: Results, name: str) -> np.ndarray:
-    """Of each seed, with the readout that tuning chose."""
+    """Of each seed, with the learning rate and the readout that tuning chose."""
     tuning = results.of(row=name, phase="validation")
-    chosen = {"readout": best(tuning)[1]} if tuning else {}
+    chosen = {}
+    if tuning:
+        chosen["learning_rate"], chosen["readout"] = best(tuning)
     found = results.of(row=name, phase="test", **chosen)
     return np.array([float(result["accuracy"]) for result in found])
 
@@ -73,8 +75,7 @@ def test_accuracy(results: Results, name: str) -> np.ndarray:
 def report(results: Results, name: str, rate: float, readout: str) -> None:
     """Prints a row's test accuracy."""
     accuracy = test_accuracy(results, name)
-    print(
-        f"{name}: learning rate {rate:g}, {readout}: {accuracy.mean():.2%} ± "
-        f"{accuracy.std(ddof=1) / len(accuracy) ** 0.5:.2%}",
-        flush=True,
-    )
+    line = f"{name}: learning rate {rate:g}, {readout}: {accuracy.mean():.2%}"
+    if len(accuracy) > 1:
+        line += f" ± {accuracy.std(ddof=1) / len(accuracy) ** 0.5:.2%}"
+    print(line, flush=True)

@@ -1,6 +1,9 @@
 """The linear benchmark: scattering features, and training beside Keras' `fit`."""
 
+import functools
+import os
 import pathlib
+import shutil
 
 import keras
 import numpy as np
@@ -116,6 +119,34 @@ def test_readouts_average_late_weights():
         "mean of last fifth": 9.5,
         "mean of last half": 8.0,
     }
+
+
+def test_a_stopped_run_of_linear_models_goes_on(monkeypatch, tmp_path):
+    import linear
+
+    monkeypatch.setattr(linear, "_KEEP_EVERY", 4)
+    rng = np.random.default_rng(9)
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.integers(0, 3, 60)
+    plan = tf_bandmf.plan(
+        "bsr:2",
+        noise_multiplier=0.5,
+        delta=1e-3,
+        num_examples=60,
+        batch_size=20,
+        epochs=3,
+        test_seed=5,
+    )
+    found = []
+    for kept in (None, tmp_path / "run.npz", tmp_path / "run.npz"):
+        models = linear.LinearModels([0.1, 0.2], 1.0, 0.9, 4, 3)
+        linear.train(plan, models, linear.Features(x, np.zeros(4)), y, 5, kept)
+        found.append(models)
+    for models in found[1:]:
+        np.testing.assert_array_equal(models.weights, found[0].weights)
+        assert models.counts == found[0].counts
+        for name, total in models.sums.items():
+            np.testing.assert_array_equal(total, found[0].sums[name])
+    assert found[2].take_up(tmp_path / "run.npz") == 8
 
 
 def test_mirrored_channels_are_those_of_the_mirror_image():
@@ -325,3 +356,66 @@ def test_network_trains_with_last_and_averaged_weights(monkeypatch, tmp_path):
     assert [run["readout"] for run in found] == list(cnn.READOUTS)
     assert all(0.0 <= float(run["accuracy"]) <= 1.0 for run in found)
     assert {run["steps"] for run in found} == {6}
+
+
+@pytest.mark.parametrize("clipping, clip", [("automatic", 1.0), ("flat", 0.1)])
+@pytest.mark.parametrize(
+    "mechanism, sampling", [("identity", "poisson"), ("bisr:3", "balls-in-bins")]
+)
+def test_compiled_network_trains_as_keras_does(
+    mechanism, sampling, clipping, clip, monkeypatch, tmp_path
+):
+    if shutil.which(os.environ.get("CC", "cc")) is None:
+        pytest.skip("no C compiler")
+    import cnn
+    import network
+
+    monkeypatch.setattr(cnn, "EPOCHS", 2)
+    rng = np.random.default_rng(8)
+    x = rng.random((60, 28, 28, 1)).astype(np.float32)
+    # Backgrounds: many equal neighbours, of which one is the largest.
+    x[:, :9] = 0.0
+    y = rng.integers(0, 10, 60).astype(np.int32)
+    plan = tf_bandmf.plan(
+        mechanism,
+        noise_multiplier=0.5,
+        delta=1e-3,
+        num_examples=60,
+        batch_size=20,
+        epochs=2,
+        sampling=sampling,
+        l2_norm_clip=clip,
+        test_seed=3,
+    )
+    keras.utils.set_random_seed(3)
+    model = cnn.build_model()
+    start = model.get_weights()
+    rate = 0.4
+    train = functools.partial(
+        network.train,
+        plan,
+        start,
+        x,
+        y,
+        rate=rate / clip,
+        momentum=cnn.MOMENTUM,
+        ema_momentum=cnn.EMA_MOMENTUM,
+        automatic=clipping == "automatic",
+        seed=3,
+        cache=tmp_path,
+    )
+    ours = train()
+    monkeypatch.setattr(network, "_KEEP_EVERY", 4)
+    train(kept=tmp_path / "run.npz")
+    again = train(kept=tmp_path / "run.npz")
+    assert (tmp_path / "run.npz").exists()
+    row = cnn.Row("one", mechanism, sampling, clip, clipping)
+    theirs = cnn.fit(row, plan, model, x, y, rate, 3, tmp_path / "kept")
+    for readout in cnn.READOUTS:
+        for a, b, c in zip(ours[readout], theirs[readout], start, strict=True):
+            moved = np.linalg.norm(b - c)
+            assert moved > 0.01
+            # Keras clips by an upper bound of the norm: up to 1e-3 more.
+            assert np.linalg.norm(a - b) <= 3e-3 * moved
+        for a, b in zip(again[readout], ours[readout], strict=True):
+            np.testing.assert_array_equal(a, b)
