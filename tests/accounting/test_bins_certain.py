@@ -9,12 +9,12 @@ import scipy.special
 import tf_bandmf
 from tf_bandmf import strategies
 from tf_bandmf.accounting import (
-    bins_bounds,
     bins_conditional,
     bins_kernel,
     bins_laplace,
     bins_moments,
     gaussian,
+    simulated_bounds,
 )
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.bins_certain import NAME, CertainBins
@@ -180,7 +180,7 @@ def test_tiny_noise_is_that_without_amplification():
 
 
 def test_what_takes_too_many_draws_is_proven_instead(monkeypatch):
-    monkeypatch.setattr(bins_bounds, "_LARGEST_BOUND_DRAWS", 1e3)
+    monkeypatch.setattr(simulated_bounds, "_LARGEST_BOUND_DRAWS", 1e3)
     gram = gram_matrix(strategies.lambda_cgd(60, 0.5).matrix, 20)
     accountant = BallsInBinsAccountant(gram, confidence=1.0 - 1e-9)
     found = accountant.calibrate(4.0, 1e-7)
