@@ -13,7 +13,7 @@ participations S, `v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))`, and
   at least `exp(t l) / Z` at the loss `l = log L`. As |m_S|^2 is a sum over the steps of S,
   `Z` is a forward pass, and so is the law.
 - "add": `log L >= sum_S P(S) log v_S` (Jensen). The mean moved by `-t` times the mean of
-  the means `m` has a density over Q of `exp(-t <m, y> / sigma^2 - t^2 |m|^2 / (2 sigma^2))`,
+  the means `m` has the density `exp(-t <m, y> / sigma^2 - t^2 |m|^2 / (2 sigma^2))` over Q,
   at least `exp(t (l - sum_S P(S) |m_S|^2 / (2 sigma^2)) - t^2 |m|^2 / (2 sigma^2))` at the
   loss `l = -log L`.
 """

@@ -20,7 +20,7 @@ import scipy.optimize
 from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.bins_certain import CertainBins
+from tf_bandmf.accounting.bins_certain import QUICK, CertainBins
 from tf_bandmf.accounting.bins_mixture import gram_matrix
 from tf_bandmf.accounting.bins_simulator import DEFENSIVE, BinsSimulator
 from tf_bandmf.accounting.checks import check_delta, whole_number
@@ -337,7 +337,8 @@ def _certain_epsilon(
     gram: bytes, num_bins: int, delta: float, noise_stddev: float
 ) -> float:
     matrix = np.frombuffer(gram).reshape(num_bins, num_bins)
-    return CertainBins(matrix).epsilon(delta, noise_stddev) * (1.0 + 1e-5)
+    certain = CertainBins(matrix, QUICK)
+    return certain.epsilon(delta, noise_stddev) * (1.0 + 1e-5)
 
 
 def _estimate(runs: Sequence[Run], epsilon: float) -> Estimate:

@@ -161,7 +161,8 @@ def enough_noise(
 
     Args:
       simulator: of the privacy loss.
-      epsilon, delta: the budget.
+      epsilon: of the budget.
+      delta: of the budget.
       noise: where to begin, found by draws of another stage than CHECK.
       largest: noise that holds for certain.
       confidence: of all attempts together.
