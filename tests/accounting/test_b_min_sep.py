@@ -288,7 +288,9 @@ def test_what_it_cannot_account_for_is_refused():
         estimate(BANDED, 2, 0.1)
     with pytest.raises(ValueError, match="without negative entries"):
         estimate(matrices.ToeplitzBanded([1.0, -0.5], 24), 4, 0.1)
-    with pytest.raises(ValueError, match=r"confidence must be in \[0.5, 1\) under b-min"):
+    with pytest.raises(
+        ValueError, match=r"confidence must be in \[0.5, 1\) under b-min"
+    ):
         BMinSepAccountant.of_strategy(BANDED, 4, 0.1, Simulation(confidence=1.0))
     certain = BMinSepAccountant.of_strategy(BANDED, 4, 0.1, Simulation(1 - 1e-6))
     with pytest.raises(ValueError, match="larger delta or an estimate"):
