@@ -13,6 +13,7 @@ import tf_bandmf
 from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting.b_min_sep import BMinSepAccountant
 from tf_bandmf.accounting.b_min_sep_passes import Passes
+from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator, Proposal
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
@@ -68,6 +69,10 @@ def test_forward_pass_is_the_sum_over_all_participations(separation, rate):
         )
     found = passes.log_ratio(u - 0.5 * passes.squares / noise**2, passes.probability)
     np.testing.assert_allclose(found, np.log(expected), rtol=1e-10)
+    by_logs = passes._log_ratio_by_logs(
+        u - 0.5 * passes.squares / noise**2, passes.probability
+    )
+    np.testing.assert_allclose(found, by_logs, rtol=1e-10)
     largest = max(np.sum((dense @ np.array(taken)) ** 2) for taken in exact)
     assert passes.largest_squared_norm() == pytest.approx(largest)
     np.testing.assert_allclose(
@@ -134,7 +139,7 @@ def test_both_directions_agree_with_plain_draws():
     passes = Passes(matrices.as_rows(BANDED), 4, 0.1)
     rng = np.random.default_rng(2)
     half = 0.5 * passes.squares / noise**2
-    for add, run in enumerate(accountant._runs(epsilon, noise, 1)):
+    for add, run in enumerate(accountant._simulator.runs(epsilon, noise)):
         y = noise * rng.standard_normal((count, 24))
         if not add:
             y += passes.draw(rng, np.full(count, passes.probability))
@@ -145,6 +150,128 @@ def test_both_directions_agree_with_plain_draws():
         error = np.hypot(plain.std() / np.sqrt(count), found.standard_error)
         assert abs(plain.mean() - found.value) < ERRORS * error
         assert error < 0.2 * max(found.value, 1e-3)
+
+
+def test_forward_passes_neither_overflow_nor_underflow():
+    passes = Passes(np.ones((400, 1)), 1, 0.9)
+    for shift in (-200.0, 0.0, 200.0, 400.0):
+        exponents = np.full((2, 400), shift)
+        found = passes.log_ratio(exponents, passes.probability)
+        expected = 400 * np.logaddexp(np.log(0.1), np.log(0.9) + shift)
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "separation, rate", [(1, 0.3), (3, 0.25), (3, 1 / 3), (6, 0.1)]
+)
+def test_weighted_participations_have_the_law_of_enumeration(separation, rate):
+    n, count = 5, 20_000
+    log_weights = np.linspace(0.2, 1.1, n)
+    passes = Passes(np.ones((n, 1)), separation, rate)
+    exact = law(n, separation, rate)
+    assert sum(exact.values()) == pytest.approx(1.0)
+    weighted = {
+        taken: weight * np.exp(np.array(taken) @ log_weights)
+        for taken, weight in exact.items()
+    }
+    total = sum(weighted.values())
+    found = passes.log_ratio(log_weights[None], passes.probability)
+    np.testing.assert_allclose(found, np.log(total))
+    drawn = passes.draw_weighted(np.random.default_rng(3), count, log_weights)
+    counts = {key: 0 for key in weighted}
+    for row in drawn.astype(int):
+        counts[tuple(row)] += 1  # a set that is impossible raises
+    expected = np.array([count * weight / total for weight in weighted.values()])
+    statistic = np.sum((np.array(list(counts.values())) - expected) ** 2 / expected)
+    assert scipy.stats.chi2.sf(statistic, len(exact) - 1) > 1e-4
+
+
+SMALL = np.array([[1.0, 0.0], [1.2, 0.5], [0.8, 0.7]])
+
+
+def exact_deltas(rows, separation, rate, noise, epsilon):
+    """Both directions for three steps, on a grid in space over all participations."""
+    dense = matrices.RowBanded(rows).to_dense()
+    axis = np.linspace(-8.0, 10.0, 145)
+    y = noise * np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), -1)
+    density = np.exp(-0.5 * (y**2).sum(-1) / noise**2) / (2 * np.pi) ** 1.5
+    ratio = 0.0
+    for taken, weight in law(3, separation, rate).items():
+        mean = dense @ np.array(taken)
+        ratio = ratio + weight * np.exp((y @ mean - mean @ mean / 2) / noise**2)
+    cell, threshold = (axis[1] - axis[0]) ** 3, np.exp(epsilon)
+    assert (ratio * density).sum() * cell == pytest.approx(1.0, abs=1e-6)
+    removed = (np.maximum(ratio - threshold, 0.0) * density).sum() * cell
+    added = (np.maximum(1.0 - threshold * ratio, 0.0) * density).sum() * cell
+    return removed, added
+
+
+@pytest.mark.parametrize("separation, rate", [(2, 0.3), (3, 0.1)])
+@pytest.mark.parametrize("noise, epsilon", [(1.0, 1.5), (2.5, 0.3)])
+def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsilon):
+    exact = exact_deltas(SMALL, separation, rate, noise, epsilon)
+    passes = Passes(SMALL, separation, rate)
+    estimates = BMinSepAccountant(passes, 20_000, 0)
+    for value, run in zip(exact, estimates._simulator.runs(epsilon, noise)):
+        found = run.estimate(epsilon)
+        assert (
+            abs(found.value - value)
+            < ERRORS * found.standard_error + 1e-3 * value + 1e-9
+        )
+        assert found.standard_error < 0.05 * value + 1e-9
+    estimate = estimates.delta(epsilon, noise)
+    certain = BMinSepAccountant(passes, 20_000, 0, confidence=1 - 1e-6)
+    bound = certain.delta(epsilon, noise)
+    assert bound.kind == "bound" and bound.confidence == 1 - 1e-6
+    assert max(exact) <= bound.value <= 1.35 * max(exact)
+    assert estimate.value <= bound.value
+    # And as epsilon at the exact delta.
+    assert epsilon <= certain.epsilon(max(exact), noise).value <= 1.3 * epsilon
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_bounds_fail_no_more_often_than_stated(add):
+    """At confidence 0.9: over many seeds the bound of each direction covers the truth."""
+    noise, epsilon, times = 1.3, 1.0, 60
+    exact = exact_deltas(SMALL, 2, 0.3, noise, epsilon)[add]
+    misses = 0
+    for seed in range(times):
+        simulator = BMinSepSimulator(Passes(SMALL, 2, 0.3), 1000, seed)
+        proposal, largest, _ = simulator.propose_for_bound(
+            add, epsilon, noise, np.log(20.0), 0.5 * exact
+        )
+        run = simulator.bound_run(add, noise, proposal, 1000, (1, 0))
+        misses += run.bound(epsilon, largest, 0.1, 1e-12) < exact
+    assert scipy.stats.binom.sf(misses - 1, times, 0.1) > 1e-3
+
+
+@pytest.mark.parametrize("noise, epsilon", [(0.8, 2.0), (2.0, 0.5)])
+@pytest.mark.parametrize("add", [False, True])
+def test_no_value_exceeds_what_is_bounded_for_certain(noise, epsilon, add):
+    simulator = BMinSepSimulator(Passes(matrices.as_rows(BANDED), 4, 0.1), 4000, 0)
+    target = simulator._tilts(noise, add)[0]
+    strong = simulator._tilts(noise, add)[-1]
+    seen = 0
+    for tilt in simulator.certain_tilts(noise, add)[::3]:
+        for shares in ((0.01, 0.99), (0.3, 0.7)):
+            proposal = Proposal((target, tilt), np.array(shares))
+            largest = simulator.largest_value(proposal, epsilon, noise, add)
+            # Draws from elsewhere reach losses that the proposal's seldom have.
+            wide = Proposal((target, tilt, strong), np.array([0.2, 0.3, 0.5]))
+            for _, losses, densities in simulator._chunks(
+                noise, wide, add, (1, 0), 4000
+            ):
+                mixed = np.logaddexp(
+                    densities[0] + np.log(shares[0]), densities[1] + np.log(shares[1])
+                )
+                signed = -losses if add else losses
+                seen += int((signed > epsilon).sum())
+                excess = np.maximum(-np.expm1(np.minimum(epsilon - signed, 0.0)), 0.0)
+                values = excess * np.exp(densities[0] - mixed)
+                assert values.max() <= largest
+            later = simulator.largest_value(proposal, epsilon + 0.5, noise, add)
+            assert later <= largest
+    assert seen > 1000
 
 
 def test_less_noise_than_cyclic_poisson_where_privacy_is_weak():
@@ -161,8 +288,13 @@ def test_what_it_cannot_account_for_is_refused():
         estimate(BANDED, 2, 0.1)
     with pytest.raises(ValueError, match="without negative entries"):
         estimate(matrices.ToeplitzBanded([1.0, -0.5], 24), 4, 0.1)
-    with pytest.raises(ValueError, match="confidence must be None"):
-        BMinSepAccountant.of_strategy(BANDED, 4, 0.1, Simulation(confidence=0.9))
+    with pytest.raises(
+        ValueError, match=r"confidence must be in \[0.5, 1\) under b-min"
+    ):
+        BMinSepAccountant.of_strategy(BANDED, 4, 0.1, Simulation(confidence=1.0))
+    certain = BMinSepAccountant.of_strategy(BANDED, 4, 0.1, Simulation(1 - 1e-6))
+    with pytest.raises(ValueError, match="larger delta or an estimate"):
+        certain.calibrate(1.0, 1e-14)
     with pytest.raises(ValueError, match="num_parts must be <= num_examples"):
         BMinSepSampling(10, 3, 4)
 
@@ -184,3 +316,21 @@ def test_a_plan_has_as_many_steps_of_rest_as_bands():
     assert all(
         not steps[t] & steps[t + gap] for t in range(len(steps) - 2) for gap in (1, 2)
     )
+
+
+def test_a_plan_with_a_confidence_has_a_bound():
+    arguments = dict(
+        epsilon=4.0,
+        delta=1e-3,
+        num_examples=96,
+        batch_size=8,
+        epochs=2,
+        sampling="b-min-sep",
+    )
+    estimated = tf_bandmf.plan("bsr:3", **arguments)
+    bounded = tf_bandmf.plan("bsr:3", confidence=1 - 1e-6, **arguments)
+    assert bounded.kind == "bound" and bounded.confidence == 1 - 1e-6
+    ratio = bounded.noise_multiplier / estimated.noise_multiplier
+    assert 1.0 < ratio < 1.1
+    with pytest.raises(ValueError, match="no bound without simulation is known"):
+        tf_bandmf.plan("bsr:3", confidence=1, **arguments)

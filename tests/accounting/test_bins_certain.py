@@ -9,12 +9,13 @@ import scipy.special
 import tf_bandmf
 from tf_bandmf import strategies
 from tf_bandmf.accounting import (
-    bins_bounds,
+    bins_chain,
     bins_conditional,
     bins_kernel,
     bins_laplace,
     bins_moments,
     gaussian,
+    simulated_bounds,
 )
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.bins_certain import NAME, CertainBins
@@ -124,6 +125,117 @@ def test_given_the_own_noise_the_bound_is_above_quadrature_and_near_it(noise, ep
         assert found <= 3.0 * exact
 
 
+def in_space(gram, function, step=0.125):
+    """E_Q of a function of L for three bins, on a grid in space."""
+    axis = np.arange(-8.0, 8.0 + step, step)
+    z = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), -1)
+    u = z @ np.linalg.cholesky(gram).T
+    ratio = np.exp(u - np.diagonal(gram) / 2).mean(axis=-1)
+    density = np.exp(-0.5 * (z**2).sum(-1)) / (2 * np.pi) ** 1.5
+    return float((function(ratio) * density).sum() * step**3)
+
+
+THRESHOLDS = np.exp([0.0, 0.2, 0.7, 1.5, 2.5, 4.0])
+
+
+@pytest.mark.parametrize(
+    "kernel, most",
+    [
+        (Kernel(2, own=0.4 * 1.16, common=0.0, ripple=0.4, decay=0.4), 1.25),
+        (Kernel(2, own=2.0 * 1.64, common=0.0, ripple=2.0, decay=0.8), 1.4),
+        (Kernel(2, own=0.8, common=0.2, ripple=0.3, decay=0.5), 1.25),
+        (Kernel(2, own=0.8, common=0.2, ripple=0.0, decay=0.0), 1.1),
+        (Kernel(3, own=1.2 * 1.216, common=0.0, ripple=1.2, decay=0.6), 1.3),
+        (Kernel(3, own=1.3, common=0.1, ripple=0.7, decay=0.6), 1.3),
+        (Kernel(3, own=0.9, common=0.0, ripple=0.0, decay=0.0), 1.1),
+    ],
+)
+def test_bin_after_bin_is_above_quadrature_and_near_it(kernel, most):
+    expect = two_bins if kernel.num_bins == 2 else in_space
+    gram = matrix_of(kernel)
+    found = bins_chain.profile(kernel, 4.0)
+    assert np.all(np.diff(found.deltas) <= 1e-7)
+    seen = 0
+    for threshold in THRESHOLDS:
+        exact = expect(gram, lambda ratio, k=threshold: np.maximum(ratio - k, 0.0))
+        bound = float(found.at(threshold))
+        # The quadrature has errors of its own.
+        assert bound >= exact * (1.0 - 2e-4)
+        if exact > 1e-5:
+            assert bound <= most * exact
+            seen += 1
+    assert seen >= 3
+    # A coarser grid is further above.
+    rough = bins_chain.profile(kernel, 4.0, bins_chain.Grid(0.5, (0.02, 0.02, 0.05)))
+    assert np.all(rough.at(THRESHOLDS) >= 0.999 * found.at(THRESHOLDS))
+
+
+def test_bin_after_bin_is_above_simulation_for_long_chains():
+    kernel = Kernel(24, own=1.5, common=0.05, ripple=1.2, decay=0.7)
+    simulated = BallsInBinsAccountant(matrix_of(kernel), num_draws=40_000)
+    found = bins_chain.profile(kernel, 3.0)
+    for epsilon in (0.5, 1.5, 3.0):
+        estimate = simulated._simulator.runs(epsilon, 1.0)[0].estimate(epsilon)
+        assert estimate.standard_error < 0.03 * estimate.value
+        bound = float(found.at(np.exp(epsilon)))
+        assert bound >= estimate.value - 4.0 * estimate.standard_error
+        assert bound <= 1.4 * estimate.value
+
+
+def test_chords_are_above_convex_functions_and_keep_the_mean():
+    nodes = np.array([-2.0, -0.5, 0.1, 0.9, 2.5, 6.0])
+    mean, deviation = np.array([-3.0, 0.0, 0.3, 5.5]), 0.7
+    weights, tail = bins_chain._chords(mean, deviation, nodes)
+    z = np.linspace(-9.0, 9.0, 200_001)
+    density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi) * (z[1] - z[0])
+    for function in (lambda x: np.exp(x), lambda x: np.maximum(x - 0.4, 0.0)):
+        for i, center in enumerate(mean):
+            x = center + deviation * z
+            inside = (function(np.maximum(x, nodes[0])) * density)[x <= nodes[-1]]
+            assert weights[i] @ function(nodes) >= inside.sum() - 1e-6
+    for i, center in enumerate(mean):
+        x = center + deviation * z
+        inside = (np.maximum(x, nodes[0]) * density)[x <= nodes[-1]].sum()
+        assert weights[i] @ nodes == pytest.approx(inside, abs=1e-4)
+        beyond = (np.exp(x) * density)[x > nodes[-1]].sum()
+        assert tail[i] == pytest.approx(beyond, rel=1e-2, abs=1e-9)
+
+
+def test_factors_of_the_independent_part_are_a_spread_that_keeps_the_mean():
+    for rest in (0.01, 0.5, 3.0):
+        terms, excess = bins_chain._independent(rest, 0.2)
+        weights, nodes = np.array(terms).T
+        assert weights.sum() == pytest.approx(1.0)
+        assert weights @ nodes + excess == pytest.approx(1.0, abs=1e-9)
+        assert weights @ nodes**2 >= np.exp(rest) * (1.0 - 1e-6)
+        z = np.linspace(-9.0, 9.0, 100_001)
+        density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi) * (z[1] - z[0])
+        factor = np.exp(np.sqrt(rest) * z - 0.5 * rest)
+        for strike in (0.5, 1.0, 2.0):
+            exact = (np.maximum(factor - strike, 0.0) * density).sum()
+            found = weights @ np.maximum(nodes - strike, 0.0) + excess
+            assert found >= exact - 1e-9
+
+
+def test_too_little_noise_for_the_chain_is_refused_and_left_to_the_others():
+    kernel = Kernel(5, own=60.0, common=0.0, ripple=50.0, decay=0.5)
+    with pytest.raises(ValueError, match="chain of the bins needs more noise"):
+        bins_chain.profile(kernel, 10.0)
+    gram = gram_matrix(strategies.lambda_cgd(12, 0.5).matrix, 4)
+    assert CertainBins(gram)._profile(0.1 * np.sqrt(gram.max()), 20.0) is None
+
+
+def test_the_chain_is_what_makes_small_epsilon_tight():
+    gram = gram_matrix(strategies.lambda_cgd(120, 0.7).matrix, 40)
+    certain = CertainBins(gram)
+    estimate = BallsInBinsAccountant(gram, num_draws=20_000).epsilon(1e-5, 5.0)
+    assert estimate.value < 1.0
+    bound = certain.epsilon(1e-5, 5.0)
+    assert estimate.value - 4.0 * estimate.standard_error <= bound
+    assert bound <= 1.08 * estimate.value
+    assert certain._quickly_removed(bound, 5.0) > 2e-5
+
+
 @pytest.mark.parametrize("ratio, epsilon", [(0.6, 4.0), (1.0, 2.0), (2.0, 0.5)])
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.9])
 def test_delta_is_not_below_quadrature_in_any_direction(lam, ratio, epsilon):
@@ -180,7 +292,7 @@ def test_tiny_noise_is_that_without_amplification():
 
 
 def test_what_takes_too_many_draws_is_proven_instead(monkeypatch):
-    monkeypatch.setattr(bins_bounds, "_LARGEST_BOUND_DRAWS", 1e3)
+    monkeypatch.setattr(simulated_bounds, "_LARGEST_BOUND_DRAWS", 1e3)
     gram = gram_matrix(strategies.lambda_cgd(60, 0.5).matrix, 20)
     accountant = BallsInBinsAccountant(gram, confidence=1.0 - 1e-9)
     found = accountant.calibrate(4.0, 1e-7)

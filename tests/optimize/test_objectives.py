@@ -16,12 +16,14 @@ def test_support_lies_below_the_reduction(objective):
     objective = objectives.resolve(objective)
     rng = np.random.default_rng(0)
     errors = rng.uniform(0.5, 2.0, size=9)
-    weights, offset = objective.support(errors)
-    assert np.all(weights >= 0.0)
-    for _ in range(50):
-        other = rng.uniform(0.1, 3.0, size=9)
-        value = float(objective.reduction(tf.constant(other)))
-        assert weights @ other + offset <= value + 1e-12
+    supports = objective.supports(errors)
+    assert len(supports) == len(objective.smooth_stages)
+    for weights, offset in supports:
+        assert np.all(weights >= 0.0)
+        for _ in range(50):
+            other = rng.uniform(0.1, 3.0, size=9)
+            value = float(objective.reduction(tf.constant(other)))
+            assert weights @ other + offset <= value + 1e-12
     at_errors = float(objective.reduction(tf.constant(errors)))
     np.testing.assert_allclose(weights @ errors + offset, at_errors, rtol=1e-2)
 

@@ -16,6 +16,10 @@ import math
 
 import numpy as np
 
+# Sums are rescaled every so many steps, and beyond so large a value; larger exponents are
+# added by logarithms.
+_RESCALED, _LARGEST, _LARGEST_EXPONENT = 25, 1e100, 250.0
+
 
 class Passes:
     """Participations and likelihood ratios of one strategy and sampling.
@@ -76,8 +80,69 @@ class Passes:
             free = np.where(now, t + b, free)
         return self._outputs(taken)
 
+    def draw_weighted(
+        self, generator: np.random.Generator, count: int, log_weights: np.ndarray
+    ) -> np.ndarray:
+        """Means `m_S` under `P(S) prod_{t in S} exp(log_weights[t]) / Z`, shape [count, n].
+
+        `Z` is the exponential of `log_ratio` at the log weights.
+        """
+        n, b = self.num_steps, self.separation
+        p = self.probability
+        # Log of the expected weight from step t on, of whoever is free then.
+        ahead = np.zeros(n + b)
+        with np.errstate(divide="ignore"):
+            take, leave = math.log(p), np.log1p(-p)
+            first = np.log(np.append(1.0 - self.rate * (b - 1), [self.rate] * (b - 1)))
+        for t in range(n - 1, -1, -1):
+            taken = take + log_weights[t] + ahead[t + b]
+            ahead[t] = np.logaddexp(leave + ahead[t + 1], taken)
+        first = first + ahead[:b]
+        start = np.exp(first - np.logaddexp.reduce(first))
+        free = np.searchsorted(np.cumsum(start), generator.random(count), side="right")
+        free = np.minimum(free, b - 1)
+        now = np.exp(take + log_weights + ahead[b:] - ahead[:n])
+        found = np.zeros((count, n))
+        for t in range(n):
+            takes = (free <= t) & (generator.random(count) < now[t])
+            found[:, t] = takes
+            free = np.where(takes, t + b, free)
+        return self._outputs(found)
+
     def log_ratio(self, exponents: np.ndarray, probability: float) -> np.ndarray:
         """`log sum_S P(S) prod_{t in S} exp(exponents[:, t])`, shape [N, n] -> [N]."""
+        if float(np.abs(exponents).max(initial=0.0)) > _LARGEST_EXPONENT:
+            return self._log_ratio_by_logs(exponents, probability)
+        count, n = exponents.shape
+        b, rate = self.separation, self.rate
+        factors = np.exp(np.ascontiguousarray(exponents.T))
+        factors *= probability
+        free = np.full(count, max(1.0 - rate * (b - 1), 0.0))
+        taken = np.empty((n, count))
+        logs = np.zeros(count)
+        # What a rest at the beginning adds, in units that change with the scale.
+        begin = np.full(count, rate)
+        for t in range(n):
+            if t:
+                free *= 1.0 - probability
+                free += taken[t - b] if t >= b else begin
+            np.multiply(free, factors[t], out=taken[t])
+            if t % _RESCALED == _RESCALED - 1 or free.max(initial=0.0) > _LARGEST:
+                window = taken[max(t + 1 - b, 0) : t + 1]
+                scale = np.maximum(free, window.max(axis=0))
+                free /= scale
+                window /= scale
+                if t < b:
+                    begin /= scale
+                logs += np.log(scale)
+        total = free * (1.0 - probability) + taken[max(n - b, 0) :].sum(axis=0)
+        if b > n:  # rests that last beyond the end
+            total += (b - n) * begin
+        return np.log(total) + logs
+
+    def _log_ratio_by_logs(
+        self, exponents: np.ndarray, probability: float
+    ) -> np.ndarray:
         count, n = exponents.shape
         b = self.separation
         with np.errstate(divide="ignore"):
@@ -91,4 +156,6 @@ class Passes:
                 free = np.logaddexp(free + leave, back)
             taken[t] = take + free + exponents[:, t]
         ends = [free + leave, *taken[max(n - b, 0) :]]
+        if b > n:
+            ends.append(np.full(count, math.log(self.rate * (b - n))))
         return np.logaddexp.reduce(np.stack(ends), axis=0)

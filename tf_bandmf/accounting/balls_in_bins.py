@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Callable
 
 import numpy as np
 import scipy.optimize
@@ -21,25 +20,24 @@ import scipy.optimize
 from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.bins_bounds import (
-    BOUND_SLACK,
-    TooManyDraws,
-    bound_runs,
-    delta_bound,
-)
-from tf_bandmf.accounting.bins_certain import CertainBins
+from tf_bandmf.accounting.bins_certain import QUICK, CertainBins
 from tf_bandmf.accounting.bins_mixture import gram_matrix
-from tf_bandmf.accounting.bins_simulator import (
-    CHECK,
-    DEFENSIVE,
-    MAIN,
-    BinsSimulator,
-)
+from tf_bandmf.accounting.bins_simulator import DEFENSIVE, BinsSimulator
 from tf_bandmf.accounting.checks import check_delta, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.importance import Run
 from tf_bandmf.accounting.monte_carlo import Bound, Estimate, MonteCarloValue
 from tf_bandmf.accounting.root_finding import log
+from tf_bandmf.accounting.simulated_bounds import (
+    BOUND_SLACK,
+    CHECK,
+    MAIN,
+    TooManyDraws,
+    delta_bound,
+    enough_noise,
+    epsilon_bound,
+    falling_root,
+)
 
 NAME = "balls in bins, Monte Carlo with importance sampling"
 
@@ -176,11 +174,13 @@ class BallsInBinsAccountant(Accountant):
         per_sensitivity = noise_stddev / math.sqrt(float(self._gram.diagonal().max()))
         upper = gaussian.gaussian_epsilon(per_sensitivity, delta)
         runs = self._simulator.rough_runs(noise_stddev)
-        rough = _solve_epsilon(lambda e: _estimate(runs, e).value, delta, upper)
+        rough = falling_root(lambda e: _estimate(runs, e).value, delta, upper)
         if self._confidence is not None:
-            return self._epsilon_bound(delta, noise_stddev, rough, upper)
+            return epsilon_bound(
+                self._simulator, delta, noise_stddev, rough, upper, self._confidence
+            )
         runs = self._simulator.runs(rough, noise_stddev)
-        value = _solve_epsilon(lambda e: _estimate(runs, e).value, delta, upper)
+        value = falling_root(lambda e: _estimate(runs, e).value, delta, upper)
         run = max(runs, key=lambda run: run.estimate(value).value)
         slope = run.slope(value)
         error = run.estimate(value).standard_error / slope if slope > 0.0 else 0.0
@@ -270,24 +270,14 @@ class BallsInBinsAccountant(Accountant):
         self, epsilon: float, delta: float, largest: float
     ) -> Calibrated:
         assert self._confidence is not None
-        beta = 1.0 - self._confidence
         # A bound takes BOUND_SLACK / (1 + BOUND_SLACK) of it, and some luck.
         aim = delta / (1.0 + 1.1 * BOUND_SLACK)
         noise = self._search(epsilon, aim, largest, 1.0)
-        for attempt in range(_ATTEMPTS):
-            # The first attempt may fail with half of beta, the next with a quarter, ...
-            part = beta * 0.5 ** (attempt + 1)
-            found = delta_bound(
-                self._simulator, epsilon, noise, part, delta, (CHECK, attempt)
+        return Calibrated(
+            *enough_noise(
+                self._simulator, epsilon, delta, noise, largest, self._confidence
             )
-            if found.value <= delta:
-                whole = Bound(found.value, self._confidence, found.num_draws)
-                return Calibrated(noise, whole)
-            noise *= 1.0 + 2e-3 * 2**attempt
-            if noise >= largest:
-                break
-        # Certain: without amplification.
-        return Calibrated(largest, Bound(delta, self._confidence, 0))
+        )
 
     def _search(
         self, epsilon: float, delta: float, largest: float, safety: float
@@ -341,58 +331,19 @@ class BallsInBinsAccountant(Accountant):
         found = scipy.optimize.brentq(excess, lower, upper, xtol=1e-5)
         return min(math.exp(found + 1e-5), largest)
 
-    def _epsilon_bound(
-        self, delta: float, noise: float, rough: float, upper: float
-    ) -> Bound:
-        assert self._confidence is not None
-        beta = 1.0 - self._confidence
-        # The largest value is valid from here on, whatever the main draws say.
-        least = 0.97 * rough
-        runs = bound_runs(self._simulator, least, noise, beta, delta, MAIN)
-
-        def bound(epsilon: float) -> float:
-            return max(
-                run.bound(epsilon, largest, part, 1e-4 * delta)
-                for run, largest, part in runs
-            )
-
-        if bound(upper) > delta:
-            value = upper
-        elif bound(least) <= delta:
-            value = least
-        else:
-            value = _solve_epsilon(bound, delta, upper, least)
-            value *= 1.0 + 1e-6
-        count = sum(run.losses.size for run, _, _ in runs)
-        return Bound(min(value, upper), self._confidence, count)
-
 
 @functools.lru_cache(maxsize=16)
 def _certain_epsilon(
     gram: bytes, num_bins: int, delta: float, noise_stddev: float
 ) -> float:
     matrix = np.frombuffer(gram).reshape(num_bins, num_bins)
-    return CertainBins(matrix).epsilon(delta, noise_stddev) * (1.0 + 1e-5)
+    certain = CertainBins(matrix, QUICK)
+    return certain.epsilon(delta, noise_stddev) * (1.0 + 1e-5)
 
 
 def _estimate(runs: Sequence[Run], epsilon: float) -> Estimate:
     """Delta at epsilon: of the worse direction."""
     return max((run.estimate(epsilon) for run in runs), key=lambda found: found.value)
-
-
-def _solve_epsilon(
-    function: Callable[[float], float], delta: float, upper: float, lower: float = 0.0
-) -> float:
-    """Where a falling function of epsilon equals delta, within [lower, upper]."""
-
-    def excess(epsilon: float) -> float:
-        return log(function(epsilon)) - math.log(delta)
-
-    if excess(lower) <= 0.0:
-        return lower
-    if excess(upper) >= 0.0:
-        return upper
-    return float(scipy.optimize.brentq(excess, lower, upper, xtol=1e-9, rtol=1e-8))
 
 
 def _check(condition: bool, name: str, value: float) -> None:

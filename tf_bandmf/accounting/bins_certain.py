@@ -1,10 +1,11 @@
 """Accounting of balls in bins without simulation: upper bounds that hold for certain.
 
-Direction "remove" by moments of the likelihood ratio (`bins_moments`), also given the own
-bin's noise (`bins_conditional`), direction "add" by a Laplace transform (`bins_laplace`),
-all for a covariance above the Gram matrix (`bins_kernel`): no confidence is needed. How far
-above an estimate the bound is, see `benchmarks/accounting.py`: moments are loose for small
-epsilon.
+Direction "remove" by the best of three: bin after bin (`bins_chain`), which is tight where
+the Gram matrix is close to a `bins_kernel.Kernel`; moments of the likelihood ratio
+(`bins_moments`), also given the own bin's noise (`bins_conditional`). Direction "add" by a
+Laplace transform (`bins_laplace`). All are for a covariance above the Gram matrix
+(`bins_kernel`): no confidence is needed. How far above an estimate the bound is, see
+`benchmarks/accounting.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import scipy.optimize
 
 from tf_bandmf.accounting import (
+    bins_chain,
     bins_conditional,
     bins_kernel,
     bins_laplace,
@@ -29,11 +31,16 @@ from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log
 
 NAME = "balls in bins, moments and Laplace transforms without simulation"
+QUICK = bins_chain.Grid(innovation=0.4, entries=3_500)
 
 _TOLERANCE = 1e-4
 _WIDTH = 0.1
 # Of norm to noise: beyond it, privacy means nothing.
 _LARGEST_SQUARED_RATIO = 200.0
+# Beyond it the chain of the bins is not followed: amplification hardly matters.
+_LARGEST_CHAIN_EPSILON = 25.0
+# Steps of the search for noise by the chain, and how close to delta it ends.
+_CHAIN_STEPS, _CHAIN_PRECISION = 8, 0.01
 
 
 class CertainBins(Accountant):
@@ -44,16 +51,19 @@ class CertainBins(Accountant):
 
     Args:
       gram: G of `bins_mixture.gram_matrix`, shape [b, b], not negative.
+      grid: resolution of the chain of the bins, which takes seconds for hundreds of them.
     """
 
     claims = ((NAME, "bound", ZERO_OUT),)
 
-    def __init__(self, gram: np.ndarray) -> None:
+    def __init__(self, gram: np.ndarray, grid: bins_chain.Grid | None = None) -> None:
+        self._grid = grid
         self._gram = np.asarray(gram, np.float64)
         self._norm = math.sqrt(float(self._gram.diagonal().max()))
         self._row = bins_conditional.circulant_above(self._gram)
         self._kernels: dict[int, bins_kernel.Kernel] = {}
         self._moments = functools.lru_cache(maxsize=4)(self._log_moments)
+        self._profile = functools.lru_cache(maxsize=4)(self._chain)
 
     def delta(self, epsilon: float, noise_stddev: float) -> float:
         """Delta at epsilon >= 0 for noise of a standard deviation on the raw `C`, or more.
@@ -67,7 +77,9 @@ class CertainBins(Accountant):
         unamplified = gaussian.gaussian_delta(noise_stddev / self._norm, epsilon)
         if len(self._gram) == 1:
             return unamplified
-        removed = self._removed(epsilon, noise_stddev)
+        removed = self._quickly_removed(epsilon, noise_stddev)
+        chain = self._profile(noise_stddev, min(epsilon, _LARGEST_CHAIN_EPSILON))
+        removed = min(removed, _at(chain, epsilon))
         if removed >= unamplified:
             return unamplified
         return min(unamplified, max(removed, self._added(epsilon, noise_stddev)))
@@ -84,8 +96,10 @@ class CertainBins(Accountant):
         if len(self._gram) == 1:
             return upper
         removed = _falling_root(
-            lambda e: self._removed(e, noise_stddev), delta, 0.0, upper
+            lambda e: self._quickly_removed(e, noise_stddev), delta, 0.0, upper
         )
+        chain = self._profile(noise_stddev, min(removed, _LARGEST_CHAIN_EPSILON))
+        removed = _falling_root(lambda e: _at(chain, e), delta, 0.0, removed)
         if removed >= upper or self._added(removed, noise_stddev) <= delta:
             return removed
         return _falling_root(
@@ -101,15 +115,18 @@ class CertainBins(Accountant):
             return largest
 
         def excess(log_noise: float) -> float:
-            return log(self._removed(epsilon, math.exp(log_noise))) - math.log(delta)
+            found = self._quickly_removed(epsilon, math.exp(log_noise))
+            return log(found) - math.log(delta)
 
         upper = math.log(largest)
         lower = upper - _WIDTH
         while excess(lower) <= 0.0:
             upper, lower = lower, lower - 3.0 * _WIDTH
-        if upper == math.log(largest) and excess(upper) > 0.0:
-            return largest
-        noise = math.exp(scipy.optimize.brentq(excess, lower, upper, xtol=_TOLERANCE))
+        noise = largest
+        if upper != math.log(largest) or excess(upper) <= 0.0:
+            root = scipy.optimize.brentq(excess, lower, upper, xtol=_TOLERANCE)
+            noise = math.exp(root)
+        noise = self._with_less_noise(epsilon, delta, noise)
         step = _TOLERANCE
         while noise < largest and self.delta(epsilon, noise) > delta:
             noise *= 1.0 + step
@@ -127,7 +144,12 @@ class CertainBins(Accountant):
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         """By the bound itself; seconds for hundreds of bins."""
-        found = self.delta(guarantee.epsilon, noise_stddev)
+        epsilon, least = guarantee.epsilon, guarantee.delta * (1.0 + 1e-4)
+        if self._quickly_removed(epsilon, noise_stddev) <= least and (
+            self._added(epsilon, noise_stddev) <= least
+        ):
+            return True
+        found = self.delta(epsilon, noise_stddev)
         return found <= guarantee.delta * (1.0 + 1e-4)
 
     def _kernel(self, noise_stddev: float) -> bins_kernel.Kernel:
@@ -142,7 +164,38 @@ class CertainBins(Accountant):
         kernel = self._kernel(noise_stddev)
         return bins_moments.log_moments(kernel, bins_moments.largest_order(kernel))
 
-    def _removed(self, epsilon: float, noise_stddev: float) -> float:
+    def _chain(
+        self, noise_stddev: float, largest_epsilon: float
+    ) -> bins_chain.Profile | None:
+        try:
+            kernel = self._kernel(noise_stddev)
+            return bins_chain.profile(kernel, largest_epsilon, self._grid)
+        except ValueError:  # too little noise
+            return None
+
+    def _with_less_noise(self, epsilon: float, delta: float, noise: float) -> float:
+        """The least noise that was found to be enough by the chain of the bins."""
+        log_noise, target = math.log(noise), math.log(delta)
+        at: list[tuple[float, float]] = []
+        enough, slope = log_noise, -12.0
+        for _ in range(_CHAIN_STEPS):
+            chain = self._profile(math.exp(log_noise), epsilon)
+            if chain is None:
+                break
+            at.append((log_noise, log(_at(chain, epsilon)) - target))
+            excess = at[-1][1]
+            if excess <= 0.0:
+                enough = min(enough, log_noise)
+            if not at[0][1] < 0.0 or -_CHAIN_PRECISION <= excess <= 0.0:
+                break
+            if len(at) > 1 and at[-1][0] != at[-2][0]:
+                slope = (at[-1][1] - at[-2][1]) / (at[-1][0] - at[-2][0])
+                slope = min(slope, -1.0)
+            move = -(excess + 0.5 * _CHAIN_PRECISION) / slope
+            log_noise += min(max(move, -0.3), 0.3)
+        return math.exp(enough)
+
+    def _quickly_removed(self, epsilon: float, noise_stddev: float) -> float:
         if (self._norm / noise_stddev) ** 2 > _LARGEST_SQUARED_RATIO:
             # Nothing is claimed from the bins: exponents would overflow.
             return 1.0
@@ -154,6 +207,11 @@ class CertainBins(Accountant):
 
     def _added(self, epsilon: float, noise_stddev: float) -> float:
         return bins_laplace.delta_by_laplace(epsilon, self._kernel(noise_stddev))
+
+
+def _at(chain: bins_chain.Profile | None, epsilon: float) -> float:
+    """Of the chain of the bins, 1 where there is none."""
+    return 1.0 if chain is None else float(chain.at(math.exp(epsilon)))
 
 
 def _falling_root(

@@ -30,7 +30,7 @@ _SEED = 0x5EA7C4
 # Relative to the mean of the diagonal: keeps a singular Gram matrix factorizable.
 _JITTER = 1e-10
 _TOLERANCE = 1e-8
-_ITERATIONS = 30
+_ITERATIONS = 60
 _LARGEST_STEP = 0.25
 # A direction whose log sigma is this much below the other one's cannot decide.
 _DECIDES = 0.05
@@ -243,25 +243,45 @@ def _log_mean_exp(exponents: tf.Tensor) -> tf.Tensor:
 
 
 def _root(function: Callable[[tf.Tensor], tf.Tensor], start: float) -> tf.Tensor:
-    """A root of a falling function near `start`, by the secant method; NaN if none."""
+    """A root of a falling function near `start`; NaN if none.
+
+    By the secant method, and by bisection where that leaves what is known to enclose it.
+    """
     before = tf.constant(start + 0.01, tf.float64)
     here = tf.constant(start, tf.float64)
+    low, high = (tf.constant(end, tf.float64) for end in (-np.inf, np.inf))
 
     def unfinished(
-        before: tf.Tensor, value_before: tf.Tensor, here: tf.Tensor, value: tf.Tensor
+        before: tf.Tensor,
+        value_before: tf.Tensor,
+        here: tf.Tensor,
+        value: tf.Tensor,
+        low: tf.Tensor,
+        high: tf.Tensor,
     ) -> tf.Tensor:
         return tf.abs(value) > _TOLERANCE
 
     def step(
-        before: tf.Tensor, value_before: tf.Tensor, here: tf.Tensor, value: tf.Tensor
+        before: tf.Tensor,
+        value_before: tf.Tensor,
+        here: tf.Tensor,
+        value: tf.Tensor,
+        low: tf.Tensor,
+        high: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
+        low = tf.where(value > 0.0, tf.maximum(low, here), low)
+        high = tf.where(value > 0.0, high, tf.minimum(high, here))
         slope = (value - value_before) / (here - before)
         # The function falls: a flat piece is left at full speed.
         move = tf.where(slope < 0.0, -value / slope, tf.sign(value) * _LARGEST_STEP)
-        move = tf.clip_by_value(move, -_LARGEST_STEP, _LARGEST_STEP)
-        return here, value, here + move, function(here + move)
+        following = here + tf.clip_by_value(move, -_LARGEST_STEP, _LARGEST_STEP)
+        is_enclosed = tf.math.is_finite(low) & tf.math.is_finite(high)
+        is_outside = (following <= low) | (following >= high)
+        middle = 0.5 * (low + high)
+        following = tf.where(is_enclosed & is_outside, middle, following)
+        return here, value, following, function(following), low, high
 
-    state = (before, function(before), here, function(here))
+    state = (before, function(before), here, function(here), low, high)
     found = tf.while_loop(unfinished, step, state, maximum_iterations=_ITERATIONS)
     is_root = tf.abs(found[3]) <= _TOLERANCE
     solution: tf.Tensor = tf.where(is_root, found[2], np.nan)

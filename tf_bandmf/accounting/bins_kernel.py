@@ -20,7 +20,7 @@ import numpy as np
 # Decays that are tried, and quantiles of the kernel as its constant part.
 _RESTS = np.geomspace(0.005, 0.98, 60)
 _QUANTILES = np.linspace(0.0, 1.0, 21)
-_LARGEST_DECAY = 0.995
+_REFINEMENTS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,23 +81,31 @@ def above(gram: np.ndarray, noise_stddev: float) -> Kernel:
     reached = np.array([gram[columns, (columns + d) % b].max() for d in distances])
     reached = np.maximum(reached, reached[::-1])
     best: tuple[float, Kernel] | None = None
-    for decay in 1.0 - _RESTS:
-        shape = decay**distances + decay ** (b - distances)
-        for common in np.unique(np.quantile(reached, _QUANTILES)):
-            over = np.maximum(reached - common, 0.0)
-            # Where the ripple has died away it must not be needed.
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                ripple = float(np.max(np.where(over > 0.0, over / shape, 0.0)))
-            if not math.isfinite(ripple):
-                continue
-            found = common + ripple * shape
-            exponents = 2.0 * found / noise_stddev**2
-            cost = float(np.logaddexp.reduce(exponents))
-            if best is None or cost < best[0]:
-                made = Kernel(b, own, float(common), ripple, float(decay))
-                best = cost, made
-    assert best is not None
-    kernel = best[1]
+    kernel, rests = Kernel(b, own, float(reached.max()), 0.0, 0.0), _RESTS
+    for _ in range(_REFINEMENTS + 1):
+        for decay in 1.0 - rests:
+            shape = decay**distances + decay ** (b - distances)
+            for common in np.unique(np.quantile(reached, _QUANTILES)):
+                over = np.maximum(reached - common, 0.0)
+                # Where the ripple has died away it must not be needed.
+                with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                    ripple = float(np.max(np.where(over > 0.0, over / shape, 0.0)))
+                if not math.isfinite(ripple):
+                    continue
+                found = common + ripple * shape
+                # The diagonal counts, too: that of the chain may be above the own one.
+                diagonal = max(own, common + ripple * (1.0 + decay**b))
+                exponents = 2.0 * np.append(found, diagonal) / noise_stddev**2
+                cost = float(np.logaddexp.reduce(exponents))
+                if best is None or cost < best[0]:
+                    made = Kernel(b, own, float(common), ripple, float(decay))
+                    best = cost, made
+        if best is not None:
+            kernel = best[1]
+        # Around the best one; it stays where it is no better.
+        rest, ratio = 1.0 - kernel.decay, rests[1] / rests[0]
+        rests = rest * np.geomspace(1.0 / ratio, ratio, 13)
+        rests = rests[rests <= 1.0]
     # Rounding, and a diagonal that makes it a covariance.
     ripple = kernel.ripple * (1.0 + 1e-12)
     common = kernel.common * (1.0 + 1e-12)

@@ -24,6 +24,7 @@ import numpy as np
 import tqdm
 
 from tf_bandmf import matrices
+from tf_bandmf.accounting import importance
 
 # Entries of the largest n x b matrix that is built for a strategy without structure.
 _LARGEST_COLUMNS = 100_000_000
@@ -186,12 +187,11 @@ class BinsMixture:
     def largest_value(self, proposal: Proposal, epsilon: float) -> float:
         """An upper bound on weight times `1 - exp(epsilon - loss)`, for certain.
 
-        The supremum over all losses `l >= epsilon` (of -log dP/dQ for "add") of
-        `(1 - exp(epsilon - l)) / (a + sum_i s_i r_i(l))`: `a` is the target's share, and
-        the density of tilt `i` over the target's is at least `r_i(l)`. For "remove" by
+        By `importance.largest_value` (losses of "add" are -log dP/dQ): the density of a
+        tilt over the target's is at least `r(l)`. For "remove" by
         the power mean inequality, `mean_j v_j^(1 + t) >= (mean_j v_j)^(1 + t)`, so that
         `r(l) = exp(t l - t (1 + t) max_j |m_j|^2 / 2)`; for "add" by
-        `log mean_j v_j >= mean_j log v_j`. It falls in `epsilon`.
+        `log mean_j v_j >= mean_j log v_j`.
         """
         slopes, offsets = [0.0], [math.log(proposal.shares[0])]
         for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
@@ -208,12 +208,7 @@ class BinsMixture:
             if t > 0.0:
                 slopes.append(t)
                 offsets.append(math.log(share) - offset)
-        beyond = np.concatenate([[0.0], np.geomspace(1e-4, 60.0, 4000)])
-        terms = np.outer(slopes, epsilon + beyond) + np.array(offsets)[:, None]
-        log_weights = -np.logaddexp.reduce(terms, axis=0)
-        # Within a cell the weight is largest at the left, the excess at the right end.
-        excess = np.append(-np.expm1(-beyond[1:]), 1.0)
-        return float(np.max(excess * np.exp(log_weights))) * (1.0 + 1e-9)
+        return importance.largest_value(slopes, offsets, epsilon)
 
     def weighted_losses(
         self, draws: Draws, proposal: Proposal

@@ -13,7 +13,8 @@ from tf_bandmf.accounting.bins_mixture import (
     Tilt,
     factorize,
 )
-from tf_bandmf.accounting.importance import Run, least_variance
+from tf_bandmf.accounting.importance import Run, cheapest_shares, least_variance
+from tf_bandmf.accounting.simulated_bounds import MAIN, PILOT, Stage
 
 # Standard deviations by which the pilot run moves its draws.
 _STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
@@ -22,17 +23,9 @@ _ROUGH_DRAWS, _PILOT_DRAWS = 150, 400
 _LEAST_SHARE = 0.02
 # Share of draws from the target itself in an estimate, against a bad pilot run.
 DEFENSIVE = 0.1
-# Candidates for a bound: tilts with certain weights, in standard deviations; the
-# target's share; the share of the certain tilt in the rest.
+# Candidates for a bound: tilts with certain weights, in standard deviations.
 _CERTAIN_STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.5)
 _ALMOST_CERTAIN = (0.01, 0.99)
-_LEAST_TARGET = 0.01
-_TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
-_CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
-
-# Which random numbers a stage uses; (CHECK, i) for the i-th check.
-PILOT, MAIN, CHECK = (0, 0), (1, 0), 2
-Stage = tuple[int, int]
 
 
 class BinsSimulator:
@@ -51,6 +44,11 @@ class BinsSimulator:
         self.gram, self._factor = gram, factorize(gram)
         self.num_draws, self._seed, self._progress = num_draws, seed, progress
         self._pilot_draws: dict[tuple[bool, int], Draws] = {}
+
+    @property
+    def entries(self) -> int:
+        """Numbers per draw."""
+        return self.gram.shape[0]
 
     def rough_runs(self, noise: float) -> list[Run]:
         """Both directions from few draws, some for every epsilon."""
@@ -111,12 +109,7 @@ class BinsSimulator:
     def propose_for_bound(
         self, add: bool, epsilon: float, noise: float, log_odds: float, slack: float
     ) -> tuple[Proposal, float, int]:
-        """The cheapest mixture for a confidence bound.
-
-        A bound exceeds the mean by about `S L / N + sqrt(2 V L / N)`: `S` the largest
-        value that is possible, `V` the second moment, `L` the `log_odds`, `N` draws. A
-        tilt whose weights are bounded for certain (`BinsMixture.largest_value`) keeps S
-        small, others keep V small; their shares are chosen in a pilot run.
+        """The cheapest mixture for a confidence bound: `importance.cheapest_shares`.
 
         Args:
           add: direction.
@@ -136,34 +129,29 @@ class BinsSimulator:
             ),
         )
         pilot, run, ratios = self._pilot(add, noise, _PILOT_DRAWS, (certain,))
-        squares = run.values(epsilon) ** 2
-        count = len(pilot.tilts)
-        steady = np.full(count, 1.0 / count)
-        if squares.max() > 0.0:
-            scaled = squares / squares.max()
-            steady = least_variance(ratios, scaled, steady, _LEAST_TARGET, 100)
-        target, last = np.eye(count)[0], np.eye(count)[-1]
-        best: tuple[Proposal, float, int] | None = None
-        for share in _TARGET_SHARES:
-            for part in _CERTAIN_PARTS:
-                shares = share * target
-                shares = shares + (1.0 - share) * (part * last + (1.0 - part) * steady)
-                kept = shares >= 0.5 * _LEAST_SHARE
-                kept[0] = True
-                shares = np.where(kept, shares, 0.0) / shares[kept].sum()
-                proposal = Proposal(
-                    tuple(tilt for tilt, keep in zip(pilot.tilts, kept) if keep),
-                    tuple(float(value) for value in shares[kept]),
-                )
-                largest = mixture.largest_value(proposal, epsilon)
-                moment = float((squares / (shares @ ratios)).mean())
-                root = math.sqrt(2.0 * moment * log_odds)
-                reached = root + math.sqrt(root**2 + 4.0 * largest * log_odds * slack)
-                draws = math.ceil((reached / (2.0 * slack)) ** 2)
-                if best is None or draws < best[2]:
-                    best = proposal, largest, draws
-        assert best is not None
-        return best
+
+        def proposal(shares: np.ndarray) -> Proposal:
+            kept = shares > 0.0
+            return Proposal(
+                tuple(tilt for tilt, keep in zip(pilot.tilts, kept) if keep),
+                tuple(float(share) for share in shares[kept]),
+            )
+
+        shares, largest, count = cheapest_shares(
+            ratios,
+            run.values(epsilon),
+            lambda shares: mixture.largest_value(proposal(shares), epsilon),
+            log_odds,
+            slack,
+        )
+        return proposal(shares), largest, count
+
+    def bound_run(
+        self, add: bool, noise: float, proposal: Proposal, count: int, stage: Stage
+    ) -> Run:
+        """A run of at least `count` draws."""
+        draws = self.draws(max(count, self.num_draws), add, stage)
+        return self.simulate(noise, proposal, draws, add)
 
     def _pilot(
         self, add: bool, noise: float, each: int, more: tuple[Tilt, ...] = ()

@@ -91,6 +91,18 @@ class Problem:
             gram, stddev, self.epsilon, self.delta, self.num_draws, seed
         )
 
+    def first_value(self, variables: np.ndarray) -> float:
+        """The objective with the accountant's noise, from few draws."""
+        inverse = to_coefficients(tf.constant(variables)).numpy()
+        steps = self.workload.num_steps
+        matrix = matrices.Inverse(matrices.ToeplitzBanded(inverse, steps))
+        accountant = BallsInBinsAccountant.of_strategy(
+            matrix, self.num_bins, num_draws=_FIRST_DRAWS
+        )
+        found = accountant.calibrate_noise_stddev(self.epsilon, self.delta)
+        error = float(self.log_error(tf.constant(variables)))
+        return error + 2.0 * math.log(found.noise_stddev)
+
     def log_error(self, variables: tf.Tensor) -> tf.Tensor:
         """Log of the reduced squared errors."""
         errors = banded_inverse_errors(self.workload)(to_coefficients(variables))
@@ -187,7 +199,11 @@ def optimize(
     progress = lbfgs.Progress(options.progress, options.max_iterations)
     for step in range(options.max_iterations + 1):
         if step % _REFRESH == 0:
-            noise = problem.noise(variables, step, stddev)
+            try:
+                noise = problem.noise(variables, step, stddev)
+            except ArithmeticError:
+                # The last draws have led astray: ask the accountant.
+                noise = problem.noise(variables, step, None)
         value, gradient, weights, stddev = problem.tangent(noise, variables)
         norm = float(np.max(np.abs(gradient), initial=0.0))
         evaluations += 1

@@ -35,20 +35,24 @@ class Objective:
     def smooth_stages(self) -> tuple[Callable[[tf.Tensor], tf.Tensor], ...]:
         return self.stages or (self.reduction,)
 
-    def support(self, errors: np.ndarray) -> tuple[np.ndarray, float]:
-        """Weights `w` and offset `c` with `reduction(v) >= w @ v + c` for all `v >= 0`.
+    def supports(self, errors: np.ndarray) -> list[tuple[np.ndarray, float]]:
+        """Weights `w` and offsets `c` with `reduction(v) >= w @ v + c` for all `v >= 0`.
 
         Equality holds at `errors` for a smooth reduction; for the maximum the weights
-        are those of its last smooth substitute and the inequality is strict.
+        are those of each of its smooth substitutes and the inequality is strict.
         """
-        with tf.GradientTape() as tape:
-            v = tf.constant(errors, tf.float64)
-            tape.watch(v)
-            value = self.smooth_stages[-1](v)
-        weights = tape.gradient(value, v).numpy()
-        if self.stages:
-            return weights / np.sum(weights), 0.0
-        return weights, float(value) - float(weights @ errors)
+        found = []
+        for stage in self.smooth_stages:
+            with tf.GradientTape() as tape:
+                v = tf.constant(errors, tf.float64)
+                tape.watch(v)
+                value = stage(v)
+            weights = tape.gradient(value, v).numpy()
+            if self.stages:
+                found.append((weights / np.sum(weights), 0.0))
+            else:
+                found.append((weights, float(value) - float(weights @ errors)))
+        return found
 
 
 def _last(errors: tf.Tensor) -> tf.Tensor:

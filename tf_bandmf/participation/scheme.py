@@ -59,6 +59,11 @@ class Scheme:
         return NAMED[self.sampling].is_cyclic
 
     @property
+    def is_simulated(self) -> bool:
+        """Whether the accounting is by simulation."""
+        return NAMED[self.sampling].is_simulated
+
+    @property
     def largest_cycle(self) -> int:
         """`floor(m / B)`: with as many parts nothing is amplified."""
         return self.num_examples // self.batch_size

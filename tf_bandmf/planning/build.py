@@ -107,9 +107,9 @@ def plan(
       max_memory_vectors: vectors of the model's size that the noise may keep between
         steps; by default 31 for "auto", otherwise the mechanism's default. A strategy
         that keeps more is refused.
-      confidence: of accounting by simulation (`BallsInBins`): None for an estimate, or
-        for example `1 - 1e-6` for a bound; 1 for a bound without simulation, which
-        takes more noise.
+      confidence: of accounting by simulation (`BallsInBins`, `BMinSepSampling`): None
+        for an estimate, or for example `1 - 1e-6` for a bound; under balls in bins 1 for
+        a bound without simulation, which takes more noise.
       progress: True to name on stderr what is compared, and to show a bar for simulations
         that take longer than 2 seconds; or a function that takes such names. They go to
         the logger "tf_bandmf" in any case.
@@ -169,12 +169,13 @@ def plan(
     tell = progress if callable(progress) else (_announce if progress else None)
     # A function shows what it is told in its own way: bars would get between its lines.
     has_bars = bool(progress) and not callable(progress)
-    is_simulated = participation is not None and participation.is_simulated
+    sampled = participation if scheme is None else scheme
+    is_simulated = sampled is not None and sampled.is_simulated
     if confidence is not None and not is_simulated:
         raise ValueError(
-            f"confidence is of accounting by simulation (BallsInBins, or "
-            f'sampling="balls-in-bins"), found {confidence!r}: no other accounting '
-            f"simulates. Leave it out."
+            f"confidence is of accounting by simulation (BallsInBins, BMinSepSampling, "
+            f'sampling="balls-in-bins" or "b-min-sep"), found {confidence!r}: no other '
+            f"accounting simulates. Leave it out."
         )
     check_positive("l2_norm_clip", l2_norm_clip)
     if workload is None:

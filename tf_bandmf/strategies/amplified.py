@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 _LARGEST_BINS = 2_048
 _DEFAULT_BANDS = 16
-# Where the search begins: gamma-BIFR with this gamma.
+# Where the search begins: gamma-BIFR with this gamma; and the largest sums of y there.
 _START_GAMMA = 0.6
+_MOST_START, _MOST_PLAIN = 0.95, 0.9995
 # Draws of the search, for each direction of adjacency: entries, and limits.
 _ENTRIES, _LEAST_DRAWS, _MOST_DRAWS = 200_000, 1_000, 3_000
 
@@ -109,7 +110,8 @@ def optimized_amplified(
         decrease_tolerance=2e-3,
         progress=progress,
     )
-    result = amplified.optimize(problem, _start(workload, bands), options)
+    starts = _starts(workload, participation, bands, objective)
+    result = amplified.optimize(problem, min(starts, key=problem.first_value), options)
     coefficients = amplified.to_coefficients(result.position).numpy()
     return Strategy(
         "amplified",
@@ -119,14 +121,34 @@ def optimized_amplified(
     )
 
 
-def _start(workload: Workload, bands: int) -> np.ndarray:
-    """gamma-BIFR in the variables of the search; momentum's positive terms left out."""
+def _starts(
+    workload: Workload,
+    participation: Participation,
+    bands: int,
+    objective: ObjectiveLike,
+) -> list[np.ndarray]:
+    """Where the search may begin, in its variables; positive terms are left out.
+
+    gamma-BIFR, which is close for small epsilon, and the best strategy without
+    amplification, which is for large epsilon.
+    """
     from tf_bandmf.optimize import amplified
 
-    gamma = _START_GAMMA
-    y = -fractional_root_coefficients(workload, gamma, bands)[1:]
-    y = np.maximum(y, 1e-3 / bands)
-    return amplified.to_variables(y * min(1.0, 0.95 / y.sum()))
+    bifr = -fractional_root_coefficients(workload, _START_GAMMA, bands)[1:]
+    goal = objective if isinstance(objective, str) else "mean"
+    found = optimized_banded_inverse(
+        workload, participation, bands, objective=goal, progress=False
+    )
+    plain = np.zeros(bands - 1)
+    inverse = found.core.banded_inverse()
+    assert inverse is not None
+    rows = matrices.as_rows(inverse)
+    plain[: rows.shape[1] - 1] = -rows[-1, 1:]
+    starts = []
+    for y, most in ((bifr, _MOST_START), (plain, _MOST_PLAIN)):
+        y = np.maximum(y, 1e-3 / bands)
+        starts.append(amplified.to_variables(y * min(1.0, most / y.sum())))
+    return starts
 
 
 def _build(

@@ -1,0 +1,313 @@
+"""The simulator behind b-min-sep sampling: pilot run, choice of the proposal, main run.
+
+Draws come from mixtures of tilted versions of `P` (longer means, more participations) or of
+`Q` (against the mean of the means); weights are ratios of forward passes.
+
+A bound needs weights that are bounded for certain. With `v_S` the likelihood ratio of the
+participations S, `v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))`, and
+`L = dP/dQ = sum_S P(S) v_S`:
+
+- "remove": means longer by `1 + t`, of participations with the law `P(S) w_S / Z`,
+  `w_S = exp(t (1 + t) |m_S|^2 / (2 sigma^2))`. The density over Q is
+  `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power means), so that the density over P is
+  at least `exp(t l) / Z` at the loss `l = log L`. As |m_S|^2 is a sum over the steps of S,
+  `Z` is a forward pass, and so is the law.
+- "add": `log L >= sum_S P(S) log v_S` (Jensen). The mean moved by `-t` times the mean of
+  the means `m` has the density `exp(-t <m, y> / sigma^2 - t^2 |m|^2 / (2 sigma^2))` over Q,
+  at least `exp(t (l - sum_S P(S) |m_S|^2 / (2 sigma^2)) - t^2 |m|^2 / (2 sigma^2))` at the
+  loss `l = -log L`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tf_bandmf.accounting import importance
+from tf_bandmf.accounting.b_min_sep_passes import Passes
+from tf_bandmf.accounting.importance import Run, least_variance
+from tf_bandmf.accounting.simulated_bounds import MAIN, PILOT, Stage
+
+_PILOT_EACH, _LEAST_SHARE, _DEFENSIVE = 150, 0.02, 0.1
+_CHUNK = 4_000_000
+# Tilts with certain weights that are tried, in standard deviations of a mean.
+_CERTAIN_STRENGTHS = (
+    0.1,
+    0.2,
+    0.35,
+    0.5,
+    0.75,
+    1.0,
+    1.25,
+    1.5,
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    6.0,
+)
+_ALMOST_CERTAIN = np.array([0.01, 0.99])
+
+
+@dataclasses.dataclass(frozen=True)
+class Tilt:
+    """One component of a proposal.
+
+    Attributes:
+      length: the mean is `1 + length` times that of the participations ("remove").
+      probability: of a participation, in place of p ("remove").
+      against: the mean moves by this many times the mean of all means ("add": negative).
+      is_weighted: participations have the weights that bound the density ("remove").
+    """
+
+    length: float
+    probability: float
+    against: float = 0.0
+    is_weighted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A mixture of tilts, the first of which is the target; shares [len(tilts)]."""
+
+    tilts: tuple[Tilt, ...]
+    shares: np.ndarray
+
+
+class BMinSepSimulator:
+    """Simulates the privacy loss of b-min-sep sampling in both directions.
+
+    Args:
+      passes: of the strategy.
+      num_draws: of a main run, for each direction.
+      seed: equal seeds give equal draws.
+    """
+
+    def __init__(self, passes: Passes, num_draws: int, seed: int) -> None:
+        self.passes, self.num_draws, self._seed = passes, num_draws, seed
+
+    @property
+    def entries(self) -> int:
+        """Numbers per draw."""
+        return self.passes.num_steps
+
+    def rough_runs(self, noise: float) -> list[Run]:
+        """Both directions from few draws."""
+        return [self._pilot(noise, add)[1] for add in (False, True)]
+
+    def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
+        """Both directions, each from a proposal that suits epsilon."""
+        return [
+            self.simulate(noise, self.propose(add, epsilon, noise), add, stage)
+            for add in (False, True)
+        ]
+
+    def simulate(
+        self, noise: float, proposal: Proposal, add: bool, stage: Stage
+    ) -> Run:
+        """One direction from a proposal."""
+        return self.bound_run(add, noise, proposal, self.num_draws, stage)
+
+    def propose(self, add: bool, epsilon: float, noise: float) -> Proposal:
+        """The mixture with the smallest variance in a pilot run."""
+        tilts, run, ratios = self._pilot(noise, add)
+        values = run.values(epsilon)
+        shares = np.full(len(tilts), 1.0 / len(tilts))
+        if np.any(values > 0.0):
+            squares = (values / values.max()) ** 2
+            shares = least_variance(ratios, squares, shares, _DEFENSIVE, 100)
+        kept = shares >= _LEAST_SHARE
+        kept[0] = True
+        return _kept(tilts, np.where(kept, np.maximum(shares, _LEAST_SHARE), 0.0))
+
+    def propose_for_bound(
+        self, add: bool, epsilon: float, noise: float, log_odds: float, slack: float
+    ) -> tuple[Proposal, float, int]:
+        """The cheapest mixture for a confidence bound: `importance.cheapest_shares`.
+
+        Args:
+          add: direction.
+          epsilon: where delta is wanted, or the least epsilon of interest.
+          noise: sigma.
+          log_odds: log of one over the probability with which the bound may fail.
+          slack: by how much the bound may exceed delta.
+
+        Returns:
+          The proposal, the largest value, and how many draws it takes.
+        """
+        target = self._tilts(noise, add)[0]
+
+        def alone(tilt: Tilt) -> float:
+            proposal = Proposal((target, tilt), _ALMOST_CERTAIN)
+            return self.largest_value(proposal, epsilon, noise, add)
+
+        certain = min(self.certain_tilts(noise, add), key=alone)
+        tilts, run, ratios = self._pilot(noise, add, (certain,))
+        shares, largest, count = importance.cheapest_shares(
+            ratios,
+            run.values(epsilon),
+            lambda shares: self.largest_value(
+                _kept(tilts, shares), epsilon, noise, add
+            ),
+            log_odds,
+            slack,
+        )
+        return _kept(tilts, shares), largest, count
+
+    def bound_run(
+        self, add: bool, noise: float, proposal: Proposal, count: int, stage: Stage
+    ) -> Run:
+        """A run of at least `count` draws."""
+        count = max(count, self.num_draws)
+        losses, log_weights = np.empty((2, count))
+        log_shares = np.log(proposal.shares)[:, None]
+        for part, found, densities in self._chunks(noise, proposal, add, stage, count):
+            losses[part] = found
+            mixed = np.logaddexp.reduce(densities + log_shares, axis=0)
+            log_weights[part] = densities[0] - mixed
+        return Run(add, losses, log_weights)
+
+    def certain_tilts(self, noise: float, add: bool) -> list[Tilt]:
+        """Tilts whose weights `largest_value` bounds."""
+        p, unit = self.passes.probability, self._unit(noise, add)
+        if add:
+            return [
+                Tilt(0.0, p, -factor * s * unit)
+                for s in _CERTAIN_STRENGTHS
+                for factor in (1, 4, 16)
+            ]
+        return [Tilt(s * unit, p, is_weighted=True) for s in _CERTAIN_STRENGTHS]
+
+    def largest_value(
+        self, proposal: Proposal, epsilon: float, noise: float, add: bool
+    ) -> float:
+        """`importance.largest_value` by the bounds in the module's docstring."""
+        passes = self.passes
+        slopes, offsets = [0.0], [math.log(proposal.shares[0])]
+        for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
+            if add:
+                t = -tilt.against
+                half = 0.5 * passes.rate * float(passes.squares.sum())
+                squared = 0.5 * float(passes.mean @ passes.mean)
+                offset = (t * half + t**2 * squared) / noise**2
+            elif tilt.is_weighted:
+                t = tilt.length
+                offset = self._log_total(noise, t)
+            else:
+                continue
+            slopes.append(t)
+            offsets.append(math.log(share) - offset)
+        return importance.largest_value(slopes, offsets, epsilon)
+
+    def _unit(self, noise: float, add: bool) -> float:
+        """The tilt by a standard deviation: of all, or of a typical sum of columns."""
+        passes = self.passes
+        if add:
+            return noise / math.sqrt(float(passes.mean @ passes.mean))
+        expected = float(passes.rate * passes.squares.sum())
+        return noise / math.sqrt(max(expected, passes.squares.max()))
+
+    def _log_weights(self, noise: float, length: float) -> np.ndarray:
+        """Of a participation at each step under a weighted tilt, shape [n]."""
+        return 0.5 * length * (1.0 + length) * self.passes.squares / noise**2
+
+    def _log_total(self, noise: float, length: float) -> float:
+        """Log of `Z`."""
+        weights = self._log_weights(noise, length)
+        return float(self.passes.log_ratio(weights[None], self.passes.probability)[0])
+
+    def _tilts(self, noise: float, add: bool) -> list[Tilt]:
+        """The first one is the target."""
+        p, unit = self.passes.probability, self._unit(noise, add)
+        if add:
+            return [Tilt(0.0, p, -s * unit) for s in (0.0, 1.0, 2.0, 3.0, 4.5, 6.0)]
+        rates = sorted({p, min(1.5 * p, 0.5 * (1 + p)), min(2.5 * p, 0.5 * (1 + p))})
+        tilts = [Tilt(s * unit, r) for s in (0.0, 1.0, 2.0, 3.0, 4.5) for r in rates]
+        return sorted(tilts, key=lambda tilt: (tilt.length, tilt.probability))
+
+    def _pilot(
+        self, noise: float, add: bool, more: tuple[Tilt, ...] = ()
+    ) -> tuple[tuple[Tilt, ...], Run, np.ndarray]:
+        """All tilts, a run of their even mixture, density ratios [T, N]."""
+        tilts = (*self._tilts(noise, add), *more)
+        even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
+        count = _PILOT_EACH * len(tilts)
+        parts = list(self._chunks(noise, even, add, PILOT, count))
+        losses = np.concatenate([found for _, found, _ in parts])
+        densities = np.concatenate([density for _, _, density in parts], axis=1)
+        mixed = np.logaddexp.reduce(densities, axis=0) - math.log(len(tilts))
+        run = Run(add, losses, densities[0] - mixed)
+        return tilts, run, np.exp(densities - mixed)
+
+    def _chunks(
+        self, noise: float, proposal: Proposal, add: bool, stage: Stage, count: int
+    ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        """`log dP/dQ` [N] and log densities of the components relative to Q [T, N]."""
+        passes, tilts = self.passes, proposal.tilts
+        n, size = passes.num_steps, max(1, _CHUNK // passes.num_steps)
+        cumulative = np.cumsum(proposal.shares) / np.sum(proposal.shares)
+        half = 0.5 * passes.squares / noise**2
+        for index, start in enumerate(range(0, count, size)):
+            number = min(size, count - start)
+            seed = [self._seed, *stage, int(add), index]
+            generator = np.random.Generator(
+                np.random.SFC64(np.random.SeedSequence(seed))
+            )
+            choice = np.searchsorted(cumulative, generator.random(number), side="right")
+            choice = np.minimum(choice, len(tilts) - 1)
+            y = noise * generator.standard_normal((number, n))
+            if add:
+                moved = np.array([tilt.against for tilt in tilts])
+                y += moved[choice, None] * passes.mean
+            else:
+                lengths = 1.0 + np.array([tilt.length for tilt in tilts])
+                y += lengths[choice, None] * self._means(
+                    generator, noise, tilts, choice
+                )
+            log_v = passes.inner_products(y) / noise**2 - half
+            losses = passes.log_ratio(log_v, passes.probability)
+            along = y @ passes.mean / noise**2
+            squared = float(passes.mean @ passes.mean) / noise**2
+            densities = np.empty((len(tilts), number))
+            for row, tilt in zip(densities, tilts):
+                scale = 1.0 + tilt.length
+                if add:
+                    row[:] = tilt.against * along - 0.5 * tilt.against**2 * squared
+                elif tilt == tilts[0]:
+                    row[:] = losses
+                elif tilt.is_weighted:
+                    row[:] = passes.log_ratio(scale * log_v, tilt.probability)
+                    row -= self._log_total(noise, tilt.length)
+                else:
+                    exponents = scale * (log_v + half) - scale**2 * half
+                    row[:] = passes.log_ratio(exponents, tilt.probability)
+            if not (np.all(np.isfinite(losses)) and np.all(np.isfinite(densities))):
+                raise ArithmeticError("The simulation of the privacy loss overflowed.")
+            yield slice(start, start + number), losses, densities
+
+    def _means(
+        self,
+        generator: np.random.Generator,
+        noise: float,
+        tilts: Sequence[Tilt],
+        choice: np.ndarray,
+    ) -> np.ndarray:
+        """Means of participations as the chosen tilts have them, shape [N, n]."""
+        rates = np.array([tilt.probability for tilt in tilts])[choice]
+        found = self.passes.draw(generator, rates)
+        for index, tilt in enumerate(tilts):
+            rows = np.flatnonzero(choice == index)
+            if tilt.is_weighted and rows.size:
+                weights = self._log_weights(noise, tilt.length)
+                found[rows] = self.passes.draw_weighted(generator, rows.size, weights)
+        return found
+
+
+def _kept(tilts: Sequence[Tilt], shares: np.ndarray) -> Proposal:
+    """Without the tilts whose share is 0."""
+    kept = shares > 0.0
+    chosen = tuple(tilt for tilt, keep in zip(tilts, kept) if keep)
+    return Proposal(chosen, shares[kept] / shares[kept].sum())
