@@ -287,3 +287,26 @@ def test_to_plain_gives_a_plain_model_with_the_same_weights(
         assert not isinstance(plain, tf_bandmf.keras.PrivateTraining)
         np.testing.assert_array_equal(plain(data[0]), model(data[0]))
         compile_model(plain, "sgd").fit(*data, verbose=0)
+
+
+class OfNumPy(keras.metrics.Metric):
+    """Works eagerly alone, as metrics of other libraries do."""
+
+    def __init__(self):
+        super().__init__(name="of_numpy")
+        self.sum = self.add_weight(shape=(), initializer="zeros", name="sum")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.sum.assign_add(float(np.square(y_pred.numpy()).sum()))
+
+    def result(self):
+        return self.sum
+
+
+def test_eager_steps_take_metrics_that_no_graph_can_have(
+    data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan, metrics=[OfNumPy()], run_eagerly=True)
+    logs = model.fit(plan.batches(*data), epochs=1, verbose=0).history
+    assert logs["of_numpy"][0] > 0.0

@@ -69,7 +69,7 @@ class PrivateStep:
         seen = (x, y, clipped.outputs, sample_weight)
         if rows is not None:
             seen = present_rows(seen, rows)
-        if not self._is_distributed:
+        if not (self._is_distributed or tf.executing_eagerly()):
             build_metrics(self, *seen)
         variables = self.trainable_variables  # type: ignore[attr-defined]
         # Of replicas the first one: the others resume among each other's metrics.
