@@ -409,6 +409,7 @@ def test_compiled_network_trains_as_keras_does(
     train(kept=tmp_path / "run.npz")
     again = train(kept=tmp_path / "run.npz")
     assert (tmp_path / "run.npz").exists()
+    assert np.array(1e-310) * np.array(0.5) > 0.0  # the process keeps subnormals
     row = cnn.Row("one", mechanism, sampling, clip, clipping)
     theirs = cnn.fit(row, plan, model, x, y, rate, 3, tmp_path / "kept")
     for readout in cnn.READOUTS:
