@@ -32,6 +32,8 @@ _JITTER = 1e-10
 _TOLERANCE = 1e-8
 _ITERATIONS = 60
 _LARGEST_STEP = 0.25
+# A root farther from its start, in log sigma, is of draws made for another noise.
+_FARTHEST = 3.0
 # A direction whose log sigma is this much below the other one's cannot decide.
 _DECIDES = 0.05
 # Sharpness of the smooth maximum over the two directions.
@@ -243,7 +245,7 @@ def _log_mean_exp(exponents: tf.Tensor) -> tf.Tensor:
 
 
 def _root(function: Callable[[tf.Tensor], tf.Tensor], start: float) -> tf.Tensor:
-    """A root of a falling function near `start`; NaN if none.
+    """A root of a falling function, of log sigma, near `start`; NaN if none.
 
     By the secant method, and by bisection where that leaves what is known to enclose it.
     """
@@ -283,6 +285,7 @@ def _root(function: Callable[[tf.Tensor], tf.Tensor], start: float) -> tf.Tensor
 
     state = (before, function(before), here, function(here), low, high)
     found = tf.while_loop(unfinished, step, state, maximum_iterations=_ITERATIONS)
-    is_root = tf.abs(found[3]) <= _TOLERANCE
+    is_near = tf.abs(found[2] - start) <= _FARTHEST
+    is_root = is_near & (tf.abs(found[3]) <= _TOLERANCE)
     solution: tf.Tensor = tf.where(is_root, found[2], np.nan)
     return solution

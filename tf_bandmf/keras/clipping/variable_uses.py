@@ -39,19 +39,23 @@ def each_variable_use(check: Check) -> Iterator[None]:
 
     Args:
       check: raises an error for a use that is refused. In eager code it is asked when the
-        operation has run, in a graph at the end of the body.
+        operation has run, in a graph at the end of the body; so it is for variables that
+        the body makes, for only then it is known whose they are.
 
     Yields:
       Nothing.
     """
     if tf.executing_eagerly():
-        token = _eager_check.set(check)
+        eager = _Eager(check, [], [])
+        token = _eager.set(eager)
         op_callbacks.add_op_callback(_check_operation)
         try:
             yield
         finally:
             op_callbacks.remove_op_callback(_check_operation)
-            _eager_check.reset(token)
+            _eager.reset(token)
+        for use in eager.later:
+            check(use)
         return
     graph = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
@@ -65,7 +69,21 @@ def each_variable_use(check: Check) -> Iterator[None]:
                 check(VariableUse(op.name, handle, *effects))
 
 
-_eager_check: contextvars.ContextVar[Check] = contextvars.ContextVar("check")
+class _Eager(NamedTuple):
+    """Eager code that is looked at.
+
+    Attributes:
+      check: see `each_variable_use`.
+      made: handles of variables that the code makes.
+      later: their uses.
+    """
+
+    check: Check
+    made: list[Any]
+    later: list[VariableUse]
+
+
+_eager: contextvars.ContextVar[_Eager] = contextvars.ContextVar("eager")
 
 
 def _check_operation(
@@ -79,7 +97,13 @@ def _check_operation(
     """Looks at an operation, or at the call of a function with all that it captures."""
     if graph is not None:
         return  # a function is traced: its call follows
+    eager = _eager.get()
+    if op_type == "VarHandleOp":
+        eager.made.extend(outputs)
     for tensor in inputs:
         if tensor.dtype == tf.resource:
-            effects = state.eager_effects(op_type)
-            _eager_check.get()(VariableUse(op_type, tensor, *effects))
+            use = VariableUse(op_type, tensor, *state.eager_effects(op_type))
+            if any(tensor is handle for handle in eager.made):
+                eager.later.append(use)
+            else:
+                eager.check(use)
