@@ -50,15 +50,25 @@ language model with adapters: [perplexity](models.md#a-language-model-that-learn
 
 
 def main() -> None:
+    PAGE.write_text(page(), encoding="utf-8")
+    picture(results())
+    for path in (PAGE, PICTURE):
+        print(path.relative_to(ROOT))
+
+
+def results() -> dict[str, list[dict[str, str]]]:
+    """The runs of each task."""
     tasks = {}
     for path in sorted(RESULTS.glob("*.csv")):
         with open(path, newline="", encoding="utf-8") as file:
             tasks[path.stem] = list(csv.DictReader(file))
-    sections = [section(task, runs) for task, runs in tasks.items()]
-    PAGE.write_text("\n".join([HEAD, *sections]), encoding="utf-8")
-    picture(tasks)
-    for path in (PAGE, PICTURE):
-        print(path.relative_to(ROOT))
+    return tasks
+
+
+def page() -> str:
+    """The page, from the results."""
+    sections = [section(task, runs) for task, runs in results().items()]
+    return "\n".join([HEAD, *sections])
 
 
 def picture(tasks: dict[str, list[dict[str, str]]]) -> None:
