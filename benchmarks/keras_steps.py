@@ -3,6 +3,7 @@
     python benchmarks/keras_steps.py --models mlp,cnn,transformer --rounds 6
     python benchmarks/keras_steps.py --models cnn --microbatch-size 64
     python benchmarks/keras_steps.py --models cnn,transformer --fit --rounds 4
+    python benchmarks/keras_steps.py --models lstm --fit --accuracy --steps-per-epoch 2
     python benchmarks/keras_steps.py --models gru --kinds ordinary,clipped,identity
 
 `networks.py` has the networks `resnet,wide_resnet,mobilenet_head,bert_tiny,lora,lstm,gru`.
@@ -114,7 +115,8 @@ def compiled(name: str, optimizer: Any, private: bool, options: Any) -> keras.Mo
         extra = {} if size is None else {"microbatch_size": size}
         tf_bandmf.keras.make_private(model, **extra)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss=loss, jit_compile=False, weighted_metrics=[])
+    metrics = ["accuracy"] if options.accuracy else []
+    model.compile(optimizer, loss=loss, jit_compile=False, weighted_metrics=metrics)
     return model
 
 
@@ -300,6 +302,7 @@ def main() -> None:
     parser.add_argument("--microbatch-size", type=int)
     parser.add_argument("--fit", action="store_true", help="epochs of model.fit")
     parser.add_argument("--steps-per-epoch", type=int, default=20, help="with --fit")
+    parser.add_argument("--accuracy", action="store_true", help="with --fit: a metric")
     parser.add_argument("--no-memory", action="store_true", help="times alone")
     parser.add_argument("--kinds", help="of ordinary, clipped, views and mechanisms")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
@@ -321,7 +324,8 @@ def main() -> None:
             ratios = [a / b for a, b in zip(seconds[kind], seconds["ordinary"])]
             line = (
                 f"{name:12s} {kind:11s} seconds={seconds[kind][0]:.4f}  "
-                f"wall={ratios[0]:.2f}  cpu={ratios[1]:.2f}  start={ratios[2]:.2f}"
+                f"wall={ratios[0]:.2f}  cpu={ratios[1]:.2f}  start={ratios[2]:.2f} "
+                f"({seconds[kind][2]:.1f} s)"
             )
             if kind == "clipped" and name in networks.TARGETS:
                 line += f"  target={networks.TARGETS[name]:.2f}"

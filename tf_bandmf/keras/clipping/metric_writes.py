@@ -26,10 +26,10 @@ def metrics_change_no_weights(model: keras.Model) -> Iterator[None]:
       UnsupportedModelError: if one does, with the weight or the operation.
     """
     weights = [v for v in model.weights if "seed_generator" not in v.path]
-    index, own = VariableIndex(weights), metric_handles(model)
+    index = VariableIndex(weights)
 
     def check(use: VariableUse) -> None:
-        if id(use.handle) in own:
+        if id(use.handle) in metric_handles(model):  # the body may make some
             return
         weight = index.owner(use.handle)
         if weight is not None and use.may_write:
@@ -66,10 +66,9 @@ def update_reads_no_metrics(model: keras.Model) -> Iterator[None]:
     Raises:
       UnsupportedModelError: if it does, with the operation.
     """
-    metrics = metric_handles(model)
 
     def check(use: VariableUse) -> None:
-        if id(use.handle) in metrics:
+        if id(use.handle) in metric_handles(model):
             raise UnsupportedModelError(
                 f"The update of the weights of model {model.name!r} reads a metric (in "
                 f"{use.operation!r}): an exact statistic of the training data would reach "

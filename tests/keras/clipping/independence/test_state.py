@@ -138,6 +138,36 @@ def test_invariant_16_metrics_that_write_weights_are_refused(data, make_plan, ea
         model.fit(plan.batches(x, y), epochs=1, verbose=0)
 
 
+class ReadsMetric(keras.layers.Layer):
+    """Reads an exact statistic of the data, of a metric that is not yet built for data."""
+
+    def __init__(self, metric):
+        super().__init__()
+        self.total = lambda: metric.variables[0]
+
+    def call(self, x):
+        return x * (1.0 + self.total())
+
+
+@pytest.mark.parametrize("self_check", [False, True])
+def test_invariant_16_layers_that_read_compiled_metrics_are_refused(
+    data, make_plan, self_check
+):
+    x, y = data
+    plan = make_plan()
+    metric = keras.metrics.SparseCategoricalAccuracy()
+    model = keras.Sequential([keras.Input((5,)), ReadsMetric(metric)])
+    model.add(keras.layers.Dense(3))
+    tf_bandmf.keras.make_private(model, self_check=self_check)
+    model.compile(
+        tf_bandmf.keras.PrivateOptimizer("sgd", plan),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[metric],
+    )
+    with pytest.raises(UnsupportedModelError, match="without noise"):
+        model.fit(plan.batches(x, y), epochs=1, verbose=0)
+
+
 class OwnStep(tf_bandmf.keras.PrivateTraining, keras.Model):
     """Mixes examples before the step."""
 
