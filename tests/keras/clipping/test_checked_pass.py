@@ -80,7 +80,7 @@ def test_random_layers_are_random_in_the_step_that_follows(traces):
 
 
 @pytest.mark.parametrize(
-    "change", "change", ["rate", "loss", "shape", "scale", "trainable", "activation"]
+    "change", ["rate", "loss", "shape", "scale", "trainable", "activation"]
 )
 def test_a_step_with_other_settings_traces_its_own_pass(traces, change):
     model = random_model()
