@@ -3,7 +3,10 @@
 import asyncio
 import collections
 import functools
+import importlib
 import os
+import signal
+import types
 
 import numpy as np
 import pytest
@@ -502,7 +505,15 @@ def test_files_are_private_and_releases_hold_no_secret(tmp_path):
         assert path.is_dir() or secret not in path.read_bytes()
 
 
-def test_it_runs_in_a_federated_context_of_tff_s_programs(tmp_path):
+def test_it_runs_in_a_federated_context_of_tff_s_programs(tmp_path, monkeypatch):
+    # TFF interrupts its service and waits for its end without limit; some never end.
+    monkeypatch.setattr(
+        importlib.import_module(
+            "tensorflow_federated.python.core.impl.executor_stacks.executor_factory"
+        ),
+        "signal",
+        types.SimpleNamespace(SIGINT=signal.SIGKILL),
+    )
     process, models = process_of("state"), Models()
     context = tff.program.NativeFederatedContext(
         tff.backends.native.create_async_local_cpp_execution_context()
