@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 
@@ -27,24 +29,30 @@ def metrics_change_no_weights(model: keras.Model) -> Iterator[None]:
     """
     weights = [v for v in model.weights if "seed_generator" not in v.path]
     index = VariableIndex(weights)
+    own: set[int] = set()
+
+    def is_own(handle: Any) -> bool:
+        if id(handle) not in own:
+            own.update(metric_handles(model))  # the body may make some
+        return id(handle) in own
 
     def check(use: VariableUse) -> None:
-        if id(use.handle) in metric_handles(model):  # the body may make some
-            return
         weight = index.owner(use.handle)
-        if weight is not None and use.may_write:
+        is_refused = use.assigns if weight is None else use.may_write
+        if not is_refused or is_own(use.handle):
+            return
+        if weight is not None:
             raise UnsupportedModelError(
                 f"A metric of model {model.name!r} changes the weight {weight.path!r}: it "
                 "would carry training data past clipping and noise into the model. Keep "
                 "the state of a metric in variables of its own."
             )
-        if weight is None and use.assigns:
-            raise UnsupportedModelError(
-                f"A metric of model {model.name!r} writes a variable that is not its own "
-                f"(in {use.operation!r}): whatever reads it would carry training data "
-                "past clipping and noise. Keep the state of a metric in variables that "
-                "`self.add_variable` makes."
-            )
+        raise UnsupportedModelError(
+            f"A metric of model {model.name!r} writes a variable that is not its own "
+            f"(in {use.operation!r}): whatever reads it would carry training data "
+            "past clipping and noise. Keep the state of a metric in variables that "
+            "`self.add_variable` makes."
+        )
 
     with each_variable_use(check):
         yield
@@ -66,9 +74,11 @@ def update_reads_no_metrics(model: keras.Model) -> Iterator[None]:
     Raises:
       UnsupportedModelError: if it does, with the operation.
     """
+    # Found at the first use, in a graph after the body; a walk over the whole model.
+    metrics = functools.cache(lambda: metric_handles(model))
 
     def check(use: VariableUse) -> None:
-        if id(use.handle) in metric_handles(model):
+        if id(use.handle) in metrics():
             raise UnsupportedModelError(
                 f"The update of the weights of model {model.name!r} reads a metric (in "
                 f"{use.operation!r}): an exact statistic of the training data would reach "
