@@ -12,43 +12,30 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import scipy.optimize
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting import gaussian
-from tf_bandmf.accounting.base import Accountant, meaningful
 from tf_bandmf.accounting.bins_certain import QUICK, CertainBins
 from tf_bandmf.accounting.bins_mixture import gram_matrix
 from tf_bandmf.accounting.bins_simulator import DEFENSIVE, BinsSimulator
-from tf_bandmf.accounting.checks import check_delta, whole_number
+from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
-from tf_bandmf.accounting.importance import Run
-from tf_bandmf.accounting.monte_carlo import Bound, Estimate, MonteCarloValue
+from tf_bandmf.accounting.monte_carlo import Estimate, MonteCarloValue
 from tf_bandmf.accounting.root_finding import log
+from tf_bandmf.accounting.simulated_accountant import SAFETY, SimulatedAccountant, worst
 from tf_bandmf.accounting.simulated_bounds import (
     BOUND_SLACK,
     CHECK,
     MAIN,
     TooManyDraws,
-    delta_bound,
     enough_noise,
-    epsilon_bound,
-    falling_root,
 )
 
 NAME = "balls in bins, Monte Carlo with importance sampling"
 
-# Smaller values of delta are bounded by about this much.
-_LEAST_BOUNDED = 1e-6
-# Standard errors by which a calibrated estimate stays below delta.
-_SAFETY = 2.0
 _ATTEMPTS = 8
-# A stated estimate is checked with few draws: it may differ by so many standard errors,
-# and by this factor.
-_CHECK_ERRORS, _CHECK_FACTOR = 5.0, 1.1
 NUM_DRAWS = 50_000
 # Up to so many bins a statement computes a certain bound, too: it takes seconds.
 _MOST_CERTAIN_BINS = 1_024
@@ -67,13 +54,10 @@ class Calibrated:
     delta: MonteCarloValue
 
 
-class BallsInBinsAccountant(Accountant):
+class BallsInBinsAccountant(SimulatedAccountant[BinsSimulator]):
     """(epsilon, delta) of balls in bins for one strategy and number of bins.
 
-    Formal guarantee: with a `confidence`, a returned `Bound` is exceeded by the true
-    value with probability at most `1 - confidence` over the simulation, in each call.
-    Both directions of adjacency are covered (zero-out or add-or-remove: an example's
-    contribution is replaced by zero, or the reverse).
+    For the formal guarantee see `SimulatedAccountant`.
 
     Args:
       gram: G of `bins_mixture.gram_matrix`, shape [b, b].
@@ -111,8 +95,10 @@ class BallsInBinsAccountant(Accountant):
             raise ValueError(f"confidence must be in [0.5, 1), found {confidence}.")
         num_draws = whole_number("num_draws", num_draws, least=1000)
         seed = whole_number("seed", seed, least=0)
-        self._gram, self._confidence = gram, confidence
-        self._simulator = BinsSimulator(gram, num_draws, seed, progress)
+        self._gram = gram
+        simulator = BinsSimulator(gram, num_draws, seed, progress)
+        norm = math.sqrt(float(gram.diagonal().max()))
+        super().__init__(simulator, norm, confidence)
 
     @classmethod
     def of_strategy(
@@ -132,60 +118,6 @@ class BallsInBinsAccountant(Accountant):
     def num_bins(self) -> int:
         return self._gram.shape[0]
 
-    def delta(self, epsilon: float, noise_stddev: float) -> MonteCarloValue:
-        """Delta at epsilon >= 0 for noise of standard deviation sigma on the raw `C`.
-
-        Raises:
-          ValueError: on invalid input, or if a bound would take too many draws.
-        """
-        _check(epsilon >= 0.0 and math.isfinite(epsilon), "epsilon", epsilon)
-        _check(
-            noise_stddev > 0.0 and math.isfinite(noise_stddev),
-            "noise_stddev",
-            noise_stddev,
-        )
-        if self._confidence is None:
-            return _estimate(self._simulator.runs(epsilon, noise_stddev), epsilon)
-        rough = _estimate(self._simulator.rough_runs(noise_stddev), epsilon).value
-        beta = 1.0 - self._confidence
-        aim = max(rough, _LEAST_BOUNDED)
-        return delta_bound(self._simulator, epsilon, noise_stddev, beta, aim, MAIN)
-
-    def rough_delta(self, epsilon: float, noise_stddev: float) -> Estimate:
-        """A quick estimate of delta at epsilon, from few draws."""
-        return _estimate(self._simulator.rough_runs(noise_stddev), epsilon)
-
-    def epsilon(self, delta: float, noise_stddev: float) -> MonteCarloValue:
-        """Epsilon at delta for noise of standard deviation sigma on the raw `C`.
-
-        The value 0 means that delta is spent before epsilon.
-
-        Raises:
-          ValueError: on invalid input; if epsilon would exceed that of the run without
-            amplification by rounding, or 10**4; or if a bound would take too many draws.
-        """
-        check_delta(delta)
-        _check(
-            noise_stddev > 0.0 and math.isfinite(noise_stddev),
-            "noise_stddev",
-            noise_stddev,
-        )
-        # Without amplification epsilon is never smaller: the pair is a mixture.
-        per_sensitivity = noise_stddev / math.sqrt(float(self._gram.diagonal().max()))
-        upper = gaussian.gaussian_epsilon(per_sensitivity, delta)
-        runs = self._simulator.rough_runs(noise_stddev)
-        rough = falling_root(lambda e: _estimate(runs, e).value, delta, upper)
-        if self._confidence is not None:
-            return epsilon_bound(
-                self._simulator, delta, noise_stddev, rough, upper, self._confidence
-            )
-        runs = self._simulator.runs(rough, noise_stddev)
-        value = falling_root(lambda e: _estimate(runs, e).value, delta, upper)
-        run = max(runs, key=lambda run: run.estimate(value).value)
-        slope = run.slope(value)
-        error = run.estimate(value).standard_error / slope if slope > 0.0 else 0.0
-        return Estimate(value, error, self._simulator.num_draws)
-
     def calibrate_noise_stddev(self, epsilon: float, delta: float) -> Calibrated:
         """The smallest noise for the budget, on the safe side.
 
@@ -201,10 +133,9 @@ class BallsInBinsAccountant(Accountant):
           ValueError: on invalid input, or if a bound would take too many draws.
           ArithmeticError: if the simulation overflows.
         """
-        _check(epsilon > 0.0 and math.isfinite(epsilon), "epsilon", epsilon)
+        check_positive("epsilon", epsilon)
         check_delta(delta)
-        largest = gaussian.calibrate_noise_stddev(epsilon, delta)
-        largest *= math.sqrt(float(self._gram.diagonal().max()))
+        largest = self._largest_noise(epsilon, delta)
         if self._confidence is None:
             return self._calibrate_estimate(epsilon, delta, largest)
         return self._calibrate_bound(epsilon, delta, largest)
@@ -214,24 +145,14 @@ class BallsInBinsAccountant(Accountant):
             found = self.calibrate_noise_stddev(epsilon, delta)
         except TooManyDraws:
             return CertainBins(self._gram).calibrate(epsilon, delta)
-        guarantee = self._guarantee(epsilon, delta, found.delta)
+        guarantee = self._stated(epsilon, delta, found.delta)
         return Calibration(found.noise_stddev, guarantee, is_amplified=True)
 
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
         try:
-            found = self.epsilon(delta, noise_stddev)
+            return super().guarantee(noise_stddev, delta)
         except TooManyDraws:
             return CertainBins(self._gram).guarantee(noise_stddev, delta)
-        epsilon = found.value
-        if isinstance(found, Estimate):
-            epsilon += _SAFETY * found.standard_error
-        epsilon = meaningful(epsilon, noise_stddev, delta)
-        return self._guarantee(epsilon, delta, found)
-
-    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
-        found = self.rough_delta(guarantee.epsilon, noise_stddev)
-        least = found.value - _CHECK_ERRORS * found.standard_error
-        return least <= guarantee.delta * _CHECK_FACTOR
 
     def remark(self, noise_stddev: float, guarantee: Guarantee) -> str:
         """The bound that holds for certain, beside an estimate."""
@@ -245,19 +166,13 @@ class BallsInBinsAccountant(Accountant):
             f"(plan with confidence=1 for noise by this bound)."
         )
 
-    def _guarantee(
-        self, epsilon: float, delta: float, found: MonteCarloValue
-    ) -> Guarantee:
-        confidence = found.confidence if isinstance(found, Bound) else None
-        return Guarantee(epsilon, delta, found.kind, NAME, confidence=confidence)
-
     def _calibrate_estimate(
         self, epsilon: float, delta: float, largest: float
     ) -> Calibrated:
-        noise = self._search(epsilon, delta, largest, _SAFETY)
+        noise = self._search(epsilon, delta, largest, SAFETY)
         for attempt in range(_ATTEMPTS):
             runs = self._simulator.runs(epsilon, noise, (CHECK, attempt))
-            found = _estimate(runs, epsilon)
+            found = worst(runs, epsilon)
             if found.value <= delta:
                 return Calibrated(noise, found)
             noise *= 1.0 + 1e-3 * 2**attempt
@@ -286,7 +201,7 @@ class BallsInBinsAccountant(Accountant):
 
         def rough(log_noise: float) -> float:
             runs = self._simulator.rough_runs(math.exp(log_noise))
-            return log(_estimate(runs, epsilon).value) - math.log(delta)
+            return log(worst(runs, epsilon).value) - math.log(delta)
 
         upper = math.log(largest)
         lower = upper - 0.5
@@ -339,13 +254,3 @@ def _certain_epsilon(
     matrix = np.frombuffer(gram).reshape(num_bins, num_bins)
     certain = CertainBins(matrix, QUICK)
     return certain.epsilon(delta, noise_stddev) * (1.0 + 1e-5)
-
-
-def _estimate(runs: Sequence[Run], epsilon: float) -> Estimate:
-    """Delta at epsilon: of the worse direction."""
-    return max((run.estimate(epsilon) for run in runs), key=lambda found: found.value)
-
-
-def _check(condition: bool, name: str, value: float) -> None:
-    if not condition:
-        raise ValueError(f"{name} must be finite and > 0, found {value}.")

@@ -253,15 +253,8 @@ def _root(function: Callable[[tf.Tensor], tf.Tensor], start: float) -> tf.Tensor
     here = tf.constant(start, tf.float64)
     low, high = (tf.constant(end, tf.float64) for end in (-np.inf, np.inf))
 
-    def unfinished(
-        before: tf.Tensor,
-        value_before: tf.Tensor,
-        here: tf.Tensor,
-        value: tf.Tensor,
-        low: tf.Tensor,
-        high: tf.Tensor,
-    ) -> tf.Tensor:
-        return tf.abs(value) > _TOLERANCE
+    def unfinished(*state: tf.Tensor) -> tf.Tensor:
+        return tf.abs(state[3]) > _TOLERANCE
 
     def step(
         before: tf.Tensor,

@@ -109,18 +109,6 @@ class BinsSimulator:
     def propose_for_bound(
         self, add: bool, epsilon: float, noise: float, log_odds: float, slack: float
     ) -> tuple[Proposal, float, int]:
-        """The cheapest mixture for a confidence bound: `importance.cheapest_shares`.
-
-        Args:
-          add: direction.
-          epsilon: where delta is wanted, or the least epsilon of interest.
-          noise: sigma.
-          log_odds: log of one over the probability with which the bound may fail.
-          slack: by how much the bound may exceed delta.
-
-        Returns:
-          The proposal, the largest value, and how many draws it takes.
-        """
         mixture = BinsMixture(self.gram, noise, add)
         certain = min(
             mixture.tilts_with_certain_weights(_CERTAIN_STRENGTHS),

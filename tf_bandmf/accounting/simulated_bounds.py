@@ -39,13 +39,31 @@ class Simulator(Protocol):
     def entries(self) -> int:
         """Numbers per draw."""
 
+    @property
+    def num_draws(self) -> int:
+        """Of a main run, for each direction."""
+
     def rough_runs(self, noise: float) -> list[Run]:
         """Both directions from few draws."""
+
+    def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
+        """Both directions, each from a proposal that suits epsilon."""
 
     def propose_for_bound(
         self, add: bool, epsilon: float, noise: float, log_odds: float, slack: float
     ) -> tuple[Any, float, int]:
-        """A proposal, the largest value from epsilon on, and how many draws it takes."""
+        """The cheapest mixture for a confidence bound: `importance.cheapest_shares`.
+
+        Args:
+          add: direction.
+          epsilon: where delta is wanted, or the least epsilon of interest.
+          noise: sigma.
+          log_odds: log of one over the probability with which the bound may fail.
+          slack: by how much the bound may exceed delta.
+
+        Returns:
+          The proposal, the largest value, and how many draws it takes.
+        """
 
     def bound_run(
         self, add: bool, noise: float, proposal: Any, count: int, stage: Stage

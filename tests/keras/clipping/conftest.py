@@ -1,9 +1,13 @@
-"""Makes `clipping_reference` importable, and two CPUs for distribution strategies."""
+"""Makes `clipping_reference` importable, and two CPUs for distribution strategies.
+
+Holds what several tests break.
+"""
 
 import contextlib
 import pathlib
 import sys
 
+import pytest
 import tensorflow as tf
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -14,3 +18,18 @@ with contextlib.suppress(RuntimeError):
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * 2,
     )
+
+
+@pytest.fixture
+def wrong_dense_rule(monkeypatch):
+    """The rule of Dense leaves out the bias."""
+    from tf_bandmf.keras.clipping.rules import dense
+
+    factors = dense.DenseRule.factors
+
+    def without_bias(self, call, gradients):
+        found = dict(factors(self, call, gradients))
+        found.pop(id(call.layer.bias))
+        return found
+
+    monkeypatch.setattr(dense.DenseRule, "factors", without_bias)

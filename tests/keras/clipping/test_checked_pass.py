@@ -104,18 +104,8 @@ def test_a_step_with_other_settings_traces_its_own_pass(traces, change):
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.9])
-def test_a_wrong_rule_is_found_behind_dropout(monkeypatch, rate):
-    from tf_bandmf.keras.clipping.rules import dense
-
+def test_a_wrong_rule_is_found_behind_dropout(wrong_dense_rule, rate):
     model = random_model(rate)
-    factors = dense.DenseRule.factors
-
-    def without_bias(self, call, gradients):
-        found = dict(factors(self, call, gradients))
-        found.pop(id(call.layer.bias))
-        return found
-
-    monkeypatch.setattr(dense.DenseRule, "factors", without_bias)
     with pytest.raises(ClippingMismatchError):
         self_check(model, reference.sequences(), reference.labels())
     assert not checked_pass.is_kept(model)

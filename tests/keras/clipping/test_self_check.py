@@ -68,18 +68,8 @@ def test_finds_mixed_examples_of_layers_that_were_vouched_for(make, monkeypatch)
         self_check(model, reference.sequences(), reference.labels())
 
 
-def test_finds_a_wrong_rule(monkeypatch):
-    from tf_bandmf.keras.clipping.rules import dense
-
+def test_finds_a_wrong_rule(wrong_dense_rule):
     model = reference.classifier(layers.Dense(4), inputs=(6, 4))
-    factors = dense.DenseRule.factors
-
-    def without_bias(self, call, gradients):
-        found = dict(factors(self, call, gradients))
-        found.pop(id(call.layer.bias))
-        return found
-
-    monkeypatch.setattr(dense.DenseRule, "factors", without_bias)
     with pytest.raises(ClippingMismatchError):
         self_check(model, reference.sequences(), reference.labels())
 
