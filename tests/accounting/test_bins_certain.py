@@ -18,7 +18,7 @@ from tf_bandmf.accounting import (
     simulated_bounds,
 )
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
-from tf_bandmf.accounting.bins_certain import NAME, CertainBins
+from tf_bandmf.accounting.bins_certain import NAME, QUICK, CertainBins
 from tf_bandmf.accounting.bins_kernel import Kernel
 from tf_bandmf.accounting.bins_mixture import gram_matrix
 
@@ -266,10 +266,11 @@ def test_one_bin_is_the_gaussian_mechanism():
     assert found == gaussian.gaussian_epsilon(2.5, 1e-6)
 
 
-def test_bounds_are_above_estimates_and_of_use():
+@pytest.mark.parametrize("grid", [QUICK, pytest.param(None, marks=pytest.mark.slow)])
+def test_bounds_are_above_estimates_and_of_use(grid):
     gram = gram_matrix(strategies.lambda_cgd(80, 0.7).matrix, 20)
     certain, simulated = (
-        CertainBins(gram),
+        CertainBins(gram, grid),
         BallsInBinsAccountant(gram, num_draws=20_000),
     )
     for noise, most in ((2.0, 1.2), (4.0, 1.6)):
