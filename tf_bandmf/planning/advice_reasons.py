@@ -13,8 +13,9 @@ from tf_bandmf.planning.run_settings import RunSetting
 # Clip norm, as a part of the median norm of gradients at the initial weights. Fashion-MNIST
 # (scattering, linear), last weights at the best of 7 rates, one seed: 1/100 and 1/10 are
 # within 0.2 points of each other, 1 costs 0.4 points with DP-SGD and 0.2 with BISR
-# (`benchmarks/utility/advised.py --ablation`). Small clip norms are alike, as updates of normalized gradients are: De et
-# al., 2022, arXiv:2204.13650, Bu et al., 2022, arXiv:2206.07136.
+# (`benchmarks/utility/advised.py --ablation`). Small clip norms are alike, as updates of
+# normalized gradients are: De et al., 2022, arXiv:2204.13650, Bu et al., 2022,
+# arXiv:2206.07136.
 _CLIP_PART = 0.1
 _DEFAULT_CLIP = 1.0
 
