@@ -52,7 +52,7 @@ class Row:
 ROWS = (
     # The published settings: clip norm 0.1, learning rate 4 x 0.1 per unit of it.
     Row("published", "identity", "poisson", 0.1, "flat", (0.4,), ("last",)),
-    Row("DP-SGD", "identity", "poisson"),
+    Row("DP-SGD", "identity", "poisson", learning_rates=(0.2, 0.4, 0.8)),
     Row("BISR", "bisr:4", "balls-in-bins"),
     # More noise in the models, so smaller rates.
     Row(
