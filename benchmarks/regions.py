@@ -4,6 +4,9 @@
     python benchmarks/regions.py --steps 1024 --epsilons 0.03125,0.125,0.5,2,8,16 \\
         --epochs 1,4,16,64,256,1024 --out regions.json
 
+`results/regions.json`, which docs/figures/make.py draws, is of --steps 64
+--epsilons 0.0625,0.25,1,4,16 --epochs 1,4,16,32,64.
+
 RMSE on prefix sums of three mechanisms at equal (epsilon, delta): DP-SGD with Poisson
 sampling, Multi-epoch MF (the optimal dense strategy, without amplification) and BandMF
 under cyclic Poisson sampling, best over powers of two up to n / k bands and the dense

@@ -44,7 +44,8 @@ times of noise, planning and training steps, beside other libraries, in
 one](figures/accuracy.png)
 
 *Test accuracy of the tables below, ± standard error over seeds; dashed: published for
-DP-SGD; blue: correlated noise. In a fixed order it is ahead; with sampling it is not. A
+DP-SGD; blue: correlated noise. In a fixed order it is ahead; with sampling it is not:
+[where it cannot be](choosing-mechanism.md#where-correlated-noise-does-not-win). A
 language model with adapters: [perplexity](models.md#a-language-model-that-learned).*
 """
 

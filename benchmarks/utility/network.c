@@ -23,6 +23,7 @@
 #define SIZE (B4 + 10)
 
 typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t v8i __attribute__((vector_size(32), aligned(4), may_alias));
 #define AT(pointer) (*(v8 *)(pointer))
 #define READ(pointer) (*(const v8 *)(pointer))
 
@@ -30,6 +31,24 @@ typedef struct {
   float z1[13][13][F1], a1[12][12][F1], z2[5][5][F2], a2[4][4][F2], a3[32], logits[10];
   int32_t from1[12][12][F1], from2[4][4][F2];
 } Pass;
+
+/* To 2e-7. 2^y for y = 2 x / log 2: the integer part goes into the exponent. */
+static void hyperbolic_tangents(float *x, int count) {
+  for (int i = 0; i < count; i += 8) {
+    for (int k = 0; k < 8; k++) {
+      x[i + k] = x[i + k] > 9.0f ? 9.0f : x[i + k];
+      x[i + k] = x[i + k] < -9.0f ? -9.0f : x[i + k];
+    }
+    v8 y = READ(x + i) * 2.885390082f;
+    v8i whole = __builtin_convertvector(y, v8i);
+    v8 f = 0.693147181f * (y - __builtin_convertvector(whole, v8)), power = f / 8.0f + 1.0f;
+#pragma GCC unroll 7
+    for (int k = 7; k > 0; k--) power = power * f / (float)k + 1.0f;
+    v8i bits = (v8i)power + (whole << 23);
+    power = (v8)bits;
+    AT(x + i) = (power - 1.0f) / (power + 1.0f);
+  }
+}
 
 /* The first of the four largest neighbours, as TensorFlow takes it, and its tanh. */
 static void pool(const float *z, float *a, int32_t *from, int side, int filters) {
@@ -50,7 +69,7 @@ static void pool(const float *z, float *a, int32_t *from, int side, int filters)
         a[at + f] = largest;
       }
     }
-  for (int i = 0; i < (side - 1) * (side - 1) * filters; i++) a[i] = tanhf(a[i]);
+  hyperbolic_tangents(a, (side - 1) * (side - 1) * filters);
 }
 
 /* Gradients of z from those of a = tanh(max(z)). */
@@ -101,20 +120,30 @@ static void forward(const float *x, const float *w, Pass *p) {
     convolved_row(x + 2 * i * SIDE + 16, w, p->z1[i][8]);
   }
   pool(&p->z1[0][0][0], &p->a1[0][0][0], &p->from1[0][0][0], 13, F1);
-  for (int i = 0; i < 5; i++)
+  /* Two rows at a time; the last one twice. */
+  for (int i = 0; i < 5; i += 2)
     for (int j = 0; j < 5; j++) {
-      v8 sum[4];
+      int next = i < 4 ? i + 1 : i;
+      v8 sum[2][4];
 #pragma GCC unroll 4
-      for (int k = 0; k < 4; k++) sum[k] = READ(w + B2 + 8 * k);
+      for (int k = 0; k < 4; k++) sum[0][k] = sum[1][k] = READ(w + B2 + 8 * k);
       for (int r = 0; r < 4; r++) {
         const float *a = &p->a1[2 * i + r][2 * j][0], *kernel = w + K2 + r * 64 * F2;
+        const float *b = &p->a1[2 * next + r][2 * j][0];
         for (int t = 0; t < 64; t++) {
 #pragma GCC unroll 4
-          for (int k = 0; k < 4; k++) sum[k] += a[t] * READ(kernel + t * F2 + 8 * k);
+          for (int k = 0; k < 4; k++) {
+            v8 weights = READ(kernel + t * F2 + 8 * k);
+            sum[0][k] += a[t] * weights;
+            sum[1][k] += b[t] * weights;
+          }
         }
       }
 #pragma GCC unroll 4
-      for (int k = 0; k < 4; k++) AT(p->z2[i][j] + 8 * k) = sum[k];
+      for (int k = 0; k < 4; k++) {
+        AT(p->z2[i][j] + 8 * k) = sum[0][k];
+        AT(p->z2[next][j] + 8 * k) = sum[1][k];
+      }
     }
   pool(&p->z2[0][0][0], &p->a2[0][0][0], &p->from2[0][0][0], 5, F2);
   float z[32];
@@ -158,19 +187,9 @@ static void backward(const float *x, int label, const float *w, const float *ker
   for (int i = 0; i < 5; i++)
     for (int j = 0; j < 5; j++) {
       const float *d = dz2[i][j];
-      v8 parts[4];
-#pragma GCC unroll 4
-      for (int k = 0; k < 4; k++) {
-        parts[k] = READ(d + 8 * k);
-        AT(g + B2 + 8 * k) += parts[k];
-      }
+      for (int f = 0; f < F2; f++) g[B2 + f] += d[f];
       for (int r = 0; r < 4; r++) {
-        const float *a = &p->a1[2 * i + r][2 * j][0];
-        float *da = &da1[2 * i + r][2 * j][0], *dk = g + K2 + r * 64 * F2;
-        for (int t = 0; t < 64; t++) {
-#pragma GCC unroll 4
-          for (int k = 0; k < 4; k++) AT(dk + t * F2 + 8 * k) += a[t] * parts[k];
-        }
+        float *da = &da1[2 * i + r][2 * j][0];
         v8 sum[8];
 #pragma GCC unroll 8
         for (int k = 0; k < 8; k++) sum[k] = READ(da + 8 * k);
@@ -180,6 +199,26 @@ static void backward(const float *x, int label, const float *w, const float *ker
         }
 #pragma GCC unroll 8
         for (int k = 0; k < 8; k++) AT(da + 8 * k) = sum[k];
+      }
+    }
+  /* Two weights of the kernel at a time. */
+  for (int r = 0; r < 4; r++)
+    for (int t = 0; t < 64; t += 2) {
+      v8 sum[2][4] = {0};
+      for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 5; j++) {
+          const float *a = &p->a1[2 * i + r][2 * j][0] + t;
+#pragma GCC unroll 4
+          for (int k = 0; k < 4; k++) {
+            v8 part = READ(dz2[i][j] + 8 * k);
+            sum[0][k] += a[0] * part;
+            sum[1][k] += a[1] * part;
+          }
+        }
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; k++) {
+        AT(g + K2 + (r * 64 + t) * F2 + 8 * k) = sum[0][k];
+        AT(g + K2 + (r * 64 + t + 1) * F2 + 8 * k) = sum[1][k];
       }
     }
   unpool(&p->a1[0][0][0], &da1[0][0][0], &p->from1[0][0][0], &dz1[0][0][0], 13, F1);

@@ -358,6 +358,18 @@ def test_network_trains_with_last_and_averaged_weights(monkeypatch, tmp_path):
     assert {run["steps"] for run in found} == {6}
 
 
+def test_cost_is_of_the_networks_it_names():
+    import convnet_cost
+
+    one, two = convnet_cost.build_model(1), convnet_cost.build_model(2)
+    assert (one.count_params(), two.count_params()) == (113_738, 307_498)
+    kernels = 32**2 * 27 * 32, 16**2 * 9 * 32 * 64, 8**2 * 9 * 64 * 128, 2048 * 10
+    assert convnet_cost.multiplications(one) == sum(kernels)
+    wall, processor = convnet_cost.seconds_of_example(1, True, batch_size=4, steps=2)
+    assert wall > 0.0 and processor > 0.0
+    assert convnet_cost.hours(0.0072) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("clipping, clip", [("automatic", 1.0), ("flat", 0.1)])
 @pytest.mark.parametrize(
     "mechanism, sampling", [("identity", "poisson"), ("bisr:3", "balls-in-bins")]
