@@ -186,7 +186,8 @@ class PrivateStep:
             checks.extend([pin] if pin is not None else [])
         with tf.control_dependencies(checks):
             x = tf.nest.map_structure(tf.identity, x)
-        clipped = self._compiled_clipping()(x, y, sample_weight, rows)
+        scales = optimizer.scales()
+        clipped = self._compiled_clipping()(x, y, sample_weight, rows, scales)
         return clipped, step, data
 
     def _build_for_training(self, data: Any) -> None:
@@ -277,7 +278,9 @@ class PrivateStep:
         optimizer = self._private_optimizer()
         plan = optimizer.plan
 
-        def clipping(x: Any, y: Any, sample_weight: Any, rows: Any) -> ClippedGradients:
+        def clipping(
+            x: Any, y: Any, sample_weight: Any, rows: Any, scales: Any
+        ) -> ClippedGradients:
             return clipped_gradient_sums(
                 self,
                 x,
@@ -289,6 +292,7 @@ class PrivateStep:
                 rows=rows,
                 automatic=optimizer.automatic,
                 groups=optimizer.clip_groups,
+                scales=scales,
             )
 
         if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]
@@ -353,6 +357,7 @@ class PrivateStep:
                 loss_scale_factor=optimizer.loss_scale_factor,
                 automatic=optimizer.automatic,
                 groups=optimizer.clip_groups,
+                scaled=optimizer.scaling is not None,
             )
         object.__setattr__(self, "_checked", layers)
 

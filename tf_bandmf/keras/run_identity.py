@@ -57,6 +57,7 @@ def computation(model: Any) -> list[Any]:
         model.optimizer.loss_scale_factor,
         model.optimizer.automatic,
         json.dumps(model.optimizer.clip_groups),
+        model.optimizer.scaling,
     ]
 
 
