@@ -178,8 +178,13 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         return self._scaling
 
     def scales(self) -> list[tf.Tensor] | None:
-        """What gradients of the coming step are multiplied by before they are clipped."""
-        if self._scaling is None:
+        """What gradients of the coming step are multiplied by before they are clipped.
+
+        Returns:
+          Float32 tensors in the shapes of the weights; None if by nothing, and before the
+          optimizer is built, when all are 1.
+        """
+        if self._scaling is None or not self.built:
             return None
         return second_moment_scales(self.inner_optimizer)
 

@@ -186,8 +186,7 @@ class PrivateStep:
             checks.extend([pin] if pin is not None else [])
         with tf.control_dependencies(checks):
             x = tf.nest.map_structure(tf.identity, x)
-        scales = optimizer.scales()
-        clipped = self._compiled_clipping()(x, y, sample_weight, rows, scales)
+        clipped = self._compiled_clipping()(x, y, sample_weight, rows)
         return clipped, step, data
 
     def _build_for_training(self, data: Any) -> None:
@@ -278,9 +277,7 @@ class PrivateStep:
         optimizer = self._private_optimizer()
         plan = optimizer.plan
 
-        def clipping(
-            x: Any, y: Any, sample_weight: Any, rows: Any, scales: Any
-        ) -> ClippedGradients:
+        def clipping(x: Any, y: Any, sample_weight: Any, rows: Any) -> ClippedGradients:
             return clipped_gradient_sums(
                 self,
                 x,
@@ -292,7 +289,7 @@ class PrivateStep:
                 rows=rows,
                 automatic=optimizer.automatic,
                 groups=optimizer.clip_groups,
-                scales=scales,
+                scales=optimizer.scales(),
             )
 
         if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]
