@@ -169,8 +169,8 @@ class _Observer:
             noisy = model.private_gradients(batch)
             if known is not None:
                 # In the coordinates in which noise was added.
-                flat = _flat(noisy.gradients) * scales * plan.expected_batch_size
-                self._released.append(flat - known)
+                flat = _flat(noisy.gradients) * plan.expected_batch_size
+                self._released.append(scales * flat - known)
             model.optimizer.apply_noisy(noisy)
 
     def _scales(self) -> np.ndarray | float:
@@ -193,7 +193,8 @@ class _Observer:
             self._gradients.append((step, number, gradient.astype(np.float32)))
         if any(v.regularizer is not None for v in self._model.trainable_variables):
             penalties = regularization_gradients(self._model)
-            known = known + self._plan.expected_batch_size * scales * _flat(penalties)
+            total = self._plan.expected_batch_size * _flat(penalties)
+            known = known + scales * total
         return known
 
     def _sum(self, indices: np.ndarray, weights: np.ndarray) -> np.ndarray:
