@@ -19,7 +19,12 @@ from tf_bandmf.keras.clipping.groups import check_groups, grouping
 from tf_bandmf.keras.own_loops import NoisySteps
 from tf_bandmf.keras.replicas import NoisyMean, shared_key
 from tf_bandmf.keras.run_membership import RESTORED, RunMembership
-from tf_bandmf.keras.scaling import check_scaling, second_moment_scales
+from tf_bandmf.keras.scaling import (
+    UNSOUND,
+    check_scaling,
+    moments_are_sound,
+    second_moment_scales,
+)
 from tf_bandmf.keras.secret_state import SecretState
 from tf_bandmf.keras.weights_seal import WeightsSeal
 from tf_bandmf.keras.workload_match import warn_of_mismatch
@@ -303,13 +308,16 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
 
         Raises:
           InvalidArgumentError: in graphs too, if the budget is spent, a condition does
-            not hold, or the optimizer was restored from a file without its private noise
-            state.
+            not hold, the optimizer was restored from a file without its private noise
+            state, or there are no scales for `scaling`.
         """
         noise.refuse_xla()
         step = self._secret_state.step
         iterations = tf.cast(self.inner_optimizer.iterations.value, tf.int64)
         conditions = [(tf.equal(iterations, step), RESTORED), *conditions]
+        if self._scaling is not None:
+            sound = moments_are_sound(self.inner_optimizer)
+            conditions.append((sound, UNSOUND))
         checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
         allowed = tf.reduce_all(tf.stack([holds for holds, _ in conditions]))
         with tf.control_dependencies([check for check in checks if check is not None]):
@@ -365,13 +373,19 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
 
         Raises:
           TypeError: if `clipped` did not come from the clipping of this library.
-          ValueError: if the variables are not those that the run began with.
+          ValueError: if the variables are not those that the run began with, or `clipped`
+            is not scaled as this optimizer does.
           InvalidArgumentError: if the sum is not finite or larger than clipped
             gradients can add up to. `clipped_gradient_sums` returns no such sum for any
             data: only a programming error can.
         """
         if not isinstance(clipped, ClippedGradients):
             raise TypeError(f"Gradients must be clipped by this library. {_FIX}")
+        if bool(clipped.scales) != (self._scaling is not None):
+            raise ValueError(
+                f"Gradients must be clipped in the coordinates of this optimizer, of "
+                f"scaling={self._scaling!r}. {_FIX}"
+            )
         self._check_variables(trainable_variables)
         plan = self._plan
         flat = tf.concat([tf.reshape(total, [-1]) for total in clipped.sums], axis=0)

@@ -278,6 +278,10 @@ class PrivateStep:
         plan = optimizer.plan
 
         def clipping(x: Any, y: Any, sample_weight: Any, rows: Any) -> ClippedGradients:
+            scales = None
+            if optimizer.scaling is not None:
+                with update_reads_no_metrics(self):
+                    scales = optimizer.scales()
             return clipped_gradient_sums(
                 self,
                 x,
@@ -289,7 +293,7 @@ class PrivateStep:
                 rows=rows,
                 automatic=optimizer.automatic,
                 groups=optimizer.clip_groups,
-                scales=optimizer.scales(),
+                scales=scales,
             )
 
         if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]

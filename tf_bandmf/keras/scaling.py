@@ -28,6 +28,12 @@ import keras
 import tensorflow as tf
 
 SECOND_MOMENT = "second_moment"
+UNSOUND = (
+    "The scales of scaling='second_moment' do not exist: the inner optimizer has second "
+    "moments that are negative, infinite or not a number. Training has diverged, or its "
+    "state was loaded from a damaged file. Go back to a checkpoint of the run from before, "
+    "or begin a new run with a smaller learning rate and its own budget."
+)
 # Of the root mean square of all roots: no scale is above 1 + 1 / this.
 _FLOOR = 0.1
 _OPTIMIZERS = (
@@ -67,24 +73,51 @@ def second_moment_scales(inner: Any) -> list[tf.Tensor]:
 
     A factor of v changes nothing, so neither does Adam's correction of its bias, and the
     norm of a gradient that is as large as sqrt(v) stays what it was: a clip norm means
-    about the same with and without scales. Before the first step they are 1.
+    about the same with and without scales. While all of v is zero they are 1, as before
+    the first step.
 
     Args:
       inner: a built optimizer that `check_scaling` took.
 
     Returns:
-      Float32 tensors in the shapes of the variables, in (0, 1 + 1 / f].
+      Float32 tensors in the shapes of the variables, in (0, 1 + 1 / f] if
+      `moments_are_sound`.
     """
-    moments = [
+    moments = _moments(inner)
+    root = tf.cast(_root(moments), tf.float32)
+    return [
+        tf.where(
+            tf.equal(root, 0.0),
+            1.0,
+            (1.0 + _FLOOR) * root / (tf.sqrt(moment) + _FLOOR * root),
+        )
+        for moment in moments
+    ]
+
+
+def moments_are_sound(inner: Any) -> tf.Tensor:
+    """Whether scales follow from the second moments: none is negative, infinite or NaN.
+
+    Args:
+      inner: as for `second_moment_scales`.
+
+    Returns:
+      Bool scalar. It is a function of noisy gradients, and may decide about a step.
+    """
+    moments = _moments(inner)
+    signs = [tf.reduce_all(moment >= 0.0) for moment in moments]
+    return tf.reduce_all(tf.stack([tf.math.is_finite(_root(moments)), *signs]))
+
+
+def _moments(inner: Any) -> list[tf.Tensor]:
+    return [
         tf.cast(tf.convert_to_tensor(moment.value), tf.float32)
         for moment in inner._velocities
     ]
+
+
+def _root(moments: list[tf.Tensor]) -> tf.Tensor:
+    """Root of the mean of all moments, float64."""
     count = sum(moment.shape.num_elements() for moment in moments)
-    root = tf.sqrt(tf.add_n([tf.reduce_sum(moment) for moment in moments]) / count)
-    scales = [
-        (1.0 + _FLOOR) * root / (tf.sqrt(moment) + _FLOOR * root) for moment in moments
-    ]
-    return [
-        tf.where(tf.math.is_finite(scale) & (scale > 0.0), scale, 1.0)
-        for scale in scales
-    ]
+    sums = [tf.cast(tf.reduce_sum(moment), tf.float64) for moment in moments]
+    return tf.sqrt(tf.add_n(sums) / count)

@@ -88,6 +88,18 @@ def test_invariant_17_a_scaled_contribution_has_at_most_the_clip_norm(name):
     assert 0.99e-2 < norm <= 1e-2
 
 
+@pytest.mark.parametrize("value", [0.0, np.nan, np.inf, 3e38])
+def test_invariant_17_no_scale_lifts_a_contribution_above_the_clip_norm(value):
+    model, x, y = image_model(), reference.images(batch=1), reference.labels(batch=1)
+    scales = random_scales(model)
+    scales[0] = tf.fill(scales[0].shape, tf.constant(value, tf.float32))
+    sums = reference.traced(model, x, y, clip=1e-2, scales=scales).sums
+    norm = math.sqrt(sum(float(np.sum(np.square(s, dtype="f8"))) for s in sums))
+    assert norm <= 1e-2
+    # What does not count adds exactly zero; the other weights of a scale of zero count.
+    assert (norm > 0.99e-2) == (value == 0.0)
+
+
 def test_units_are_scaled_after_their_rows_are_added():
     model = image_model()
     x, y = reference.images(batch=6), reference.labels(batch=6)

@@ -307,7 +307,8 @@ def _pass(model: keras.Model, data: Any, clip: _Clip) -> tuple[Any, list[Any]]:
 
 
 def _key(model: keras.Model, data: Any, clip: _Clip) -> Any:
-    settings = (clip.parts.members, clip.automatic, clip.scale, bool(clip.scales))
+    parts = (clip.parts.members, len(clip.parts.clips))
+    settings = (*parts, clip.automatic, clip.scale, bool(clip.scales))
     return checked_pass.key_of(model, trainable_variables(model), data, settings)
 
 
