@@ -151,17 +151,35 @@ def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(
     plan = make_plan(mechanism, epochs=1)
     scaled = make_scaled(plan, scaling="second_moment", **changes)
     plain = make_scaled(plan, **changes)
-    batches = list(plan.batches(*data).dataset(0))
+    assert_steps_scale(scaled, plain, plan.batches(*data))
+
+
+def test_a_step_of_views_is_scaled_after_the_views_are_averaged(
+    make_plan, make_scaled, data
+):
+    def jitter(x, seed):
+        return x + 0.1 * tf.random.stateless_normal(tf.shape(x), seed)
+
+    plan = make_plan(epochs=1)
+    scaled, plain = make_scaled(plan, scaling="second_moment"), make_scaled(plan)
+    assert_steps_scale(scaled, plain, plan.batches(*data, map=jitter, views=3))
+
+
+def assert_steps_scale(scaled, plain, schedule):
+    """Two steps of a model with scales, beside one without that has the same noise."""
+    plan = scaled.optimizer.plan
+    batches = list(schedule.dataset(0))
     for model in (scaled, plain):
-        model.build((None, data[0].shape[1]))
+        model.build((None, 5))
         model.optimizer.build(model.trainable_variables)
     for batch in batches[:2]:
         scales = [np.asarray(s) for s in scaled.optimizer.scales()]
         plain.set_weights(scaled.get_weights())
         plain.optimizer.vouch_for_weights("copied")
-        x, y, weight, _ = as_drawn(batch)
+        x, y, weight, rows = as_drawn(batch)
         options = {
             "sample_weight": weight,
+            "rows": rows,
             "l2_norm_clip": plan.l2_norm_clip,
             "automatic": scaled.optimizer.automatic,
             "groups": scaled.optimizer.clip_groups,
