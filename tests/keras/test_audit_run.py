@@ -24,13 +24,14 @@ def plan_of(mechanism="bsr:4", **changes):
     return tf_bandmf.plan(mechanism, epochs=3, test_seed=1, **{**arguments, **changes})
 
 
-def linear(plan, **changes):
+def linear(plan, optimizer=None, **changes):
     keras.utils.set_random_seed(0)
     changes = {"use_bias": False, "kernel_initializer": "zeros", **changes}
     dense = keras.layers.Dense(1, **changes)
     model = keras.Sequential([keras.Input((WIDTH,)), dense])
     tf_bandmf.keras.make_private(model, self_check=False)
-    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.5), plan)
+    if optimizer is None:
+        optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.5), plan)
     model.compile(optimizer, "mse")
     return model
 
@@ -62,6 +63,30 @@ def test_a_sound_run_is_believed(mechanism, figure):
     assert 0.1 * plan.epsilon < found.white_box.epsilon <= plan.epsilon
     assert "White box: Audit with 256" in str(found)
     figure(f"{mechanism}: epsilon >= {found.white_box.epsilon:.1f} of {plan.epsilon:g}")
+
+
+def scaled(plan):
+    adam = keras.optimizers.Adam(0.05)
+    return tf_bandmf.keras.PrivateOptimizer(adam, plan, scaling="second_moment")
+
+
+def test_a_run_in_scaled_coordinates_is_believed():
+    plan = plan_of("bsr:4")
+    found = audited(plan, optimizer=scaled(plan), kernel_regularizer="l2")
+    assert not found.contradicts
+    assert 0.8 / plan.noise_multiplier < found.white_box.signal
+    assert found.white_box.signal <= (1 + 1e-5) / plan.noise_multiplier
+    # Where coordinates are mistaken, nothing is seen.
+    assert 0.1 * plan.epsilon < found.white_box.epsilon <= plan.epsilon
+
+
+def test_a_run_in_scaled_coordinates_without_noise_is_seen(monkeypatch):
+    def without_noise(total, noise, stddev, batch_size):
+        return (total + 1e-3 * stddev * noise) / batch_size
+
+    monkeypatch.setattr(replicas, "_noisy_mean", without_noise)
+    plan = plan_of("identity", epsilon=1.0)
+    assert audited(plan, optimizer=scaled(plan)).white_box.contradicts
 
 
 def test_a_run_without_noise_is_seen_in_both_boxes(monkeypatch):

@@ -87,11 +87,18 @@ def test_every_way_to_execute_gives_the_same_weights(
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_the_step_of_a_built_model_is_traced_once(
-    data, make_plan, make_private_model, monkeypatch
+@pytest.mark.parametrize("is_built", [True, False])
+def test_the_step_is_traced_once(
+    is_built, data, make_plan, make_private_model, compile_model, monkeypatch
 ):
     plan = make_plan()
-    model = make_private_model(plan)
+    if is_built:
+        model = make_private_model(plan)
+    else:
+        plain = keras.Sequential([keras.layers.Dense(3)])
+        model = tf_bandmf.keras.make_private(plain, self_check=False)
+        compile_model(model, tf_bandmf.keras.PrivateOptimizer("sgd", plan))
+    assert model.built == is_built
     traces, step = [], type(model)._train_step
 
     def traced(self, batch):

@@ -316,9 +316,20 @@ class PrivateTraining(PrivateStep):
                 self._run_self_check(batch)
                 if not self._self_check_is_due:
                     break
+        elif not (self.built or self._is_distributed):
+            self._build_before_tracing(dataset)
         if self._is_distributed:
             dataset = self._distributed(schedule, taken)
         return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
+
+    def _build_before_tracing(self, dataset: tf.data.Dataset) -> None:
+        """Makes the weights: a step that makes variables while traced is traced twice."""
+        for batch in dataset:
+            x, _, _ = contents(batch)
+            # Not every layer takes a batch of zero examples.
+            if int(tf.shape(tf.nest.flatten(x)[0])[0]):
+                self._build_for_training(batch)
+                break
 
     def _batches(self, schedule: BatchSchedule, first_step: int = 0) -> tf.data.Dataset:
         """The batches of a schedule as the training step takes them."""

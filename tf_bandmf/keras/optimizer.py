@@ -19,6 +19,12 @@ from tf_bandmf.keras.clipping.groups import check_groups, grouping
 from tf_bandmf.keras.own_loops import NoisySteps
 from tf_bandmf.keras.replicas import NoisyMean, shared_key
 from tf_bandmf.keras.run_membership import RESTORED, RunMembership
+from tf_bandmf.keras.scaling import (
+    UNSOUND,
+    check_scaling,
+    moments_are_sound,
+    second_moment_scales,
+)
 from tf_bandmf.keras.secret_state import SecretState
 from tf_bandmf.keras.weights_seal import WeightsSeal
 from tf_bandmf.keras.workload_match import warn_of_mismatch
@@ -89,12 +95,19 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         `{"embedding": 1, ".*": 2}`: the first one found is a weight's group, and the
         squares of the groups' clip norms add up to C^2 (group-wise clipping, He et al.,
         2022, arXiv:2212.01539). The guarantee is the same. Choose them without the data.
+      scaling: None; or "second_moment" with Adam, AdamW, Nadam or RMSprop: gradients are
+        clipped and noised in the coordinates in which that optimizer takes its steps
+        (scale-then-privatize, Ganesh et al., 2025, arXiv:2507.01129; see
+        `tf_bandmf.keras.scaling`). Scales come from the noisy gradients of earlier steps:
+        the guarantee is the same. Each example's gradient is held in memory, as large as
+        the weights: see `microbatch_size` of `make_private`. One replica only.
 
     Raises:
       TypeError: if plan is not a Plan.
-      ValueError: if clipping or clip_groups is not known, loss_scale_factor is not a power
-        of two >= 1, the inner optimizer scales losses or accumulates gradients itself, or
-        the plan has no expected batch size.
+      NotImplementedError: if gradients are to be scaled on several replicas.
+      ValueError: if clipping, clip_groups or scaling is not known or cannot be done,
+        loss_scale_factor is not a power of two >= 1, the inner optimizer scales losses or
+        accumulates gradients itself, or the plan has no expected batch size.
     """
 
     def __init__(
@@ -108,6 +121,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         additional_run: bool = False,
         clipping: str = "flat",
         clip_groups: str | Mapping[str, float] | None = None,
+        scaling: str | None = None,
         **kwargs: Any,
     ) -> None:
         if kwargs:
@@ -128,6 +142,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             raise ValueError(
                 f"clipping must be 'flat' or 'automatic', found {clipping!r}."
             )
+        scaling = check_scaling(scaling, inner)
         super().__init__(learning_rate=0.0, name=name or "private")
         # Attributes that Keras must not track, see SecretState.
         object.__setattr__(self, "_loss_scale_factor", loss_scale_factor)
@@ -139,6 +154,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         object.__setattr__(self, "_additional_run", bool(additional_run))
         object.__setattr__(self, "_clipping", clipping)
         object.__setattr__(self, "_clip_groups", check_groups(clip_groups))
+        object.__setattr__(self, "_scaling", scaling)
         object.__setattr__(self, "vouched", ())
         object.__setattr__(self, "loaded_without_weights", False)
         object.__setattr__(self, "turn", threading.RLock())
@@ -160,6 +176,22 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         """Groups of weights that are clipped apart, or None."""
         groups = self._clip_groups
         return dict(groups) if isinstance(groups, dict) else groups
+
+    @property
+    def scaling(self) -> str | None:
+        """Where the scales of coordinates come from, or None."""
+        return self._scaling
+
+    def scales(self) -> list[tf.Tensor] | None:
+        """What gradients of the coming step are multiplied by before they are clipped.
+
+        Returns:
+          Float32 tensors in the shapes of the weights; None if by nothing, and before the
+          optimizer is built, when all are 1.
+        """
+        if self._scaling is None or not self.built:
+            return None
+        return second_moment_scales(self.inner_optimizer)
 
     @property
     def loss_scale_factor(self) -> float | None:
@@ -201,6 +233,10 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         grouping(self._clip_groups, variables, self._plan.l2_norm_clip)
         strategy = self._distribution_strategy
         replicas = strategy.num_replicas_in_sync
+        if replicas > 1 and self._scaling is not None:
+            raise NotImplementedError(
+                "scaling works on one replica. Train on one, or without it."
+            )
         if replicas > 1 and not tf.distribute.in_cross_replica_context():
             if tf.distribute.has_strategy():
                 raise RuntimeError(
@@ -272,13 +308,16 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
 
         Raises:
           InvalidArgumentError: in graphs too, if the budget is spent, a condition does
-            not hold, or the optimizer was restored from a file without its private noise
-            state.
+            not hold, the optimizer was restored from a file without its private noise
+            state, or there are no scales for `scaling`.
         """
         noise.refuse_xla()
         step = self._secret_state.step
         iterations = tf.cast(self.inner_optimizer.iterations.value, tf.int64)
         conditions = [(tf.equal(iterations, step), RESTORED), *conditions]
+        if self._scaling is not None:
+            sound = moments_are_sound(self.inner_optimizer)
+            conditions.append((sound, UNSOUND))
         checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
         allowed = tf.reduce_all(tf.stack([holds for holds, _ in conditions]))
         with tf.control_dependencies([check for check in checks if check is not None]):
@@ -334,13 +373,19 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
 
         Raises:
           TypeError: if `clipped` did not come from the clipping of this library.
-          ValueError: if the variables are not those that the run began with.
+          ValueError: if the variables are not those that the run began with, or `clipped`
+            is not scaled as this optimizer does.
           InvalidArgumentError: if the sum is not finite or larger than clipped
             gradients can add up to. `clipped_gradient_sums` returns no such sum for any
             data: only a programming error can.
         """
         if not isinstance(clipped, ClippedGradients):
             raise TypeError(f"Gradients must be clipped by this library. {_FIX}")
+        if bool(clipped.scales) != (self._scaling is not None):
+            raise ValueError(
+                f"Gradients must be clipped in the coordinates of this optimizer, of "
+                f"scaling={self._scaling!r}. {_FIX}"
+            )
         self._check_variables(trainable_variables)
         plan = self._plan
         flat = tf.concat([tf.reshape(total, [-1]) for total in clipped.sums], axis=0)
@@ -361,6 +406,8 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             tf.reshape(part, variable.shape)
             for part, variable in zip(tf.split(noisy, sizes), trainable_variables)
         ]
+        if clipped.scales:
+            gradients = [g / s for g, s in zip(gradients, clipped.scales, strict=True)]
         if penalty_gradients is not None:
             gradients = [a + b for a, b in zip(gradients, penalty_gradients)]
         return [
@@ -449,6 +496,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             "loss_scale_factor": self.loss_scale_factor,
             "clipping": self._clipping,
             "clip_groups": _pairs(self._clip_groups),
+            "scaling": self._scaling,
         }
 
     @classmethod
@@ -466,6 +514,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             loss_scale_factor=config.get("loss_scale_factor"),
             clipping=config.get("clipping", "flat"),
             clip_groups=dict(groups) if isinstance(groups, (list, tuple)) else groups,
+            scaling=config.get("scaling"),
         )
 
 

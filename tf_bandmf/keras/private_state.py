@@ -171,7 +171,7 @@ class PrivateRun:
             (
                 "computation",
                 run_identity.computation(self._model),
-                "microbatch_size, loss_scale_factor, clipping or XLA setting",
+                "microbatch_size, loss_scale_factor, clipping, scaling or XLA setting",
             ),
             (
                 "model",

@@ -278,6 +278,10 @@ class PrivateStep:
         plan = optimizer.plan
 
         def clipping(x: Any, y: Any, sample_weight: Any, rows: Any) -> ClippedGradients:
+            scales = None
+            if optimizer.scaling is not None:
+                with update_reads_no_metrics(self):
+                    scales = optimizer.scales()
             return clipped_gradient_sums(
                 self,
                 x,
@@ -289,6 +293,7 @@ class PrivateStep:
                 rows=rows,
                 automatic=optimizer.automatic,
                 groups=optimizer.clip_groups,
+                scales=scales,
             )
 
         if self.jit_compile and not self.run_eagerly:  # type: ignore[attr-defined]
@@ -353,6 +358,7 @@ class PrivateStep:
                 loss_scale_factor=optimizer.loss_scale_factor,
                 automatic=optimizer.automatic,
                 groups=optimizer.clip_groups,
+                scaled=optimizer.scaling is not None,
             )
         object.__setattr__(self, "_checked", layers)
 

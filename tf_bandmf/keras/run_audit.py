@@ -159,17 +159,28 @@ class _Observer:
         schedule = plan.batches(x, y, weights)
         if not model.built:
             model(tf.nest.map_structure(lambda part: part[:1], x), training=False)
+        # Before the clipping is traced, which reads scales from it.
+        model.optimizer.build(model.trainable_variables)
         for step, batch in enumerate(schedule.dataset()):
             known = None
+            scales = self._scales()
             if not plan.participation.is_amplified:
-                known = self._note(step, schedule.example_indices(step))
+                known = self._note(step, schedule.example_indices(step), scales)
             noisy = model.private_gradients(batch)
             if known is not None:
+                # In the coordinates in which noise was added.
                 flat = _flat(noisy.gradients) * plan.expected_batch_size
-                self._released.append(flat - known)
+                self._released.append(scales * flat - known)
             model.optimizer.apply_noisy(noisy)
 
-    def _note(self, step: int, indices: np.ndarray) -> np.ndarray | float:
+    def _scales(self) -> np.ndarray | float:
+        """What the coming step multiplies coordinates by before clipping."""
+        scales = self._model.optimizer.scales()
+        return 1.0 if scales is None else _flat(scales)
+
+    def _note(
+        self, step: int, indices: np.ndarray, scales: np.ndarray | float
+    ) -> np.ndarray | float:
         """Notes the gradients of the step's canaries; the sum of what is known."""
         is_canary = np.isin(indices, self._canaries)
         weights = (~is_canary).astype(np.float32)
@@ -182,7 +193,8 @@ class _Observer:
             self._gradients.append((step, number, gradient.astype(np.float32)))
         if any(v.regularizer is not None for v in self._model.trainable_variables):
             penalties = regularization_gradients(self._model)
-            known = known + self._plan.expected_batch_size * _flat(penalties)
+            total = self._plan.expected_batch_size * _flat(penalties)
+            known = known + scales * total
         return known
 
     def _sum(self, indices: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ def weights_digest(model: Any) -> str:
 
 def computation(model: Any) -> list[Any]:
     """What decides how gradients are rounded: the same noise needs the same bits."""
-    return [
+    found = [
         model._microbatch_size,
         bool(model.jit_compile),
         bool(model.run_eagerly),
@@ -58,6 +58,10 @@ def computation(model: Any) -> list[Any]:
         model.optimizer.automatic,
         json.dumps(model.optimizer.clip_groups),
     ]
+    # Without scaling it is what it was before there was any: files of then resume.
+    if model.optimizer.scaling is not None:
+        found.append(model.optimizer.scaling)
+    return found
 
 
 def environment(model: Any) -> dict[str, Any]:

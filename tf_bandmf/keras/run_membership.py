@@ -39,6 +39,7 @@ class RunMembership:
     iterations: Any
     schedule_id: tf.Tensor
     clip_groups: Any
+    scaling: Any
 
     # Held while a step of the run is taken.
     turn: threading.RLock
@@ -90,6 +91,12 @@ class RunMembership:
             remarks.append(
                 "Gradients are clipped in groups of weights, each to a public norm of its "
                 "own; the squares of these norms add up to that of the l2 norm clip."
+            )
+        if self.scaling is not None:
+            remarks.append(
+                "Gradients are clipped and noised after each coordinate was multiplied by "
+                "a scale, which follows from noisy gradients of earlier steps; the l2 norm "
+                "clip is that of scaled gradients."
             )
         if self.built:
             weights, name = (

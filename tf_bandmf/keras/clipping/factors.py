@@ -88,6 +88,14 @@ class Factor(abc.ABC):
         del other
         return None
 
+    def scaled(self, scale: tf.Tensor) -> Factor:
+        """Returns the gradients with each coordinate multiplied by a number.
+
+        Args:
+          scale: float32, in the variable's shape.
+        """
+        return Instantiated(self.instantiate() * scale)
+
     def of_units(self, rows: int) -> Factor:
         """Returns the gradients of units, each the sum of its rows' gradients.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -47,12 +47,15 @@ class ClippedGradients(NamedTuple):
       losses: [B] float32, each example's loss alone, sample weights included.
       outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] of
         units of K rows.
+      scales: what each coordinate of sums and norms is multiplied by, in the shapes of
+        the variables; empty if by nothing.
     """
 
     sums: list[tf.Tensor]
     norms: tf.Tensor
     losses: tf.Tensor
     outputs: Any
+    scales: tuple[tf.Tensor, ...] = ()
 
 
 @tf.autograph.experimental.do_not_convert
@@ -68,6 +71,7 @@ def clipped_gradient_sums(
     rows: tf.Tensor | None = None,
     automatic: float | None = None,
     groups: str | Mapping[str, float] | None = None,
+    scales: Sequence[tf.Tensor] | None = None,
 ) -> ClippedGradients:
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
@@ -100,9 +104,12 @@ def clipped_gradient_sums(
         instead, whatever their norm.
       groups: None; or the groups of weights that are clipped each to a share of
         `l2_norm_clip`, see `groups.grouping`. Gamma is the same for all.
+      scales: None; or what each coordinate of an example's gradient is multiplied by
+        before it is clipped: positive float32, aligned with the trainable variables and
+        in their shapes. They must not depend on the batch.
 
     Returns:
-      Sums, norms, losses and predictions.
+      Sums, norms, losses and predictions; sums and norms of the scaled gradients.
 
     Raises:
       UnsupportedModelError: if per-example gradients of the model are not defined
@@ -120,7 +127,7 @@ def clipped_gradient_sums(
             f"`microbatch_size` must be at least 1, found {microbatch_size}."
         )
     check_supported(model)
-    clip = _clip(model, l2_norm_clip, loss_scale_factor, automatic, groups)
+    clip = _clip(model, l2_norm_clip, loss_scale_factor, automatic, groups, scales)
     data = batching.to_tensors((x, y, sample_weight, rows))
     if rows is not None and microbatch_size is not None:
         microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
@@ -132,9 +139,10 @@ def clipped_gradient_sums(
             return clipped.sums, tuple(clipped[1:])
 
         sums, results = in_groups(group, data, size, microbatch_size)
-        return ClippedGradients(sums, *results)
+        return ClippedGradients(sums, *results)._replace(scales=clip.scales)
     if static:
-        return _one_pass(model, data, tf.fill([static], True), clip)
+        clipped = _one_pass(model, data, tf.fill([static], True), clip)
+        return clipped._replace(scales=clip.scales)
     # Not every layer takes a batch of zero examples; one that does not count does.
     count = tf.maximum(size, 1)
     data = batching.pad_batch(data, count - size)
@@ -144,7 +152,7 @@ def clipped_gradient_sums(
         return tensor[:size]
 
     results = (batching.map_tensors(drop, part) for part in clipped[1:])
-    return ClippedGradients(clipped.sums, *results)
+    return ClippedGradients(clipped.sums, *results)._replace(scales=clip.scales)
 
 
 def traced_pass(
@@ -156,6 +164,7 @@ def traced_pass(
     loss_scale_factor: float | None = None,
     automatic: float | None = None,
     groups: str | Mapping[str, float] | None = None,
+    scales: Sequence[tf.Tensor] | None = None,
 ) -> checked_pass.CheckedPass:
     """Traces the pass that `clipped_gradient_sums` makes, for a check before its step.
 
@@ -163,7 +172,7 @@ def traced_pass(
     dtypes matter.
     """
     check_supported(model)
-    clip = _clip(model, 1.0, loss_scale_factor, automatic, groups)
+    clip = _clip(model, 1.0, loss_scale_factor, automatic, groups, scales)
     data = batching.to_tensors((x, y, sample_weight, None))
     return checked_pass.trace(*_pass(model, data, clip), _key(model, data, clip))
 
@@ -174,13 +183,22 @@ def _clip(
     loss_scale_factor: float | None,
     automatic: float | None,
     groups: str | Mapping[str, float] | None,
+    scales: Sequence[tf.Tensor] | None,
 ) -> _Clip:
     """The arguments of that name of `clipped_gradient_sums`, checked."""
     scale = _checked_scale(model, loss_scale_factor)
     if automatic is not None and not (math.isfinite(automatic) and automatic > 0):
         raise ValueError(f"`automatic` must be positive and finite, found {automatic}.")
-    parts = grouping(groups, trainable_variables(model), l2_norm_clip)
-    return _Clip(parts, automatic, scale)
+    variables = trainable_variables(model)
+    parts = grouping(groups, variables, l2_norm_clip)
+    if scales is not None:
+        scales = [tf.convert_to_tensor(s, tf.float32) for s in scales]
+        if [tuple(s.shape) for s in scales] != [tuple(v.shape) for v in variables]:
+            raise ValueError(
+                f"`scales` must have the shapes of the {len(variables)} trainable "
+                f"weights, found {[tuple(s.shape) for s in scales]}."
+            )
+    return _Clip(parts, automatic, scale, tuple(scales or ()))
 
 
 def is_loss_scale(value: Any) -> bool:
@@ -216,11 +234,13 @@ class _Clip(NamedTuple):
       parts: groups of variables and their clip norms, numbers or float64 tensors.
       automatic: Gamma of automatic clipping, or None.
       scale: of the losses in the backward pass, a power of two.
+      scales: of the coordinates of gradients, before they are clipped; or empty.
     """
 
     parts: Grouping
     automatic: float | None
     scale: float
+    scales: tuple[tf.Tensor, ...] = ()
 
     def negligible(self, group: int) -> float | tf.Tensor:
         """Squared norm, of scaled gradients, below which a bound need not be tight."""
@@ -257,7 +277,7 @@ def _one_pass(
         function, signature = _pass(model, data, clip)
         concrete = tf.function(function, autograph=False, input_signature=signature)
     clips = tf.constant(clip.parts.clips, tf.float64)
-    return concrete(batching.tensor_leaves(data), clips, valid)
+    return concrete(batching.tensor_leaves(data), clips, valid, list(clip.scales))
 
 
 def _pass(model: keras.Model, data: Any, clip: _Clip) -> tuple[Any, list[Any]]:
@@ -268,21 +288,27 @@ def _pass(model: keras.Model, data: Any, clip: _Clip) -> tuple[Any, list[Any]]:
     """
 
     def traced(
-        leaves: list[tf.Tensor], clips: tf.Tensor, valid: tf.Tensor
+        leaves: list[tf.Tensor],
+        clips: tf.Tensor,
+        valid: tf.Tensor,
+        scales: list[tf.Tensor],
     ) -> ClippedGradients:
         remaining = iter(leaves)
         parts = batching.map_tensors(lambda _: next(remaining), data)
         given = clip.parts._replace(clips=tuple(tf.unstack(clips)))
-        return _pass_in_graph(model, parts, valid, clip._replace(parts=given))
+        own = clip._replace(parts=given, scales=tuple(scales))
+        return _pass_in_graph(model, parts, valid, own)
 
     leaves = batching.tensor_leaves(data)
     specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
     groups = tf.TensorSpec([len(clip.parts.clips)], tf.float64)
-    return traced, [specs, groups, tf.TensorSpec([None], tf.bool)]
+    scales = [tf.TensorSpec(scale.shape, tf.float32) for scale in clip.scales]
+    return traced, [specs, groups, tf.TensorSpec([None], tf.bool), scales]
 
 
 def _key(model: keras.Model, data: Any, clip: _Clip) -> Any:
-    settings = (clip.parts.members, len(clip.parts.clips), clip.automatic, clip.scale)
+    parts = (clip.parts.members, len(clip.parts.clips))
+    settings = (*parts, clip.automatic, clip.scale, bool(clip.scales))
     return checked_pass.key_of(model, trainable_variables(model), data, settings)
 
 
@@ -351,10 +377,17 @@ def _measure(
                 factor = factor.of_units(units.rows)
             factors.setdefault(key, []).append(factor)
     measured: list[Measured | None] = []
-    for variable, group in zip(variables, clip.parts.members, strict=True):
+    scales = clip.scales or (None,) * len(variables)
+    everything = zip(variables, clip.parts.members, scales, strict=True)
+    for variable, group, scale in everything:
         parts = factors.get(id(variable))
-        negligible = clip.negligible(group)
-        measured.append(add_factors(parts).measure(negligible) if parts else None)
+        if parts is None:
+            measured.append(None)
+            continue
+        total = add_factors(parts)
+        if scale is not None:
+            total = total.scaled(scale)
+        measured.append(total.measure(clip.negligible(group)))
     if not any(measured):
         raise UnsupportedModelError(
             "The loss does not depend on any trainable weight of the model."

@@ -68,6 +68,12 @@ class Rows(Factor):
         )
         return tf.reshape(table, [batch, self.num_rows, values.shape[-1]])
 
+    def scaled(self, scale: tf.Tensor) -> Factor:
+        """See the base class: every value is multiplied by the scales of its row."""
+        exists = (self.ids >= 0) & (self.ids < self.num_rows)
+        scales = tf.gather(scale, tf.where(exists, self.ids, 0))
+        return Rows(self.ids, tf.cast(self.values, tf.float32) * scales, self.num_rows)
+
     def measure(self, negligible: float = 0.0) -> Measured:
         """See the base class."""
         (values,) = norms.pinned(tf.cast(self.values, tf.float32))

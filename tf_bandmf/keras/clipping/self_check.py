@@ -43,6 +43,7 @@ def self_check(
     loss_scale_factor: float | None = None,
     automatic: float | None = None,
     groups: str | Mapping[str, float] | None = None,
+    scaled: bool = False,
 ) -> None:
     """Compares clipped gradients of two examples with gradients taken one by one.
 
@@ -67,6 +68,8 @@ def self_check(
       loss_scale_factor: as for `clipped_gradient_sums`.
       automatic: as for `clipped_gradient_sums`.
       groups: as for `clipped_gradient_sums`.
+      scaled: whether the step will scale coordinates: the check does it with made-up
+        scales.
 
     Raises:
       ClippingMismatchError: if they differ, with the likely cause.
@@ -94,6 +97,7 @@ def self_check(
         "loss_scale_factor": loss_scale_factor,
         "automatic": automatic,
         "groups": groups,
+        "scales": _made_up_scales(model) if scaled else None,
     }
     with _unchanged_state(model), contextlib.ExitStack() as stack:
         checked = traced_pass(model, *data, **options)
@@ -104,7 +108,7 @@ def self_check(
             # A pass of its own, which no step can run.
             stack.enter_context(_without_randomness())
             checked = traced_pass(model, *data, **options)
-        references = _references(model, data, scale)
+        references = _references(model, data, scale, options["scales"])
         largest = max(
             (norm for norm, _ in references if math.isfinite(norm)), default=0
         )
@@ -219,8 +223,17 @@ _CAUSES = (
 )
 
 
+def _made_up_scales(model: keras.Model) -> list[tf.Tensor]:
+    """Scales of coordinates that are all different, for a check."""
+    rng = np.random.default_rng(1)
+    return [
+        tf.constant(0.5 + rng.random(tuple(variable.shape)), tf.float32)
+        for variable in trainable_variables(model)
+    ]
+
+
 def _references(
-    model: keras.Model, data: Any, scale: float
+    model: keras.Model, data: Any, scale: float, scales: list[tf.Tensor] | None
 ) -> list[tuple[float, list[np.ndarray[Any, Any]]]]:
     """Returns norm and gradients of each example, from a tape on a batch of one."""
     variables = [tensorflow_variable(v) for v in trainable_variables(model)]
@@ -245,6 +258,8 @@ def _references(
             tf.cast(tf.convert_to_tensor(g), tf.float64).numpy() / scale
             for g in gradients
         ]
+        if scales is not None:
+            arrays = [a * s.numpy() for a, s in zip(arrays, scales, strict=True)]
         norm = math.sqrt(sum(float(np.sum(a**2)) for a in arrays))
         references.append((norm if np.isfinite(value) else math.nan, arrays))
     return references

@@ -1,0 +1,336 @@
+"""Scale-then-privatize: where scales come from, and what is noised and divided."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.keras import run_identity, scaling
+from tf_bandmf.keras.batch_contents import as_drawn
+from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
+
+
+@pytest.fixture
+def make_scaled(make_plain_model, compile_model):
+    def make(plan, inner=None, self_check=False, microbatch_size=None, **changes):
+        model = make_plain_model()
+        tf_bandmf.keras.make_private(
+            model, self_check=self_check, microbatch_size=microbatch_size
+        )
+        optimizer = tf_bandmf.keras.PrivateOptimizer(
+            inner or keras.optimizers.Adam(0.05), plan, additional_run=True, **changes
+        )
+        return compile_model(model, optimizer)
+
+    return make
+
+
+def scales_of(moments):
+    roots = [np.sqrt(m) for m in moments]
+    everything = np.concatenate([r.ravel() for r in roots])
+    root = np.sqrt(np.mean(everything**2))
+    return [1.1 * root / (r + 0.1 * root) for r in roots]
+
+
+def test_scales_are_a_function_of_the_second_moments(make_plan, make_scaled, data):
+    plan = make_plan(epochs=1)
+    model = make_scaled(plan, scaling="second_moment")
+    optimizer = model.optimizer
+    model.build((None, data[0].shape[1]))
+    optimizer.build(model.trainable_variables)
+    for scale in optimizer.scales():
+        np.testing.assert_array_equal(scale, np.ones(scale.shape))
+    model.fit(plan.batches(*data), verbose=0)
+    moments = [np.asarray(m) for m in optimizer.inner_optimizer._velocities]
+    for found, expected in zip(optimizer.scales(), scales_of(moments), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert np.all(found > 0) and np.all(found <= 11.0 * (1 + 1e-6))
+
+
+BAD_MOMENTS = {
+    "a NaN": [np.nan, 1.0, 1.0],
+    "infinite": [np.inf, 1.0, 1.0],
+    "negative": [-1.0, 4.0, 4.0],
+    "too large to add": [3e38, 3e38, 3e38],
+}
+
+
+@pytest.mark.parametrize("values", list(BAD_MOMENTS.values()), ids=list(BAD_MOMENTS))
+def test_moments_of_which_no_scales_follow_are_seen(values):
+    optimizer = keras.optimizers.Adam()
+    optimizer.build([keras.Variable(np.zeros(3, "f4"))])
+    for sound in ([0.0, 0.0, 0.0], [0.0, 1.0, 2.0], [0.0, 1e-40, 1e30]):
+        optimizer._velocities[0].assign(np.array(sound, "f4"))
+        assert scaling.moments_are_sound(optimizer)
+        (scale,) = scaling.second_moment_scales(optimizer)
+        assert np.all(np.isfinite(scale)) and np.all(scale > 0)
+    optimizer._velocities[0].assign(np.array(values, "f4"))
+    assert not scaling.moments_are_sound(optimizer)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_step_without_scales_is_refused(run_eagerly, make_plan, make_scaled, data):
+    plan = make_plan()
+    model = make_scaled(plan, scaling="second_moment")
+    model.run_eagerly = run_eagerly
+    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    before = model.get_weights()
+    moment = model.optimizer.inner_optimizer._velocities[0]
+    moment.assign(np.where(np.eye(*moment.shape), np.nan, moment))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="scales of scaling"):
+        model.fit(plan.batches(*data), initial_epoch=1, epochs=2, verbose=0)
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert model.optimizer.steps_taken == plan.num_steps // 2
+
+
+class OfAMetric(keras.optimizers.RMSprop):
+    """Its moments, which only scales read, are the state of a metric."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        variable.assign_sub(learning_rate * gradient)
+
+
+class Squares(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="squares")
+        self.total = self.add_variable((5, 4), "zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.fill((5, 4), tf.reduce_sum(y_pred**2)))
+
+    def result(self):
+        return tf.reduce_sum(self.total)
+
+
+def test_invariant_10_scales_of_a_metric_are_refused(make_plan, make_scaled, data):
+    plan, metric = make_plan(), Squares()
+    model = make_scaled(plan, OfAMetric(0.1), scaling="second_moment")
+    model.compile(model.optimizer, model.loss, metrics=[metric])
+    model.build((None, data[0].shape[1]))
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.inner_optimizer._velocities[0] = metric.total
+    with pytest.raises(UnsupportedModelError, match="reads a metric"):
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+
+
+def test_clipped_in_other_coordinates_is_refused(make_plan, make_scaled, data):
+    plan = make_plan()
+    batch = next(iter(plan.batches(*data)))
+    x, y, _, _ = as_drawn(batch)
+    for given, scaling_ in ((None, "second_moment"), (1.0, None)):
+        model = make_scaled(plan, scaling=scaling_)
+        model.build((None, data[0].shape[1]))
+        variables = model.trainable_variables
+        model.optimizer.build(variables)
+        scales = None if given is None else [tf.fill(v.shape, given) for v in variables]
+        options = {"l2_norm_clip": plan.l2_norm_clip, "scales": scales}
+        clipped = clipped_gradient_sums(model, x, y, **options)
+        with pytest.raises(ValueError, match="coordinates of this optimizer"):
+            model.optimizer.apply_private(clipped, variables, tf.constant(0, tf.int64))
+
+
+@pytest.mark.parametrize(
+    "mechanism, changes",
+    [
+        ("identity", {}),
+        ("lambda_cgd", {}),
+        ("lambda_cgd", {"clipping": "automatic"}),
+        ("lambda_cgd", {"clip_groups": "layers"}),
+        ("lambda_cgd", {"clip_groups": {"bias": 1, ".*": 2}, "clipping": "automatic"}),
+        ("lambda_cgd", {"loss_scale_factor": 8.0}),
+    ],
+)
+def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(
+    mechanism, changes, make_plan, make_scaled, data
+):
+    plan = make_plan(mechanism, epochs=1)
+    scaled = make_scaled(plan, scaling="second_moment", **changes)
+    plain = make_scaled(plan, **changes)
+    assert_steps_scale(scaled, plain, plan.batches(*data))
+
+
+def test_a_step_of_views_is_scaled_after_the_views_are_averaged(
+    make_plan, make_scaled, data
+):
+    def jitter(x, seed):
+        return x + 0.1 * tf.random.stateless_normal(tf.shape(x), seed)
+
+    plan = make_plan(epochs=1)
+    scaled, plain = make_scaled(plan, scaling="second_moment"), make_scaled(plan)
+    assert_steps_scale(scaled, plain, plan.batches(*data, map=jitter, views=3))
+
+
+def assert_steps_scale(scaled, plain, schedule):
+    """Two steps of a model with scales, beside one without that has the same noise."""
+    plan = scaled.optimizer.plan
+    batches = list(schedule.dataset(0))
+    for model in (scaled, plain):
+        model.build((None, 5))
+        model.optimizer.build(model.trainable_variables)
+    for batch in batches[:2]:
+        scales = [np.asarray(s) for s in scaled.optimizer.scales()]
+        plain.set_weights(scaled.get_weights())
+        plain.optimizer.vouch_for_weights("copied")
+        x, y, weight, rows = as_drawn(batch)
+        options = {
+            "sample_weight": weight,
+            "rows": rows,
+            "l2_norm_clip": plan.l2_norm_clip,
+            "automatic": scaled.optimizer.automatic,
+            "groups": scaled.optimizer.clip_groups,
+        }
+        clipped = clipped_gradient_sums(scaled, x, y, **options)
+        of_scaled = clipped_gradient_sums(scaled, x, y, scales=scales, **options)
+        first = scaled.private_gradients(batch)
+        second = plain.private_gradients(batch)
+        # The noise is the same: of one test seed.
+        size = plan.expected_batch_size
+        for a, b, s, plain_sum, scaled_sum in zip(
+            first.gradients,
+            second.gradients,
+            scales,
+            clipped.sums,
+            of_scaled.sums,
+            strict=True,
+        ):
+            noise = b - plain_sum / size
+            np.testing.assert_allclose(
+                a, (scaled_sum / size + noise) / s, rtol=1e-4, atol=1e-6
+            )
+        scaled.optimizer.apply_noisy(first)
+        plain.optimizer.apply_noisy(second)
+    assert any(np.any(np.asarray(s) != 1) for s in scaled.optimizer.scales())
+
+
+def test_saved_and_loaded_with_its_scaling(make_plan, make_scaled, tmp_path):
+    model = make_scaled(make_plan(), scaling="second_moment")
+    optimizer = model.optimizer
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.scaling == "second_moment"
+    assert (
+        type(optimizer)
+        .from_config(make_scaled(make_plan()).optimizer.get_config())
+        .scaling
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    "inner, value, message",
+    [
+        (keras.optimizers.SGD, "second_moment", "has none"),
+        (keras.optimizers.Adagrad, "second_moment", "has none"),
+        (keras.optimizers.Adam, "first_moment", "must be None or"),
+        (keras.optimizers.Adam, 2.0, "must be None or"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused(
+    inner, value, message, make_plan, make_scaled
+):
+    with pytest.raises(ValueError, match=message):
+        make_scaled(make_plan(), inner(0.1), scaling=value)
+
+
+def test_invariant_11_a_resumed_run_has_the_scales_of_the_straight_run(
+    make_plan, make_scaled, data, tmp_path
+):
+    plan = make_plan("lambda_cgd")
+
+    def train(name, epochs, model=None):
+        model = make_scaled(plan, scaling="second_moment", self_check=True)
+        model.build((None, data[0].shape[1]))
+        backup = keras.callbacks.BackupAndRestore(
+            tmp_path / f"{name}-backup", delete_checkpoint=False
+        )
+        model.fit(
+            plan.batches(*data),
+            epochs=epochs,
+            private_state=tmp_path / f"{name}.private",
+            callbacks=[backup],
+            verbose=0,
+        )
+        return model
+
+    straight = train("straight", 2)
+    train("split", 1)
+    resumed = train("split", 2)
+    for a, b in zip(straight.get_weights(), resumed.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(
+        straight.optimizer.scales(), resumed.optimizer.scales(), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "first, second", [("second_moment", None), (None, "second_moment")]
+)
+def test_a_run_does_not_go_on_with_another_scaling(
+    first, second, make_plan, make_scaled, data, tmp_path
+):
+    plan = make_plan()
+    model = make_scaled(plan, scaling=first)
+    model.build((None, data[0].shape[1]))
+    state = tmp_path / "run.private"
+    model.fit(plan.batches(*data), epochs=1, private_state=state, verbose=0)
+    other = make_scaled(plan, scaling=second)
+    other.build((None, data[0].shape[1]))
+    with pytest.raises(ValueError, match=r"of a run with another .* scaling"):
+        other.fit(plan.batches(*data), epochs=1, private_state=state, verbose=0)
+
+
+def test_invariant_11_files_of_before_there_was_scaling_resume(make_plan, make_scaled):
+    options = {"microbatch_size": 3, "clip_groups": "layers", "clipping": "automatic"}
+    model = make_scaled(make_plan(), **options)
+    # What those files hold, value for value.
+    before = [3, False, False, None, 0.01, '"layers"']
+    assert json.loads(json.dumps(run_identity.computation(model))) == before
+    scaled = make_scaled(make_plan(), scaling="second_moment", **options)
+    assert run_identity.computation(scaled) == [*before, "second_moment"]
+    # Saved models of then name no scaling.
+    config = model.optimizer.get_config()
+    del config["scaling"]
+    assert type(model.optimizer).from_config(config).scaling is None
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 4])
+def test_several_fits_are_one(microbatch_size, make_plan, make_scaled, data):
+    plan = make_plan()
+    options = {"scaling": "second_moment", "microbatch_size": microbatch_size}
+    one, several = make_scaled(plan, **options), make_scaled(plan, **options)
+    one.fit(plan.batches(*data), epochs=2, verbose=0)
+    several.fit(plan.batches(*data), epochs=1, verbose=0)
+    several.fit(plan.batches(*data), epochs=2, initial_epoch=1, verbose=0)
+    assert several.optimizer.steps_taken == plan.num_steps
+    for a, b in zip(one.get_weights(), several.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert any(np.any(np.asarray(s) != 1) for s in several.optimizer.scales())
+
+
+def test_a_loop_of_ones_own_and_xla_scale_as_fit_does(make_plan, make_scaled, data):
+    plan = make_plan(epochs=1)
+    fitted, own, compiled = (
+        make_scaled(plan, scaling="second_moment") for _ in range(3)
+    )
+    fitted.fit(plan.batches(*data), verbose=0)
+    for batch in plan.batches(*data).dataset(0):
+        own.optimizer.apply_noisy(own.private_gradients(batch))
+    compiled.compile(compiled.optimizer, compiled.loss, jit_compile=True)
+    compiled.fit(plan.batches(*data), verbose=0)
+    for model in (own, compiled):
+        for a, b in zip(fitted.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_several_replicas_are_refused(make_plan, make_scaled, monkeypatch):
+    model = make_scaled(make_plan(), scaling="second_moment")
+    model.build((None, 5))
+    strategy = tf.distribute.get_strategy()
+    monkeypatch.setattr(type(strategy), "num_replicas_in_sync", 2)
+    with pytest.raises(NotImplementedError, match="one replica"):
+        model.optimizer.build(model.trainable_variables)
