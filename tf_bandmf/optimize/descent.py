@@ -1,7 +1,8 @@
-"""L-BFGS in NumPy, for objectives that are infinite outside of an unknown region.
+"""L-BFGS in NumPy, which evaluates the objective about once in an iteration.
 
-Where an evaluation takes a millisecond, tracing for TensorFlow's optimizer takes longer
-than the optimization; and SciPy's line search gives up at the first infinite value. This
+TensorFlow's optimizer evaluates it three times, and where an evaluation takes a
+millisecond, tracing it takes longer than the optimization. Objectives may be infinite
+outside of an unknown region; SciPy's line search gives up at the first infinite value. This
 one halves its step there: weak Wolfe conditions by bisection (Lewis and Overton, "Nonsmooth
 optimization via quasi-Newton methods", 2013, Algorithm 2.6).
 """
@@ -24,6 +25,7 @@ _ROUNDING = 1e-14
 _SEGMENT = 20
 
 Function = Callable[[np.ndarray], "tuple[float, np.ndarray]"]
+Watch = Callable[[int, np.ndarray, float], "str | None"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,6 +48,8 @@ def minimize(
     gradient_tolerance: float,
     first_step: float = math.inf,
     decrease_tolerance: float = 0.0,
+    max_pairs: int = _PAIRS,
+    watch: Watch | None = None,
 ) -> Descent:
     """Minimizes a smooth function from a point where it is finite.
 
@@ -57,14 +61,24 @@ def minimize(
       gradient_tolerance: converged when no derivative exceeds this.
       first_step: the most that the first trial step may change any variable.
       decrease_tolerance: converged when 20 iterations lower the value by less.
+      max_pairs: memory of L-BFGS, in pairs of vectors of the size of the position.
+      watch: called at the start, every 20 iterations and at the end with iterations,
+        position and value; converged when it returns a message.
     """
     x = np.array(start, np.float64)
     value, gradient = function(x)
-    pairs: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=_PAIRS)
+    pairs: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=max_pairs)
     iterations, evaluations = 0, 1
     past = deque([value], maxlen=_SEGMENT + 1)
+    watched = -1
     while True:
         norm = float(np.max(np.abs(gradient), initial=0.0))
+        if watch is not None and iterations % _SEGMENT == 0 and iterations > watched:
+            watched = iterations
+            stop = watch(iterations, x, value)
+            if stop is not None:
+                converged, message = True, stop
+                break
         if norm <= gradient_tolerance:
             converged, message = True, f"gradient norm <= {gradient_tolerance:g}"
             break
@@ -97,6 +111,10 @@ def minimize(
         x, value, gradient = position, new_value, new_gradient
         past.append(value)
         iterations += 1
+    if watch is not None and iterations > watched:
+        stop = watch(iterations, x, value)
+        if stop is not None:
+            converged, message = True, stop
     return Descent(x, value, norm, converged, message, iterations, evaluations)
 
 

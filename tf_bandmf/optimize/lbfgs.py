@@ -1,4 +1,6 @@
-"""L-BFGS of TensorFlow Probability, in float64, with honest outcomes.
+"""L-BFGS in float64, with honest outcomes: of TensorFlow Probability, or our own.
+
+Problems of many variables, where evaluations are what takes the time, go to `descent`.
 
 TFP's line search gives up on badly scaled variables. Therefore the objective is
 minimized as `scale * log(objective / objective at the start)`, of which callers choose
@@ -16,11 +18,15 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.optimize import descent
 from tf_bandmf.optimize.options import Options, unasked_bars
 from tf_bandmf.optimize.result import OptimizationResult
 
 # Iterations between two looks at the certificate and the progress bar.
 _SEGMENT = 20
+
+# From so many variables on an evaluation takes longer than the optimizer's own work.
+_MANY_VARIABLES = 10_000
 
 # A bar appears by itself on a terminal after this many seconds.
 _QUIET_SECONDS = 2.0
@@ -159,7 +165,8 @@ class Minimizer:
     def __init__(
         self, log_loss: Callable[[tf.Tensor], tf.Tensor], size: int, options: Options
     ) -> None:
-        self._optimizer = tfp_optimizer()
+        self._is_large = size >= _MANY_VARIABLES
+        self._optimizer: Any = None if self._is_large else tfp_optimizer()
         self._options = options
         self._pairs = options.pairs(size)
         self._evaluate = value_and_gradient(log_loss, size)
@@ -209,6 +216,9 @@ class Minimizer:
                 f"its gradient; found exp({float(offset)})."
             )
 
+        if self._is_large:
+            del gradient
+            return self._descend(initial, scale, float(offset), gap, first_step, began)
         steepest = scale * float(np.max(np.abs(gradient.numpy()), initial=0.0))
         reduction = min(1.0, first_step / steepest) if steepest > 0.0 else 1.0
         factor = reduction * scale
@@ -279,6 +289,66 @@ class Minimizer:
             gradient_norm=norm,
             num_iterations=done,
             num_evaluations=evaluations + int(state.num_objective_evaluations),
+            seconds=time.perf_counter() - began,
+            optimality_gap=certified,
+        )
+
+    def _descend(
+        self,
+        initial: tf.Tensor,
+        scale: float,
+        offset: float,
+        gap: Callable[[np.ndarray], float] | None,
+        first_step: float,
+        began: float,
+    ) -> OptimizationResult:
+        """`minimize` by `descent`, from a start that was checked."""
+        options = self._options
+        progress = Progress(options.progress, options.max_iterations)
+        certified: float | None = None
+
+        def scaled(position: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = self._evaluate(tf.constant(position))
+            # Constant terms of a logarithm would cost digits.
+            found = scale * (float(value) - offset)
+            if not (math.isfinite(found) and np.all(np.isfinite(gradient))):
+                return math.inf, np.zeros_like(position)
+            return found, scale * gradient.numpy()
+
+        def watch(iterations: int, position: np.ndarray, value: float) -> str | None:
+            nonlocal certified
+            if gap is not None:
+                certified = gap(position)
+            progress.update(iterations, math.exp(offset + value / scale), certified)
+            if certified is not None and certified <= options.gap_tolerance:
+                return f"certified gap <= {options.gap_tolerance:g}"
+            return None
+
+        found = descent.minimize(
+            scaled,
+            initial.numpy(),
+            options.max_iterations,
+            options.gradient_tolerance,
+            first_step,
+            scale * options.decrease_tolerance,
+            self._pairs,
+            watch,
+        )
+        progress.close()
+        message = found.message
+        if message.startswith("decrease"):
+            message = (
+                f"relative decrease <= {options.decrease_tolerance:g} in {_SEGMENT} "
+                f"iterations"
+            )
+        return OptimizationResult(
+            position=found.position,
+            converged=found.converged,
+            message=message,
+            value=math.exp(offset + found.value / scale),
+            gradient_norm=found.gradient_norm,
+            num_iterations=found.num_iterations,
+            num_evaluations=1 + found.num_evaluations,
             seconds=time.perf_counter() - began,
             optimality_gap=certified,
         )
