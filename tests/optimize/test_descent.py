@@ -53,7 +53,8 @@ def test_more_memory_takes_fewer_iterations():
 
 
 def test_many_variables_are_optimized_with_about_an_evaluation_an_iteration():
-    options = lbfgs.Options(gradient_tolerance=1e-7, progress=False)
+    # Less is lost in the rounding of n log(...).
+    options = lbfgs.Options(gradient_tolerance=1e-5, progress=False)
     result = lbfgs.minimize(log_bowl, np.zeros(SIZE), float(SIZE), options)
     assert result.converged and "gradient norm" in result.message
     np.testing.assert_allclose(result.position, 2.0, atol=1e-5)
