@@ -4,15 +4,24 @@
     python benchmarks/planning.py pattern --steps 4096
     python benchmarks/planning.py auto --sampling fixed-order
     python benchmarks/planning.py auto --sampling balls-in-bins
+    python benchmarks/planning.py command --samplings fixed-order,balls-in-bins
+    python benchmarks/planning.py command --mechanism banded:32
 
 `bands` searches over powers of two under cyclic Poisson sampling; `pattern` prints the
 best number of bands for several epochs and epsilons (arXiv:2405.15913, Fig. 3b);
 `auto` plans 60,000 examples in batches of 512 for 10 epochs. Times are without imports.
+`command` is `tf-bandmf plan` for 50,000 examples, batches of 512, 20 epochs and momentum
+0.9, in processes of their own, without a cache and with imports.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
 import time
 
 
@@ -88,16 +97,46 @@ def auto(arguments: argparse.Namespace) -> None:
     show(sampling=arguments.sampling, seconds=seconds)
 
 
+def command(arguments: argparse.Namespace) -> None:
+    line = [sys.executable, "-m", "tf_bandmf.cli", "plan", "--json"]
+    line += ["--examples", "50000", "--batch-size", "512", "--epochs", "20"]
+    line += ["--momentum", "0.9", "--epsilon", "3", "--delta", "1e-5"]
+    line += ["--mechanism", arguments.mechanism or "auto"]
+    environment = {**os.environ, "TF_BANDMF_CACHE": "off"}
+    for sampling in arguments.samplings.split(","):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        began = time.perf_counter()
+        done = subprocess.run(
+            [*line, "--sampling", sampling],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        seconds = time.perf_counter() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+        found = json.loads(done.stdout)
+        show(
+            sampling=sampling,
+            mechanism=found["mechanism"],
+            rmse=found["rmse"],
+            processor_seconds=used,
+            seconds=seconds,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    runs = {"bands": bands, "pattern": pattern, "auto": auto}
+    runs = {"bands": bands, "pattern": pattern, "auto": auto, "command": command}
     parser.add_argument("run", choices=sorted(runs))
     parser.add_argument("--steps", type=int, default=4096)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--epsilon", type=float, default=2.0)
     parser.add_argument("--delta", type=float, default=1e-8)
-    parser.add_argument("--mechanism", help="by default as tf-bandmf bands chooses")
+    parser.add_argument("--mechanism", help="by default as bands chooses, or auto")
     parser.add_argument("--sampling", default="fixed-order")
+    parser.add_argument("--samplings", default="fixed-order", help="of command")
     parser.add_argument("--memory-vectors", type=int, default=31)
     arguments = parser.parse_args()
     runs[arguments.run](arguments)

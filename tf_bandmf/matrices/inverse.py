@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tf_bandmf.matrices.banded import ToeplitzBanded
-from tf_bandmf.matrices.base import LowerTriangular, from_config, register
+from tf_bandmf.matrices.base import LowerTriangular, from_config, frozen, register
 from tf_bandmf.matrices.streaming import Regeneration
 
 
@@ -53,9 +54,14 @@ class Inverse(LowerTriangular):
         return bool(np.all((self.to_dense() if column is None else column) >= 0.0))
 
     def toeplitz_column(self) -> np.ndarray | None:
+        return self._toeplitz_column
+
+    @functools.cached_property
+    def _toeplitz_column(self) -> np.ndarray | None:
         if self.inner.toeplitz_column() is None:
             return None
-        return self.inner.solve(np.eye(1, self.num_rows)[0])
+        # Read-only, for every caller gets the same.
+        return frozen(self.inner.solve(np.eye(1, self.num_rows)[0]))
 
     def in_float32(self) -> Inverse:
         return Inverse(self.inner.in_float32())

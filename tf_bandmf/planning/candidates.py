@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -20,6 +20,8 @@ _MOST_REGENERATIONS = 31
 # Searches compare candidates by few draws, the same ones for all.
 _SEARCH_DRAWS = 3000
 _LAMBDA_TOLERANCE = 0.05
+# Values between those of a grid that are tried at most.
+_REFINED = 8
 _BANDS_OF_BUDGET = 16
 # A refinement of a family that is worse than the best by more than this is left out.
 _REFINEMENT = 1.1
@@ -78,6 +80,8 @@ class Search:
     def best_of(self, name: str, is_auto: bool) -> Candidate:
         """The best candidate of a mechanism, accounted for like the final plan.
 
+        A draft is accounted for by few draws.
+
         Raises:
           Excluded: if there is none.
         """
@@ -101,15 +105,21 @@ class Search:
             return self._unamplified(family, suffix, is_auto)
         except Excluded:
             raise
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             if is_auto:
                 raise Excluded(str(error)) from error
             raise
 
-    def in_full(self, name: str) -> Candidate:
-        """A candidate with all its parameters in its name, optimized in full."""
+    def is_draft(self, found: Candidate) -> bool:
+        """Whether a candidate is but a draft, as good as a comparison needs."""
+        return self._is_draft and (self._is_amplified or _is_optimized_roughly(found))
+
+    def in_full(self, found: Candidate) -> Candidate:
+        """The same mechanism, optimized and accounted for in full."""
         self._is_draft = False
-        return self._candidate(name)
+        if _is_optimized_roughly(found):
+            return self._candidate(found.row.mechanism)
+        return self._account_in_full(found)
 
     def refined(self, family: Family, best: Sequence[Candidate]) -> str:
         """The name under which a refinement is tried, after the others.
@@ -203,11 +213,13 @@ class Search:
             # Each number of bands is a search of its own.
             return self._candidate(f"{family.name}:{min(largest, _BANDS_OF_BUDGET)}")
         best: Candidate | None = None
+        near: float | None = None
         # The error falls with the number of bands, then it rises.
         for size in registry.powers_of_two(largest)[1:]:
             name = f"{family.name}:{size}"
             if family.second is not None:
-                found = self._searched_number(name, family.second.grid, suffix)
+                found = self._searched_number(name, family.second.grid, suffix, near)
+                near = found.strategy.parameters[family.second.name.rstrip("_")]
             else:
                 found = self._candidate(f"{name}{suffix}", rough=True)
             if best is not None and self.value(found.row) > self.value(best.row):
@@ -217,14 +229,18 @@ class Search:
         return self._account_in_full(best)
 
     def _searched_number(
-        self, prefix: str, values: Sequence[float], suffix: str
+        self,
+        prefix: str,
+        values: Sequence[float],
+        suffix: str,
+        near: float | None = None,
     ) -> Candidate:
         """The last number of a name, by few draws.
 
-        arXiv:2601.22334, section 5.1: coarse on a grid, then between its neighbors.
+        arXiv:2601.22334, section 5.1: coarse on a grid, then between its neighbors. From
+        the value of the grid that is nearest to `near`, or from its middle, downhill:
+        every value costs a simulation.
         """
-        import scipy.optimize  # slow to import
-
         tried: dict[float, Candidate | None] = {}
 
         def error(log_rest: float) -> float:
@@ -236,18 +252,10 @@ class Search:
             return math.inf if found is None else math.log(self.value(found.row))
 
         grid = [math.log(1.0 - value) for value in values]
-        errors: list[float] = []
-        for rest in grid:
-            errors.append(error(rest))
-            if len(errors) > 2 and errors[-1] > errors[-2] > errors[-3]:
-                break
-        best = errors.index(min(errors))
-        low = grid[min(best + 1, len(grid) - 1)]
-        high = grid[max(best - 1, 0)]
-        scipy.optimize.minimize_scalar(
-            error, bounds=(low, high), method="bounded",
-            options={"xatol": _LAMBDA_TOLERANCE, "maxiter": 8},
-        )  # fmt: skip
+        start = len(grid) // 2
+        if near is not None:
+            start = int(np.argmin(np.abs(np.array(grid) - math.log(1.0 - near))))
+        _search(error, grid, start)
         possible = [found for found in tried.values() if found is not None]
         return min(possible, key=lambda candidate: self.value(candidate.row))
 
@@ -256,7 +264,7 @@ class Search:
         try:
             with np.errstate(all="ignore"):
                 return self._candidate(name, rough=True)
-        except ValueError:
+        except (ValueError, ArithmeticError):
             if is_certain:
                 raise
             return None
@@ -337,6 +345,7 @@ class Search:
     ) -> Candidate:
         epsilon, delta = self._budget
         simulated = participation.is_simulated
+        rough = rough or (self._is_draft and self._confidence is None)
         calibrator = calibration.for_budget(
             participation,
             epsilon,
@@ -351,7 +360,7 @@ class Search:
 
     def _account_in_full(self, found: Candidate) -> Candidate:
         """The same candidate, accounted for in full."""
-        if not self._is_amplified:
+        if not self._is_amplified or self._is_draft:
             return found
         name, seconds = found.row.mechanism, found.row.seconds
         return self._accounted(
@@ -359,11 +368,48 @@ class Search:
         )
 
 
+def _is_optimized_roughly(draft: Candidate) -> bool:
+    return registry.family_of(draft.strategy.family).draft is not None
+
+
 def _labelled(found: Candidate) -> Candidate:
     """With all its numbers in its name, also those that the family chose."""
     label = registry.specification(found.strategy)
     row = dataclasses.replace(found.row, mechanism=label)
     return dataclasses.replace(found, row=row)
+
+
+def _lowest(function: Callable[[float], float], grid: Sequence[float], at: int) -> int:
+    """Index of a value of the grid that is no larger than its neighbors', from `at`."""
+    while True:
+        here = function(grid[at])
+        beside = [i for i in (at - 1, at + 1) if 0 <= i < len(grid)]
+        if math.isinf(here):
+            # Too large a lambda or gamma is impossible, 0 never is.
+            beside = [i for i in beside if i < at]
+        next_at = min(beside, key=lambda i: function(grid[i]), default=at)
+        if not (math.isinf(here) and beside) and function(grid[next_at]) >= here:
+            return at
+        at = next_at
+
+
+def _search(function: Callable[[float], float], grid: Sequence[float], at: int) -> None:
+    """Evaluates a function where it is lowest: on a falling grid, then beside its best.
+
+    Args:
+      function: with one minimum; it may be infinite at the end of the grid.
+      grid: where it is evaluated first, downhill.
+      at: index to begin with.
+    """
+    import scipy.optimize  # slow to import
+
+    best = _lowest(function, grid, at)
+    ends = grid[min(best + 1, len(grid) - 1)], grid[max(best - 1, 0)]
+    with np.errstate(invalid="ignore"):  # parabolas through infinite values
+        scipy.optimize.minimize_scalar(
+            function, bounds=ends, method="bounded",
+            options={"xatol": _LAMBDA_TOLERANCE, "maxiter": _REFINED},
+        )  # fmt: skip
 
 
 def _rounded_lambda(value: float) -> float:

@@ -151,9 +151,9 @@ def choose(
         raise ValueError(f"No mechanism can be used. {reasons}")
     rows = tuple(candidate.row for candidate in best.values())
     chosen, reason = _decide(rows, search.value, objective, limit)
-    if is_auto and _has_draft(chosen):
+    if search.is_draft(best[chosen]):
         tell(f"{chosen}, in full")
-        best[chosen] = search.in_full(chosen)
+        best[chosen] = search.in_full(best[chosen])
         rows = tuple(candidate.row for candidate in best.values())
     table = comparison.Comparison(search.title(best[chosen].participation), rows)
     choice = Choice(table, chosen, reason, excluded)
@@ -170,10 +170,6 @@ def choose(
 def _is_refinement(name: str) -> bool:
     """Whether it is a family by name alone that refines another."""
     return name in registry.FAMILIES and registry.FAMILIES[name].refines is not None
-
-
-def _has_draft(mechanism: str) -> bool:
-    return registry.family_of(registry.parse(mechanism)[0]).draft is not None
 
 
 def _teller(progress: Callable[[str], None] | None) -> Callable[[str], None]:
