@@ -86,6 +86,22 @@ def test_laplace_transform_is_that_of_quadrature(ripple, common, t):
     assert found == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.parametrize("delta", [1e-7, 1e-3, 0.2])
+@pytest.mark.parametrize("own, ripple", [(0.3, 0.0), (2.0, 0.4), (9.0, 0.0)])
+def test_epsilon_by_the_transform_is_where_its_delta_is_reached(own, ripple, delta):
+    kernel = Kernel(8, own=own, common=0.0, ripple=ripple, decay=0.5)
+    found = bins_laplace.epsilon_by_laplace(delta, kernel, 30.0)
+    at = bins_laplace.delta_by_laplace(found, kernel)
+    assert at <= delta * (1.0 + 1e-2)
+    if found > 0.0:
+        assert delta <= at * (1.0 + 1e-2)
+
+
+def test_an_epsilon_that_holds_is_not_exceeded_by_the_transform():
+    kernel = Kernel(8, own=9.0, common=0.0, ripple=0.0, decay=0.5)
+    assert bins_laplace.epsilon_by_laplace(1e-12, kernel, 0.5) == 0.5
+
+
 def some_grams():
     rng = np.random.default_rng(4)
     dense = np.tril(rng.random((24, 24))) + np.eye(24)

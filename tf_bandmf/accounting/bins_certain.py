@@ -63,6 +63,7 @@ class CertainBins(Accountant):
         self._row = bins_conditional.circulant_above(self._gram)
         self._kernels: dict[int, bins_kernel.Kernel] = {}
         self._moments = functools.lru_cache(maxsize=4)(self._log_moments)
+        self._own = functools.lru_cache(maxsize=4)(self._moments_of_own_bin)
         self._profile = functools.lru_cache(maxsize=4)(self._chain)
 
     def delta(self, epsilon: float, noise_stddev: float) -> float:
@@ -102,9 +103,13 @@ class CertainBins(Accountant):
         removed = _falling_root(lambda e: _at(chain, e), delta, 0.0, removed)
         if removed >= upper or self._added(removed, noise_stddev) <= delta:
             return removed
-        return _falling_root(
-            lambda e: self._added(e, noise_stddev), delta, removed, upper
-        )
+        kernel = self._kernel(noise_stddev)
+        found = max(removed, bins_laplace.epsilon_by_laplace(delta, kernel, upper))
+        # The search for t at this epsilon may end beside the other one.
+        step = _TOLERANCE * upper
+        while found < upper and self._added(found, noise_stddev) > delta:
+            found, step = min(found + step, upper), 2.0 * step
+        return found
 
     def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
         """The smallest noise that these bounds give the budget, checked by `delta`."""
@@ -164,6 +169,9 @@ class CertainBins(Accountant):
         kernel = self._kernel(noise_stddev)
         return bins_moments.log_moments(kernel, bins_moments.largest_order(kernel))
 
+    def _moments_of_own_bin(self, noise_stddev: float) -> np.ndarray:
+        return bins_conditional.log_moments(self._row, noise_stddev)
+
     def _chain(
         self, noise_stddev: float, largest_epsilon: float
     ) -> bins_chain.Profile | None:
@@ -202,7 +210,7 @@ class CertainBins(Accountant):
         logs = self._moments(noise_stddev)
         return min(
             bins_moments.delta_from_moments(epsilon, logs),
-            bins_conditional.delta_removed(epsilon, self._row, noise_stddev),
+            bins_conditional.delta_from_moments(epsilon, self._own(noise_stddev)),
         )
 
     def _added(self, epsilon: float, noise_stddev: float) -> float:

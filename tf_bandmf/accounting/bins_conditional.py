@@ -38,10 +38,14 @@ def delta_removed(epsilon: float, row: np.ndarray, noise_stddev: float) -> float
       row: of `circulant_above`, shape [b].
       noise_stddev: sigma.
     """
+    return delta_from_moments(epsilon, log_moments(row, noise_stddev))
+
+
+def delta_from_moments(epsilon: float, logs: np.ndarray) -> float:
+    """`delta_removed` from `log_moments`, which do not depend on epsilon."""
     from scipy.special import ndtr  # slow to import
 
     z = np.linspace(_LOW, _HIGH, _NODES)
-    logs = _log_moments(row / noise_stddev**2, z)
     # Log moments are convex in u_0, and moments rise: chords, and right ends of cells.
     fine = np.linspace(_LOW, _HIGH, _CELLS + 1)
     values = np.ones(_CELLS)
@@ -58,8 +62,15 @@ def delta_removed(epsilon: float, row: np.ndarray, noise_stddev: float) -> float
     return min(1.0, (inside + outside) * (1.0 + 1e-9))
 
 
-def _log_moments(row: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """`log E[L^p | u_0]` for p = 1, 2, 3 at standardized `u_0`, shape [3, len(z)]."""
+def log_moments(row: np.ndarray, noise_stddev: float) -> np.ndarray:
+    """`log E[L^p | u_0]` for p = 1, 2, 3 at the nodes of `u_0`, shape [3, 67].
+
+    Args:
+      row: of `circulant_above`, shape [b].
+      noise_stddev: sigma.
+    """
+    z = np.linspace(_LOW, _HIGH, _NODES)
+    row = row / noise_stddev**2
     b, own = row.size, float(row[0])
     share = row / own
     distance = (np.arange(b)[:, None] - np.arange(b)) % b

@@ -10,6 +10,7 @@ geometrically.
 from __future__ import annotations
 
 import math
+from typing import Callable
 
 import numpy as np
 
@@ -26,22 +27,61 @@ _MARGIN = 1e-6
 
 def delta_by_laplace(epsilon: float, kernel: Kernel) -> float:
     """An upper bound on `E_Q (1 - exp(epsilon) L)_+` for a kernel in units of the noise."""
-    import scipy.optimize  # slow to import
 
     def log_bound(log_t: float) -> float:
         t = math.exp(log_t)
         return _log_largest(epsilon, t) + log_laplace(t, kernel)
 
+    return min(1.0, math.exp(min(_least(log_bound, epsilon), 0.0)) * (1.0 + _MARGIN))
+
+
+def epsilon_by_laplace(delta: float, kernel: Kernel, largest: float) -> float:
+    """The least epsilon >= 0 at which some t bounds the direction "add" by delta.
+
+    The transform does not depend on epsilon: one search over t, where finding the root of
+    `delta_by_laplace` takes one for each step.
+
+    Args:
+      delta: in (0, 1).
+      kernel: in units of the noise.
+      largest: epsilon that holds for certain.
+    """
+    log_delta = math.log(delta) - math.log1p(_MARGIN)
+
+    def epsilon_at(log_t: float) -> float:
+        # log sup_x (1 - exp(epsilon) x) exp(t x) = exp(u) - 1 - u, u = log_t - epsilon > 0.
+        excess = log_delta - log_laplace(math.exp(log_t), kernel)
+        return log_t - _inverse(excess) if excess >= 0.0 else math.inf
+
+    return min(max(_least(epsilon_at, largest), 0.0), largest)
+
+
+def _least(function: Callable[[float], float], epsilon: float) -> float:
+    """The least value found of a function of log t."""
+    import scipy.optimize  # slow to import
+
     # The threshold exp(-epsilon) is reached by t of about its inverse, and more.
     low, high = -3.0, epsilon + 8.0
     coarse = np.linspace(low, high, 12)
-    values = [log_bound(x) for x in coarse]
+    values = [function(x) for x in coarse]
     best = int(np.argmin(values))
     bounds = (coarse[max(best - 1, 0)], coarse[min(best + 1, coarse.size - 1)])
-    found = scipy.optimize.minimize_scalar(
-        log_bound, bounds=bounds, method="bounded", options={"xatol": 0.05}
-    )
-    return min(1.0, math.exp(min(found.fun, min(values), 0.0)) * (1.0 + _MARGIN))
+    with np.errstate(invalid="ignore"):  # parabolas through infinite values
+        found = scipy.optimize.minimize_scalar(
+            function, bounds=bounds, method="bounded", options={"xatol": 0.05}
+        )
+    return float(min(found.fun, min(values)))
+
+
+def _inverse(value: float) -> float:
+    """The `u >= 0` with `exp(u) - 1 - u = value >= 0`, rounded down."""
+    import scipy.optimize  # slow to import
+
+    def excess(u: float) -> float:
+        return math.expm1(u) - u - value
+
+    root = scipy.optimize.brentq(excess, 0.0, math.log1p(value) + 1.0, xtol=1e-12)
+    return max(root * (1.0 - 1e-9) - 1e-9, 0.0)
 
 
 def _log_largest(epsilon: float, t: float) -> float:
