@@ -282,7 +282,8 @@ def test_one_bin_is_the_gaussian_mechanism():
     assert found == gaussian.gaussian_epsilon(2.5, 1e-6)
 
 
-@pytest.mark.parametrize("grid", [QUICK, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", [QUICK, None])
 def test_bounds_are_above_estimates_and_of_use(grid):
     gram = gram_matrix(strategies.lambda_cgd(80, 0.7).matrix, 20)
     certain, simulated = (

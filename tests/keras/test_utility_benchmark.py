@@ -235,7 +235,7 @@ def test_channels_of_unknown_variance_are_left_out():
     "mechanism, sampling, exact",
     [
         ("identity", "poisson", False),
-        ("banded:2", "cyclic-poisson", False),
+        pytest.param("banded:2", "cyclic-poisson", False, marks=pytest.mark.slow),
         ("bisr:3", "fixed-order", True),
         ("bisr:3", "balls-in-bins", False),
     ],
