@@ -26,7 +26,7 @@ from tf_bandmf.accounting import (
     gaussian,
 )
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.checks import check_delta, check_epsilon, check_positive
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log
 
@@ -73,8 +73,7 @@ class CertainBins(Accountant):
           ValueError: on invalid input.
         """
         check_positive("noise_stddev", noise_stddev)
-        if not (epsilon >= 0.0 and math.isfinite(epsilon)):
-            raise ValueError(f"epsilon must be finite and >= 0, found {epsilon}.")
+        check_epsilon(epsilon)
         unamplified = gaussian.gaussian_delta(noise_stddev / self._norm, epsilon)
         if len(self._gram) == 1:
             return unamplified

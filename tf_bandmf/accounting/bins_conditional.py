@@ -30,19 +30,13 @@ def circulant_above(gram: np.ndarray) -> np.ndarray:
     return row
 
 
-def delta_removed(epsilon: float, row: np.ndarray, noise_stddev: float) -> float:
+def delta_from_moments(epsilon: float, logs: np.ndarray) -> float:
     """An upper bound on `E_Q (L - exp(epsilon))_+`.
 
     Args:
       epsilon: >= 0.
-      row: of `circulant_above`, shape [b].
-      noise_stddev: sigma.
+      logs: of `log_moments`, which do not depend on epsilon.
     """
-    return delta_from_moments(epsilon, log_moments(row, noise_stddev))
-
-
-def delta_from_moments(epsilon: float, logs: np.ndarray) -> float:
-    """`delta_removed` from `log_moments`, which do not depend on epsilon."""
     from scipy.special import ndtr  # slow to import
 
     z = np.linspace(_LOW, _HIGH, _NODES)

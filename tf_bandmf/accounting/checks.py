@@ -20,6 +20,12 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be finite and > 0, found {value!r}.")
 
 
+def check_epsilon(epsilon: Any) -> None:
+    """Raises ValueError unless epsilon is a finite number >= 0."""
+    if not is_number(epsilon) or not (_is_finite(epsilon) and epsilon >= 0.0):
+        raise ValueError(f"epsilon must be finite and >= 0, found {epsilon!r}.")
+
+
 def whole_number(
     name: str, value: Any, least: int = 1, most: int | None = None, most_is: str = ""
 ) -> int:

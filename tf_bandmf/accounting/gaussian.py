@@ -18,7 +18,12 @@ import scipy.optimize
 from dp_accounting.pld import privacy_loss_mechanism
 
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.checks import LARGEST_EPSILON, check_delta, check_positive
+from tf_bandmf.accounting.checks import (
+    LARGEST_EPSILON,
+    check_delta,
+    check_epsilon,
+    check_positive,
+)
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log, to_safe_side
 
@@ -40,8 +45,7 @@ def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
       ArithmeticError: if dp-accounting returns no probability.
     """
     check_positive("noise_stddev", noise_stddev)
-    if not (math.isfinite(epsilon) and epsilon >= 0.0):
-        raise ValueError(f"epsilon must be finite and >= 0, found {epsilon}.")
+    check_epsilon(epsilon)
     # Less noise is on the safe side; squares of more are no numbers.
     noise_stddev = float(min(noise_stddev, _LARGEST_SQUARED))
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(noise_stddev, sensitivity=1.0)

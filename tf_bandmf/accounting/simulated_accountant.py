@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.checks import check_delta, check_positive, is_number
+from tf_bandmf.accounting.checks import check_delta, check_epsilon, check_positive
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.accounting.importance import Run
 from tf_bandmf.accounting.monte_carlo import Bound, Estimate, MonteCarloValue
@@ -57,8 +56,7 @@ class SimulatedAccountant(Accountant, Generic[SimulatorT]):
         Raises:
           ValueError: on invalid input, or if a bound would take too many draws.
         """
-        if not (is_number(epsilon) and 0.0 <= epsilon < math.inf):
-            raise ValueError(f"epsilon must be finite and >= 0, found {epsilon!r}.")
+        check_epsilon(epsilon)
         check_positive("noise_stddev", noise_stddev)
         if self._confidence is None:
             return worst(self._simulator.runs(epsilon, noise_stddev), epsilon)
