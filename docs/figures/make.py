@@ -11,7 +11,6 @@ import json
 import pathlib
 
 import matplotlib
-import numpy as np
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -20,6 +19,7 @@ import tf_bandmf
 from tf_bandmf import plots, strategies, workloads
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.participation import FixedEpochOrder
+from tf_bandmf.plots.outcomes import over_epsilon_and_epochs
 
 HERE = pathlib.Path(__file__).resolve().parent
 REGIONS = HERE.parents[1] / "benchmarks" / "results" / "regions.json"
@@ -64,42 +64,32 @@ def regions() -> None:
     """Where correlated noise has less error than DP-SGD, and where it has not."""
     found = json.loads(REGIONS.read_text(encoding="utf-8"))
     cells, n = found["cells"], found["steps"]
-    epsilons = sorted({cell["epsilon"] for cell in cells})
-    epochs = sorted({cell["epochs"] for cell in cells})
-    ratio = np.ones((len(epochs), len(epsilons)))
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(10, 4.2), layout="constrained", width_ratios=[1.5, 1]
     )
-    for cell in cells:
-        row, column = epochs.index(cell["epochs"]), epsilons.index(cell["epsilon"])
-        ratio[row, column] = cell["band_mf"] / cell["dp_sgd"]
-        left.text(
-            column,
-            row,
-            "DP-SGD" if cell["bands"] == 1 else f"{ratio[row, column]:.2f}",
-            ha="center",
-            va="center",
-            color="white" if ratio[row, column] < 0.7 else "black",
-        )
-    image = left.imshow(
-        ratio, cmap="cividis", vmin=0.4, vmax=1.0, origin="lower", aspect="auto"
-    )
-    left.set_xticks(range(len(epsilons)), [f"{value:g}" for value in epsilons])
-    left.set_yticks(range(len(epochs)), [f"{value:g}" for value in epochs])
-    left.set_xlabel("ε")
-    left.set_ylabel("epochs")
+
+    def ratio(cell: dict[str, float]) -> float:
+        return cell["band_mf"] / cell["dp_sgd"]
+
+    def text(cell: dict[str, float]) -> str:
+        return "DP-SGD" if cell["bands"] == 1 else f"{ratio(cell):.2f}"
+
+    image = over_epsilon_and_epochs(cells, ratio, text, left, least=0.4, dark=0.7)
+    left.set_aspect("auto")
     left.set_title("secret random batches: best BandMF / DP-SGD", fontsize="medium")
     figure.colorbar(image, ax=left, extend="min", label="ratio of RMSE")
     # Of the last epsilon: without amplification the ratio is the same for every one.
-    noise = gaussian.calibrate_noise_stddev(epsilons[-1], found["delta"])
+    last = max(cell["epsilon"] for cell in cells)
+    noise = gaussian.calibrate_noise_stddev(last, found["delta"])
     independent = strategies.identity(n)
     fixed = []
-    for cell in (cell for cell in cells if cell["epsilon"] == epsilons[-1]):
+    for cell in (cell for cell in cells if cell["epsilon"] == last):
         order = FixedEpochOrder(n // cell["epochs"], 1, cell["epochs"])
         error = independent.rmse(workloads.prefix_sum(n), order)
         fixed.append((cell["epochs"], cell["multi_epoch_mf"] / (noise * error)))
     right.plot(*zip(*sorted(fixed), strict=True), marker="o")
     right.set_xscale("log", base=2)
+    epochs = sorted(epochs for epochs, _ in fixed)
     right.set_xticks(epochs, [f"{value:g}" for value in epochs])
     right.set_ylim(0.0, 1.05)
     right.axhline(1.0, color="black", linestyle="--", linewidth=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
@@ -116,36 +116,16 @@ def regions(cells: Sequence[Mapping[str, Any]], axes: Any | None = None) -> Any:
       ValueError: if a pair is missing.
     """
     axes = axes_to_draw_on(axes)
-    epsilons = sorted({cell["epsilon"] for cell in cells})
-    epochs = sorted({cell["epochs"] for cell in cells})
-    if len(cells) != len(epsilons) * len(epochs):
-        raise ValueError(
-            f"cells must have every pair of {len(epsilons)} epsilons and {len(epochs)} "
-            f"epochs, found {len(cells)} cells."
-        )
-    ratio = np.ones((len(epochs), len(epsilons)))
-    for cell in cells:
-        row, column = epochs.index(cell["epochs"]), epsilons.index(cell["epsilon"])
-        least = min(cell["dp_sgd"], cell["multi_epoch_mf"])
-        ratio[row, column] = cell["band_mf"] / least
-        axes.text(
-            column,
-            row,
-            "dense"
-            if cell["band_mf"] == cell["multi_epoch_mf"]
-            else str(cell["bands"]),
-            ha="center",
-            va="center",
-            fontsize="small",
-            color="white" if ratio[row, column] < 0.85 else "black",
-        )
-    image = axes.imshow(
-        ratio, cmap="cividis", vmin=min(0.7, ratio.min()), vmax=1.0, origin="lower"
-    )
-    axes.set_xticks(range(len(epsilons)), [f"{value:g}" for value in epsilons])
-    axes.set_yticks(range(len(epochs)), [f"{value:g}" for value in epochs])
-    axes.set_xlabel("ε")
-    axes.set_ylabel("epochs")
+
+    def ratio(cell: Mapping[str, Any]) -> float:
+        return cell["band_mf"] / min(cell["dp_sgd"], cell["multi_epoch_mf"])
+
+    def text(cell: Mapping[str, Any]) -> str:
+        is_dense = cell["band_mf"] == cell["multi_epoch_mf"]
+        return "dense" if is_dense else str(cell["bands"])
+
+    least = min(0.7, *map(ratio, cells))
+    image = over_epsilon_and_epochs(cells, ratio, text, axes, least, dark=0.85)
     axes.set_title(
         "best number of bands (1: DP-SGD; dense: Multi-epoch MF)", fontsize="medium"
     )
@@ -155,3 +135,55 @@ def regions(cells: Sequence[Mapping[str, Any]], axes: Any | None = None) -> Any:
         label="RMSE of BandMF, relative to the better\nof DP-SGD and Multi-epoch MF",
     )
     return axes
+
+
+def over_epsilon_and_epochs(
+    cells: Sequence[Mapping[str, Any]],
+    ratio: Callable[[Mapping[str, Any]], float],
+    text: Callable[[Mapping[str, Any]], str],
+    axes: Any,
+    least: float,
+    dark: float,
+) -> Any:
+    """A ratio of errors for every pair of epsilon and epochs, with a text in each.
+
+    Args:
+      cells: with "epsilon" and "epochs"; one for each pair.
+      ratio: of a cell, about 1 and less.
+      text: of a cell.
+      axes: where to draw.
+      least: the ratio of the darkest color.
+      dark: below this ratio text is white.
+
+    Returns:
+      The image, for a color bar.
+
+    Raises:
+      ValueError: if a pair is missing.
+    """
+    epsilons = sorted({cell["epsilon"] for cell in cells})
+    epochs = sorted({cell["epochs"] for cell in cells})
+    if len(cells) != len(epsilons) * len(epochs):
+        raise ValueError(
+            f"cells must have every pair of {len(epsilons)} epsilons and {len(epochs)} "
+            f"epochs, found {len(cells)} cells."
+        )
+    ratios = np.ones((len(epochs), len(epsilons)))
+    for cell in cells:
+        row, column = epochs.index(cell["epochs"]), epsilons.index(cell["epsilon"])
+        ratios[row, column] = ratio(cell)
+        axes.text(
+            column,
+            row,
+            text(cell),
+            ha="center",
+            va="center",
+            fontsize="small",
+            color="white" if ratios[row, column] < dark else "black",
+        )
+    image = axes.imshow(ratios, cmap="cividis", vmin=least, vmax=1.0, origin="lower")
+    axes.set_xticks(range(len(epsilons)), [f"{value:g}" for value in epsilons])
+    axes.set_yticks(range(len(epochs)), [f"{value:g}" for value in epochs])
+    axes.set_xlabel("ε")
+    axes.set_ylabel("epochs")
+    return image
