@@ -85,9 +85,7 @@ class TFRecordExamples(ExampleSource):
 
     def _element_spec(self) -> dict[str, Any]:
         shape = [None] if self._batched else []
-        traced = self._parse.get_concrete_function(
-            tf.TensorSpec(shape, tf.string)
-        )
+        traced = self._parse.get_concrete_function(tf.TensorSpec(shape, tf.string))
         skipped = len(shape)
 
         def checked(tensor: Any) -> tf.TensorSpec:
