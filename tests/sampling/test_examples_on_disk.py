@@ -87,6 +87,24 @@ CASES += [
 ]
 
 
+def test_parse_may_branch_on_tensors(tmp_path):
+    """Python's `if` on tensors is for AutoGraph, which converts no other function here."""
+
+    def larger(record):
+        x, y = parse(record)
+        if y > 10:
+            x = 2.0 * x
+        return x, y
+
+    x, y = data()
+    examples = TFRecordExamples(write(tmp_path), larger)
+    found = schedule_for(PARTICIPATIONS[0], 18, 0, examples)
+    doubled = np.where(y[:, None, None] > 10, 2.0 * x, x)
+    expected = schedule_for(PARTICIPATIONS[0], 18, 0, doubled, y)
+    for batch, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(batch["x"], other["x"])
+
+
 @pytest.mark.parametrize(
     ("kind", "participation"), CASES, ids=lambda case: getattr(case, "kind", case)
 )

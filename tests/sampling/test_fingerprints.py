@@ -178,6 +178,29 @@ def test_invariant_20_a_source_gives_one_row_for_each_example():
         list(schedule)
 
 
+class Branching(ExampleSource):
+    """Needs AutoGraph, and asks for it."""
+
+    num_examples = M
+
+    @tf.function
+    def gather(self, indices):
+        if tf.reduce_any(indices > 3):
+            return {"x": -indices}
+        return {"x": indices}
+
+    def update_digest(self, update):
+        update(b"branching")
+
+
+def test_a_source_may_branch_on_tensors_in_a_function():
+    schedule = schedule_for(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, Branching())
+    for step, batch in enumerate(schedule):
+        drawn = schedule.example_indices(step)
+        expected = -drawn if (drawn > 3).any() else drawn
+        np.testing.assert_array_equal(batch["x"], expected)
+
+
 def test_another_secret_gives_other_fingerprints(monkeypatch):
     from tf_bandmf.sampling import fingerprints
 

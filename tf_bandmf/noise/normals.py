@@ -156,10 +156,17 @@ def _compiled_pairs(
         block = tf.cast(tf.range(num_blocks), tf.uint64) + first_block
         counter = (block * _PAIRS)[:, None] + tf.cast(tf.range(_PAIRS), tf.uint64)
 
-        def normals(j: int) -> tuple[tf.Tensor, tf.Tensor]:
-            words = source_of(step_keys).four(step_keys[j], counter)
+        # Traced once for all terms; XLA sees one expression.
+        @tf.function(autograph=False)
+        def of_key(
+            step_key: tf.Tensor, counter: tf.Tensor, shared: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor]:
+            words = source_of(step_keys).four(step_key, counter)
             signed = [tf.bitcast(word, tf.int32) for word in words]
-            return _box_muller(signed, shared[j][:, None])
+            return _box_muller(signed, shared[:, None])
+
+        def normals(j: int) -> tuple[tf.Tensor, tf.Tensor]:
+            return of_key(step_keys[j], counter, shared[j])
 
         return _weighted_sum(normals, weights, num_terms)
 

@@ -123,6 +123,7 @@ def in_parts(
         content[PART] = tf.constant([number, num_parts], tf.int32)
         return tf.data.Dataset.from_tensors(with_fingerprint(content))
 
+    @tf.autograph.experimental.do_not_convert
     def cut_up(batch: dict[str, Any]) -> tf.data.Dataset:
         tf.debugging.Assert(is_as_drawn(batch), [EDITED])
         first, *others = (part(batch, number) for number in parts)
@@ -271,6 +272,8 @@ class BatchSchedule(abc.ABC):
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
         }
 
+        # Converting each function of the pipeline would take longer than the rest of it.
+        @tf.autograph.experimental.do_not_convert
         def batch(step: tf.Tensor) -> dict[str, Any]:
             indices = self._indices(step)
             content = self._examples.drawn(indices, Draw(step, self._draw_base))

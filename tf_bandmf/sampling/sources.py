@@ -66,6 +66,9 @@ class ExampleSource(abc.ABC):
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
         """Examples, in a graph too: `x`, and `y` and `sample_weight` where there are any.
 
+        AutoGraph does not convert it: for `if` and `for` on tensors, give them to a
+        `tf.function`.
+
         Args:
           indices: int64, shape [N], N >= 0.
 

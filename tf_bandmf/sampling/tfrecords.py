@@ -63,7 +63,8 @@ class TFRecordExamples(ExampleSource):
         if isinstance(files, (str, os.PathLike)):
             files = [files]
         self._files = [os.fspath(file) for file in files]
-        self._parse, self._batched = parse, batched
+        # Converted by AutoGraph, as in `Dataset.map`.
+        self._parse, self._batched = tf.function(parse), batched
         sizes = np.array([os.path.getsize(file) for file in self._files], np.int64)
         index = _saved_index(index_file, self._files, sizes)
         if index is None:
@@ -84,9 +85,7 @@ class TFRecordExamples(ExampleSource):
 
     def _element_spec(self) -> dict[str, Any]:
         shape = [None] if self._batched else []
-        traced = tf.function(self._parse).get_concrete_function(
-            tf.TensorSpec(shape, tf.string)
-        )
+        traced = self._parse.get_concrete_function(tf.TensorSpec(shape, tf.string))
         skipped = len(shape)
 
         def checked(tensor: Any) -> tf.TensorSpec:
