@@ -158,6 +158,25 @@ def _published_rows() -> tuple[Row, ...]:
     return tuple(rows)
 
 
+# Automatic clipping, also the moving average, and a choice between the published rate of
+# the mechanism without sampling and half of it.
+TUNED = tuple(
+    Row(
+        f"{name} tuned, {words}",
+        mechanism,
+        sampling,
+        learning_rates=(rate / 2, rate),
+        matched=True,
+    )
+    for name, mechanism, rate, sampling, words in (
+        ("BISR", "bisr:4", 0.7, "fixed-order", "no sampling"),
+        ("DP-SGD", "identity", 0.1, "fixed-order", "no sampling"),
+        ("BISR", "bisr:4", 0.7, "balls-in-bins", "balls in bins"),
+        ("DP-SGD", "identity", 0.1, "poisson", "Poisson"),
+    )
+)
+
+
 CIFAR_10 = Task(
     "cifar-10-cnn",
     dataset="cifar-10",
@@ -168,7 +187,7 @@ CIFAR_10 = Task(
     epochs=10,
     epsilon=9.0,
     decay=0.9999,
-    rows=_published_rows(),
+    rows=(*_published_rows(), *TUNED),
 )
 
 TASKS = {task.name: task for task in (FASHION_MNIST, CIFAR_10)}
