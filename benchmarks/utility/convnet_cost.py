@@ -18,27 +18,15 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
+from cnn_tasks import cifar_network
 
 import tf_bandmf
 import tf_bandmf.keras
 
-FILTERS = (32, 64, 128)
 NUM_EXAMPLES, EPOCHS = 50_000, 10
 # DP-SGD, BSR, BandMF, BandInvMF and BISR, without sampling; three learning rates of which
 # one is trained with three seeds.
 RUNS = 5 * (3 + 3)
-
-
-def build_model(convolutions: int) -> keras.Model:
-    """Inputs [32, 32, 3], logits [10]; `convolutions` in each of three blocks."""
-    layers: list[keras.layers.Layer] = [keras.layers.Input((32, 32, 3))]
-    for filters in FILTERS:
-        layers += [
-            keras.layers.Conv2D(filters, 3, padding="same", activation="relu")
-            for _ in range(convolutions)
-        ]
-        layers.append(keras.layers.MaxPooling2D(2))
-    return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(10)])
 
 
 def multiplications(model: keras.Model) -> int:
@@ -58,7 +46,7 @@ def seconds_of_example(
     rng = np.random.default_rng(0)
     x = rng.normal(size=(batch_size, 32, 32, 3)).astype(np.float32)
     y = rng.integers(0, 10, batch_size)
-    model = build_model(convolutions)
+    model = cifar_network(convolutions)
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     data = tf.data.Dataset.from_tensors((x, y))
     if private:
@@ -115,7 +103,7 @@ def main() -> None:
         "convolutions  parameters  multiplications  private  wall ms  CPU ms  run h  all h"
     )
     for convolutions in (1, 2):
-        model = build_model(convolutions)
+        model = cifar_network(convolutions)
         for private in (False, True):
             wall, processor = seconds_of_example(
                 convolutions, private, arguments.batch_size, arguments.steps

@@ -1,13 +1,14 @@
-/* Clipped gradients of the network of cnn.py, one example after the other.
+/* Clipped gradients of the Fashion-MNIST network of cnn_tasks.py, one example after the other.
 
    Weights and gradients in Keras' order: kernel [8][8][16] and bias of the first convolution,
    kernel [4][4][16][32] and bias of the second, [512][32] and bias, [32][10] and bias. The
    largest of neighbours is taken before tanh, which rises: that is the same. Vectors of
    8 floats (GCC, Clang) where compilers alone leave sums in memory. */
 
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "network.h"
 
 #define SIDE 32
 #define F1 16
@@ -160,12 +161,11 @@ static void forward(const float *x, const float *w, Pass *p) {
 /* The gradient g [SIZE] of the cross-entropy; kernel2 is [F2][256], the second one's. */
 static void backward(const float *x, int label, const float *w, const float *kernel2,
                      const Pass *p, float *g) {
-  float largest = p->logits[0], total = 0.0f, d4[10], d3[32];
+  float d4[10], d3[32];
   float da2[4][4][F2], dz2[5][5][F2], da1[12][12][F1], dz1[13][13][F1];
   memset(g, 0, sizeof(float) * SIZE);
-  for (int c = 1; c < 10; c++) largest = fmaxf(largest, p->logits[c]);
-  for (int c = 0; c < 10; c++) total += d4[c] = expf(p->logits[c] - largest);
-  for (int c = 0; c < 10; c++) g[B4 + c] = d4[c] = d4[c] / total - (c == label);
+  residuals(p->logits, label, d4);
+  memcpy(g + B4, d4, sizeof d4);
   for (int f = 0; f < 32; f++) {
     float sum = 0.0f;
     for (int c = 0; c < 10; c++) {
@@ -246,8 +246,8 @@ static void backward(const float *x, int label, const float *w, const float *ker
   }
 }
 
-/* Adds up the gradients of the chosen examples, each times clip / (norm + gamma), or if
-   gamma is 0 times min(1, clip / norm). x: [.][32][32], already padded. */
+/* Adds up the clipped gradients of the chosen examples (network.h says how they are
+   clipped). x: [.][32][32], already padded. */
 void clipped_sum(const float *x, const int32_t *y, const int64_t *chosen, int64_t count,
                  const float *w, float clip, float gamma, float *sum) {
   float kernel2[F2 * 256], g[SIZE];
@@ -259,10 +259,7 @@ void clipped_sum(const float *x, const int32_t *y, const int64_t *chosen, int64_
     const float *image = x + chosen[n] * SIDE * SIDE;
     forward(image, w, &pass);
     backward(image, y[chosen[n]], w, kernel2, &pass, g);
-    float squares = 0.0f;
-    for (int i = 0; i < SIZE; i++) squares += g[i] * g[i];
-    float norm = sqrtf(squares);
-    float factor = gamma > 0.0f ? clip / (norm + gamma) : fminf(1.0f, clip / norm);
+    float factor = clip_factor(g, SIZE, clip, gamma);
     for (int i = 0; i < SIZE; i++) sum[i] += factor * g[i];
   }
 }

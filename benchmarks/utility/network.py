@@ -19,7 +19,7 @@ import tf_bandmf
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
 
-SOURCE = pathlib.Path(__file__).with_name("network.c")
+HERE = pathlib.Path(__file__).parent
 # Not -ffast-math: a library that is linked with it lets the process flush subnormals.
 FLAGS = (
     "-O2 -ftree-vectorize -march=native -fassociative-math -fno-signed-zeros "
@@ -30,20 +30,33 @@ GAMMA = 0.01
 # Steps.
 _KEEP_EVERY = 60
 
+# Of chosen examples, int64, weights, clip norm, gamma (0: flat clipping) and the sum to
+# be written: what adds up clipped gradients.
+AddClipped = Callable[[np.ndarray, np.ndarray, float, float, np.ndarray], None]
 
-def clipped_sum(cache: pathlib.Path) -> Callable[..., None]:
-    """`clipped_sum` of network.c, compiled into `cache`.
+
+def compiled(
+    source: str, x: np.ndarray, y: np.ndarray, cache: pathlib.Path, frame: int = 0
+) -> AddClipped:
+    """`clipped_sum` of a C file of this folder on some examples, compiled into `cache`.
+
+    Args:
+      x: [examples, height, width, channels].
+      y: labels, [examples].
+      frame: zeros around each image that the C file wants.
 
     Raises:
       subprocess.CalledProcessError: if it does not compile.
     """
-    library = cache / "network.so"
-    changed = max(path.stat().st_mtime for path in (SOURCE, pathlib.Path(__file__)))
+    library = cache / pathlib.Path(source).with_suffix(".so")
+    read = [HERE / source, *HERE.glob("*.h"), pathlib.Path(__file__)]
+    changed = max(path.stat().st_mtime for path in read)
     if not library.exists() or library.stat().st_mtime < changed:
         cache.mkdir(parents=True, exist_ok=True)
         compiler = os.environ.get("CC", "cc")
         subprocess.run(
-            [compiler, *FLAGS, "-o", str(library), str(SOURCE), "-lm"], check=True
+            [compiler, *FLAGS, "-o", str(library), str(HERE / source), "-lm"],
+            check=True,
         )
     function = ctypes.CDLL(str(library.resolve())).clipped_sum
     floats = np.ctypeslib.ndpointer(np.float32, flags="C_CONTIGUOUS")
@@ -58,43 +71,49 @@ def clipped_sum(cache: pathlib.Path) -> Callable[..., None]:
         floats,
     ]
     function.restype = None
-    return function
+    images = np.ascontiguousarray(
+        np.pad(x, ((0, 0), (frame, frame), (frame, frame), (0, 0))), np.float32
+    )
+    labels = np.ascontiguousarray(y, np.int32)
+
+    def add_clipped(
+        chosen: np.ndarray, w: np.ndarray, clip: float, gamma: float, total: np.ndarray
+    ) -> None:
+        function(images, labels, chosen, len(chosen), w, clip, gamma, total)
+
+    return add_clipped
 
 
 def train(
     plan: tf_bandmf.Plan,
     weights: list[np.ndarray],
-    x: np.ndarray,
-    y: np.ndarray,
+    num_examples: int,
+    add_clipped: AddClipped,
     *,
     rate: float,
     momentum: float,
     ema_momentum: float,
     automatic: bool,
     seed: int,
-    cache: pathlib.Path,
+    decay: float = 1.0,
     kept: pathlib.Path | None = None,
 ) -> dict[str, list[np.ndarray]]:
     """SGD with momentum on a plan's batches.
 
     Args:
       plan: with a test seed, because `seed` is known.
-      weights: at the start, as `cnn.build_model().get_weights()` has them.
-      x: float32, [examples, 28, 28, 1].
-      y: int32, [examples].
+      weights: at the start, as `get_weights()` of the Keras model has them.
+      add_clipped: of the same model and the `num_examples` examples.
       rate: the optimizer's, not per unit of clip norm.
       automatic: clip automatically, not flat.
       seed: of batches and noise, for repetition; a run that is to protect somebody
         leaves both to the operating system.
-      cache: where the compiled library is kept.
+      decay: the factor by which a step shrinks the weights.
       kept: a file from which a run that was stopped goes on, with the same arguments.
 
     Returns:
       "last" weights and their "moving average".
     """
-    add_clipped = clipped_sum(cache)
-    images = np.pad(x[..., 0], ((0, 0), (2, 2), (2, 2))).astype(np.float32)
-    labels = np.ascontiguousarray(y, np.int32)
     w = np.concatenate([value.ravel() for value in weights]).astype(np.float32)
     velocity, total = np.zeros_like(w), np.empty_like(w)
     average, done = w.copy(), 0
@@ -102,7 +121,7 @@ def train(
         w, velocity, average, (done,) = np.load(kept, allow_pickle=False).values()
     generator = NoiseGenerator(plan.strategy, w.size)
     state = generator.initial_state(NoiseKey.for_testing(seed))
-    positions = np.arange(len(y))
+    positions = np.arange(num_examples)
     secret = plan.batches(positions).secret_seed()
     if secret is not None:
         secret = seed.to_bytes(32, "little")
@@ -112,11 +131,10 @@ def train(
         if batch.step < done:
             continue
         chosen = np.ascontiguousarray(batch.indices, np.int64)
-        clip = plan.l2_norm_clip
-        add_clipped(images, labels, chosen, len(chosen), w, clip, gamma, total)
+        add_clipped(chosen, w, plan.l2_norm_clip, gamma, total)
         total += np.float32(plan.noise_stddev) * noise.numpy()
         velocity = momentum * velocity - rate / plan.expected_batch_size * total
-        w = w + velocity
+        w = decay * w + velocity
         # As Keras: the average begins with the weights after the first step.
         memory = ema_momentum if batch.step > 0 else 0.0
         average = memory * average + (1.0 - memory) * w
