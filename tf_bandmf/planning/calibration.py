@@ -98,7 +98,6 @@ def for_budget(
     delta: float,
     confidence: float | None = None,
     progress: bool = False,
-    num_draws: int | None = None,
 ) -> Calibrator:
     """Noise for (epsilon, delta) by the accountant of the participation.
 
@@ -108,7 +107,6 @@ def for_budget(
       delta: in (0, 1).
       confidence: of accounting by simulation; see `tf_bandmf.plan`.
       progress: show progress on accounting that takes longer than 2 seconds.
-      num_draws: of a simulation; None for the accountant's number.
 
     Raises:
       ValueError: if the budget is invalid; the calibrator raises it for a strategy that
@@ -118,13 +116,37 @@ def for_budget(
 
     def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
         accountant = accountant_for(
-            strategy,
-            participation,
-            confidence,
-            progress=progress,
-            num_draws=num_draws,
+            strategy, participation, confidence, progress=progress
         )
         return accountant.calibrate(epsilon, delta)
+
+    return _ForBudget(calibrate, epsilon, delta)
+
+
+def rough(participation: Participation, epsilon: float, delta: float) -> Calibrator:
+    """Noise up to about a percent, to compare many strategies: no guarantee.
+
+    Each search begins where the one before ended, in units of the sensitivity: strategies
+    that follow each other should be alike.
+
+    Args:
+      participation: what the sampler does.
+      epsilon: > 0.
+      delta: in (0, 1).
+
+    Raises:
+      ValueError: as `for_budget`.
+    """
+    _check_budget(epsilon, delta)
+    multiplier: float | None = None
+
+    def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
+        nonlocal multiplier
+        near = None if multiplier is None else multiplier * sensitivity.value
+        accountant = accountant_for(strategy, participation)
+        noise = accountant.rough_noise_stddev(epsilon, delta, near)
+        multiplier = noise / sensitivity.value
+        return Calibration(noise, is_amplified=participation.is_amplified)
 
     return _ForBudget(calibrate, epsilon, delta)
 

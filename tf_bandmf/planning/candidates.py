@@ -17,9 +17,9 @@ from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.workloads import Workload
 
 _MOST_REGENERATIONS = 31
-# Searches compare candidates by few draws, the same ones for all.
-_SEARCH_DRAWS = 3000
 _LAMBDA_TOLERANCE = 0.05
+# What a further value of a parameter must promise, relative to the error.
+_GAIN = 5e-4
 # Values between those of a grid that are tried at most.
 _REFINED = 8
 _BANDS_OF_BUDGET = 16
@@ -60,6 +60,7 @@ class Search:
         self._sampling = sampling
         self._workload, self._limit = workload, limit
         self._budget, self._confidence = (epsilon, delta), confidence
+        self._rough: dict[Participation, calibration.Calibrator] = {}
         self._objective = objective
         self._is_amplified = isinstance(sampling, Participation) and (
             sampling.is_simulated
@@ -343,20 +344,27 @@ class Search:
         seconds: float,
         rough: bool,
     ) -> Candidate:
-        epsilon, delta = self._budget
-        simulated = participation.is_simulated
         rough = rough or (self._is_draft and self._confidence is None)
-        calibrator = calibration.for_budget(
-            participation,
-            epsilon,
-            delta,
-            self._confidence if simulated and not rough else None,
-            num_draws=_SEARCH_DRAWS if simulated and rough else None,
-        )
         row = comparison.row(
-            name, strategy, self._workload, participation, calibrator, seconds
+            name,
+            strategy,
+            self._workload,
+            participation,
+            self._calibrator(participation, rough),
+            seconds,
         )
         return Candidate(strategy, participation, row)
+
+    def _calibrator(
+        self, participation: Participation, rough: bool
+    ) -> calibration.Calibrator:
+        simulated = participation.is_simulated
+        if not (simulated and rough):
+            confidence = self._confidence if simulated else None
+            return calibration.for_budget(participation, *self._budget, confidence)
+        if participation not in self._rough:
+            self._rough[participation] = calibration.rough(participation, *self._budget)
+        return self._rough[participation]
 
     def _account_in_full(self, found: Candidate) -> Candidate:
         """The same candidate, accounted for in full."""
@@ -397,19 +405,50 @@ def _search(function: Callable[[float], float], grid: Sequence[float], at: int) 
     """Evaluates a function where it is lowest: on a falling grid, then beside its best.
 
     Args:
-      function: with one minimum; it may be infinite at the end of the grid.
+      function: smooth, with one minimum; it may be infinite at the end of the grid.
       grid: where it is evaluated first, downhill.
       at: index to begin with.
     """
-    import scipy.optimize  # slow to import
-
     best = _lowest(function, grid, at)
-    ends = grid[min(best + 1, len(grid) - 1)], grid[max(best - 1, 0)]
-    with np.errstate(invalid="ignore"):  # parabolas through infinite values
-        scipy.optimize.minimize_scalar(
-            function, bounds=ends, method="bounded",
-            options={"xatol": _LAMBDA_TOLERANCE, "maxiter": _REFINED},
-        )  # fmt: skip
+    points = {grid[i] for i in (best - 1, best, best + 1) if 0 <= i < len(grid)}
+    for _ in range(_REFINED):
+        x = min(points, key=function)
+        left = max((point for point in points if point < x), default=None)
+        right = min((point for point in points if point > x), default=None)
+        found = _between(function, left, x, right)
+        if found is None:
+            return
+        points.add(found)
+
+
+def _between(
+    function: Callable[[float], float],
+    left: float | None,
+    x: float,
+    right: float | None,
+) -> float | None:
+    """Where the minimum is, beside the best of three points; None where x will do.
+
+    The vertex of a parabola, or half way to an infinite value or inward from an end.
+    """
+    if left is None or right is None:
+        other = right if left is None else left
+        assert other is not None
+        return None if abs(other - x) < 2.0 * _LAMBDA_TOLERANCE else 0.5 * (x + other)
+    below, above = function(left) - function(x), function(right) - function(x)
+    if math.isinf(below) or math.isinf(above):
+        other = left if math.isinf(below) else right
+        return None if abs(other - x) < _LAMBDA_TOLERANCE else 0.5 * (x + other)
+    # function(x + t) - function(x) = slope t + curvature t^2
+    a, b = left - x, right - x
+    curvature = (above / b - below / a) / (b - a)
+    slope = below / a - curvature * a
+    if not curvature > 0.0:
+        return None
+    if slope**2 < 4.0 * _GAIN * curvature:
+        return None
+    vertex = x - 0.5 * slope / curvature
+    return None if vertex in (left, x, right) else vertex
 
 
 def _rounded_lambda(value: float) -> float:
