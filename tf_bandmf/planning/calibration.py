@@ -123,32 +123,38 @@ def for_budget(
     return _ForBudget(calibrate, epsilon, delta)
 
 
-def rough(participation: Participation, epsilon: float, delta: float) -> Calibrator:
-    """Noise up to about a percent, to compare many strategies: no guarantee.
+class Rough:
+    """Noise for a budget up to about a percent, to compare many strategies: no guarantee.
 
     Each search begins where the one before ended, in units of the sensitivity: strategies
     that follow each other should be alike.
 
     Args:
-      participation: what the sampler does.
       epsilon: > 0.
       delta: in (0, 1).
 
     Raises:
-      ValueError: as `for_budget`.
+      ValueError: if the budget is invalid.
     """
-    _check_budget(epsilon, delta)
-    multiplier: float | None = None
 
-    def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
-        nonlocal multiplier
-        near = None if multiplier is None else multiplier * sensitivity.value
-        accountant = accountant_for(strategy, participation)
-        noise = accountant.rough_noise_stddev(epsilon, delta, near)
-        multiplier = noise / sensitivity.value
-        return Calibration(noise, is_amplified=participation.is_amplified)
+    def __init__(self, epsilon: float, delta: float) -> None:
+        _check_budget(epsilon, delta)
+        self._budget = epsilon, delta
+        self._multiplier: float | None = None
 
-    return _ForBudget(calibrate, epsilon, delta)
+    def under(self, participation: Participation) -> Calibrator:
+        """The calibrator of a participation."""
+
+        def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
+            unit, near = sensitivity.value, self._multiplier
+            accountant = accountant_for(strategy, participation)
+            noise = accountant.rough_noise_stddev(
+                *self._budget, None if near is None else near * unit
+            )
+            self._multiplier = noise / unit
+            return Calibration(noise, is_amplified=participation.is_amplified)
+
+        return _ForBudget(calibrate, *self._budget)
 
 
 def for_rates(

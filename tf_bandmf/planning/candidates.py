@@ -60,11 +60,13 @@ class Search:
         self._sampling = sampling
         self._workload, self._limit = workload, limit
         self._budget, self._confidence = (epsilon, delta), confidence
-        self._rough: dict[Participation, calibration.Calibrator] = {}
+        self._rough = calibration.Rough(epsilon, delta)
         self._objective = objective
         self._is_amplified = isinstance(sampling, Participation) and (
             sampling.is_simulated
         )
+        # Noise takes a simulation or a composition of privacy losses.
+        self._is_costly = isinstance(sampling, Scheme) or sampling.is_amplified
         if isinstance(sampling, Participation):
             sampling.validate_num_steps(workload.num_steps)
 
@@ -81,7 +83,7 @@ class Search:
     def best_of(self, name: str, is_auto: bool) -> Candidate:
         """The best candidate of a mechanism, accounted for like the final plan.
 
-        A draft is accounted for by few draws.
+        A draft is accounted for roughly.
 
         Raises:
           Excluded: if there is none.
@@ -113,7 +115,7 @@ class Search:
 
     def is_draft(self, found: Candidate) -> bool:
         """Whether a candidate is but a draft, as good as a comparison needs."""
-        return self._is_draft and (self._is_amplified or _is_optimized_roughly(found))
+        return self._is_draft and (self._is_costly or _is_optimized_roughly(found))
 
     def in_full(self, found: Candidate) -> Candidate:
         """The same mechanism, optimized and accounted for in full."""
@@ -236,7 +238,7 @@ class Search:
         suffix: str,
         near: float | None = None,
     ) -> Candidate:
-        """The last number of a name, by few draws.
+        """The last number of a name, by rough noise.
 
         arXiv:2601.22334, section 5.1: coarse on a grid, then between its neighbors. From
         the value of the grid that is nearest to `near`, or from its middle, downhill:
@@ -358,17 +360,14 @@ class Search:
     def _calibrator(
         self, participation: Participation, rough: bool
     ) -> calibration.Calibrator:
-        simulated = participation.is_simulated
-        if not (simulated and rough):
-            confidence = self._confidence if simulated else None
-            return calibration.for_budget(participation, *self._budget, confidence)
-        if participation not in self._rough:
-            self._rough[participation] = calibration.rough(participation, *self._budget)
-        return self._rough[participation]
+        if rough and self._is_costly:
+            return self._rough.under(participation)
+        confidence = self._confidence if participation.is_simulated else None
+        return calibration.for_budget(participation, *self._budget, confidence)
 
     def _account_in_full(self, found: Candidate) -> Candidate:
         """The same candidate, accounted for in full."""
-        if not self._is_amplified or self._is_draft:
+        if not self._is_costly or self._is_draft:
             return found
         name, seconds = found.row.mechanism, found.row.seconds
         return self._accounted(
