@@ -48,7 +48,6 @@ def accountant_for(
     confidence: float | None = None,
     seed: int = 0,
     progress: bool = False,
-    num_draws: int | None = None,
 ) -> Accountant:
     """The accountant of a participation; there is no other way to one.
 
@@ -61,13 +60,12 @@ def accountant_for(
       confidence: of a simulation, see `accounting.base.Simulation`.
       seed: likewise.
       progress: likewise.
-      num_draws: likewise.
 
     Raises:
       ValueError: if the participation contradicts the strategy.
     """
     participation.validate_num_steps(strategy.num_steps)
-    simulation = Simulation(confidence, seed, progress, num_draws)
+    simulation = Simulation(confidence, seed, progress)
     return participation.accountant(strategy.matrix, simulation)
 
 

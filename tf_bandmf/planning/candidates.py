@@ -6,22 +6,17 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
 from tf_bandmf.participation import Participation
 from tf_bandmf.participation.scheme import Scheme
-from tf_bandmf.planning import calibration, comparison
+from tf_bandmf.planning import calibration, comparison, parameter_search
 from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.workloads import Workload
 
 _MOST_REGENERATIONS = 31
-_LAMBDA_TOLERANCE = 0.05
-# What a further value of a parameter must promise, relative to the error.
-_GAIN = 5e-4
-# Values between those of a grid that are tried at most.
-_REFINED = 8
 _BANDS_OF_BUDGET = 16
 # A refinement of a family that is worse than the best by more than this is left out.
 _REFINEMENT = 1.1
@@ -258,7 +253,7 @@ class Search:
         start = len(grid) // 2
         if near is not None:
             start = int(np.argmin(np.abs(np.array(grid) - math.log(1.0 - near))))
-        _search(error, grid, start)
+        parameter_search.search(error, grid, start)
         possible = [found for found in tried.values() if found is not None]
         return min(possible, key=lambda candidate: self.value(candidate.row))
 
@@ -384,70 +379,6 @@ def _labelled(found: Candidate) -> Candidate:
     label = registry.specification(found.strategy)
     row = dataclasses.replace(found.row, mechanism=label)
     return dataclasses.replace(found, row=row)
-
-
-def _lowest(function: Callable[[float], float], grid: Sequence[float], at: int) -> int:
-    """Index of a value of the grid that is no larger than its neighbors', from `at`."""
-    while True:
-        here = function(grid[at])
-        beside = [i for i in (at - 1, at + 1) if 0 <= i < len(grid)]
-        if math.isinf(here):
-            # Too large a lambda or gamma is impossible, 0 never is.
-            beside = [i for i in beside if i < at]
-        next_at = min(beside, key=lambda i: function(grid[i]), default=at)
-        if not (math.isinf(here) and beside) and function(grid[next_at]) >= here:
-            return at
-        at = next_at
-
-
-def _search(function: Callable[[float], float], grid: Sequence[float], at: int) -> None:
-    """Evaluates a function where it is lowest: on a falling grid, then beside its best.
-
-    Args:
-      function: smooth, with one minimum; it may be infinite at the end of the grid.
-      grid: where it is evaluated first, downhill.
-      at: index to begin with.
-    """
-    best = _lowest(function, grid, at)
-    points = {grid[i] for i in (best - 1, best, best + 1) if 0 <= i < len(grid)}
-    for _ in range(_REFINED):
-        x = min(points, key=function)
-        left = max((point for point in points if point < x), default=None)
-        right = min((point for point in points if point > x), default=None)
-        found = _between(function, left, x, right)
-        if found is None:
-            return
-        points.add(found)
-
-
-def _between(
-    function: Callable[[float], float],
-    left: float | None,
-    x: float,
-    right: float | None,
-) -> float | None:
-    """Where the minimum is, beside the best of three points; None where x will do.
-
-    The vertex of a parabola, or half way to an infinite value or inward from an end.
-    """
-    if left is None or right is None:
-        other = right if left is None else left
-        assert other is not None
-        return None if abs(other - x) < 2.0 * _LAMBDA_TOLERANCE else 0.5 * (x + other)
-    below, above = function(left) - function(x), function(right) - function(x)
-    if math.isinf(below) or math.isinf(above):
-        other = left if math.isinf(below) else right
-        return None if abs(other - x) < _LAMBDA_TOLERANCE else 0.5 * (x + other)
-    # function(x + t) - function(x) = slope t + curvature t^2
-    a, b = left - x, right - x
-    curvature = (above / b - below / a) / (b - a)
-    slope = below / a - curvature * a
-    if not curvature > 0.0:
-        return None
-    if slope**2 < 4.0 * _GAIN * curvature:
-        return None
-    vertex = x - 0.5 * slope / curvature
-    return None if vertex in (left, x, right) else vertex
 
 
 def _rounded_lambda(value: float) -> float:
