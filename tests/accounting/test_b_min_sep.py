@@ -334,3 +334,16 @@ def test_a_plan_with_a_confidence_has_a_bound():
     assert 1.0 < ratio < 1.1
     with pytest.raises(ValueError, match="no bound without simulation is known"):
         tf_bandmf.plan("bsr:3", confidence=1, **arguments)
+
+
+@pytest.mark.parametrize("n, bands", [(5, 1), (70, 3), (200, 70)])
+def test_products_by_blocks_are_those_of_the_dense_matrix(n, bands):
+    rng = np.random.default_rng(2)
+    dense = np.tril(rng.random((n, n))) * (
+        np.subtract.outer(*[np.arange(n)] * 2) < bands
+    )
+    rows = np.stack([np.pad(np.diagonal(dense, -j), (j, 0)) for j in range(bands)], 1)
+    passes = Passes(rows, bands, 0.01 / n)
+    x = rng.normal(size=(3, n))
+    np.testing.assert_allclose(passes.inner_products(x), x @ dense, atol=1e-12 * n)
+    np.testing.assert_allclose(passes.mean, dense @ np.full(n, 0.01 / n), atol=1e-14)

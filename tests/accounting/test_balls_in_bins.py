@@ -15,6 +15,7 @@ from tf_bandmf.accounting.bins_mixture import (
     BinsMixture,
     Proposal,
     Tilt,
+    factorize,
     gram_matrix,
 )
 from tf_bandmf.accounting.bins_simulator import BinsSimulator
@@ -308,3 +309,24 @@ def test_a_bound_is_within_three_percent_of_the_estimate():
 def test_impossible_grams_draws_and_budgets_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("near", [None, 0.5, 40.0])
+def test_rough_noise_is_that_of_a_calibration_up_to_its_draws(near):
+    accountant = BallsInBinsAccountant.of_strategy(
+        strategies.lambda_cgd(80, 0.8).matrix, 20, num_draws=20_000
+    )
+    rough = accountant.rough_noise_stddev(2.0, 1e-5, near)
+    assert rough == pytest.approx(
+        accountant.calibrate(2.0, 1e-5).noise_stddev, rel=0.02
+    )
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.8])
+def test_a_singular_gram_matrix_has_a_factor_too(lam):
+    regular = gram_matrix(strategies.lambda_cgd(24, lam).matrix, 8)
+    for gram in (regular, np.ones((3, 3))):
+        factor = factorize(gram)
+        if factor.ndim == 1:
+            factor = np.diag(factor)
+        np.testing.assert_allclose(factor @ factor.T, gram, atol=1e-9 * gram.max())

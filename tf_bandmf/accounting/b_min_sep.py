@@ -8,9 +8,6 @@ Dong and Ganesh, arXiv:2602.09338; the distributions are in `b_min_sep_passes`, 
 from __future__ import annotations
 
 import math
-from typing import Callable
-
-import scipy.optimize
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting.b_min_sep_passes import Passes
@@ -18,8 +15,7 @@ from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
 from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
-from tf_bandmf.accounting.importance import Run
-from tf_bandmf.accounting.root_finding import log
+from tf_bandmf.accounting.root_finding import log, near_root
 from tf_bandmf.accounting.simulated_accountant import SAFETY, SimulatedAccountant, worst
 from tf_bandmf.accounting.simulated_bounds import (
     BOUND_SLACK,
@@ -32,6 +28,8 @@ NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
 NUM_DRAWS = 10_000
 
 _ATTEMPTS = 6
+# Of the log of the noise.
+_PRECISION = 1e-4
 
 
 class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
@@ -121,40 +119,17 @@ class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
         self, epsilon: float, delta: float, largest: float, safety: float
     ) -> float:
         """Noise at which the estimate plus standard errors equals delta."""
-
-        def excess(
-            runs: Callable[[float], list[Run]],
-        ) -> Callable[[float], float]:
-            def at(log_noise: float) -> float:
-                found = worst(runs(math.exp(log_noise)), epsilon)
-                return log(found.value + safety * found.standard_error) - log(delta)
-
-            return at
-
-        simulator = self._simulator
-        rough = excess(simulator.rough_runs)
-        upper = math.log(largest)
-        lower = upper - 0.5
-        while rough(lower) <= 0.0:
-            upper, lower = lower, lower - 0.5
-            if lower < math.log(largest) - 30.0:
-                raise ArithmeticError("Calibration found no lower limit of the noise.")
-        noise = largest
-        if rough(upper) < 0.0:
-            noise = math.exp(scipy.optimize.brentq(rough, lower, upper, xtol=1e-2))
+        noise, simulator = self.rough_noise_stddev(epsilon, delta), self._simulator
+        noise = min(noise, largest)
         proposals = [simulator.propose(add, epsilon, noise) for add in (False, True)]
 
-        def main(noise: float) -> list[Run]:
-            return [
-                simulator.simulate(noise, proposal, bool(add), MAIN)
+        def excess(log_noise: float) -> float:
+            runs = [
+                simulator.simulate(math.exp(log_noise), proposal, bool(add), MAIN)
                 for add, proposal in enumerate(proposals)
             ]
+            found = worst(runs, epsilon)
+            return log(found.value + safety * found.standard_error) - log(delta)
 
-        fine = excess(main)
-        lower = upper = math.log(noise)
-        while fine(lower) <= 0.0:
-            lower -= 0.03
-        while upper < math.log(largest) and fine(upper) > 0.0:
-            upper += 0.03
-        found = scipy.optimize.brentq(fine, lower, upper, xtol=1e-4)
-        return min(math.exp(found + 1e-4), largest)
+        found = near_root(excess, math.log(noise), math.log(largest), _PRECISION)
+        return min(math.exp(found + _PRECISION), largest)

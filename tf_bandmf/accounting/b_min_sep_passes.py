@@ -13,12 +13,15 @@ Ganesh, arXiv:2602.09338):
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 # Sums are rescaled every so many steps, and beyond so large a value; larger exponents are
 # added by logarithms.
 _RESCALED, _LARGEST, _LARGEST_EXPONENT = 25, 1e100, 250.0
+# Columns of C that are multiplied at once, at least.
+_BLOCK = 64
 
 
 class Passes:
@@ -37,6 +40,7 @@ class Passes:
         self.columns = np.zeros((bands, n))
         for j in range(bands):
             self.columns[j, : n - j] = rows[j:, j]
+        self._blocks = list(self._column_blocks())
         self.squares = (self.columns**2).sum(axis=0)
         self.mean = self._outputs(np.full((1, n), rate))[0]
 
@@ -53,17 +57,28 @@ class Passes:
 
     def _outputs(self, x: np.ndarray) -> np.ndarray:
         """C times rows of x, shape [N, n]."""
-        n, result = self.num_steps, np.zeros_like(x)
-        for j, column in enumerate(self.columns):
-            result[:, j:] += (x * column)[:, : n - j]
+        result = np.zeros_like(x)
+        for start, stop, block in self._blocks:
+            result[:, start : start + len(block)] += x[:, start:stop] @ block.T
         return result
 
     def inner_products(self, y: np.ndarray) -> np.ndarray:
         """`<c_t, y>` for rows of y, shape [N, n]."""
-        n, result = self.num_steps, np.zeros_like(y)
-        for j, column in enumerate(self.columns):
-            result[:, : n - j] += y[:, j:] * column[: n - j]
+        result = np.empty_like(y)
+        for start, stop, block in self._blocks:
+            result[:, start:stop] = y[:, start : start + len(block)] @ block
         return result
+
+    def _column_blocks(self) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Columns of C from `start` to `stop`, their rows from `start` on."""
+        (bands, n), size = self.columns.shape, max(_BLOCK, self.columns.shape[0])
+        for start in range(0, n, size):
+            stop = min(start + size, n)
+            steps = np.arange(stop - start)
+            block = np.zeros((stop - start + bands - 1, stop - start))
+            for j, column in enumerate(self.columns):
+                block[steps + j, steps] = column[start:stop]
+            yield start, stop, block[: n - start]
 
     def draw(
         self, generator: np.random.Generator, probability: np.ndarray
@@ -111,11 +126,13 @@ class Passes:
 
     def log_ratio(self, exponents: np.ndarray, probability: float) -> np.ndarray:
         """`log sum_S P(S) prod_{t in S} exp(exponents[:, t])`, shape [N, n] -> [N]."""
-        if float(np.abs(exponents).max(initial=0.0)) > _LARGEST_EXPONENT:
+        least, most = exponents.min(initial=0.0), exponents.max(initial=0.0)
+        if not -_LARGEST_EXPONENT <= least <= most <= _LARGEST_EXPONENT:
             return self._log_ratio_by_logs(exponents, probability)
         count, n = exponents.shape
         b, rate = self.separation, self.rate
-        factors = np.exp(np.ascontiguousarray(exponents.T))
+        factors = exponents.T.copy()  # step by step in memory
+        np.exp(factors, out=factors)
         factors *= probability
         free = np.full(count, max(1.0 - rate * (b - 1), 0.0))
         taken = np.empty((n, count))

@@ -31,7 +31,7 @@ from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.importance import Run, least_variance
 from tf_bandmf.accounting.simulated_bounds import MAIN, PILOT, Stage
 
-_PILOT_EACH, _LEAST_SHARE, _DEFENSIVE = 150, 0.02, 0.1
+_LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _CHUNK = 4_000_000
 # Tilts with certain weights that are tried, in standard deviations of a mean.
 _CERTAIN_STRENGTHS = (
@@ -50,6 +50,28 @@ _CERTAIN_STRENGTHS = (
     6.0,
 )
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pilot:
+    """Tilts of a pilot run.
+
+    Attributes:
+      each: draws of each tilt.
+      lengths, rates: of "remove", standard deviations and multiples of p.
+      against: of "add", standard deviations.
+    """
+
+    each: int
+    lengths: tuple[float, ...]
+    rates: tuple[float, ...]
+    against: tuple[float, ...]
+
+
+_FULL = _Pilot(
+    150, (0.0, 1.0, 2.0, 3.0, 4.5), (1.0, 1.5, 2.5), (0.0, 1.0, 2.0, 3.0, 4.5, 6.0)
+)
+_ROUGH = _Pilot(250, (0.0, 1.5, 3.5), (1.0, 2.0), (0.0, 1.5, 3.5, 6.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +118,7 @@ class BMinSepSimulator:
 
     def rough_runs(self, noise: float) -> list[Run]:
         """Both directions from few draws."""
-        return [self._pilot(noise, add)[1] for add in (False, True)]
+        return [self._pilot(noise, add, _ROUGH)[1] for add in (False, True)]
 
     def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
         """Both directions, each from a proposal that suits epsilon."""
@@ -133,7 +155,7 @@ class BMinSepSimulator:
             return self.largest_value(proposal, epsilon, noise, add)
 
         certain = min(self.certain_tilts(noise, add), key=alone)
-        tilts, run, ratios = self._pilot(noise, add, (certain,))
+        tilts, run, ratios = self._pilot(noise, add, more=(certain,))
         shares, largest, count = importance.cheapest_shares(
             ratios,
             run.values(epsilon),
@@ -207,22 +229,26 @@ class BMinSepSimulator:
         weights = self._log_weights(noise, length)
         return float(self.passes.log_ratio(weights[None], self.passes.probability)[0])
 
-    def _tilts(self, noise: float, add: bool) -> list[Tilt]:
+    def _tilts(self, noise: float, add: bool, pilot: _Pilot = _FULL) -> list[Tilt]:
         """The first one is the target."""
         p, unit = self.passes.probability, self._unit(noise, add)
         if add:
-            return [Tilt(0.0, p, -s * unit) for s in (0.0, 1.0, 2.0, 3.0, 4.5, 6.0)]
-        rates = sorted({p, min(1.5 * p, 0.5 * (1 + p)), min(2.5 * p, 0.5 * (1 + p))})
-        tilts = [Tilt(s * unit, r) for s in (0.0, 1.0, 2.0, 3.0, 4.5) for r in rates]
+            return [Tilt(0.0, p, -s * unit) for s in pilot.against]
+        rates = {min(factor * p, 0.5 * (1 + p)) for factor in pilot.rates}
+        tilts = [Tilt(s * unit, rate) for s in pilot.lengths for rate in rates]
         return sorted(tilts, key=lambda tilt: (tilt.length, tilt.probability))
 
     def _pilot(
-        self, noise: float, add: bool, more: tuple[Tilt, ...] = ()
+        self,
+        noise: float,
+        add: bool,
+        pilot: _Pilot = _FULL,
+        more: tuple[Tilt, ...] = (),
     ) -> tuple[tuple[Tilt, ...], Run, np.ndarray]:
         """All tilts, a run of their even mixture, density ratios [T, N]."""
-        tilts = (*self._tilts(noise, add), *more)
+        tilts = (*self._tilts(noise, add, pilot), *more)
         even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
-        count = _PILOT_EACH * len(tilts)
+        count = pilot.each * len(tilts)
         parts = list(self._chunks(noise, even, add, PILOT, count))
         losses = np.concatenate([found for _, found, _ in parts])
         densities = np.concatenate([density for _, _, density in parts], axis=1)
@@ -246,16 +272,19 @@ class BMinSepSimulator:
             )
             choice = np.searchsorted(cumulative, generator.random(number), side="right")
             choice = np.minimum(choice, len(tilts) - 1)
-            y = noise * generator.standard_normal((number, n))
+            y = generator.standard_normal((number, n))
+            y *= noise
             if add:
                 moved = np.array([tilt.against for tilt in tilts])
                 y += moved[choice, None] * passes.mean
             else:
                 lengths = 1.0 + np.array([tilt.length for tilt in tilts])
-                y += lengths[choice, None] * self._means(
-                    generator, noise, tilts, choice
-                )
-            log_v = passes.inner_products(y) / noise**2 - half
+                means = self._means(generator, noise, tilts, choice)
+                means *= lengths[choice, None]
+                y += means
+            log_v = passes.inner_products(y)
+            log_v /= noise**2
+            log_v -= half
             losses = passes.log_ratio(log_v, passes.probability)
             along = y @ passes.mean / noise**2
             squared = float(passes.mean @ passes.mean) / noise**2
@@ -270,7 +299,9 @@ class BMinSepSimulator:
                     row[:] = passes.log_ratio(scale * log_v, tilt.probability)
                     row -= self._log_total(noise, tilt.length)
                 else:
-                    exponents = scale * (log_v + half) - scale**2 * half
+                    # scale (log_v + half) - scale^2 half
+                    exponents = scale * log_v
+                    exponents -= scale * tilt.length * half
                     row[:] = passes.log_ratio(exponents, tilt.probability)
             if not (np.all(np.isfinite(losses)) and np.all(np.isfinite(densities))):
                 raise ArithmeticError("The simulation of the privacy loss overflowed.")

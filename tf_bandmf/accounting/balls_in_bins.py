@@ -14,7 +14,6 @@ import functools
 import math
 
 import numpy as np
-import scipy.optimize
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting.bins_certain import QUICK, CertainBins
@@ -23,7 +22,7 @@ from tf_bandmf.accounting.bins_simulator import DEFENSIVE, BinsSimulator
 from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.monte_carlo import Estimate, MonteCarloValue
-from tf_bandmf.accounting.root_finding import log
+from tf_bandmf.accounting.root_finding import log, near_root
 from tf_bandmf.accounting.simulated_accountant import SAFETY, SimulatedAccountant, worst
 from tf_bandmf.accounting.simulated_bounds import (
     BOUND_SLACK,
@@ -37,6 +36,8 @@ NAME = "balls in bins, Monte Carlo with importance sampling"
 
 _ATTEMPTS = 8
 NUM_DRAWS = 50_000
+# Of the log of the noise.
+_PRECISION = 1e-5
 # Up to so many bins a statement computes a certain bound, too: it takes seconds.
 _MOST_CERTAIN_BINS = 1_024
 
@@ -198,23 +199,9 @@ class BallsInBinsAccountant(SimulatedAccountant[BinsSimulator]):
         self, epsilon: float, delta: float, largest: float, safety: float
     ) -> float:
         """Noise at which the estimate plus standard errors equals delta."""
-
-        def rough(log_noise: float) -> float:
-            runs = self._simulator.rough_runs(math.exp(log_noise))
-            return log(worst(runs, epsilon).value) - math.log(delta)
-
-        upper = math.log(largest)
-        lower = upper - 0.5
-        while rough(lower) <= 0.0:
-            upper, lower = lower, lower - 0.5
-            if lower < math.log(largest) - 30.0:
-                raise ArithmeticError("Calibration found no lower limit of the noise.")
-        # Without amplification delta is never smaller; a rough value may be.
-        if rough(upper) >= 0.0:
+        noise, simulator = self.rough_noise_stddev(epsilon, delta), self._simulator
+        if noise >= largest:
             return largest
-        start = scipy.optimize.brentq(rough, lower, upper, xtol=2e-3)
-
-        noise, simulator = math.exp(start), self._simulator
         proposals = [
             simulator.propose(add, epsilon, noise, DEFENSIVE) for add in (False, True)
         ]
@@ -222,29 +209,24 @@ class BallsInBinsAccountant(SimulatedAccountant[BinsSimulator]):
             simulator.draws(simulator.num_draws, add, MAIN) for add in (False, True)
         ]
 
-        def value(add: int, noise: float) -> float:
+        @functools.cache
+        def value(add: int, log_noise: float) -> float:
+            noise = math.exp(log_noise)
             run = simulator.simulate(noise, proposals[add], draws[add], bool(add))
             found = run.estimate(epsilon)
             return found.value + safety * found.standard_error
 
-        at_start = [value(add, noise) for add in (0, 1)]
+        start = math.log(noise)
+        at_start = [value(add, start) for add in (0, 1)]
         # A direction that is far below the other cannot decide.
         deciding = [add for add in (0, 1) if at_start[add] >= 0.05 * max(at_start)]
 
         def excess(log_noise: float) -> float:
-            found = max(value(add, math.exp(log_noise)) for add in deciding)
+            found = max(value(add, log_noise) for add in deciding)
             return log(found) - math.log(delta)
 
-        width = 0.02
-        lower, upper = start - width, start + width
-        while excess(lower) < 0.0:
-            lower -= width
-        while excess(upper) > 0.0:
-            upper += width
-            if upper > math.log(largest):
-                return largest
-        found = scipy.optimize.brentq(excess, lower, upper, xtol=1e-5)
-        return min(math.exp(found + 1e-5), largest)
+        found = near_root(excess, start, math.log(largest), _PRECISION)
+        return min(math.exp(found + _PRECISION), largest)
 
 
 @functools.lru_cache(maxsize=16)

@@ -50,8 +50,16 @@ class Accountant(abc.ABC):
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         """The smallest noise for the budget, on the safe side, re-checked."""
 
-    def rough_noise_stddev(self, epsilon: float, delta: float) -> float:
-        """The noise for the budget, up to a percent: to compare runs, not to plan one."""
+    def rough_noise_stddev(
+        self, epsilon: float, delta: float, near: float | None = None
+    ) -> float:
+        """The noise for the budget, up to a percent: to compare runs, not to plan one.
+
+        Args:
+          epsilon: > 0.
+          delta: in (0, 1).
+          near: about what it is, where that is known: the search begins there.
+        """
         return self.calibrate(epsilon, delta).noise_stddev
 
     @abc.abstractmethod

@@ -31,7 +31,7 @@ from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log
 
 NAME = "balls in bins, moments and Laplace transforms without simulation"
-QUICK = bins_chain.Grid(innovation=0.4, entries=3_500)
+QUICK = bins_chain.Grid(0.4, (0.006, 0.008, 0.03), 3_500)
 
 _TOLERANCE = 1e-4
 _WIDTH = 0.1

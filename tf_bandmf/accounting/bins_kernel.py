@@ -20,7 +20,7 @@ import numpy as np
 # Decays that are tried, and quantiles of the kernel as its constant part.
 _RESTS = np.geomspace(0.005, 0.98, 60)
 _QUANTILES = np.linspace(0.0, 1.0, 21)
-_REFINEMENTS = 2
+_REFINEMENTS = 4
 
 
 @dataclasses.dataclass(frozen=True)

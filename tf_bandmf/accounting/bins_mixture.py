@@ -28,6 +28,8 @@ from tf_bandmf.accounting import importance
 
 # Entries of the largest n x b matrix that is built for a strategy without structure.
 _LARGEST_COLUMNS = 100_000_000
+# Up to so many of them columns are faster than diagonals, if there are many of those.
+_FEW_COLUMNS = 4_000_000
 _LARGEST_BINS = 8_192
 # Entries of the arrays of one chunk of draws.
 _CHUNK = 300_000
@@ -63,7 +65,8 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
             "entries, found one with some. Use FixedEpochOrder, or another strategy."
         )
     cost = matrix.gram_diagonal_cost()
-    if cost is not None and cost < n:
+    is_small = matrix.bands > b and n * b <= _FEW_COLUMNS
+    if cost is not None and cost < n and not is_small:
         gram = np.zeros((b, b))
         for offset in range(min(matrix.bands, n)):
             diagonal = matrix.gram_diagonal(offset)
@@ -82,7 +85,7 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
             )
         pattern = np.zeros((n, b))
         pattern[np.arange(n), np.arange(n) % b] = 1.0
-        columns = matrix.matmul(pattern)
+        columns = np.maximum(matrix.matmul(pattern), 0.0)  # up to rounding
         gram = columns.T @ columns
     if not np.all(np.isfinite(gram)):
         raise ValueError("The Gram matrix of the bins must be finite.")
@@ -327,7 +330,10 @@ class Draws:
 
 
 def factorize(gram: np.ndarray) -> np.ndarray:
-    """`L` with `L L^T = G`: a vector if G is diagonal, else [b, rank of G].
+    """`L` with `L L^T = G`: a vector if G is diagonal, else [b, b] or [b, rank of G].
+
+    Lower-triangular where G is not singular: it is a smooth function of G then, so that
+    equal random numbers give similar draws for similar strategies.
 
     Raises:
       ArithmeticError: if G is not positive semidefinite.
@@ -335,6 +341,10 @@ def factorize(gram: np.ndarray) -> np.ndarray:
     diagonal = np.diagonal(gram)
     if np.all(gram == np.diag(diagonal)):
         return np.sqrt(diagonal)
+    try:
+        return np.linalg.cholesky(gram)
+    except np.linalg.LinAlgError:
+        pass
     values, vectors = np.linalg.eigh(gram)
     if values[0] < -1e-9 * values[-1]:
         raise ArithmeticError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from tf_bandmf.accounting.simulated_bounds import MAIN, PILOT, Stage
 
 # Standard deviations by which the pilot run moves its draws.
 _STRENGTHS = (1.0, 2.0, 3.0, 4.0, 5.0, 6.5, 8.0)
-_ROUGH_DRAWS, _PILOT_DRAWS = 150, 400
+_ROUGH_STRENGTHS = (1.0, 2.5, 4.0, 6.5)
+# Draws of each tilt.
+_ROUGH_DRAWS, _PILOT_DRAWS = 250, 400
 # Tilts with a smaller share of the draws are left out.
 _LEAST_SHARE = 0.02
 # Share of draws from the target itself in an estimate, against a bad pilot run.
@@ -52,7 +55,10 @@ class BinsSimulator:
 
     def rough_runs(self, noise: float) -> list[Run]:
         """Both directions from few draws, some for every epsilon."""
-        return [self._pilot(add, noise, _ROUGH_DRAWS)[1] for add in (False, True)]
+        return [
+            self._pilot(add, noise, _ROUGH_DRAWS, _ROUGH_STRENGTHS)[1]
+            for add in (False, True)
+        ]
 
     def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
         """Both directions, each from a proposal that suits epsilon."""
@@ -116,7 +122,7 @@ class BinsSimulator:
                 Proposal((Tilt(), tilt), _ALMOST_CERTAIN), epsilon
             ),
         )
-        pilot, run, ratios = self._pilot(add, noise, _PILOT_DRAWS, (certain,))
+        pilot, run, ratios = self._pilot(add, noise, _PILOT_DRAWS, more=(certain,))
 
         def proposal(shares: np.ndarray) -> Proposal:
             kept = shares > 0.0
@@ -142,11 +148,16 @@ class BinsSimulator:
         return self.simulate(noise, proposal, draws, add)
 
     def _pilot(
-        self, add: bool, noise: float, each: int, more: tuple[Tilt, ...] = ()
+        self,
+        add: bool,
+        noise: float,
+        each: int,
+        strengths: Sequence[float] = _STRENGTHS,
+        more: tuple[Tilt, ...] = (),
     ) -> tuple[Proposal, Run, np.ndarray]:
         """The even mixture of all tilts, a run of it, density ratios [T, N]."""
         mixture = BinsMixture(self.gram, noise, add)
-        tilts = (*mixture.grid(_STRENGTHS), *more)
+        tilts = (*mixture.grid(strengths), *more)
         proposal = Proposal(tilts, (1.0 / len(tilts),) * len(tilts))
         key = (add, each * len(tilts))
         if key not in self._pilot_draws:

@@ -17,7 +17,6 @@ import math
 
 import dp_accounting
 import numpy as np
-import scipy.optimize
 from dp_accounting.pld import pld_privacy_accountant
 
 from tf_bandmf import matrices
@@ -189,7 +188,9 @@ class CyclicPoissonAccountant(Accountant):
         )
         return min(found, largest)
 
-    def rough_noise_stddev(self, epsilon: float, delta: float) -> float:
+    def rough_noise_stddev(
+        self, epsilon: float, delta: float, near: float | None = None
+    ) -> float:
         """Noise for the budget up to about one percent, to compare runs by: no guarantee.
 
         A coarse discretization, and a few values of it: a second where
@@ -208,19 +209,13 @@ class CyclicPoissonAccountant(Accountant):
             found = self._delta(epsilon, math.exp(log_noise), _ROUGH_INTERVAL)
             return root_finding.log(found) - root_finding.log(delta)
 
-        # Where noise is large it is that of all steps times the sampling probability.
-        upper = min(
-            math.log(self.sampling_probability * largest) + 0.5, math.log(largest)
-        )
-        while upper < math.log(largest) and excess(upper) > 0.0:
-            upper += 0.7
-        lower = upper - 0.7
-        while excess(lower) <= 0.0:
-            lower, upper = lower - 0.7, lower
-        if excess(upper) >= 0.0:
-            return largest
+        if near is None:
+            # Where noise is large it is that of all steps times the probability.
+            near = 1.5 * self.sampling_probability * largest
         return math.exp(
-            scipy.optimize.brentq(excess, lower, upper, xtol=_ROUGH_TOLERANCE)
+            root_finding.near_root(
+                excess, math.log(near), math.log(largest), _ROUGH_TOLERANCE
+            )
         )
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:

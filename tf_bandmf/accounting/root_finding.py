@@ -12,6 +12,10 @@ _NUDGE = 1e-10
 _TOLERANCE = 1e-5
 _MOST_NEWTON_STEPS = 5
 _LEAST_LOG_NOISE = -30.0
+# Of secants: the slope of log delta in log noise that they begin with, and at least; the
+# longest step; what is farther from 0 says nothing of the slope near it.
+_FIRST_SLOPE, _LEAST_SLOPE = -12.0, -1.0
+_LONGEST_STEP, _FAR, _MOST_SECANTS = 0.5, 30.0, 100
 
 
 def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
@@ -32,6 +36,35 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
 def log(x: float) -> float:
     """The logarithm, finite for 0: far below any delta of interest."""
     return math.log(max(x, 1e-300))
+
+
+def near_root(
+    excess: Callable[[float], float], start: float, largest: float, tolerance: float
+) -> float:
+    """Where a falling function of the log noise is 0, by secants: few values near a root.
+
+    Args:
+      excess: log of delta over the one that is wanted, smooth and falling.
+      start: where to begin.
+      largest: returned where the function is not below 0 before.
+      tolerance: length of the last step.
+
+    Raises:
+      ArithmeticError: if no root was found.
+    """
+    x, slope = min(start, largest), _FIRST_SLOPE
+    before: tuple[float, float] | None = None
+    for _ in range(_MOST_SECANTS):
+        value = excess(x)
+        if value >= 0.0 and x >= largest:
+            return largest
+        if before is not None and abs(before[1]) < _FAR:
+            slope = min((value - before[1]) / (x - before[0]), _LEAST_SLOPE)
+        move = min(max(-value / slope, -_LONGEST_STEP), _LONGEST_STEP)
+        before, x = (x, value), min(x + move, largest)
+        if abs(move) <= tolerance:
+            return x
+    raise ArithmeticError("Calibration found no lower limit of the noise.")
 
 
 def smallest_noise(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -11,6 +12,7 @@ from tf_bandmf.accounting.checks import check_delta, check_epsilon, check_positi
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.accounting.importance import Run
 from tf_bandmf.accounting.monte_carlo import Bound, Estimate, MonteCarloValue
+from tf_bandmf.accounting.root_finding import log, near_root
 from tf_bandmf.accounting.simulated_bounds import (
     MAIN,
     Simulator,
@@ -26,6 +28,9 @@ SAFETY = 2.0
 _CHECK_ERRORS, _CHECK_FACTOR = 5.0, 1.1
 # Smaller values of delta are bounded by about this much.
 _LEAST_BOUNDED = 1e-6
+# Of the log of a rough noise: the last step of its search, and where the search begins
+# below the noise without amplification.
+_ROUGH_STEP, _ROUGH_START = 5e-3, 0.7
 
 SimulatorT = TypeVar("SimulatorT", bound=Simulator)
 
@@ -67,6 +72,26 @@ class SimulatedAccountant(Accountant, Generic[SimulatorT]):
     def rough_delta(self, epsilon: float, noise_stddev: float) -> Estimate:
         """A quick estimate of delta at epsilon, from few draws."""
         return worst(self._simulator.rough_runs(noise_stddev), epsilon)
+
+    def rough_noise_stddev(
+        self, epsilon: float, delta: float, near: float | None = None
+    ) -> float:
+        """Where `rough_delta` is delta; equal draws at every noise level.
+
+        Raises:
+          ValueError: on invalid input.
+          ArithmeticError: if the simulation overflows, or there is no such noise.
+        """
+        check_positive("epsilon", epsilon)
+        check_delta(delta)
+        largest = math.log(self._largest_noise(epsilon, delta))
+
+        def excess(log_noise: float) -> float:
+            found = self.rough_delta(epsilon, math.exp(log_noise))
+            return log(found.value) - math.log(delta)
+
+        start = largest - _ROUGH_START if near is None else math.log(near)
+        return math.exp(near_root(excess, start, largest, _ROUGH_STEP))
 
     def epsilon(self, delta: float, noise_stddev: float) -> MonteCarloValue:
         """Epsilon at delta; 0 where delta is spent before.

@@ -41,8 +41,6 @@ _PULL, _PULL_FACTOR = 0.1, 4.0
 _TRIALS = 5
 # Steps after which draws and importance sampling are new.
 _REFRESH = 3
-# Draws of the accountant for a first idea of the noise.
-_FIRST_DRAWS = 1500
 
 
 def to_coefficients(variables: tf.Tensor) -> tf.Tensor:
@@ -84,9 +82,8 @@ class Problem:
         matrix = matrices.Inverse(matrices.ToeplitzBanded(inverse, n))
         gram = gram_matrix(matrix, self.num_bins)
         if stddev is None:
-            accountant = BallsInBinsAccountant(gram, num_draws=_FIRST_DRAWS)
-            found = accountant.calibrate_noise_stddev(self.epsilon, self.delta)
-            stddev = found.noise_stddev
+            accountant = BallsInBinsAccountant(gram)
+            stddev = accountant.rough_noise_stddev(self.epsilon, self.delta)
         return bins_gradient.BinsNoise(
             gram, stddev, self.epsilon, self.delta, self.num_draws, seed
         )
@@ -96,12 +93,10 @@ class Problem:
         inverse = to_coefficients(tf.constant(variables)).numpy()
         steps = self.workload.num_steps
         matrix = matrices.Inverse(matrices.ToeplitzBanded(inverse, steps))
-        accountant = BallsInBinsAccountant.of_strategy(
-            matrix, self.num_bins, num_draws=_FIRST_DRAWS
-        )
-        found = accountant.calibrate_noise_stddev(self.epsilon, self.delta)
+        accountant = BallsInBinsAccountant.of_strategy(matrix, self.num_bins)
+        noise = accountant.rough_noise_stddev(self.epsilon, self.delta)
         error = float(self.log_error(tf.constant(variables)))
-        return error + 2.0 * math.log(found.noise_stddev)
+        return error + 2.0 * math.log(noise)
 
     def log_error(self, variables: tf.Tensor) -> tf.Tensor:
         """Log of the reduced squared errors."""

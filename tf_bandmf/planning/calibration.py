@@ -48,7 +48,6 @@ def accountant_for(
     confidence: float | None = None,
     seed: int = 0,
     progress: bool = False,
-    num_draws: int | None = None,
 ) -> Accountant:
     """The accountant of a participation; there is no other way to one.
 
@@ -61,13 +60,12 @@ def accountant_for(
       confidence: of a simulation, see `accounting.base.Simulation`.
       seed: likewise.
       progress: likewise.
-      num_draws: likewise.
 
     Raises:
       ValueError: if the participation contradicts the strategy.
     """
     participation.validate_num_steps(strategy.num_steps)
-    simulation = Simulation(confidence, seed, progress, num_draws)
+    simulation = Simulation(confidence, seed, progress)
     return participation.accountant(strategy.matrix, simulation)
 
 
@@ -98,7 +96,6 @@ def for_budget(
     delta: float,
     confidence: float | None = None,
     progress: bool = False,
-    num_draws: int | None = None,
 ) -> Calibrator:
     """Noise for (epsilon, delta) by the accountant of the participation.
 
@@ -108,7 +105,6 @@ def for_budget(
       delta: in (0, 1).
       confidence: of accounting by simulation; see `tf_bandmf.plan`.
       progress: show progress on accounting that takes longer than 2 seconds.
-      num_draws: of a simulation; None for the accountant's number.
 
     Raises:
       ValueError: if the budget is invalid; the calibrator raises it for a strategy that
@@ -118,15 +114,45 @@ def for_budget(
 
     def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
         accountant = accountant_for(
-            strategy,
-            participation,
-            confidence,
-            progress=progress,
-            num_draws=num_draws,
+            strategy, participation, confidence, progress=progress
         )
         return accountant.calibrate(epsilon, delta)
 
     return _ForBudget(calibrate, epsilon, delta)
+
+
+class Rough:
+    """Noise for a budget up to about a percent, to compare many strategies: no guarantee.
+
+    Each search begins where the one before ended, in units of the sensitivity: strategies
+    that follow each other should be alike.
+
+    Args:
+      epsilon: > 0.
+      delta: in (0, 1).
+
+    Raises:
+      ValueError: if the budget is invalid.
+    """
+
+    def __init__(self, epsilon: float, delta: float) -> None:
+        _check_budget(epsilon, delta)
+        self._budget = epsilon, delta
+        self._multiplier: float | None = None
+
+    def under(self, participation: Participation) -> Calibrator:
+        """The calibrator of a participation."""
+
+        def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
+            unit, near = sensitivity.value, self._multiplier
+            accountant = accountant_for(strategy, participation)
+            noise = accountant.rough_noise_stddev(
+                *self._budget, None if near is None else near * unit
+            )
+            self._multiplier = noise / unit
+            return Calibration(noise, is_amplified=participation.is_amplified)
+
+        return _ForBudget(calibrate, *self._budget)
 
 
 def for_rates(

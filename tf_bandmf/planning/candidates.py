@@ -6,22 +6,17 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
 from tf_bandmf.participation import Participation
 from tf_bandmf.participation.scheme import Scheme
-from tf_bandmf.planning import calibration, comparison
+from tf_bandmf.planning import calibration, comparison, parameter_search
 from tf_bandmf.strategies import Family, Strategy, registry
 from tf_bandmf.workloads import Workload
 
 _MOST_REGENERATIONS = 31
-# Searches compare candidates by few draws, the same ones for all.
-_SEARCH_DRAWS = 3000
-_LAMBDA_TOLERANCE = 0.05
-# Values between those of a grid that are tried at most.
-_REFINED = 8
 _BANDS_OF_BUDGET = 16
 # A refinement of a family that is worse than the best by more than this is left out.
 _REFINEMENT = 1.1
@@ -60,10 +55,13 @@ class Search:
         self._sampling = sampling
         self._workload, self._limit = workload, limit
         self._budget, self._confidence = (epsilon, delta), confidence
+        self._rough = calibration.Rough(epsilon, delta)
         self._objective = objective
         self._is_amplified = isinstance(sampling, Participation) and (
             sampling.is_simulated
         )
+        # Noise takes a simulation or a composition of privacy losses.
+        self._is_costly = isinstance(sampling, Scheme) or sampling.is_amplified
         if isinstance(sampling, Participation):
             sampling.validate_num_steps(workload.num_steps)
 
@@ -80,7 +78,7 @@ class Search:
     def best_of(self, name: str, is_auto: bool) -> Candidate:
         """The best candidate of a mechanism, accounted for like the final plan.
 
-        A draft is accounted for by few draws.
+        A draft is accounted for roughly.
 
         Raises:
           Excluded: if there is none.
@@ -112,7 +110,7 @@ class Search:
 
     def is_draft(self, found: Candidate) -> bool:
         """Whether a candidate is but a draft, as good as a comparison needs."""
-        return self._is_draft and (self._is_amplified or _is_optimized_roughly(found))
+        return self._is_draft and (self._is_costly or _is_optimized_roughly(found))
 
     def in_full(self, found: Candidate) -> Candidate:
         """The same mechanism, optimized and accounted for in full."""
@@ -235,7 +233,7 @@ class Search:
         suffix: str,
         near: float | None = None,
     ) -> Candidate:
-        """The last number of a name, by few draws.
+        """The last number of a name, by rough noise.
 
         arXiv:2601.22334, section 5.1: coarse on a grid, then between its neighbors. From
         the value of the grid that is nearest to `near`, or from its middle, downhill:
@@ -255,7 +253,7 @@ class Search:
         start = len(grid) // 2
         if near is not None:
             start = int(np.argmin(np.abs(np.array(grid) - math.log(1.0 - near))))
-        _search(error, grid, start)
+        parameter_search.search(error, grid, start)
         possible = [found for found in tried.values() if found is not None]
         return min(possible, key=lambda candidate: self.value(candidate.row))
 
@@ -343,24 +341,28 @@ class Search:
         seconds: float,
         rough: bool,
     ) -> Candidate:
-        epsilon, delta = self._budget
-        simulated = participation.is_simulated
         rough = rough or (self._is_draft and self._confidence is None)
-        calibrator = calibration.for_budget(
-            participation,
-            epsilon,
-            delta,
-            self._confidence if simulated and not rough else None,
-            num_draws=_SEARCH_DRAWS if simulated and rough else None,
-        )
         row = comparison.row(
-            name, strategy, self._workload, participation, calibrator, seconds
+            name,
+            strategy,
+            self._workload,
+            participation,
+            self._calibrator(participation, rough),
+            seconds,
         )
         return Candidate(strategy, participation, row)
 
+    def _calibrator(
+        self, participation: Participation, rough: bool
+    ) -> calibration.Calibrator:
+        if rough and self._is_costly:
+            return self._rough.under(participation)
+        confidence = self._confidence if participation.is_simulated else None
+        return calibration.for_budget(participation, *self._budget, confidence)
+
     def _account_in_full(self, found: Candidate) -> Candidate:
         """The same candidate, accounted for in full."""
-        if not self._is_amplified or self._is_draft:
+        if not self._is_costly or self._is_draft:
             return found
         name, seconds = found.row.mechanism, found.row.seconds
         return self._accounted(
@@ -377,39 +379,6 @@ def _labelled(found: Candidate) -> Candidate:
     label = registry.specification(found.strategy)
     row = dataclasses.replace(found.row, mechanism=label)
     return dataclasses.replace(found, row=row)
-
-
-def _lowest(function: Callable[[float], float], grid: Sequence[float], at: int) -> int:
-    """Index of a value of the grid that is no larger than its neighbors', from `at`."""
-    while True:
-        here = function(grid[at])
-        beside = [i for i in (at - 1, at + 1) if 0 <= i < len(grid)]
-        if math.isinf(here):
-            # Too large a lambda or gamma is impossible, 0 never is.
-            beside = [i for i in beside if i < at]
-        next_at = min(beside, key=lambda i: function(grid[i]), default=at)
-        if not (math.isinf(here) and beside) and function(grid[next_at]) >= here:
-            return at
-        at = next_at
-
-
-def _search(function: Callable[[float], float], grid: Sequence[float], at: int) -> None:
-    """Evaluates a function where it is lowest: on a falling grid, then beside its best.
-
-    Args:
-      function: with one minimum; it may be infinite at the end of the grid.
-      grid: where it is evaluated first, downhill.
-      at: index to begin with.
-    """
-    import scipy.optimize  # slow to import
-
-    best = _lowest(function, grid, at)
-    ends = grid[min(best + 1, len(grid) - 1)], grid[max(best - 1, 0)]
-    with np.errstate(invalid="ignore"):  # parabolas through infinite values
-        scipy.optimize.minimize_scalar(
-            function, bounds=ends, method="bounded",
-            options={"xatol": _LAMBDA_TOLERANCE, "maxiter": _REFINED},
-        )  # fmt: skip
 
 
 def _rounded_lambda(value: float) -> float:

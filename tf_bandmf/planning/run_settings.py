@@ -30,8 +30,6 @@ _MECHANISMS = {
     "cyclic-fixed-size": ("identity", "bsr:4", "bsr:16"),
     "balls-in-bins": ("identity", "lambda_cgd:0.9", "bisr:4"),
 }
-# Of a simulation.
-_DRAWS = 2000
 # The search for a batch size goes down from the largest one, and ends where the least
 # noise so far is exceeded by this factor, or the run has more steps than that.
 _HOPELESS = 1.5
@@ -188,9 +186,7 @@ class Scan:
             strategy = registry.build_strategy(
                 family, workload, participation, **options
             )
-            accountant = calibration.accountant_for(
-                strategy, participation, num_draws=_DRAWS
-            )
+            accountant = calibration.accountant_for(strategy, participation)
             try:
                 noise = accountant.rough_noise_stddev(self.epsilon, self.delta)
             except ValueError:
