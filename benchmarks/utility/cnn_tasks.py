@@ -158,9 +158,8 @@ def _published_rows() -> tuple[Row, ...]:
     return tuple(rows)
 
 
-# Automatic clipping, also the moving average, and a choice between the published rate of
-# the mechanism without sampling and half of it; of DP-SGD, whose best without sampling was
-# the larger one, also twice of it.
+# Automatic clipping, also the moving average, and a choice of rates: from half of the
+# mechanism's published one without sampling, doubling until the best is no edge.
 TUNED = tuple(
     Row(
         f"{name} tuned, {words}",
@@ -170,10 +169,10 @@ TUNED = tuple(
         matched=True,
     )
     for name, mechanism, rates, sampling, words in (
-        ("BISR", "bisr:4", (0.35, 0.7), "fixed-order", "no sampling"),
+        ("BISR", "bisr:4", (0.35, 0.7, 1.4), "fixed-order", "no sampling"),
         ("DP-SGD", "identity", (0.05, 0.1, 0.2), "fixed-order", "no sampling"),
-        ("BISR", "bisr:4", (0.35, 0.7), "balls-in-bins", "balls in bins"),
-        ("DP-SGD", "identity", (0.05, 0.1, 0.2), "poisson", "Poisson"),
+        ("BISR", "bisr:4", (0.35, 0.7, 1.4), "balls-in-bins", "balls in bins"),
+        ("DP-SGD", "identity", (0.05, 0.1, 0.2, 0.4), "poisson", "Poisson"),
     )
 )
 

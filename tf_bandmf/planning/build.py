@@ -27,6 +27,9 @@ from tf_bandmf.planning.statement import ONE_EXAMPLE, check_generator
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
+# Of the noise, relative.
+_ROUNDING = 5e-10
+
 
 def plan(
     mechanism: str | Strategy = "auto",
@@ -355,5 +358,6 @@ def _account(
         return float(noise_multiplier), guarantee
     found = accountant.calibrate(float(epsilon), delta)
     assert found.guarantee is not None
-    # Rounded up: the product with the sensitivity must not be smaller.
-    return found.noise_stddev / sensitivity * (1.0 + 1e-12), found.guarantee
+    # Rounded up: the product with the sensitivity must not be smaller, and the epsilon
+    # of a later account, itself rounded up by 1e-10, not larger than the budget.
+    return found.noise_stddev / sensitivity * (1.0 + _ROUNDING), found.guarantee
