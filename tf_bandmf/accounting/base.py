@@ -28,7 +28,7 @@ class Simulation:
         simulation.
       seed: of the draws, >= 0; equal seeds give equal results.
       progress: show progress on what takes longer than 2 seconds.
-      num_draws: of an estimate; None for the accountant's number. Searches use fewer.
+      num_draws: of an estimate; None for the accountant's number.
     """
 
     confidence: float | None = None

@@ -161,7 +161,7 @@ def _compiled_pairs(
         def of_key(
             step_key: tf.Tensor, counter: tf.Tensor, shared: tf.Tensor
         ) -> tuple[tf.Tensor, tf.Tensor]:
-            words = source_of(step_keys).four(step_key, counter)
+            words = source_of(step_key).four(step_key, counter)
             signed = [tf.bitcast(word, tf.int32) for word in words]
             return _box_muller(signed, shared[:, None])
 
