@@ -3,9 +3,11 @@
 TensorFlow must be told before it does anything else.
 """
 
+import fnmatch
 import gc
 import os
 
+import pytest
 import tensorflow as tf
 
 # The marker `attack`, for the page "what was attacked".
@@ -18,6 +20,15 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * 2,
 )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Cases that `slow_cases` names are slow."""
+    for item in items:
+        for marker in item.iter_markers("slow_cases"):
+            if any(fnmatch.fnmatch(item.callspec.id, name) for name in marker.args):
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish(session):

@@ -312,7 +312,7 @@ def test_tiny_noise_is_that_without_amplification():
 
 def test_what_takes_too_many_draws_is_proven_instead(monkeypatch):
     monkeypatch.setattr(simulated_bounds, "_LARGEST_BOUND_DRAWS", 1e3)
-    gram = gram_matrix(strategies.lambda_cgd(60, 0.5).matrix, 20)
+    gram = gram_matrix(strategies.lambda_cgd(12, 0.5).matrix, 4)
     accountant = BallsInBinsAccountant(gram, confidence=1.0 - 1e-9)
     found = accountant.calibrate(4.0, 1e-7)
     assert found.guarantee.accountant == NAME and found.guarantee.confidence == 1.0
@@ -324,9 +324,9 @@ def test_a_plan_says_beside_an_estimate_what_is_certain():
     arguments = dict(
         epsilon=4.0,
         delta=1e-5,
-        num_examples=64,
+        num_examples=24,
         batch_size=8,
-        epochs=3,
+        epochs=2,
         sampling="balls-in-bins",
     )
     estimated = tf_bandmf.plan("lambda_cgd:0.5", **arguments)

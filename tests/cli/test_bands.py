@@ -25,6 +25,7 @@ def test_the_contract_and_the_default_candidates(capsys):
 
 
 @pytest.mark.parametrize("mechanism", ["bsr", "banded", "toeplitz:normalized"])
+@pytest.mark.slow_cases("banded")
 def test_agrees_with_compare(capsys, mechanism):
     arguments = ["bands", "--steps", "64", "--epochs", "4", "--candidates", "4"]
     assert cli.main([*arguments, "--mechanism", mechanism, *COMMON]) == 0

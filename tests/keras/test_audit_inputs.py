@@ -81,6 +81,7 @@ def private(model, plan, loss="mse", **changes):
     invariants=[16, 17, 18],
 )
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow_cases("siamese", "normalized")
 def test_no_record_adds_more_than_the_clip_norm(name, make_plan, figure):
     model = private(MODELS[name](), make_plan(l2_norm_clip=0.7))
     rng = np.random.default_rng(0)

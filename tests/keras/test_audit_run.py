@@ -52,6 +52,7 @@ def audited(plan, **changes):
     invariants=[3, 4],
 )
 @pytest.mark.parametrize("mechanism", ["identity", "bsr:4"])
+@pytest.mark.slow_cases("identity")
 def test_a_sound_run_is_believed(mechanism, figure):
     plan = plan_of(mechanism)
     # A penalty on weights is no part of the sum.

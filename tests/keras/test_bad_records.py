@@ -129,6 +129,7 @@ def text_classifier(trainable):
 
 
 @pytest.mark.parametrize("trainable", [True, False])
+@pytest.mark.slow_cases("False")
 def test_invariant_18_training_goes_on_after_an_id_that_is_no_row(trainable):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 10, (BATCH, 6)).astype("i4")

@@ -68,6 +68,7 @@ def train(data, make_plan, compile_model):
 
 @pytest.mark.parametrize("make", [WithConfig, FunctionalSubclass])
 @pytest.mark.parametrize("called", [False, True])
+@pytest.mark.slow_cases("True-FunctionalSubclass", "False-WithConfig")
 def test_a_subclassed_model_trains_and_becomes_plain(make, called, data, train):
     model = make(4)
     if called:

@@ -72,12 +72,14 @@ INNER = {
 
 
 @pytest.mark.parametrize("mechanism", ["identity", "lambda_cgd", "bsr"])
+@pytest.mark.slow_cases("identity", "bsr")
 def test_two_replicas_train_like_one(mechanism, make_plan, strategy, train, alone):
     two = train(make_plan(mechanism), strategy, self_check=mechanism == "bsr")
     assert_close(two, alone(mechanism))
 
 
 @pytest.mark.parametrize("inner", INNER)
+@pytest.mark.slow_cases("adam")
 def test_any_inner_optimizer_on_two_replicas(inner, make_plan, strategy, train, alone):
     plan, inner = make_plan("bsr"), INNER[inner]
     assert_close(train(plan, strategy, inner), alone("bsr", inner), 2e-5)
@@ -93,6 +95,7 @@ def test_each_replica_keeps_its_part_of_the_buffer(make_plan, strategy, train):
     assert np.abs(parts[:, 2 * 4096 : whole.shape[1]]).max() > 0.0
 
 
+@pytest.mark.slow
 def test_invariant_11_a_run_on_two_replicas_resumes(
     make_plan, strategy, train, data, tmp_path
 ):
@@ -192,6 +195,7 @@ def free_ports(count):
     return ports
 
 
+@pytest.mark.slow
 def test_two_workers_train_like_one(tmp_path, monkeypatch):
     program = tmp_path / "worker.py"
     program.write_text(textwrap.dedent(WORKER))

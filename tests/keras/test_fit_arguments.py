@@ -131,6 +131,7 @@ def test_invariant_20_an_index_means_one_example(data, make_plan):
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
+@pytest.mark.slow_cases("False")
 def test_class_weights_are_weights_of_examples(
     one_hot, data, make_plan, make_plain_model
 ):
@@ -185,6 +186,7 @@ def test_invariant_11_a_restored_optimizer_is_refused_before_a_graph_is_made(
 
 
 @pytest.mark.parametrize("functional", [False, True])
+@pytest.mark.slow_cases("True")
 def test_h5_files_are_loaded_predict_and_refuse_to_train(
     functional, data, make_plan, make_private_model, tmp_path
 ):
@@ -301,6 +303,7 @@ def test_augmented_views_train_in_fit(data, make_plan, make_private_model):
 
 
 @pytest.mark.parametrize("changes", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+@pytest.mark.slow_cases("changes1", "changes2")
 def test_users_train_in_fit_and_the_statement_says_so(
     changes, data, make_private_model, make_plan
 ):

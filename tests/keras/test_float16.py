@@ -56,6 +56,7 @@ def full(data, make_plan, make_private_model):
         (False, {"microbatch": 4}),
     ],
 )
+@pytest.mark.slow_cases("True-changes3", "False-changes2")
 def test_float16_trains_like_float32(compile_first, changes, data, make_half, full):
     plan = full.optimizer.plan
     size = changes.get("microbatch")

@@ -29,6 +29,9 @@ INNER = {
 
 
 @pytest.mark.parametrize("name", INNER)
+@pytest.mark.slow_cases(
+    "ftrl", "lion", "sgd", "adagrad", "rmsprop", "adamw", "sgd_decay"
+)
 def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
     name, data, make_plan, make_plain_model, make_private_model
 ):

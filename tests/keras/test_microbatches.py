@@ -49,6 +49,7 @@ def whole(data, make_plan, make_private_model):
         (64, {}),
     ],
 )
+@pytest.mark.slow_cases("1-*", "3-changes2", "64-*")
 def test_invariant_7_microbatches_are_the_step_of_the_whole_batch(
     microbatch_size, changes, data, whole, make_chunked
 ):

@@ -74,6 +74,7 @@ class LateMean(keras.metrics.Metric):
 @pytest.mark.parametrize("self_check", [False, True])
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.slow_cases("name-*", "object-*-True", "late-True-True")
 def test_the_step_and_its_pass_are_traced_once(
     metric, eager, self_check, data, make_plan, make_private_model, monkeypatch
 ):

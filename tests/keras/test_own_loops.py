@@ -13,6 +13,7 @@ import tf_bandmf.keras
 
 @pytest.mark.parametrize("changes", [{}, {"run_eagerly": True}])
 @pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr"])
+@pytest.mark.slow_cases("lambda_cgd-changes1", "bsr-changes0")
 def test_a_loop_of_private_gradients_is_fit(
     changes, mechanism, data, make_plan, make_private_model
 ):

@@ -79,6 +79,7 @@ def assert_same_weights(a, b):
         pytest.param("lambda_cgd", "chacha20", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow_cases("bsr-philox")
 def test_invariant_11_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(
     mechanism, generator, make_plan, run
 ):
@@ -94,6 +95,7 @@ def test_invariant_11_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(
 
 
 @pytest.mark.parametrize("kind", PARTICIPATIONS)
+@pytest.mark.slow_cases("fixed", "poisson")
 def test_invariant_11_key_and_sampler_are_those_of_the_interrupted_run(
     kind, data, run, make_private_model, tmp_path
 ):
@@ -480,6 +482,7 @@ def test_invariant_10_the_private_file_is_in_no_folder_of_a_callback(
     assert not any(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_kill_9_and_resume_gives_the_bit_identical_run(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(textwrap.dedent(PROGRAM))

@@ -168,6 +168,7 @@ def note_run(model):
 
 
 @pytest.mark.parametrize("reload", RELOADS)
+@pytest.mark.slow_cases("functional-*")
 def test_invariant_11_a_reloaded_model_does_not_train_without_privacy(
     reload, halfway, data, tmp_path
 ):
@@ -180,6 +181,7 @@ def test_invariant_11_a_reloaded_model_does_not_train_without_privacy(
     assert optimizer.steps_taken == plan.num_steps // 2
 
 
+@pytest.mark.slow_cases("functional")
 def test_invariant_11_uncompiled_and_with_a_new_private_optimizer(
     halfway, data, compile_model, tmp_path
 ):

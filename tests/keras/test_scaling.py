@@ -73,6 +73,7 @@ def test_moments_of_which_no_scales_follow_are_seen(values):
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.slow_cases("True")
 def test_a_step_without_scales_is_refused(run_eagerly, make_plan, make_scaled, data):
     plan = make_plan()
     model = make_scaled(plan, scaling="second_moment")
@@ -145,6 +146,7 @@ def test_clipped_in_other_coordinates_is_refused(make_plan, make_scaled, data):
         ("lambda_cgd", {"loss_scale_factor": 8.0}),
     ],
 )
+@pytest.mark.slow_cases("identity-*", "*changes2", "*changes3", "*changes5")
 def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(
     mechanism, changes, make_plan, make_scaled, data
 ):
@@ -154,6 +156,7 @@ def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(
     assert_steps_scale(scaled, plain, plan.batches(*data))
 
 
+@pytest.mark.slow
 def test_a_step_of_views_is_scaled_after_the_views_are_averaged(
     make_plan, make_scaled, data
 ):
@@ -270,6 +273,7 @@ def test_invariant_11_a_resumed_run_has_the_scales_of_the_straight_run(
 @pytest.mark.parametrize(
     "first, second", [("second_moment", None), (None, "second_moment")]
 )
+@pytest.mark.slow_cases("None-*")
 def test_a_run_does_not_go_on_with_another_scaling(
     first, second, make_plan, make_scaled, data, tmp_path
 ):
@@ -299,6 +303,7 @@ def test_invariant_11_files_of_before_there_was_scaling_resume(make_plan, make_s
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 4])
+@pytest.mark.slow_cases("None")
 def test_several_fits_are_one(microbatch_size, make_plan, make_scaled, data):
     plan = make_plan()
     options = {"scaling": "second_moment", "microbatch_size": microbatch_size}

@@ -46,6 +46,9 @@ def reference_weights(model, plan, x, y, learning_rate, clip):
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.slow_cases(
+    "banded:4", "blt:4", "bandinv:4", "bifr:4", "amplified:4", "bsr:4", "dense"
+)
 def test_invariant_4_noise_on_the_clipped_sum_then_a_public_constant(
     mechanism, data, make_plan, make_plain_model, make_private_model
 ):
@@ -111,6 +114,7 @@ def test_the_step_is_traced_once(
 
 
 @pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr"])
+@pytest.mark.slow_cases("bsr")
 def test_invariant_9_a_split_run_is_the_straight_run_bit_for_bit(
     mechanism, data, make_private_model, straight
 ):
@@ -162,6 +166,7 @@ def test_a_custom_loop_over_train_on_batch(data, make_private_model, straight):
     ],
     ids=["adam", "schedule"],
 )
+@pytest.mark.slow_cases("adam")
 def test_any_inner_optimizer_with_metrics_validation_and_callbacks(
     inner, data, make_plan, make_private_model, tmp_path
 ):

@@ -65,6 +65,7 @@ def test_group_normalized_examples_have_bounded_norm():
     "mechanism, sampling",
     [("identity", "poisson"), ("bisr:3", "balls-in-bins"), ("bsr:2", "fixed-order")],
 )
+@pytest.mark.slow_cases("identity-*", "bsr:2-*")
 def test_linear_models_train_as_keras_does(mechanism, sampling):
     import linear
 
@@ -241,6 +242,7 @@ def test_channels_of_unknown_variance_are_left_out():
         ("bisr:3", "balls-in-bins", False),
     ],
 )
+@pytest.mark.slow_cases("identity-poisson-*")
 def test_training_beside_a_release_has_the_joint_budget(mechanism, sampling, exact):
     from normalization import joint_epsilon, plan_beside
 
@@ -384,6 +386,9 @@ def test_cost_is_of_the_networks_it_names():
         ("cifar-10-cnn", "bisr:3", "balls-in-bins", "automatic", 1.0),
         ("cifar-10-cnn", "identity", "fixed-order", "flat", 0.1),
     ],
+)
+@pytest.mark.slow_cases(
+    "fashion-mnist-cnn-identity-*", "fashion-mnist-cnn-bisr:3-*-flat-*"
 )
 def test_compiled_network_trains_as_keras_does(
     name, mechanism, sampling, clipping, clip, monkeypatch, tmp_path

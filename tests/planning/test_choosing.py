@@ -115,6 +115,7 @@ def test_every_sampling_has_a_participation(sampling):
         scheme.participation(None if scheme.is_cyclic else 4)
 
 
+@pytest.mark.slow
 def test_the_best_number_of_bands_follows_the_published_pattern():
     """arXiv:2405.15913, Fig. 3b: roughly linear in epsilon and in 1 / epochs.
 

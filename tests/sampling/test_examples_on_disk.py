@@ -108,6 +108,12 @@ def test_parse_may_branch_on_tensors(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "participation"), CASES, ids=lambda case: getattr(case, "kind", case)
 )
+@pytest.mark.slow_cases(
+    "cache-shuffled",
+    "tfrecord-fixed_epoch_order",
+    "tfrecord-cyclic_fixed_size",
+    "batched-shuffled",
+)
 def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
     seed = None if isinstance(participation, tf_bandmf.FixedEpochOrder) else SEED
     steps = getattr(participation, "num_steps", 30)

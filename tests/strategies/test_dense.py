@@ -96,6 +96,7 @@ def test_the_certificate_bounds_the_true_gap_and_shrinks():
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 30])
+@pytest.mark.slow_cases("30")
 def test_full_batch_optimum_is_the_diagonal_factorization(n):
     """arXiv:2601.22334, Theorem 4, eq. 12: b = 1, k = n."""
     workload = workloads.prefix_sum(n)

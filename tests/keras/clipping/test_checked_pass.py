@@ -46,6 +46,7 @@ def traces(monkeypatch):
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize("groups", [None, "layers"])
+@pytest.mark.slow_cases("None-2", "layers-None")
 def test_the_step_runs_the_pass_that_was_checked(traces, microbatch_size, groups):
     model = reference.classifier(layers.Dense(4), inputs=(6, 4))
     x, y = reference.sequences(), reference.labels()

@@ -111,6 +111,7 @@ def two_in_two_out_data():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.slow_cases("False")
 def test_dict_inputs_and_outputs(weighted):
     model = two_in_two_out(
         {"label": "sparse_categorical_crossentropy", "value": "mse"},
@@ -168,6 +169,7 @@ def test_saturated_softmax_uses_logits():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("microbatch_size", [None, 4])
+@pytest.mark.slow_cases("4-inf", "None-nan")
 def test_non_finite_example_contributes_zero(bad, microbatch_size):
     model = reference.classifier(
         layers.Conv2D(8, 3),

@@ -102,6 +102,7 @@ def compiled(make):
 
 
 @pytest.mark.parametrize("make", MODELS)
+@pytest.mark.slow_cases("convolutional")
 def test_norms_and_sums_are_those_of_the_mean_loss(make):
     model, shape = compiled(make)
     x, y, rows = batch(shape)

@@ -53,6 +53,7 @@ def group_sums(gradients, members, clips, gamma=None):
 
 @pytest.mark.parametrize("gamma", [None, 0.01])
 @pytest.mark.parametrize("groups", ["layers", SHARES])
+@pytest.mark.slow_cases("groups1-None", "layers-0.01")
 def test_each_group_is_clipped_to_its_own_norm(groups, gamma):
     built = model()
     x, y = data()
@@ -64,6 +65,7 @@ def test_each_group_is_clipped_to_its_own_norm(groups, gamma):
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
+@pytest.mark.slow_cases("2")
 def test_invariant_17_one_contribution_has_at_most_the_plan_s_norm(microbatch_size):
     built = model()
     x, y = data(count=1)

@@ -60,6 +60,7 @@ def error(got, want):
 
 
 @pytest.mark.parametrize(("make", "data"), CASES)
+@pytest.mark.slow_cases("small_text-*")
 def test_scaling_is_exact_in_float32(make, data):
     model, x, y = make(), data(), reference.labels()
     plain = reference.traced(model, x, y)
@@ -71,6 +72,7 @@ def test_scaling_is_exact_in_float32(make, data):
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize(("make", "data"), CASES)
+@pytest.mark.slow_cases("small_text-tokens-2", "small_cnn-images-None")
 def test_float16_gives_the_gradients_of_float32(make, data, microbatch_size):
     full, half = pair(make)
     x, y = data(), reference.labels()
@@ -85,6 +87,7 @@ def test_float16_gives_the_gradients_of_float32(make, data, microbatch_size):
 
 
 @pytest.mark.parametrize(("make", "data"), CASES)
+@pytest.mark.slow_cases("small_text-*")
 def test_float16_contributions_are_within_the_clip_norm(make, data):
     _, half = pair(make)
     x, y = data(), reference.labels()
@@ -121,6 +124,7 @@ def test_small_gradients_survive_by_the_scale_alone():
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
+@pytest.mark.slow_cases("None")
 def test_invariant_5_an_example_that_overflows_contributes_zero(microbatch_size):
     _, half = pair(small_cnn)
     x, y = reference.images(), reference.labels()

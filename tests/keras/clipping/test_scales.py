@@ -61,6 +61,9 @@ def random_scales(model, seed=0):
     ],
 )
 @pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.slow_cases(
+    "embedding-options3", "embedding-options1", "embedding-options4"
+)
 def test_norms_and_sums_are_those_of_scaled_gradients(name, options):
     make, inputs = MODELS[name]
     model, x, y = make(), inputs(), reference.labels()
