@@ -8,8 +8,8 @@ from tf_bandmf.keras.clipping.gradients import (
     SUM_MARGIN,
     ClippedGradients,
     clipped_gradient_sums,
-    is_loss_scale,
 )
+from tf_bandmf.keras.clipping.how_to_clip import is_loss_scale
 from tf_bandmf.keras.clipping.independence import (
     register_per_example_layer,
     vouched_classes,

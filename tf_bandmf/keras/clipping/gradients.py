@@ -16,9 +16,9 @@ from tf_bandmf.keras.clipping.data_errors import bad_values_become_nan
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors import Factor, Measured, add_factors, cleaned
 from tf_bandmf.keras.clipping.forward import Forward
-from tf_bandmf.keras.clipping.groups import Grouping, grouping
+from tf_bandmf.keras.clipping.how_to_clip import Clip, how_to_clip
 from tf_bandmf.keras.clipping.microbatches import in_groups
-from tf_bandmf.keras.clipping.norms import automatic_weights, clip_weights, in_xla
+from tf_bandmf.keras.clipping.norms import in_xla
 from tf_bandmf.keras.clipping.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.step import proved_forward
 from tf_bandmf.keras.clipping.variables import trainable_variables
@@ -29,10 +29,6 @@ from tf_bandmf.keras.clipping.variables import trainable_variables
 # terms in float32 is wrong by at most n 2^-24 times that: by 7 B clip norms for n = 458,000
 # one after the other, and by 1e-3 of them where kernels add in blocks (see `norms`).
 SUM_MARGIN = 8.0
-
-
-# Larger ones make every float32 gradient infinite.
-_LARGEST_SCALE = 2**127
 
 
 class ClippedGradients(NamedTuple):
@@ -127,10 +123,20 @@ def clipped_gradient_sums(
             f"`microbatch_size` must be at least 1, found {microbatch_size}."
         )
     check_supported(model)
-    clip = _clip(model, l2_norm_clip, loss_scale_factor, automatic, groups, scales)
+    clip = how_to_clip(
+        model, l2_norm_clip, loss_scale_factor, automatic, groups, scales
+    )
     data = batching.to_tensors((x, y, sample_weight, rows))
     if rows is not None and microbatch_size is not None:
         microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
+    clipped = _clipped(model, data, microbatch_size, clip)
+    return clipped._replace(scales=clip.scales)
+
+
+def _clipped(
+    model: keras.Model, data: Any, microbatch_size: int | None, clip: Clip
+) -> ClippedGradients:
+    """`clipped_gradient_sums` of (x, y, sample_weight, rows), without `scales`."""
     static, size = batching.batch_size(data)
     if microbatch_size is not None and not (static and static <= microbatch_size):
 
@@ -139,10 +145,9 @@ def clipped_gradient_sums(
             return clipped.sums, tuple(clipped[1:])
 
         sums, results = in_groups(group, data, size, microbatch_size)
-        return ClippedGradients(sums, *results)._replace(scales=clip.scales)
+        return ClippedGradients(sums, *results)
     if static:
-        clipped = _one_pass(model, data, tf.fill([static], True), clip)
-        return clipped._replace(scales=clip.scales)
+        return _one_pass(model, data, tf.fill([static], True), clip)
     # Not every layer takes a batch of zero examples; one that does not count does.
     count = tf.maximum(size, 1)
     data = batching.pad_batch(data, count - size)
@@ -152,7 +157,7 @@ def clipped_gradient_sums(
         return tensor[:size]
 
     results = (batching.map_tensors(drop, part) for part in clipped[1:])
-    return ClippedGradients(clipped.sums, *results)._replace(scales=clip.scales)
+    return ClippedGradients(clipped.sums, *results)
 
 
 def traced_pass(
@@ -172,91 +177,13 @@ def traced_pass(
     dtypes matter.
     """
     check_supported(model)
-    clip = _clip(model, 1.0, loss_scale_factor, automatic, groups, scales)
+    clip = how_to_clip(model, 1.0, loss_scale_factor, automatic, groups, scales)
     data = batching.to_tensors((x, y, sample_weight, None))
     return checked_pass.trace(*_pass(model, data, clip), _key(model, data, clip))
 
 
-def _clip(
-    model: keras.Model,
-    l2_norm_clip: float,
-    loss_scale_factor: float | None,
-    automatic: float | None,
-    groups: str | Mapping[str, float] | None,
-    scales: Sequence[tf.Tensor] | None,
-) -> _Clip:
-    """The arguments of that name of `clipped_gradient_sums`, checked."""
-    scale = _checked_scale(model, loss_scale_factor)
-    if automatic is not None and not (math.isfinite(automatic) and automatic > 0):
-        raise ValueError(f"`automatic` must be positive and finite, found {automatic}.")
-    variables = trainable_variables(model)
-    parts = grouping(groups, variables, l2_norm_clip)
-    if scales is not None:
-        scales = [tf.convert_to_tensor(s, tf.float32) for s in scales]
-        if [tuple(s.shape) for s in scales] != [tuple(v.shape) for v in variables]:
-            raise ValueError(
-                f"`scales` must have the shapes of the {len(variables)} trainable "
-                f"weights, found {[tuple(s.shape) for s in scales]}."
-            )
-    return _Clip(parts, automatic, scale, tuple(scales or ()))
-
-
-def is_loss_scale(value: Any) -> bool:
-    """Whether multiplying by a number and dividing by it again is exact."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return 1 <= value <= _LARGEST_SCALE and math.frexp(value)[0] == 0.5
-
-
-def _checked_scale(model: keras.Model, loss_scale_factor: float | None) -> float:
-    if loss_scale_factor is not None:
-        if not is_loss_scale(loss_scale_factor):
-            raise ValueError(
-                f"`loss_scale_factor` must be a power of two >= 1, found "
-                f"{loss_scale_factor!r}."
-            )
-        return float(loss_scale_factor)
-    for layer in model._flatten_layers():
-        if layer.compute_dtype == "float16":
-            raise UnsupportedModelError(
-                f"Layer {layer.name!r} ({type(layer).__name__}) computes in float16, "
-                "where small gradients vanish: give `PrivateOptimizer` a static scale, "
-                "such as `loss_scale_factor=1024`, or use the dtype policy "
-                "`mixed_bfloat16`, which needs none."
-            )
-    return 1.0
-
-
-class _Clip(NamedTuple):
-    """How gradients are clipped.
-
-    Attributes:
-      parts: groups of variables and their clip norms, numbers or float64 tensors.
-      automatic: Gamma of automatic clipping, or None.
-      scale: of the losses in the backward pass, a power of two.
-      scales: of the coordinates of gradients, before they are clipped; or empty.
-    """
-
-    parts: Grouping
-    automatic: float | None
-    scale: float
-    scales: tuple[tf.Tensor, ...] = ()
-
-    def negligible(self, group: int) -> float | tf.Tensor:
-        """Squared norm, of scaled gradients, below which a bound need not be tight."""
-        clip = self.parts.clips[group]
-        return ((clip if self.automatic is None else self.automatic) * self.scale) ** 2
-
-    def weights(self, bounds: tf.Tensor, group: int) -> tf.Tensor:
-        """What gradients are multiplied by, [B] float32, from bounds of squared norms."""
-        clip = self.parts.clips[group]
-        if self.automatic is None:
-            return clip_weights(bounds, clip)
-        return automatic_weights(bounds, clip, self.automatic)
-
-
 def _one_pass(
-    model: keras.Model, data: Any, valid: tf.Tensor, clip: _Clip
+    model: keras.Model, data: Any, valid: tf.Tensor, clip: Clip
 ) -> ClippedGradients:
     """Processes one group of examples.
 
@@ -280,7 +207,7 @@ def _one_pass(
     return concrete(batching.tensor_leaves(data), clips, valid, list(clip.scales))
 
 
-def _pass(model: keras.Model, data: Any, clip: _Clip) -> tuple[Any, list[Any]]:
+def _pass(model: keras.Model, data: Any, clip: Clip) -> tuple[Any, list[Any]]:
     """The pass as a function of tensors, and their specs.
 
     What is analysed is a graph of its own: what layers keep of it is of no use to
@@ -306,14 +233,14 @@ def _pass(model: keras.Model, data: Any, clip: _Clip) -> tuple[Any, list[Any]]:
     return traced, [specs, groups, tf.TensorSpec([None], tf.bool), scales]
 
 
-def _key(model: keras.Model, data: Any, clip: _Clip) -> Any:
+def _key(model: keras.Model, data: Any, clip: Clip) -> Any:
     parts = (clip.parts.members, len(clip.parts.clips))
     settings = (*parts, clip.automatic, clip.scale, bool(clip.scales))
     return checked_pass.key_of(model, trainable_variables(model), data, settings)
 
 
 def _pass_in_graph(
-    model: keras.Model, data: Any, valid: tf.Tensor, clip: _Clip
+    model: keras.Model, data: Any, valid: tf.Tensor, clip: Clip
 ) -> ClippedGradients:
     variables = trainable_variables(model)
     *data, rows = data
@@ -341,7 +268,7 @@ def _pass_in_graph(
     return ClippedGradients(sums, tf.cast(norms, tf.float32), losses, outputs)
 
 
-def _bounds(measured: list[Measured | None], clip: _Clip) -> dict[int, tf.Tensor]:
+def _bounds(measured: list[Measured | None], clip: Clip) -> dict[int, tf.Tensor]:
     """Bounds of squared norms, [B] float64, of each group that has gradients."""
     members: dict[int, list[tf.Tensor]] = {}
     for group, found in zip(clip.parts.members, measured, strict=True):
@@ -353,7 +280,7 @@ def _bounds(measured: list[Measured | None], clip: _Clip) -> dict[int, tf.Tensor
 
 
 def _measure(
-    variables: list[Any], forward: Forward, clip: _Clip, units: UnitRows | None
+    variables: list[Any], forward: Forward, clip: Clip, units: UnitRows | None
 ) -> list[Measured | None]:
     """Returns measured per-example gradients for each variable, None if zero.
 
@@ -409,7 +336,7 @@ def _weighted_sums(
     measured: list[Measured | None],
     weights: Mapping[int, tf.Tensor],
     counts: tf.Tensor,
-    clip: _Clip,
+    clip: Clip,
 ) -> list[tf.Tensor]:
     """Sums per-example gradients with weights of groups, of examples that count."""
     tensors = [list(m.tensors) if m is not None else [] for m in measured]
