@@ -8,7 +8,7 @@ from mutation import broken, suite
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.analysis import sensitivity
 from tf_bandmf.keras import optimizer, replicas
-from tf_bandmf.keras.clipping import gradients, norms, step, structure
+from tf_bandmf.keras.clipping import how_to_clip, norms, step, structure
 from tf_bandmf.keras.secret_state import SecretState
 from tf_bandmf.noise import generator
 from tf_bandmf.planning.plan import Plan
@@ -33,7 +33,7 @@ def noise_on_the_mean(patch):
 @broken("No clipping", checks.audited, "identity", says="the audit", invariants=(6, 17))
 def no_clipping(patch):
     patch.setattr(
-        gradients,
+        how_to_clip,
         "clip_weights",
         lambda bounds, clip: tf.ones_like(bounds, dtype=tf.float32),
     )

@@ -114,18 +114,18 @@ def test_a_wrong_rule_is_found_behind_dropout(wrong_dense_rule, rate):
 
 @pytest.mark.parametrize("options", [{"automatic": 0.01}, {"groups": "layers"}])
 def test_wrong_weights_of_other_ways_to_clip_are_found(monkeypatch, options):
-    from tf_bandmf.keras.clipping import gradients
+    from tf_bandmf.keras.clipping import how_to_clip
 
     model = reference.classifier(layers.Dense(4), inputs=(6, 4))
     x, y = reference.sequences(), reference.labels()
     self_check(model, x, y, **options)
     name = "automatic_weights" if "automatic" in options else "clip_weights"
-    original = getattr(gradients, name)
+    original = getattr(how_to_clip, name)
 
     def too_small(*args):
         return 0.5 * original(*args)
 
-    monkeypatch.setattr(gradients, name, too_small)
+    monkeypatch.setattr(how_to_clip, name, too_small)
     with pytest.raises(ClippingMismatchError, match="sum"):
         self_check(model, x, y, **options)
 
