@@ -35,7 +35,8 @@ INNER = {
 def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
     name, data, make_plan, make_plain_model, make_private_model
 ):
-    plan, seen = make_plan("bsr", bands=2, epochs=1), []
+    # Three steps: eagerly each is traced anew.
+    plan, seen = make_plan("bsr", bands=2, epochs=1, batch_size=8), []
     model = make_private_model(plan, INNER[name](), run_eagerly=True)
     apply = model.optimizer.inner_optimizer.apply
 

@@ -91,7 +91,7 @@ def test_the_step_and_its_pass_are_traced_once(
 
     monkeypatch.setattr(PrivateStep, "_train_step", counted_step)
     monkeypatch.setattr(gradients, "_pass_in_graph", counted_pass)
-    plan = make_plan(epochs=1)
+    plan = make_plan(epochs=1, batch_size=11)
     options = {"metrics": [METRICS[metric]()], "run_eagerly": eager}
     model = make_private_model(plan, self_check=self_check, **options)
     history = model.fit(plan.batches(*data), verbose=0).history

@@ -17,9 +17,9 @@ import tf_bandmf.keras
 def test_a_loop_of_private_gradients_is_fit(
     changes, mechanism, data, make_plan, make_private_model
 ):
-    # Eagerly each step is traced anew: one epoch of them.
+    # Eagerly each step is traced anew: one epoch of three.
     epochs = 1 if changes else 2
-    plan = make_plan(mechanism, epochs=epochs)
+    plan = make_plan(mechanism, epochs=epochs, batch_size=8 if changes else 6)
     fitted, looped = (make_private_model(plan, **changes) for _ in range(2))
     fitted.fit(plan.batches(*data), epochs=epochs, verbose=0)
     for batch in plan.batches(*data):
