@@ -1,5 +1,7 @@
 """Charts, tangents and steps of the search for amplified strategies."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -26,10 +28,11 @@ def test_the_tangent_touches_the_objective():
     found = problem()
     variables = np.array([0.5, -1.0, -1.5])
     noise = found.noise(variables, 0, None)
-    value, gradient, weights, stddev = found.tangent(noise, variables)
+    value, gradient, weights = found.tangent(noise, variables)
     assert value == pytest.approx(found.value(noise, variables), rel=1e-9)
     gram = found.gram(tf.constant(variables)).numpy()
-    np.testing.assert_allclose(np.sum(weights * gram), stddev**2, rtol=1e-9)
+    log_sigma = noise.log_sigma(found.gram(tf.constant(variables)))
+    np.testing.assert_allclose(np.sum(weights * gram), np.exp(2 * log_sigma), rtol=1e-9)
     for way in 1e-5 * np.eye(3):
         difference = found.value(noise, variables + way)
         difference -= found.value(noise, variables - way)
@@ -43,7 +46,7 @@ def test_steps_lower_the_objective_until_none_does(beta):
     start = np.array([0.0, -1.0, -1.0])
     before = found.value(found.noise(start, 0, None), start)
     options = lbfgs.Options(
-        max_iterations=8,
+        max_iterations=10,
         gradient_tolerance=2e-3,
         decrease_tolerance=2e-3,
         progress=False,
@@ -56,6 +59,35 @@ def test_steps_lower_the_objective_until_none_does(beta):
     assert after < before - 0.01
     for way in 0.3 * np.concatenate([np.eye(3), -np.eye(3)]):
         assert found.value(noise, result.position + way) > after - 4e-3
+
+
+class Recorded(amplified.Problem):
+    """Notes for which noise its draws are made, and which they find there."""
+
+    def noise(self, variables, seed, stddev):
+        noise = super().noise(variables, seed, stddev)
+        log_sigma = float(noise.log_sigma(self.gram(tf.constant(variables))))
+        self.made.append((stddev, np.exp(log_sigma)))
+        return noise
+
+
+def test_new_draws_are_made_for_the_noise_of_their_point():
+    found = Recorded(workloads.prefix_sum(24), objectives.MEAN, 6, 0.5, 1e-5, 1000)
+    object.__setattr__(found, "made", [])
+    options = lbfgs.Options(max_iterations=6, gradient_tolerance=0.0, progress=False)
+    amplified.optimize(found, np.array([3.0, 2.0, 2.0]), options)
+    assert len(found.made) > 1
+    for stddev, needed in found.made[1:]:
+        assert stddev == pytest.approx(needed, rel=0.02)
+
+
+def test_what_few_draws_find_is_not_worse_than_the_start():
+    few = dataclasses.replace(problem(), num_draws=6)
+    # Where 1,000 draws find nothing better.
+    start = np.array([-0.2, -2.3, -5.8])
+    options = lbfgs.Options(max_iterations=4, gradient_tolerance=0.0, progress=False)
+    result = amplified.optimize(few, start, options)
+    assert few.first_value(result.position) <= few.first_value(start)
 
 
 def test_too_few_steps_are_no_convergence():

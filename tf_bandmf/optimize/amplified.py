@@ -117,8 +117,8 @@ class Problem:
 
     def tangent(
         self, noise: bins_gradient.BinsNoise, variables: np.ndarray
-    ) -> tuple[float, np.ndarray, tf.Tensor, float]:
-        """The objective, its gradient, `W` with `<W, G> = sigma^2`, and sigma."""
+    ) -> tuple[float, np.ndarray, tf.Tensor]:
+        """The objective, its gradient, and `W` with `<W, G> = sigma^2`."""
         constant = tf.constant(variables)
         with tf.GradientTape() as tape:
             tape.watch(constant)
@@ -126,8 +126,7 @@ class Problem:
             log_sigma = noise.log_sigma(gram)
             value = self.log_error(constant) + 2.0 * log_sigma
         gradient, by_gram = tape.gradient(value, [constant, gram])
-        stddev = tf.exp(log_sigma)
-        return float(value), gradient.numpy(), by_gram * stddev**2, float(stddev)
+        return float(value), gradient.numpy(), by_gram * tf.exp(2.0 * log_sigma)
 
 
 class _Model:
@@ -199,23 +198,24 @@ def optimize(
             except ArithmeticError:
                 # The last draws have led astray: ask the accountant.
                 noise = problem.noise(variables, step, None)
-        value, gradient, weights, stddev = problem.tangent(noise, variables)
+        value, gradient, weights = problem.tangent(noise, variables)
         norm = float(np.max(np.abs(gradient), initial=0.0))
         evaluations += 1
         progress.update(step, math.exp(value), None)
-        if norm <= options.gradient_tolerance:
+        if norm <= options.gradient_tolerance and small:
             converged, message = True, f"gradient <= {options.gradient_tolerance:g}"
         if small >= 2:
             converged = True
             message = f"two steps of a decrease <= {options.decrease_tolerance:g}"
         if converged or step == options.max_iterations:
             break
-        for _ in range(_TRIALS):
+        for trial in range(_TRIALS):
             found = model.minimize(weights, variables, pull)
             evaluations += 1
             reached = problem.value(noise, found)
             if reached < value:
-                pull /= _PULL_FACTOR
+                # A pull that had to grow is what this region takes.
+                pull /= _PULL_FACTOR if trial == 0 else 1.0
                 break
             pull *= _PULL_FACTOR
         else:
@@ -224,7 +224,14 @@ def optimize(
             break
         small = small + 1 if value - reached <= options.decrease_tolerance else 0
         variables = found
+        # New draws are made for the noise of this point, not of the one before.
+        stddev = math.exp(
+            0.5 * (reached - float(problem.log_error(tf.constant(found))))
+        )
     progress.close()
+    if not problem.first_value(variables) <= problem.first_value(start):
+        variables = np.asarray(start, np.float64)
+        message += "; by other draws where it began is better"
     return OptimizationResult(
         position=variables,
         converged=converged,

@@ -42,7 +42,7 @@ def optimized_amplified(
     epsilon: float | None = None,
     delta: float | None = None,
     objective: ObjectiveLike = "mean",
-    max_steps: int = 8,
+    max_steps: int = 10,
     progress: bool | None = None,
 ) -> Strategy:
     """The Toeplitz `C` with the smallest error times the noise for a budget.
