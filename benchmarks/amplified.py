@@ -6,10 +6,10 @@
 The defaults are the setting of arXiv:2601.22334: n = 3910 steps, 391 bins, 10 epochs,
 prefix sum, delta = 1e-5. `rmse` is the error times the noise of the accountant; `more` how
 much it exceeds that of the first family with as many bands; `seconds` what finding the
-strategy took. DP-SGD (`identity`) and `lambda_cgd` have no number of bands. The parameters
-of `lambda_cgd` and `bifr` are chosen for the amplified error; a strategy that does not
-depend on the budget is found once. One that the accountant refuses, since `C` has negative
-entries, has no error: its row says why.
+strategy took. DP-SGD (`identity`), `lambda_cgd` and `blt` have no number of bands. The
+parameters of `lambda_cgd` and `bifr` are chosen for the amplified error; a strategy that
+does not depend on the budget is found once. One that the accountant refuses, since `C` has
+negative entries, has no error: its row says why.
 
 With --out, each row is written when it is found, and those that the file has already are
 not found again. `results/amplified.json`, which docs/figures/make.py draws, is of the
@@ -40,6 +40,8 @@ FAMILIES = (
     "bandinv",
     "bsr",
     "toeplitz",
+    "banded",
+    "blt",
 )
 # Their parameter is chosen for the amplified error.
 CHOSEN = ("bifr", "lambda_cgd")
