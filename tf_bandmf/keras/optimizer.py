@@ -26,7 +26,7 @@ from tf_bandmf.keras.scaling import (
     second_moment_scales,
 )
 from tf_bandmf.keras.secret_state import SecretState
-from tf_bandmf.keras.weights_seal import WeightsSeal
+from tf_bandmf.keras.weights_seal import STATE_CHANGED, WeightsSeal
 from tf_bandmf.keras.workload_match import warn_of_mismatch
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.memory import refuse_too_large
@@ -288,7 +288,14 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
     def adopt(self, state: SecretState) -> None:
         """Goes on with a secret state: that of a new or of a resumed run."""
         object.__setattr__(self, "_secret_state", state)
-        object.__setattr__(self, "_seal", WeightsSeal())
+        object.__setattr__(self, "_seal", WeightsSeal(self._state_of_steps))
+
+    def _state_of_steps(self) -> list[Any]:
+        """Variables of the inner optimizer that its steps alone change."""
+        inner = self.inner_optimizer
+        state = [*inner.variables, *(inner._velocities if self._scaling else ())]
+        others = (inner.iterations, getattr(inner, "_learning_rate", None))
+        return [v for v in state if not any(v is other for other in others)]
 
     @property
     def secret_state(self) -> SecretState:
@@ -309,15 +316,19 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         Raises:
           InvalidArgumentError: in graphs too, if the budget is spent, a condition does
             not hold, the optimizer was restored from a file without its private noise
-            state, or there are no scales for `scaling`.
+            state, something else changed the inner optimizer's state, or there are no
+            scales for `scaling`.
         """
         noise.refuse_xla()
         step = self._secret_state.step
         iterations = tf.cast(self.inner_optimizer.iterations.value, tf.int64)
         conditions = [(tf.equal(iterations, step), RESTORED), *conditions]
+        sound = tf.constant(True)
         if self._scaling is not None:
             sound = moments_are_sound(self.inner_optimizer)
             conditions.append((sound, UNSOUND))
+        # Moments that are not sound have a message of their own.
+        conditions.append((self._seal.holds_state() | ~sound, STATE_CHANGED))
         checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
         allowed = tf.reduce_all(tf.stack([holds for holds, _ in conditions]))
         with tf.control_dependencies([check for check in checks if check is not None]):

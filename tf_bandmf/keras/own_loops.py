@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf.keras.run_membership import RESTORED
-from tf_bandmf.keras.weights_seal import CHANGED, WeightsSeal
+from tf_bandmf.keras.weights_seal import CHANGED, STATE_CHANGED, WeightsSeal
 
 
 class NoisyGradients:
@@ -115,6 +115,7 @@ class NoisySteps:
         conditions = [
             (tf.equal(tf.cast(iterations.value, tf.int64), noisy.step), RESTORED),
             (self.seal.holds(weights), CHANGED),
+            (self.seal.holds_state(), STATE_CHANGED),
         ]
         checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
         with tf.control_dependencies([check for check in checks if check is not None]):

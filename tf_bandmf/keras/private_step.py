@@ -29,7 +29,7 @@ from tf_bandmf.keras.optimizer import PrivateOptimizer
 from tf_bandmf.keras.own_loops import NoisyGradients, traced_once
 from tf_bandmf.keras.preprocessing import preprocess_of, preprocessed_batch
 from tf_bandmf.keras.secret_state import replica_id
-from tf_bandmf.keras.step_guards import in_turn, refused
+from tf_bandmf.keras.step_guards import in_turn, refuse_other_loops, refused
 from tf_bandmf.keras.variable_making import build_metrics
 from tf_bandmf.keras.weights_seal import CHANGED
 from tf_bandmf.sampling import batches as batches_lib
@@ -250,6 +250,7 @@ class PrivateStep:
         return [*conditions, (is_drawn, batches_lib.EDITED)]
 
     def _private_optimizer(self) -> PrivateOptimizer:
+        refuse_other_loops(self, PrivateStep)
         optimizer = getattr(self, "optimizer", None)
         if not isinstance(optimizer, PrivateOptimizer):
             raise TypeError(
@@ -301,7 +302,7 @@ class PrivateStep:
         return clipping
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "train_step":
+        if name in ("train_step", "make_train_function"):
             raise AttributeError(
                 "The training step of a private model cannot be replaced. For a training "
                 "loop of your own use `private_gradients` and `apply_noisy`."
@@ -316,13 +317,19 @@ class PrivateStep:
         jit_compile = self.jit_compile  # type: ignore[has-type]
         self.jit_compile = False
         before = self.train_function
+        # One that somebody else set would take steps of its own.
+        force = force or before is not self._own_function
         try:
             super().make_train_function(force)  # type: ignore[misc]
         finally:
             self.jit_compile = jit_compile
         if self.train_function is not before:
             self.train_function = in_turn(self, self.train_function)
+            object.__setattr__(self, "_own_function", self.train_function)
         return self.train_function
+
+    # What `make_train_function` made; Keras must not track it.
+    _own_function: Any = None
 
     # The layers that were compared with batch-of-one gradients; or whether to do it.
     _checked: _CheckedLayers | bool = True

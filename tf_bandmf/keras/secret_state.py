@@ -11,6 +11,11 @@ from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
 
+TAKEN = (
+    "Two threads took the same step of the run at once: its noise is for one batch. This "
+    "one was refused before anything was released. Take the steps one after the other."
+)
+
 
 class SecretState:
     """Key, kept vectors and step of one run, invisible to Keras and to tf.train.
@@ -37,6 +42,7 @@ class SecretState:
         "_schedule_ids",
         "_step_keys",
         "_steps",
+        "_turns",
         "key",
     )
 
@@ -52,6 +58,7 @@ class SecretState:
         self.key = key
         with tf.init_scope():
             self._steps = per_replica(tf.constant(step, tf.int64))
+            self._turns = [tf.CriticalSection() for _ in self._steps]
             self._schedule_ids = per_replica(tf.constant(schedule_id, tf.int64))
             # Signed: workers cannot exchange unsigned numbers. A copy: TensorFlow may
             # alias NumPy's memory.
@@ -98,6 +105,9 @@ class SecretState:
 
         Returns:
           float32, shape [shard_size].
+
+        Raises:
+          InvalidArgumentError: in graphs too, if another thread took the step meanwhile.
         """
         buffer, clock = of_replica(self._buffers), of_replica(self._steps)
         keys = tf.bitcast(of_replica(self._step_keys).value(), tf.uint64)
@@ -105,13 +115,33 @@ class SecretState:
         # The clock first: whatever is interrupted then leaves clock and weights at
         # different steps, and training on is refused.
         with tf.control_dependencies([noise]):
-            advanced = [clock.assign(step + 1, read_value=False)]
+            is_ours = self._advance(clock, step)
+        advanced = [tf.debugging.Assert(is_ours, [TAKEN])]
+        noise = tf.where(is_ours, noise, np.nan)
         if update is not None:
             with tf.control_dependencies([op for op in advanced if op is not None]):
                 kept = buffer.scatter_update(update)
             advanced.append(kept)
         with tf.control_dependencies([op for op in advanced if op is not None]):
             return tf.identity(noise)
+
+    def _advance(self, clock: tf.Variable, step: tf.Tensor) -> tf.Tensor:
+        """Sets the clock to `step + 1` if it is at `step`: for one of several threads.
+
+        Graphs run outside of the locks of Python. Reading and writing is one operation.
+
+        Returns:
+          Whether it was, bool scalar.
+        """
+
+        def advance() -> tf.Tensor:
+            now = clock.read_value()
+            is_ours = tf.equal(now, step)
+            following = tf.where(is_ours, step + 1, now)
+            with tf.control_dependencies([clock.assign(following, read_value=False)]):
+                return tf.identity(is_ours)
+
+        return of_replica(self._turns).execute(advance)
 
     def __repr__(self) -> str:
         return "SecretState(<secret>)"

@@ -2,7 +2,9 @@
 
 A plain model that shares layers with a private one can train them without noise; so can
 an assignment between two steps. After each private step a digest of all of the model's
-weights is kept, and the next step takes place only if they still have it.
+weights is kept, and the next step takes place only if they still have it. So it is with the
+state of the inner optimizer (moments, averages), from which the next weights follow, and
+the scales of coordinates.
 
 The digest covers every bit. It is FarmHash64 where weights are on the host (9 GB/s on one
 core), else a sum of products with numbers that depend on the place, modulo 2^64, which XLA
@@ -29,6 +31,13 @@ CHANGED = (
     "model.optimizer.vouch_for_weights('what changed them'), which the statement of "
     "model.optimizer.statement() will name."
 )
+STATE_CHANGED = (
+    "The state of the inner optimizer (moments, averages) is not that which the last "
+    "private step of this run left: something else changed it (a callback assigned it, it "
+    "was loaded or reset). If private data had a part in it, the guarantee is gone. If "
+    "not, say so with model.optimizer.vouch_for_weights('what changed it'), which the "
+    "statement of model.optimizer.statement() will name."
+)
 # Odd numbers without pattern: 2^64 / golden ratio, and those of splitmix64.
 _FACTORS = tuple(
     int(np.uint64(value).astype(np.int64))
@@ -42,14 +51,19 @@ class WeightsSeal:
 
     Nothing tracks it, and no file holds it: a run that is resumed begins without one.
     Each replica has a digest of its own copies.
+
+    Args:
+      optimizer_state: gives the variables of the inner optimizer that only its steps
+        change, in the same order each time.
     """
 
-    __slots__ = ("_states", "_weights")
+    __slots__ = ("_optimizer_state", "_states", "_weights")
 
-    def __init__(self) -> None:
+    def __init__(self, optimizer_state: Callable[[], Sequence[Any]] = tuple) -> None:
         with tf.init_scope():
-            # Whether there is a digest, and the digest.
-            self._states = per_replica(tf.zeros([2], tf.int64))
+            # Whether there are digests, and the digests.
+            self._states = per_replica(tf.zeros([3], tf.int64))
+        self._optimizer_state = optimizer_state
         self._weights: tuple[Any, ...] = ()
 
     def holds(self, weights: Sequence[Any]) -> tf.Tensor:
@@ -62,28 +76,41 @@ class WeightsSeal:
         unchanged = tf.equal(state[1], _digest(weights))
         return tf.equal(state[0], 0) | unchanged
 
+    def holds_state(self) -> tf.Tensor:
+        """Whether the optimizer's state is as that step left it, bool scalar."""
+        state = of_replica(self._states).value()
+        unchanged = tf.equal(state[2], _digest(self._optimizer_state()))
+        return tf.equal(state[0], 0) | unchanged
+
     def renew(self, weights: Sequence[Any]) -> Any:
-        """Takes the digest; after the step's last change of the weights."""
+        """Takes the digests; after the step's last change of the weights."""
         self._weights = tuple(weights)
-        state = tf.stack([tf.constant(1, tf.int64), _digest(weights)])
-        return of_replica(self._states).assign(state, read_value=False)
+        return of_replica(self._states).assign(self._now(), read_value=False)
+
+    def _now(self) -> tf.Tensor:
+        digests = _digest(self._weights), _digest(self._optimizer_state())
+        return tf.stack([tf.constant(1, tf.int64), *digests])
 
     def open(self) -> None:
         """Accepts any weights at the next step; not within one."""
         for state in self._states:
-            state.assign(tf.zeros([2], tf.int64))
+            state.assign(tf.zeros([3], tf.int64))
 
     def through(self, change: Callable[[], Any]) -> Any:
         """A change of weights between steps that is the library's own, such as averages.
 
         If something else had changed them before, that still shows.
         """
-        was_whole = bool(self._weights) and bool(self.holds(self._weights))
+        was_whole = (
+            bool(self._weights)
+            and bool(self.holds(self._weights))
+            and bool(self.holds_state())
+        )
         result = change()
         if was_whole and bool(self._states[0][0] == 1):
-            digest = _digest(self._weights)
+            now = self._now()
             for state in self._states:
-                state.assign(tf.stack([tf.constant(1, tf.int64), digest]))
+                state.assign(now)
         return result
 
 

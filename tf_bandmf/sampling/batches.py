@@ -25,6 +25,7 @@ from tf_bandmf.sampling.sources import (
     ArrayExamples,
     Draw,
     ExampleSource,
+    refuse_state,
 )
 
 __all__ = [
@@ -195,6 +196,7 @@ class BatchSchedule(abc.ABC):
                 "Examples on disk hold their targets and weights themselves: leave y and "
                 "sample_weight out, and let parse return them."
             )
+        refuse_state(x)
         if x.num_examples != expected:
             raise ValueError(
                 f"The plan is for {expected} examples, found {x.num_examples}. Make a "

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.sampling.purity import stateful_operation
 from tf_bandmf.sampling.sources import (
     INPUTS,
     TARGETS,
@@ -24,33 +25,6 @@ from tf_bandmf.sampling.sources import (
     repeated,
 )
 
-# Stateful operations that change nothing and draw nothing: reads of weights and tables.
-_READS = {
-    "Assert",
-    "Placeholder",
-    "ReadVariableOp",
-    "VarHandleOp",
-    "VarIsInitializedOp",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "HashTableV2",
-    "StaticHashTable",
-    "LookupTableFindV2",
-    "LookupTableSizeV2",
-}
-# Their bodies are looked at instead.
-_CALLS = {
-    "PartitionedCall",
-    "StatefulPartitionedCall",
-    "If",
-    "StatelessIf",
-    "Case",
-    "StatelessCase",
-    "While",
-    "StatelessWhile",
-    "Switch",
-    "Merge",
-}
 # By whose results two functions are told apart, for a resumed run.
 _PROBED_EXAMPLES, _PROBED_VIEWS = 4, 2
 
@@ -178,7 +152,7 @@ class MappedExamples(ExampleSource):
         traced = tf.function(one, autograph=True).get_concrete_function(
             specs, tf.TensorSpec([2], tf.int64)
         )
-        state = _stateful_operation(traced.graph)
+        state = stateful_operation(traced.graph)
         if state is not None:
             raise ValueError(
                 f"map: {self._name} is no pure function of one example and its seed: it "
@@ -247,29 +221,3 @@ def _signature(function: Any, name: str) -> tuple[bool, bool]:
             f"arguments {', '.join(names) or 'none'}."
         )
     return len(names) == 2, any(p.name == "seed" for p in parameters)
-
-
-def _stateful_operation(graph: Any) -> str | None:
-    """The first operation that has state, of a graph and the functions it calls."""
-    definition = graph.as_graph_def()
-    nodes = list(definition.node)
-    for function in definition.library.function:
-        nodes += function.node_def
-    known = {op.name: op for op in _op_defs(definition)}
-    for node in nodes:
-        op = known.get(node.op)
-        if op is None or node.op in _READS or node.op in _CALLS:
-            continue
-        if op.is_stateful or "PyFunc" in node.op:
-            return node.op
-    return None
-
-
-def _op_defs(definition: Any) -> Any:
-    from tensorflow.python.framework import op_def_registry
-
-    names = {node.op for node in definition.node}
-    for function in definition.library.function:
-        names |= {node.op for node in function.node_def}
-    found = (op_def_registry.get(name) for name in names)
-    return [op for op in found if op is not None]

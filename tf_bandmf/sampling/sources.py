@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import abc
+import functools
 import hashlib
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from tf_bandmf.sampling.purity import stateful_operation
 
 # Keys of the contents of a batch.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
@@ -15,6 +18,12 @@ INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
 ROWS = "rows"
 CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS)
 _EXAMPLES_AT_ONCE = 4096
+_CHANGED = (
+    "The arrays that plan.batches was given are not what they were: something wrote into "
+    "them (shuffled, scaled or filled them in place, or changed the file of a memmap). An "
+    "index must mean one example in all of a run. Give arrays that nobody writes into, "
+    "make changes before plan.batches, and augment by plan.batches(..., map=function)."
+)
 
 
 def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
@@ -67,7 +76,8 @@ class ExampleSource(abc.ABC):
         """Examples, in a graph too: `x`, and `y` and `sample_weight` where there are any.
 
         AutoGraph does not convert it: for `if` and `for` on tensors, give them to a
-        `tf.function`.
+        `tf.function`. An example must be a function of its index, whatever stands beside
+        it: variables that are assigned and random numbers are refused.
 
         Args:
           indices: int64, shape [N], N >= 0.
@@ -110,6 +120,30 @@ class ExampleSource(abc.ABC):
         return np.frombuffer(digest.digest(), np.uint64)
 
 
+def refuse_state(source: ExampleSource) -> None:
+    """Raises ValueError if a source of the caller's keeps state or draws numbers.
+
+    Only in its graph: what code of the host does is not seen.
+    """
+    if type(source).__module__.startswith("tf_bandmf."):
+        return
+
+    def drawn(indices: tf.Tensor) -> dict[str, Any]:
+        return source.drawn(
+            indices, Draw(tf.zeros([], tf.int64), np.zeros(2, np.int64))
+        )
+
+    indices = tf.TensorSpec([None], tf.int64)
+    traced = tf.function(drawn, autograph=False).get_concrete_function(indices)
+    state = stateful_operation(traced.graph, may_call_host=True)
+    if state is not None:
+        raise ValueError(
+            f"{type(source).__name__} uses {state}: an index must mean one "
+            f"example, whatever was read before. Augment by plan.batches(..., "
+            f"map=function), whose seed is repeatable."
+        )
+
+
 def one_row_each(content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
     """Raises InvalidArgumentError if a source gave more or fewer rows than were drawn."""
     count = tf.shape(indices)[0]
@@ -137,7 +171,9 @@ class ArrayExamples(ExampleSource):
     """Examples in arrays.
 
     Arrays in memory become tensors on the host. An `np.memmap`, such as
-    `np.load(path, mmap_mode="r")`, stays on disk: each batch reads its own rows.
+    `np.load(path, mmap_mode="r")`, stays on disk: each batch reads its own rows. Others may
+    write into that file, or into memory that a tensor shares (DLPack). So what is drawn is
+    compared with hashes of all rows, 8 bytes each, which are taken before the first batch.
 
     Args:
       x: array or nested structure of arrays whose first dimension is the example.
@@ -205,24 +241,47 @@ class ArrayExamples(ExampleSource):
         return array
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        def rows(array: Any) -> tf.Tensor:
-            if not isinstance(array, np.memmap):
-                return tf.gather(array, indices)
-            found = tf.numpy_function(
-                lambda i: np.asarray(array[i]), [indices], array.dtype
-            )
-            return tf.ensure_shape(found, [None, *array.shape[1:]])
+        """See the base class.
 
-        return tf.nest.map_structure(rows, self._arrays)
+        Raises:
+          InvalidArgumentError: if a row is not what it was; when it is read.
+        """
+
+        def rows(array: Any, hashes: tf.Tensor) -> tf.Tensor:
+            if isinstance(array, np.memmap):
+                read = tf.numpy_function(
+                    lambda i: np.asarray(array[i]), [indices], array.dtype
+                )
+                found = tf.ensure_shape(read, [None, *array.shape[1:]])
+            else:
+                found = tf.gather(array, indices)
+            same = tf.debugging.assert_equal(
+                hash_rows(found), tf.gather(hashes, indices), _CHANGED
+            )
+            with tf.control_dependencies([same] if same is not None else []):
+                return tf.identity(found)
+
+        return tf.nest.map_structure(rows, self._arrays, self._hashes)
+
+    @functools.cached_property
+    def _hashes(self) -> dict[str, Any]:
+        """Of each row of each array, int64, shape [num_examples]."""
+
+        def of(array: Any) -> tf.Tensor:
+            found = [
+                hash_rows(
+                    tf.convert_to_tensor(array[start : start + _EXAMPLES_AT_ONCE])
+                )
+                for start in range(0, self.num_examples, _EXAMPLES_AT_ONCE)
+            ]
+            return tf.concat(found, axis=0)
+
+        with tf.init_scope(), tf.device("/CPU:0"):
+            return tf.nest.map_structure(of, self._arrays)
 
     def example_hashes(self) -> np.ndarray:
-        arrays = tf.nest.flatten(self._arrays[INPUTS])
-        found = []
-        for start in range(0, self.num_examples, _EXAMPLES_AT_ONCE):
-            rows = slice(start, start + _EXAMPLES_AT_ONCE)
-            parts = [hash_rows(tf.convert_to_tensor(array[rows])) for array in arrays]
-            found.append(hash_rows(tf.stack(parts, axis=1)).numpy())
-        return np.concatenate(found).view(np.uint64)
+        inputs = tf.nest.flatten(self._hashes[INPUTS])
+        return hash_rows(tf.stack(inputs, axis=1)).numpy().view(np.uint64)
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
         for tensor in tf.nest.flatten(self._arrays):

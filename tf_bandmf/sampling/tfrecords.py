@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import zlib
@@ -12,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
+from tf_bandmf.sampling.purity import stateful_operation
 from tf_bandmf.sampling.sources import (
     INPUTS,
     SAMPLE_WEIGHT,
@@ -23,6 +25,8 @@ from tf_bandmf.sampling.sources import (
 # A record in a file: its length, a checksum of the length, its bytes, their checksum.
 _BEFORE, _AFTER = 12, 4
 _RECORDS_AT_ONCE = 256
+# By whose results two functions `parse` are told apart, for a resumed run.
+_PROBED = 8
 
 
 class TFRecordExamples(ExampleSource):
@@ -32,22 +36,24 @@ class TFRecordExamples(ExampleSource):
     hashes all of them; checksums are verified. Batches then read their own records only,
     and verify them: a file that was changed meanwhile raises. The order of the files and
     of their records is the order of the examples. A `schedule_id` covers every byte of
-    every record, and neither the files' names nor how the records are spread over them.
+    every record and what `parse` makes of a few of them, and neither the files' names nor
+    how the records are spread over them.
 
     Args:
       files: paths of uncompressed TFRecord files on a mounted file system.
       parse: function from one serialized record, a string scalar, to `x`, `(x, y)` or
-        `(x, y, sample_weight)`, of static shapes; runs in a graph.
+        `(x, y, sample_weight)`, of static shapes; runs in a graph. A pure function: state,
+        random numbers and code of the host are refused.
       batched: `parse` takes many records at once, strings of shape [N], as
         `tf.io.parse_example` does, which is faster. It must treat each by itself: the
-        library cannot check that.
+        library tries that with a few records only.
       index_file: None, or where the result of the pass is kept for the next time. It is
         as private as the data (checksums), and written with mode 0600.
       progress: show progress on what takes longer than 2 seconds.
 
     Raises:
-      ValueError: if there are no records, a file is no uncompressed TFRecord file, or a
-        shape is not static.
+      ValueError: if there are no records, a file is no uncompressed TFRecord file, a
+        shape is not static, or `parse` has state.
       FileNotFoundError: if a file is missing.
     """
 
@@ -86,6 +92,15 @@ class TFRecordExamples(ExampleSource):
     def _element_spec(self) -> dict[str, Any]:
         shape = [None] if self._batched else []
         traced = self._parse.get_concrete_function(tf.TensorSpec(shape, tf.string))
+        state = stateful_operation(traced.graph)
+        if state is not None:
+            raise ValueError(
+                f"parse is no pure function of a record: it uses {state}. Examples could "
+                f"meet in a variable or in code of the host, and a resumed run would read "
+                f"others. Augment by plan.batches(..., map=function), whose seed is "
+                f"repeatable; what needs Python goes into sampling.IndexedExamples, which "
+                f"checks what it returns."
+            )
         skipped = len(shape)
 
         def checked(tensor: Any) -> tf.TensorSpec:
@@ -102,6 +117,30 @@ class TFRecordExamples(ExampleSource):
             return tf.TensorSpec(rest, tensor.dtype)
 
         return tf.nest.map_structure(checked, _contents(traced.structured_outputs))
+
+    @functools.cached_property
+    def _probe(self) -> bytes:
+        """What `parse` makes of a few records.
+
+        Raises:
+          ValueError: if a record becomes something else beside others than alone.
+        """
+        parse = tf.function(self.gather, autograph=False)
+        count = min(_PROBED, self.num_examples)
+        places = np.linspace(0, self.num_examples - 1, count).astype(np.int64)
+        leaves = [leaf.numpy() for leaf in tf.nest.flatten(parse(places))]
+        for i in range(count if self._batched else 0):
+            alone = tf.nest.flatten(parse(places[i : i + 1]))
+            if not all(_alike(a[i], b[0].numpy()) for a, b in zip(leaves, alone)):
+                raise ValueError(
+                    f"parse(batched=True) must treat each record by itself: it makes "
+                    f"something else of record {places[i]} beside others than alone. Let "
+                    f"no operation go along the first axis."
+                )
+        return b"".join(
+            b"\0".join(leaf.ravel()) if leaf.dtype == object else leaf.tobytes()
+            for leaf in leaves
+        )
 
     def read(self, indices: np.ndarray) -> list[bytes]:
         """Serialized records.
@@ -165,6 +204,16 @@ class TFRecordExamples(ExampleSource):
     def update_digest(self, update: Callable[[Any], None]) -> None:
         update(b"TFRecord")
         update(self._digest)
+        update(self._probe)
+
+
+def _alike(first: Any, second: Any) -> bool:
+    """Whether rows are equal, up to what vector instructions round otherwise."""
+    first, second = np.asarray(first), np.asarray(second)
+    if first.dtype.kind != "f":
+        return bool(np.array_equal(first, second))
+    scale = float(np.max(np.abs(first), initial=0.0, where=np.isfinite(first)))
+    return bool(np.allclose(first, second, 1e-3, 1e-5 * scale, equal_nan=True))
 
 
 def _contents(example: Any) -> dict[str, Any]:

@@ -64,7 +64,26 @@ def looked_up(x):
     return x + tf.nn.embedding_lookup(tf.ones([5, 1]), tf.cast(x[:, 0], tf.int32))
 
 
+def squares(x):
+    return x[:, :, None] * x[:, None] + tf.eye(FEATURES)
+
+
+def drawn(x):
+    rate = tf.reduce_mean(x, axis=1)
+    found = tf.random.stateless_poisson([3, BATCH], [1, 2], rate)
+    return x + tf.cast(tf.reduce_sum(found), x.dtype)
+
+
+def counted(x):
+    found = tf.histogram_fixed_width(x, [0.0, 1.0], 5)
+    return x * tf.cast(found[0], x.dtype)
+
+
 STOPS = {
+    "HistogramFixedWidth": counted,
+    "StatelessRandomPoisson": drawn,
+    "LogMatrixDeterminant": lambda x: x + tf.linalg.slogdet(squares(x))[1][:, None],
+    "MatrixDeterminant": lambda x: x + tf.linalg.det(squares(x))[:, None],
     "Assert": asserted,
     "Assert in a branch": asserted_in_a_branch,
     "CheckNumerics": lambda x: tf.debugging.check_numerics(x, "not finite"),

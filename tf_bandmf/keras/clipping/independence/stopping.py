@@ -23,10 +23,16 @@ _STOPS: dict[str, tuple[int, ...]] = {
             "Assert CheckNumerics CheckNumericsV2 Cholesky MatrixInverse Lu "
             "MatrixLogarithm MatrixSolve MatrixTriangularSolve BandedTriangularSolve "
             "TridiagonalSolve SelfAdjointEigV2 StringToNumber DecodeBase64 "
-            "InvertPermutation Bincount DenseBincount SparseBincount Fill"
+            "InvertPermutation Bincount DenseBincount SparseBincount Fill "
+            # Their gradients invert.
+            "MatrixDeterminant LogMatrixDeterminant"
         ).split(),
         (0,),
     ),
+    "HistogramFixedWidth": (0, 1),
+    # Draws for ever from a rate that is huge or NaN.
+    "StatelessRandomPoisson": (2,),
+    "RandomPoissonV2": (1,),
     **dict.fromkeys("ReverseSequence Slice Tile MatrixDiagPartV3".split(), (1,)),
     "MatrixBandPart": (1, 2),
     "Range": (0, 1, 2),

@@ -1,0 +1,182 @@
+"""What a hostile reading found: ways around the private step that were open."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf.keras
+from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.sampling import TFRecordExamples
+
+MOMENTS = {
+    "moments": lambda: keras.optimizers.Adam(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "averages": lambda: keras.optimizers.SGD(0.1, use_ema=True),
+}
+
+
+@pytest.mark.attack(
+    "Data in the state of the inner optimizer",
+    tried="Assigns moments, momentum or averages between two steps, in fit and in a loop.",
+    area="inputs",
+    invariants=[19],
+)
+@pytest.mark.parametrize("kind", MOMENTS)
+def test_invariant_19_state_of_the_optimizer_that_something_else_changed(
+    kind, data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan, MOMENTS[kind]())
+    batches = list(plan.batches(*data))
+    model.train_on_batch(batches[0])
+    state = model.optimizer.inner_optimizer.variables[-1]
+    state.assign(state + 1.0)
+    for step in (model.train_on_batch, model.private_gradients):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="inner optimizer"):
+            step(batches[1])
+    assert model.optimizer.steps_taken == 1
+    model.optimizer.vouch_for_weights("the averages began anew")
+    model.train_on_batch(batches[1])
+    model.optimizer.learning_rate = 0.05  # Anybody may change it.
+    noisy = model.private_gradients(batches[2])
+    state.assign(state + 1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="inner optimizer"):
+        model.optimizer.apply_noisy(noisy)
+
+
+@pytest.mark.attack(
+    "Two threads in one graph",
+    tried="Calls one graph of private_gradients from two threads at once, on two batches.",
+    area="inputs",
+    invariants=[8],
+)
+def test_invariant_08_threads_in_a_graph_do_not_share_noise(
+    data, make_min_sep_plan, make_private_model
+):
+    model = make_private_model(make_min_sep_plan())
+    x, y = (tf.constant(part) for part in data)
+    model.build((None, x.shape[1]))
+    model.optimizer.build(model.trainable_variables)
+
+    @tf.function(autograph=False)
+    def gradients(x, y):
+        return list(model.private_gradients((x, y)).gradients)
+
+    step = gradients.get_concrete_function(x, y)
+    start, outcomes = threading.Barrier(2), []
+
+    def take(sign):
+        start.wait()
+        try:
+            outcomes.append(step(sign * x, y))
+        except tf.errors.InvalidArgumentError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=take, args=(sign,)) for sign in (1.0, -1.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(isinstance(found, Exception) for found in outcomes) == 1
+    assert model.optimizer.steps_taken == 1
+
+
+def by_hand(model, iterator):
+    batch = next(iterator)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(batch["x"]))
+    weights = model.trainable_variables
+    found = tape.gradient(loss, [weight.value for weight in weights])
+    for weight, gradient in zip(weights, found, strict=True):
+        weight.assign_sub(gradient)
+    return {"loss": loss}
+
+
+class Loop:
+    def make_train_function(self, force=False):
+        self.train_function = lambda iterator: by_hand(self, iterator)
+        return self.train_function
+
+
+class Own(tf_bandmf.keras.PrivateTraining, keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+class Mixed(Loop, Own):
+    """A mixin that stands before the private step."""
+
+
+class Overriding(Own):
+    make_train_function = Loop.make_train_function
+
+
+@pytest.mark.attack(
+    "A training function of one's own",
+    tried="Overrides make_train_function, in the class or a mixin, or assigns it.",
+    area="inputs",
+    invariants=[6],
+)
+@pytest.mark.parametrize("kind", [Mixed, Overriding])
+def test_invariant_06_a_training_function_of_ones_own_is_refused(
+    kind, data, make_plan, compile_model
+):
+    plan = make_plan()
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+    model = compile_model(kind(), optimizer)
+    with pytest.raises(UnsupportedModelError, match="make_train_function"):
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+    assert not model.optimizer.built
+
+
+def test_invariant_06_an_assigned_training_function_is_not_used(
+    data, make_plan, make_private_model
+):
+    plan = make_plan("identity", epochs=1)
+    model = make_private_model(plan)
+    with pytest.raises(AttributeError, match="cannot be replaced"):
+        model.make_train_function = lambda force=False: None
+    model.train_function = lambda iterator: by_hand(model, iterator)
+    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    assert model.optimizer.steps_taken == plan.num_steps
+
+
+@pytest.mark.attack(
+    "A resumed run whose records are parsed otherwise",
+    tried="Resumes with another parse, so that noise would be used again on other inputs.",
+    area="inputs",
+    invariants=[11],
+)
+def test_invariant_11_a_run_is_not_resumed_with_another_parse(
+    data, make_plan, make_private_model, tmp_path
+):
+    plan, file = make_plan(), str(tmp_path / "a.tfrecord")
+    with tf.io.TFRecordWriter(file) as writer:
+        for row, label in zip(*data, strict=True):
+            values = np.append(row, label).astype("f4")
+            writer.write(tf.io.serialize_tensor(values).numpy())
+    width = data[0].shape[1]
+
+    def parse(factor):
+        def of(record):
+            row = tf.io.parse_tensor(record, tf.float32)
+            row = tf.ensure_shape(row, [width + 1])
+            return factor * row[:width], tf.cast(row[width], tf.int32)
+
+        return plan.batches(TFRecordExamples([file], of))
+
+    state = tmp_path / "run.private"
+    model = make_private_model(plan)
+    model.fit(parse(1.0), epochs=1, private_state=state, verbose=0)
+    model.save(tmp_path / "model.keras")
+    del model
+    again = keras.models.load_model(tmp_path / "model.keras")
+    with pytest.raises((ValueError, BlockingIOError), match="other data"):
+        again.fit(parse(3.0), initial_epoch=1, epochs=2, private_state=state, verbose=0)

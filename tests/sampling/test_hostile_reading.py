@@ -1,0 +1,146 @@
+"""What a hostile reading found: examples that did not stay what they were, or met."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf.sampling import ExampleSource, IndexedExamples, TFRecordExamples
+
+M, WIDTH = 12, 3
+X = np.arange(M * WIDTH, dtype="f4").reshape(M, WIDTH)
+
+
+@pytest.fixture
+def plan():
+    return tf_bandmf.plan(
+        "identity", epsilon=4, delta=1e-3, num_examples=M, batch_size=4, epochs=2
+    )
+
+
+@pytest.fixture
+def records(tmp_path):
+    path = str(tmp_path / "a.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        for row in X:
+            writer.write(row.tobytes())
+    return [path]
+
+
+def memory_mapped(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    array = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    return array, array
+
+
+def shared(tmp_path):
+    array = X.copy()
+    return array, tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
+
+@pytest.mark.attack(
+    "Arrays that are shuffled in place",
+    tried="Permutes the rows of a memmap, or of memory that a tensor shares, between two "
+    "epochs: an example would come again before its turn.",
+    area="inputs",
+    invariants=[20],
+)
+@pytest.mark.parametrize("kind", [memory_mapped, shared])
+def test_invariant_20_rows_that_change_after_the_schedule_was_made(
+    kind, plan, tmp_path
+):
+    array, given = kind(tmp_path)
+    schedule = plan.batches(given)
+    drawn = [batch["x"].numpy() for batch in schedule]
+    array[:] = array[::-1].copy()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not what they were"):
+        list(schedule)
+    array[:] = array[::-1].copy()
+    for first, second in zip(drawn, schedule, strict=True):
+        np.testing.assert_array_equal(first, second["x"])
+
+
+def parsed(record):
+    return tf.ensure_shape(tf.io.decode_raw(record, tf.float32), [WIDTH])
+
+
+def impure():
+    mean = tf.Variable(tf.zeros([WIDTH]))
+
+    def centered(record):
+        mean.assign(0.9 * mean + 0.1 * parsed(record))
+        return parsed(record) - mean
+
+    def on_the_host(record):
+        found = tf.numpy_function(np.copy, [parsed(record)], tf.float32)
+        return tf.ensure_shape(found, [WIDTH])
+
+    return {
+        "AssignVariableOp": centered,
+        "RandomUniform": lambda record: parsed(record) * tf.random.uniform([]),
+        "PyFunc": on_the_host,
+    }
+
+
+@pytest.mark.attack(
+    "A parse function in which records meet",
+    tried="A running mean in a variable, random numbers, code of the host; a parse of many "
+    "records that centers them.",
+    area="inputs",
+    invariants=[16],
+)
+@pytest.mark.parametrize("operation", ["AssignVariableOp", "RandomUniform", "PyFunc"])
+def test_invariant_16_parse_is_a_function_of_one_record(operation, records):
+    with pytest.raises(ValueError, match=f"no pure function .* {operation}"):
+        TFRecordExamples(records, impure()[operation])
+
+
+def test_invariant_16_a_parse_of_many_records_keeps_them_apart(plan, records):
+    def many(parts):
+        return tf.ensure_shape(tf.io.decode_raw(parts, tf.float32), [None, WIDTH])
+
+    def centered(parts):
+        return many(parts) - tf.reduce_mean(many(parts), axis=0)
+
+    list(plan.batches(TFRecordExamples(records, many, batched=True)))
+    with pytest.raises(ValueError, match="each record by itself"):
+        list(plan.batches(TFRecordExamples(records, centered, batched=True)))
+
+
+def test_invariant_20_another_parse_is_other_data(plan, records):
+    first, same, other = (
+        plan.batches(TFRecordExamples(records, parse)).schedule_id
+        for parse in (parsed, parsed, lambda record: 2.0 * parsed(record))
+    )
+    assert first == same != other
+
+
+def test_invariant_16_what_fetch_returns_is_of_one_example():
+    with pytest.raises(ValueError, match="something else for example 0"):
+        IndexedExamples(lambda i: X[i] - X[i].mean(axis=0), M)
+
+
+class Source(ExampleSource):
+    num_examples = M
+
+    def __init__(self, change):
+        self.change = change
+
+    def gather(self, indices):
+        return {"x": self.change(tf.gather(tf.constant(X), indices))}
+
+    def update_digest(self, update):
+        update(X.tobytes())
+
+
+def test_invariant_16_a_source_of_ones_own_keeps_no_state(plan):
+    seen = tf.Variable(tf.zeros([WIDTH]))
+
+    def remembered(rows):
+        seen.assign_add(tf.reduce_sum(rows, axis=0))
+        return rows + seen
+
+    list(plan.batches(Source(lambda rows: 2.0 * rows)))
+    for change in (remembered, lambda rows: rows * tf.random.uniform([])):
+        with pytest.raises(ValueError, match="whatever was read before"):
+            plan.batches(Source(change))
