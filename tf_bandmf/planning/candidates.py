@@ -365,8 +365,12 @@ class Search:
         if not self._is_costly or self._is_draft:
             return found
         name, seconds = found.row.mechanism, found.row.seconds
+        strategy = found.strategy
+        if found.participation.is_simulated:
+            # As plans hold it: they need not simulate again.
+            strategy = strategy.in_float32()
         return self._accounted(
-            name, found.strategy, found.participation, seconds, rough=False
+            name, strategy, found.participation, seconds, rough=False
         )
 
 
