@@ -69,9 +69,7 @@ class Passes:
         """`<c_t, y>` for rows of y, shape [N, n]."""
         result = np.empty(y.shape[::-1])
         for start, stop, block in self._blocks:
-            np.matmul(
-                block.T, y.T[start : start + len(block)], out=result[start:stop]
-            )
+            np.matmul(block.T, y.T[start : start + len(block)], out=result[start:stop])
         return result.T
 
     def _column_blocks(self) -> Iterator[tuple[int, int, np.ndarray]]:

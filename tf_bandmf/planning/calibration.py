@@ -166,9 +166,7 @@ def for_budget(
     _check_budget(epsilon, delta)
 
     def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
-        return calibrated(
-            strategy, participation, epsilon, delta, confidence, progress
-        )
+        return calibrated(strategy, participation, epsilon, delta, confidence, progress)
 
     return _ForBudget(calibrate, epsilon, delta)
 
