@@ -20,15 +20,15 @@ does: for `G = A^T Omega A` and any `Z`, `0 <= ||G^1/2 X'^-1/2 - G^-1/2 Z X'^1/2
 
     f(X') >= 2 tr Z - <Z^T G^-1 Z, X'>.
 
-`Z = G X^-1` is the tangent at X. With `Z = G X^-1 (1 - H^-1 E / 2)` for any symmetric `E`, as
-`H = X^-1 G X^-1`,
+`Z = G X^-1` is the tangent at X. With `Z = G X^-1 (1 - H^-1 E / 2)` for any symmetric
+`E`, as `H = X^-1 G X^-1`,
 
     tr Z = f(X) - <X, E> / 2,        Z^T G^-1 Z = H - E + E H^-1 E / 4.
 
-For `E` the off-diagonal entries of `H` in the band, what is left of them is of second order,
-and goes once more into `E`, and so on. All is banded: `H^-1 = X G^-1 X`, `C A^-1 = M` and
-`E H^-1 E = V^T V` with `V = Omega^-1/2 M^T C E`. The first bound, `U`, applies to this matrix
-as to `H`; with `t Z` in place of `Z`,
+For `E` the off-diagonal entries of `H` in the band, what is left of them is of second
+order, and goes once more into `E`, and so on. All is banded: `H^-1 = X G^-1 X`,
+`C A^-1 = M` and `E H^-1 E = V^T V` with `V = Omega^-1/2 M^T C E`. The first bound, `U`,
+applies to this matrix as to `H`; with `t Z` in place of `Z`,
 
     f(X') >= (tr Z)^2 / U    where tr Z > 0.
 
@@ -128,7 +128,7 @@ def corrected_bound(
 
 
 def _row_sums(lower: dict[int, np.ndarray], n: int) -> np.ndarray:
-    """Of the absolute values of a symmetric matrix, by the diagonals at and below its own."""
+    """Of absolute values, of a symmetric matrix whose lower diagonals are given."""
     result = np.zeros(n)
     for k, diagonal in lower.items():
         result += np.abs(diagonal)

@@ -87,7 +87,7 @@ def calibrated(
     """The smallest noise for a budget, by the accountant of the participation.
 
     A simulation that this process has made already, of the same matrix, participation,
-    budget, confidence and seed, to the last bit, is not made again.
+    budget and confidence, to the last bit, is not made again.
 
     Args:
       strategy: C.
