@@ -342,6 +342,9 @@ class Search:
         rough: bool,
     ) -> Candidate:
         rough = rough or (self._is_draft and self._confidence is None)
+        if participation.is_simulated and not rough:
+            # As plans hold it: they need not simulate again.
+            strategy = strategy.in_float32()
         row = comparison.row(
             name,
             strategy,
@@ -365,12 +368,8 @@ class Search:
         if not self._is_costly or self._is_draft:
             return found
         name, seconds = found.row.mechanism, found.row.seconds
-        strategy = found.strategy
-        if found.participation.is_simulated:
-            # As plans hold it: they need not simulate again.
-            strategy = strategy.in_float32()
         return self._accounted(
-            name, strategy, found.participation, seconds, rough=False
+            name, found.strategy, found.participation, seconds, rough=False
         )
 
 
