@@ -243,7 +243,7 @@ def _traced(
 
     minimizers = [minimizer(stage) for stage in objective.smooth_stages]
     found = _Traced(problem, gap, minimizers, inside)
-    if objective in (objectives.MEAN, objectives.MAX):
+    if not is_masked and objective in (objectives.MEAN, objectives.MAX):
         _LAST.append((key, found))
     return found
 
