@@ -152,7 +152,8 @@ def test_certificate_bounds_the_true_gap_and_shrinks():
         gram = dense_gram(found, workload, np.full(n, 1.0 / n))
         band = np.triu(np.tril(np.abs(gram), bands - 1), 1 - bands)
         mean = mean_error(found, workload)
-        assert gap == pytest.approx(1.0 - mean / band.sum(), rel=1e-6, abs=1e-12)
+        # Never weaker than by the tangent at the strategy and sums over rows.
+        assert gap <= 1.0 - mean / band.sum() + 1e-12
     assert gaps[0] > 0.05
     assert gaps == sorted(gaps, reverse=True)
     assert gaps[-1] < 1e-3 * gaps[0]

@@ -30,6 +30,9 @@ NUM_DRAWS = 10_000
 _ATTEMPTS = 6
 # Of the log of the noise.
 _PRECISION = 1e-4
+# A direction that is by so many standard errors below so large a part of the other one is
+# left out of the search.
+_ERRORS, _MINOR = 5.0, 0.5
 
 
 class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
@@ -123,13 +126,25 @@ class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
         noise = min(noise, largest)
         proposals = [simulator.propose(add, epsilon, noise) for add in (False, True)]
 
+        directions = [False, True]
+
         def excess(log_noise: float) -> float:
-            runs = [
-                simulator.simulate(math.exp(log_noise), proposal, bool(add), MAIN)
-                for add, proposal in enumerate(proposals)
+            found = [
+                simulator.simulate(
+                    math.exp(log_noise), proposals[add], add, MAIN
+                ).estimate(epsilon)
+                for add in directions
             ]
-            found = worst(runs, epsilon)
-            return log(found.value + safety * found.standard_error) - log(delta)
+            larger = max(found, key=lambda estimate: estimate.value)
+            if len(found) > 1:
+                # Far below the other one near this noise; what was found is checked.
+                directions[:] = [
+                    add
+                    for add, estimate in zip(directions, found)
+                    if estimate.value + _ERRORS * estimate.standard_error
+                    > _MINOR * larger.value
+                ]
+            return log(larger.value + safety * larger.standard_error) - log(delta)
 
         found = near_root(excess, math.log(noise), math.log(largest), _PRECISION)
         return min(math.exp(found + _PRECISION), largest)

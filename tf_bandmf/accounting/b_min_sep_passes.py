@@ -13,19 +13,22 @@ Ganesh, arXiv:2602.09338):
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-# Sums are rescaled every so many steps, and beyond so large a value; larger exponents are
-# added by logarithms.
-_RESCALED, _LARGEST, _LARGEST_EXPONENT = 25, 1e100, 250.0
+# Sums are rescaled every so many steps, and where they may have grown by a factor of so
+# large a logarithm; larger exponents are added by logarithms.
+_RESCALED, _LARGEST_GROWTH, _LARGEST_EXPONENT = 25, 600.0, 250.0
 # Columns of C that are multiplied at once, at least.
 _BLOCK = 64
 
 
 class Passes:
     """Participations and likelihood ratios of one strategy and sampling.
+
+    Passes go from step to step: arrays [N, n] are returned, and best given, with the N
+    numbers of a step side by side in memory (Fortran order).
 
     Args:
       rows: `rows[i, j] = C[i, i - j]`, shape [n, bands], not negative.
@@ -57,17 +60,17 @@ class Passes:
 
     def _outputs(self, x: np.ndarray) -> np.ndarray:
         """C times rows of x, shape [N, n]."""
-        result = np.zeros_like(x)
+        result = np.zeros(x.shape[::-1])
         for start, stop, block in self._blocks:
-            result[:, start : start + len(block)] += x[:, start:stop] @ block.T
-        return result
+            result[start : start + len(block)] += block @ x.T[start:stop]
+        return result.T
 
     def inner_products(self, y: np.ndarray) -> np.ndarray:
         """`<c_t, y>` for rows of y, shape [N, n]."""
-        result = np.empty_like(y)
+        result = np.empty(y.shape[::-1])
         for start, stop, block in self._blocks:
-            result[:, start:stop] = y[:, start : start + len(block)] @ block
-        return result
+            np.matmul(block.T, y.T[start : start + len(block)], out=result[start:stop])
+        return result.T
 
     def _column_blocks(self) -> Iterator[tuple[int, int, np.ndarray]]:
         """Columns of C from `start` to `stop`, their rows from `start` on."""
@@ -88,12 +91,12 @@ class Passes:
         uniform = generator.random(count)
         # At first a rest of 1 .. b - 1 steps with probability q each.
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
-        taken = np.zeros((count, self.num_steps))
+        taken = np.zeros((self.num_steps, count))
         for t in range(self.num_steps):
             now = (free <= t) & (generator.random(count) < probability)
-            taken[:, t] = now
-            free = np.where(now, t + b, free)
-        return self._outputs(taken)
+            taken[t] = now
+            free[now] = t + b
+        return self._outputs(taken.T)
 
     def draw_weighted(
         self, generator: np.random.Generator, count: int, log_weights: np.ndarray
@@ -117,42 +120,82 @@ class Passes:
         free = np.searchsorted(np.cumsum(start), generator.random(count), side="right")
         free = np.minimum(free, b - 1)
         now = np.exp(take + log_weights + ahead[b:] - ahead[:n])
-        found = np.zeros((count, n))
+        found = np.zeros((n, count))
         for t in range(n):
             takes = (free <= t) & (generator.random(count) < now[t])
-            found[:, t] = takes
-            free = np.where(takes, t + b, free)
-        return self._outputs(found)
+            found[t] = takes
+            free[takes] = t + b
+        return self._outputs(found.T)
 
     def log_ratio(self, exponents: np.ndarray, probability: float) -> np.ndarray:
         """`log sum_S P(S) prod_{t in S} exp(exponents[:, t])`, shape [N, n] -> [N]."""
+        return self.log_ratios(exponents, [probability])[0]
+
+    def log_ratios(
+        self,
+        exponents: np.ndarray,
+        probabilities: Sequence[float],
+        overwrite: bool = False,
+    ) -> np.ndarray:
+        """`log_ratio` with each of the probabilities > 0, shape [len, N].
+
+        Args:
+          exponents: shape [N, n].
+          probabilities: of a participation.
+          overwrite: the exponents may be changed.
+        """
         least, most = exponents.min(initial=0.0), exponents.max(initial=0.0)
         if not -_LARGEST_EXPONENT <= least <= most <= _LARGEST_EXPONENT:
-            return self._log_ratio_by_logs(exponents, probability)
-        count, n = exponents.shape
+            return np.stack(
+                [self._log_ratio_by_logs(exponents, p) for p in probabilities]
+            )
+        largest = exponents.T.max(axis=1, initial=0.0)
+        in_place = overwrite and exponents.flags.f_contiguous
+        factors = np.exp(exponents.T, out=exponents.T if in_place else None, order="C")
+        found = np.empty((len(probabilities), len(exponents)))
+        before = 1.0
+        for row, probability in zip(found, probabilities):
+            factors *= probability / before
+            before = probability
+            row[:] = self._log_total_of(factors, probability, largest)
+        return found
+
+    def _log_total_of(
+        self, factors: np.ndarray, probability: float, largest: np.ndarray
+    ) -> np.ndarray:
+        """`log_ratio` of the exponentials times the probability, shape [n, N] -> [N].
+
+        Args:
+          factors: at most `probability * exp(largest)` at each step.
+          probability: of a participation.
+          largest: shape [n], >= 0.
+        """
+        n, count = factors.shape
         b, rate = self.separation, self.rate
-        factors = exponents.T.copy()  # step by step in memory
-        np.exp(factors, out=factors)
-        factors *= probability
         free = np.full(count, max(1.0 - rate * (b - 1), 0.0))
-        taken = np.empty((n, count))
+        # Whoever took part at the last b steps, at step t in row t mod b.
+        taken = np.zeros((min(b, n), count))
         logs = np.zeros(count)
         # What a rest at the beginning adds, in units that change with the scale.
         begin = np.full(count, rate)
+        # A step multiplies the largest of the sums by at most 2 exp(largest).
+        growth = np.cumsum(largest + math.log(2.0))
+        rescaled = 0.0
         for t in range(n):
             if t:
                 free *= 1.0 - probability
-                free += taken[t - b] if t >= b else begin
-            np.multiply(free, factors[t], out=taken[t])
-            if t % _RESCALED == _RESCALED - 1 or free.max(initial=0.0) > _LARGEST:
-                window = taken[max(t + 1 - b, 0) : t + 1]
-                scale = np.maximum(free, window.max(axis=0))
+                free += taken[t % b] if t >= b else begin
+            np.multiply(free, factors[t], out=taken[t % b])
+            ahead = growth[min(t + 1, n - 1)] - rescaled
+            if t % _RESCALED == _RESCALED - 1 or ahead > _LARGEST_GROWTH:
+                rescaled = growth[t]
+                scale = np.maximum(free, taken.max(axis=0))
                 free /= scale
-                window /= scale
+                taken /= scale
                 if t < b:
                     begin /= scale
                 logs += np.log(scale)
-        total = free * (1.0 - probability) + taken[max(n - b, 0) :].sum(axis=0)
+        total = free * (1.0 - probability) + taken.sum(axis=0)
         if b > n:  # rests that last beyond the end
             total += (b - n) * begin
         return np.log(total) + logs

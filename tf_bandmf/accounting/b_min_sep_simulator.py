@@ -33,6 +33,8 @@ from tf_bandmf.accounting.simulated_bounds import MAIN, PILOT, Stage
 
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _CHUNK = 4_000_000
+# Draws of so many numbers are kept for the next noise level.
+_KEPT_ENTRIES = 4_000_000
 # Tilts with certain weights that are tried, in standard deviations of a mean.
 _CERTAIN_STRENGTHS = (
     0.1,
@@ -99,6 +101,23 @@ class Proposal:
     shares: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Draws:
+    """Random numbers of N draws, for any noise level and any lengths of the tilts.
+
+    Attributes:
+      choice: which tilt, shape [N].
+      normals: `<c_t, z>` of unit normals z, shape [N, n].
+      along: `<m, z>` with the mean of the means, shape [N].
+      means: `<c_t, m_S>` of the participations of "remove", shape [N, n].
+    """
+
+    choice: np.ndarray
+    normals: np.ndarray
+    along: np.ndarray
+    means: np.ndarray | None
+
+
 class BMinSepSimulator:
     """Simulates the privacy loss of b-min-sep sampling in both directions.
 
@@ -110,6 +129,7 @@ class BMinSepSimulator:
 
     def __init__(self, passes: Passes, num_draws: int, seed: int) -> None:
         self.passes, self.num_draws, self._seed = passes, num_draws, seed
+        self._kept: dict[tuple[Stage, bool], tuple[object, _Draws]] = {}
 
     @property
     def entries(self) -> int:
@@ -261,51 +281,102 @@ class BMinSepSimulator:
     ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
         """`log dP/dQ` [N] and log densities of the components relative to Q [T, N]."""
         passes, tilts = self.passes, proposal.tilts
-        n, size = passes.num_steps, max(1, _CHUNK // passes.num_steps)
-        cumulative = np.cumsum(proposal.shares) / np.sum(proposal.shares)
+        size = max(1, _CHUNK // passes.num_steps)
         half = 0.5 * passes.squares / noise**2
         for index, start in enumerate(range(0, count, size)):
             number = min(size, count - start)
-            seed = [self._seed, *stage, int(add), index]
-            generator = np.random.Generator(
-                np.random.SFC64(np.random.SeedSequence(seed))
-            )
-            choice = np.searchsorted(cumulative, generator.random(number), side="right")
-            choice = np.minimum(choice, len(tilts) - 1)
-            y = generator.standard_normal((number, n))
-            y *= noise
+            draws = self._draws(noise, proposal, add, stage, index, number)
+            log_v = np.multiply(draws.normals.T, 1.0 / noise)  # step by step in memory
+            log_v -= half[:, None]
+            scratch = np.empty_like(log_v)
             if add:
-                moved = np.array([tilt.against for tilt in tilts])
-                y += moved[choice, None] * passes.mean
+                moved = np.array([tilt.against for tilt in tilts])[draws.choice]
+                shift = passes.inner_products(passes.mean[None])[0] / noise**2
+                np.multiply(shift[:, None], moved, out=scratch)
             else:
-                lengths = 1.0 + np.array([tilt.length for tilt in tilts])
-                means = self._means(generator, noise, tilts, choice)
-                means *= lengths[choice, None]
-                y += means
-            log_v = passes.inner_products(y)
-            log_v /= noise**2
-            log_v -= half
-            losses = passes.log_ratio(log_v, passes.probability)
-            along = y @ passes.mean / noise**2
-            squared = float(passes.mean @ passes.mean) / noise**2
+                assert draws.means is not None
+                lengths = 1.0 + np.array([tilt.length for tilt in tilts])[draws.choice]
+                np.multiply(draws.means.T, lengths / noise**2, out=scratch)
+            log_v += scratch
             densities = np.empty((len(tilts), number))
-            for row, tilt in zip(densities, tilts):
-                scale = 1.0 + tilt.length
-                if add:
+            if add:
+                losses = passes.log_ratio(log_v.T, passes.probability)
+                squared = float(passes.mean @ passes.mean) / noise**2
+                along = draws.along / noise + moved * squared
+                for row, tilt in zip(densities, tilts):
                     row[:] = tilt.against * along - 0.5 * tilt.against**2 * squared
-                elif tilt == tilts[0]:
-                    row[:] = losses
-                elif tilt.is_weighted:
-                    row[:] = passes.log_ratio(scale * log_v, tilt.probability)
-                    row -= self._log_total(noise, tilt.length)
-                else:
-                    # scale (log_v + half) - scale^2 half
-                    exponents = scale * log_v
-                    exponents -= scale * tilt.length * half
-                    row[:] = passes.log_ratio(exponents, tilt.probability)
+            else:
+                for rows, found in self._densities(tilts, log_v, half, noise, scratch):
+                    densities[rows] = found
+                losses = densities[0].copy()
             if not (np.all(np.isfinite(losses)) and np.all(np.isfinite(densities))):
                 raise ArithmeticError("The simulation of the privacy loss overflowed.")
             yield slice(start, start + number), losses, densities
+
+    def _densities(
+        self,
+        tilts: Sequence[Tilt],
+        log_v: np.ndarray,
+        half: np.ndarray,
+        noise: float,
+        scratch: np.ndarray,
+    ) -> Iterator[tuple[list[int], np.ndarray]]:
+        """Log densities of "remove" relative to Q, of tilts with the same length at once.
+
+        Args:
+          tilts: of the proposal.
+          log_v: shape [n, N].
+          half: `|c_t|^2 / (2 sigma^2)`, shape [n].
+          noise: sigma.
+          scratch: like log_v, overwritten.
+        """
+        alike: dict[tuple[float, bool], list[int]] = {}
+        for index, tilt in enumerate(tilts):
+            alike.setdefault((tilt.length, tilt.is_weighted), []).append(index)
+        for (length, is_weighted), rows in alike.items():
+            np.multiply(log_v, 1.0 + length, out=scratch)
+            if length != 0.0 and not is_weighted:
+                # scale (log_v + half) - scale^2 half
+                scratch -= ((1.0 + length) * length * half)[:, None]
+            rates = [tilts[i].probability for i in rows]
+            found = self.passes.log_ratios(scratch.T, rates, overwrite=True)
+            if is_weighted:
+                found -= self._log_total(noise, length)
+            yield rows, found
+
+    def _draws(
+        self,
+        noise: float,
+        proposal: Proposal,
+        add: bool,
+        stage: Stage,
+        index: int,
+        number: int,
+    ) -> _Draws:
+        """Random numbers of one chunk; the last ones are kept for other noise levels."""
+        rates = tuple(tilt.probability for tilt in proposal.tilts)
+        key = (index, number, rates, proposal.shares.tobytes())
+        kept = self._kept.get((stage, add))
+        if kept is not None and kept[0] == key:
+            return kept[1]
+        tilts, n = proposal.tilts, self.passes.num_steps
+        seed = [self._seed, *stage, int(add), index]
+        generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence(seed)))
+        cumulative = np.cumsum(proposal.shares) / np.sum(proposal.shares)
+        choice = np.searchsorted(cumulative, generator.random(number), side="right")
+        choice = np.minimum(choice, len(tilts) - 1)
+        z = generator.standard_normal((number, n))
+        along, normals = z @ self.passes.mean, self.passes.inner_products(z)
+        means = None
+        if not add:
+            means = self._means(generator, noise, tilts, choice)
+            means = self.passes.inner_products(means)
+        found = _Draws(choice, normals, along, means)
+        # Weights of participations depend on the noise.
+        is_weighted = any(tilt.is_weighted for tilt in tilts)
+        if not is_weighted and stage in (PILOT, MAIN) and number * n <= _KEPT_ENTRIES:
+            self._kept[stage, add] = key, found
+        return found
 
     def _means(
         self,

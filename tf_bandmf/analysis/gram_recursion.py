@@ -28,8 +28,8 @@ from typing import Callable
 
 import tensorflow as tf
 
-# Steps of one lane of the two-level scan; also the longest plain sequential scan.
-_LANE = 16
+# Steps of one lane of the two-level scan, and the longest plain sequential scan.
+_LANE, _PLAIN = 16, 64
 
 # Smaller blocks than this waste time on the overhead of small matrices.
 _MIN_BLOCK = 16
@@ -52,7 +52,7 @@ def affine_scan(left: tf.Tensor, right: tf.Tensor, shift: tf.Tensor) -> tf.Tenso
       Z, shape [N, m, m].
     """
     num = shift.shape[0]
-    if num <= _LANE:
+    if num <= _PLAIN:
         return _sequential_scan(left, right, shift, tf.zeros_like(shift[0]))
     lanes = -(-num // _LANE)
     steps = [_by_step(x, lanes) for x in (left, shift)]

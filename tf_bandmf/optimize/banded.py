@@ -8,6 +8,7 @@ problem of arXiv:2306.08153, Appendix B.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Callable
 
@@ -15,10 +16,17 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.analysis import gram_recursion
-from tf_bandmf.optimize import banded_matrices, certificate, lbfgs
+from tf_bandmf.files import configs
+from tf_bandmf.optimize import banded_matrices, certificate, lbfgs, objectives
 from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
+
+# Of variables, a number of bands and the best bound that is known: the gap, and the bound.
+GapFunction = Callable[[np.ndarray, int, float], "tuple[float, float]"]
+
+# The last problem that was traced, with what determines it.
+_LAST: list[tuple[tuple[object, ...], _Traced]] = []
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,7 +34,8 @@ class Problem:
     """Charts of the feasible set, and the error on it.
 
     For column-normalized strategies the variables are the entries below the diagonal
-    relative to the diagonal: column `j` is `[1, y_1j, y_2j, ...] / norm`. Otherwise
+    relative to the diagonal: column `j` is `[1, y_1j, y_2j, ...] / norm`, divided by a
+    scale of the column. Otherwise
     they are all entries, scaled such that the squared norms of the columns `i, i + b,
     ...` sum to 1. Each chart was the faster one of the two on its problem.
 
@@ -34,16 +43,19 @@ class Problem:
       workload: A.
       bands: of C.
       separation: b, or None for column-normalized strategies.
+      scale: of the variables of each column, shape [n]; only of column-normalized ones.
     """
 
     workload: Workload
     bands: int
     separation: int | None
+    scale: np.ndarray
 
     def columns(self, position: tf.Tensor) -> tf.Tensor:
         n = self.workload.num_steps
         columns = tf.reshape(position, [-1, n])
         if self.separation is None:
+            columns *= self.scale
             columns = tf.concat([tf.ones([1, n], tf.float64), columns], axis=0)
         columns *= banded_matrices.inside(self.bands, n)
         squared = tf.reduce_sum(columns**2, axis=0)
@@ -57,7 +69,7 @@ class Problem:
     def position(self, columns: np.ndarray) -> np.ndarray:
         """Variables of given columns [bands, n] with a positive diagonal."""
         if self.separation is None:
-            return (columns[1:] / columns[:1]).reshape(-1)
+            return (columns[1:] / columns[:1] / self.scale).reshape(-1)
         return (columns / np.linalg.norm(columns, axis=0)).reshape(-1)
 
     def errors(self, columns: tf.Tensor) -> tf.Tensor:
@@ -65,25 +77,36 @@ class Problem:
         return gram_recursion.inverse_row_norms(rows)
 
 
-def _gap_function(
-    problem: Problem, objective: Objective
-) -> Callable[[np.ndarray, int], float]:
-    """Certified relative optimality gap at given variables among so many bands.
+def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
+    """Where derivatives of second order are alike in all columns, about.
+
+    Those of the mean error fall like the square root of the number of steps that a column
+    is still part of: measured, for prefix sums and momentum. Shape [n].
+    """
+    if objective != objectives.MEAN:
+        return np.ones(num_steps)
+    return (num_steps / (num_steps - np.arange(num_steps))) ** 0.25
+
+
+def _gap_function(problem: Problem, objective: Objective) -> GapFunction:
+    """Certified relative optimality gap at given variables, and the lower bound.
 
     No strategy with these bands is below a bound that was found once: the best counts,
     whichever variables and weights of the steps it came from.
     """
-    best: dict[int, float] = {}
 
     def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         columns = problem.columns(position)
         return problem.errors(columns), tf.norm(columns, axis=0)
 
-    def gram_band(position: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    def gram_band(
+        position: tf.Tensor, weights: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         columns = problem.columns(position)
         rows = banded_matrices.times_inverse_workload(columns, problem.workload)
         strategy = banded_matrices.rows_from_columns(columns)
-        return gram_recursion.doubly_filtered_band(strategy, rows, weights)
+        band = gram_recursion.doubly_filtered_band(strategy, rows, weights)
+        return band, strategy, rows
 
     # Concrete: TensorFlow would warn of retracing when several problems are solved.
     position_spec = tf.TensorSpec([_num_variables(problem)], tf.float64)
@@ -93,19 +116,27 @@ def _gap_function(
     traced = tf.function(gram_band, autograph=False)
     compiled_band = traced.get_concrete_function(position_spec, weights_spec)
 
-    def gap(position: np.ndarray, bands: int) -> float:
+    def gap(position: np.ndarray, bands: int, bound: float) -> tuple[float, float]:
         variables = tf.constant(position)
         errors, norms = (x.numpy() for x in compiled_errors(variables))
         groups = problem.separation or problem.workload.num_steps
         for weights, offset in objective.supports(errors):
-            band = compiled_band(variables, tf.constant(weights)).numpy()
-            dual = certificate.dual_bound(band[:, :bands], norms, groups)
-            bound = certificate.lower_bound(float(weights @ errors), dual) + offset
-            best[bands] = max(bound, best.get(bands, bound))
-        bound = best[bands]
+            band, rows, product = (
+                x.numpy() for x in compiled_band(variables, tf.constant(weights))
+            )
+            found = certificate.lower_bound(
+                float(weights @ errors),
+                band[:, :bands],
+                norms,
+                groups,
+                rows[:, :bands],
+                product,
+                weights,
+            )
+            bound = max(bound, found + offset)
         value = float(objective.reduction(tf.constant(errors)))
         # Rounding may push the bound above the value at a perfect optimum.
-        return max(0.0, 1.0 - bound / value)
+        return max(0.0, 1.0 - bound / value), bound
 
     return gap
 
@@ -134,24 +165,11 @@ def optimize(
       per column, or per group of columns.
     """
     starts = list(starts)
-    largest, n = max(len(start) for start in starts), workload.num_steps
-    problem = Problem(workload, largest, separation)
-    gap = _gap_function(problem, objective) if objective.is_convex else None
+    largest = max(len(start) for start in starts)
     # Strategies with fewer bands are those whose last diagonals stay 0.
     is_masked = len(starts) > 1
-    inside = tf.Variable(
-        tf.ones([_num_variables(problem) if is_masked else 1], tf.float64),
-        trainable=False,
-    )
-
-    def minimizer(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
-        def log_loss(position: tf.Tensor) -> tf.Tensor:
-            position = position * inside if is_masked else position
-            return tf.math.log(stage(problem.errors(problem.columns(position))))
-
-        return lbfgs.Minimizer(log_loss, _num_variables(problem), options)
-
-    minimizers = [minimizer(stage) for stage in objective.smooth_stages]
+    traced = _traced(workload, objective, largest, separation, options, is_masked)
+    problem, gap, inside = traced.problem, traced.gap, traced.inside
     found = []
     while starts:
         # A copy of the variables may take a gigabyte: keep no more than needed.
@@ -159,11 +177,13 @@ def optimize(
         bands = len(start)
         position = problem.position(np.pad(start, [(0, largest - bands), (0, 0)]))
         del start
-        if is_masked:
+        if inside is not None:
             inside.assign(_first_diagonals(problem, bands))
         certify = None if gap is None else _among(gap, bands)
-        for stage in minimizers:
-            result = stage.minimize(position, float(n), certify)
+        for stage in traced.minimizers:
+            result = stage.minimize(
+                position, float(workload.num_steps), certify, options=options
+            )
             position = result.position
             certified = result.optimality_gap
             if certified is not None and certified <= options.gap_tolerance:
@@ -175,10 +195,69 @@ def optimize(
     return found
 
 
-def _among(
-    gap: Callable[[np.ndarray, int], float], bands: int
-) -> Callable[[np.ndarray], float]:
-    return lambda position: gap(position, bands)
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Traced:
+    """A problem and its functions, compiled.
+
+    Attributes:
+      problem: charts and errors.
+      gap: see `_gap_function`, or None without a certificate.
+      minimizers: one for each stage of the objective.
+      inside: 1 for variables that may differ from 0; None if all may.
+    """
+
+    problem: Problem
+    gap: GapFunction | None
+    minimizers: list[lbfgs.Minimizer]
+    inside: tf.Variable | None
+
+
+def _traced(
+    workload: Workload,
+    objective: Objective,
+    bands: int,
+    separation: int | None,
+    options: lbfgs.Options,
+    is_masked: bool,
+) -> _Traced:
+    """What `optimize` evaluates. The last problem is kept: a draft precedes a plan."""
+    config = configs.canonical_bytes(workload.to_config())
+    n = workload.num_steps
+    key = config, objective, bands, separation, options.correction_pairs, is_masked
+    if _LAST and _LAST[0][0] == key:
+        return _LAST[0][1]
+    _LAST.clear()
+    problem = Problem(workload, bands, separation, _column_scale(n, objective))
+    gap = _gap_function(problem, objective) if objective.is_convex else None
+    size = _num_variables(problem)
+    inside = None
+    if is_masked:
+        inside = tf.Variable(tf.ones([size], tf.float64), trainable=False)
+
+    def minimizer(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
+        def log_loss(position: tf.Tensor) -> tf.Tensor:
+            position = position if inside is None else position * inside
+            return tf.math.log(stage(problem.errors(problem.columns(position))))
+
+        return lbfgs.Minimizer(log_loss, size, options)
+
+    minimizers = [minimizer(stage) for stage in objective.smooth_stages]
+    found = _Traced(problem, gap, minimizers, inside)
+    if not is_masked and objective in (objectives.MEAN, objectives.MAX):
+        _LAST.append((key, found))
+    return found
+
+
+def _among(gap: GapFunction, bands: int) -> Callable[[np.ndarray], float]:
+    """The gap among so many bands, by the best bound of one optimization."""
+    bound = -math.inf
+
+    def certify(position: np.ndarray) -> float:
+        nonlocal bound
+        found, bound = gap(position, bands, bound)
+        return found
+
+    return certify
 
 
 def _num_variables(problem: Problem) -> int:

@@ -15,6 +15,23 @@ off-diagonal entries in the band. The tangent at `t X` instead of `X` bounds
 
     f(X') >= f(X)^2 / U,    relative gap <= 1 - f / U.
 
+That bound shrinks with the gradient. One that shrinks with its square, as the true gap
+does: for `G = A^T Omega A` and any `Z`, `0 <= ||G^1/2 X'^-1/2 - G^-1/2 Z X'^1/2||^2` is
+
+    f(X') >= 2 tr Z - <Z^T G^-1 Z, X'>.
+
+`Z = G X^-1` is the tangent at X. With `Z = G X^-1 (1 - H^-1 E / 2)` for any symmetric
+`E`, as `H = X^-1 G X^-1`,
+
+    tr Z = f(X) - <X, E> / 2,        Z^T G^-1 Z = H - E + E H^-1 E / 4.
+
+For `E` the off-diagonal entries of `H` in the band, what is left of them is of second
+order, and goes once more into `E`, and so on. All is banded: `H^-1 = X G^-1 X`,
+`C A^-1 = M` and `E H^-1 E = V^T V` with `V = Omega^-1/2 M^T C E`. The first bound, `U`,
+applies to this matrix as to `H`; with `t Z` in place of `Z`,
+
+    f(X') >= (tr Z)^2 / U    where tr Z > 0.
+
 The groups are single columns for column-normalized strategies, and columns
 `i, i + b, i + 2 b, ...` for (k, b)-participation (arXiv:2306.08153, Prop. B.1).
 """
@@ -22,6 +39,12 @@ The groups are single columns for column-normalized strategies, and columns
 from __future__ import annotations
 
 import numpy as np
+
+# Of the largest weight of a step: smaller ones have no inverse to speak of.
+_LEAST_WEIGHT = 1e-12
+# How often what is left off the diagonal is removed; in rows where that leaves more than
+# this part of what was there, less is removed.
+_CORRECTIONS, _KEPT = 3, 0.5
 
 
 def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> float:
@@ -47,6 +70,139 @@ def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> flo
     return float(np.sum(np.max(reach, axis=0)))
 
 
-def lower_bound(weighted_error: float, dual: float) -> float:
-    """No feasible strategy has a smaller weighted error: `f^2 / U`."""
-    return weighted_error * weighted_error / dual
+def corrected_bound(
+    weighted_error: float,
+    gram_band: np.ndarray,
+    norms: np.ndarray,
+    separation: int,
+    rows: np.ndarray,
+    product: np.ndarray,
+    weights: np.ndarray,
+) -> float:
+    """The second bound on the weighted error; O(n bands^2).
+
+    Args:
+      weighted_error: f(X).
+      gram_band: as for `dual_bound`, and so are norms and separation.
+      norms: likewise.
+      separation: likewise.
+      rows: `C[i, i-j]`, shape [n, bands].
+      product: `M[i, i-j]`, `M = C A^-1`, shape [n, w]; entries left of the matrix are
+        ignored.
+      weights: the diagonal of Omega, > 0, shape [n].
+    """
+    n, bands = gram_band.shape
+    inside = range(1 - min(bands, n), 1)
+    c = {-j: _cut(rows[:, j], -j) for j in range(min(bands, n))}
+    m = {-j: _cut(product[:, j], -j) for j in range(min(product.shape[1], n))}
+    gram = _product(_transposed(c), c, inside)
+    root = _product(_transposed(m), c)
+    root = {k: diagonal / np.sqrt(weights) for k, diagonal in root.items()}
+    below = {-j: _cut(gram_band[:, j], -j) for j in range(1, min(bands, n))}
+    removed, best = below, 0.0
+    reach, kept = _row_sums(below, n), np.ones(n)
+    for _ in range(_CORRECTIONS):
+        v = _product(root, {**removed, **_transposed(removed)})
+        squared = _product(_transposed(v), v, inside)
+        quarter = {0: np.zeros(n)}
+        quarter.update((k, 0.25 * diagonal) for k, diagonal in squared.items())
+        left = np.zeros((n, bands))
+        left[:, 0] = gram_band[:, 0] + quarter[0]
+        for k, diagonal in removed.items():
+            left[:, -k] = below[k] - diagonal + quarter[k]
+        # <X, E> / 2: each entry of E stands twice.
+        trace = weighted_error - sum(
+            float(gram[k] @ diagonal) for k, diagonal in removed.items()
+        )
+        best = max(best, max(trace, 0.0) ** 2 / dual_bound(left, norms, separation))
+        # Where H is small next to E, what is left would be more than what is removed.
+        more = _row_sums(quarter, n)
+        kept = np.minimum(
+            kept, _KEPT * reach / np.maximum(more, _KEPT * reach + 1e-300)
+        )
+        removed = {
+            k: np.minimum(kept, _moved(kept, k)) * (below[k] + quarter[k])
+            for k in below
+        }
+    return best
+
+
+def _row_sums(lower: dict[int, np.ndarray], n: int) -> np.ndarray:
+    """Of absolute values, of a symmetric matrix whose lower diagonals are given."""
+    result = np.zeros(n)
+    for k, diagonal in lower.items():
+        result += np.abs(diagonal)
+        if k:
+            result += np.abs(_moved(diagonal, -k))
+    return result
+
+
+# Below, a matrix is its diagonals by offset: entry [i, i + offset] at i, 0 outside.
+
+
+def _cut(diagonal: np.ndarray, offset: int) -> np.ndarray:
+    """Zeros for what is left or right of the matrix."""
+    columns = np.arange(diagonal.size) + offset
+    return np.where((columns >= 0) & (columns < diagonal.size), diagonal, 0.0)
+
+
+def _moved(diagonal: np.ndarray, offset: int) -> np.ndarray:
+    """Entry `i + offset` at `i`, zeros beyond the ends."""
+    result = np.zeros_like(diagonal)
+    if offset >= 0:
+        result[: diagonal.size - offset] = diagonal[offset:]
+    else:
+        result[-offset:] = diagonal[:offset]
+    return result
+
+
+def _transposed(matrix: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    return {-k: _moved(diagonal, -k) for k, diagonal in matrix.items()}
+
+
+def _product(
+    left: dict[int, np.ndarray],
+    right: dict[int, np.ndarray],
+    wanted: range | None = None,
+) -> dict[int, np.ndarray]:
+    """The product of two banded matrices, or the diagonals of it that are wanted."""
+    result: dict[int, np.ndarray] = {}
+    for a, first in left.items():
+        n = first.size
+        low, high = max(0, -a), min(n, n - a)
+        for b, second in right.items():
+            if abs(a + b) >= n or (wanted is not None and a + b not in wanted):
+                continue
+            sums = result.setdefault(a + b, np.zeros(n))
+            sums[low:high] += first[low:high] * second[low + a : high + a]
+    return result
+
+
+def lower_bound(
+    weighted_error: float,
+    gram_band: np.ndarray,
+    norms: np.ndarray,
+    separation: int,
+    rows: np.ndarray,
+    product: np.ndarray,
+    weights: np.ndarray,
+) -> float:
+    """No feasible strategy has a smaller weighted error: the better of the two bounds.
+
+    Args:
+      weighted_error: f(X).
+      gram_band: as for `dual_bound`, and so are norms and separation.
+      norms: likewise.
+      separation: likewise.
+      rows: as for `corrected_bound`, and so are product and weights. With weights that
+        are (nearly) 0 the first bound is the only one.
+      product: likewise.
+      weights: likewise.
+    """
+    first = weighted_error**2 / dual_bound(gram_band, norms, separation)
+    if not weights.min() > _LEAST_WEIGHT * weights.max():
+        return first
+    second = corrected_bound(
+        weighted_error, gram_band, norms, separation, rows, product, weights
+    )
+    return max(first, second)

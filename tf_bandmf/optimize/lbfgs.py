@@ -196,10 +196,11 @@ class Minimizer:
         scale: float,
         gap: Callable[[np.ndarray], float] | None = None,
         first_step: float = math.inf,
+        options: Options | None = None,
     ) -> OptimizationResult:
-        """See the function `minimize`."""
+        """See the function `minimize`; other options, but for the pairs, may be given."""
         began = time.perf_counter()
-        options = self._options
+        options = options or self._options
         initial = tf.constant(start, tf.float64)
         del start
         offset, gradient = self._evaluate(initial)

@@ -21,7 +21,7 @@ from tf_bandmf.planning.arguments import (
     resolve_participation,
     resolve_scheme,
 )
-from tf_bandmf.planning.calibration import accountant_for
+from tf_bandmf.planning.calibration import accountant_for, calibrated
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import ONE_EXAMPLE, check_generator
 from tf_bandmf.strategies import Strategy, registry
@@ -350,13 +350,17 @@ def _account(
     progress: bool,
 ) -> tuple[float, Guarantee]:
     """The noise per unit of sensitivity, and the guarantee."""
-    accountant = accountant_for(strategy, participation, confidence, progress=progress)
     sensitivity = strategy.sensitivity(participation).value
     if epsilon is None:
         assert noise_multiplier is not None
+        accountant = accountant_for(
+            strategy, participation, confidence, progress=progress
+        )
         guarantee = accountant.guarantee(noise_multiplier * sensitivity, delta)
         return float(noise_multiplier), guarantee
-    found = accountant.calibrate(float(epsilon), delta)
+    found = calibrated(
+        strategy, participation, float(epsilon), delta, confidence, progress
+    )
     assert found.guarantee is not None
     # Rounded up: the product with the sensitivity must not be smaller, and the epsilon
     # of a later account, itself rounded up by 1e-10, not larger than the budget.

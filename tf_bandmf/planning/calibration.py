@@ -7,7 +7,9 @@ All noise is its standard deviation on the raw strategy `C`.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import hashlib
 import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, Callable
@@ -16,6 +18,7 @@ from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.guarantee import Calibration
 from tf_bandmf.analysis.sensitivity import Sensitivity
+from tf_bandmf.files import configs
 from tf_bandmf.participation import NAMED, Participation
 from tf_bandmf.participation.scheme import Scheme
 from tf_bandmf.strategies import Strategy
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
 
 Calibrator = Callable[[Strategy, Sensitivity], Calibration]
+
+# Calibrations by simulation, the last ones: by a digest of all that determines them.
+_SIMULATED: collections.OrderedDict[bytes, Calibration] = collections.OrderedDict()
+_MOST_SIMULATED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +74,52 @@ def accountant_for(
     participation.validate_num_steps(strategy.num_steps)
     simulation = Simulation(confidence, seed, progress)
     return participation.accountant(strategy.matrix, simulation)
+
+
+def calibrated(
+    strategy: Strategy,
+    participation: Participation,
+    epsilon: float,
+    delta: float,
+    confidence: float | None = None,
+    progress: bool = False,
+) -> Calibration:
+    """The smallest noise for a budget, by the accountant of the participation.
+
+    A simulation that this process has made already, of the same matrix, participation,
+    budget and confidence, to the last bit, is not made again.
+
+    Args:
+      strategy: C.
+      participation: what the sampler does.
+      epsilon: > 0.
+      delta: in (0, 1).
+      confidence: of a simulation, see `accounting.base.Simulation`.
+      progress: likewise.
+
+    Raises:
+      ValueError: if the budget is invalid or the participation contradicts the strategy.
+    """
+    _check_budget(epsilon, delta)
+    accountant = accountant_for(strategy, participation, confidence, progress=progress)
+    if not participation.is_simulated:
+        return accountant.calibrate(epsilon, delta)
+    content = [
+        strategy.matrix.to_config(),
+        f"{type(participation).__module__}.{type(participation).__qualname__}",
+        participation.to_config(),
+        float(epsilon).hex(),
+        float(delta).hex(),
+        None if confidence is None else float(confidence).hex(),
+    ]
+    key = hashlib.sha256(configs.canonical_bytes(content)).digest()
+    found = _SIMULATED.get(key)
+    if found is None:
+        found = accountant.calibrate(epsilon, delta)
+        _SIMULATED[key] = found
+        while len(_SIMULATED) > _MOST_SIMULATED:
+            _SIMULATED.popitem(last=False)
+    return found
 
 
 def unamplified(noise_multiplier: float = 1.0) -> Calibrator:
@@ -113,10 +166,7 @@ def for_budget(
     _check_budget(epsilon, delta)
 
     def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
-        accountant = accountant_for(
-            strategy, participation, confidence, progress=progress
-        )
-        return accountant.calibrate(epsilon, delta)
+        return calibrated(strategy, participation, epsilon, delta, confidence, progress)
 
     return _ForBudget(calibrate, epsilon, delta)
 

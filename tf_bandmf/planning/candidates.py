@@ -342,6 +342,9 @@ class Search:
         rough: bool,
     ) -> Candidate:
         rough = rough or (self._is_draft and self._confidence is None)
+        if participation.is_simulated and not rough:
+            # As plans hold it: they need not simulate again.
+            strategy = strategy.in_float32()
         row = comparison.row(
             name,
             strategy,

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 _TOGETHER = 16
 # Searches compare errors: six digits of them are enough.
 _SEARCH_GAP, _SEARCH_DECREASE = 1e-4, 1e-6
-# A choice needs three, a plan seven.
-_DRAFT_ITERATIONS, _DRAFT_GAP, _DRAFT_DECREASE = 60, 2e-3, 2e-4
-_PLAN_DECREASE = 1e-8
+# A choice needs three, a plan six.
+_DRAFT_ITERATIONS, _DRAFT_GAP, _DRAFT_DECREASE = 40, 2e-3, 2e-4
+_PLAN_DECREASE = 2e-7
 
 
 def optimized_banded(

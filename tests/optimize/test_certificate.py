@@ -1,0 +1,120 @@
+"""Certified lower bounds on the error of banded strategies, beside dense algebra."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tf_bandmf import strategies, workloads
+from tf_bandmf.optimize import certificate
+
+
+def rows_of(dense, bands):
+    n = len(dense)
+    rows = np.zeros((n, bands))
+    for j in range(min(bands, n)):
+        rows[j:, j] = np.diag(dense, -j)
+    return rows
+
+
+def feasible(c, separation):
+    """Scaled such that the squared norms of the columns i, i + b, ... sum to 1."""
+    n = len(c)
+    squared = np.zeros(separation)
+    np.add.at(squared, np.arange(n) % separation, (c**2).sum(axis=0))
+    return c / np.sqrt(squared[np.arange(n) % separation])
+
+
+def weighted_error(c, a, weights):
+    return float(weights @ ((a @ np.linalg.inv(c)) ** 2).sum(axis=1))
+
+
+def bounds(c, a, weights, bands, separation):
+    """The first bound on the weighted error, the second and the one that is used."""
+    inverse = np.linalg.inv(c.T @ c)
+    gram = rows_of(inverse @ a.T @ np.diag(weights) @ a @ inverse, bands)
+    value, norms = weighted_error(c, a, weights), np.linalg.norm(c, axis=0)
+    first = value**2 / certificate.dual_bound(gram, norms, separation)
+    product = rows_of(c @ np.linalg.inv(a), len(c))
+    rest = (gram, norms, separation, rows_of(c, bands), product, weights)
+    second = certificate.corrected_bound(value, *rest)
+    return first, second, certificate.lower_bound(value, *rest)
+
+
+@st.composite
+def problems(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n = draw(st.integers(1, 9))
+    bands, separation = draw(st.integers(1, n)), draw(st.integers(1, n))
+    rates = rng.uniform(0.3, 1.0, n)
+    momentum = draw(st.sampled_from([0.0, 0.9]))
+    a = workloads.momentum_sgd(n, momentum, 1.0, rates).to_dense()
+    weights = rng.uniform(0.05, 1.0, n)
+
+    def banded(spread):
+        c = np.tril(np.triu(rng.normal(0.0, spread, (n, n)), 1 - bands))
+        np.fill_diagonal(c, rng.uniform(0.5, 1.5, n))
+        return c
+
+    c = banded(draw(st.sampled_from([0.05, 0.3, 1.0])))
+    others = [banded(0.5) for _ in range(20)]
+    others += [c + 0.1 * (banded(0.5) - c) for _ in range(20)]
+    found = feasible(c, separation)
+    return (
+        found,
+        a,
+        weights,
+        bands,
+        separation,
+        [feasible(o, separation) for o in others],
+    )
+
+
+@settings(max_examples=150)
+@given(problems())
+def test_no_strategy_is_below_a_bound(problem):
+    c, a, weights, bands, separation, others = problem
+    first, second, best = bounds(c, a, weights, bands, separation)
+    assert best == max(first, second)
+    least = min(weighted_error(other, a, weights) for other in [c, *others])
+    assert best <= least * (1.0 + 1e-9)
+
+
+def optimum(n, bands):
+    workload = workloads.prefix_sum(n)
+    start = strategies.bsr(workload, bands, column_normalized=True)
+    found = strategies.optimized_banded(
+        workload, bands, start=start, gap_tolerance=0.0, gradient_tolerance=1e-10
+    )
+    return found.matrix.to_dense(), workload.to_dense()
+
+
+def test_the_gap_shrinks_with_the_square_of_the_distance():
+    n, bands = 24, 4
+    best, a = optimum(n, bands)
+    weights = np.full(n, 1.0 / n)
+    noise = np.tril(np.triu(np.random.default_rng(1).normal(size=(n, n)), 1 - bands))
+    gaps = {}
+    for size in (1e-3, 1e-4):
+        c = feasible(best + size * noise, n)
+        value = weighted_error(c, a, weights)
+        first, second, _ = bounds(c, a, weights, bands, n)
+        gaps[size] = 1.0 - first / value, 1.0 - second / value
+        true_gap = 1.0 - weighted_error(best, a, weights) / value
+        assert true_gap <= gaps[size][1] < gaps[size][0] / 20.0
+        assert gaps[size][1] < 5.0 * true_gap + 1e-9
+    assert gaps[1e-3][0] / gaps[1e-4][0] == pytest.approx(10.0, rel=0.2)
+    assert gaps[1e-3][1] / gaps[1e-4][1] == pytest.approx(100.0, rel=0.3)
+
+
+def test_weights_of_zero_leave_the_first_bound():
+    n, bands = 8, 3
+    best, a = optimum(n, bands)
+    weights = np.eye(n)[-1]
+    inverse = np.linalg.inv(best.T @ best)
+    gram = rows_of(inverse @ a.T @ np.diag(weights) @ a @ inverse, bands)
+    value = weighted_error(best, a, weights)
+    product = rows_of(best @ np.linalg.inv(a), n)
+    rest = (gram, np.ones(n), n, rows_of(best, bands), product, weights)
+    first = value**2 / certificate.dual_bound(gram, np.ones(n), n)
+    assert certificate.lower_bound(value, *rest) == first

@@ -1,0 +1,84 @@
+"""Noise for a budget: what was simulated is not simulated again, and never mistaken."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import tf_bandmf
+from tf_bandmf import matrices, strategies
+from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
+from tf_bandmf.participation import BallsInBins, BMinSepSampling
+from tf_bandmf.planning import calibration
+
+SAMPLED = BMinSepSampling(400, 20, 3)
+
+
+def banded(last=0.3, n=40):
+    rows = np.tile([1.0, 0.5, last], (n, 1))
+    rows[0, 1:] = rows[1, 2] = 0.0
+    return strategies.Strategy("custom", matrices.RowBanded(rows), {}, {})
+
+
+def alone(strategy, participation, epsilon, delta, confidence=None):
+    accountant = calibration.accountant_for(strategy, participation, confidence)
+    return accountant.calibrate(epsilon, delta)
+
+
+def test_noise_is_that_of_the_accountant_whatever_was_asked_before():
+    strategy = banded()
+    asked = [
+        (strategy, SAMPLED, 2.0, 1e-5),
+        (strategy, SAMPLED, np.nextafter(2.0, 3.0), 1e-5),
+        (strategy, SAMPLED, 2.0, 2e-5),
+        (banded(0.3 + 1e-4), SAMPLED, 2.0, 1e-5),
+        (strategy, BMinSepSampling(400, 20, 4), 2.0, 1e-5),
+        (strategy, BMinSepSampling(401, 20, 3), 2.0, 1e-5),
+        (strategy, BallsInBins(400, 50, 5), 2.0, 1e-5),
+        (strategy, SAMPLED, 2.0, 1e-4, 0.99),
+        (strategy, SAMPLED, 2.0, 1e-4),
+    ]
+    for _ in range(2):
+        for arguments in asked:
+            assert calibration.calibrated(*arguments) == alone(*arguments)
+
+
+@pytest.fixture
+def main_runs(monkeypatch):
+    """Counts main runs of the simulation."""
+    found = []
+    original = BMinSepSimulator.bound_run
+
+    def counted(self, *arguments):
+        found.append(arguments)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(BMinSepSimulator, "bound_run", counted)
+    return found
+
+
+def test_a_simulation_is_made_once(main_runs):
+    strategy = banded(0.25)
+    first = calibration.calibrated(strategy, SAMPLED, 1.5, 1e-5)
+    count = len(main_runs)
+    assert count > 0
+    renamed = dataclasses.replace(strategy, diagnostics={"note": 1})
+    assert calibration.calibrated(renamed, SAMPLED, 1.5, 1e-5) == first
+    assert len(main_runs) == count
+
+
+def test_a_plan_uses_the_noise_of_its_choice(main_runs):
+    use = {"num_examples": 640, "batch_size": 32, "epochs": 4}
+    plan = tf_bandmf.plan("bsr", epsilon=2.5, delta=1e-5, sampling="b-min-sep", **use)
+    count = len(main_runs)
+    noise = alone(plan.strategy, plan.participation, 2.5, 1e-5).noise_stddev
+    assert len(main_runs) == 2 * count
+    assert plan.noise_stddev == pytest.approx(noise, rel=1e-9)
+    assert plan.noise_stddev >= noise
+
+
+def test_an_invalid_budget_is_refused_before_anything_is_simulated():
+    with pytest.raises(ValueError, match="epsilon"):
+        calibration.calibrated(banded(), SAMPLED, 0.0, 1e-5)
+    with pytest.raises(ValueError, match="delta"):
+        calibration.calibrated(banded(), SAMPLED, 1.0, 0.0)
