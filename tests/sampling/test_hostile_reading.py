@@ -34,7 +34,11 @@ def memory_mapped(tmp_path):
 
 
 def shared(tmp_path):
-    array = X.copy()
+    # TensorFlow aborts where memory that it shares does not begin at a multiple of 64.
+    memory = np.empty(X.nbytes + 64, np.uint8)
+    first = -memory.ctypes.data % 64
+    array = memory[first : first + X.nbytes].view(X.dtype).reshape(X.shape)
+    array[:] = X
     return array, tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
