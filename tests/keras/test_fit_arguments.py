@@ -121,7 +121,11 @@ def test_invariant_20_an_index_means_one_example(data, make_plan):
         calls.append(len(indices))
         return x[indices] + len(calls) / 100
 
-    examples = IndexedExamples(fetch, len(x))
+    with pytest.raises(ValueError, match="something else"):
+        IndexedExamples(fetch, len(x))
+    later = [0.0]
+    examples = IndexedExamples(lambda indices: x[indices] + later[0], len(x))
+    later[0] = 0.01
     with pytest.raises(tf.errors.InvalidArgumentError, match="something else"):
         list(make_plan().batches(examples))
     with pytest.raises(ValueError, match="as many rows"):
