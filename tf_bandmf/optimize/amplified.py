@@ -181,8 +181,9 @@ def optimize(
         the squared error times the squared noise, twice in a row.
 
     Returns:
-      The result; its value is the squared error times the squared noise by the draws of
-      the search. Equal arguments give equal results.
+      The result; by draws of the accountant its position is not worse than `start`. Its
+      value is the squared error times the squared noise where the search ended, by the
+      draws of the search. Equal arguments give equal results.
     """
     began = time.perf_counter()
     model = _Model(problem, start.size)
