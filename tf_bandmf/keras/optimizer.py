@@ -400,14 +400,12 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         self._check_variables(trainable_variables)
         plan = self._plan
         flat = tf.concat([tf.reshape(total, [-1]) for total in clipped.sums], axis=0)
+        norm = tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(flat), tf.float64))
         examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
         # NaN fails this comparison too.
-        is_clipped = tf.debugging.assert_less_equal(
-            tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(flat), tf.float64)),
-            SUM_MARGIN * plan.l2_norm_clip * examples,
-            "The sum of gradients is not clipped, or not finite.",
-        )
-        with tf.control_dependencies([is_clipped]):
+        is_clipped = norm <= SUM_MARGIN * plan.l2_norm_clip * examples
+        message = "The sum of gradients is not clipped, or not finite."
+        with tf.control_dependencies([tf.debugging.Assert(is_clipped, [message])]):
             correlated = self._secret_state.next_noise(tf.identity(step))
         noisy = self._noisy_mean(
             flat, correlated, plan.noise_stddev, plan.expected_batch_size

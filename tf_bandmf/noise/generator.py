@@ -160,11 +160,8 @@ class NoiseGenerator:
             f"The plan has {self.num_steps} steps: this step is past its end (or "
             f"negative). Its privacy budget is spent; more steps need a new plan."
         )
-        checks = [
-            tf.debugging.assert_less(step, horizon, message),
-            tf.debugging.assert_non_negative(step, message),
-        ]
-        with tf.control_dependencies(checks):
+        is_planned = tf.debugging.Assert((step >= 0) & (step < horizon), [message])
+        with tf.control_dependencies([is_planned]):
             return tf.identity(step)
 
     def row(

@@ -43,13 +43,11 @@ def pad(content: dict[str, Any], size: int) -> dict[str, Any]:
     # A unit of which no row is there contributes nothing.
     if SAMPLE_WEIGHT not in content and ROWS not in content:
         content = {**content, SAMPLE_WEIGHT: tf.ones([count])}
-    fits = tf.debugging.assert_less_equal(
-        count,
-        size,
+    message = (
         "A batch has more examples than its padded size: it is not cut off, for that "
-        "would be another sampler than the accountant's. Give a larger padded size.",
+        "would be another sampler than the accountant's. Give a larger padded size."
     )
-    with tf.control_dependencies([fits] if fits is not None else []):
+    with tf.control_dependencies([tf.debugging.Assert(count <= size, [message])]):
         missing = size - count
 
     def padded(tensor: tf.Tensor) -> tf.Tensor:

@@ -149,12 +149,9 @@ def one_row_each(content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
     count = tf.shape(indices)[0]
 
     def checked(tensor: tf.Tensor) -> tf.Tensor:
-        same = tf.debugging.assert_equal(
-            tf.shape(tensor)[0],
-            count,
-            "The source of the examples must give one row for each example drawn.",
-        )
-        with tf.control_dependencies([same] if same is not None else []):
+        same = tf.equal(tf.shape(tensor)[0], count)
+        message = "The source of the examples must give one row for each example drawn."
+        with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
             return tf.identity(tensor)
 
     return tf.nest.map_structure(checked, content)
@@ -255,10 +252,8 @@ class ArrayExamples(ExampleSource):
                 found = tf.ensure_shape(read, [None, *array.shape[1:]])
             else:
                 found = tf.gather(array, indices)
-            same = tf.debugging.assert_equal(
-                hash_rows(found), tf.gather(hashes, indices), _CHANGED
-            )
-            with tf.control_dependencies([same] if same is not None else []):
+            same = tf.reduce_all(hash_rows(found) == tf.gather(hashes, indices))
+            with tf.control_dependencies([tf.debugging.Assert(same, [_CHANGED])]):
                 return tf.identity(found)
 
         return tf.nest.map_structure(rows, self._arrays, self._hashes)

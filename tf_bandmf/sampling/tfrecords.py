@@ -189,10 +189,9 @@ class TFRecordExamples(ExampleSource):
         count = tf.shape(records)[0]
 
         def checked(tensor: tf.Tensor) -> tf.Tensor:
-            same = tf.debugging.assert_equal(
-                tf.shape(tensor)[0], count, "parse must return one row per record."
-            )
-            with tf.control_dependencies([same] if same is not None else []):
+            same = tf.equal(tf.shape(tensor)[0], count)
+            message = "parse must return one row per record."
+            with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
                 return tf.identity(tensor)
 
         return tf.nest.map_structure(checked, content)
