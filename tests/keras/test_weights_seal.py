@@ -106,7 +106,9 @@ def variables():
 def test_the_digest_sees_every_change(kind, monkeypatch):
     if kind == "device":
         digest = weights_seal._device_digest
-        monkeypatch.setattr(weights_seal, "_host_digest", lambda value, *_: digest(value))
+        monkeypatch.setattr(
+            weights_seal, "_host_digest", lambda value, *_: digest(value)
+        )
     weights = variables()
     reference = int(weights_seal._digest(weights))
     assert int(weights_seal._digest(weights)) == reference

@@ -11,14 +11,16 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_bandmf.keras.clipping import batching
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.independence import NotIndependent, known_losses
+from tf_bandmf.keras.clipping.independence import NotIndependent
 from tf_bandmf.keras.clipping.independence.domain import per_example
 from tf_bandmf.keras.clipping.independence.evaluation import Evaluation
 from tf_bandmf.keras.clipping.independence.sizes import BATCH
 from tf_bandmf.keras.clipping.losses import compiled_loss, unscaled_losses
+from tf_bandmf.keras.clipping.row_losses import has_rows
 
 _EXTRAS = ("_keras_mask", "_keras_logits")
 
@@ -40,12 +42,12 @@ def refuse_comparisons(
         is executed for each example by itself like any other.
     """
     loss = compiled_loss(model)
-    for part in loss._flat_losses or keras.tree.flatten(loss._user_loss):
+    for part in _parts(loss) or keras.tree.flatten(loss._user_loss):
         if isinstance(part, keras.losses.Circle) or (
             getattr(part, "fn", part) is keras.losses.circle
         ):
             raise _refusal(model, " (Circle)", "compares the examples of a batch")
-    if loss.built and known_losses(loss._flat_losses):
+    if loss.built and all(has_rows(part) for part in _parts(loss)):
         return
     copies = batching.map_tensors(_copy, (y, y_pred, sample_weight))
     try:
@@ -53,8 +55,6 @@ def refuse_comparisons(
             total = tf.convert_to_tensor(loss(*copies))
     except Exception:
         # A loss that takes single examples only: that is how it will be called.
-        return
-    if known_losses(loss._flat_losses or [None]):
         return
     known = {}
     for leaf in batching.tensor_leaves(copies):
@@ -71,6 +71,11 @@ def refuse_comparisons(
         op = error.operation
         name = "" if op is None else f" in {op.name!r} ({op.type})"
         raise _refusal(model, name, error.reason) from error
+
+
+def _parts(loss: CompileLoss) -> list[Any]:
+    """The losses of the outputs, once they are known."""
+    return [part.loss for part in loss._flat_losses or ()]
 
 
 def _refusal(model: keras.Model, name: str, reason: str) -> UnsupportedModelError:

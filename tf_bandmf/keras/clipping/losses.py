@@ -18,6 +18,7 @@ from keras.src.losses import loss as loss_module
 from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.row_losses import row_losses
 from tf_bandmf.keras.clipping.vectorized import map_examples
 
 _UNINITIALIZED = "uninitialized_variables"
@@ -117,6 +118,9 @@ def per_example_losses(
     Returns:
       Losses [B].
     """
+    rows = row_losses(loss, y, y_pred, sample_weight)
+    if rows is not None:
+        return rows
     structure = (y, y_pred, sample_weight)
     leaves = keras.tree.flatten(structure)
     # Keras attaches masks and logits to predictions: they belong to the example too.

@@ -7,13 +7,13 @@ random numbers. Every trace of the training step is analysed before it runs:
 * everything else between them (custom layers, a model's own `call`, `keras.ops`) is
   followed operation by operation (`evaluation` and the tables beside it);
 * what that cannot show is executed for each example by itself (`rules.alone`), where no
-  other example is there to be seen; losses always are;
+  other example is there to be seen; so are losses, but for those of a closed list, whose
+  rows are those of the examples (`row_losses`);
 * what remains is refused.
 """
 
 from tf_bandmf.keras.clipping.independence.closed import (
     acts_on_each_example,
-    known_losses,
     note_replacement,
 )
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
@@ -34,7 +34,6 @@ __all__ = [
     "acts_on_each_example",
     "current_trace",
     "is_container",
-    "known_losses",
     "note_replacement",
     "recording",
     "register_per_example_layer",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -250,29 +250,3 @@ def _is_known_activation_only(layer: Any) -> bool:
             continue
         return False
     return True
-
-
-def known_losses(losses: Iterable[Any]) -> bool:
-    """Whether all losses are Keras' own, which compare no examples with one another."""
-    return all(loss is None or _is_known_loss(loss) for loss in losses)
-
-
-_LOSS_FUNCTIONS = frozenset(
-    id(function)
-    for name, function in vars(keras.losses).items()
-    if callable(function) and not isinstance(function, type) and name != "circle"
-)
-_LOSSES = frozenset(
-    loss
-    for name, loss in vars(keras.losses).items()
-    if isinstance(loss, type) and issubclass(loss, keras.Loss) and name != "Circle"
-)
-
-
-def _is_known_loss(loss: Any) -> bool:
-    if isinstance(loss, keras.losses.Loss):
-        function = getattr(loss, "fn", None)
-        if type(loss).__name__ == "LossFunctionWrapper":
-            return id(function) in _LOSS_FUNCTIONS
-        return type(loss) in _LOSSES and "call" not in vars(loss)
-    return id(loss) in _LOSS_FUNCTIONS

@@ -1,0 +1,116 @@
+"""Losses whose row i is the loss of example i, from the batch at once.
+
+Executing a loss for each example by itself costs as many operations as the rest of a small
+model. Keras' usual losses of a matrix of predictions need not be: before they are reduced
+they have a row for each example, which nothing but the example's row has a part in. They
+belong to a closed list by their exact class and function, as Keras wrote them, and by their
+arguments: the axis is the last one, and no class is ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses.losses import LossFunctionWrapper
+from keras.src.trainers.compile_utils import CompileLoss
+
+from tf_bandmf.keras.clipping.independence import current_trace
+
+_LOGITS = "_keras_logits"
+_CLASSES = {
+    LossFunctionWrapper: None,
+    keras.losses.BinaryCrossentropy: keras.losses.binary_crossentropy,
+    keras.losses.CategoricalCrossentropy: keras.losses.categorical_crossentropy,
+    keras.losses.MeanAbsoluteError: keras.losses.mean_absolute_error,
+    keras.losses.MeanSquaredError: keras.losses.mean_squared_error,
+    keras.losses.SparseCategoricalCrossentropy: (
+        keras.losses.sparse_categorical_crossentropy
+    ),
+}
+_FUNCTIONS = tuple(function for function in _CLASSES.values() if function is not None)
+# As Keras gave them when this was imported.
+_METHODS = {kind: (kind.call, kind.__call__) for kind in _CLASSES}
+# Of a batch with one row these are all the row itself.
+_REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "none", None)
+
+
+def row_losses(
+    loss: CompileLoss, y: Any, y_pred: Any, sample_weight: Any
+) -> tf.Tensor | None:
+    """The loss of every example alone, if its rows are known to be that.
+
+    Args:
+      loss: from `losses.compiled_loss`.
+      y: targets, nested tensors [B, ...].
+      y_pred: predictions, likewise.
+      sample_weight: None, or nested tensors [B, ...].
+
+    Returns:
+      Losses [B], or None: the loss must be executed for each example by itself.
+
+    Raises:
+      InvalidArgumentError: if there are not as many targets or weights as predictions.
+    """
+    given = [y, y_pred, *([] if sample_weight is None else [sample_weight])]
+    if not all(tf.is_tensor(tensor) for tensor in given):
+        return None
+    weight_rank = 1 if sample_weight is None else sample_weight.shape.rank
+    if y.shape.rank not in (1, 2) or y_pred.shape.rank != 2 or weight_rank != 1:
+        return None
+    if any(getattr(tensor, "_keras_mask", None) is not None for tensor in given):
+        return None
+    if not loss.built:
+        loss.build(y, y_pred)
+    (part, *others) = loss._flat_losses
+    if others or part.loss_weights is not None or not has_rows(part.loss):
+        return None
+
+    logits = getattr(y_pred, _LOGITS, None)
+    elements = given if logits is None else [*given, logits]
+    # Nothing else has seen the copies: what reads them reads them here.
+    copies = [tf.identity(tensor) for tensor in elements]
+    if logits is not None:
+        setattr(copies[1], _LOGITS, copies[-1])
+    target, prediction = (
+        keras.ops.convert_to_tensor(copy, dtype=part.loss.dtype) for copy in copies[:2]
+    )
+    # One row would be broadcast to all examples.
+    sizes = tf.stack([tf.shape(copy)[0] for copy in copies])
+    same = tf.reduce_all(tf.equal(sizes, sizes[0]))
+    message = "There must be a target, and a weight if there are weights, per example."
+    with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
+        rows = part.loss.call(target, prediction)
+    if rows.shape.rank != 1:
+        return None
+    if sample_weight is not None:
+        rows *= keras.ops.cast(copies[2], rows.dtype)
+    rows = keras.ops.cast(rows, loss.dtype)
+    trace = current_trace()
+    if trace is not None:
+        trace.isolated("The loss", elements, copies, [rows], repeated=False)
+    return rows
+
+
+def has_rows(loss: Any) -> bool:
+    """Whether a loss of one output is in the closed list."""
+    kind = type(loss)
+    if kind not in _CLASSES or _METHODS[kind] != (kind.call, kind.__call__):
+        return False
+    own = vars(loss)
+    if any(name in own for name in ("call", "__call__", "dtype")):
+        return False
+    if loss.reduction not in _REDUCTIONS:
+        return False
+    if loss.fn not in _FUNCTIONS or _CLASSES[kind] not in (None, loss.fn):
+        return False
+    if type(loss._fn_kwargs) is not dict:
+        return False
+    arguments = dict(loss._fn_kwargs)
+    if (
+        arguments.pop("axis", -1) != -1
+        or arguments.pop("ignore_class", None) is not None
+    ):
+        return False
+    return all(type(value) in (bool, int, float) for value in arguments.values())
