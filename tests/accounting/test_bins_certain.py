@@ -187,6 +187,7 @@ def test_bin_after_bin_is_above_quadrature_and_near_it(kernel, most):
     assert np.all(rough.at(THRESHOLDS) >= 0.999 * found.at(THRESHOLDS))
 
 
+@pytest.mark.slow
 def test_bin_after_bin_is_above_simulation_for_long_chains():
     kernel = Kernel(24, own=1.5, common=0.05, ripple=1.2, decay=0.7)
     simulated = BallsInBinsAccountant(matrix_of(kernel), num_draws=40_000)
@@ -312,7 +313,7 @@ def test_tiny_noise_is_that_without_amplification():
 
 def test_what_takes_too_many_draws_is_proven_instead(monkeypatch):
     monkeypatch.setattr(simulated_bounds, "_LARGEST_BOUND_DRAWS", 1e3)
-    gram = gram_matrix(strategies.lambda_cgd(12, 0.5).matrix, 4)
+    gram = gram_matrix(strategies.lambda_cgd(6, 0.5).matrix, 3)
     accountant = BallsInBinsAccountant(gram, confidence=1.0 - 1e-9)
     found = accountant.calibrate(4.0, 1e-7)
     assert found.guarantee.accountant == NAME and found.guarantee.confidence == 1.0

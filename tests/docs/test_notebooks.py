@@ -27,7 +27,7 @@ SMALLER = {
     },
 }
 # Their scripts train language models.
-SLOW = {"lora"}
+SLOW = {"choosing_a_mechanism", "lora"}
 
 
 def test_there_are_notebooks():

@@ -146,7 +146,7 @@ def test_clipped_in_other_coordinates_is_refused(make_plan, make_scaled, data):
         ("lambda_cgd", {"loss_scale_factor": 8.0}),
     ],
 )
-@pytest.mark.slow_cases("identity-*", "*changes2", "*changes3", "*changes5")
+@pytest.mark.slow_cases("identity-*", "*changes[2-5]")
 def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(
     mechanism, changes, make_plan, make_scaled, data
 ):

@@ -109,6 +109,7 @@ def test_normals_agree_with_and_without_xla_and_a_shard_is_a_part():
     assert abs(np.corrcoef(plain, other)[0, 1]) < 5 / np.sqrt(3 * 4096)
 
 
+@pytest.mark.slow
 def test_rows_of_several_normals_agree_with_and_without_xla():
     # XLA never ended with the sum of two terms in one expression.
     def last_row(jit_compile):

@@ -76,6 +76,7 @@ ALPHA = 1e-6 / (len(STREAMS) * len(battery.ALL))
     invariants=[8],
 )
 @pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.slow_cases("one_step", "many_steps")
 def test_what_is_drawn_passes_the_battery(stream):
     words = STREAMS[stream]().astype(np.uint32)
     assert words.shape == (battery.SIZE,)
@@ -116,6 +117,7 @@ def test_each_test_finds_a_generator_that_is_not_random(test):
     assert battery.ALL[test](words) < ALPHA
 
 
+@pytest.mark.slow
 def test_p_values_of_random_bits_are_no_alarm():
     rng = np.random.default_rng(3)
     for _ in range(5):
