@@ -103,14 +103,14 @@ def has_rows(loss: Any) -> bool:
         return False
     if loss.reduction not in _REDUCTIONS:
         return False
-    if loss.fn not in _FUNCTIONS or _CLASSES[kind] not in (None, loss.fn):
+    if not any(loss.fn is function for function in _FUNCTIONS):
+        return False
+    if _CLASSES[kind] is not None and _CLASSES[kind] is not loss.fn:
         return False
     if type(loss._fn_kwargs) is not dict:
         return False
     arguments = dict(loss._fn_kwargs)
-    if (
-        arguments.pop("axis", -1) != -1
-        or arguments.pop("ignore_class", None) is not None
-    ):
+    if arguments.pop("ignore_class", None) is not None:
         return False
-    return all(type(value) in (bool, int, float) for value in arguments.values())
+    numbers = all(type(value) in (bool, int, float) for value in arguments.values())
+    return numbers and arguments.get("axis", -1) == -1
