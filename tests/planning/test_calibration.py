@@ -38,9 +38,10 @@ def test_noise_is_that_of_the_accountant_whatever_was_asked_before():
         (strategy, SAMPLED, 2.0, 1e-4, 0.99),
         (strategy, SAMPLED, 2.0, 1e-4),
     ]
+    expected = [alone(*arguments) for arguments in asked]
     for _ in range(2):
-        for arguments in asked:
-            assert calibration.calibrated(*arguments) == alone(*arguments)
+        for arguments, found in zip(asked, expected, strict=True):
+            assert calibration.calibrated(*arguments) == found
 
 
 @pytest.fixture

@@ -90,9 +90,9 @@ def test_existing_strategies_can_be_compared():
 
 
 def test_fixed_epoch_order_and_learning_rates():
-    rates = np.linspace(1.0, 0.1, 60)
-    workload = workloads.momentum_sgd(60, 0.9, 0.99, rates)
-    fixed = FixedEpochOrder(num_examples=12, batch_size=1, epochs=5)
+    rates = np.linspace(1.0, 0.1, 24)
+    workload = workloads.momentum_sgd(24, 0.9, 0.99, rates)
+    fixed = FixedEpochOrder(num_examples=8, batch_size=1, epochs=3)
     table = comparison.compare(workload, fixed, ["identity", "bisr:4", "blt", "dense"])
     assert all(row.sensitivity_is_exact for row in table)
     assert table.best().mechanism == "dense"

@@ -142,6 +142,7 @@ def test_it_is_at_least_as_good_as_jax_privacy():
     assert many.rmse(workload, eight) <= 8.586603
 
 
+@pytest.mark.slow
 def test_order_of_the_mechanisms_as_in_table_2():
     """arXiv:2306.08153, Table 2, in small: n = 96, k = 6, b = 16."""
     n, k, b = 96, 6, 16
