@@ -189,4 +189,4 @@ def data(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     if name == "bert_tiny":
         return torch.randint(BERT_VOCABULARY, (size, LENGTH)), classes
     text = torch.randint(GPT_VOCABULARY, (size, LENGTH + 1))
-    return text[:, :-1], text[:, 1:]
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()

@@ -73,7 +73,7 @@ def data(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     size = BATCH_SIZES[name]
     if name == "transformer":
         text = torch.randint(VOCABULARY, (size, LENGTH + 1))
-        return text[:, :-1], text[:, 1:]
+        return text[:, :-1].contiguous(), text[:, 1:].contiguous()
     shape = (784,) if name == "mlp" else (3, 32, 32)
     return torch.randn(size, *shape), torch.randint(10, (size,))
 
