@@ -11,16 +11,8 @@ from typing import Any, Callable
 import keras
 import numpy as np
 from keras import layers
+from network_shapes import BERT_VOCABULARY, GPT_VOCABULARY, LENGTH
 
-BATCH_SIZES = {
-    "resnet": 32,
-    "wide_resnet": 8,
-    "mobilenet_head": 16,
-    "bert_tiny": 32,
-    "lora": 16,
-    "lstm": 64,
-    "gru": 64,
-}
 TARGETS = {
     "resnet": 1.6,
     "wide_resnet": 1.8,
@@ -30,7 +22,6 @@ TARGETS = {
     "lstm": 1.8,
     "gru": 1.8,
 }
-LENGTH, BERT_VOCABULARY, GPT_VOCABULARY = 64, 30522, 8000
 
 
 class StandardizedConv2D(layers.Conv2D):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Callable
 
+import peer_networks
 import torch
 from opacus import PrivacyEngine
 from opacus.layers import DPMultiheadAttention
@@ -54,26 +56,36 @@ class Transformer(nn.Module):
             x = x + self.attentions[i](h, h, h, need_weights=False)[0]
             h = self.norms[2 * i + 1](x)
             x = x + self.narrow[i](nn.functional.gelu(self.wide[i](h)))
-        return self.head(self.norms[4](x)).transpose(1, 2)
+        return self.head(self.norms[4](x))
 
 
-MODELS = {"mlp": mlp, "cnn": cnn, "transformer": Transformer}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "transformer": Transformer,
+}
 
 
 def data(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
+    if name in peer_networks.MODELS:
+        return peer_networks.data(name)
     size = BATCH_SIZES[name]
     if name == "transformer":
         text = torch.randint(VOCABULARY, (size, LENGTH + 1))
-        return text[:, :-1], text[:, 1:]
+        return text[:, :-1].contiguous(), text[:, 1:].contiguous()
     shape = (784,) if name == "mlp" else (3, 32, 32)
     return torch.randn(size, *shape), torch.randint(10, (size,))
 
 
-def step_of(name: str, mode: str | None) -> Callable[[], None]:
-    model = MODELS[name]()
+def step_of(name: str, mode: str | None, private_layers: bool) -> Callable[[], None]:
+    if name in peer_networks.MODELS:
+        model = peer_networks.MODELS[name](private_layers)
+    else:
+        model = MODELS[name]()
     x, y = data(name)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=1e-3)
     loss = nn.CrossEntropyLoss()
     if mode is not None:
         loader = torch.utils.data.DataLoader(
@@ -95,20 +107,27 @@ def step_of(name: str, mode: str | None) -> Callable[[], None]:
         else:
             model, optimizer, _ = made
     model.train()
+    # Ghost clipping takes tokens in one row, and is told of how many examples they are.
+    extra = {"shape": y.shape} if mode == "ghost" and y.ndim == 2 else {}
 
     def step() -> None:
         optimizer.zero_grad()
-        loss(model(x), y).backward()
+        predicted = model(x)
+        predicted = predicted.reshape(-1, predicted.shape[-1])
+        loss(predicted, y.reshape(-1), **extra).backward()
         optimizer.step()
 
     return step
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
     chosen = options()
     print(f"PyTorch {torch.__version__}")
     for name in chosen.models.split(","):
-        modes = {"ordinary": None, "hooks": "hooks", "ghost": "ghost"}
-        makers = {k: lambda name=name, m=m: step_of(name, m) for k, m in modes.items()}
+        modes = {"ordinary": (None, False)}
+        if name in peer_networks.REPLACED:
+            modes["ordinary, its layers"] = (None, True)
+        modes |= {"hooks": ("hooks", True), "ghost": ("ghost", True)}
+        makers = {k: lambda name=name, m=m: step_of(name, *m) for k, m in modes.items()}
         report(name, makers, chosen.rounds)

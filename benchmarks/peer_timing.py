@@ -8,7 +8,9 @@ import statistics
 import time
 from typing import Callable
 
-BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128}
+from network_shapes import BATCH_SIZES as NETWORK_BATCH_SIZES
+
+BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128, **NETWORK_BATCH_SIZES}
 STEPS = {"mlp": 10, "cnn": 3, "transformer": 2}
 
 
@@ -42,12 +44,12 @@ def report(model: str, makers: dict[str, Callable], rounds: int) -> None:
     for _ in range(rounds):
         for kind, step in steps.items():
             wall, cpu = time.perf_counter(), time.process_time()
-            for _ in range(STEPS[model]):
+            for _ in range(STEPS.get(model, 1)):
                 step()
             times[kind].append(
                 (
-                    (time.perf_counter() - wall) / STEPS[model],
-                    (time.process_time() - cpu) / STEPS[model],
+                    (time.perf_counter() - wall) / STEPS.get(model, 1),
+                    (time.process_time() - cpu) / STEPS.get(model, 1),
                 )
             )
     medians = {

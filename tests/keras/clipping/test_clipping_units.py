@@ -7,6 +7,7 @@ import tensorflow as tf
 from clipping_reference import assert_sums_close, clipped_sums, norms_of
 
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
+from tf_bandmf.keras.clipping.rules import convolution
 
 U, K = 4, 3
 
@@ -121,6 +122,46 @@ def test_norms_of_a_small_model_equal_brute_force_to_1e_6():
     np.testing.assert_allclose(
         clipped(model, x, y, rows).norms, norms_of(gradients), rtol=1e-6
     )
+
+
+def many_channels():
+    # A row's 64 terms are cheaper as inner products, the 192 of three rows formed.
+    layers = [
+        keras.layers.Conv2D(80, 3, padding="same"),
+        keras.layers.GlobalAveragePooling2D(),
+    ]
+    return keras.Sequential([keras.Input((8, 8, 64)), *layers]), (8, 8, 64)
+
+
+def test_units_of_a_convolution_are_formed_without_patches(monkeypatch):
+    model, shape = compiled(many_channels)
+    x, y, rows = batch(shape)
+    losses, gradients = unit_gradients(model, x, y, rows)
+
+    def refused(*arguments):
+        raise AssertionError("Patches were made.")
+
+    monkeypatch.setattr(convolution, "shifted_inputs", refused)
+    found = clipped(model, x, y, rows)
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-5)
+    np.testing.assert_allclose(found.norms, norms_of(gradients), rtol=5e-6)
+    assert_sums_close(found.sums, clipped_sums(gradients, 0.5), rtol=1e-3)
+
+
+def test_units_of_a_convolution_are_not_copied():
+    inputs, outputs = tf.zeros([6, 5, 5, 2]), tf.zeros([6, 5, 5, 4])
+    layer = keras.layers.Conv2D(4, 3, padding="same")
+    layer.build(inputs.shape)
+
+    @tf.function(autograph=False)
+    def formed():
+        return convolution._one_by_one(layer, inputs, outputs, [3, 3], 3)
+
+    graph = formed.get_concrete_function().graph
+    lists = graph.get_operations()
+    copied = [op.inputs[0].dtype for op in lists if op.type == "TensorListFromTensor"]
+    assert formed().shape == (2, 3, 3, 2, 4)
+    assert copied == [tf.int32]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100])

@@ -276,6 +276,47 @@ class Product(Factor):
         return self.layout.to_kernel(tf.einsum("bgti,bgto->gio", left, right))
 
 
+@dataclasses.dataclass(frozen=True)
+class FormedOrProduct(Factor):
+    """A sum of outer products that is formed if that is cheaper for as many terms.
+
+    Attributes:
+      form: as that of `Formed`.
+      product: makes the factor of single rows, with tensors that `form` does not need.
+      terms: of a row, or None if it is not known.
+      size: parameters of the variable.
+    """
+
+    form: Callable[[int], tf.Tensor]
+    product: Callable[[], Product]
+    terms: int | None
+    size: int
+
+    def _of(self, rows: int) -> Factor:
+        terms = None if self.terms is None else rows * self.terms
+        if prefers_forming(terms, self.size):
+            return Formed(self.form).of_units(rows)
+        return self.product().of_units(rows) if rows > 1 else self.product()
+
+    def add(self, other: Factor) -> Factor | None:
+        """See the base class."""
+        first = self._of(1)
+        second = other._of(1) if isinstance(other, FormedOrProduct) else other
+        return first.add(second)
+
+    def of_units(self, rows: int) -> Factor:
+        """See the base class."""
+        return self._of(rows)
+
+    def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
+        return self._of(1).measure(negligible)
+
+    def instantiate(self) -> tf.Tensor:
+        """See the base class."""
+        return self._of(1).instantiate()
+
+
 def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
     """Puts the terms of K rows behind one another.
 

@@ -11,11 +11,10 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors import (
     Factor,
-    Formed,
+    FormedOrProduct,
     Instantiated,
     Layout,
     Product,
-    prefers_forming,
 )
 from tf_bandmf.keras.clipping.norms import in_xla
 from tf_bandmf.keras.clipping.rules.base import (
@@ -125,40 +124,59 @@ class ConvolutionRule(PreActivationRule):
         if not any(variable is layer._kernel for variable in call.variables):
             return result
 
-        terms = _terms(gradient)
-        kernel = math.prod(size)
-        groups = layer.groups
-        parameters = kernel * depth * filters
-        if groups == 1 and prefers_forming(terms if terms > 0 else None, parameters):
-
-            def form(rows: int) -> tf.Tensor:
-                by_example = _has_two_dimensional_form(layer) and not _in_parallel()
-                make = _one_by_one if by_example else _from_patches
-                return make(layer, inputs, gradient, size, rows)
-
-            result[id(layer._kernel)] = Formed(form)
+        if layer.groups > 1:
+            product = _product_of_groups(layer, inputs, gradient, size)
+            result[id(layer._kernel)] = product
             return result
-        slices = shifted_inputs(layer, inputs, gradient, size)
-        batch = tf.shape(gradient)[0]
-        patches = slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
-        if groups == 1:
-            left = tf.reshape(patches, [batch, terms, kernel * depth])
-            right = tf.reshape(gradient, [batch, terms, filters])
-            layout = Layout.plain((*size, depth, filters))
-        else:
-            # Channels are split into groups, each seeing its own inputs only.
-            left = tf.reshape(patches, [batch, terms, kernel, groups, depth])
-            left = tf.transpose(left, [0, 3, 1, 2, 4])
-            left = tf.reshape(left, [batch, groups, terms, kernel * depth])
-            right = tf.reshape(gradient, [batch, terms, groups, filters // groups])
-            right = tf.transpose(right, [0, 2, 1, 3])
-            layout = Layout(
-                split=(groups, kernel, depth, filters // groups),
-                order=(1, 2, 0, 3),
-                shape=(*size, depth, filters),
-            )
-        result[id(layer._kernel)] = Product(left, right, layout)
+        terms = _terms(gradient)
+
+        def form(rows: int) -> tf.Tensor:
+            by_example = _has_two_dimensional_form(layer) and not _in_parallel()
+            make = _one_by_one if by_example else _from_patches
+            return make(layer, inputs, gradient, size, rows)
+
+        result[id(layer._kernel)] = FormedOrProduct(
+            form,
+            lambda: _product(layer, inputs, gradient, size),
+            terms if terms > 0 else None,
+            math.prod(size) * depth * filters,
+        )
         return result
+
+
+def _product(
+    layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int]
+) -> Product:
+    """Patches and gradients, one outer product per output position."""
+    slices = shifted_inputs(layer, inputs, gradient, size)
+    *_, depth, filters = shape = kernel_shape(layer._kernel)
+    patches = slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
+    batch, terms = tf.shape(gradient)[0], _terms(gradient)
+    left = tf.reshape(patches, [batch, terms, math.prod(size) * depth])
+    right = tf.reshape(gradient, [batch, terms, filters])
+    return Product(left, right, Layout.plain(shape))
+
+
+def _product_of_groups(
+    layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int]
+) -> Product:
+    """As `_product`; channels are split into groups, each seeing its own inputs only."""
+    slices = shifted_inputs(layer, inputs, gradient, size)
+    *_, depth, filters = shape = kernel_shape(layer._kernel)
+    patches = slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
+    batch, terms = tf.shape(gradient)[0], _terms(gradient)
+    kernel, groups = math.prod(size), layer.groups
+    left = tf.reshape(patches, [batch, terms, kernel, groups, depth])
+    left = tf.transpose(left, [0, 3, 1, 2, 4])
+    left = tf.reshape(left, [batch, groups, terms, kernel * depth])
+    right = tf.reshape(gradient, [batch, terms, groups, filters // groups])
+    right = tf.transpose(right, [0, 2, 1, 3])
+    layout = Layout(
+        split=(groups, kernel, depth, filters // groups),
+        order=(1, 2, 0, 3),
+        shape=shape,
+    )
+    return Product(left, right, layout)
 
 
 def _in_parallel() -> bool:
@@ -175,28 +193,21 @@ def _one_by_one(
     gradient of the whole batch.
     """
     shape = [*size, *kernel_shape(layer._kernel)[-2:]]
+    inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
 
-    def of_unit(pair: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        own_inputs, own_gradient = pair
+    # A range of the first dimension is a view: `map_fn` over the tensors copies them.
+    def of_unit(first: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.Conv2DBackpropFilter(
-            input=own_inputs,
+            input=inputs[first : first + rows],
             filter_sizes=shape,
-            out_backprop=own_gradient,
+            out_backprop=gradient[first : first + rows],
             strides=[1, *layer.strides, 1],
             padding=layer.padding.upper(),
         )
 
-    def units(tensor: tf.Tensor) -> tf.Tensor:
-        tensor = tf.cast(tensor, tf.float32)
-        split = [None, rows, *tensor.shape[1:]]
-        if tensor.shape[1:].is_fully_defined() and 0 not in split:
-            return tf.reshape(tensor, [-1, *split[1:]])
-        dynamic = tf.concat([[-1, rows], tf.shape(tensor)[1:]], axis=0)
-        return tf.ensure_shape(tf.reshape(tensor, dynamic), split)
-
     return tf.map_fn(
         of_unit,
-        (units(inputs), units(gradient)),
+        tf.range(0, tf.shape(inputs)[0], rows),
         fn_output_signature=tf.TensorSpec(shape, tf.float32),
     )
 
