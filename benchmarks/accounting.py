@@ -5,6 +5,7 @@
     python benchmarks/accounting.py --delta 1e-8 --runs estimate,calibrate
     python benchmarks/accounting.py --runs certain --lambdas 0.5,0.9 --epsilons 1,2,4,8
     python benchmarks/accounting.py --runs b-min-sep --epsilons 0.5,2,8 --steps 512
+    python benchmarks/accounting.py --runs b-min-sep-bound --epsilons 2 --bands 4
 
 The defaults are the setting of arXiv:2601.22334: n = 3910 steps, 391 bins, 10 epochs,
 lambda = 0.9, delta = 1e-5. `estimate` is one epsilon of a noise level, with its relative
@@ -13,8 +14,9 @@ standard error; `bound` the same at a confidence, and by how much it exceeds the
 that an estimate finds for epsilon is used. `certain` is a table: the bound without
 simulation at the noise that an estimate finds for each epsilon. `b-min-sep` is one, too:
 noise on the raw banded Toeplitz strategy, and its RMSE, under b-min-sep sampling and under
-cyclic Poisson sampling at the same expected batch, 8 epochs. `peak_gb` is the largest
-memory so far.
+cyclic Poisson sampling at the same expected batch, 8 epochs. `b-min-sep-bound` is a plan of
+the same strategy and sampling by an estimate and at the confidence 1 - `--beta`. `peak_gb`
+is the largest memory so far.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+import tf_bandmf
 from tf_bandmf import strategies, workloads
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.bins_certain import CertainBins
@@ -33,12 +36,17 @@ from tf_bandmf.accounting.bins_mixture import gram_matrix
 from tf_bandmf.participation import NAMED, MinSep
 
 RUNS = ("estimate", "bound", "calibrate", "calibrate-bound")
-TABLES = ("certain", "b-min-sep")
+TABLES = ("certain", "b-min-sep", "b-min-sep-bound")
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
     began = time.perf_counter()
     return function(), time.perf_counter() - began
+
+
+def processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def show(**fields: Any) -> None:
@@ -62,9 +70,11 @@ def certain_table(options: argparse.Namespace, epsilons: list[float]) -> None:
             noise = simulated.calibrate_noise_stddev(
                 epsilon, options.delta
             ).noise_stddev
+            before = processor_seconds()
             bound, seconds = timed(
                 lambda c=certain, n=noise: c.epsilon(options.delta, n)
             )
+            used = processor_seconds() - before
             show(
                 run="certain",
                 lambda_=lambda_,
@@ -72,6 +82,7 @@ def certain_table(options: argparse.Namespace, epsilons: list[float]) -> None:
                 noise=noise,
                 bound=bound,
                 excess=bound / epsilon - 1.0,
+                processor_seconds=used,
                 seconds=seconds,
             )
 
@@ -106,6 +117,39 @@ def b_min_sep_table(options: argparse.Namespace, epsilons: list[float]) -> None:
             )
 
 
+def b_min_sep_bound(options: argparse.Namespace, epsilons: list[float]) -> None:
+    n, epochs = options.steps, 8
+    workload, once = workloads.prefix_sum(n), MinSep(n, 1)
+    for bands in (int(text) for text in options.bands.split(",")):
+        strategy = strategies.optimized_toeplitz(workload, once, bands)
+        participation = NAMED["b-min-sep"].of_rates(n, bands, epochs, bands)
+        for epsilon in epsilons:
+            for confidence in (None, 1.0 - options.beta):
+                before = processor_seconds()
+                plan, seconds = timed(
+                    lambda e=epsilon, c=confidence, s=strategy, p=participation: (
+                        tf_bandmf.plan(
+                            s,
+                            epsilon=e,
+                            delta=options.delta,
+                            workload=workload,
+                            participation=p,
+                            num_steps=n,
+                            confidence=c,
+                        )
+                    )
+                )
+                show(
+                    run="b-min-sep-bound",
+                    bands=bands,
+                    epsilon=epsilon,
+                    kind=plan.kind,
+                    noise=plan.noise_stddev,
+                    processor_seconds=processor_seconds() - before,
+                    seconds=seconds,
+                )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -121,8 +165,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lambdas", default="0.5,0.9", help="of the table certain")
     parser.add_argument("--epsilons", default="1,2,4,8", help="of the tables")
-    parser.add_argument("--steps", type=int, default=512, help="of b-min-sep")
-    parser.add_argument("--bands", default="4,16", help="of b-min-sep")
+    parser.add_argument("--steps", type=int, default=512, help="of both b-min-sep")
+    parser.add_argument("--bands", default="4,16", help="of both b-min-sep")
     options = parser.parse_args()
     wanted = options.runs.split(",")
     unknown = sorted(set(wanted) - {*RUNS, *TABLES})
@@ -136,6 +180,8 @@ def main() -> None:
         certain_table(options, epsilons)
     if "b-min-sep" in wanted:
         b_min_sep_table(options, epsilons)
+    if "b-min-sep-bound" in wanted:
+        b_min_sep_bound(options, epsilons)
     if not set(wanted) & set(RUNS):
         return
     matrix = strategies.lambda_cgd(

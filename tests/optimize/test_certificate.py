@@ -37,8 +37,8 @@ def bounds(c, a, weights, bands, separation):
     first = value**2 / certificate.dual_bound(gram, norms, separation)
     product = rows_of(c @ np.linalg.inv(a), len(c))
     rest = (gram, norms, separation, rows_of(c, bands), product, weights)
-    second = certificate.corrected_bound(value, *rest)
-    return first, second, certificate.lower_bound(value, *rest)
+    at = certificate.Tangent(value, *rest)
+    return first, certificate.corrected_bound(at), certificate.lower_bound(at)
 
 
 @st.composite
@@ -117,4 +117,4 @@ def test_weights_of_zero_leave_the_first_bound():
     product = rows_of(best @ np.linalg.inv(a), n)
     rest = (gram, np.ones(n), n, rows_of(best, bands), product, weights)
     first = value**2 / certificate.dual_bound(gram, np.ones(n), n)
-    assert certificate.lower_bound(value, *rest) == first
+    assert certificate.lower_bound(certificate.Tangent(value, *rest)) == first

@@ -1,21 +1,6 @@
 """The simulator behind b-min-sep sampling: pilot run, choice of the proposal, main run.
 
-Draws come from mixtures of tilted versions of `P` (longer means, more participations) or of
-`Q` (against the mean of the means); weights are ratios of forward passes.
-
-A bound needs weights that are bounded for certain. With `v_S` the likelihood ratio of the
-participations S, `v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))`, and
-`L = dP/dQ = sum_S P(S) v_S`:
-
-- "remove": means longer by `1 + t`, of participations with the law `P(S) w_S / Z`,
-  `w_S = exp(t (1 + t) |m_S|^2 / (2 sigma^2))`. The density over Q is
-  `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power means), so that the density over P is
-  at least `exp(t l) / Z` at the loss `l = log L`. As |m_S|^2 is a sum over the steps of S,
-  `Z` is a forward pass, and so is the law.
-- "add": `log L >= sum_S P(S) log v_S` (Jensen). The mean moved by `-t` times the mean of
-  the means `m` has the density `exp(-t <m, y> / sigma^2 - t^2 |m|^2 / (2 sigma^2))` over Q,
-  at least `exp(t (l - sum_S P(S) |m_S|^2 / (2 sigma^2)) - t^2 |m|^2 / (2 sigma^2))` at the
-  loss `l = -log L`.
+Draws come from the mixtures of `b_min_sep_tilts`; weights are ratios of forward passes.
 """
 
 from __future__ import annotations
@@ -28,6 +13,15 @@ import numpy as np
 
 from tf_bandmf.accounting import importance
 from tf_bandmf.accounting.b_min_sep_passes import Passes
+from tf_bandmf.accounting.b_min_sep_tilts import (
+    FULL,
+    ROUGH,
+    Pilot,
+    Proposal,
+    Tilt,
+    Tilts,
+    mixture,
+)
 from tf_bandmf.accounting.importance import Run, least_variance
 from tf_bandmf.accounting.simulated_bounds import MAIN, PILOT, Stage
 
@@ -35,70 +29,7 @@ _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
 _CHUNK = 4_000_000
 # Draws of so many numbers are kept for the next noise level.
 _KEPT_ENTRIES = 4_000_000
-# Tilts with certain weights that are tried, in standard deviations of a mean.
-_CERTAIN_STRENGTHS = (
-    0.1,
-    0.2,
-    0.35,
-    0.5,
-    0.75,
-    1.0,
-    1.25,
-    1.5,
-    2.0,
-    2.5,
-    3.0,
-    4.0,
-    6.0,
-)
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
-
-
-@dataclasses.dataclass(frozen=True)
-class _Pilot:
-    """Tilts of a pilot run.
-
-    Attributes:
-      each: draws of each tilt.
-      lengths, rates: of "remove", standard deviations and multiples of p.
-      against: of "add", standard deviations.
-    """
-
-    each: int
-    lengths: tuple[float, ...]
-    rates: tuple[float, ...]
-    against: tuple[float, ...]
-
-
-_FULL = _Pilot(
-    150, (0.0, 1.0, 2.0, 3.0, 4.5), (1.0, 1.5, 2.5), (0.0, 1.0, 2.0, 3.0, 4.5, 6.0)
-)
-_ROUGH = _Pilot(250, (0.0, 1.5, 3.5), (1.0, 2.0), (0.0, 1.5, 3.5, 6.0))
-
-
-@dataclasses.dataclass(frozen=True)
-class Tilt:
-    """One component of a proposal.
-
-    Attributes:
-      length: the mean is `1 + length` times that of the participations ("remove").
-      probability: of a participation, in place of p ("remove").
-      against: the mean moves by this many times the mean of all means ("add": negative).
-      is_weighted: participations have the weights that bound the density ("remove").
-    """
-
-    length: float
-    probability: float
-    against: float = 0.0
-    is_weighted: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Proposal:
-    """A mixture of tilts, the first of which is the target; shares [len(tilts)]."""
-
-    tilts: tuple[Tilt, ...]
-    shares: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,6 +60,7 @@ class BMinSepSimulator:
 
     def __init__(self, passes: Passes, num_draws: int, seed: int) -> None:
         self.passes, self.num_draws, self._seed = passes, num_draws, seed
+        self.tilts = Tilts(passes)
         self._kept: dict[tuple[Stage, bool], tuple[object, _Draws]] = {}
 
     @property
@@ -138,7 +70,7 @@ class BMinSepSimulator:
 
     def rough_runs(self, noise: float) -> list[Run]:
         """Both directions from few draws."""
-        return [self._pilot(noise, add, _ROUGH)[1] for add in (False, True)]
+        return [self._pilot(noise, add, ROUGH)[1] for add in (False, True)]
 
     def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
         """Both directions, each from a proposal that suits epsilon."""
@@ -163,29 +95,29 @@ class BMinSepSimulator:
             shares = least_variance(ratios, squares, shares, _DEFENSIVE, 100)
         kept = shares >= _LEAST_SHARE
         kept[0] = True
-        return _kept(tilts, np.where(kept, np.maximum(shares, _LEAST_SHARE), 0.0))
+        return mixture(tilts, np.where(kept, np.maximum(shares, _LEAST_SHARE), 0.0))
 
     def propose_for_bound(
         self, add: bool, epsilon: float, noise: float, log_odds: float, slack: float
     ) -> tuple[Proposal, float, int]:
-        target = self._tilts(noise, add)[0]
+        target = self.tilts.pilot(noise, add)[0]
 
         def alone(tilt: Tilt) -> float:
             proposal = Proposal((target, tilt), _ALMOST_CERTAIN)
-            return self.largest_value(proposal, epsilon, noise, add)
+            return self.tilts.largest_value(proposal, epsilon, noise, add)
 
-        certain = min(self.certain_tilts(noise, add), key=alone)
+        certain = min(self.tilts.certain(noise, add), key=alone)
         tilts, run, ratios = self._pilot(noise, add, more=(certain,))
         shares, largest, count = importance.cheapest_shares(
             ratios,
             run.values(epsilon),
-            lambda shares: self.largest_value(
-                _kept(tilts, shares), epsilon, noise, add
+            lambda shares: self.tilts.largest_value(
+                mixture(tilts, shares), epsilon, noise, add
             ),
             log_odds,
             slack,
         )
-        return _kept(tilts, shares), largest, count
+        return mixture(tilts, shares), largest, count
 
     def bound_run(
         self, add: bool, noise: float, proposal: Proposal, count: int, stage: Stage
@@ -200,73 +132,15 @@ class BMinSepSimulator:
             log_weights[part] = densities[0] - mixed
         return Run(add, losses, log_weights)
 
-    def certain_tilts(self, noise: float, add: bool) -> list[Tilt]:
-        """Tilts whose weights `largest_value` bounds."""
-        p, unit = self.passes.probability, self._unit(noise, add)
-        if add:
-            return [
-                Tilt(0.0, p, -factor * s * unit)
-                for s in _CERTAIN_STRENGTHS
-                for factor in (1, 4, 16)
-            ]
-        return [Tilt(s * unit, p, is_weighted=True) for s in _CERTAIN_STRENGTHS]
-
-    def largest_value(
-        self, proposal: Proposal, epsilon: float, noise: float, add: bool
-    ) -> float:
-        """`importance.largest_value` by the bounds in the module's docstring."""
-        passes = self.passes
-        slopes, offsets = [0.0], [math.log(proposal.shares[0])]
-        for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
-            if add:
-                t = -tilt.against
-                half = 0.5 * passes.rate * float(passes.squares.sum())
-                squared = 0.5 * float(passes.mean @ passes.mean)
-                offset = (t * half + t**2 * squared) / noise**2
-            elif tilt.is_weighted:
-                t = tilt.length
-                offset = self._log_total(noise, t)
-            else:
-                continue
-            slopes.append(t)
-            offsets.append(math.log(share) - offset)
-        return importance.largest_value(slopes, offsets, epsilon)
-
-    def _unit(self, noise: float, add: bool) -> float:
-        """The tilt by a standard deviation: of all, or of a typical sum of columns."""
-        passes = self.passes
-        if add:
-            return noise / math.sqrt(float(passes.mean @ passes.mean))
-        expected = float(passes.rate * passes.squares.sum())
-        return noise / math.sqrt(max(expected, passes.squares.max()))
-
-    def _log_weights(self, noise: float, length: float) -> np.ndarray:
-        """Of a participation at each step under a weighted tilt, shape [n]."""
-        return 0.5 * length * (1.0 + length) * self.passes.squares / noise**2
-
-    def _log_total(self, noise: float, length: float) -> float:
-        """Log of `Z`."""
-        weights = self._log_weights(noise, length)
-        return float(self.passes.log_ratio(weights[None], self.passes.probability)[0])
-
-    def _tilts(self, noise: float, add: bool, pilot: _Pilot = _FULL) -> list[Tilt]:
-        """The first one is the target."""
-        p, unit = self.passes.probability, self._unit(noise, add)
-        if add:
-            return [Tilt(0.0, p, -s * unit) for s in pilot.against]
-        rates = {min(factor * p, 0.5 * (1 + p)) for factor in pilot.rates}
-        tilts = [Tilt(s * unit, rate) for s in pilot.lengths for rate in rates]
-        return sorted(tilts, key=lambda tilt: (tilt.length, tilt.probability))
-
     def _pilot(
         self,
         noise: float,
         add: bool,
-        pilot: _Pilot = _FULL,
+        pilot: Pilot = FULL,
         more: tuple[Tilt, ...] = (),
     ) -> tuple[tuple[Tilt, ...], Run, np.ndarray]:
         """All tilts, a run of their even mixture, density ratios [T, N]."""
-        tilts = (*self._tilts(noise, add, pilot), *more)
+        tilts = (*self.tilts.pilot(noise, add, pilot), *more)
         even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
         count = pilot.each * len(tilts)
         parts = list(self._chunks(noise, even, add, PILOT, count))
@@ -341,7 +215,7 @@ class BMinSepSimulator:
             rates = [tilts[i].probability for i in rows]
             found = self.passes.log_ratios(scratch.T, rates, overwrite=True)
             if is_weighted:
-                found -= self._log_total(noise, length)
+                found -= self.tilts.log_total(noise, length)
             yield rows, found
 
     def _draws(
@@ -391,13 +265,6 @@ class BMinSepSimulator:
         for index, tilt in enumerate(tilts):
             rows = np.flatnonzero(choice == index)
             if tilt.is_weighted and rows.size:
-                weights = self._log_weights(noise, tilt.length)
+                weights = self.tilts.log_weights(noise, tilt.length)
                 found[rows] = self.passes.draw_weighted(generator, rows.size, weights)
         return found
-
-
-def _kept(tilts: Sequence[Tilt], shares: np.ndarray) -> Proposal:
-    """Without the tilts whose share is 0."""
-    kept = shares > 0.0
-    chosen = tuple(tilt for tilt, keep in zip(tilts, kept) if keep)
-    return Proposal(chosen, shares[kept] / shares[kept].sum())

@@ -124,7 +124,7 @@ def _gap_function(problem: Problem, objective: Objective) -> GapFunction:
             band, rows, product = (
                 x.numpy() for x in compiled_band(variables, tf.constant(weights))
             )
-            found = certificate.lower_bound(
+            at = certificate.Tangent(
                 float(weights @ errors),
                 band[:, :bands],
                 norms,
@@ -133,7 +133,7 @@ def _gap_function(problem: Problem, objective: Objective) -> GapFunction:
                 product,
                 weights,
             )
-            bound = max(bound, found + offset)
+            bound = max(bound, certificate.lower_bound(at) + offset)
         value = float(objective.reduction(tf.constant(errors)))
         # Rounding may push the bound above the value at a perfect optimum.
         return max(0.0, 1.0 - bound / value), bound

@@ -38,6 +38,8 @@ The groups are single columns for column-normalized strategies, and columns
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 # Of the largest weight of a step: smaller ones have no inverse to speak of.
@@ -70,34 +72,40 @@ def dual_bound(gram_band: np.ndarray, norms: np.ndarray, separation: int) -> flo
     return float(np.sum(np.max(reach, axis=0)))
 
 
-def corrected_bound(
-    weighted_error: float,
-    gram_band: np.ndarray,
-    norms: np.ndarray,
-    separation: int,
-    rows: np.ndarray,
-    product: np.ndarray,
-    weights: np.ndarray,
-) -> float:
-    """The second bound on the weighted error; O(n bands^2).
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tangent:
+    """What the bounds need of one strategy and the weights of the steps.
 
-    Args:
+    Attributes:
       weighted_error: f(X).
-      gram_band: as for `dual_bound`, and so are norms and separation.
-      norms: likewise.
-      separation: likewise.
+      gram_band: `H[i, i-j]`, shape [n, bands], zero left of the matrix.
+      norms: column norms of `C`, shape [n].
+      separation: b, as for `dual_bound`.
       rows: `C[i, i-j]`, shape [n, bands].
       product: `M[i, i-j]`, `M = C A^-1`, shape [n, w]; entries left of the matrix are
         ignored.
-      weights: the diagonal of Omega, > 0, shape [n].
+      weights: the diagonal of Omega, shape [n].
     """
+
+    weighted_error: float
+    gram_band: np.ndarray
+    norms: np.ndarray
+    separation: int
+    rows: np.ndarray
+    product: np.ndarray
+    weights: np.ndarray
+
+
+def corrected_bound(at: Tangent) -> float:
+    """The second bound on the weighted error, for weights > 0; O(n bands^2)."""
+    gram_band, rows, product = at.gram_band, at.rows, at.product
     n, bands = gram_band.shape
     inside = range(1 - min(bands, n), 1)
     c = {-j: _cut(rows[:, j], -j) for j in range(min(bands, n))}
     m = {-j: _cut(product[:, j], -j) for j in range(min(product.shape[1], n))}
     gram = _product(_transposed(c), c, inside)
     root = _product(_transposed(m), c)
-    root = {k: diagonal / np.sqrt(weights) for k, diagonal in root.items()}
+    root = {k: diagonal / np.sqrt(at.weights) for k, diagonal in root.items()}
     below = {-j: _cut(gram_band[:, j], -j) for j in range(1, min(bands, n))}
     removed, best = below, 0.0
     reach, kept = _row_sums(below, n), np.ones(n)
@@ -111,10 +119,12 @@ def corrected_bound(
         for k, diagonal in removed.items():
             left[:, -k] = below[k] - diagonal + quarter[k]
         # <X, E> / 2: each entry of E stands twice.
-        trace = weighted_error - sum(
+        trace = at.weighted_error - sum(
             float(gram[k] @ diagonal) for k, diagonal in removed.items()
         )
-        best = max(best, max(trace, 0.0) ** 2 / dual_bound(left, norms, separation))
+        best = max(
+            best, max(trace, 0.0) ** 2 / dual_bound(left, at.norms, at.separation)
+        )
         # Where H is small next to E, what is left would be more than what is removed.
         more = _row_sums(quarter, n)
         kept = np.minimum(
@@ -178,31 +188,13 @@ def _product(
     return result
 
 
-def lower_bound(
-    weighted_error: float,
-    gram_band: np.ndarray,
-    norms: np.ndarray,
-    separation: int,
-    rows: np.ndarray,
-    product: np.ndarray,
-    weights: np.ndarray,
-) -> float:
+def lower_bound(at: Tangent) -> float:
     """No feasible strategy has a smaller weighted error: the better of the two bounds.
 
-    Args:
-      weighted_error: f(X).
-      gram_band: as for `dual_bound`, and so are norms and separation.
-      norms: likewise.
-      separation: likewise.
-      rows: as for `corrected_bound`, and so are product and weights. With weights that
-        are (nearly) 0 the first bound is the only one.
-      product: likewise.
-      weights: likewise.
+    With weights that are (nearly) 0 the first bound is the only one.
     """
-    first = weighted_error**2 / dual_bound(gram_band, norms, separation)
-    if not weights.min() > _LEAST_WEIGHT * weights.max():
+    dual = dual_bound(at.gram_band, at.norms, at.separation)
+    first = at.weighted_error**2 / dual
+    if not at.weights.min() > _LEAST_WEIGHT * at.weights.max():
         return first
-    second = corrected_bound(
-        weighted_error, gram_band, norms, separation, rows, product, weights
-    )
-    return max(first, second)
+    return max(first, corrected_bound(at))

@@ -1,0 +1,170 @@
+"""Proposals of the simulation of b-min-sep sampling, and certain bounds on their weights.
+
+They mix tilted versions of `P` with longer means and more participations ("remove"), or of
+`Q`, moved against the mean of the means ("add").
+
+A bound needs weights that are bounded for certain. With `v_S` the likelihood ratio of the
+participations S, `v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))`, and
+`L = dP/dQ = sum_S P(S) v_S`:
+
+- "remove": means longer by `1 + t`, of participations with the law `P(S) w_S / Z`,
+  `w_S = exp(t (1 + t) |m_S|^2 / (2 sigma^2))`. The density over Q is
+  `sum_S P(S) v_S^(1 + t) / Z >= L^(1 + t) / Z` (power means), so that the density over P is
+  at least `exp(t l) / Z` at the loss `l = log L`. As |m_S|^2 is a sum over the steps of S,
+  `Z` is a forward pass, and so is the law.
+- "add": `log L >= sum_S P(S) log v_S` (Jensen). The mean moved by `-t` times the mean of
+  the means `m` has the density `exp(-t <m, y> / sigma^2 - t^2 |m|^2 / (2 sigma^2))` over Q,
+  at least `exp(t (l - sum_S P(S) |m_S|^2 / (2 sigma^2)) - t^2 |m|^2 / (2 sigma^2))` at the
+  loss `l = -log L`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tf_bandmf.accounting import importance
+from tf_bandmf.accounting.b_min_sep_passes import Passes
+
+# Tilts with certain weights that are tried, in standard deviations of a mean.
+_CERTAIN_STRENGTHS = (
+    0.1,
+    0.2,
+    0.35,
+    0.5,
+    0.75,
+    1.0,
+    1.25,
+    1.5,
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    6.0,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pilot:
+    """Tilts of a pilot run.
+
+    Attributes:
+      each: draws of each tilt.
+      lengths, rates: of "remove", standard deviations and multiples of p.
+      against: of "add", standard deviations.
+    """
+
+    each: int
+    lengths: tuple[float, ...]
+    rates: tuple[float, ...]
+    against: tuple[float, ...]
+
+
+FULL = Pilot(
+    150, (0.0, 1.0, 2.0, 3.0, 4.5), (1.0, 1.5, 2.5), (0.0, 1.0, 2.0, 3.0, 4.5, 6.0)
+)
+ROUGH = Pilot(250, (0.0, 1.5, 3.5), (1.0, 2.0), (0.0, 1.5, 3.5, 6.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tilt:
+    """One component of a proposal.
+
+    Attributes:
+      length: the mean is `1 + length` times that of the participations ("remove").
+      probability: of a participation, in place of p ("remove").
+      against: the mean moves by this many times the mean of all means ("add": negative).
+      is_weighted: participations have the weights that bound the density ("remove").
+    """
+
+    length: float
+    probability: float
+    against: float = 0.0
+    is_weighted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A mixture of tilts, the first of which is the target; shares [len(tilts)]."""
+
+    tilts: tuple[Tilt, ...]
+    shares: np.ndarray
+
+
+class Tilts:
+    """The tilts for one strategy, and what bounds their weights.
+
+    Args:
+      passes: of the strategy.
+    """
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+
+    def certain(self, noise: float, add: bool) -> list[Tilt]:
+        """Tilts whose weights `largest_value` bounds."""
+        p, unit = self.passes.probability, self._unit(noise, add)
+        if add:
+            return [
+                Tilt(0.0, p, -factor * s * unit)
+                for s in _CERTAIN_STRENGTHS
+                for factor in (1, 4, 16)
+            ]
+        return [Tilt(s * unit, p, is_weighted=True) for s in _CERTAIN_STRENGTHS]
+
+    def largest_value(
+        self, proposal: Proposal, epsilon: float, noise: float, add: bool
+    ) -> float:
+        """`importance.largest_value` by the bounds in the module's docstring."""
+        passes = self.passes
+        slopes, offsets = [0.0], [math.log(proposal.shares[0])]
+        for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
+            if add:
+                t = -tilt.against
+                half = 0.5 * passes.rate * float(passes.squares.sum())
+                squared = 0.5 * float(passes.mean @ passes.mean)
+                offset = (t * half + t**2 * squared) / noise**2
+            elif tilt.is_weighted:
+                t = tilt.length
+                offset = self.log_total(noise, t)
+            else:
+                continue
+            slopes.append(t)
+            offsets.append(math.log(share) - offset)
+        return importance.largest_value(slopes, offsets, epsilon)
+
+    def _unit(self, noise: float, add: bool) -> float:
+        """The tilt by a standard deviation: of all, or of a typical sum of columns."""
+        passes = self.passes
+        if add:
+            return noise / math.sqrt(float(passes.mean @ passes.mean))
+        expected = float(passes.rate * passes.squares.sum())
+        return noise / math.sqrt(max(expected, passes.squares.max()))
+
+    def log_weights(self, noise: float, length: float) -> np.ndarray:
+        """Of a participation at each step under a weighted tilt, shape [n]."""
+        return 0.5 * length * (1.0 + length) * self.passes.squares / noise**2
+
+    def log_total(self, noise: float, length: float) -> float:
+        """Log of `Z`."""
+        weights = self.log_weights(noise, length)
+        return float(self.passes.log_ratio(weights[None], self.passes.probability)[0])
+
+    def pilot(self, noise: float, add: bool, pilot: Pilot = FULL) -> list[Tilt]:
+        """Tilts of a pilot run; the first one is the target."""
+        p, unit = self.passes.probability, self._unit(noise, add)
+        if add:
+            return [Tilt(0.0, p, -s * unit) for s in pilot.against]
+        rates = {min(factor * p, 0.5 * (1 + p)) for factor in pilot.rates}
+        tilts = [Tilt(s * unit, rate) for s in pilot.lengths for rate in rates]
+        return sorted(tilts, key=lambda tilt: (tilt.length, tilt.probability))
+
+
+def mixture(tilts: Sequence[Tilt], shares: np.ndarray) -> Proposal:
+    """Without the tilts whose share is 0."""
+    positive = shares > 0.0
+    chosen = tuple(tilt for tilt, keep in zip(tilts, positive) if keep)
+    return Proposal(chosen, shares[positive] / shares[positive].sum())
