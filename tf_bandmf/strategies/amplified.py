@@ -98,12 +98,13 @@ def optimized_amplified(
     if bands == 1:
         identity = matrices.ToeplitzBanded(np.ones(1), workload.num_steps)
         return Strategy("amplified", matrices.Inverse(identity), {"bands": 1})
-    from tf_bandmf.optimize import amplified, lbfgs, objectives
+    from tf_bandmf.optimize import amplified, amplified_forms, lbfgs, objectives
 
+    form = amplified_forms.InverseBands(workload)
     b = participation.num_bins
     goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
     draws = min(max(_ENTRIES // b, _LEAST_DRAWS), _MOST_DRAWS)
-    problem = amplified.Problem(workload, goal, b, epsilon, delta, draws)
+    problem = amplified.Problem(form, goal, b, epsilon, delta, draws)
     options = lbfgs.Options(
         max_iterations=max_steps,
         gradient_tolerance=2e-3,
@@ -112,10 +113,9 @@ def optimized_amplified(
     )
     starts = _starts(workload, participation, bands, objective)
     result = amplified.optimize(problem, min(starts, key=problem.first_value), options)
-    coefficients = amplified.to_coefficients(result.position).numpy()
     return Strategy(
         "amplified",
-        matrices.Inverse(matrices.ToeplitzBanded(coefficients, workload.num_steps)),
+        form.matrix(result.position),
         {"bands": bands, "epsilon": float(epsilon), "delta": float(delta)},
         optimized.diagnostics(goal.name, result),
     )
@@ -132,7 +132,7 @@ def _starts(
     gamma-BIFR, which is close for small epsilon, and the best strategy without
     amplification, which is for large epsilon.
     """
-    from tf_bandmf.optimize import amplified
+    from tf_bandmf.optimize import amplified_forms
 
     bifr = -fractional_root_coefficients(workload, _START_GAMMA, bands)[1:]
     goal = objective if isinstance(objective, str) else "mean"
@@ -147,7 +147,7 @@ def _starts(
     starts = []
     for y, most in ((bifr, _MOST_START), (plain, _MOST_PLAIN)):
         y = np.maximum(y, 1e-3 / bands)
-        starts.append(amplified.to_variables(y * min(1.0, most / y.sum())))
+        starts.append(amplified_forms.InverseBands.variables(y * min(1.0, most / y.sum())))
     return starts
 
 
