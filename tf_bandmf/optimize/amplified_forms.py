@@ -45,9 +45,11 @@ class Form(Protocol):
 
 
 class InverseBands:
-    """p bands of `C^-1`; d = p - 1. As power series, with `q = p - 1`,
+    """Strategies with p bands of `C^-1`.
 
-        C^-1 = 1 - y_1 x - ... - y_q x^q,   y > 0, sum y < 1,
+    As power series, with `d = p - 1` variables,
+
+        C^-1 = 1 - y_1 x - ... - y_d x^d,   y > 0, sum y < 1,
 
     so that the inverse has no negative terms. The variables are the logits of y and of
     what is left to 1: how close the sum comes to 1 spans orders of magnitude.
@@ -80,7 +82,10 @@ class InverseBands:
 
 
 class Bands:
-    """p bands of `C`, d = p - 1: `C = 1 + exp(v_1) x + ... + exp(v_d) x^d`."""
+    """Strategies with p bands of `C`.
+
+    As power series, with `d = p - 1` variables, `C = 1 + e^(v_1) x + ... + e^(v_d) x^d`.
+    """
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -108,7 +113,9 @@ class Bands:
 
 
 class Buffers:
-    """A BLT with m buffers; d = 2 m. As power series (arXiv:2408.08868)
+    """BLT strategies with m buffers.
+
+    As power series (arXiv:2408.08868), with `d = 2 m` variables,
 
         C = prod_i (1 - t'_i x) / (1 - t_i x),   1 > t_1 > t'_1 > t_2 > ... > 0.
 
@@ -121,13 +128,13 @@ class Buffers:
 
     @staticmethod
     def decays(variables: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """t of `C` and t' of `C^-1`, shape [m] each."""
+        """Those of `C`, t, and of `C^-1`, t', shape [m] each."""
         limit = _LARGEST_LOGIT
         ratios = tf.sigmoid(tf.clip_by_value(variables, -limit, limit))
         interlaced = tf.math.cumprod(ratios)
         return interlaced[0::2], interlaced[1::2]
 
-    def matrix(self, variables: np.ndarray) -> matrices.LowerTriangular:
+    def matrix(self, variables: np.ndarray) -> matrices.BufferedToeplitz:
         own, inverse = self.decays(tf.constant(variables))
         steps = self.workload.num_steps
         return matrices.BufferedToeplitz(own.numpy(), inverse.numpy(), steps)
