@@ -33,6 +33,8 @@ from tf_bandmf.strategies import Strategy, registry
 
 FAMILIES = (
     "amplified",
+    "amplified_toeplitz",
+    "amplified_blt",
     "identity",
     "lambda_cgd",
     "bifr",

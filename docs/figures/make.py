@@ -144,6 +144,12 @@ def amplified() -> None:
         (line,) = axes.plot(epsilons, independent, "-", color="0.65", label="DP-SGD")
         line.set(linewidth=3, zorder=1)
         axes.lines[0].set(linewidth=2.5, zorder=3)
+        for family, dashes, name in (
+            ("amplified_toeplitz", "--", "amplified, banded Toeplitz"),
+            ("amplified_blt", ":", "amplified, BLT"),
+        ):
+            values, color = relative(family, bands), axes.lines[0].get_color()
+            axes.plot(epsilons, values, dashes, color=color, linewidth=2, label=name)
         axes.get_legend().remove()
         axes.set_xticks(epsilons, [f"{value:g}" for value in epsilons])
         axes.set_ylim(0.97, 2.0)

@@ -127,8 +127,8 @@ def test_rows_are_immutable(table):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([], "Give at least one mechanism of amplified, banded"),
-        (["nothing"], "mechanism must be one of amplified, banded"),
+        ([], "Give at least one mechanism of amplified, amplified_blt, "),
+        (["nothing"], "mechanism must be one of amplified, amplified_blt, "),
         (["identity:3"], "takes no value"),
         (["bsr:four"], "bsr takes bands as its value"),
         (["lambda_cgd:x"], "lambda_cgd takes lambda as its value"),

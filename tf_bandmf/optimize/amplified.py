@@ -1,15 +1,10 @@
 """Strategies with the smallest error times *amplified* noise, under balls in bins.
 
 Minimized is `log(reduced error of A C^-1) + log sigma(C)^2`, with the noise sigma that
-the budget needs (`accounting.bins_gradient`), over the coefficients of a banded Toeplitz
-`C^-1`. Published for Toeplitz `C` (Choquette-Choo, Ganesh, Haque, Steinke, Thakurta,
-arXiv:2410.06266); open for banded inverses in arXiv:2505.12128, section 6. The
-accounting wants `C >= 0`, which holds by construction: as power series
-
-    C^-1 = 1 - y_1 x - ... - y_q x^q,   y > 0, sum y < 1,   q = p - 1,
-
-so that the inverse has no negative terms. The variables are the logits of y and of what
-is left to 1: how close the sum comes to 1 spans orders of magnitude.
+the budget needs (`accounting.bins_gradient`), over the variables of a form of Toeplitz
+`C` (`amplified_forms`). Published for banded Toeplitz `C` (Choquette-Choo, Ganesh,
+Haque, Steinke, Thakurta, arXiv:2410.06266); open for banded inverses in
+arXiv:2505.12128, section 6.
 """
 
 from __future__ import annotations
@@ -21,15 +16,13 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf import matrices
 from tf_bandmf.accounting import bins_gradient
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.bins_mixture import gram_matrix
-from tf_bandmf.optimize import lbfgs, series
+from tf_bandmf.optimize import lbfgs
+from tf_bandmf.optimize.amplified_forms import Form
 from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
-from tf_bandmf.optimize.toeplitz import banded_inverse_errors
-from tf_bandmf.workloads import Workload
 
 # Logits move by at most this much in the first trial step on a model.
 _FIRST_STEP = 0.3
@@ -43,30 +36,19 @@ _TRIALS = 5
 _REFRESH = 3
 
 
-def to_coefficients(variables: tf.Tensor) -> tf.Tensor:
-    """Coefficients of `C^-1`, shape [p], leading 1, of variables of shape [p - 1]."""
-    y = tf.nn.softmax(tf.pad(variables, [[0, 1]]))[:-1]
-    return tf.concat([[1.0], -y], axis=0)
-
-
-def to_variables(y: np.ndarray) -> np.ndarray:
-    """Variables of given y, shape [p - 1], > 0 with a sum below 1."""
-    return np.log(y / (1.0 - np.sum(y)))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
     """What is minimized.
 
     Attributes:
-      workload: A.
+      form: of `C`, for a workload.
       objective: of the per-step squared errors.
       num_bins: b.
       epsilon, delta: the budget.
       num_draws: of the search, for each direction of adjacency.
     """
 
-    workload: Workload
+    form: Form
     objective: Objective
     num_bins: int
     epsilon: float
@@ -77,10 +59,7 @@ class Problem:
         self, variables: np.ndarray, seed: int, stddev: float | None
     ) -> bins_gradient.BinsNoise:
         """The differentiable noise around a point; `stddev` is about what it is."""
-        n = self.workload.num_steps
-        inverse = to_coefficients(tf.constant(variables)).numpy()
-        matrix = matrices.Inverse(matrices.ToeplitzBanded(inverse, n))
-        gram = gram_matrix(matrix, self.num_bins)
+        gram = gram_matrix(self.form.matrix(variables), self.num_bins)
         if stddev is None:
             accountant = BallsInBinsAccountant(gram)
             stddev = accountant.rough_noise_stddev(self.epsilon, self.delta)
@@ -90,9 +69,7 @@ class Problem:
 
     def first_value(self, variables: np.ndarray) -> float:
         """The objective with the accountant's noise, from few draws."""
-        inverse = to_coefficients(tf.constant(variables)).numpy()
-        steps = self.workload.num_steps
-        matrix = matrices.Inverse(matrices.ToeplitzBanded(inverse, steps))
+        matrix = self.form.matrix(variables)
         accountant = BallsInBinsAccountant.of_strategy(matrix, self.num_bins)
         noise = accountant.rough_noise_stddev(self.epsilon, self.delta)
         error = float(self.log_error(tf.constant(variables)))
@@ -100,13 +77,12 @@ class Problem:
 
     def log_error(self, variables: tf.Tensor) -> tf.Tensor:
         """Log of the reduced squared errors."""
-        errors = banded_inverse_errors(self.workload)(to_coefficients(variables))
+        errors = self.form.errors(variables)
         return tf.math.log(self.objective.smooth_stages[-1](errors))
 
     def gram(self, variables: tf.Tensor) -> tf.Tensor:
         """The Gram matrix of the bins, shape [b, b]."""
-        column = series.inverse(to_coefficients(variables), self.workload.num_steps)
-        return bins_gradient.toeplitz_gram(column, self.num_bins)
+        return bins_gradient.toeplitz_gram(self.form.column(variables), self.num_bins)
 
     def value(self, noise: bins_gradient.BinsNoise, variables: np.ndarray) -> float:
         """The objective; infinite where the simulation has no finite value."""
@@ -176,7 +152,7 @@ def optimize(
 
     Args:
       problem: what is minimized.
-      start: variables, shape [p - 1].
+      start: variables of the form.
       options: `max_iterations` counts steps; `decrease_tolerance` is of the logarithm of
         the squared error times the squared noise, twice in a row.
 

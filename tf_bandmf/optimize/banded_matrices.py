@@ -38,6 +38,12 @@ def inside(bands: int, num_steps: int) -> tf.Tensor:
     return tf.sequence_mask(lengths, num_steps, dtype=tf.float64)
 
 
+def toeplitz_columns(coefficients: tf.Tensor, num_steps: int) -> tf.Tensor:
+    """The Toeplitz matrix with given coefficients [bands], by columns."""
+    columns = tf.tile(coefficients[:, None], [1, num_steps])
+    return columns * inside(coefficients.shape[0], num_steps)
+
+
 def times_inverse_workload(columns: tf.Tensor, workload: Workload) -> tf.Tensor:
     """Rows of `M = C A^-1 = (C diag(1 / learning_rates)) T`, shape [n, bands + q].
 

@@ -56,11 +56,12 @@ def repeated_column_squared_norm(
     return tf.reduce_sum(tf.reshape(table, [-1])[:num_steps] ** 2)
 
 
-def _increasing_errors(response: tf.Tensor) -> tf.Tensor:
+def increasing_errors(response: tf.Tensor) -> tf.Tensor:
+    """Per-step errors of a Toeplitz `A C^-1` whose first column is `response`."""
     return tf.cumsum(response**2)
 
 
-def _banded_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor]:
+def banded_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor]:
     """Per-step errors of the strategy with given coefficients [bands]."""
     n = workload.num_steps
     if workload.is_toeplitz:
@@ -70,13 +71,12 @@ def _banded_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor]:
             factor = tf.constant(workload.inverse_coefficients)
             room = factor.shape[0] - 1
             product = series.convolve(tf.pad(coefficients, [[0, room]]), factor)
-            return _increasing_errors(series.inverse(product, n))
+            return increasing_errors(series.inverse(product, n))
 
         return toeplitz_errors
 
     def errors(coefficients: tf.Tensor) -> tf.Tensor:
-        columns = tf.tile(coefficients[:, None], [1, n])
-        columns *= banded_matrices.inside(coefficients.shape[0], n)
+        columns = banded_matrices.toeplitz_columns(coefficients, n)
         rows = banded_matrices.times_inverse_workload(columns, workload)
         return gram_recursion.inverse_row_norms(rows)
 
@@ -90,16 +90,14 @@ def banded_inverse_errors(workload: Workload) -> Callable[[tf.Tensor], tf.Tensor
         column = tf.constant(workload.first_column())
 
         def toeplitz_errors(coefficients: tf.Tensor) -> tf.Tensor:
-            return _increasing_errors(series.convolve(column, coefficients))
+            return increasing_errors(series.convolve(column, coefficients))
 
         return toeplitz_errors
     regression = tf.constant(matrices.as_rows(workload.inverse()))
 
     def errors(coefficients: tf.Tensor) -> tf.Tensor:
-        columns = tf.tile(coefficients[:, None], [1, n])
-        average = banded_matrices.rows_from_columns(
-            columns * banded_matrices.inside(coefficients.shape[0], n)
-        )
+        columns = banded_matrices.toeplitz_columns(coefficients, n)
+        average = banded_matrices.rows_from_columns(columns)
         return gram_recursion.filtered_row_norms(regression, average)
 
     return errors
@@ -118,7 +116,7 @@ def log_loss(
     the columns `0, b, ..., (k - 1) b`.
     """
     n = workload.num_steps
-    errors = (banded_inverse_errors if inverse else _banded_errors)(workload)
+    errors = (banded_inverse_errors if inverse else banded_errors)(workload)
     one = tf.ones([1], tf.float64)
 
     def loss(position: tf.Tensor) -> tf.Tensor:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.participation import BallsInBins, Participation
-from tf_bandmf.strategies import optimized
+from tf_bandmf.strategies import amplified_search, optimized
 from tf_bandmf.strategies.banded_inverse import optimized_banded_inverse
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.fractional_root import fractional_root_coefficients
@@ -25,13 +24,10 @@ from tf_bandmf.workloads import Workload, check_workload
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
 
-_LARGEST_BINS = 2_048
 _DEFAULT_BANDS = 16
 # Where the search begins: gamma-BIFR with this gamma; and the largest sums of y there.
 _START_GAMMA = 0.6
 _MOST_START, _MOST_PLAIN = 0.95, 0.9995
-# Draws of the search, for each direction of adjacency: entries, and limits.
-_ENTRIES, _LEAST_DRAWS, _MOST_DRAWS = 200_000, 1_000, 3_000
 
 
 def optimized_amplified(
@@ -84,41 +80,19 @@ def optimized_amplified(
             workload, participation, bands, objective=objective, progress=progress
         )
         return dataclasses.replace(found, family="amplified")
-    if epsilon is None or delta is None:
-        raise ValueError(
-            "amplified is optimized for a budget, found none: give epsilon and delta."
-        )
-    check_positive("epsilon", epsilon)
-    check_delta(delta)
-    if participation.num_bins > _LARGEST_BINS:
-        raise ValueError(
-            f"amplified strategies need num_bins <= {_LARGEST_BINS}, found "
-            f"{participation.num_bins}. Use bifr or bisr."
-        )
+    budget = amplified_search.check_budget("amplified", participation, epsilon, delta)
     if bands == 1:
         identity = matrices.ToeplitzBanded(np.ones(1), workload.num_steps)
         return Strategy("amplified", matrices.Inverse(identity), {"bands": 1})
-    from tf_bandmf.optimize import amplified, lbfgs, objectives
+    from tf_bandmf.optimize import amplified_forms
 
-    b = participation.num_bins
-    goal = objectives.resolve(objective, errors_increase=workload.is_toeplitz)
-    draws = min(max(_ENTRIES // b, _LEAST_DRAWS), _MOST_DRAWS)
-    problem = amplified.Problem(workload, goal, b, epsilon, delta, draws)
-    options = lbfgs.Options(
-        max_iterations=max_steps,
-        gradient_tolerance=2e-3,
-        decrease_tolerance=2e-3,
-        progress=progress,
-    )
+    form = amplified_forms.InverseBands(workload)
     starts = _starts(workload, participation, bands, objective)
-    result = amplified.optimize(problem, min(starts, key=problem.first_value), options)
-    coefficients = amplified.to_coefficients(result.position).numpy()
-    return Strategy(
-        "amplified",
-        matrices.Inverse(matrices.ToeplitzBanded(coefficients, workload.num_steps)),
-        {"bands": bands, "epsilon": float(epsilon), "delta": float(delta)},
-        optimized.diagnostics(goal.name, result),
+    position, diagnostics = amplified_search.search(
+        form, starts, participation, budget, objective, max_steps, progress
     )
+    parameters = {"bands": bands, "epsilon": budget[0], "delta": budget[1]}
+    return Strategy("amplified", form.matrix(position), parameters, diagnostics)
 
 
 def _starts(
@@ -132,7 +106,7 @@ def _starts(
     gamma-BIFR, which is close for small epsilon, and the best strategy without
     amplification, which is for large epsilon.
     """
-    from tf_bandmf.optimize import amplified
+    from tf_bandmf.optimize import amplified_forms
 
     bifr = -fractional_root_coefficients(workload, _START_GAMMA, bands)[1:]
     goal = objective if isinstance(objective, str) else "mean"
@@ -147,7 +121,9 @@ def _starts(
     starts = []
     for y, most in ((bifr, _MOST_START), (plain, _MOST_PLAIN)):
         y = np.maximum(y, 1e-3 / bands)
-        starts.append(amplified.to_variables(y * min(1.0, most / y.sum())))
+        starts.append(
+            amplified_forms.InverseBands.variables(y * min(1.0, most / y.sum()))
+        )
     return starts
 
 

@@ -20,7 +20,7 @@ from tf_bandmf.strategies.registry import Family, Option, register
 from tf_bandmf.workloads import Workload, check_workload
 
 _MAX_BUFFERS = 10
-_DEFAULT_BUFFERS = 4
+DEFAULT_BUFFERS = 4
 # Relative gain in squared error for which one more vector of memory is taken.
 _LEAST_GAIN = 1e-4
 # Iterations after which the best starting points are chosen.
@@ -32,7 +32,7 @@ _LARGEST_LOGIT = 34.0
 def blt(
     workload: Workload,
     participation: Participation,
-    num_buffers: int = _DEFAULT_BUFFERS,
+    num_buffers: int = DEFAULT_BUFFERS,
     objective: str = "mean",
     max_iterations: int = 1_000,
 ) -> Strategy:
@@ -185,7 +185,8 @@ def _chain(variables: np.ndarray, by_decay: np.ndarray) -> np.ndarray:
     return tails * _sigmoid(-variables)
 
 
-def _variables(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
+def variables_of(theta: np.ndarray, theta_inverse: np.ndarray) -> np.ndarray:
+    """Logits of the ratios of interlaced decays, shape [2 d]; the inverse of `_decays`."""
     decays = np.concatenate([[1.0], _interlaced(theta, theta_inverse)])
     ratios = decays[1:] / decays[:-1]
     logits = np.log(ratios) - np.log1p(-ratios)
@@ -213,7 +214,7 @@ def _starts(
             below = np.max(theta[~larger], initial=0.0)
             paired = place - fraction * min(place - below, 1.0 - place)
             candidates.append(
-                _variables(
+                variables_of(
                     np.concatenate([theta[larger], [place], theta[~larger]]),
                     np.concatenate(
                         [theta_inverse[larger], [paired], theta_inverse[~larger]]
@@ -226,14 +227,14 @@ def _starts(
     spread = (
         1.0 - np.geomspace(1.0 / (num_steps + 1), 0.9, 2 * (theta.size + 1) + 1)[:-1]
     )
-    starts.append(_variables(spread[0::2], spread[1::2]))
+    starts.append(variables_of(spread[0::2], spread[1::2]))
     return starts
 
 
 def _build(
     workload: Workload,
     participation: Participation,
-    buffers: int = _DEFAULT_BUFFERS,
+    buffers: int = DEFAULT_BUFFERS,
     objective: str = "mean",
 ) -> Strategy:
     return blt(workload, participation, buffers, objective)
@@ -244,7 +245,7 @@ register(
         "blt",
         _build,
         "a few geometric sequences",
-        Option("buffers", default=_DEFAULT_BUFFERS),
+        Option("buffers", default=DEFAULT_BUFFERS),
         auto=7,
         is_optimized=True,
     )
