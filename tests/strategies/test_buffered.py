@@ -62,7 +62,7 @@ def test_the_loss_is_the_error_of_the_strategy():
         strategy = strategies.blt(workload, participation, 2, objective)
         core = strategy.matrix
         problem = buffered._Problem(workload, participation, objective)
-        variables = buffered._variables(core.decays, core.inverse_decays)
+        variables = buffered.variables_of(core.decays, core.inverse_decays)
         error = strategy.rmse if objective == "mean" else strategy.max_se
         np.testing.assert_allclose(
             np.exp(0.5 * problem.loss(variables)[0]),
