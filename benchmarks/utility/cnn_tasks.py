@@ -158,22 +158,20 @@ def _published_rows() -> tuple[Row, ...]:
     return tuple(rows)
 
 
-# Automatic clipping, also the moving average, and a choice of rates: from half of the
-# mechanism's published one without sampling, doubling until the best is no edge.
-TUNED = tuple(
-    Row(
-        f"{name} tuned, {words}",
-        mechanism,
-        sampling,
-        learning_rates=rates,
-        matched=True,
-    )
-    for name, mechanism, rates, sampling, words in (
-        ("BISR", "bisr:4", (0.35, 0.7, 1.4), "fixed-order", "no sampling"),
-        ("DP-SGD", "identity", (0.05, 0.1, 0.2), "fixed-order", "no sampling"),
-        ("BISR", "bisr:4", (0.35, 0.7, 1.4), "balls-in-bins", "balls in bins"),
-        ("DP-SGD", "identity", (0.05, 0.1, 0.2, 0.4), "poisson", "Poisson"),
-    )
+def _tuned(
+    name: str, mechanism: str, sampling: str, words: str, rates: tuple[float, ...]
+) -> Row:
+    """Automatic clipping, also the moving average, and a choice of rates."""
+    name = f"{name} tuned, {words}"
+    return Row(name, mechanism, sampling, learning_rates=rates, matched=True)
+
+
+# From half of the published rate without sampling, doubling until the best is no edge.
+TUNED = (
+    _tuned("BISR", "bisr:4", "fixed-order", "no sampling", (0.35, 0.7, 1.4)),
+    _tuned("DP-SGD", "identity", "fixed-order", "no sampling", (0.05, 0.1, 0.2)),
+    _tuned("BISR", "bisr:4", "balls-in-bins", "balls in bins", (0.35, 0.7, 1.4)),
+    _tuned("DP-SGD", "identity", "poisson", "Poisson", (0.05, 0.1, 0.2, 0.4)),
 )
 
 CIFAR_10 = Task(
@@ -189,4 +187,39 @@ CIFAR_10 = Task(
     rows=(*_published_rows(), *TUNED),
 )
 
-TASKS = {task.name: task for task in (FASHION_MNIST, CIFAR_10)}
+
+def _private(epsilon: float, *rates: tuple[float, ...]) -> Task:
+    """The same network with a smaller budget: tuned rows, of which `rates` are."""
+    mechanisms = (
+        ("DP-SGD", "identity", "fixed-order", "no sampling"),
+        ("BandInvMF", "bandinv:4", "fixed-order", "no sampling"),
+        ("DP-SGD", "identity", "poisson", "Poisson"),
+        ("BIFR", "bifr:4", "balls-in-bins", "balls in bins"),
+    )
+    return dataclasses.replace(
+        CIFAR_10,
+        name=f"{CIFAR_10.name}-epsilon-{epsilon:g}",
+        epsilon=epsilon,
+        rows=tuple(
+            _tuned(*mechanism, tried)
+            for mechanism, tried in zip(mechanisms, rates, strict=True)
+        ),
+    )
+
+
+# More noise than at epsilon 9, so smaller rates.
+CIFAR_10_EPSILON_1 = _private(
+    1.0, (0.0125, 0.025), (0.025, 0.05, 0.1), (0.05, 0.1), (0.05, 0.1)
+)
+CIFAR_10_EPSILON_HALF = _private(
+    0.5,
+    (0.0125, 0.025, 0.05),
+    (0.025, 0.05, 0.1),
+    (0.025, 0.05, 0.1),
+    (0.025, 0.05, 0.1),
+)
+
+TASKS = {
+    task.name: task
+    for task in (FASHION_MNIST, CIFAR_10, CIFAR_10_EPSILON_1, CIFAR_10_EPSILON_HALF)
+}
