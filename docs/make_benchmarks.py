@@ -63,8 +63,8 @@ one](figures/accuracy.png)
 
 *Test accuracy of the tables below, ± standard error over seeds; dashed: published for
 DP-SGD; diamonds: published for the row; blue: correlated noise. In a fixed order it is
-ahead; with sampling only in the network on CIFAR-10 at ε = 9, with batches of 1 % of the data ([where it
-cannot be](choosing-mechanism.md#where-correlated-noise-does-not-win)). A
+ahead; with sampling only in the network on CIFAR-10 at ε = 9, with batches of 1 % of the
+data ([where it cannot be](choosing-mechanism.md#where-correlated-noise-does-not-win)). A
 language model with adapters: [perplexity](models.md#a-language-model-that-learned).*
 """
 
