@@ -144,13 +144,16 @@ def refuse_state(source: ExampleSource) -> None:
         )
 
 
-def one_row_each(content: dict[str, Any], indices: tf.Tensor) -> dict[str, Any]:
-    """Raises InvalidArgumentError if a source gave more or fewer rows than were drawn."""
-    count = tf.shape(indices)[0]
+def one_row_each(
+    content: dict[str, Any],
+    drawn: tf.Tensor,
+    message: str = "The source of the examples must give one row for each example drawn.",
+) -> dict[str, Any]:
+    """Raises InvalidArgumentError with a message if there are not as many rows as drawn."""
+    count = tf.shape(drawn)[0]
 
     def checked(tensor: tf.Tensor) -> tf.Tensor:
         same = tf.equal(tf.shape(tensor)[0], count)
-        message = "The source of the examples must give one row for each example drawn."
         with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
             return tf.identity(tensor)
 

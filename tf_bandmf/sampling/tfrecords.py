@@ -20,6 +20,7 @@ from tf_bandmf.sampling.sources import (
     TARGETS,
     ExampleSource,
     hash_rows,
+    one_row_each,
 )
 
 # A record in a file: its length, a checksum of the length, its bytes, their checksum.
@@ -186,15 +187,7 @@ class TFRecordExamples(ExampleSource):
                 fn_output_signature=self._spec,
             )
         content = _contents(self._parse(records))
-        count = tf.shape(records)[0]
-
-        def checked(tensor: tf.Tensor) -> tf.Tensor:
-            same = tf.equal(tf.shape(tensor)[0], count)
-            message = "parse must return one row per record."
-            with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
-                return tf.identity(tensor)
-
-        return tf.nest.map_structure(checked, content)
+        return one_row_each(content, records, "parse must return one row per record.")
 
     def example_hashes(self) -> np.ndarray:
         records = np.stack([self._lengths, self._checksums.astype(np.int64)], axis=1)

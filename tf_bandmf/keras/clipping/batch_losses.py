@@ -47,14 +47,15 @@ def refuse_comparisons(
             getattr(part, "fn", part) is keras.losses.circle
         ):
             raise _refusal(model, " (Circle)", "compares the examples of a batch")
-    if loss.built and all(has_rows(part) for part in _parts(loss)):
-        return
     copies = batching.map_tensors(_copy, (y, y_pred, sample_weight))
     try:
         with unscaled_losses():
             total = tf.convert_to_tensor(loss(*copies))
     except Exception:
         # A loss that takes single examples only: that is how it will be called.
+        return
+    # The call has built the loss, if nothing had.
+    if all(has_rows(part) for part in _parts(loss)):
         return
     known = {}
     for leaf in batching.tensor_leaves(copies):

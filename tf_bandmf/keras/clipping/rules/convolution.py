@@ -148,9 +148,8 @@ def _product(
     layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int]
 ) -> Product:
     """Patches and gradients, one outer product per output position."""
-    slices = shifted_inputs(layer, inputs, gradient, size)
     *_, depth, filters = shape = kernel_shape(layer._kernel)
-    patches = slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
+    patches = _patches(layer, inputs, gradient, size)
     batch, terms = tf.shape(gradient)[0], _terms(gradient)
     left = tf.reshape(patches, [batch, terms, math.prod(size) * depth])
     right = tf.reshape(gradient, [batch, terms, filters])
@@ -161,9 +160,8 @@ def _product_of_groups(
     layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int]
 ) -> Product:
     """As `_product`; channels are split into groups, each seeing its own inputs only."""
-    slices = shifted_inputs(layer, inputs, gradient, size)
     *_, depth, filters = shape = kernel_shape(layer._kernel)
-    patches = slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
+    patches = _patches(layer, inputs, gradient, size)
     batch, terms = tf.shape(gradient)[0], _terms(gradient)
     kernel, groups = math.prod(size), layer.groups
     left = tf.reshape(patches, [batch, terms, kernel, groups, depth])
@@ -177,6 +175,14 @@ def _product_of_groups(
         shape=shape,
     )
     return Product(left, right, layout)
+
+
+def _patches(
+    layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int]
+) -> tf.Tensor:
+    """What each output position saw, one kernel position after the other."""
+    slices = shifted_inputs(layer, inputs, gradient, size)
+    return slices[0] if len(slices) == 1 else tf.concat(slices, axis=-1)
 
 
 def _in_parallel() -> bool:
@@ -229,7 +235,7 @@ def _from_patches(
     if by_channel:
         patches = _patches_by_channel(layer, inputs, size)
     else:
-        patches = tf.concat(shifted_inputs(layer, inputs, gradient, size), axis=-1)
+        patches = _patches(layer, inputs, gradient, size)
     left = tf.reshape(patches, [batch, terms, positions * depth])
     right = tf.reshape(gradient, [batch, terms, filters])
     formed = tf.matmul(left, right, transpose_a=True)
