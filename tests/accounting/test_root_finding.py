@@ -26,6 +26,17 @@ def test_the_noise_of_the_gaussian_mechanism_is_found_by_few_values(
     assert len(tried) <= 6 + 2 * abs(start - found) + 3
 
 
+def test_where_delta_is_zero_by_rounding_steps_are_longer():
+    tried = []
+
+    def excess(log_noise):
+        tried.append(log_noise)
+        return 12.0 * (-4.0 - log_noise) if log_noise < -2.0 else -679.0
+
+    assert near_root(excess, 4.0, 5.0, 1e-5) == pytest.approx(-4.0, abs=1e-5)
+    assert len(tried) <= 6 + 4 + 3  # steps of 1 from 4 to -2, then of 1/2
+
+
 def test_what_is_not_enough_before_the_largest_noise_gets_that():
     assert near_root(lambda x: 7.0 - x, 0.0, 5.0, 1e-3) == 5.0
     assert near_root(lambda x: 7.0 - x, 6.0, 5.0, 1e-3) == 5.0

@@ -55,6 +55,44 @@ def test_the_certificate_stops_the_optimization():
     assert result.optimality_gap == 0.25
 
 
+def test_a_certificate_that_is_far_from_met_is_looked_at_twice():
+    def gap(x):
+        looks.append(np.array(x))
+        return 0.5
+
+    def rosenbrock(x):
+        valley = 100.0 * (x[1:] - x[:-1] ** 2) ** 2 + (1.0 - x[:-1]) ** 2
+        return tf.math.log1p(tf.reduce_sum(valley))
+
+    looks = []
+    options = lbfgs.Options(gradient_tolerance=1e-6, gap_tolerance=1e-15)
+    result = lbfgs.minimize(rosenbrock, np.zeros(6), 1.0, options, gap=gap)
+    assert result.num_iterations > 20  # a third look, if there were one every time
+    np.testing.assert_array_equal(looks, [np.zeros(6), result.position])
+    assert result.optimality_gap == 0.5
+
+
+def test_a_gap_that_is_met_at_the_end_counts():
+    def gap(x):
+        return 0.5 if np.all(x == 0.0) else 0.0
+
+    options = lbfgs.Options(max_iterations=1)
+    result = lbfgs.minimize(bowl, np.zeros(3), 1.0, options, gap=gap)
+    assert result.converged and "certified gap" in result.message
+    assert result.optimality_gap == 0.0
+
+
+def test_xla_finds_the_same_value_and_gradient():
+    def loss(x):
+        return tf.math.log(tf.reduce_sum(tf.scan(lambda a, b: 0.5 * a + b, x**2)))
+
+    position = tf.constant(np.linspace(-1.0, 2.0, 50))
+    plain = lbfgs.value_and_gradient(loss, 50)(position)
+    compiled = lbfgs.value_and_gradient(loss, 50, by_xla=True)(position)
+    for one, other in zip(plain, compiled):
+        np.testing.assert_allclose(one, other, rtol=1e-13)
+
+
 def test_a_start_without_a_finite_objective_is_refused():
     with pytest.raises(ValueError, match="must be finite and > 0 at the start"):
         lbfgs.minimize(

@@ -13,9 +13,11 @@ _TOLERANCE = 1e-5
 _MOST_NEWTON_STEPS = 5
 _LEAST_LOG_NOISE = -30.0
 # Of secants: the slope of log delta in log noise that they begin with, and at least; the
-# longest step; what is farther from 0 says nothing of the slope near it.
+# longest step, and where delta is 0 by rounding; what is farther from 0 says nothing of
+# the slope near it.
 _FIRST_SLOPE, _LEAST_SLOPE = -12.0, -1.0
-_LONGEST_STEP, _FAR, _MOST_SECANTS = 0.5, 30.0, 100
+_LONGEST_STEP, _LONGEST_FROM_ZERO, _ROUNDED_TO_ZERO = 0.5, 1.0, -300.0
+_FAR, _MOST_SECANTS = 30.0, 100
 
 
 def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
@@ -60,7 +62,8 @@ def near_root(
             return largest
         if before is not None and abs(before[1]) < _FAR:
             slope = min((value - before[1]) / (x - before[0]), _LEAST_SLOPE)
-        move = min(max(-value / slope, -_LONGEST_STEP), _LONGEST_STEP)
+        longest = _LONGEST_FROM_ZERO if value < _ROUNDED_TO_ZERO else _LONGEST_STEP
+        move = min(max(-value / slope, -longest), longest)
         before, x = (x, value), min(x + move, largest)
         if abs(move) <= tolerance:
             return x

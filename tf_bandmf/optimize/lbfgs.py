@@ -22,6 +22,9 @@ from tf_bandmf.optimize.result import OptimizationResult
 # Iterations between two looks at the certificate and the progress bar.
 _SEGMENT = 20
 
+# Of the tolerance of a gap: from here on the certificate is looked at every time.
+_NEAR = 10.0
+
 # A bar appears by itself on a terminal after this many seconds.
 _QUIET_SECONDS = 2.0
 
@@ -86,13 +89,54 @@ class Progress:
             self._bar.close()
 
 
+class _Certificate:
+    """The certified gap, found again when it may have met its tolerance.
+
+    That takes as long as several iterations, and the gap falls about like the square
+    of the gradient.
+
+    Args:
+      gap: of a position, or None if there is no certificate.
+      tolerance: of the gap.
+
+    Attributes:
+      found: at the last look.
+    """
+
+    def __init__(
+        self, gap: Callable[[np.ndarray], float] | None, tolerance: float
+    ) -> None:
+        self._gap, self._tolerance = gap, tolerance
+        self._norm = math.inf
+        self.found: float | None = None
+
+    @property
+    def is_met(self) -> bool:
+        return self.found is not None and self.found <= self._tolerance
+
+    def look(self, position: tf.Tensor, norm: float, is_last: bool = False) -> None:
+        """Finds the gap at a position with this gradient norm, if that is worth it."""
+        if self._gap is None or norm == self._norm:
+            return
+        if self.found is not None and not is_last:
+            expected = self.found * (norm / self._norm) ** 2
+            if expected > _NEAR * self._tolerance:
+                return
+        self.found, self._norm = self._gap(position.numpy()), norm
+
+
 def value_and_gradient(
-    loss: Callable[[tf.Tensor], tf.Tensor], size: int
+    loss: Callable[[tf.Tensor], tf.Tensor], size: int, by_xla: bool = False
 ) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
     """A compiled function of position [size] that gives `loss` and its gradient.
 
     TFP's optimizer contains its argument many times over: as a function that is not
     inlined it is traced and optimized once.
+
+    Args:
+      loss: maps variables, shape [size], float64, to a scalar.
+      size: number of variables.
+      by_xla: compile for the processor, which takes a second or two.
     """
 
     def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -105,7 +149,10 @@ def value_and_gradient(
         return value, gradient
 
     function = tf.function(
-        evaluate, autograph=False, experimental_attributes={"_noinline": True}
+        evaluate,
+        autograph=False,
+        jit_compile=by_xla or None,
+        experimental_attributes={"_noinline": True},
     )
     # Concrete: TensorFlow would warn of retracing when several problems are solved.
     concrete: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
@@ -154,15 +201,21 @@ class Minimizer:
       log_loss: as for `minimize`; it may read variables that change between runs.
       size: m.
       options: when to stop.
+      by_xla: compile `log_loss` for the processor: for hundreds of evaluations of
+        milliseconds each.
     """
 
     def __init__(
-        self, log_loss: Callable[[tf.Tensor], tf.Tensor], size: int, options: Options
+        self,
+        log_loss: Callable[[tf.Tensor], tf.Tensor],
+        size: int,
+        options: Options,
+        by_xla: bool = False,
     ) -> None:
         self._optimizer = tfp_optimizer()
         self._options = options
         self._pairs = options.pairs(size)
-        self._evaluate = value_and_gradient(log_loss, size)
+        self._evaluate = value_and_gradient(log_loss, size, by_xla)
         # Traced when the first state is known; concrete, see `value_and_gradient`.
         self._advance: Callable[..., Any] | None = None
 
@@ -224,19 +277,18 @@ class Minimizer:
         del initial, gradient
         # Iterations and evaluations before the last restart, and the value at it.
         earlier, evaluations, restart_value = 0, 1, math.inf
-        certified: float | None = None
+        certificate = _Certificate(gap, options.gap_tolerance)
+        converged, message = False, ""
         last_done, last_value = 0, math.inf
         while True:
             value = float(state.objective_value)
             done = earlier + int(state.num_iterations)
             norm = np.max(np.abs(state.objective_gradient.numpy()), initial=0.0)
             norm = float(norm) / reduction
-            if gap is not None:
-                certified = gap(state.position.numpy())
-            progress.update(done, math.exp(float(offset) + value / factor), certified)
-            if certified is not None and certified <= options.gap_tolerance:
-                converged = True
-                message = f"certified gap <= {options.gap_tolerance:g}"
+            certificate.look(state.position, norm)
+            objective = math.exp(float(offset) + value / factor)
+            progress.update(done, objective, certificate.found)
+            if certificate.is_met:
                 break
             if norm <= options.gradient_tolerance * (1.0 + 1e-9):
                 converged = True
@@ -271,15 +323,19 @@ class Minimizer:
                 traced = tf.function(self._steps, autograph=False)
                 self._advance = traced.get_concrete_function(*operands)
             state = self._advance(*operands)
+        certificate.look(state.position, norm, is_last=True)
+        if certificate.is_met:
+            converged = True
+            message = f"certified gap <= {options.gap_tolerance:g}"
         progress.close()
         return OptimizationResult(
             position=state.position.numpy(),
             converged=converged,
             message=message,
-            value=math.exp(float(offset) + value / factor),
+            value=objective,
             gradient_norm=norm,
             num_iterations=done,
             num_evaluations=evaluations + int(state.num_objective_evaluations),
             seconds=time.perf_counter() - began,
-            optimality_gap=certified,
+            optimality_gap=certificate.found,
         )

@@ -174,8 +174,8 @@ def for_budget(
 class Rough:
     """Noise for a budget up to about a percent, to compare many strategies: no guarantee.
 
-    Each search begins where the one before ended, in units of the sensitivity: strategies
-    that follow each other should be alike.
+    Each search begins where those before ended, in units of the sensitivity, which
+    depends on the number of bands most of all.
 
     Args:
       epsilon: > 0.
@@ -188,21 +188,29 @@ class Rough:
     def __init__(self, epsilon: float, delta: float) -> None:
         _check_budget(epsilon, delta)
         self._budget = epsilon, delta
-        self._multiplier: float | None = None
+        # The logarithm of noise per sensitivity, by the logarithm of bands.
+        self._found: dict[float, float] = {}
 
     def under(self, participation: Participation) -> Calibrator:
         """The calibrator of a participation."""
 
         def calibrate(strategy: Strategy, sensitivity: Sensitivity) -> Calibration:
-            unit, near = sensitivity.value, self._multiplier
+            unit, bands = sensitivity.value, math.log(strategy.matrix.bands)
+            near = unit * math.exp(self._expected(bands)) if self._found else None
             accountant = accountant_for(strategy, participation)
-            noise = accountant.rough_noise_stddev(
-                *self._budget, None if near is None else near * unit
-            )
-            self._multiplier = noise / unit
+            noise = accountant.rough_noise_stddev(*self._budget, near)
+            self._found[bands] = math.log(noise / unit)
             return Calibration(noise, is_amplified=participation.is_amplified)
 
         return _ForBudget(calibrate, *self._budget)
+
+    def _expected(self, bands: float) -> float:
+        """On the line through the two nearest numbers of bands."""
+        nearest, *others = sorted(self._found, key=lambda known: abs(known - bands))
+        if nearest == bands or not others:
+            return self._found[nearest]
+        slope = self._found[nearest] - self._found[others[0]]
+        return self._found[nearest] + slope / (nearest - others[0]) * (bands - nearest)
 
 
 def for_rates(

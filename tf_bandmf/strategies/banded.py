@@ -30,7 +30,7 @@ _TOGETHER = 16
 # Searches compare errors: six digits of them are enough.
 _SEARCH_GAP, _SEARCH_DECREASE = 1e-4, 1e-6
 # A choice needs three, a plan six.
-_DRAFT_ITERATIONS, _DRAFT_GAP, _DRAFT_DECREASE = 40, 2e-3, 2e-4
+_DRAFT_ITERATIONS, _DRAFT_DECREASE = 40, 2e-4
 _PLAN_DECREASE = 2e-7
 
 
@@ -118,6 +118,7 @@ def _optimized(
     separation: int | None,
     start: Strategy | None,
     options: Options,
+    is_certified: bool = True,
 ) -> list[Strategy]:
     """For each number of bands, traced once for all.
 
@@ -129,7 +130,7 @@ def _optimized(
 
     goal = objectives.resolve(objective)
     starts = [_start_columns(workload, start, count) for count in bands]
-    found = problem.optimize(workload, goal, starts, separation, options)
+    found = problem.optimize(workload, goal, starts, separation, options, is_certified)
     return [
         _strategy(columns, separation is None, goal, result)
         for columns, result in found
@@ -216,15 +217,17 @@ def _draft(
     bands: int | None = None,
     objective: str = "mean",
 ) -> Strategy:
+    from tf_bandmf.optimize import lbfgs
+
     bands = default_bands(workload, participation) if bands is None else bands
-    return optimized_banded(
-        workload,
-        bands,
-        objective=objective,
-        max_iterations=_DRAFT_ITERATIONS,
-        gap_tolerance=_DRAFT_GAP,
-        decrease_tolerance=_DRAFT_DECREASE,
+    bands = optimized.check_bands(bands, workload.num_steps)
+    options = lbfgs.Options(
+        max_iterations=_DRAFT_ITERATIONS, decrease_tolerance=_DRAFT_DECREASE
     )
+    (strategy,) = _optimized(
+        workload, [bands], objective, None, None, options, is_certified=False
+    )
+    return strategy
 
 
 def _build_many(
