@@ -34,6 +34,9 @@ class Form(Protocol):
 
     workload: Workload
 
+    def size(self, variables: np.ndarray) -> dict[str, int]:
+        """The number of bands or buffers, by the name that strategies give it."""
+
     def matrix(self, variables: np.ndarray) -> matrices.LowerTriangular:
         """C."""
 
@@ -69,6 +72,9 @@ class InverseBands:
         """Of given y, shape [d], > 0 with a sum below 1."""
         return np.log(y / (1.0 - np.sum(y)))
 
+    def size(self, variables: np.ndarray) -> dict[str, int]:
+        return {"bands": variables.size + 1}
+
     def matrix(self, variables: np.ndarray) -> matrices.LowerTriangular:
         found = self.coefficients(tf.constant(variables)).numpy()
         toeplitz = matrices.ToeplitzBanded(found, self.workload.num_steps)
@@ -99,6 +105,9 @@ class Bands:
     def variables(coefficients: np.ndarray) -> np.ndarray:
         """Of given coefficients of `C`, shape [d + 1], > 0."""
         return np.log(coefficients[1:] / coefficients[0])
+
+    def size(self, variables: np.ndarray) -> dict[str, int]:
+        return {"bands": variables.size + 1}
 
     def matrix(self, variables: np.ndarray) -> matrices.LowerTriangular:
         found = self.coefficients(tf.constant(variables)).numpy()
@@ -133,6 +142,9 @@ class Buffers:
         ratios = tf.sigmoid(tf.clip_by_value(variables, -limit, limit))
         interlaced = tf.math.cumprod(ratios)
         return interlaced[0::2], interlaced[1::2]
+
+    def size(self, variables: np.ndarray) -> dict[str, int]:
+        return {"num_buffers": variables.size // 2}
 
     def matrix(self, variables: np.ndarray) -> matrices.BufferedToeplitz:
         own, inverse = self.decays(tf.constant(variables))

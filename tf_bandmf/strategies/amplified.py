@@ -86,13 +86,16 @@ def optimized_amplified(
         return Strategy("amplified", matrices.Inverse(identity), {"bands": 1})
     from tf_bandmf.optimize import amplified_forms
 
-    form = amplified_forms.InverseBands(workload)
-    starts = _starts(workload, participation, bands, objective)
-    position, diagnostics = amplified_search.search(
-        form, starts, participation, budget, objective, max_steps, progress
+    return amplified_search.search(
+        "amplified",
+        amplified_forms.InverseBands(workload),
+        _starts(workload, participation, bands, objective),
+        participation,
+        budget,
+        objective,
+        max_steps,
+        progress,
     )
-    parameters = {"bands": bands, "epsilon": budget[0], "delta": budget[1]}
-    return Strategy("amplified", form.matrix(position), parameters, diagnostics)
 
 
 def _starts(

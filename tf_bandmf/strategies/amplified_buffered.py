@@ -56,19 +56,18 @@ def optimized_amplified_blt(
     plain = buffered.blt(workload, participation, num_buffers, objective)
     from tf_bandmf.optimize import amplified_forms
 
-    form = amplified_forms.Buffers(workload)
     assert isinstance(plain.matrix, matrices.BufferedToeplitz)
     start = buffered.variables_of(plain.matrix.decays, plain.matrix.inverse_decays)
-    position, diagnostics = amplified_search.search(
-        form, [start], participation, budget, objective, max_steps, progress
+    return amplified_search.search(
+        _NAME,
+        amplified_forms.Buffers(workload),
+        [start],
+        participation,
+        budget,
+        objective,
+        max_steps,
+        progress,
     )
-    matrix = form.matrix(position)
-    parameters = {
-        "num_buffers": matrix.num_buffers,
-        "epsilon": budget[0],
-        "delta": budget[1],
-    }
-    return Strategy(_NAME, matrix, parameters, diagnostics)
 
 
 def _build(

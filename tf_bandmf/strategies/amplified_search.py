@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.participation import BallsInBins
 from tf_bandmf.strategies import optimized
+from tf_bandmf.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from tf_bandmf.optimize.amplified_forms import Form
@@ -45,6 +46,7 @@ def check_budget(
 
 
 def search(
+    family: str,
     form: Form,
     starts: list[np.ndarray],
     participation: BallsInBins,
@@ -52,10 +54,11 @@ def search(
     objective: ObjectiveLike,
     max_steps: int,
     progress: bool | None,
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """The variables of a form that are found from the best of some starts.
+) -> Strategy:
+    """The strategy that is found from the best of some starts.
 
     Args:
+      family: its name.
       form: of `C`.
       starts: variables of the form.
       participation: gives the bins.
@@ -65,8 +68,7 @@ def search(
       progress: likewise.
 
     Returns:
-      The variables, by draws of the accountant not worse than any start, and the
-      diagnostics of the strategy.
+      The strategy, by draws of the accountant not worse than any start.
     """
     from tf_bandmf.optimize import amplified, lbfgs, objectives
 
@@ -81,4 +83,10 @@ def search(
         progress=progress,
     )
     result = amplified.optimize(problem, min(starts, key=problem.first_value), options)
-    return result.position, optimized.diagnostics(goal.name, result)
+    epsilon, delta = budget
+    return Strategy(
+        family,
+        form.matrix(result.position),
+        {**form.size(result.position), "epsilon": epsilon, "delta": delta},
+        optimized.diagnostics(goal.name, result),
+    )

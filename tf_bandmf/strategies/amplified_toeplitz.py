@@ -79,13 +79,16 @@ def optimized_amplified_toeplitz(
         return Strategy(_NAME, identity, {"bands": 1})
     from tf_bandmf.optimize import amplified_forms
 
-    form = amplified_forms.Bands(workload)
-    starts = _starts(workload, participation, bands, objective)
-    position, diagnostics = amplified_search.search(
-        form, starts, participation, budget, objective, max_steps, progress
+    return amplified_search.search(
+        _NAME,
+        amplified_forms.Bands(workload),
+        _starts(workload, participation, bands, objective),
+        participation,
+        budget,
+        objective,
+        max_steps,
+        progress,
     )
-    parameters = {"bands": bands, "epsilon": budget[0], "delta": budget[1]}
-    return Strategy(_NAME, form.matrix(position), parameters, diagnostics)
 
 
 def _starts(
