@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -28,20 +28,17 @@ from tf_bandmf.keras.scaling import (
 from tf_bandmf.keras.secret_state import SecretState
 from tf_bandmf.keras.weights_seal import STATE_CHANGED, WeightsSeal
 from tf_bandmf.keras.workload_match import warn_of_mismatch
+from tf_bandmf.keras.wrapped_optimizer import HOW_TO_TRAIN, WrappedOptimizer
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
 
 # Of automatic clipping: the value of Bu et al., which they find good everywhere.
 _GAMMA = 0.01
-_FIX = (
-    "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
-    "this optimizer and train with model.fit(plan.batches(x, y))."
-)
 
 
 @keras.saving.register_keras_serializable(package="tf_bandmf")
-class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
+class PrivateOptimizer(NoisySteps, RunMembership, WrappedOptimizer):
     """Adds a plan's correlated noise to the sum of clipped gradients.
 
         noisy = (clipped_sum + noise_stddev * (C^-1 Z)[step]) / expected_batch_size
@@ -192,19 +189,6 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
         if self._scaling is None or not self.built:
             return None
         return second_moment_scales(self.inner_optimizer)
-
-    @property
-    def loss_scale_factor(self) -> float | None:
-        """The static scale of losses in the backward pass."""
-        return self._loss_scale_factor
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value: float | None) -> None:
-        # Keras sets None: the base class, and LossScaleOptimizer in what it wraps.
-        if value is not None:
-            raise AttributeError(
-                "loss_scale_factor is that of the whole run: give it to PrivateOptimizer."
-            )
 
     @property
     def steps_taken(self) -> int:
@@ -391,11 +375,13 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
             data: only a programming error can.
         """
         if not isinstance(clipped, ClippedGradients):
-            raise TypeError(f"Gradients must be clipped by this library. {_FIX}")
+            raise TypeError(
+                f"Gradients must be clipped by this library. {HOW_TO_TRAIN}"
+            )
         if bool(clipped.scales) != (self._scaling is not None):
             raise ValueError(
                 f"Gradients must be clipped in the coordinates of this optimizer, of "
-                f"scaling={self._scaling!r}. {_FIX}"
+                f"scaling={self._scaling!r}. {HOW_TO_TRAIN}"
             )
         self._check_variables(trainable_variables)
         plan = self._plan
@@ -434,67 +420,6 @@ class PrivateOptimizer(NoisySteps, RunMembership, keras.optimizers.Optimizer):
                 "Change them back, or start a new run with a new PrivateOptimizer and "
                 "its own budget."
             )
-
-    def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
-        """Refused: these gradients were not clipped per example."""
-        raise RuntimeError(
-            f"PrivateOptimizer got gradients that were not clipped per example: noise "
-            f"would not protect anybody. {_FIX}"
-        )
-
-    def apply_gradients(self, grads_and_vars: Any) -> NoReturn:
-        """Refused, see `apply`."""
-        self.apply(None)
-
-    def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused, see `apply`."""
-        self.apply(None)
-
-    def scale_loss(self, loss: Any) -> NoReturn:
-        """Refused: only an ordinary training step calls it."""
-        self.apply(None)
-
-    @property
-    def variables(self) -> list[Any]:
-        return self._variables + self.inner_optimizer.variables
-
-    @property
-    def iterations(self) -> Any:
-        return self.inner_optimizer.iterations
-
-    @property
-    def learning_rate(self) -> Any:
-        return self.inner_optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> None:
-        self.inner_optimizer.learning_rate = learning_rate
-
-    def load_own_variables(self, store: Any) -> None:
-        # Keras only warns when the numbers differ, and would go on at step 0.
-        if len(store.keys()) != len(self.variables):
-            raise ValueError(
-                f"The saved optimizer has {len(store.keys())} variables, this one "
-                f"{len(self.variables)}: it belongs to another inner optimizer or model."
-            )
-        super().load_own_variables(store)
-
-    def finalize_variable_values(self, trainable_variables: Any) -> None:
-        def finalize() -> None:
-            self.inner_optimizer.finalize_variable_values(trainable_variables)
-
-        if self._seal is None:
-            finalize()
-        else:
-            self._seal.through(finalize)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "A PrivateOptimizer is not copied or pickled: its noise key is secret, and two "
-            "with one key would use the same noise for different gradients. Make another "
-            "PrivateOptimizer, which is a run of its own (additional_run=True), or resume "
-            "this run from its private state file."
-        )
 
     def get_config(self) -> dict[str, Any]:
         return {
