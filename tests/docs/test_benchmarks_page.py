@@ -3,6 +3,10 @@
 import importlib.util
 import pathlib
 
+import pytest
+
+pytest.importorskip("matplotlib")  # of the extra for plots, not of that for tests
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SPEC = importlib.util.spec_from_file_location(
     "make_benchmarks", ROOT / "docs" / "make_benchmarks.py"

@@ -17,9 +17,18 @@ def bowl(x):
     return tf.math.log1p(tf.reduce_sum(SCALES * (x - 2.0) ** 2))
 
 
-def test_finds_the_minimum_twice_the_same():
+@pytest.fixture(scope="module")
+def in_bowl():
+    """A minimizer of `bowl`: tracing one takes seconds."""
+    return lbfgs.Minimizer(bowl, 3, lbfgs.Options()).minimize
+
+
+def test_finds_the_minimum_twice_the_same(in_bowl):
     options = lbfgs.Options(gradient_tolerance=1e-8)
-    results = [lbfgs.minimize(bowl, np.zeros(3), 1.0, options) for _ in range(2)]
+    results = [
+        lbfgs.minimize(bowl, np.zeros(3), 1.0, options),
+        in_bowl(np.zeros(3), 1.0, options=options),
+    ]
     assert results[0].converged and "gradient norm" in results[0].message
     assert results[0].optimality_gap is None
     np.testing.assert_allclose(results[0].position, 2.0, atol=1e-7)
@@ -27,8 +36,8 @@ def test_finds_the_minimum_twice_the_same():
     np.testing.assert_array_equal(results[0].position, results[1].position)
 
 
-def test_too_few_iterations_are_reported_with_the_best_position():
-    result = lbfgs.minimize(bowl, np.zeros(3), 1.0, lbfgs.Options(max_iterations=2))
+def test_too_few_iterations_are_reported_with_the_best_position(in_bowl):
+    result = in_bowl(np.zeros(3), 1.0, options=lbfgs.Options(max_iterations=2))
     assert not result.converged
     assert "max_iterations = 2" in result.message
     assert result.num_iterations == 2
@@ -46,10 +55,9 @@ def test_a_failed_line_search_is_reported():
     assert result.gradient_norm == pytest.approx(1.0)
 
 
-def test_the_certificate_stops_the_optimization():
-    result = lbfgs.minimize(
-        bowl, np.zeros(3), 1.0, lbfgs.Options(gap_tolerance=0.5), gap=lambda x: 0.25
-    )
+def test_the_certificate_stops_the_optimization(in_bowl):
+    options = lbfgs.Options(gap_tolerance=0.5)
+    result = in_bowl(np.zeros(3), 1.0, gap=lambda x: 0.25, options=options)
     assert result.converged and result.num_iterations == 0
     assert "certified gap" in result.message
     assert result.optimality_gap == 0.25
@@ -72,12 +80,12 @@ def test_a_certificate_that_is_far_from_met_is_looked_at_twice():
     assert result.optimality_gap == 0.5
 
 
-def test_a_gap_that_is_met_at_the_end_counts():
+def test_a_gap_that_is_met_at_the_end_counts(in_bowl):
     def gap(x):
         return 0.5 if np.all(x == 0.0) else 0.0
 
     options = lbfgs.Options(max_iterations=1)
-    result = lbfgs.minimize(bowl, np.zeros(3), 1.0, options, gap=gap)
+    result = in_bowl(np.zeros(3), 1.0, gap=gap, options=options)
     assert result.converged and "certified gap" in result.message
     assert result.optimality_gap == 0.0
 
@@ -101,9 +109,9 @@ def test_a_start_without_a_finite_objective_is_refused():
 
 
 @pytest.mark.parametrize("progress, shown", [(True, True), (None, False)])
-def test_progress_appears_on_stderr_only_when_asked(progress, shown, capsys):
+def test_progress_appears_on_stderr_only_when_asked(in_bowl, progress, shown, capsys):
     options = lbfgs.Options(progress=progress, max_iterations=1)
-    lbfgs.minimize(bowl, np.zeros(3), 1.0, options)
+    in_bowl(np.zeros(3), 1.0, options=options)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert ("L-BFGS" in captured.err) == shown

@@ -226,12 +226,11 @@ def test_microbatches_are_equal():
     weight = np.arange(6.0, dtype="f4")
     whole = reference.traced(model, x, y, weight)
     for size in (1, 4, 6, 100):
-        assert_same(whole, reference.traced(model, x, y, weight, microbatch_size=size))
-    for size in (4, 6):
         eager = clipped_gradient_sums(
             model, x, y, weight, l2_norm_clip=reference.CLIP, microbatch_size=size
         )
         assert_same(whole, eager)
+    assert_same(whole, reference.traced(model, x, y, weight, microbatch_size=4))
 
 
 def test_microbatches_compile_with_xla():
