@@ -26,8 +26,8 @@ from tf_bandmf.workloads import Workload
 # Of variables, a number of bands and the best bound that is known: the gap, and the bound.
 GapFunction = Callable[[np.ndarray, int, float], "tuple[float, float]"]
 
-# Entries of C from which on compiling by XLA pays, and the most bands.
-_LEAST_FOR_XLA, _MOST_BANDS_FOR_XLA = 2**15, 64
+# Entries of C for which compiling by XLA pays, and the most bands.
+_XLA_ENTRIES, _MOST_XLA_BANDS = range(2**15, 2**21), 64
 
 # The last problem that was traced, with what determines it.
 _LAST: list[tuple[tuple[object, ...], _Traced]] = []
@@ -274,8 +274,8 @@ def _among(gap: GapFunction, bands: int) -> Callable[[np.ndarray], float]:
 
 def _suits_xla(problem: Problem) -> bool:
     """Measured: 1.6 times as fast for 32 bands, slower for 128; 1.3 s to compile."""
-    size = problem.bands * problem.workload.num_steps
-    return size >= _LEAST_FOR_XLA and problem.bands <= _MOST_BANDS_FOR_XLA
+    entries = problem.bands * problem.workload.num_steps
+    return entries in _XLA_ENTRIES and problem.bands <= _MOST_XLA_BANDS
 
 
 def _num_variables(problem: Problem) -> int:
