@@ -205,12 +205,15 @@ class Rough:
         return _ForBudget(calibrate, *self._budget)
 
     def _expected(self, bands: float) -> float:
-        """On the line through the two nearest numbers of bands."""
+        """On the line through the two nearest numbers of bands, and not far beyond."""
         nearest, *others = sorted(self._found, key=lambda known: abs(known - bands))
         if nearest == bands or not others:
             return self._found[nearest]
-        slope = self._found[nearest] - self._found[others[0]]
-        return self._found[nearest] + slope / (nearest - others[0]) * (bands - nearest)
+        apart = nearest - others[0]
+        share = min(max((bands - nearest) / apart, -1.0), 1.0)
+        return self._found[nearest] + share * (
+            self._found[nearest] - self._found[others[0]]
+        )
 
 
 def for_rates(
