@@ -327,6 +327,7 @@ class Minimizer:
         if certificate.is_met:
             converged = True
             message = f"certified gap <= {options.gap_tolerance:g}"
+        progress.update(done, objective, certificate.found)
         progress.close()
         return OptimizationResult(
             position=state.position.numpy(),
