@@ -48,6 +48,8 @@ TITLES = {
     "cifar-10-cnn-epsilon-1": "CIFAR-10 (as JPEG), network from pixels, ε = 1",
     "cifar-10-cnn-epsilon-0.5": "CIFAR-10 (as JPEG), network from pixels, ε = 0.5",
 }
+# As names of rows say it.
+SAMPLINGS = ("no sampling", "balls in bins", "Poisson")
 HEAD = """\
 # Benchmarks
 
@@ -118,6 +120,12 @@ def picture(tasks: dict[str, list[dict[str, str]]]) -> None:
     plt.close(figure)
 
 
+def without_sampling(name: str) -> str:
+    """A row's name; a last part that says how batches are drawn is left out."""
+    rest, _, last = name.rpartition(", ")
+    return rest if last in SAMPLINGS else name
+
+
 def draw(
     axes: Any, task: str, runs: list[dict[str, str]], tested: dict[str, list[float]]
 ) -> None:
@@ -145,7 +153,7 @@ def draw(
     notes["published"] = "published settings, Poisson"
     axes.set_yticks(
         range(len(names)),
-        [f"{labels[name].partition(',')[0]}, {notes[name]}" for name in names],
+        [f"{without_sampling(labels[name])}, {notes[name]}" for name in names],
     )
     axes.set_ylim(-0.6, len(names) - 0.4)
     if task in PUBLISHED:

@@ -101,6 +101,7 @@ CIFAR = {
     "release": RELEASE,
     "mirrored": True,
 }
+LUMA_CHROMA = {**CIFAR, "colors": "luma-chroma"}
 # One change each. Where the best of three learning rates was at an edge, there are more.
 ABLATIONS = {
     "published clip norm": {
@@ -148,6 +149,18 @@ ROWS = {
         ),
         Row("DP-λCGD", "lambda_cgd", "balls-in-bins", **CIFAR),
         Row("BandMF", "banded:2", "cyclic-poisson", **CIFAR),
+        Row("DP-SGD, luma and chroma", "identity", "poisson", **LUMA_CHROMA),
+        Row("BISR, luma and chroma", "bisr:4", "balls-in-bins", **LUMA_CHROMA),
+        Row("BISR, luma and chroma, no sampling", "bisr", "fixed-order", **LUMA_CHROMA),
+        dataclasses.replace(
+            Row(
+                "DP-SGD, luma and chroma, no sampling",
+                "identity",
+                "fixed-order",
+                **LUMA_CHROMA,
+            ),
+            learning_rates=(0.025, 0.05, 0.1, 0.2),
+        ),
         *(
             dataclasses.replace(
                 Row(f"DP-SGD: {name}", "identity", "poisson", **CIFAR),
@@ -329,11 +342,11 @@ def main() -> None:
         rate, readout = row.learning_rates[0], row.readouts[0]
         if len(row.learning_rates) > 1:
             for seeds in task.tuning_seeds:
-                wanted = {"row": row.name, "phase": "validation", "seed": seeds[0]}
+                tuned = {"row": row.name, "phase": "validation", "seed": seeds[0]}
                 missing = tuple(
                     rate
                     for rate in row.learning_rates
-                    if not results.of(learning_rate=rate, **wanted)
+                    if not results.of(learning_rate=rate, **tuned)
                 )
                 if missing:
                     untried = dataclasses.replace(row, learning_rates=missing)
