@@ -200,6 +200,24 @@ def test_a_function_of_the_errors_can_be_minimized_but_not_certified():
     assert root <= np.sqrt(example().per_step_squared_error(workload)).sum()
 
 
+def test_a_function_of_the_errors_need_not_be_what_xla_compiles():
+    @tf.custom_gradient
+    def on_the_host(errors):
+        value = tf.numpy_function(np.mean, [errors], tf.float64)
+        share = 1.0 / errors.shape[0]
+        return tf.ensure_shape(
+            value, []
+        ), lambda upstream: share * (upstream * tf.ones_like(errors))
+
+    workload = workloads.prefix_sum(2048)
+    found = strategies.optimized_banded(
+        workload, 16, objective=on_the_host, max_iterations=1
+    )
+    assert found.diagnostics["num_iterations"] == 1
+    rmse = found.rmse(workload, MinSep(2048, 1))
+    assert found.diagnostics["value"] == pytest.approx(rmse**2, rel=1e-9)
+
+
 def test_one_band_is_the_identity():
     found = strategies.optimized_banded(
         workloads.prefix_sum(6), 1, start=strategies.identity(6)

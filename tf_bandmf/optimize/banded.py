@@ -246,12 +246,14 @@ def _traced(
     if is_masked:
         inside = tf.Variable(tf.ones([size], tf.float64), trainable=False)
 
+    by_xla = _suits_xla(problem, objective)
+
     def minimizer(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
         def log_loss(position: tf.Tensor) -> tf.Tensor:
             position = position if inside is None else position * inside
             return tf.math.log(stage(problem.errors(problem.columns(position))))
 
-        return lbfgs.Minimizer(log_loss, size, options, _suits_xla(problem))
+        return lbfgs.Minimizer(log_loss, size, options, by_xla)
 
     minimizers = [minimizer(stage) for stage in objective.smooth_stages]
     found = _Traced(problem, gap, minimizers, inside)
@@ -272,8 +274,13 @@ def _among(gap: GapFunction, bands: int) -> Callable[[np.ndarray], float]:
     return certify
 
 
-def _suits_xla(problem: Problem) -> bool:
-    """Measured: 1.6 times as fast for 32 bands, slower for 128; 1.3 s to compile."""
+def _suits_xla(problem: Problem, objective: Objective) -> bool:
+    """Measured: 1.6 times as fast for 32 bands, slower for 128; 1.3 s to compile.
+
+    An objective of somebody's own may hold what XLA does not compile.
+    """
+    if objective not in (objectives.MEAN, objectives.LAST, objectives.MAX):
+        return False
     entries = problem.bands * problem.workload.num_steps
     return entries in _XLA_ENTRIES and problem.bands <= _MOST_XLA_BANDS
 
