@@ -208,8 +208,9 @@ def optimize(arguments: argparse.Namespace) -> None:
             workload,
             arguments.bands,
             objective=arguments.objective,
-            start=normalized,
+            start=None if arguments.objective == "mean" else normalized,
             max_iterations=arguments.max_iterations,
+            gap_tolerance=arguments.gap_tolerance,
             decrease_tolerance=arguments.decrease_tolerance,
             progress=True,
         )
@@ -261,6 +262,7 @@ def main() -> None:
     parser.add_argument("--bands", type=int, default=16)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--max-iterations", type=int, default=500)
+    parser.add_argument("--gap-tolerance", type=float, default=1e-5)
     parser.add_argument("--decrease-tolerance", type=float, default=1e-9)
     parser.add_argument("--objective", default="mean", help="mean or max, of optimize")
     parser.add_argument("--peer-python", help="Python of an environment of jax_privacy")

@@ -1,0 +1,73 @@
+"""Columns of a banded strategy for many steps from those of one for fewer.
+
+What a column of the optimum looks like depends on the number of steps r that are left at
+it. For prefix sums a root of its polynomial costs `1 / r` of the error for each bit that
+it lies within the unit circle; the best `|C(z)|^2` near its minima on the circle is
+therefore of order `r^(-2/3)`, and the column a smooth function of `r^(-1/3)`: a polynomial
+of it gives the columns before those that are known. The first columns differ from that,
+with a period of as many columns as there are bands, for about `n^(1/3)` periods. Measured
+from 4,096 to 16,384 steps with 16 bands: 4e-5 above the least mean squared error, where
+the best Toeplitz strategy is 2.5e-3 above it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tf_bandmf.optimize import banded_matrices
+
+_EXPONENT = 1.0 / 3.0
+# Of the known columns: from where the polynomial is taken, as parts of all; and the part
+# of them at the beginning that differs.
+_NODES = np.array([0.75, 0.375, 0.1875])
+_BEGINNING = 0.25
+
+
+def continued(columns: np.ndarray, num_steps: int) -> np.ndarray:
+    """Columns near the optimum for more steps.
+
+    Args:
+      columns: of norm 1, optimized for the mean squared error of the same workload with
+        constant learning rates and fewer steps; shape [bands, m], `[i, j]` is
+        `C[j + i, j]`. m should be many times the number of bands.
+      num_steps: n >= m.
+
+    Returns:
+      Shape [bands, n], columns of norm 1.
+    """
+    bands, known = columns.shape
+    left = num_steps - np.arange(num_steps, dtype=np.float64)
+    last = _NODES[0] * known
+    result = np.empty((bands, num_steps))
+    result[:, left > last] = _smooth(columns, left[left > last])
+    same = int(np.sum(left <= last))
+    result[:, num_steps - same :] = columns[:, known - same :]
+
+    begins = int(_BEGINNING * known)
+    smooth = _smooth(columns, known - np.arange(begins, dtype=np.float64))
+    ratio = np.pad(columns[:, :begins] / smooth, [(0, 0), (0, bands)], mode="edge")
+    stretch = (num_steps / known) ** _EXPONENT
+    wide = min(int(begins * stretch), num_steps)
+    # Between two periods, at the same place of each.
+    period, place = np.divmod(np.arange(wide), bands)
+    before = np.floor(period / stretch)
+    share = period / stretch - before
+    first = np.minimum(before.astype(np.int64) * bands + place, begins - 1)
+    result[:, :wide] *= (1.0 - share) * ratio[:, first] + share * ratio[
+        :, first + bands
+    ]
+    result *= banded_matrices.inside(bands, num_steps).numpy()
+    return np.asarray(result / np.linalg.norm(result, axis=0))
+
+
+def _smooth(columns: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Columns with so many steps left, by Lagrange's polynomial; shape [bands, left]."""
+    known = columns.shape[1]
+    nodes = np.round(_NODES * known).astype(np.int64)
+    at, t = nodes**-_EXPONENT, left**-_EXPONENT
+    result = np.zeros((len(columns), left.size))
+    for k, node in enumerate(nodes):
+        others = np.delete(at, k)
+        factor = np.prod((t[:, None] - others) / (at[k] - others), axis=1)
+        result += columns[:, known - node, None] * factor
+    return result
