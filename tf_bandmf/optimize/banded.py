@@ -18,13 +18,23 @@ import tensorflow as tf
 
 from tf_bandmf.analysis import gram_recursion
 from tf_bandmf.files import configs
-from tf_bandmf.optimize import banded_matrices, certificate, lbfgs, objectives
+from tf_bandmf.optimize import (
+    banded_matrices,
+    certificate,
+    lbfgs,
+    maximum,
+    objectives,
+)
 from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
-# Of variables, a number of bands and the best bound that is known: the gap, and the bound.
-GapFunction = Callable[[np.ndarray, int, float], "tuple[float, float]"]
+# Of variables, a number of bands and weights with offsets for given errors (see
+# `Objective.supports`): the largest lower bound on the objective, and the errors.
+BoundFunction = Callable[
+    [np.ndarray, int, "Callable[[np.ndarray], list[tuple[np.ndarray, float]]]"],
+    "tuple[float, np.ndarray]",
+]
 
 # Entries of C for which compiling by XLA pays, and the most bands.
 _XLA_ENTRIES, _MOST_XLA_BANDS = range(2**15, 2**21), 64
@@ -92,12 +102,8 @@ def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
     return (num_steps / (num_steps - np.arange(num_steps))) ** 0.25
 
 
-def _gap_function(problem: Problem, objective: Objective) -> GapFunction:
-    """Certified relative optimality gap at given variables, and the lower bound.
-
-    No strategy with these bands is below a bound that was found once: the best counts,
-    whichever variables and weights of the steps it came from.
-    """
+def _bound_function(problem: Problem) -> BoundFunction:
+    """What no strategy with so many bands is below, by the variables of a good one."""
 
     def evaluate(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         columns = problem.columns(position)
@@ -124,12 +130,17 @@ def _gap_function(problem: Problem, objective: Objective) -> GapFunction:
             band.get_concrete_function(position, weights),
         )
 
-    def gap(position: np.ndarray, bands: int, bound: float) -> tuple[float, float]:
+    def bound(
+        position: np.ndarray,
+        bands: int,
+        supports: Callable[[np.ndarray], list[tuple[np.ndarray, float]]],
+    ) -> tuple[float, np.ndarray]:
         variables = tf.constant(position)
         compiled_errors, compiled_band = compiled()
         errors, norms = (x.numpy() for x in compiled_errors(variables))
         groups = problem.separation or problem.workload.num_steps
-        for weights, offset in objective.supports(errors):
+        best = -math.inf
+        for weights, offset in supports(errors):
             band, rows, product = (
                 x.numpy() for x in compiled_band(variables, tf.constant(weights))
             )
@@ -142,12 +153,10 @@ def _gap_function(problem: Problem, objective: Objective) -> GapFunction:
                 product,
                 weights,
             )
-            bound = max(bound, certificate.lower_bound(at) + offset)
-        value = float(objective.reduction(tf.constant(errors)))
-        # Rounding may push the bound above the value at a perfect optimum.
-        return max(0.0, 1.0 - bound / value), bound
+            best = max(best, certificate.lower_bound(at) + offset)
+        return best, errors
 
-    return gap
+    return bound
 
 
 def optimize(
@@ -181,7 +190,6 @@ def optimize(
     is_masked = len(starts) > 1
     traced = _traced(workload, objective, largest, separation, options, is_masked)
     problem, inside = traced.problem, traced.inside
-    gap = traced.gap if is_certified else None
     found = []
     while starts:
         # A copy of the variables may take a gigabyte: keep no more than needed.
@@ -191,15 +199,8 @@ def optimize(
         del start
         if inside is not None:
             inside.assign(_first_diagonals(problem, bands))
-        certify = None if gap is None else _among(gap, bands)
-        for stage in traced.minimizers:
-            result = stage.minimize(
-                position, float(workload.num_steps), certify, options=options
-            )
-            position = result.position
-            certified = result.optimality_gap
-            if certified is not None and certified <= options.gap_tolerance:
-                break
+        result = _minimize(traced, objective, position, bands, options, is_certified)
+        position = result.position
         final = problem.columns(tf.constant(position))
         value = float(objective.reduction(problem.errors(final)))
         columns = final[:bands].numpy()
@@ -213,14 +214,16 @@ class _Traced:
 
     Attributes:
       problem: charts and errors.
-      gap: see `_gap_function`, or None without a certificate.
+      bound: see `_bound_function`.
       minimizers: one for each stage of the objective.
+      maximum: what the only minimizer minimizes, if it is the maximum of the errors.
       inside: 1 for variables that may differ from 0; None if all may.
     """
 
     problem: Problem
-    gap: GapFunction | None
+    bound: BoundFunction
     minimizers: list[lbfgs.Minimizer]
+    maximum: maximum.SmoothMaximum | None
     inside: tf.Variable | None
 
 
@@ -240,7 +243,6 @@ def _traced(
         return _LAST[0][1]
     _LAST.clear()
     problem = Problem(workload, bands, separation, _column_scale(n, objective))
-    gap = _gap_function(problem, objective) if objective.is_convex else None
     size = _num_variables(problem)
     inside = None
     if is_masked:
@@ -255,23 +257,63 @@ def _traced(
 
         return lbfgs.Minimizer(log_loss, size, options, by_xla)
 
-    minimizers = [minimizer(stage) for stage in objective.smooth_stages]
-    found = _Traced(problem, gap, minimizers, inside)
+    smooth = maximum.SmoothMaximum(n) if objective == objectives.MAX else None
+    stages = objective.smooth_stages if smooth is None else (smooth,)
+    minimizers = [minimizer(stage) for stage in stages]
+    found = _Traced(problem, _bound_function(problem), minimizers, smooth, inside)
     if not is_masked and objective in (objectives.MEAN, objectives.MAX):
         _LAST.append((key, found))
     return found
 
 
-def _among(gap: GapFunction, bands: int) -> Callable[[np.ndarray], float]:
-    """The gap among so many bands, by the best bound of one optimization."""
-    bound = -math.inf
+def _minimize(
+    traced: _Traced,
+    objective: Objective,
+    position: np.ndarray,
+    bands: int,
+    options: lbfgs.Options,
+    is_certified: bool,
+) -> OptimizationResult:
+    """All stages of the objective, with the certified gap if that is wanted."""
+    problem = traced.problem
+    scale = float(problem.workload.num_steps)
+    is_certified = is_certified and objective.is_convex
+    if traced.maximum is not None:
 
-    def certify(position: np.ndarray) -> float:
-        nonlocal bound
-        found, bound = gap(position, bands, bound)
-        return found
+        def errors(at: np.ndarray) -> np.ndarray:
+            return np.asarray(problem.errors(problem.columns(tf.constant(at))))
 
-    return certify
+        def weighted(at: np.ndarray, weights: np.ndarray) -> float:
+            return traced.bound(at, bands, lambda errors: [(weights, 0.0)])[0]
+
+        return maximum.minimize(
+            traced.maximum,
+            traced.minimizers[0],
+            errors,
+            weighted if is_certified else None,
+            position,
+            scale,
+            options,
+        )
+    # No strategy is below a bound that was found once: the best counts.
+    best = -math.inf
+
+    def gap(at: np.ndarray) -> float:
+        nonlocal best
+        bound, errors = traced.bound(at, bands, objective.supports)
+        best = max(best, bound)
+        # Rounding may push the bound above the value at a perfect optimum.
+        return max(0.0, 1.0 - best / float(objective.reduction(tf.constant(errors))))
+
+    for stage in traced.minimizers:
+        result = stage.minimize(
+            position, scale, gap if is_certified else None, options=options
+        )
+        position = result.position
+        certified = result.optimality_gap
+        if certified is not None and certified <= options.gap_tolerance:
+            break
+    return result
 
 
 def _suits_xla(problem: Problem, objective: Objective) -> bool:

@@ -1,0 +1,98 @@
+"""The largest per-step error: weighted norms, and what bounds the maximum."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf import strategies, workloads
+from tf_bandmf.optimize import lbfgs, maximum
+
+
+def errors_of(position):
+    """Three convex errors of two variables; the least maximum is 1.25, at (1/2, 0)."""
+    x, y = tf.unstack(position)
+    return tf.stack([x**2 + y**2 + 1.0, (1.0 - x) ** 2 + y**2 + 1.0, 0.1 + 0.01 * x**2])
+
+
+@functools.cache
+def traced():
+    smooth = maximum.SmoothMaximum(3)
+    return smooth, lbfgs.Minimizer(
+        lambda position: tf.math.log(smooth(errors_of(position))), 2, lbfgs.Options()
+    )
+
+
+def minimized(bound, **options):
+    return maximum.minimize(
+        *traced(),
+        lambda position: errors_of(tf.constant(position)).numpy(),
+        bound,
+        np.array([0.9, 0.7]),
+        1.0,
+        lbfgs.Options(**options),
+    )
+
+
+def least_weighted_mean(position, weights):
+    """Exact, for the errors above: the quadratic's minimum over both variables."""
+    first, second, third = weights
+    x = second / (first + second + 0.01 * third)
+    return float(weights @ errors_of(tf.constant([x, 0.0], tf.float64)).numpy())
+
+
+@pytest.mark.parametrize("order", [1.0, 8.0, 512.0])
+def test_weighted_norm_is_the_formula(order):
+    errors, weights = np.array([0.9, 1.1, 1.0]), np.array([0.5, 2.0, 0.5])
+    smooth = maximum.SmoothMaximum(3)
+    smooth.assign(order, weights)
+    expected = np.mean(weights * errors**order) ** (1.0 / order)
+    np.testing.assert_allclose(smooth(tf.constant(errors)), expected, rtol=1e-12)
+
+
+def test_the_least_maximum_is_found_with_its_certificate():
+    found = minimized(least_weighted_mean)
+    np.testing.assert_allclose(found.position, [0.5, 0.0], atol=1e-4)
+    assert found.value == pytest.approx(1.25, rel=1e-5)
+    assert found.value == max(errors_of(tf.constant(found.position)).numpy())
+    # What all steps weigh alike costs 3e-4 of the difference to the mean.
+    assert 0.0 <= found.optimality_gap < 4e-4
+
+
+def test_a_certificate_within_its_tolerance_says_converged():
+    found = minimized(least_weighted_mean, gap_tolerance=1e-3)
+    assert found.converged and found.message == "certified gap <= 0.001"
+
+
+def test_without_a_bound_there_is_no_gap_and_the_same_minimum():
+    found, certified = minimized(None), minimized(least_weighted_mean)
+    assert found.optimality_gap is None
+    np.testing.assert_array_equal(found.position, certified.position)
+
+
+def test_weights_of_the_bound_are_shares():
+    seen = []
+
+    def bound(position, weights):
+        seen.append(weights)
+        return 0.0
+
+    assert minimized(bound).optimality_gap == 1.0
+    for weights in seen:
+        assert weights.sum() == pytest.approx(1.0) and weights.min() > 0.0
+
+
+def test_general_columns_are_certified_to_a_thousandth_by_default():
+    workload = workloads.prefix_sum(24)
+    found = strategies.optimized_banded(workload, 4, objective="max")
+    largest = np.max(found.per_step_squared_error(workload))
+    assert found.diagnostics["value"] == pytest.approx(largest)
+    assert found.diagnostics["optimality_gap"] < 1e-3
+    # No strategy of the class is better by more, wherever the search begins.
+    start = strategies.bsr(workload, 4).normalize_columns()
+    other = strategies.optimized_banded(
+        workload, 4, objective="max", start=start, max_iterations=100
+    )
+    least = np.max(other.per_step_squared_error(workload))
+    assert least > largest * (1.0 - found.diagnostics["optimality_gap"])

@@ -1,0 +1,145 @@
+"""The largest per-step error, minimized by weighted p-norms, with a lower bound.
+
+The maximum of the errors `e_i` is the limit of `(sum_i w_i e_i^p / n)^(1/p)` for every
+w > 0. The optimum of one order p says which steps matter: with `w_i e_i^p` as the weights
+of the next stage a moderate order comes as close to the maximum as one that is many times
+as large does without, and is better conditioned. This is the exponential method of
+multipliers (Bertsekas, Constrained Optimization and Lagrange Multiplier Methods, 1982,
+section 5.1), with growing orders.
+
+Whatever the weights, no strategy has a maximum below the least weighted mean. The weights
+of the last optimum are therefore minimized once more, with order 1, for the bound alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.optimize import lbfgs
+from tf_bandmf.optimize.result import OptimizationResult
+
+_ORDERS = (8.0, 64.0, 512.0, 4096.0)
+# Of the mean weight: no step is forgotten, since its error may grow.
+_LEAST_WEIGHT = 1e-2
+# Of the weights in the bound, alike for all steps: without it the problem has steps that
+# nothing holds, and its certificate takes an inverse of the weights.
+_ALIKE = 3e-4
+# The bound needs more iterations than a stage, its value being flat, but no more digits
+# than this.
+_MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
+
+# Of variables and the weights of the steps: a lower bound on the weighted mean.
+Bound = Callable[[np.ndarray, np.ndarray], float]
+
+
+class SmoothMaximum:
+    """A weighted p-norm of errors [n]; order and weights may change between calls."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._order = tf.Variable(1.0, dtype=tf.float64, trainable=False)
+        self._logs = tf.Variable(tf.zeros([num_steps], tf.float64), trainable=False)
+
+    def __call__(self, errors: tf.Tensor) -> tf.Tensor:
+        total = tf.reduce_logsumexp(self._order * tf.math.log(errors) + self._logs)
+        steps = tf.cast(tf.size(errors), errors.dtype)
+        return tf.exp((total - tf.math.log(steps)) / self._order)
+
+    def assign(self, order: float, weights: np.ndarray) -> None:
+        """Another order, and weights [n] of mean 1."""
+        self._order.assign(order)
+        self._logs.assign(np.log(weights))
+
+
+def minimize(
+    smooth: SmoothMaximum,
+    minimizer: lbfgs.Minimizer,
+    errors: Callable[[np.ndarray], np.ndarray],
+    bound: Bound | None,
+    start: np.ndarray,
+    scale: float,
+    options: lbfgs.Options,
+) -> OptimizationResult:
+    """Minimizes the maximum of the errors.
+
+    Args:
+      smooth: what `minimizer` minimizes the logarithm of.
+      minimizer: of the variables.
+      errors: of variables, shape [n].
+      bound: a lower bound on the weighted mean of errors, from variables near its
+        optimum; None for no certificate.
+      start: initial variables.
+      scale: as for `lbfgs.minimize`.
+      options: of each stage.
+
+    Returns:
+      The result of the last stage, its value the maximum, its iterations those of all.
+    """
+    position, weights = start, np.ones(errors(start).size)
+    results = []
+    for order in _ORDERS:
+        smooth.assign(order, weights)
+        result = minimizer.minimize(position, scale, options=options)
+        results.append(result)
+        position = result.position
+        found = errors(position)
+        logs = np.log(weights) + order * np.log(found)
+        exact = np.exp(logs - logs.max())
+        weights = np.maximum(exact / exact.mean(), _LEAST_WEIGHT)
+        weights /= weights.mean()
+    value, message = float(found.max()), result.message
+    converged, gap = result.converged, None
+    if bound is not None:
+        multipliers = exact / found
+        multipliers /= multipliers.mean()
+        multipliers = (1.0 - _ALIKE) * multipliers + _ALIKE
+        least, certifying = _least_mean(
+            smooth, minimizer, errors, bound, multipliers, position, scale, options
+        )
+        results.append(certifying)
+        gap = max(0.0, 1.0 - least / value)
+        if gap <= options.gap_tolerance:
+            converged, message = True, f"certified gap <= {options.gap_tolerance:g}"
+    return dataclasses.replace(
+        result,
+        value=value,
+        converged=converged,
+        message=message,
+        optimality_gap=gap,
+        num_iterations=sum(each.num_iterations for each in results),
+        num_evaluations=sum(each.num_evaluations for each in results),
+        seconds=sum(each.seconds for each in results),
+    )
+
+
+def _least_mean(
+    smooth: SmoothMaximum,
+    minimizer: lbfgs.Minimizer,
+    errors: Callable[[np.ndarray], np.ndarray],
+    bound: Bound,
+    weights: np.ndarray,
+    start: np.ndarray,
+    scale: float,
+    options: lbfgs.Options,
+) -> tuple[float, OptimizationResult]:
+    """A lower bound on the mean of errors with these weights, of mean 1."""
+    smooth.assign(1.0, weights)
+    shares = weights / weights.size
+    best = 0.0
+
+    def gap(position: np.ndarray) -> float:
+        nonlocal best
+        best = max(best, bound(position, shares))
+        return max(0.0, 1.0 - best / float(shares @ errors(position)))
+
+    longer = dataclasses.replace(
+        options,
+        max_iterations=_MORE_ITERATIONS * options.max_iterations,
+        decrease_tolerance=_LESS_DECREASE * options.decrease_tolerance,
+        gap_tolerance=max(options.gap_tolerance, _BOUND_GAP),
+    )
+    result = minimizer.minimize(start, scale, gap, options=longer)
+    return best, result
