@@ -170,6 +170,7 @@ def _tuned(
 TUNED = (
     _tuned("BISR", "bisr:4", "fixed-order", "no sampling", (0.35, 0.7, 1.4)),
     _tuned("DP-SGD", "identity", "fixed-order", "no sampling", (0.05, 0.1, 0.2)),
+    _tuned("DP-λCGD", "lambda_cgd", "fixed-order", "no sampling", (0.1, 0.2, 0.4, 0.8)),
     _tuned("BISR", "bisr:4", "balls-in-bins", "balls in bins", (0.35, 0.7, 1.4)),
     _tuned("DP-SGD", "identity", "poisson", "Poisson", (0.05, 0.1, 0.2, 0.4)),
 )
@@ -209,12 +210,16 @@ def _private(epsilon: float, *rates: tuple[float, ...]) -> Task:
 
 # More noise than at epsilon 9, so smaller rates.
 CIFAR_10_EPSILON_1 = _private(
-    1.0, (0.0125, 0.025), (0.025, 0.05, 0.1), (0.05, 0.1), (0.05, 0.1)
+    1.0,
+    (0.003125, 0.00625, 0.0125, 0.025),
+    (0.025, 0.05, 0.1),
+    (0.05, 0.1, 0.2),
+    (0.05, 0.1, 0.2),
 )
 CIFAR_10_EPSILON_HALF = _private(
     0.5,
-    (0.0125, 0.025, 0.05),
-    (0.025, 0.05, 0.1),
+    (0.0015625, 0.003125, 0.00625, 0.0125, 0.025, 0.05),
+    (0.0125, 0.025, 0.05, 0.1),
     (0.025, 0.05, 0.1),
     (0.025, 0.05, 0.1),
 )
