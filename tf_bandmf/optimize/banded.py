@@ -283,8 +283,8 @@ def _minimize(
         def errors(at: np.ndarray) -> np.ndarray:
             return np.asarray(problem.errors(problem.columns(tf.constant(at))))
 
-        def weighted(at: np.ndarray, weights: np.ndarray) -> float:
-            return traced.bound(at, bands, lambda errors: [(weights, 0.0)])[0]
+        def weighted(at: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
+            return traced.bound(at, bands, lambda errors: [(weights, 0.0)])
 
         return maximum.minimize(
             traced.maximum,

@@ -1,9 +1,9 @@
 """Columns of a banded strategy for many steps from those of one for fewer.
 
 What a column of the optimum looks like depends on the number of steps r that are left at
-it. For prefix sums a root of its polynomial costs `1 / r` of the error for each bit that
-it lies within the unit circle; the best `|C(z)|^2` near its minima on the circle is
-therefore of order `r^(-2/3)`, and the column a smooth function of `r^(-1/3)`: a polynomial
+it. For prefix sums, roots of its polynomial near the unit circle cost a part of the error
+that falls like `1 / r`. That balances where `|C(z)|^2` has minima of order `r^(-2/3)`, an
+argument without proof: the column is then a smooth function of `r^(-1/3)`. A polynomial
 of it gives the columns before those that are known. The first columns differ from that,
 with a period of as many columns as there are bands, for about `n^(1/3)` periods. Measured
 from 4,096 to 16,384 steps with 16 bands: 4e-5 above the least mean squared error, where

@@ -19,10 +19,9 @@ from typing import Callable
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.optimize import lbfgs
+from tf_bandmf.optimize import lbfgs, objectives
 from tf_bandmf.optimize.result import OptimizationResult
 
-_ORDERS = (8.0, 64.0, 512.0, 4096.0)
 # Of the mean weight: no step is forgotten, since its error may grow.
 _LEAST_WEIGHT = 1e-2
 # Of the weights in the bound, alike for all steps: without it the problem has steps that
@@ -32,21 +31,21 @@ _ALIKE = 3e-4
 # than this.
 _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 
-# Of variables and the weights of the steps: a lower bound on the weighted mean.
-Bound = Callable[[np.ndarray, np.ndarray], float]
+# Of variables and the weights of the steps: a lower bound on the weighted mean, and the
+# errors.
+Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
 
 
 class SmoothMaximum:
     """A weighted p-norm of errors [n]; order and weights may change between calls."""
 
     def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
         self._order = tf.Variable(1.0, dtype=tf.float64, trainable=False)
         self._logs = tf.Variable(tf.zeros([num_steps], tf.float64), trainable=False)
 
     def __call__(self, errors: tf.Tensor) -> tf.Tensor:
-        total = tf.reduce_logsumexp(self._order * tf.math.log(errors) + self._logs)
-        steps = tf.cast(tf.size(errors), errors.dtype)
-        return tf.exp((total - tf.math.log(steps)) / self._order)
+        return objectives.weighted_norm(errors, self._order, self._logs)
 
     def assign(self, order: float, weights: np.ndarray) -> None:
         """Another order, and weights [n] of mean 1."""
@@ -70,7 +69,7 @@ def minimize(
       minimizer: of the variables.
       errors: of variables, shape [n].
       bound: a lower bound on the weighted mean of errors, from variables near its
-        optimum; None for no certificate.
+        optimum, and the errors there; None for no certificate.
       start: initial variables.
       scale: as for `lbfgs.minimize`.
       options: of each stage.
@@ -78,9 +77,9 @@ def minimize(
     Returns:
       The result of the last stage, its value the maximum, its iterations those of all.
     """
-    position, weights = start, np.ones(errors(start).size)
+    position, weights = start, np.ones(smooth.num_steps)
     results = []
-    for order in _ORDERS:
+    for order in objectives.NORMS:
         smooth.assign(order, weights)
         result = minimizer.minimize(position, scale, options=options)
         results.append(result)
@@ -97,7 +96,7 @@ def minimize(
         multipliers /= multipliers.mean()
         multipliers = (1.0 - _ALIKE) * multipliers + _ALIKE
         least, certifying = _least_mean(
-            smooth, minimizer, errors, bound, multipliers, position, scale, options
+            smooth, minimizer, bound, multipliers, position, scale, options
         )
         results.append(certifying)
         gap = max(0.0, 1.0 - least / value)
@@ -118,7 +117,6 @@ def minimize(
 def _least_mean(
     smooth: SmoothMaximum,
     minimizer: lbfgs.Minimizer,
-    errors: Callable[[np.ndarray], np.ndarray],
     bound: Bound,
     weights: np.ndarray,
     start: np.ndarray,
@@ -132,8 +130,9 @@ def _least_mean(
 
     def gap(position: np.ndarray) -> float:
         nonlocal best
-        best = max(best, bound(position, shares))
-        return max(0.0, 1.0 - best / float(shares @ errors(position)))
+        found, errors = bound(position, shares)
+        best = max(best, found)
+        return max(0.0, 1.0 - best / float(shares @ errors))
 
     longer = dataclasses.replace(
         options,

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 # Smoothing of the maximum: p-norms, each stage started at the optimum of the one before.
-_NORMS = (8.0, 64.0, 512.0, 4096.0)
+NORMS = (8.0, 64.0, 512.0, 4096.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,19 +59,23 @@ def _last(errors: tf.Tensor) -> tf.Tensor:
     return errors[-1]
 
 
-def _norm(order: float) -> Callable[[tf.Tensor], tf.Tensor]:
-    def norm(errors: tf.Tensor) -> tf.Tensor:
-        mean_power = tf.reduce_logsumexp(order * tf.math.log(errors))
-        mean_power -= tf.math.log(tf.cast(tf.shape(errors)[0], errors.dtype))
-        return tf.exp(mean_power / order)
+def weighted_norm(
+    errors: tf.Tensor, order: float | tf.Tensor, log_weights: float | tf.Tensor
+) -> tf.Tensor:
+    """`(sum_i w_i e_i^p / n)^(1/p)` of errors [n] > 0; of one log weight or n."""
+    mean_power = tf.reduce_logsumexp(order * tf.math.log(errors) + log_weights)
+    mean_power -= tf.math.log(tf.cast(tf.shape(errors)[0], errors.dtype))
+    return tf.exp(mean_power / order)
 
-    return norm
+
+def _norm(order: float) -> Callable[[tf.Tensor], tf.Tensor]:
+    return lambda errors: weighted_norm(errors, order, 0.0)
 
 
 MEAN = Objective("mean", tf.reduce_mean, is_convex=True)
 LAST = Objective("last", _last, is_convex=True)
 MAX = Objective(
-    "max", tf.reduce_max, stages=tuple(_norm(p) for p in _NORMS), is_convex=True
+    "max", tf.reduce_max, stages=tuple(_norm(p) for p in NORMS), is_convex=True
 )
 
 ObjectiveLike = Union[str, Objective, Callable[[tf.Tensor], tf.Tensor]]

@@ -7,7 +7,6 @@ section 4 and Appendix B, in the parametrization of McKenna, arXiv:2405.15913, s
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -135,11 +134,12 @@ def _optimized(
     from tf_bandmf.optimize import objectives
 
     goal = objectives.resolve(objective)
-    if start is None:
-        begin = functools.partial(_default_columns, goal, separation, options)
-        starts = [begin(workload, count, is_certified) for count in bands]
-    else:
-        starts = [_start_columns(workload, start, count) for count in bands]
+    starts = [
+        _default_columns(workload, count, goal, separation, options, is_certified)
+        if start is None
+        else _start_columns(workload, start, count)
+        for count in bands
+    ]
     found = problem.optimize(workload, goal, starts, separation, options, is_certified)
     return [
         _strategy(columns, separation is None, goal, result)
@@ -199,11 +199,11 @@ def _epoch(participation: Participation | None, bands: int, num_steps: int) -> i
 
 
 def _default_columns(
+    workload: Workload,
+    bands: int,
     objective: Objective,
     separation: int | None,
     options: Options,
-    workload: Workload,
-    bands: int,
     is_certified: bool,
 ) -> np.ndarray:
     """Columns [bands, n] to start from when nobody gave any.
