@@ -111,6 +111,12 @@ def fit(
     return {"last": last.values, "moving average": model.get_weights()}
 
 
+def accuracy_of(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
+    """Of the class with the largest logit."""
+    logits = model.predict(x, batch_size=1000, verbose=0)
+    return float(np.mean(logits.argmax(axis=1) == y))
+
+
 class Experiment:
     """A task's images, and runs on them."""
 
@@ -161,8 +167,7 @@ class Experiment:
         found = []
         for readout in row.readouts:
             plain.set_weights(released[readout])
-            logits = plain.predict(self.x[test], batch_size=1000, verbose=0)
-            accuracy = float(np.mean(logits.argmax(axis=1) == self.y[test]))
+            accuracy = accuracy_of(plain, self.x[test], self.y[test])
             found.append(
                 {
                     "task": task.name,

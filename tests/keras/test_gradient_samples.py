@@ -46,10 +46,51 @@ def test_it_is_the_sample_of_each_example_s_gradient():
     assert found.norms == pytest.approx(wanted.norms, rel=1e-5)
     assert found.alignment == pytest.approx(wanted.alignment, abs=1e-3)
     assert found.num_parameters == wanted.num_parameters == 39
-    # Kernels [5, 4] and [4, 3]: 32 weights of 7 outputs.
-    assert found.fan_in == pytest.approx(32 / 7)
+    # Kernels [5, 4] and [4, 3].
+    assert found.fan_in == 5 + 4
     for now, then in zip(model.get_weights(), before, strict=True):
         assert np.array_equal(now, then)
+
+
+def test_the_fan_in_is_of_what_a_unit_sees():
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 4)),
+            layers.Conv2D(8, 3),  # 3 * 3 * 4
+            layers.DepthwiseConv2D(2),  # 2 * 2
+            layers.SeparableConv2D(5, 3),  # 3 * 3, then 8
+            layers.Reshape((5,)),
+            layers.EinsumDense("ab,bcd->acd", (2, 3)),  # 5
+            layers.EinsumDense("acd,cde->ae", 7),  # 2 * 3
+            layers.Dense(3, trainable=False),
+        ]
+    )
+    model.compile(loss="mse")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 6, 6, 4)), rng.normal(size=(8, 3))
+    found = tf_bandmf.keras.sample_gradients(
+        model, x.astype(np.float32), y.astype(np.float32)
+    )
+    assert found.fan_in == 36 + 4 + 9 + 8 + 5 + 6
+
+
+def test_batches_are_traced_once_for_each_of_two_sizes():
+    traced = []
+
+    class Counted(keras.layers.Dense):
+        def call(self, inputs, training=None):
+            traced.append(inputs.shape)
+            return super().call(inputs)
+
+    def traces(batch_size):
+        model = keras.Sequential([keras.Input((5,)), Counted(3)])
+        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        traced.clear()
+        tf_bandmf.keras.sample_gradients(model, X, Y, batch_size=batch_size)
+        return len(traced)
+
+    assert traces(4) == traces(len(X) // 2 + 1) > 0
 
 
 def test_advice_takes_it():

@@ -9,7 +9,7 @@ import pytest
 
 import tf_bandmf
 from tf_bandmf import workloads
-from tf_bandmf.planning import run_settings
+from tf_bandmf.planning import learning_rates, run_settings
 
 DATA = {"num_examples": 4000, "num_parameters": 2410, "delta": 1e-5, "epochs": 8}
 
@@ -114,13 +114,31 @@ def test_noise_to_signal_is_that_of_the_dense_matrices(momentum):
 
 
 def test_the_learning_rate_follows_from_the_noise(advice):
-    # Noise in a weight: 2.5 / sqrt(fan-in).
+    # Noise in a weight: 3 / sqrt(fan-in).
     assert advice.setting.expected_batch_size == advice.plan.expected_batch_size
     noise = advice.learning_rate * advice.plan.rmse() / advice.plan.expected_batch_size
-    assert noise * math.sqrt(64.0) == pytest.approx(2.5, rel=0.01)
+    assert noise * math.sqrt(64.0) == pytest.approx(3.0, rel=0.01)
     low, high = advice.learning_rate_range
     assert low == pytest.approx(advice.learning_rate / 2.0)
     assert high == pytest.approx(advice.learning_rate * 2.0)
+
+
+def test_without_a_fan_in_it_is_guessed_from_the_number_of_parameters():
+    named, guessed = (
+        tf_bandmf.advise(epsilon=4.0, sampling="fixed-order", **DATA, **given)
+        for given in ({"fan_in": 10.0 * math.sqrt(DATA["num_parameters"])}, {})
+    )
+    assert guessed.setting == named.setting
+    assert guessed.learning_rate == named.learning_rate
+    assert "is a guess" in dict(guessed.reasons)["learning rate"]
+    assert "is a guess" not in dict(named.reasons)["learning rate"]
+
+
+def test_the_moving_average_remembers_a_tenth_of_the_steps(advice):
+    # The mean age of what an average with momentum g holds is about 1 / (1 - g).
+    age = 1.0 / (1.0 - advice.ema_momentum)
+    assert age == pytest.approx(0.1 * advice.plan.num_steps)
+    assert learning_rates.ema_momentum(10) == learning_rates.ema_momentum(1) == 0.0
 
 
 def test_the_learning_rate_is_limited_where_there_is_little_noise():

@@ -55,7 +55,8 @@ _LESS_IMPORTANT = ("noise-batch ratio", "RMSE", "epochs", "steps")
 @click.option(
     "--fan-in",
     type=float,
-    help="inputs of a unit in the largest layers; by default a guess from --parameters",
+    help="inputs of a unit, added up over the layers; by default a guess from "
+    "--parameters",
 )
 @click.option(
     "--gradients",

@@ -10,12 +10,19 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.keras.clipping import clipped_gradient_sums
+from tf_bandmf.keras.clipping import (
+    ClippedGradients,
+    batching,
+    clipped_gradient_sums,
+)
 from tf_bandmf.planning.gradient_sample import GradientSample
 
 # Of automatic clipping, which divides gradients by their norm plus this.
 _GAMMA = 1e-12
 _EMBEDDINGS = "embeddings"
+# Their depthwise kernels [..., channels, multiplier] see one channel each.
+_DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
+_SEPARABLE = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
 
 
 def sample_gradients(
@@ -43,8 +50,7 @@ def sample_gradients(
 
     Returns:
       The norms [m], the alignment of gradients, the number of trainable parameters, and
-      the mean fan-in of kernels (harmonic, weighted by their size, embeddings left out;
-      None without kernels).
+      the fan-in of the kernels, added up (embeddings left out; None without kernels).
 
     Raises:
       TypeError: if the model is no Keras model.
@@ -63,13 +69,19 @@ def sample_gradients(
     if not model.built:
         model(tf.nest.map_structure(lambda part: part[:1], data[0]), training=False)
     count = len(tf.nest.flatten(data)[0])
+
+    # Traced for two batches, the second of any size, and not for each one.
+    @tf.function(autograph=False, reduce_retracing=True)
+    def clipped(part: Any) -> ClippedGradients:
+        return clipped_gradient_sums(model, *part, l2_norm_clip=1.0, automatic=_GAMMA)
+
     norms, total = [], None
     for start in range(0, count, batch_size):
         rows = slice(start, start + batch_size)
         part = tf.nest.map_structure(
             lambda values, rows=rows: None if values is None else values[rows], data
         )
-        found = clipped_gradient_sums(model, *part, l2_norm_clip=1.0, automatic=_GAMMA)
+        found = clipped(batching.to_tensors(part))
         norms.append(np.asarray(found.norms, np.float64))
         sums = [np.asarray(one, np.float64) for one in found.sums]
         total = sums if total is None else [a + b for a, b in zip(total, sums)]
@@ -78,22 +90,34 @@ def sample_gradients(
     length = math.sqrt(sum(float(np.sum(np.square(one))) for one in total or []))
     variables = model.trainable_variables
     size = sum(math.prod(variable.shape) for variable in variables)
-    return GradientSample.of_sum(finite, length, size, _fan_in(variables))
+    return GradientSample.of_sum(finite, length, size, _fan_in(model))
 
 
 def _array(values: Any) -> np.ndarray | None:
     return None if values is None else np.asarray(values)
 
 
-def _fan_in(variables: list[Any]) -> float | None:
-    """Harmonic mean over the weights of kernels: 1 / fan-in is their scale, squared."""
-    kernels = [
-        tuple(variable.shape)
-        for variable in variables
+def _fan_in(model: keras.Model) -> float | None:
+    """Inputs of a unit, added up over the trainable kernels."""
+    special = {}
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.EinsumDense):
+            special[id(layer._kernel)] = _summed_axes(layer)
+        elif isinstance(layer, _DEPTHWISE):
+            special[id(layer.kernel)] = math.prod(layer.kernel_size)
+        elif isinstance(layer, _SEPARABLE):
+            special[id(layer.depthwise_kernel)] = math.prod(layer.kernel_size)
+    found = [
+        special.get(id(variable), math.prod(variable.shape[:-1]))
+        for variable in model.trainable_variables
         if len(variable.shape) >= 2 and variable.name != _EMBEDDINGS
     ]
-    weights = sum(math.prod(shape) for shape in kernels)
-    if not weights:
-        return None
-    # The size of a kernel divided by its fan-in is its number of outputs.
-    return weights / sum(shape[-1] for shape in kernels)
+    return float(sum(found)) or None
+
+
+def _summed_axes(layer: keras.layers.EinsumDense) -> int:
+    """The product of the kernel's axes that are not axes of the outputs."""
+    operands, outputs = layer.equation.split("->")
+    names = operands.split(",")[1]
+    shape = zip(names, layer._kernel.shape, strict=True)
+    return math.prod(size for name, size in shape if name not in outputs)

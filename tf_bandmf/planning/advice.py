@@ -1,4 +1,4 @@
-"""Advice: batch size, epochs, sampling, mechanism, clip norm and learning rate.
+"""Advice: batch size, epochs, sampling, mechanism, clip norm, rate, averaged weights.
 
     advice = tf_bandmf.advise(num_examples=60_000, num_parameters=39_700, epsilon=3,
                               delta=1e-5, epochs=40, momentum=0.9, fan_in=3969)
@@ -51,6 +51,8 @@ class Advice:
         divided by the batch size, as `PrivateOptimizer` does.
       learning_rate_range: (lowest, highest) that is worth trying.
       momentum: as given.
+      ema_momentum: of the moving average of the weights, `use_ema=True` of a Keras
+        optimizer; see `learning_rates.ema_momentum`.
       noise_to_signal: of the advised plan; if `alignment` is None, a lower limit.
       alignment: of public gradients, or None.
       settings: what was compared: for each sampling the batch sizes, largest first.
@@ -64,6 +66,7 @@ class Advice:
     learning_rate: float
     learning_rate_range: tuple[float, float]
     momentum: float
+    ema_momentum: float
     noise_to_signal: float
     alignment: float | None
     settings: tuple[RunSetting, ...]
@@ -89,6 +92,7 @@ class Advice:
             ("clip norm", f"{self.l2_norm_clip:.3g}"),
             ("learning rate", f"{self.learning_rate:.3g} ({low:.3g} to {high:.3g})"),
             ("momentum", f"{self.momentum:g}"),
+            ("EMA momentum", f"{self.ema_momentum:.3g}"),
             ("noise multiplier", f"{self.plan.noise_multiplier:.4g}"),
             ("noise to signal", f"{at_least}{self.noise_to_signal:.3g}"),
         ]
@@ -103,6 +107,7 @@ class Advice:
             "learning_rate": self.learning_rate,
             "learning_rate_range": [low, high],
             "momentum": self.momentum,
+            "ema_momentum": self.ema_momentum,
             "noise_multiplier": self.plan.noise_multiplier,
             "noise_stddev": self.plan.noise_stddev,
             "noise_to_signal": self.noise_to_signal,
@@ -165,9 +170,9 @@ def advise(
         estimate). One that demands more than the first is advised if it has at least 3%
         less noise.
       momentum: of SGD, in [0, 1).
-      fan_in: inputs of a unit in the layers that hold most parameters (pixels or features
-        of a linear model; height * width * channels of a kernel): it scales the learning
-        rate. By default that of `public_gradients`, or sqrt(d), which is rough.
+      fan_in: inputs of a unit, added up over the layers (pixels or features of a linear
+        model; height * width * channels of a convolution): it scales the learning rate.
+        By default that of `public_gradients`, or 10 sqrt(d), which is rough.
       public_gradients: of the model on data that need no protection.
       expected_trials: None; or the expected number of private trials whose price is to be
         computed, see `tf_bandmf.tuning_cost`.
@@ -240,6 +245,8 @@ def advise(
     alignment = None if public_gradients is None else public_gradients.alignment
     rate = float(f"{setting.learning_rate:.3g}")
     reasons.append(("learning rate", reasons_lib.of_rate(setting, inputs, is_guess)))
+    ema_momentum = learning_rates.ema_momentum(setting.num_steps)
+    reasons.append(("EMA momentum", reasons_lib.AVERAGE))
     ratio = setting.noise_to_signal
     if alignment is not None and alignment > 0.0:
         ratio /= alignment
@@ -259,6 +266,7 @@ def advise(
             rate * learning_rates.RANGE / clip,
         ),
         momentum=float(momentum),
+        ema_momentum=ema_momentum,
         noise_to_signal=ratio,
         alignment=alignment,
         settings=settings,
@@ -363,11 +371,15 @@ def _of_sampling(several: Sequence[RunSetting]) -> RunSetting:
 def _fan_in(
     given: float | None, sample: GradientSample | None, num_parameters: int
 ) -> tuple[float, bool]:
-    """Inputs of a unit, and whether they are guessed."""
+    """Inputs of a unit, added up over the layers, and whether they are guessed.
+
+    10 sqrt(d) is within a factor of 3 for the models of
+    `learning_rates.per_clip_unit` and for a transformer of 12 layers.
+    """
     if given is None and sample is not None:
         given = sample.fan_in
     if given is None:
-        return math.sqrt(num_parameters), True
+        return 10.0 * math.sqrt(num_parameters), True
     check_positive("fan_in", given)
     return float(given), False
 

@@ -24,7 +24,7 @@ class GradientSample:
         examples: the root of the mean cosine between two examples' gradients. It is the
         part of the clip norm that the mean of gradients keeps where all are clipped.
       num_parameters: d, of the model.
-      fan_in: inputs of a unit, or None; see `advise`.
+      fan_in: inputs of a unit, added up over the layers, or None; see `advise`.
     """
 
     norms: np.ndarray

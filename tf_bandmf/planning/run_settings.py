@@ -118,7 +118,7 @@ class Scan:
       num_examples, num_parameters: m and d.
       epsilon, delta: the budget.
       momentum: of SGD.
-      fan_in: inputs of a unit.
+      fan_in: inputs of a unit, added up over the layers.
     """
 
     num_examples: int
