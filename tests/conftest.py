@@ -7,6 +7,10 @@ import fnmatch
 import gc
 import os
 
+# Threads of OpenBLAS wait in a loop: with matrices as small as here, that is most of the
+# processor time. It reads this when NumPy is imported; child processes inherit it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 import tensorflow as tf
 

@@ -1,6 +1,7 @@
 """Tangents and steps of the search for amplified strategies."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -69,12 +70,18 @@ class Recorded(amplified.Problem):
         return noise
 
 
-def test_new_draws_are_made_for_the_noise_of_their_point():
+@functools.cache
+def from_afar():
+    """A problem and what six steps find from a bad start."""
     form = amplified_forms.InverseBands(workloads.prefix_sum(24))
     found = Recorded(form, objectives.MEAN, 6, 0.5, 1e-5, 1000)
     object.__setattr__(found, "made", [])
     options = lbfgs.Options(max_iterations=6, gradient_tolerance=0.0, progress=False)
-    amplified.optimize(found, np.array([3.0, 2.0, 2.0]), options)
+    return found, amplified.optimize(found, np.array([3.0, 2.0, 2.0]), options)
+
+
+def test_new_draws_are_made_for_the_noise_of_their_point():
+    found, _ = from_afar()
     assert len(found.made) > 1
     for stddev, needed in found.made[1:]:
         assert stddev == pytest.approx(needed, rel=0.02)
@@ -90,7 +97,6 @@ def test_what_few_draws_find_is_not_worse_than_the_start():
 
 
 def test_too_few_steps_are_no_convergence():
-    options = lbfgs.Options(max_iterations=1, gradient_tolerance=0.0, progress=False)
-    result = amplified.optimize(problem(), np.array([0.0, -1.0]), options)
+    _, result = from_afar()
     assert not result.converged
-    assert "1 steps" in result.message
+    assert "6 steps" in result.message

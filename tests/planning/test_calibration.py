@@ -15,7 +15,7 @@ from tf_bandmf.strategies import registry
 SAMPLED = BMinSepSampling(400, 20, 3)
 
 
-def banded(last=0.3, n=40):
+def banded(last=0.3, n=20):
     rows = np.tile([1.0, 0.5, last], (n, 1))
     rows[0, 1:] = rows[1, 2] = 0.0
     return strategies.Strategy("custom", matrices.RowBanded(rows), {}, {})
@@ -35,7 +35,7 @@ def test_noise_is_that_of_the_accountant_whatever_was_asked_before():
         (banded(0.3 + 1e-4), SAMPLED, 2.0, 1e-5),
         (strategy, BMinSepSampling(400, 20, 4), 2.0, 1e-5),
         (strategy, BMinSepSampling(401, 20, 3), 2.0, 1e-5),
-        (strategy, BallsInBins(400, 50, 5), 2.0, 1e-5),
+        (strategy, BallsInBins(400, 100, 5), 2.0, 1e-5),
         (strategy, SAMPLED, 2.0, 1e-4, 0.99),
         (strategy, SAMPLED, 2.0, 1e-4),
     ]

@@ -53,7 +53,10 @@ def bins():
 
 @pytest.fixture(scope="module")
 def replaced():
-    return sampled(tf_bandmf.CyclicFixedSize(M, 6, 1), num_steps=20)
+    # About epsilon = 2, without a search for the noise.
+    return sampled(
+        tf_bandmf.CyclicFixedSize(M, 6, 1), epsilon=None, noise_multiplier=0.36
+    )
 
 
 def test_invariant_19_gaussian_runs_compose_exactly():

@@ -1,5 +1,7 @@
 """Plans whose sampler amplifies: noise, guarantee, statement, files, misuse."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 M = 10_000
 
 
+@functools.cache
 def cyclic():
     return tf_bandmf.plan(
         strategies.bsr(tf_bandmf.workloads.prefix_sum(160), 8),
@@ -23,6 +26,7 @@ def cyclic():
     )
 
 
+@functools.cache
 def bins(**options):
     return tf_bandmf.plan(
         strategies.lambda_cgd(40, 0.8),
@@ -31,6 +35,7 @@ def bins(**options):
     )
 
 
+@functools.cache
 def fixed_size():
     return tf_bandmf.plan(
         "identity",
@@ -40,6 +45,7 @@ def fixed_size():
     )
 
 
+@functools.cache
 def shuffled():
     participation = tf_bandmf.Shuffled(M, 1000, 4)
     return tf_bandmf.plan("lambda_cgd", participation=participation, **BUDGET)

@@ -18,8 +18,9 @@ def fixed():
 
 @pytest.fixture(scope="module")
 def poisson():
+    # About epsilon = 2, without a search for the noise.
     return tf_bandmf.plan(
-        "identity", epsilon=2.0, delta=1e-5, sampling="poisson", **DATA
+        "identity", noise_multiplier=0.26, delta=1e-5, sampling="poisson", **DATA
     )
 
 
@@ -108,8 +109,13 @@ def test_a_bound_without_simulation_counts():
 
 
 def test_replacement_is_accounted_for_as_replacement():
+    # About epsilon = 4.
     plan = tf_bandmf.plan(
-        "bsr:2", epsilon=4.0, delta=1e-5, sampling="cyclic-fixed-size", **DATA
+        "bsr:2",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        participation=tf_bandmf.CyclicFixedSize(2000, 200, 2),
+        num_steps=40,
     )
     cost = tf_bandmf.tuning_cost(plan, 3)
     unamplified = selection.profile_epsilon(
