@@ -172,7 +172,8 @@ def warned(callbacks):
     x = rng.normal(size=(BATCH, 5)).astype("f4")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trained(classifier(), x, np.zeros(BATCH, "i4"), callbacks, loss=CROSS_ENTROPY)
+        changes = {"loss": CROSS_ENTROPY, "run_eagerly": True}
+        trained(classifier(), x, np.zeros(BATCH, "i4"), callbacks, **changes)
     return " ".join(str(w.message) for w in caught)
 
 
