@@ -1,5 +1,6 @@
 """A small private problem that all tests of the Keras room share."""
 
+import functools
 import pathlib
 import sys
 
@@ -65,9 +66,11 @@ def make_min_sep_plan():
 
 @pytest.fixture(scope="session")
 def make_plain_model():
-    def make(functional=False):
+    def make(functional=False, hidden=True):
         keras.utils.set_random_seed(0)
         inputs = keras.Input((FEATURES,))
+        if not hidden:
+            return keras.Sequential([inputs, keras.layers.Dense(CLASSES)])
         hidden = keras.layers.Dense(4, activation="tanh")
         outputs = keras.layers.Dense(CLASSES)
         if functional:
@@ -95,9 +98,10 @@ def make_private_model(make_plain_model, compile_model):
         functional=False,
         self_check=False,
         additional_run=False,
+        hidden=True,
         **changes,
     ):
-        model = make_plain_model(functional)
+        model = make_plain_model(functional, hidden)
         tf_bandmf.keras.make_private(model, self_check=self_check)
         inner = inner or keras.optimizers.SGD(0.1)
         optimizer = tf_bandmf.keras.PrivateOptimizer(
@@ -106,6 +110,24 @@ def make_private_model(make_plain_model, compile_model):
         return compile_model(model, optimizer, **changes)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def straight_weights(data, make_plan, make_private_model):
+    """Weights after all steps of a plan in one `fit`, in arrays that cannot be changed."""
+
+    @functools.cache
+    def run(mechanism="lambda_cgd", epochs=2, **changes):
+        plan = make_plan(mechanism, epochs=epochs, **changes)
+        model = make_private_model(plan)
+        model.fit(plan.batches(*data), epochs=epochs, verbose=0)
+        assert model.optimizer.steps_taken == plan.num_steps
+        weights = tuple(map(np.array, model.get_weights()))
+        for weight in weights:
+            weight.flags.writeable = False
+        return weights
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -104,7 +104,7 @@ def test_the_record_that_was_found_adds_what_is_said(make_plan):
     plan = make_plan()
     model = private(dense(), plan)
     rng = np.random.default_rng(0)
-    x, y = inputs("dense", rng), rng.normal(size=(8, 3)).astype(np.float32)
+    x, y = inputs("dense", rng)[:2], rng.normal(size=(2, 3)).astype(np.float32)
     before = model.get_weights()
     first = tf_bandmf.keras.largest_contribution(model, x, y, rounds=5)
     again = tf_bandmf.keras.largest_contribution(model, x, y, rounds=5)

@@ -48,8 +48,9 @@ def test_arguments_that_would_change_the_batches_are_named(
 
 
 def test_arguments_of_their_defaults_are_accepted(data, make_plan, make_private_model):
-    plan = make_plan(epochs=1)
-    model = make_private_model(plan)
+    # Eagerly one step is cheaper than a graph.
+    plan = make_plan(epochs=1, batch_size=22)
+    model = make_private_model(plan, run_eagerly=True)
     model.fit(
         plan.batches(*data),
         sample_weight=None,
@@ -101,16 +102,16 @@ def test_lists_of_numbers_are_arrays(data, make_plan):
 
 
 def test_examples_that_a_function_fetches_train_as_arrays_do(
-    data, make_plan, make_private_model
+    data, make_plan, make_private_model, straight_weights
 ):
     x, y = data
     plan = make_plan()
-    weights = []
-    for arguments in ((x, y), (IndexedExamples(lambda i: (x[i], y[i]), len(x)),)):
-        model = make_private_model(plan)
-        model.fit(plan.batches(*arguments), epochs=2, verbose=0)
-        weights.append(np.concatenate([w.ravel() for w in model.get_weights()]))
-    np.testing.assert_allclose(weights[0], weights[1], atol=1e-6)
+    model = make_private_model(plan)
+    examples = IndexedExamples(lambda i: (x[i], y[i]), len(x))
+    model.fit(plan.batches(examples), epochs=2, verbose=0)
+    straight = straight_weights("lambda_cgd", epochs=2)
+    for a, b in zip(straight, model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_invariant_20_an_index_means_one_example(data, make_plan):
@@ -146,7 +147,8 @@ def test_class_weights_are_weights_of_examples(
     if one_hot:
         targets = np.eye(3, dtype=np.float32)[y]
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-    plan = make_plan()
+    # Eagerly two steps are cheaper than a graph.
+    plan = make_plan(batch_size=22)
     trained = []
     for batches, arguments in (
         (plan.batches(x, targets), {"class_weight": class_weight}),
@@ -154,7 +156,7 @@ def test_class_weights_are_weights_of_examples(
     ):
         model = tf_bandmf.keras.make_private(make_plain_model(), self_check=False)
         optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
-        model.compile(optimizer=optimizer, loss=loss)
+        model.compile(optimizer=optimizer, loss=loss, run_eagerly=True)
         for first in (0, 1):
             model.fit(
                 batches, initial_epoch=first, epochs=first + 1, verbose=0, **arguments
@@ -164,8 +166,9 @@ def test_class_weights_are_weights_of_examples(
 
 
 def test_a_run_keeps_its_class_weights(data, make_plan, make_private_model):
-    plan = make_plan()
-    model = make_private_model(plan)
+    # Eagerly one step is cheaper than a graph.
+    plan = make_plan(batch_size=22)
+    model = make_private_model(plan, run_eagerly=True)
     batches = plan.batches(*data)
     model.fit(batches, class_weight={0: 2.0}, verbose=0)
     with pytest.raises(ValueError, match="other data"):
@@ -219,8 +222,11 @@ def test_many_models_in_a_process_are_no_retracing(data, make_plan, make_private
     tf.get_logger().addHandler(handler)
     try:
         plan = make_plan()
-        for _ in range(6):
-            model = make_private_model(plan, self_check=True)
+        for _ in range(5):
+            # The check is the same before an eager step, which needs no graph.
+            model = make_private_model(
+                plan, hidden=False, self_check=True, run_eagerly=True
+            )
             model.train_on_batch(next(iter(plan.batches(*data))))
     finally:
         tf.get_logger().removeHandler(handler)
@@ -280,11 +286,13 @@ def test_mixing_layers_have_nothing_to_mix(make_plan):
 def test_trials_of_a_tuner_say_that_they_are_further_runs(
     data, make_plan, make_private_model
 ):
-    plan = make_plan(test_seed=None)
-    make_private_model(plan).fit(plan.batches(*data), epochs=2, verbose=0)
+    # Eagerly one step is cheaper than a graph.
+    plan = make_plan(test_seed=None, batch_size=22)
+    first = make_private_model(plan, run_eagerly=True)
+    first.fit(plan.batches(*data), verbose=0)
     with pytest.raises(RuntimeError, match="additional_run=True"):
         make_private_model(plan).fit(plan.batches(*data), verbose=0)
-    second = make_private_model(plan, additional_run=True)
+    second = make_private_model(plan, additional_run=True, run_eagerly=True)
     second.fit(plan.batches(*data), verbose=0)
     assert "1 other run(s)" in str(second.optimizer.statement())
     # A recompiled model is a second run, too.
@@ -336,7 +344,8 @@ def test_one_step_of_users_is_the_clipped_sum_of_their_mean_gradients(
     for name in ("users", "nothing"):
         model = tf_bandmf.keras.make_private(make_plain_model(), self_check=False)
         optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan)
-        model.compile(optimizer=optimizer, loss=loss)
+        # What is subtracted needs no graph.
+        model.compile(optimizer=optimizer, loss=loss, run_eagerly=name == "nothing")
         schedule = batches
         if name == "nothing":  # The same noise, and no gradient.
             schedule = plan.batches(x, y, np.zeros(22), users=users, rows_per_user=4)

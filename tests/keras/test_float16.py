@@ -37,15 +37,6 @@ def make_half(make_plain_model, compile_model):
     return make
 
 
-@pytest.fixture(scope="module")
-def full(data, make_plan, make_private_model):
-    """A run in float32."""
-    plan = make_plan("bsr", bands=2, epochs=1)
-    model = make_private_model(plan)
-    model.fit(plan.batches(*data), verbose=0)
-    return model
-
-
 @pytest.mark.parametrize(
     ("compile_first", "changes"),
     [
@@ -57,8 +48,10 @@ def full(data, make_plan, make_private_model):
     ],
 )
 @pytest.mark.slow_cases("True-changes3", "False-changes2")
-def test_float16_trains_like_float32(compile_first, changes, data, make_half, full):
-    plan = full.optimizer.plan
+def test_float16_trains_like_float32(
+    compile_first, changes, data, make_plan, make_half, straight_weights
+):
+    plan, full = make_plan("bsr", epochs=1), straight_weights("bsr", epochs=1)
     size = changes.get("microbatch")
     compiled = {k: v for k, v in changes.items() if k != "microbatch"}
     half = make_half(plan, compile_first, **compiled)
@@ -68,7 +61,7 @@ def test_float16_trains_like_float32(compile_first, changes, data, make_half, fu
     assert type(half.optimizer) is tf_bandmf.keras.PrivateOptimizer
     half.fit(plan.batches(*data), verbose=0)
     assert half.optimizer.steps_taken == plan.num_steps
-    for a, b in zip(full.get_weights(), half.get_weights(), strict=True):
+    for a, b in zip(full, half.get_weights(), strict=True):
         assert b.dtype == np.float32
         np.testing.assert_allclose(a, b, atol=2e-3)
 

@@ -28,7 +28,8 @@ MOMENTS = {
 def test_invariant_19_state_of_the_optimizer_that_something_else_changed(
     kind, data, make_plan, make_private_model
 ):
-    plan = make_plan()
+    # Batches of one size: one trace.
+    plan = make_plan(batch_size=11)
     model = make_private_model(plan, MOMENTS[kind]())
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])

@@ -34,7 +34,7 @@ def train(make_plan):
     def run(model, x, y, sample_weight=None, self_check=False, **changes):
         plan = make_plan(epochs=1)
         tf_bandmf.keras.make_private(model, self_check=self_check)
-        optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.Adam(0.01), plan)
+        optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
         hub_models.compile_for_training(model, optimizer, weighted_metrics=[])
         batches = plan.batches(x, y, sample_weight=sample_weight)
         model.fit(batches, epochs=1, verbose=0, **changes)
@@ -78,7 +78,7 @@ def test_a_task_trains_and_becomes_plain(name, trained, tmp_path):
 
 
 def test_a_private_task_is_saved_and_loaded(trained, tmp_path):
-    model, (x, y, weight) = trained("gpt2")
+    model, (x, y, weight) = trained("gemma")
     model.save(tmp_path / "private.keras")
     again = keras.models.load_model(tmp_path / "private.keras")
     assert type(again) is type(model)
@@ -116,7 +116,7 @@ def test_adapters_are_trained_saved_and_merged(train, tmp_path):
 
 
 def test_a_private_language_model_generates(trained):
-    model, (x, _, _) = trained("gpt2")
+    model, (x, _, _) = trained("gemma")
     prompt = {name: value[:2] for name, value in x.items()}
     results = [
         lm.generate(prompt, max_length=hub_models.LENGTH, stop_token_ids=None)

@@ -59,7 +59,7 @@ def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
 def test_gradients_applied_past_the_wrapper_stop_the_run(
     data, make_plan, make_private_model
 ):
-    plan = make_plan()
+    plan = make_plan(batch_size=11)
     model = make_private_model(plan)
     first, second, *_ = plan.batches(*data)
     model.train_on_batch(first)

@@ -27,11 +27,11 @@ def test_training_announces_what_it_traces(
 ):
     monkeypatch.setattr(notices, "PATIENCE", 0.0)
     plan = make_plan(epochs=1)
-    model = make_private_model(plan, self_check=True)
+    model = make_private_model(plan, self_check=True, hidden=False)
     model.fit(plan.batches(*data), verbose=2)
     printed = capsys.readouterr().err
     assert "comparing the gradients" in printed and "tracing" in printed
-    again = make_private_model(plan, self_check=True, additional_run=True)
+    again = make_private_model(plan, self_check=True, additional_run=True, hidden=False)
     again.fit(plan.batches(*data), verbose=0)
     assert "tf_bandmf" not in capsys.readouterr().err
 

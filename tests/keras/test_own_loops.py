@@ -15,25 +15,25 @@ import tf_bandmf.keras
 @pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr"])
 @pytest.mark.slow_cases("lambda_cgd-changes1", "bsr-changes0")
 def test_a_loop_of_private_gradients_is_fit(
-    changes, mechanism, data, make_plan, make_private_model
+    changes, mechanism, data, make_plan, make_private_model, straight_weights
 ):
-    # Eagerly each step is traced anew: one epoch of three.
-    epochs = 1 if changes else 2
-    plan = make_plan(mechanism, epochs=epochs, batch_size=8 if changes else 6)
-    fitted, looped = (make_private_model(plan, **changes) for _ in range(2))
-    fitted.fit(plan.batches(*data), epochs=epochs, verbose=0)
+    # Eagerly each step is traced anew: one epoch of two.
+    run = {"epochs": 1, "batch_size": 11} if changes else {"epochs": 2}
+    plan, fitted = make_plan(mechanism, **run), straight_weights(mechanism, **run)
+    looped = make_private_model(plan, **changes)
     for batch in plan.batches(*data):
         noisy = looped.private_gradients(batch)
         looped.optimizer.apply_noisy(noisy)
     assert looped.optimizer.steps_taken == plan.num_steps
-    for a, b in zip(fitted.get_weights(), looped.get_weights(), strict=True):
+    for a, b in zip(fitted, looped.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_a_loop_may_go_on_after_fit_and_in_a_graph(data, make_plan, make_private_model):
+def test_a_loop_may_go_on_after_fit_and_in_a_graph(
+    data, make_plan, make_private_model, straight_weights
+):
     plan = make_plan()
-    model, straight = (make_private_model(plan) for _ in range(2))
-    straight.fit(plan.batches(*data), epochs=2, verbose=0)
+    model = make_private_model(plan)
     batches = plan.batches(*data)
     model.fit(batches, epochs=1, verbose=0)
 
@@ -45,12 +45,13 @@ def test_a_loop_may_go_on_after_fit_and_in_a_graph(data, make_plan, make_private
 
     for batch in batches.dataset(model.optimizer.steps_taken):
         assert step(batch) > 0.0
-    for a, b in zip(model.get_weights(), straight.get_weights(), strict=True):
+    straight = straight_weights("lambda_cgd", epochs=2)
+    for a, b in zip(model.get_weights(), straight, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_post_processing_and_a_rule_of_ones_own(data, make_plan, make_private_model):
-    plan = make_plan("identity")
+    plan = make_plan("identity", batch_size=11)
     inner, own = (make_private_model(plan, keras.optimizers.SGD(0.5)) for _ in range(2))
     for batch in plan.batches(*data):
         noisy = inner.private_gradients(batch).map(lambda g: 3.0 * g)
@@ -67,7 +68,7 @@ def test_post_processing_and_a_rule_of_ones_own(data, make_plan, make_private_mo
 
 
 def test_invariant_06_other_gradients_are_refused(data, make_plan, make_private_model):
-    plan = make_plan()
+    plan = make_plan(batch_size=11)
     model, other = (make_private_model(plan) for _ in range(2))
     first, second, *_ = plan.batches(*data)
     noisy = model.private_gradients(first)
@@ -97,7 +98,7 @@ def test_invariant_06_a_plain_model_has_no_private_gradients(
 def test_invariant_01_there_are_as_many_as_the_plan_has_steps(
     data, make_plan, make_private_model
 ):
-    plan = make_plan(epochs=1)
+    plan = make_plan(epochs=1, batch_size=11)
     model = make_private_model(plan)
     for batch in plan.batches(*data):
         model.optimizer.apply_noisy(model.private_gradients(batch))
@@ -109,7 +110,7 @@ def test_invariant_01_there_are_as_many_as_the_plan_has_steps(
 def test_invariant_20_batches_are_those_of_the_plan(
     data, make_plan, make_private_model
 ):
-    plan = make_plan()
+    plan = make_plan(batch_size=11)
     model = make_private_model(plan)
     first, second, *_ = plan.batches(*data)
     with pytest.raises(TypeError, match=r"plan\.batches"):
@@ -121,7 +122,7 @@ def test_invariant_20_batches_are_those_of_the_plan(
 
 
 def test_invariant_08_noise_is_used_once(data, make_plan, make_private_model):
-    plan = make_plan()
+    plan = make_plan(batch_size=11)
     model = make_private_model(plan)
     first, second, *_ = plan.batches(*data)
     noisy = model.private_gradients(first)
@@ -136,7 +137,7 @@ def test_invariant_08_noise_is_used_once(data, make_plan, make_private_model):
 def test_weights_that_changed_between_gradient_and_update_are_noticed(
     data, make_plan, make_private_model
 ):
-    plan = make_plan()
+    plan = make_plan(batch_size=11)
     model = make_private_model(plan)
     first, second, *_ = plan.batches(*data)
     model.optimizer.apply_noisy(model.private_gradients(first))

@@ -20,7 +20,7 @@ def test_padding_changes_neither_weights_nor_metrics(
 ):
     plan = tf_bandmf.plan(
         "identity",
-        epsilon=4.0,
+        noise_multiplier=1.0,
         delta=1e-5,
         participation=tf_bandmf.Poisson(len(data[0]), 2),
         num_steps=20,

@@ -16,8 +16,15 @@ from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sum
 
 @pytest.fixture
 def make_scaled(make_plain_model, compile_model):
-    def make(plan, inner=None, self_check=False, microbatch_size=None, **changes):
-        model = make_plain_model()
+    def make(
+        plan,
+        inner=None,
+        self_check=False,
+        microbatch_size=None,
+        hidden=True,
+        **changes,
+    ):
+        model = make_plain_model(hidden=hidden)
         tf_bandmf.keras.make_private(
             model, self_check=self_check, microbatch_size=microbatch_size
         )
@@ -150,9 +157,12 @@ def test_clipped_in_other_coordinates_is_refused(make_plan, make_scaled, data):
 def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(
     mechanism, changes, make_plan, make_scaled, data
 ):
-    plan = make_plan(mechanism, epochs=1)
-    scaled = make_scaled(plan, scaling="second_moment", **changes)
-    plain = make_scaled(plan, **changes)
+    # Batches of one size: one trace of each model.
+    plan = make_plan(mechanism, epochs=1, batch_size=11)
+    # Groups are of several layers.
+    options = {"hidden": "clip_groups" in changes, **changes}
+    scaled = make_scaled(plan, scaling="second_moment", **options)
+    plain = make_scaled(plan, **options)
     assert_steps_scale(scaled, plain, plan.batches(*data))
 
 
@@ -244,8 +254,13 @@ def test_invariant_11_a_resumed_run_has_the_scales_of_the_straight_run(
 ):
     plan = make_plan("lambda_cgd")
 
-    def train(name, epochs, model=None):
-        model = make_scaled(plan, scaling="second_moment", self_check=True)
+    def train(name, epochs):
+        model = make_scaled(
+            plan,
+            scaling="second_moment",
+            self_check=name == "straight",
+            hidden=False,
+        )
         model.build((None, data[0].shape[1]))
         backup = keras.callbacks.BackupAndRestore(
             tmp_path / f"{name}-backup", delete_checkpoint=False
@@ -307,6 +322,7 @@ def test_invariant_11_files_of_before_there_was_scaling_resume(make_plan, make_s
 def test_several_fits_are_one(microbatch_size, make_plan, make_scaled, data):
     plan = make_plan()
     options = {"scaling": "second_moment", "microbatch_size": microbatch_size}
+    options["hidden"] = False
     one, several = make_scaled(plan, **options), make_scaled(plan, **options)
     one.fit(plan.batches(*data), epochs=2, verbose=0)
     several.fit(plan.batches(*data), epochs=1, verbose=0)
@@ -318,9 +334,10 @@ def test_several_fits_are_one(microbatch_size, make_plan, make_scaled, data):
 
 
 def test_a_loop_of_ones_own_and_xla_scale_as_fit_does(make_plan, make_scaled, data):
-    plan = make_plan(epochs=1)
+    # Batches of one size: one trace of the loop.
+    plan = make_plan(epochs=1, batch_size=11)
     fitted, own, compiled = (
-        make_scaled(plan, scaling="second_moment") for _ in range(3)
+        make_scaled(plan, scaling="second_moment", hidden=False) for _ in range(3)
     )
     fitted.fit(plan.batches(*data), verbose=0)
     for batch in plan.batches(*data).dataset(0):

@@ -18,8 +18,9 @@ SECRET = {"test_seed": None}
 def test_invariant_19_a_second_run_on_the_same_data_is_refused(
     data, make_plan, make_private_model
 ):
-    plan, (x, y) = make_plan("identity", **SECRET), data
-    first = make_private_model(plan)
+    # Eagerly one step is cheaper than a graph.
+    plan, (x, y) = make_plan("identity", batch_size=22, **SECRET), data
+    first = make_private_model(plan, run_eagerly=True)
     first.fit(plan.batches(x, y), epochs=1, verbose=0)
     second = make_private_model(plan)
     before = second.get_weights()
@@ -43,16 +44,19 @@ def test_invariant_19_a_second_run_on_the_same_data_is_refused(
     assert second.optimizer.steps_taken == 0
     # The first run goes on, and other data are another matter.
     first.fit(plan.batches(x, y), epochs=1, verbose=0)
+    assert first.optimizer.steps_taken == plan.num_steps
     second.fit(plan.batches(x + 1.0, y), epochs=1, verbose=0)
+    assert second.optimizer.steps_taken == 1
 
 
 def test_invariant_19_an_additional_run_says_so(data, make_plan, make_private_model):
-    plan = make_plan("identity", **SECRET)
-    first = make_private_model(plan)
+    # Eagerly one step is cheaper than a graph.
+    plan = make_plan("identity", batch_size=22, epochs=1, **SECRET)
+    first = make_private_model(plan, run_eagerly=True)
     assert "This run" not in str(first.optimizer.statement())
     first.fit(plan.batches(*data), epochs=1, verbose=0)
     assert "This run" not in str(first.optimizer.statement())
-    second = make_private_model(plan, additional_run=True)
+    second = make_private_model(plan, additional_run=True, run_eagerly=True)
     second.fit(plan.batches(*data), epochs=1, verbose=0)
     for model in (first, second):
         points = dict(model.optimizer.statement(unit="one device").points())
@@ -92,21 +96,22 @@ def test_invariant_19_a_new_key_for_the_same_model(
 def test_invariant_19_a_run_that_is_resumed_is_the_same_run(
     data, make_plan, make_private_model, tmp_path
 ):
-    plan = make_plan("identity", **SECRET)
+    # Eagerly one step is cheaper than a graph.
+    plan = make_plan("identity", batch_size=22, **SECRET)
     path, weights = tmp_path / "a.private", tmp_path / "a.weights.h5"
-    first = make_private_model(plan)
+    first = make_private_model(plan, run_eagerly=True)
     first.fit(plan.batches(*data), epochs=1, private_state=path, verbose=0)
     first.save_weights(weights)
-    resumed = make_private_model(plan)
+    resumed = make_private_model(plan, run_eagerly=True)
     resumed.optimizer.build(resumed.trainable_variables)
     resumed.load_weights(weights)
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps
     # In a process where another run came first it would be a second one.
     runs.forget()
-    other = make_private_model(plan)
+    other = make_private_model(plan, run_eagerly=True)
     other.fit(plan.batches(*data), epochs=1, verbose=0)
-    resumed = make_private_model(plan)
+    resumed = make_private_model(plan, run_eagerly=True)
     resumed.optimizer.build(resumed.trainable_variables)
     resumed.load_weights(weights)
     with pytest.raises(RuntimeError, match="second run"):

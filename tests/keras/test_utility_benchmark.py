@@ -388,7 +388,9 @@ def test_cost_is_of_the_networks_it_names():
     ],
 )
 @pytest.mark.slow_cases(
-    "fashion-mnist-cnn-identity-*", "fashion-mnist-cnn-bisr:3-*-flat-*"
+    "fashion-mnist-cnn-identity-*",
+    "fashion-mnist-cnn-bisr:3-*-flat-*",
+    "cifar-10-cnn-bisr:3-*",
 )
 def test_compiled_network_trains_as_keras_does(
     name, mechanism, sampling, clipping, clip, monkeypatch, tmp_path

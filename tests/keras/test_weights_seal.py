@@ -15,7 +15,8 @@ REFUSED = "not those that the last private step of this run left"
 def test_invariant_19_a_plain_model_that_shares_the_weights(
     run_eagerly, data, make_plan, make_private_model, compile_model
 ):
-    plan = make_plan()
+    # Batches of one size: one trace.
+    plan = make_plan(batch_size=11)
     model = make_private_model(plan, functional=True, run_eagerly=run_eagerly)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
@@ -41,7 +42,7 @@ def test_invariant_19_a_plain_model_that_shares_the_weights(
 
 
 def test_invariant_19_one_bit_and_frozen_weights(data, make_plan, make_private_model):
-    plan = make_plan()
+    plan = make_plan(batch_size=11)
     model = make_private_model(plan)
     model.layers[0].trainable = False
     batches = list(plan.batches(*data))
