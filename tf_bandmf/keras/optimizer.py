@@ -221,14 +221,16 @@ class PrivateOptimizer(NoisySteps, RunMembership, WrappedOptimizer):
             raise NotImplementedError(
                 "scaling works on one replica. Train on one, or without it."
             )
-        if replicas > 1 and not tf.distribute.in_cross_replica_context():
-            if tf.distribute.has_strategy():
-                raise RuntimeError(
-                    "Build the optimizer before a step of several replicas: model.fit "
-                    "does; otherwise optimizer.build(model.trainable_variables)."
-                )
-            with strategy.scope():
-                return self.build(variables)
+        if not tf.distribute.has_strategy():
+            if strategy is not tf.distribute.get_strategy():
+                # Slots of an inner optimizer need its scope, with one replica, too.
+                with strategy.scope():
+                    return self.build(variables)
+        elif replicas > 1 and not tf.distribute.in_cross_replica_context():
+            raise RuntimeError(
+                "Build the optimizer before a step of several replicas: model.fit "
+                "does; otherwise optimizer.build(model.trainable_variables)."
+            )
         self.inner_optimizer.build(variables)
         super().build(variables)
         num_parameters = sum(math.prod(variable.shape) for variable in variables)
