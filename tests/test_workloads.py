@@ -58,6 +58,8 @@ def test_config_round_trip():
         ({"learning_rates": [1.0, 1.0]}, "one rate for each of the 3 steps"),
         ({"learning_rates": [1.0, 0.0, 1.0]}, "must be finite and > 0"),
         ({"learning_rates": [1.0, np.nan, 1.0]}, "must be finite and > 0"),
+        ({"learning_rates": [1.0, 1e140, 1.0]}, "between 1e-50 and 1e\\+50"),
+        ({"learning_rates": [1.0, 1e-51, 1.0]}, "they are relative"),
     ],
 )
 def test_invalid_workloads_are_refused(arguments, message):

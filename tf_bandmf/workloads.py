@@ -16,6 +16,9 @@ import numpy.typing as npt
 
 from tf_bandmf import matrices
 
+# Of learning rates: fourth powers of sums of them are still numbers.
+_LARGEST_RATE = 1e50
+
 
 def _numbers(name: str, values: Any) -> np.ndarray:
     try:
@@ -36,8 +39,8 @@ class Workload:
       name: for tables and statements.
       num_steps: n, always explicit.
       inverse_coefficients: the diagonals of the banded Toeplitz `T`, shape [q + 1].
-      learning_rates: relative learning rate of each step, shape [n], > 0, or None for
-        a constant one. Only ratios matter to the choice of a strategy.
+      learning_rates: relative learning rate of each step, shape [n], between 1e-50 and
+        1e50, or None for a constant one. Only ratios matter to the choice of a strategy.
       momentum, decay: as given to `momentum_sgd`; 0 and 1 otherwise. The closed forms
         of the square-root strategies use them; None if they do not describe `T`.
     """
@@ -64,6 +67,12 @@ class Workload:
                 )
             if not np.all(np.isfinite(rates) & (rates > 0.0)):
                 raise ValueError("learning_rates must be finite and > 0.")
+            if rates.min() < 1.0 / _LARGEST_RATE or rates.max() > _LARGEST_RATE:
+                raise ValueError(
+                    f"learning_rates must be between {1.0 / _LARGEST_RATE:g} and "
+                    f"{_LARGEST_RATE:g}, found {rates.min():g} to {rates.max():g}: they "
+                    f"are relative, so divide them by the first one."
+                )
             object.__setattr__(self, "learning_rates", rates)
 
     @property
