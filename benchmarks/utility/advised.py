@@ -228,11 +228,11 @@ def network(
 
 def best_tuned() -> float:
     """The best mean test accuracy of the rows of run.py, each at its tuned setting."""
-    import run
+    from results import Results, test_accuracy
 
-    results = run.Results(HERE / "results" / "fashion-mnist.csv")
+    results = Results(HERE / "results" / "fashion-mnist.csv")
     names = {row["row"] for row in results.rows}
-    return max(float(run.test_accuracy(results, name).mean()) for name in names)
+    return max(float(test_accuracy(results, name).mean()) for name in names)
 
 
 def ablation(data: pathlib.Path, cache: pathlib.Path) -> None:

@@ -44,6 +44,7 @@ def plan_for(
     """Calibrated once and kept; the batch is the same share of the examples."""
     name = f"{task.name}-{row.mechanism}-{row.sampling}-{num_examples}"
     name += "-matched" if row.matched else ""
+    name += "" if row.batch_size is None else f"-{row.batch_size}"
     path = cache / f"plan-{name.replace(':', '_')}-{row.l2_norm_clip:g}.json"
     if path.exists():
         return tf_bandmf.Plan.load(str(path))
@@ -52,7 +53,7 @@ def plan_for(
         epsilon=task.epsilon,
         delta=task.delta,
         num_examples=num_examples,
-        batch_size=task.batch_size * num_examples // num_train,
+        batch_size=(row.batch_size or task.batch_size) * num_examples // num_train,
         epochs=task.epochs,
         sampling=row.sampling,
         momentum=task.momentum if row.matched else 0.0,
@@ -176,7 +177,7 @@ class Experiment:
                     "sampling": row.sampling,
                     "phase": phase,
                     "seed": seed,
-                    "batch_size": task.batch_size,
+                    "batch_size": row.batch_size or task.batch_size,
                     "epochs": task.epochs,
                     "steps": plan.num_steps,
                     "epsilon": task.epsilon,

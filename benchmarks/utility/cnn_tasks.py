@@ -20,6 +20,7 @@ class Row:
     Attributes:
       matched: the strategy is made for the task's momentum and decay, and not for plain
         sums.
+      batch_size: of all training images; None for that of the task.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Row:
     learning_rates: tuple[float, ...] = (0.2, 0.4)
     readouts: tuple[str, ...] = READOUTS
     matched: bool = False
+    batch_size: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +120,20 @@ FASHION_MNIST = Task(
             learning_rates=(0.05, 0.1, 0.2),
         ),
         Row("BISR, no sampling", "bisr", "fixed-order"),
+        *(
+            Row(
+                f"{name}, batches of 1000",
+                mechanism,
+                sampling,
+                learning_rates=(0.1, 0.2, 0.4),
+                matched=True,
+                batch_size=1000,
+            )
+            for name, mechanism, sampling in (
+                ("DP-SGD", "identity", "poisson"),
+                ("BISR", "bisr:4", "balls-in-bins"),
+            )
+        ),
     ),
 )
 

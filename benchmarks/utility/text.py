@@ -5,8 +5,8 @@
 The model, the text and the training of examples/language_model.py. As `run.py`: each row
 chooses one of its learning rates by the perplexity of validation text, one run each, and
 has that of other held-out text with several seeds, which are of the noise; secret samples
-are drawn by the operating system. Results are appended to `results/text.csv`, and what is
-there is not done again.
+are drawn by the operating system. Results are appended to `results/text/adapters.csv`,
+and what is there is not done again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import language_model as example
 
 DELTA, EPOCHS, BATCH_SIZE = 1e-5, 4, 512
 PUBLIC_CHARACTERS, PUBLIC_EPOCHS, CHARACTERS = 10**6, 5, 540_000
-RATES = (0.3, 1.0, 3.0)
+RATES = (0.1, 0.3, 1.0, 3.0)
 TUNING_SEED = 100
 ROWS = (
     *example.MECHANISMS,
@@ -110,6 +110,7 @@ class Runs:
 
     def _append(self, row: dict[str, str]) -> None:
         is_new = not self.path.exists()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             if is_new:
@@ -128,7 +129,9 @@ def main() -> None:
     arguments = parser.parse_args()
 
     private = arguments.text.read_text("utf-8", "replace")
-    runs = Runs(example.split(private[:CHARACTERS]), HERE / "results" / "text.csv")
+    runs = Runs(
+        example.split(private[:CHARACTERS]), HERE / "results" / "text" / "adapters.csv"
+    )
     if arguments.frozen:
         print(f"public model, frozen: {runs.frozen():.2f}")
     for epsilon in arguments.epsilons:
