@@ -26,7 +26,7 @@ def per_clip_unit(
     measured here the noise was 2 to 6 of these units:
 
     - networks with 4 layers from pixels, momentum 0.9, moving average of the weights,
-      epsilon 0.5 to 9, five mechanisms, sampled or not: 1.9 to 5.5 in 17 rows, whose best
+      epsilon 0.5 to 9, five mechanisms, sampled or not: 1.9 to 5.5 in 19 rows, whose best
       rates per unit of clip norm differ by a factor of 224; geometric mean 3.2
       (benchmarks/utility/weight_noise.py);
     - linear model on 3969 features, momentum 0.9, 40 epochs, epsilon 3, DP-SGD and BISR,
