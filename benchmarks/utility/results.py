@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,8 +21,10 @@ COLUMNS = (
 class Results:
     """A CSV file of runs that grows and says what is done."""
 
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
+    def __init__(
+        self, path: pathlib.Path, columns: Sequence[str] = tuple(COLUMNS)
+    ) -> None:
+        self.path, self.columns = path, columns
         self.rows: list[dict[str, str]] = []
         if path.exists():
             with path.open(encoding="utf-8") as file:
@@ -39,7 +42,7 @@ class Results:
         is_new = not self.path.exists()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             if is_new:
                 writer.writeheader()
             writer.writerows(rows)

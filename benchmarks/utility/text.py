@@ -12,7 +12,6 @@ and what is there is not done again.
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import functools
 import pathlib
@@ -20,7 +19,7 @@ import sys
 import time
 
 import numpy as np
-from results import HERE
+from results import HERE, Results
 
 import tf_bandmf
 
@@ -46,11 +45,7 @@ class Runs:
     """Trains what the file does not have."""
 
     def __init__(self, text: example.Text, path: pathlib.Path) -> None:
-        self.text, self.path = text, path
-        self.rows: list[dict[str, str]] = []
-        if path.exists():
-            with path.open(encoding="utf-8") as file:
-                self.rows = list(csv.DictReader(file))
+        self.text, self.results = text, Results(path, COLUMNS)
 
     @functools.cached_property
     def public(self) -> list[np.ndarray]:
@@ -75,9 +70,9 @@ class Runs:
             "seed": str(seed),
             "learning_rate": f"{rate:g}",
         }
-        for one in self.rows:
-            if all(one[name] == value for name, value in known.items()):
-                return float(one["perplexity"])
+        done = self.results.of(**known)
+        if done:
+            return float(done[0]["perplexity"])
         plan = tf_bandmf.plan(
             **row.arguments,
             epsilon=epsilon,
@@ -98,26 +93,15 @@ class Runs:
         )
         held_out = self.text.test if phase == "test" else self.text.validation
         found = example.perplexity(model, held_out)
-        self._append(
-            {
-                **known,
-                "noise_stddev": f"{plan.noise_stddev / plan.l2_norm_clip:.4f}",
-                "perplexity": f"{found:.4f}",
-                "seconds": f"{time.process_time() - start:.0f}",
-            }
-        )
+        row_of_file: dict[str, object] = {
+            **known,
+            "noise_stddev": f"{plan.noise_stddev / plan.l2_norm_clip:.4f}",
+            "perplexity": f"{found:.4f}",
+            "seconds": f"{time.process_time() - start:.0f}",
+        }
+        self.results.append([row_of_file])
+        print(row_of_file, flush=True)
         return found
-
-    def _append(self, row: dict[str, str]) -> None:
-        is_new = not self.path.exists()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if is_new:
-                writer.writeheader()
-            writer.writerow(row)
-        self.rows.append(row)
-        print(row, flush=True)
 
 
 def main() -> None:
