@@ -31,6 +31,7 @@ import numpy as np
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.planning import learning_rates
 
 LENGTH, VOCABULARY, RANK = 32, 128, 8
 ADAPTED = [
@@ -162,9 +163,9 @@ def train_privately(
     """The public model with adapters that were trained by a plan."""
     keras.utils.set_random_seed(1)
     model = tf_bandmf.keras.make_private(adapted(public), self_check=check)
-    # `fit` ends with the moving average of the weights, which remembers a tenth of the
-    # steps: post-processing, which costs no privacy.
-    memory = max(0.0, 1.0 - 10.0 / plan.num_steps)
+    # `fit` ends with the moving average of the weights that `advise` would advise:
+    # post-processing, which costs no privacy.
+    memory = learning_rates.ema_momentum(plan.num_steps)
     # The runs of this comparison compose; a release has one.
     optimizer = tf_bandmf.keras.PrivateOptimizer(
         keras.optimizers.SGD(

@@ -200,6 +200,7 @@ def network(
         task.source, x[:num_train], y[:num_train], cache, task.frame
     )
     rows: list[dict[str, object]] = []
+    run = f"{advice.plan.fingerprint[:16]}-{advice.learning_rate:g}"
     for seed in range(seeds):
         start = time.process_time()
         keras.utils.set_random_seed(seed)
@@ -214,7 +215,7 @@ def network(
             ema_momentum=advice.ema_momentum,
             automatic=False,
             seed=seed,
-            kept=cache / f"advised-{name}-{advice.learning_rate:g}-{seed}.npz",
+            kept=cache / f"advised-{name}-{run}-{seed}.npz",
         )
         accuracies = {}
         for readout in cnn_tasks.READOUTS:
