@@ -96,6 +96,7 @@ def variables():
     values = [
         rng.normal(size=(7, 5)).astype(np.float32),
         np.zeros(3, np.float32),
+        rng.normal(size=3).astype(np.float32),
         np.arange(4, dtype=np.int64),
         np.float32(2.0),
     ]

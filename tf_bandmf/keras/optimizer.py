@@ -387,7 +387,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, WrappedOptimizer):
             )
         self._check_variables(trainable_variables)
         plan = self._plan
-        flat = tf.concat([tf.reshape(total, [-1]) for total in clipped.sums], axis=0)
+        flat = tf.concat([_reshaped(total, [-1]) for total in clipped.sums], axis=0)
         norm = tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(flat), tf.float64))
         examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
         # NaN fails this comparison too.
@@ -400,7 +400,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, WrappedOptimizer):
         )
         sizes = [math.prod(variable.shape) for variable in trainable_variables]
         gradients = [
-            tf.reshape(part, variable.shape)
+            _reshaped(part, variable.shape)
             for part, variable in zip(tf.split(noisy, sizes), trainable_variables)
         ]
         if clipped.scales:
@@ -452,6 +452,13 @@ class PrivateOptimizer(NoisySteps, RunMembership, WrappedOptimizer):
             clip_groups=dict(groups) if isinstance(groups, (list, tuple)) else groups,
             scaling=config.get("scaling"),
         )
+
+
+def _reshaped(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """As `tf.reshape`, without an operation for a vector that stays one."""
+    if tensor.shape.rank == len(shape) == 1:
+        return tensor
+    return tf.reshape(tensor, shape)
 
 
 def _pairs(groups: Any) -> Any:

@@ -43,6 +43,8 @@ _FACTORS = tuple(
     int(np.uint64(value).astype(np.int64))
     for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
+# Elements of weights on the host that are copied side by side, if they have one shape.
+_SMALL = 16_384
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
@@ -141,16 +143,26 @@ def _digest(weights: Sequence[Any]) -> tf.Tensor:
     with tf.device("/CPU:0"):
         constants = tf.constant([1, -1]), tf.constant("farmhash64")
     digests = []
+    alike: dict[Any, list[tf.Tensor]] = {}
     for weight in weights:
         value = tf.convert_to_tensor(weight.value)
-        on_host = "GPU" not in value.device and "TPU" not in value.device
-        if on_host:
-            digests.append(_host_digest(value, *constants))
-        else:
+        if "GPU" in value.device or "TPU" in value.device:
             digests.append(_device_digest(value))
+        elif _is_small(value):
+            alike.setdefault((tuple(value.shape), value.dtype), []).append(value)
+        else:
+            digests.append(_host_digest(value, *constants))
     with tf.device("/CPU:0"):
+        for values in alike.values():
+            together = tf.stack(values) if len(values) > 1 else values[0]
+            digests.append(_host_digest(together, *constants))
         digest = _host_digest(tf.concat(digests, axis=0), *constants)
         return tf.reshape(digest, [])
+
+
+def _is_small(value: tf.Tensor) -> bool:
+    size = value.shape.num_elements()
+    return value.dtype.is_floating and size is not None and size <= _SMALL
 
 
 def _host_digest(value: tf.Tensor, row: tf.Tensor, method: tf.Tensor) -> tf.Tensor:

@@ -14,12 +14,13 @@ from tf_bandmf.keras.clipping.checks import check_supported
 from tf_bandmf.keras.clipping.clipping_units import UnitRows
 from tf_bandmf.keras.clipping.data_errors import bad_values_become_nan
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.factors import Factor, Measured, add_factors, cleaned
+from tf_bandmf.keras.clipping.factors import Factor, add_factors, cleaned
 from tf_bandmf.keras.clipping.forward import Forward
 from tf_bandmf.keras.clipping.how_to_clip import Clip, how_to_clip
 from tf_bandmf.keras.clipping.microbatches import in_groups
 from tf_bandmf.keras.clipping.norms import in_xla
 from tf_bandmf.keras.clipping.precision import check_matmul_precision
+from tf_bandmf.keras.clipping.side_by_side import Part, measured_parts
 from tf_bandmf.keras.clipping.step import proved_forward
 from tf_bandmf.keras.clipping.variables import trainable_variables
 
@@ -250,8 +251,8 @@ def _pass_in_graph(
         data = units.flat(data)
     with bad_values_become_nan(), proved_forward(model, variables, data) as forward:
         measured = _measure(variables, forward, clip, units)
-    found = [m.norms for m in measured if m is not None]
-    norms = tf.sqrt(tf.add_n([n.squared for n in found])) / clip.scale
+    norms = tf.add_n([part.measured.norms.squared for part in measured])
+    norms = tf.sqrt(norms) / clip.scale
     losses = tf.stop_gradient(tf.cast(forward.losses, tf.float32))
     outputs = batching.map_tensors(tf.stop_gradient, forward.y_pred)
     if units is not None:
@@ -264,16 +265,15 @@ def _pass_in_graph(
         group: tf.where(counts, clip.weights(of_group, group), 0.0) / clip.scale
         for group, of_group in bounds.items()
     }
-    sums = _weighted_sums(variables, measured, weights, counts, clip)
+    sums = _weighted_sums(variables, measured, weights, counts)
     return ClippedGradients(sums, tf.cast(norms, tf.float32), losses, outputs)
 
 
-def _bounds(measured: list[Measured | None], clip: Clip) -> dict[int, tf.Tensor]:
+def _bounds(measured: list[Part], clip: Clip) -> dict[int, tf.Tensor]:
     """Bounds of squared norms, [B] float64, of each group that has gradients."""
     members: dict[int, list[tf.Tensor]] = {}
-    for group, found in zip(clip.parts.members, measured, strict=True):
-        if found is not None:
-            members.setdefault(group, []).append(found.norms.bounds)
+    for part in measured:
+        members.setdefault(part.group, []).append(part.measured.norms.bounds)
     return {
         group: tf.add_n(bounds) / clip.scale**2 for group, bounds in members.items()
     }
@@ -281,8 +281,8 @@ def _bounds(measured: list[Measured | None], clip: Clip) -> dict[int, tf.Tensor]
 
 def _measure(
     variables: list[Any], forward: Forward, clip: Clip, units: UnitRows | None
-) -> list[Measured | None]:
-    """Returns measured per-example gradients for each variable, None if zero.
+) -> list[Part]:
+    """Returns measured per-example gradients of all variables that have any.
 
     They are those of the losses times the scale; of units, if there are units.
     """
@@ -303,23 +303,19 @@ def _measure(
             if units is not None:
                 factor = factor.of_units(units.rows)
             factors.setdefault(key, []).append(factor)
-    measured: list[Measured | None] = []
-    scales = clip.scales or (None,) * len(variables)
-    everything = zip(variables, clip.parts.members, scales, strict=True)
-    for variable, group, scale in everything:
+    totals: dict[int, Factor] = {}
+    for position, variable in enumerate(variables):
         parts = factors.get(id(variable))
-        if parts is None:
-            measured.append(None)
-            continue
-        total = add_factors(parts)
-        if scale is not None:
-            total = total.scaled(scale)
-        measured.append(total.measure(clip.negligible(group)))
-    if not any(measured):
+        if parts is not None:
+            total = add_factors(parts)
+            if clip.scales:
+                total = total.scaled(clip.scales[position])
+            totals[position] = total
+    if not totals:
         raise UnsupportedModelError(
             "The loss does not depend on any trainable weight of the model."
         )
-    return measured
+    return measured_parts(totals, variables, clip.parts.members, clip.negligible)
 
 
 def _dense(gradients: list[Any]) -> list[tf.Tensor | None]:
@@ -333,13 +329,12 @@ def _dense(gradients: list[Any]) -> list[tf.Tensor | None]:
 
 def _weighted_sums(
     variables: list[Any],
-    measured: list[Measured | None],
+    measured: list[Part],
     weights: Mapping[int, tf.Tensor],
     counts: tf.Tensor,
-    clip: Clip,
 ) -> list[tf.Tensor]:
     """Sums per-example gradients with weights of groups, of examples that count."""
-    tensors = [list(m.tensors) if m is not None else [] for m in measured]
+    tensors = [list(part.measured.tensors) for part in measured]
 
     # Zero times infinity is not zero: what does not count is replaced by zeros. That
     # is rare, so the copy is made only if needed.
@@ -348,13 +343,12 @@ def _weighted_sums(
         return [[next(flat) for _ in own] for own in tensors]
 
     tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, without_others)
-    sums = []
-    everything = zip(variables, measured, tensors, clip.parts.members, strict=True)
-    for variable, found, own, group in everything:
-        shape = tuple(variable.shape)
-        if found is None:
-            sums.append(tf.zeros(shape, tf.float32))
-        else:
-            total = found.weighted_sum(weights[group], own)
-            sums.append(tf.ensure_shape(total, shape))
-    return sums
+    sums: dict[int, tf.Tensor] = {}
+    for part, own in zip(measured, tensors, strict=True):
+        sums.update(part.sums(weights[part.group], own))
+    return [
+        sums[position]
+        if position in sums
+        else tf.zeros(tuple(variable.shape), tf.float32)
+        for position, variable in enumerate(variables)
+    ]

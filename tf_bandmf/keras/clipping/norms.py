@@ -30,7 +30,7 @@ _TINY = 2.0**-126
 _UNIT_64 = 2.0**-53
 
 # Floats that are added up in float32; partial sums are added in float64.
-_BLOCK = 1024
+BLOCK = 1024
 # Longest inner product of a float32 matrix product. A longer one, which is bought with a
 # copy of the factor, is added up in pieces of this length.
 _LONGEST = 768
@@ -128,7 +128,7 @@ def automatic_weights(
 def of_last_axis(tensor: tf.Tensor) -> Norms:
     """Norms of vectors.
 
-    Each square and each of at most n = _BLOCK additions in float32 rounds once:
+    Each square and each of at most n = BLOCK additions in float32 rounds once:
 
         Σx² <= measured (1 + c_{n+2}) + (length) η.
 
@@ -180,9 +180,9 @@ def of_examples(gradients: tf.Tensor) -> Norms:
 
 def _block(size: int) -> int | None:
     """The largest divisor of a size that is not too long; None if all are short."""
-    if size <= _BLOCK:
+    if size <= BLOCK:
         return size
-    block = next(n for n in range(_BLOCK, 0, -1) if size % n == 0)
+    block = next(n for n in range(BLOCK, 0, -1) if size % n == 0)
     return block if block >= 32 else None
 
 

@@ -208,7 +208,8 @@ def reduce_to_shape(gradients: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
             f"a tensor of shape {gradients.shape}."
         )
     axes = [axis for axis in range(1, len(padded)) if padded[axis] == 1]
-    return tf.reshape(tf.reduce_sum(gradients, axis=axes), [-1, *shape])
+    total = tf.reduce_sum(gradients, axis=axes)
+    return total if total.shape[1:] == shape else tf.reshape(total, [-1, *shape])
 
 
 def kernel_shape(variable: Any) -> tuple[int, ...]:

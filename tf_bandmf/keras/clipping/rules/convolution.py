@@ -201,21 +201,26 @@ def _one_by_one(
     shape = [*size, *kernel_shape(layer._kernel)[-2:]]
     inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
 
-    # A range of the first dimension is a view: `map_fn` over the tensors copies them.
-    def of_unit(first: tf.Tensor) -> tf.Tensor:
-        return tf.raw_ops.Conv2DBackpropFilter(
+    units = tf.shape(inputs)[0] // rows
+
+    # A range of the first dimension is a view. `map_fn` would copy it, or take twice as
+    # many operations, all of which the first step has to optimize.
+    def of_unit(unit: tf.Tensor, formed: tf.TensorArray) -> Any:
+        first = unit * rows
+        gradients = tf.raw_ops.Conv2DBackpropFilter(
             input=inputs[first : first + rows],
             filter_sizes=shape,
             out_backprop=gradient[first : first + rows],
             strides=[1, *layer.strides, 1],
             padding=layer.padding.upper(),
         )
+        return unit + 1, formed.write(unit, gradients)
 
-    return tf.map_fn(
-        of_unit,
-        tf.range(0, tf.shape(inputs)[0], rows),
-        fn_output_signature=tf.TensorSpec(shape, tf.float32),
+    formed = tf.TensorArray(tf.float32, units, element_shape=shape)
+    _, formed = tf.while_loop(
+        lambda unit, _: unit < units, of_unit, (tf.constant(0), formed)
     )
+    return formed.stack()
 
 
 def _from_patches(
