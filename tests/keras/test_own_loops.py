@@ -50,6 +50,28 @@ def test_a_loop_may_go_on_after_fit_and_in_a_graph(
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+class Watched(keras.optimizers.SGD):
+    """Notes whether AutoGraph converts what calls it."""
+
+    def apply(self, grads, trainable_variables=None):
+        context = tf.__internal__.autograph.control_status_ctx()
+        self.statuses = [*getattr(self, "statuses", ()), context.status.name]
+        return super().apply(grads, trainable_variables)
+
+
+def test_autograph_of_a_loop_of_ones_own_does_not_convert_the_step(
+    data, make_plan, make_private_model
+):
+    plan = make_plan(batch_size=11)
+    model = make_private_model(plan, Watched(0.5))
+    model.optimizer.build(model.trainable_variables)
+    step = tf.function(lambda batch: model.train_step(batch))
+    for batch in plan.batches(*data):
+        step(batch)
+    assert model.optimizer.steps_taken == plan.num_steps
+    assert set(model.optimizer.inner_optimizer.statuses) == {"DISABLED"}
+
+
 def test_post_processing_and_a_rule_of_ones_own(data, make_plan, make_private_model):
     plan = make_plan("identity", batch_size=11)
     inner, own = (make_private_model(plan, keras.optimizers.SGD(0.5)) for _ in range(2))

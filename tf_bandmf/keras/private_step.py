@@ -46,6 +46,8 @@ class PrivateStep:
     built: bool
     train_function: Any
 
+    # In a loop of one's own AutoGraph would convert all of this library: seconds.
+    @tf.autograph.experimental.do_not_convert
     def train_step(self, data: Any) -> dict[str, Any]:
         """One private step; see the class."""
         if tf.executing_eagerly() and not tf.distribute.has_strategy():
@@ -89,6 +91,7 @@ class PrivateStep:
             logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
         return logs
 
+    @tf.autograph.experimental.do_not_convert
     def private_gradients(self, batch: Any) -> NoisyGradients:
         """The noisy mean gradient of a batch, for training loops of one's own.
 

@@ -159,9 +159,8 @@ def test_units_of_a_convolution_are_not_copied():
 
     graph = formed.get_concrete_function().graph
     lists = graph.get_operations()
-    copied = [op.inputs[0].dtype for op in lists if op.type == "TensorListFromTensor"]
     assert formed().shape == (2, 3, 3, 2, 4)
-    assert copied == [tf.int32]
+    assert not [op.name for op in lists if op.type == "TensorListFromTensor"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100])
