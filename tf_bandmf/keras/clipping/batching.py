@@ -88,6 +88,15 @@ def pad_batch(structure: Any, padding: tf.Tensor | int) -> Any:
     return map_tensors(pad, structure)
 
 
+def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
+    """Reshapes [B, ...] to [B, *shape], of which one may be -1."""
+    if tuple(tensor.shape[1:]) == shape:
+        return tensor
+    if min(shape, default=1) > 0:
+        return tf.reshape(tensor, [-1, *shape])  # Many operations fewer.
+    return tf.reshape(tensor, [tf.shape(tensor)[0], *shape])
+
+
 def expand_example(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Reshapes per-example values [B] to broadcast against `like` [B, ...]."""
     return tf.reshape(tensor, [-1] + [1] * (like.shape.rank - 1))

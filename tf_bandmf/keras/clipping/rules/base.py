@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping import batching
 from tf_bandmf.keras.clipping.factors import Factor
 from tf_bandmf.keras.clipping.variables import tensorflow_variable
 
@@ -208,8 +209,7 @@ def reduce_to_shape(gradients: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
             f"a tensor of shape {gradients.shape}."
         )
     axes = [axis for axis in range(1, len(padded)) if padded[axis] == 1]
-    total = tf.reduce_sum(gradients, axis=axes)
-    return total if total.shape[1:] == shape else tf.reshape(total, [-1, *shape])
+    return batching.reshape_examples(tf.reduce_sum(gradients, axis=axes), *shape)
 
 
 def kernel_shape(variable: Any) -> tuple[int, ...]:

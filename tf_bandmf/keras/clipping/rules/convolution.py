@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.batching import reshape_examples
 from tf_bandmf.keras.clipping.factors import (
     Factor,
     FormedOrProduct,
@@ -150,9 +151,9 @@ def _product(
     """Patches and gradients, one outer product per output position."""
     *_, depth, filters = shape = kernel_shape(layer._kernel)
     patches = _patches(layer, inputs, gradient, size)
-    batch, terms = tf.shape(gradient)[0], _terms(gradient)
-    left = tf.reshape(patches, [batch, terms, math.prod(size) * depth])
-    right = tf.reshape(gradient, [batch, terms, filters])
+    terms = _terms(gradient)
+    left = reshape_examples(patches, terms, math.prod(size) * depth)
+    right = reshape_examples(gradient, terms, filters)
     return Product(left, right, Layout.plain(shape))
 
 
@@ -162,12 +163,12 @@ def _product_of_groups(
     """As `_product`; channels are split into groups, each seeing its own inputs only."""
     *_, depth, filters = shape = kernel_shape(layer._kernel)
     patches = _patches(layer, inputs, gradient, size)
-    batch, terms = tf.shape(gradient)[0], _terms(gradient)
+    terms = _terms(gradient)
     kernel, groups = math.prod(size), layer.groups
-    left = tf.reshape(patches, [batch, terms, kernel, groups, depth])
+    left = reshape_examples(patches, terms, kernel, groups, depth)
     left = tf.transpose(left, [0, 3, 1, 2, 4])
-    left = tf.reshape(left, [batch, groups, terms, kernel * depth])
-    right = tf.reshape(gradient, [batch, terms, groups, filters // groups])
+    left = reshape_examples(left, groups, terms, kernel * depth)
+    right = reshape_examples(gradient, terms, groups, filters // groups)
     right = tf.transpose(right, [0, 2, 1, 3])
     layout = Layout(
         split=(groups, kernel, depth, filters // groups),
@@ -291,12 +292,11 @@ class DepthwiseConvolutionRule(PreActivationRule):
         inputs = channels_last(call.inputs, layer.data_format)
         gradient = tf.cast(channels_last(gradient, layer.data_format), tf.float32)
         *size, depth, multiplier = kernel_shape(layer.kernel)
-        batch = tf.shape(gradient)[0]
         terms = _terms(gradient)
-        right = tf.reshape(gradient, [batch, terms, depth, multiplier])
+        right = reshape_examples(gradient, terms, depth, multiplier)
         per_position = []
         for shifted in shifted_inputs(layer, inputs, gradient, size):
-            left = tf.cast(tf.reshape(shifted, [batch, terms, depth, 1]), tf.float32)
+            left = tf.cast(reshape_examples(shifted, terms, depth, 1), tf.float32)
             per_position.append(tf.reduce_sum(left * right, axis=1))
         kernels = tf.stack(per_position, axis=1)
         shape = (*size, depth, multiplier)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.batching import reshape_examples
 from tf_bandmf.keras.clipping.factors import Factor, Instantiated, Layout, Product
 from tf_bandmf.keras.clipping.rules.adapters import Adapter, adapter_of
 from tf_bandmf.keras.clipping.rules.base import (
@@ -38,11 +39,11 @@ class DenseRule(PreActivationRule):
         inputs = call.inputs
         units_in, units_out = kernel_shape(kernel)
         if inputs.shape.rank == 2:
-            left, right = inputs[:, None, :], gradient[:, None, :]
+            left, right = tf.expand_dims(inputs, 1), tf.expand_dims(gradient, 1)
         else:
             terms = _positions(inputs.shape[1:-1])
-            left = tf.reshape(inputs, [tf.shape(inputs)[0], terms, units_in])
-            right = tf.reshape(gradient, [tf.shape(inputs)[0], terms, units_out])
+            left = reshape_examples(inputs, terms, units_in)
+            right = reshape_examples(gradient, terms, units_out)
         result[id(kernel)] = Product(left, right, Layout.plain((units_in, units_out)))
         adapter = adapter_of(call.layer)
         if adapter is not None:
@@ -180,11 +181,12 @@ def _product(
     def arrange(tensor: tf.Tensor, have: str, last: list[str]) -> tf.Tensor:
         order = [have.index(c) for c in [batch, *groups, *positions, *last]]
         static = dict(zip(have, tensor.shape, strict=True))
-        tensor = tf.transpose(tensor, order)
+        if order != sorted(order):
+            tensor = tf.transpose(tensor, order)
         middle = [math.prod(size[c] for c in groups)] if groups else []
         terms = _positions([static[c] for c in positions])
         final = math.prod(size[c] for c in last)
-        return tf.reshape(tensor, [tf.shape(tensor)[0], *middle, terms, final])
+        return reshape_examples(tensor, *middle, terms, final)
 
     order = [*groups, *contracted, *new]
     layout = Layout(

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.batching import reshape_examples
 from tf_bandmf.keras.clipping.factors import Factor, Layout, Product
 from tf_bandmf.keras.clipping.rows import Rows
 from tf_bandmf.keras.clipping.rules.adapters import adapter_of
@@ -137,4 +138,4 @@ def _flat(tensor: tf.Tensor, width: int) -> tf.Tensor:
     last = [width] if width else []
     middle = tensor.shape[1:-1] if width else tensor.shape[1:]
     terms = -1 if None in middle.as_list() else middle.num_elements()
-    return tf.reshape(tensor, [tf.shape(tensor)[0], terms, *last])
+    return reshape_examples(tensor, terms, *last)

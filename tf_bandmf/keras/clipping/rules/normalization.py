@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.batching import reshape_examples
 from tf_bandmf.keras.clipping.factors import Factor, Instantiated
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
@@ -47,7 +48,7 @@ class _ScaleAndShiftRule(OneTapRule):
 
 def _instantiated(gradient: tf.Tensor, summed: list[int], variable: Any) -> Factor:
     total = tf.reduce_sum(gradient, axis=summed)
-    return Instantiated(tf.reshape(total, [-1, *kernel_shape(variable)]))
+    return Instantiated(reshape_examples(total, *kernel_shape(variable)))
 
 
 def _per_example_axes(axis: Any) -> bool:
