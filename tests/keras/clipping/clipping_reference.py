@@ -1,5 +1,7 @@
 """Slow, obviously right per-example clipping, and tools of the tests."""
 
+import math
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -43,6 +45,19 @@ def clipped_sums(gradients, clip):
         scale = min(1.0, clip / norm) if norm > 0 else 1.0
         total = [t + scale * g for t, g in zip(total, grads, strict=True)]
     return total
+
+
+def group_sums(gradients, members, clips, gamma=None):
+    """Brute force: the norm of each group of each example, one after the other."""
+    totals = [np.zeros_like(g) for g in gradients[0]]
+    for of_example in gradients:
+        for group, clip in enumerate(clips):
+            places = [i for i, member in enumerate(members) if member == group]
+            norm = math.sqrt(sum(float((of_example[i] ** 2).sum()) for i in places))
+            scale = min(1.0, clip / norm) if gamma is None else clip / (norm + gamma)
+            for i in places:
+                totals[i] = totals[i] + scale * of_example[i]
+    return totals
 
 
 def median_clip(gradients):
