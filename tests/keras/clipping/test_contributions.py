@@ -253,3 +253,46 @@ def test_ordinary_models_lose_less_than_a_thousandth():
             found = np.sqrt(sum(np.sum(np.square(s, dtype="f8")) for s in sums))
             lost[name] = 1 - found / (norm / 2)
     assert max(lost.values()) < 1e-3, lost
+
+
+class Claims(layers.Layer):
+    """Gives its output a static shape that it may not have."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
+
+    def call(self, inputs):
+        if tf.is_tensor(inputs):
+            inputs = tf.identity(inputs)
+            inputs.set_shape([None, *self.shape])
+        return inputs
+
+    def compute_output_shape(self, input_shape):
+        return (input_shape[0], *self.shape)
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 1])
+@pytest.mark.parametrize("claimed", [(4, 5), (2, 2, 5)])
+def test_invariant_17_positions_of_an_example_are_no_examples(claimed, microbatch_size):
+    """Twice as many positions as a layer claims: each half would be clipped by itself."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((None, *claimed[1:]))
+    x = layers.Dense(300, use_bias=False)(Claims(claimed)(inputs))
+    axes = tuple(range(1, len(claimed) + 1))
+    outputs = layers.Lambda(lambda t: keras.ops.mean(t, axis=axes)[:, None])(x)
+    model = keras.Model(inputs, outputs)
+    model.compile(loss="mse")
+    clipped = tf.function(
+        lambda x, y: clipped_gradient_sums(
+            model, x, y, l2_norm_clip=CLIP, microbatch_size=microbatch_size
+        ),
+        autograph=False,
+        input_signature=[tf.TensorSpec(inputs.shape), tf.TensorSpec([None, 1])],
+    )
+    true = clipped(tf.ones([1, *claimed]), tf.fill([1, 1], 100.0))
+    assert np.linalg.norm(true.sums[0]) == pytest.approx(CLIP, rel=1e-3)
+    for count in (1, 2):
+        longer = tf.ones([count, 2 * claimed[0], *claimed[1:]])
+        with pytest.raises(tf.errors.InvalidArgumentError, match="shape"):
+            clipped(longer, tf.fill([count, 1], 100.0))

@@ -89,11 +89,13 @@ def pad_batch(structure: Any, padding: tf.Tensor | int) -> Any:
 
 
 def reshape_examples(tensor: tf.Tensor, *shape: int) -> tf.Tensor:
-    """Reshapes [B, ...] to [B, *shape], of which one may be -1."""
+    """Reshapes [B, ...] to [B, *shape], of which one may be -1.
+
+    B is never what follows from the rest: a layer may set a static shape that is not so,
+    and parts of an example would become examples, each of which is clipped by itself.
+    """
     if tuple(tensor.shape[1:]) == shape:
-        return tensor
-    if min(shape, default=1) > 0:
-        return tf.reshape(tensor, [-1, *shape])  # Many operations fewer.
+        return tf.ensure_shape(tensor, [None, *shape])
     return tf.reshape(tensor, [tf.shape(tensor)[0], *shape])
 
 
