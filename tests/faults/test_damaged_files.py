@@ -88,7 +88,7 @@ def damages(content, count, rng):
     area="faults",
     invariants=[11],
 )
-@pytest.mark.parametrize("count", [12, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(120, marks=pytest.mark.slow)])
 def test_invariant_11_a_damaged_file_is_refused_or_does_not_matter(
     count, interrupted, tmp_path
 ):

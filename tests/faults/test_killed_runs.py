@@ -21,7 +21,7 @@ PROGRAM = pathlib.Path(__file__).with_name("killed_runs.py")
 )
 @pytest.mark.parametrize(
     ("kills", "full_disks", "pairs"),
-    [(2, 0, 1), pytest.param(200, 25, 10, marks=pytest.mark.slow)],
+    [(3, 0, 1), pytest.param(200, 25, 10, marks=pytest.mark.slow)],
 )
 def test_invariant_11_whatever_happens_to_a_run_it_is_the_identical_one(
     kills, full_disks, pairs, tmp_path
