@@ -46,8 +46,6 @@ _FACTORS = tuple(
 # Elements of weights on the host that are copied side by side, if they have one shape.
 _SMALL = 16_384
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
-# AutoGraph of a loop of one's own takes a second for what has nothing to convert.
-_as_it_is = tf.autograph.experimental.do_not_convert
 
 
 class WeightsSeal:
@@ -70,7 +68,8 @@ class WeightsSeal:
         self._optimizer_state = optimizer_state
         self._weights: tuple[Any, ...] = ()
 
-    @_as_it_is
+    # AutoGraph of a loop of one's own would convert the digests: a second.
+    @tf.autograph.experimental.do_not_convert
     def holds(self, weights: Sequence[Any]) -> tf.Tensor:
         """Whether the weights are as the last private step left them, bool scalar.
 
@@ -81,14 +80,14 @@ class WeightsSeal:
         unchanged = tf.equal(state[1], _digest(weights))
         return tf.equal(state[0], 0) | unchanged
 
-    @_as_it_is
+    @tf.autograph.experimental.do_not_convert
     def holds_state(self) -> tf.Tensor:
         """Whether the optimizer's state is as that step left it, bool scalar."""
         state = of_replica(self._states).value()
         unchanged = tf.equal(state[2], _digest(self._optimizer_state()))
         return tf.equal(state[0], 0) | unchanged
 
-    @_as_it_is
+    @tf.autograph.experimental.do_not_convert
     def renew(self, weights: Sequence[Any]) -> Any:
         """Takes the digests; after the step's last change of the weights."""
         self._weights = tuple(weights)

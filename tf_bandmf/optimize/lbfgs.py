@@ -26,8 +26,8 @@ from tf_bandmf.optimize.result import OptimizationResult
 # Iterations between two looks at the certificate and the progress bar.
 _SEGMENT = 20
 
-# Whoever takes more is worth the optimization of the graph that takes these steps.
-_SEGMENTS_AS_TRACED = 15
+# Who takes more iterations is worth the optimization of the graph that takes them.
+_AS_TRACED = 300
 
 # Of the tolerance of a gap: from here on the certificate is looked at every time.
 _NEAR = 10.0
@@ -246,7 +246,6 @@ class Minimizer:
         self._evaluate = value_and_gradient(log_loss, size, by_xla)
         # Traced when the first state is known; concrete, see `value_and_gradient`.
         self._advance: Callable[..., Any] | None = None
-        self._segments = 0
 
     def _steps(
         self,
@@ -351,9 +350,7 @@ class Minimizer:
             if self._advance is None:
                 traced = tf.function(self._steps, autograph=False)
                 self._advance = traced.get_concrete_function(*operands)
-            self._segments += 1
-            is_short = self._segments <= _SEGMENTS_AS_TRACED
-            with _as_traced() if is_short else contextlib.nullcontext():
+            with _as_traced() if done < _AS_TRACED else contextlib.nullcontext():
                 state = self._advance(*operands)
         certificate.look(state.position, norm, is_last=True)
         if certificate.is_met:

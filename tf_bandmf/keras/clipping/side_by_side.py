@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.batching import reshape_examples
 from tf_bandmf.keras.clipping.factors import Factor, Instantiated, Measured
 from tf_bandmf.keras.clipping.norms import BLOCK
 
@@ -47,7 +48,7 @@ class Part(NamedTuple):
         """
         total = self.measured.weighted_sum(weights, tensors)
         if len(self.members) == 1:
-            return {self.members[0]: _ensured(total, self.shapes[0])}
+            return {self.members[0]: tf.ensure_shape(total, self.shapes[0])}
         pieces = tf.split(total, [math.prod(shape) for shape in self.shapes])
         everything = zip(self.members, pieces, self.shapes, strict=True)
         return {
@@ -118,8 +119,4 @@ def _flat(factor: Factor) -> tf.Tensor:
     gradients = factor.instantiate()
     if gradients.shape.rank == 2:
         return gradients
-    return tf.reshape(gradients, [-1, _size(factor)])
-
-
-def _ensured(total: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
-    return total if total.shape == shape else tf.ensure_shape(total, shape)
+    return reshape_examples(gradients, _size(factor))
