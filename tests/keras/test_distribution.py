@@ -39,7 +39,8 @@ def train(data, compile_model):
             inner = inner() if inner else keras.optimizers.SGD(0.1)
             optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
             compile_model(model, optimizer, jit_compile=False, metrics=["accuracy"])
-        model.fit(plan.batches(*data), epochs=epochs, verbose=0, **fit)
+        if epochs is not None:
+            model.fit(plan.batches(*data), epochs=epochs, verbose=0, **fit)
         return model
 
     return go
@@ -89,6 +90,16 @@ def test_a_strategy_of_one_replica(make_plan, train, alone):
     # Momentum, which is a variable of the inner optimizer, is made in the scope.
     one = tf.distribute.MirroredStrategy(["CPU:0"])
     model = train(make_plan("bsr"), one, INNER["clipped"])
+    assert_close(model, alone("bsr", "clipped"), 0.0)
+
+
+def test_train_on_batch_in_the_scope_of_one_replica(make_plan, train, alone, data):
+    one = tf.distribute.MirroredStrategy(["CPU:0"])
+    plan = make_plan("bsr")
+    model = train(plan, one, INNER["clipped"], epochs=None)
+    for batch in plan.batches(*data).dataset(0):
+        model.train_on_batch(batch)
+    assert model.optimizer.steps_taken == plan.num_steps
     assert_close(model, alone("bsr", "clipped"), 0.0)
 
 

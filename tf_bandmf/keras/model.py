@@ -247,8 +247,12 @@ class PrivateTraining(PrivateStep):
         self, iterator: Any = None, data_batch: Any = None
     ) -> None:
         """As Keras', which averages first batches of replicas as if of one size."""
-        if not (self._is_distributed and self.optimizer.built):  # type: ignore[attr-defined]
-            super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
+        if self._is_distributed:
+            if self.optimizer.built:  # type: ignore[attr-defined]
+                return
+            if data_batch is not None:
+                data_batch = contents(data_batch)
+        super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
 
     def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
         """As `keras.Model.train_on_batch`; `x` is a batch of `plan.batches`.
