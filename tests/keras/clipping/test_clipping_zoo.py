@@ -1,5 +1,9 @@
 """Every kind of layer against gradients of the examples one by one."""
 
+import os
+import subprocess
+import sys
+
 import clipping_reference as reference
 import keras
 import numpy as np
@@ -89,6 +93,18 @@ IMAGE_LAYERS = {
     "dense_rank_4": lambda: layers.Dense(4, activation="gelu"),
 }
 
+# By how their shapes let the gradients of their kernels be formed.
+CONVOLUTIONS = {
+    "points": lambda: layers.Conv2D(7, 1),
+    "few_positions": lambda: layers.Conv2D(7, 3, strides=3),
+    "groups": lambda: layers.Conv2D(7, 3),
+    "groups_same": lambda: layers.Conv2D(7, (4, 3), padding="same"),
+    "groups_strided": lambda: layers.Conv2D(7, (2, 3), strides=2, padding="same"),
+    "many_channels": lambda: layers.Conv2D(700, 2, padding="same"),
+    "many_channels_strided": lambda: layers.Conv2D(700, 2, strides=2),
+    "dilated": lambda: layers.Conv2D(7, 3, dilation_rate=2),
+}
+
 SEQUENCE_LAYERS = {
     "dense_rank_3": lambda: layers.Dense(4),
     "dense_rank_3_wide": lambda: layers.Dense(11000, use_bias=False),
@@ -122,6 +138,43 @@ SEQUENCE_LAYERS = {
 def test_image_layer(name):
     model = reference.classifier(IMAGE_LAYERS[name](), inputs=(8, 8, 3))
     reference.assert_exact(model, reference.images(), reference.labels())
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution_of_several_channels(name):
+    layer = CONVOLUTIONS[name]()
+    size = 20 if layer.strides == (2, 2) else 13
+    x = reference.images(size=size, channels=6)
+    model = reference.classifier(layer, inputs=x.shape[1:])
+    reference.assert_exact(model, x, reference.labels())
+
+
+@pytest.mark.slow
+def test_convolutions_where_groups_have_no_gradients():
+    """Without oneDNN, which TensorFlow uses on some processors alone."""
+    tests = [__file__, "-k", "convolution_of_several_channels"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert f"{len(CONVOLUTIONS)} passed" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("name", ["points", "few_positions", "groups", "many_channels"])
+def test_a_convolution_of_no_examples_and_beside_what_is_not_finite(name):
+    layer = CONVOLUTIONS[name]()
+    x, y = reference.images(size=13, channels=6), reference.labels()
+    model = reference.classifier(layer, inputs=x.shape[1:])
+    nothing = reference.traced(model, x[:0], y[:0])
+    assert all(not np.any(total) for total in nothing.sums)
+    alone = reference.traced(model, np.delete(x, 2, 0), np.delete(y, 2, 0))
+    for value in (np.nan, np.inf, 3e38):
+        x[2] = value
+        beside = reference.traced(model, x, y)
+        for found, expected in zip(beside.sums, alone.sums, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", SEQUENCE_LAYERS)

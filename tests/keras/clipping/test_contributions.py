@@ -296,3 +296,46 @@ def test_invariant_17_positions_of_an_example_are_no_examples(claimed, microbatc
         longer = tf.ones([count, 2 * claimed[0], *claimed[1:]])
         with pytest.raises(tf.errors.InvalidArgumentError, match="shape"):
             clipped(longer, tf.fill([count, 1], 100.0))
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 1])
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        lambda: layers.Conv2D(6, 1, use_bias=False),
+        lambda: layers.Conv2D(6, 3, strides=2, padding="same", use_bias=False),
+        lambda: layers.Conv2D(6, 3, padding="same", use_bias=False),
+        lambda: layers.Conv2D(900, 3, padding="same", use_bias=False),
+        lambda: layers.Conv2D(900, 2, strides=1, padding="valid", use_bias=False),
+    ],
+    ids=["points", "few_positions", "groups", "some_positions", "valid"],
+)
+def test_invariant_17_pixels_of_an_example_are_no_examples(
+    convolution, microbatch_size
+):
+    """As above, of images that are twice as high as a layer claims, or wide."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((None, None, 5))
+    x = convolution()(Claims((10, 10, 5))(inputs))
+    outputs = layers.Lambda(lambda t: keras.ops.mean(t, axis=(1, 2, 3))[:, None])(x)
+    model = keras.Model(inputs, outputs)
+    model.compile(loss="mse")
+    clipped = tf.function(
+        lambda x, y: clipped_gradient_sums(
+            model, x, y, l2_norm_clip=CLIP, microbatch_size=microbatch_size
+        ),
+        autograph=False,
+        input_signature=[tf.TensorSpec(inputs.shape), tf.TensorSpec([None, 1])],
+    )
+    true = clipped(tf.ones([1, 10, 10, 5]), tf.fill([1, 1], 100.0))
+    assert np.linalg.norm(true.sums[0]) == pytest.approx(CLIP, rel=1e-3)
+    for count, *size in ((1, 20, 10), (2, 20, 10), (1, 10, 20), (2, 5, 10)):
+        other = tf.ones([count, *size, 5])
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            clipped(other, tf.fill([count, 1], 100.0))
+    # The same number of pixels: whatever becomes of them, an example is one.
+    try:
+        total = clipped(tf.ones([1, 5, 20, 5]), tf.fill([1, 1], 100.0)).sums[0]
+    except tf.errors.InvalidArgumentError:
+        return
+    assert np.linalg.norm(total) <= CLIP * (1 + 1e-6)
