@@ -1,10 +1,11 @@
 # make demo and make test set up what they need, once, on a machine with Python 3.11.
 PYTHON ?= python3.11
 # Most of a test's time is tracing, which uses one processor. The tests of a file share
-# models and plans, so that they run in one process.
+# models and plans, so that they run in one process. By the number of its tests, a file
+# with a single long one would be last, with one process waiting for the other.
 JOBS ?= 2
 PYTEST := -m pytest
-PARALLEL := -n $(JOBS) --dist loadfile
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What the two stacks may compute differently, once: the contracts go over all that is
 # registered; NoiseGenerator, the samplers' tf.data and the Gram recursion are TensorFlow;
 # optimizers are TensorFlow Probability's; the accountants here are dp-accounting's and

@@ -81,6 +81,8 @@ def test_one_part_is_dp_sgd():
     assert accountant == CyclicPoissonAccountant(100, 0.02, column_norm=1.0)
 
 
+# The contract tests calibrate all participations so, in smaller runs.
+@pytest.mark.slow
 def test_noise_is_in_units_of_the_raw_strategy():
     """A strategy of column norm 3 needs three times the noise, by every method."""
     one = CyclicPoissonAccountant(20, 0.1)
