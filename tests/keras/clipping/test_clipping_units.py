@@ -37,6 +37,16 @@ def convolutional():
     return keras.Sequential([keras.Input((6, 6, 3)), *layers]), (6, 6, 3)
 
 
+def points():
+    layers = [
+        keras.layers.Conv2D(4, 1, activation="tanh"),
+        keras.layers.Conv2D(5, 1, strides=2),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(3),
+    ]
+    return keras.Sequential([keras.Input((5, 5, 3)), *layers]), (5, 5, 3)
+
+
 def tokens():
     layers = [
         keras.layers.Embedding(11, 6),
@@ -48,7 +58,7 @@ def tokens():
     return keras.Sequential([keras.Input((5,), dtype="int32"), *layers]), None
 
 
-MODELS = [dense, wide, convolutional, tokens]
+MODELS = [dense, wide, convolutional, points, tokens]
 
 
 def batch(shape, seed=0):
@@ -161,6 +171,23 @@ def test_units_of_a_convolution_are_not_copied():
     lists = graph.get_operations()
     assert formed().shape == (2, 3, 3, 2, 4)
     assert not [op.name for op in lists if op.type == "TensorListFromTensor"]
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_every_way_forms_the_same_gradients_of_a_convolution(strides):
+    rng = np.random.default_rng(0)
+    layer = keras.layers.Conv2D(7, (3, 2), strides=strides, padding="same")
+    layer.build((None, 9, 8, 5))
+    x = rng.normal(size=(U * K, 9, 8, 5)).astype("f4")
+    gradient = rng.normal(size=layer(x).shape).astype("f4")
+    ways = [convolution._from_patches, convolution._one_by_one]
+    if convolution._groups_have_gradients():
+        ways.append(convolution._in_groups)
+    for rows in (1, K):
+        patches, *others = (way(layer, x, gradient, [3, 2], rows) for way in ways)
+        assert patches.shape == (U * K // rows, 3, 2, 5, 7)
+        for other in others:
+            np.testing.assert_allclose(other, patches, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100])
