@@ -26,6 +26,16 @@ def test_without_memory_only_what_keeps_nothing_is_compared():
     assert choice.mechanism in choice.reason and choice.reason in str(choice)
 
 
+def test_a_mechanism_with_its_size_keeps_what_it_needs():
+    once, name = MinSep(80, 1), ("bsr:40",)
+    choice = choosing.choose(WORKLOAD, once, mechanism_names=name, **BUDGET)
+    assert choice.strategy.memory_vectors == 39
+    with pytest.raises(ValueError, match="39 vectors, found max_memory_vectors = 31"):
+        choosing.choose(
+            WORKLOAD, once, mechanism_names=name, max_memory_vectors=31, **BUDGET
+        )
+
+
 def test_the_rows_are_those_of_the_named_mechanisms():
     from tf_bandmf.planning import comparison
 
