@@ -272,6 +272,18 @@ class Claims(layers.Layer):
         return (input_shape[0], *self.shape)
 
 
+def clipped_sums(model, microbatch_size):
+    """In a graph, of batches of any size."""
+    model.compile(loss="mse")
+    return tf.function(
+        lambda x, y: clipped_gradient_sums(
+            model, x, y, l2_norm_clip=CLIP, microbatch_size=microbatch_size
+        ),
+        autograph=False,
+        input_signature=[tf.TensorSpec(model.input.shape), tf.TensorSpec([None, 1])],
+    )
+
+
 @pytest.mark.parametrize("microbatch_size", [None, 1])
 @pytest.mark.parametrize("claimed", [(4, 5), (2, 2, 5)])
 def test_invariant_17_positions_of_an_example_are_no_examples(claimed, microbatch_size):
@@ -282,14 +294,7 @@ def test_invariant_17_positions_of_an_example_are_no_examples(claimed, microbatc
     axes = tuple(range(1, len(claimed) + 1))
     outputs = layers.Lambda(lambda t: keras.ops.mean(t, axis=axes)[:, None])(x)
     model = keras.Model(inputs, outputs)
-    model.compile(loss="mse")
-    clipped = tf.function(
-        lambda x, y: clipped_gradient_sums(
-            model, x, y, l2_norm_clip=CLIP, microbatch_size=microbatch_size
-        ),
-        autograph=False,
-        input_signature=[tf.TensorSpec(inputs.shape), tf.TensorSpec([None, 1])],
-    )
+    clipped = clipped_sums(model, microbatch_size)
     true = clipped(tf.ones([1, *claimed]), tf.fill([1, 1], 100.0))
     assert np.linalg.norm(true.sums[0]) == pytest.approx(CLIP, rel=1e-3)
     for count in (1, 2):
@@ -319,14 +324,7 @@ def test_invariant_17_pixels_of_an_example_are_no_examples(
     x = convolution()(Claims((10, 10, 5))(inputs))
     outputs = layers.Lambda(lambda t: keras.ops.mean(t, axis=(1, 2, 3))[:, None])(x)
     model = keras.Model(inputs, outputs)
-    model.compile(loss="mse")
-    clipped = tf.function(
-        lambda x, y: clipped_gradient_sums(
-            model, x, y, l2_norm_clip=CLIP, microbatch_size=microbatch_size
-        ),
-        autograph=False,
-        input_signature=[tf.TensorSpec(inputs.shape), tf.TensorSpec([None, 1])],
-    )
+    clipped = clipped_sums(model, microbatch_size)
     true = clipped(tf.ones([1, 10, 10, 5]), tf.fill([1, 1], 100.0))
     assert np.linalg.norm(true.sums[0]) == pytest.approx(CLIP, rel=1e-3)
     for count, *size in ((1, 20, 10), (2, 20, 10), (1, 10, 20), (2, 5, 10)):
