@@ -48,8 +48,11 @@ class Search:
         objective: str,
         confidence: float | None,
         is_draft: bool = False,
+        is_limit_of_searches: bool = False,
     ) -> None:
         self._is_draft = is_draft
+        # What is named with its size may then keep more.
+        self._is_limit_of_searches = is_limit_of_searches
         if isinstance(sampling, Scheme) and not sampling.is_cyclic:
             sampling = sampling.participation()
         self._sampling = sampling
@@ -285,7 +288,7 @@ class Search:
 
     def _within_limit(self, candidate: Candidate) -> Candidate:
         needed = candidate.row.memory_vectors
-        if needed > self._limit:
+        if needed > self._limit and not self._is_limit_of_searches:
             raise Excluded(
                 f"{candidate.row.mechanism} keeps {needed} vectors, found "
                 f"max_memory_vectors = {self._limit}."

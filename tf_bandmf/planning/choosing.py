@@ -112,8 +112,8 @@ def choose(
       mechanism_names: as `registry.parse` reads them; by default all that "auto"
         compares.
       max_memory_vectors: vectors of the model's size that the noise may keep between
-        steps; by default 31, or what a single mechanism with its size ("bsr:64") needs.
-        As many may be drawn again, but at least 31.
+        steps; by default 31 for what is searched, and what it needs for a single
+        mechanism that is not ("bsr:64"). As many may be drawn again, but at least 31.
       objective: "mean" for the RMSE, "max" for the MaxSE.
       confidence: of accounting by simulation; see `tf_bandmf.plan`.
       progress: called with a text before each mechanism.
@@ -126,13 +126,19 @@ def choose(
     limit = _memory_limit(max_memory_vectors)
     if mechanism_names is None:
         mechanism_names = registry.auto_names()
-    parsed = [registry.parse(name) for name in mechanism_names]
+    for name in mechanism_names:
+        registry.parse(name)
     is_auto = len(mechanism_names) > 1
-    has_size = any(key != "column_normalized" for _, given in parsed for key in given)
-    if has_size and not is_auto and max_memory_vectors is None:
-        limit = workload.num_steps  # what was asked for keeps what it needs
     search = Search(
-        workload, sampling, epsilon, delta, limit, objective, confidence, is_auto
+        workload,
+        sampling,
+        epsilon,
+        delta,
+        limit,
+        objective,
+        confidence,
+        is_draft=is_auto,
+        is_limit_of_searches=not is_auto and max_memory_vectors is None,
     )
     tell = _teller(progress)
     best: dict[str, Candidate] = {}
