@@ -13,14 +13,15 @@ and what each way alone would have taken.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
-import statistics
 import time
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras_steps import in_turns
 
 from tf_bandmf.keras.clipping.rules import convolution
 
@@ -58,24 +59,16 @@ def milliseconds(
     def by(way: Any) -> Any:
         return lambda x, gradient: way(layer, x, gradient, [size, size], 1)
 
+    ways = {"batch": whole, **{name: by(way) for name, way in WAYS.items()}}
     steps = {
-        name: tf.function(function, autograph=False)
-        for name, function in [
-            ("batch", whole),
-            *((name, by(way)) for name, way in WAYS.items()),
-        ]
+        name: functools.partial(tf.function(way, autograph=False), x, gradient)
+        for name, way in ways.items()
     }
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for run in range(8):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step(x, gradient)
-            if run:
-                times[name].append(1e3 * (time.perf_counter() - start))
+    times = in_turns(steps, repeats=1, rounds=7)
     terms = math.prod(gradient.shape[1:-1])
     chosen = convolution._way_to_form(layer, terms, [size, size], 1)
     name = next(name for name, way in WAYS.items() if way is chosen)
-    return {name: statistics.median(found) for name, found in times.items()}, name
+    return {name: 1e3 * wall for name, (wall, _, _) in times.items()}, name
 
 
 def main() -> None:
