@@ -16,13 +16,14 @@ This is for searching strategies. The noise of a run comes from
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.accounting.bins_mixture import Proposal, Tilt
+from tf_bandmf.accounting.bins_mixture import Proposal
 from tf_bandmf.accounting.bins_simulator import DEFENSIVE, BinsSimulator
 
 # Of the draws for searching; those of the accountant have other ones.
@@ -79,18 +80,19 @@ class _Direction:
 
     Attributes:
       add: as for `BinsMixture`.
-      proposal: what draws come from.
-      own, common: tilts of the draws, shape [N, 1].
-      bins: of the draws, shape [N].
-      normals: shape [N, b].
+      tilts: `own` and `common` of the proposal's components, shape [T, 2], float64.
+      log_shares: of the components, shape [T], float64.
+      moves: the tilt of each draw, shape [N, 2], float64.
+      bins: of the draws, shape [N], int64.
+      normals: shape [N, b], float64.
     """
 
     add: bool
-    proposal: Proposal
-    own: np.ndarray
-    common: np.ndarray
-    bins: np.ndarray
-    normals: np.ndarray
+    tilts: tf.Tensor
+    log_shares: tf.Tensor
+    moves: tf.Tensor
+    bins: tf.Tensor
+    normals: tf.Tensor
 
     @classmethod
     def draw(
@@ -104,46 +106,71 @@ class _Direction:
         choice = np.minimum(np.searchsorted(shares, places), shares.size - 1)
         bins = generator.permutation(np.arange(num_draws) % num_bins)
         normals = generator.standard_normal((num_draws, num_bins))
-        tilts = np.array([[tilt.own, tilt.common] for tilt in proposal.tilts])[choice]
-        return cls(add, proposal, tilts[:, :1], tilts[:, 1:], bins, normals)
+        tilts = np.array([[tilt.own, tilt.common] for tilt in proposal.tilts])
+        arrays = (tilts, np.log(proposal.shares), tilts[choice], bins, normals)
+        return cls(add, *(tf.constant(array) for array in arrays))
 
     def log_delta(
         self, gram: tf.Tensor, noise: tf.Tensor, log_sigma: tf.Tensor, epsilon: float
     ) -> tf.Tensor:
-        """Log of the simulated delta; `noise` are the draws with covariance `gram`.
+        """Log of the simulated delta; `noise` are the draws with covariance `gram`."""
+        logarithm: tf.Tensor = _traced_log_delta(self.add)(
+            *(self.tilts, self.log_shares, self.moves, self.bins),
+            *(gram, noise, log_sigma, tf.constant(epsilon, tf.float64)),
+        )
+        return logarithm
 
-        The densities are those of `BinsMixture.log_density`.
-        """
-        gram = gram * tf.exp(-2.0 * log_sigma)
-        half = 0.5 * tf.linalg.diag_part(gram)
-        common = tf.reduce_mean(gram, axis=1)
-        u = noise * tf.exp(-log_sigma)
-        if not self.add:
-            u += tf.gather(gram, self.bins) * (1.0 + self.own)
-        if np.any(self.common):
-            u += self.common * common
-        average = tf.reduce_mean(u, axis=1)
-        losses = _log_mean_exp(u - half)
 
-        def log_density(tilt: Tilt) -> tf.Tensor:
-            along = tilt.common * average
-            along -= 0.5 * tilt.common**2 * tf.reduce_mean(common)
-            if self.add:
-                return along
-            if tilt == Tilt():
-                return losses
-            scale = 1.0 + tilt.own
-            offset = scale**2 * half + scale * tilt.common * common
-            return _log_mean_exp(scale * u - offset) + along
+# Its operations are small and a search asks thousands of times.
+@functools.cache
+def _traced_log_delta(add: bool) -> Any:
+    """`_log_delta` of a direction, for all shapes."""
+    drawn = ((None, 2), (None,), (None, 2), (None,))
+    shapes = (*drawn, (None, None), (None, None), (), ())
+    signature = [
+        tf.TensorSpec(shape, tf.int64 if place == 3 else tf.float64)
+        for place, shape in enumerate(shapes)
+    ]
+    traced = tf.function(functools.partial(_log_delta, add), autograph=False)
+    return traced.get_concrete_function(*signature)
 
-        densities = tf.stack([log_density(tilt) for tilt in self.proposal.tilts])
-        log_shares = np.log(self.proposal.shares)[:, None]
-        mixed = tf.reduce_logsumexp(densities + log_shares, axis=0)
-        signed = -losses if self.add else losses
-        # Where the loss is not reached the value is 0, and finite to differentiate.
-        excess = -tf.math.expm1(epsilon - tf.maximum(signed, epsilon))
-        mean = tf.reduce_mean(excess * tf.exp(densities[0] - mixed))
-        return tf.math.log(tf.maximum(mean, _LEAST))
+
+def _log_delta(
+    add: bool,
+    tilts: tf.Tensor,
+    log_shares: tf.Tensor,
+    moves: tf.Tensor,
+    bins: tf.Tensor,
+    gram: tf.Tensor,
+    noise: tf.Tensor,
+    log_sigma: tf.Tensor,
+    epsilon: tf.Tensor,
+) -> tf.Tensor:
+    """See `_Direction`. The densities are those of `BinsMixture.log_density`."""
+    gram = gram * tf.exp(-2.0 * log_sigma)
+    half = 0.5 * tf.linalg.diag_part(gram)
+    common = tf.reduce_mean(gram, axis=1)
+    u = noise * tf.exp(-log_sigma)
+    if not add:
+        u += tf.gather(gram, bins) * (1.0 + moves[:, :1])
+    u += moves[:, 1:] * common
+    losses = _log_mean_exp(u - half)
+    # Components other than the target, shape [T - 1, 1].
+    by_own, by_common = tilts[1:, :1], tilts[1:, 1:]
+    densities = by_common * tf.reduce_mean(u, axis=1)
+    densities -= 0.5 * by_common**2 * tf.reduce_mean(common)
+    if not add:
+        scale = 1.0 + by_own
+        offsets = scale**2 * half + scale * by_common * common
+        densities += _log_mean_exp(scale[:, None] * u - offsets[:, None])
+    target = tf.zeros_like(losses) if add else losses
+    densities = tf.concat([target[None], densities], axis=0)
+    mixed = tf.reduce_logsumexp(densities + log_shares[:, None], axis=0)
+    signed = -losses if add else losses
+    # Where the loss is not reached the value is 0, and finite to differentiate.
+    excess = -tf.math.expm1(epsilon - tf.maximum(signed, epsilon))
+    mean = tf.reduce_mean(excess * tf.exp(target - mixed))
+    return tf.math.log(tf.maximum(mean, _LEAST))
 
 
 class BinsNoise:
@@ -213,11 +240,12 @@ class BinsNoise:
         def solve(gram: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
             noise = _correlated(gram, direction.normals)
 
-            def excess(log_sigma: tf.Tensor) -> tf.Tensor:
-                found = direction.log_delta(gram, noise, log_sigma, self._epsilon)
-                return found - self._log_delta
+            def excess(log_sigma: float) -> float:
+                at = tf.constant(log_sigma, tf.float64)
+                found = direction.log_delta(gram, noise, at, self._epsilon)
+                return float(found) - self._log_delta
 
-            solution = _root(excess, self._start)
+            solution = tf.constant(_root(excess, self._start), tf.float64)
 
             def gradient(upstream: tf.Tensor) -> tf.Tensor:
                 with tf.GradientTape() as tape:
@@ -233,52 +261,41 @@ class BinsNoise:
         return solution
 
 
-def _correlated(gram: tf.Tensor, normals: np.ndarray) -> tf.Tensor:
+def _correlated(gram: tf.Tensor, normals: tf.Tensor) -> tf.Tensor:
     jitter = _JITTER * tf.reduce_mean(tf.linalg.diag_part(gram))
     shifted = gram + jitter * tf.eye(gram.shape[0], dtype=gram.dtype)
     return tf.matmul(normals, tf.linalg.cholesky(shifted), transpose_b=True)
 
 
 def _log_mean_exp(exponents: tf.Tensor) -> tf.Tensor:
-    count = math.log(exponents.shape[-1])
-    return tf.reduce_logsumexp(exponents, axis=-1) - count
+    count = tf.cast(tf.shape(exponents)[-1], exponents.dtype)
+    return tf.reduce_logsumexp(exponents, axis=-1) - tf.math.log(count)
 
 
-def _root(function: Callable[[tf.Tensor], tf.Tensor], start: float) -> tf.Tensor:
+def _root(function: Callable[[float], float], start: float) -> float:
     """A root of a falling function, of log sigma, near `start`; NaN if none.
 
     By the secant method, and by bisection where that leaves what is known to enclose it.
     """
-    before = tf.constant(start + 0.01, tf.float64)
-    here = tf.constant(start, tf.float64)
-    low, high = (tf.constant(end, tf.float64) for end in (-np.inf, np.inf))
-
-    def unfinished(*state: tf.Tensor) -> tf.Tensor:
-        return tf.abs(state[3]) > _TOLERANCE
-
-    def step(
-        before: tf.Tensor,
-        value_before: tf.Tensor,
-        here: tf.Tensor,
-        value: tf.Tensor,
-        low: tf.Tensor,
-        high: tf.Tensor,
-    ) -> tuple[tf.Tensor, ...]:
-        low = tf.where(value > 0.0, tf.maximum(low, here), low)
-        high = tf.where(value > 0.0, high, tf.minimum(high, here))
-        slope = (value - value_before) / (here - before)
+    before, here = start + 0.01, start
+    value_before, value = function(before), function(here)
+    low, high = -math.inf, math.inf
+    for _ in range(_ITERATIONS):
+        if not abs(value) > _TOLERANCE:
+            break
+        if value > 0.0:
+            low = max(low, here)
+        else:
+            high = min(high, here)
+        moved = here - before
+        slope = (value - value_before) / moved if moved else 0.0
         # The function falls: a flat piece is left at full speed.
-        move = tf.where(slope < 0.0, -value / slope, tf.sign(value) * _LARGEST_STEP)
-        following = here + tf.clip_by_value(move, -_LARGEST_STEP, _LARGEST_STEP)
-        is_enclosed = tf.math.is_finite(low) & tf.math.is_finite(high)
-        is_outside = (following <= low) | (following >= high)
-        middle = 0.5 * (low + high)
-        following = tf.where(is_enclosed & is_outside, middle, following)
-        return here, value, following, function(following), low, high
-
-    state = (before, function(before), here, function(here), low, high)
-    found = tf.while_loop(unfinished, step, state, maximum_iterations=_ITERATIONS)
-    is_near = tf.abs(found[2] - start) <= _FARTHEST
-    is_root = is_near & (tf.abs(found[3]) <= _TOLERANCE)
-    solution: tf.Tensor = tf.where(is_root, found[2], np.nan)
-    return solution
+        move = -value / slope if slope < 0.0 else math.copysign(_LARGEST_STEP, value)
+        following = here + min(max(move, -_LARGEST_STEP), _LARGEST_STEP)
+        is_enclosed = math.isfinite(low) and math.isfinite(high)
+        if is_enclosed and not low < following < high:
+            following = 0.5 * (low + high)
+        before, value_before = here, value
+        here, value = following, function(following)
+    is_root = abs(here - start) <= _FARTHEST and abs(value) <= _TOLERANCE
+    return here if is_root else math.nan
