@@ -11,6 +11,7 @@ checked with it again.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import dp_accounting
@@ -102,7 +103,12 @@ def calibrate_noise_stddev(epsilon: float, delta: float) -> float:
     """
     check_positive("epsilon", epsilon)
     check_delta(delta)
+    return _calibrated(float(epsilon), float(delta))
 
+
+# All that is compared for a budget is scaled by the same noise.
+@functools.lru_cache(maxsize=1024)
+def _calibrated(epsilon: float, delta: float) -> float:
     def excess(log_noise_stddev: float) -> float:
         found = gaussian_delta(math.exp(log_noise_stddev), epsilon)
         return log(found) - log(delta)
