@@ -85,7 +85,11 @@ def test_example_f1_with_m_and_n_put_right():
 
 @pytest.mark.parametrize(
     "epsilon, bands, queries, published",
-    [(1.0, 1, 2052, 0.37313), (1.0, 9, 228, 0.79118), (16.0, 1, 2052, 0.16876)],
+    [
+        pytest.param(1.0, 1, 2052, 0.37313, marks=pytest.mark.slow),
+        (1.0, 9, 228, 0.79118),
+        (16.0, 1, 2052, 0.16876),
+    ],
 )
 def test_table_5_of_amplified_banded_mf(epsilon, bands, queries, published):
     """Amplified rows; sigma there is for sensitivity 1 under (k=6, b=342): times sqrt 6."""
@@ -124,6 +128,7 @@ def test_one_bin_and_one_epoch_is_the_exact_gaussian_mechanism():
         assert abs(found.value - exact) < 4.0 * found.standard_error + 1e-9
 
 
+@pytest.mark.slow
 @SETTINGS
 @hypothesis.given(
     queries=st.integers(1, 60),

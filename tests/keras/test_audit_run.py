@@ -71,6 +71,7 @@ def scaled(plan):
     return tf_bandmf.keras.PrivateOptimizer(adam, plan, scaling="second_moment")
 
 
+@pytest.mark.slow
 def test_a_run_in_scaled_coordinates_is_believed():
     plan = plan_of("bsr:4")
     found = audited(plan, optimizer=scaled(plan), kernel_regularizer="l2")

@@ -68,6 +68,7 @@ def test_streamed_noise_is_the_dense_product(name):
 @pytest.mark.parametrize(
     "name", ["lambda_cgd", "bsr_normalized", "bisr_many_bands", "buffered"]
 )
+@pytest.mark.slow_cases("bisr_many_bands")
 def test_eager_and_graph_noise_agree(name):
     strategy = all_strategies()[name]
     generator = noise.NoiseGenerator(strategy, 100)
@@ -141,6 +142,7 @@ SHARDED += [
 
 
 @pytest.mark.parametrize(("name", "keep_normals"), SHARDED)
+@pytest.mark.slow_cases("dense-False", "general_inverse-False")
 def test_shards_are_the_parts_of_the_vector_of_one_device(name, keep_normals):
     strategy, size = all_strategies()[name], 3 * 4096 + 100
     jit_compile = name == "lambda_cgd_normalized"
@@ -157,6 +159,7 @@ def test_shards_are_the_parts_of_the_vector_of_one_device(name, keep_normals):
 
 
 @pytest.mark.parametrize("name", ["lambda_cgd_normalized", "bisr", "bisr_many_bands"])
+@pytest.mark.slow_cases("bisr_many_bands")
 def test_kept_normals_give_the_noise_of_regenerated_ones(name):
     strategy = all_strategies()[name]
     again = noise.NoiseGenerator(strategy, 5000)

@@ -57,6 +57,7 @@ def test_continued_columns_are_near_the_optimum(columns, long_runs):
     assert found < least * (1.0 + 3e-4)
 
 
+@pytest.mark.slow
 def test_long_runs_start_from_shorter_ones(columns, long_runs, monkeypatch):
     workload, once = workloads.prefix_sum(2048), MinSep(2048, 1)
     _, plain, _ = long_runs

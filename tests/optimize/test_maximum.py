@@ -85,6 +85,7 @@ def test_weights_of_the_bound_are_shares():
         assert weights.sum() == pytest.approx(1.0) and weights.min() > 0.0
 
 
+@pytest.mark.slow
 def test_general_columns_are_certified_to_a_thousandth_by_default():
     workload = workloads.prefix_sum(24)
     found = strategies.optimized_banded(workload, 4, objective="max")

@@ -98,6 +98,7 @@ def test_columns_have_norm_one():
     assert found.value == pytest.approx(np.sqrt(2.0))
 
 
+@pytest.mark.slow
 def test_equals_the_convex_solution_with_learning_rates():
     workload = workloads.momentum_sgd(8, 0.5, 0.9, np.linspace(1.0, 0.2, 8))
     start = square_root(workload, 3)
@@ -200,6 +201,7 @@ def test_a_function_of_the_errors_can_be_minimized_but_not_certified():
     assert root <= np.sqrt(example().per_step_squared_error(workload)).sum()
 
 
+@pytest.mark.slow
 def test_a_function_of_the_errors_need_not_be_what_xla_compiles():
     @tf.custom_gradient
     def on_the_host(errors):

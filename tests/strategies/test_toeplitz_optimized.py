@@ -129,6 +129,7 @@ def test_inverse_coefficients_meet_the_peer_s_optimum():
     assert reached >= np.linalg.norm(response) * (1 - 1e-12)
 
 
+@pytest.mark.slow
 def test_inverse_with_momentum_and_learning_rates():
     n, once = 30, MinSep(30, 1)
     workload = workloads.momentum_sgd(n, 0.5, 0.9, np.linspace(1.0, 0.2, n))

@@ -315,6 +315,7 @@ def test_invariant_17_positions_of_an_example_are_no_examples(claimed, microbatc
     ],
     ids=["points", "few_positions", "groups", "some_positions", "valid"],
 )
+@pytest.mark.slow_cases("few_positions-1", "groups-1", "some_positions-1")
 def test_invariant_17_pixels_of_an_example_are_no_examples(
     convolution, microbatch_size
 ):

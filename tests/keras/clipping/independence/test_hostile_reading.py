@@ -128,6 +128,7 @@ class Pooled(layers.Layer):
     invariants=[16],
 )
 @pytest.mark.parametrize("kind", ["MultiHeadAttention", "GroupQueryAttention"])
+@pytest.mark.slow_cases("GroupQueryAttention")
 def test_invariant_16_a_mask_of_sequences_is_no_attention_mask(kind):
     grouped = kind == "GroupQueryAttention"
     arguments = (4, 2, 1) if grouped else (1, 3)
