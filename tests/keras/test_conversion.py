@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_bandmf.keras
 
@@ -205,3 +206,53 @@ def test_token_weights(make_plan):
         results.append(model.get_weights())
     for first, second in zip(*results):
         np.testing.assert_array_equal(first, second)
+
+
+LOOKUPS = {
+    "strings": (keras.layers.StringLookup, ["cat", "dog", "cat"]),
+    "known strings": (
+        lambda: keras.layers.StringLookup(vocabulary=["dog", "cat"]),
+        ["cat", "dog", "mat"],
+    ),
+    "integers": (keras.layers.IntegerLookup, [7, 3, 7]),
+    "texts": (
+        lambda: keras.layers.TextVectorization(output_sequence_length=2),
+        ["a cat", "a dog", "cat"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_vocabularies_are_those_of_the_private_model(name, tmp_path):
+    make, values = LOOKUPS[name]
+    lookup, rows = make(), tf.constant(values)[:, None]
+    if name != "known strings":
+        lookup.adapt(tf.constant(values))
+    inputs = keras.Input((1,), dtype=rows.dtype.name)
+    vectors = keras.layers.Embedding(8, 3)(lookup(inputs))
+    outputs = keras.layers.Dense(2)(keras.layers.Flatten()(vectors))
+    private = tf_bandmf.keras.make_private(keras.Model(inputs, outputs))
+    plain = tf_bandmf.keras.to_plain(private)
+    np.testing.assert_array_equal(plain(rows), private(rows))
+    plain.save(tmp_path / "plain.keras")
+    loaded = keras.models.load_model(tmp_path / "plain.keras")
+    np.testing.assert_array_equal(loaded(rows), private(rows))
+
+
+@pytest.mark.parametrize("make", ["config", "into"])
+def test_a_normalization_is_that_of_the_private_model(make, train, data):
+    def model():
+        normalization = keras.layers.Normalization()
+        normalization.adapt(np.array([[1.0] * 5, [4.0] * 5]))
+        return keras.Sequential(
+            [keras.Input((5,)), normalization, keras.layers.Dense(3)]
+        )
+
+    private = train(model())
+    into = model() if make == "into" else None
+    if into is not None:
+        into.layers[0].adapt(np.array([[0.0] * 5, [9.0] * 5]))
+    plain = tf_bandmf.keras.to_plain(private, into)
+    x = np.asarray(data[0])
+    np.testing.assert_allclose(plain(x), private(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(plain.layers[0].mean, [[2.5] * 5])

@@ -168,6 +168,17 @@ def test_raw_strings_are_preprocessed_example_by_example(on_strings):
     )
 
 
+def test_a_plain_task_has_the_vocabulary(on_strings, tmp_path):
+    model, *_ = on_strings
+    expected = model.predict(TEXTS, verbose=0)
+    plain = tf_bandmf.keras.to_plain(model)
+    np.testing.assert_allclose(plain.predict(TEXTS, verbose=0), expected, rtol=1e-5)
+    plain.save(tmp_path / "plain.keras")
+    known = {"Watched": type(plain)}
+    loaded = keras.models.load_model(tmp_path / "plain.keras", custom_objects=known)
+    np.testing.assert_allclose(loaded.predict(TEXTS, verbose=0), expected, rtol=1e-5)
+
+
 def test_raw_strings_train_as_prepared_data_do(train, on_strings):
     raw, before, _ = on_strings
     prepared = hub_models.bert()

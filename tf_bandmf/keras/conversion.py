@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -89,12 +91,13 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
       model: what `make_private` returned, or of a class derived from `PrivateTraining`;
         trained or not.
       into: a plain model of the same architecture, built, that gets the weights. Needed
-        only for classes that Keras cannot make again from `get_config()`.
+        only for classes that Keras cannot make again from `get_config()`. It keeps its
+        vocabularies if its layers that have some are others than the model's.
 
     Returns:
-      A new model of the class that the model had, with the same weights, not compiled;
-      or `into`. Adapters (LoRA) of KerasHub's backbones are merged into the weights that
-      they adapt, as Keras does when it saves.
+      A new model of the class that the model had, with the same weights and
+      vocabularies, not compiled; or `into`. Adapters (LoRA) of KerasHub's backbones are
+      merged into the weights that they adapt, as Keras does when it saves.
 
     Raises:
       TypeError: if the model is not private, or `into` is, or the model's class cannot be
@@ -149,11 +152,54 @@ def _adapted(model: keras.Model) -> bool:
 
 
 def _copy_weights(model: keras.Model, plain: keras.Model) -> None:
-    if not _adapted(model):
+    if _adapted(model):
+        # Keras merges adapters when it saves; the classes' own `save_weights` does more.
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "merged.weights.h5"
+            keras.Model.save_weights(model, path)
+            keras.Model.load_weights(plain, path)
+    else:
         plain.set_weights(model.get_weights())
-        return
-    # Keras merges adapters when it saves; the classes' own `save_weights` does more.
+        for layer, other in _pairs(model, plain, _loads_its_own):
+            _load_own(layer, other)
+    for layer, other in _pairs(model, plain, lambda each: hasattr(each, "save_assets")):
+        _copy_assets(layer, other)
+
+
+def _pairs(
+    model: keras.Model, plain: keras.Model, wanted: Callable[[Any], bool]
+) -> list[tuple[Any, Any]]:
+    """Such layers of both; none if `into` has others with the same weights.
+
+    Layers may be made when a model is used, so that all of them need not correspond.
+    """
+    layers, others = (
+        [each for each in either._flatten_layers(include_self=False) if wanted(each)]
+        for either in (model, plain)
+    )
+    if [type(layer) for layer in layers] != [type(other) for other in others]:
+        return []
+    return list(zip(layers, others))
+
+
+def _loads_its_own(layer: keras.layers.Layer) -> bool:
+    """Whether a layer does more than to take its weights when these are loaded."""
+    usual = keras.layers.Layer.load_own_variables
+    return layer.built and type(layer).load_own_variables is not usual
+
+
+def _load_own(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
+    """Lets a layer derive from its weights what it does when they are loaded.
+
+    The mean and variance of `Normalization` are such.
+    """
+    store: dict[str, Any] = {}
+    layer.save_own_variables(store)
+    other.load_own_variables(store)
+
+
+def _copy_assets(layer: Any, other: Any) -> None:
+    """Copies what is no weight, as Keras saves it: vocabularies."""
     with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "merged.weights.h5"
-        keras.Model.save_weights(model, path)
-        keras.Model.load_weights(plain, path)
+        layer.save_assets(folder)
+        other.load_assets(folder)
