@@ -174,12 +174,20 @@ def _pairs(
     Layers may be made when a model is used, so that all of them need not correspond.
     """
     layers, others = (
-        [each for each in either._flatten_layers(include_self=False) if wanted(each)]
-        for either in (model, plain)
+        [each for each in _layers(either) if wanted(each)] for either in (model, plain)
     )
     if [type(layer) for layer in layers] != [type(other) for other in others]:
         return []
     return list(zip(layers, others))
+
+
+def _layers(model: keras.Model) -> list[Any]:
+    """Each layer once; with the preprocessor of a task, which Keras 3.12 leaves out."""
+    found = list(model._flatten_layers(include_self=False))
+    preprocessor = getattr(model, "preprocessor", None)
+    if isinstance(preprocessor, keras.layers.Layer):
+        found.extend(preprocessor._flatten_layers())
+    return list({id(layer): layer for layer in found}.values())
 
 
 def _loads_its_own(layer: keras.layers.Layer) -> bool:
