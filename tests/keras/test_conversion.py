@@ -256,3 +256,15 @@ def test_a_normalization_is_that_of_the_private_model(make, train, data):
     x = np.asarray(data[0])
     np.testing.assert_allclose(plain(x), private(x), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(plain.layers[0].mean, [[2.5] * 5])
+
+
+def test_adapted_bins_are_those_of_the_private_model():
+    bins = keras.layers.Discretization(num_bins=3)
+    bins.adapt(np.arange(30.0)[:, None])
+    inputs = keras.Input((1,))
+    vectors = keras.layers.Embedding(4, 3)(bins(inputs))
+    outputs = keras.layers.Dense(2)(keras.layers.Flatten()(vectors))
+    private = tf_bandmf.keras.make_private(keras.Model(inputs, outputs))
+    plain = tf_bandmf.keras.to_plain(private)
+    x = tf.constant([[1.0], [15.0], [29.0]])
+    np.testing.assert_array_equal(plain(x), private(x))

@@ -228,7 +228,10 @@ class BinsNoise:
         ]
 
     def log_sigma(self, gram: tf.Tensor) -> tf.Tensor:
-        """Log of the noise, of the worse direction, shape []; NaN if far from `gram`."""
+        """Log of the noise of the worse direction, shape []; NaN if far from `gram`.
+
+        Call it eagerly: its root is found by values.
+        """
         each = tf.stack([self._solve(gram, found) for found in self._directions])
         smooth = tf.reduce_logsumexp(_SHARPNESS * each) / _SHARPNESS
         return smooth - math.log(len(self._directions)) / _SHARPNESS
