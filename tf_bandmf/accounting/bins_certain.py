@@ -39,6 +39,8 @@ _WIDTH = 0.1
 _LARGEST_SQUARED_RATIO = 200.0
 # Beyond it the chain of the bins is not followed: amplification hardly matters.
 _LARGEST_CHAIN_EPSILON = 25.0
+# Larger thresholds overflow; the bound there is that of the last one.
+_LARGEST_EXPONENT = 700.0
 # Steps of the search for noise by the chain, and how close to delta it ends.
 _CHAIN_STEPS, _CHAIN_PRECISION = 8, 0.01
 
@@ -218,7 +220,9 @@ class CertainBins(Accountant):
 
 def _at(chain: bins_chain.Profile | None, epsilon: float) -> float:
     """Of the chain of the bins, 1 where there is none."""
-    return 1.0 if chain is None else float(chain.at(math.exp(epsilon)))
+    if chain is None:
+        return 1.0
+    return float(chain.at(math.exp(min(epsilon, _LARGEST_EXPONENT))))
 
 
 def _falling_root(

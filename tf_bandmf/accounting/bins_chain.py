@@ -41,6 +41,7 @@ import math
 
 import numpy as np
 
+from tf_bandmf.accounting import tails
 from tf_bandmf.accounting.bins_kernel import Kernel
 
 # An independent part of a bin that is a smaller share of its variance goes to the chain.
@@ -48,11 +49,14 @@ _NO_REST = 1e-3
 # Nodes in standard deviations: below the mean, and above what the bin's own tilt adds to
 # it, where the last fine one is and those beyond.
 _BELOW, _FINE = np.array([-3.0, -2.1, -1.4, -0.9, -0.5, -0.2]), 4.8
-_BEYOND = np.array([5.3, 6.0, 7.0, 8.5])
+_BEYOND = np.array([5.3, 6.0, 7.0, 8.5, 10.0])
+# The same for a bin's independent part, and how far that of the common normal goes.
+_INDEPENDENT_FINE, _INDEPENDENT_BEYOND = 6.0, np.linspace(6.25, 10.0, 16)
+_COMMON_REACH, _COMMON_NODES = 10.0, 81
 # Exponents stay below, for single precision.
-_LARGEST_EXPONENT = 60.0
-# Least relative mass that is split between the ends of a cell; less goes to the upper end.
-_LEAST_MASS = 1e-13
+_LARGEST_EXPONENT = 67.0
+# Smaller numbers are 0 in single precision.
+_UNDERFLOW = 2.0**-126
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +120,14 @@ def profile(
     found = _of_chain(chain, max(rest, 0.0), largest, grid)
     if common == 0.0:
         return found
-    nodes = scatter * np.linspace(-6.0, 6.0 + 3.0 * scatter, 61)
+    reach = _COMMON_REACH + scatter
+    nodes = scatter * np.linspace(-_COMMON_REACH, reach, _COMMON_NODES)
     weights, tail = _chords(np.zeros(1), scatter, nodes)
     factors = np.exp(nodes - 0.5 * common)
     deltas = np.full(found.thresholds.size, tail[0] * math.exp(-0.5 * common))
     for weight, factor in zip(weights[0], factors):
         deltas += weight * factor * found.at(found.thresholds / factor)
+    deltas *= 1.0 + _COMMON_NODES * 2.0**-50
     return Profile(found.thresholds, np.minimum(deltas, 1.0))
 
 
@@ -147,12 +153,12 @@ def _of_chain(kernel: Kernel, rest: float, largest: float, grid: Grid) -> Profil
     q = _thresholds(largest, 1.01 * reach + 1.0, grid)
     size, slopes = q.size - 1, 1.0 / np.diff(q)
     places = _places(q, slopes, contributions, terms)
-    tails = (over * contributions)[:, None].astype(np.float32)
+    excess = (over * contributions)[:, None].astype(np.float32)
     # The last bin: R = 0, and -q[0] at q[0] < 0.
     value = np.zeros((start.size, x.size, q.size), np.float32)
     value[..., 0] = -q[0]
     for j in range(b - 1, 0, -1):
-        after = _taken(value, places, size) + tails
+        after = _taken(value, places, size) + excess
         from_x, from_start, spread = _regression(kernel, j)
         # In bin 0 there is no x but x_0.
         here = x if j > 1 else np.zeros(1)
@@ -181,7 +187,11 @@ def _of_chain(kernel: Kernel, rest: float, largest: float, grid: Grid) -> Profil
         deltas = weights[0] @ first + tail[0]
     # Rounding to single precision: sums of products of non-negative numbers.
     rounding = math.exp(2.0**-24 * b * (x.size + 2 * len(terms) + 16))
-    return Profile(q[1:], np.minimum(deltas * rounding, 1.0))
+    # Underflow: a weight below it takes away at most that times the largest value, which
+    # E[R_j | x'] <= exp(x') bounds; a product at most that. Both are averaged from there on.
+    largest_value = reach * (1.0 + b * math.exp(0.5 * v)) if v > 0.0 else 0.0
+    lost = _UNDERFLOW * b * (x.size * largest_value + x.size + len(terms) + 2.0)
+    return Profile(q[1:], np.minimum(deltas * rounding + lost, 1.0))
 
 
 def _regression(kernel: Kernel, j: int) -> tuple[float, float, float]:
@@ -216,29 +226,29 @@ def _thresholds(largest: float, reach: float, grid: Grid) -> np.ndarray:
 
 def _independent(rest: float, step: float) -> tuple[list[tuple[float, float]], float]:
     """Factors of mean 1: weights and nodes `step` apart, and `E(e - e_top)_+`."""
-    from scipy.special import ndtr  # slow to import
-
     if rest == 0.0:
         return [(1.0, 1.0)], 0.0
     s = math.sqrt(rest)
     reach = 9.0 * s + rest
     count = int(np.clip(math.ceil(reach / min(step, s)), 10, 100))
-    edges = np.exp(np.linspace(-3.0 * s, 6.0 * s + rest, count) - 0.5 * rest)
-    edges = np.concatenate([[0.0], edges])
-    with np.errstate(divide="ignore"):
-        z = (np.log(edges) + 0.5 * rest) / s
-    mass = np.diff(ndtr(z))
-    part = np.diff(ndtr(z - s))
-    right = (part - edges[:-1] * mass) / np.diff(edges)
-    right = np.clip(right + 1e-15, 0.0, mass)
+    # Places of log e in standard deviations; above its mean under e's own weight, too.
+    z = np.linspace(-3.0, _INDEPENDENT_FINE + s, count)
+    z = np.concatenate([[-np.inf], z, _INDEPENDENT_BEYOND + s])
+    edges = np.exp(s * z - 0.5 * rest)
+    # Mass, and E[e] there: that of normals shifted by s.
+    mass, mass_error = tails.cells(z)
+    part, _ = tails.cells(z - s)
+    width = np.diff(edges)
+    right = part - edges[:-1] * (mass - mass_error)
+    right += 2.0**-50 * (part + edges[:-1] * mass)
+    right = np.clip(right / width, 0.0, mass)
     weights = np.zeros(edges.size)
     weights[:-1] += mass - right
     weights[1:] += right
-    beyond = float(ndtr(-z[-1])), float(ndtr(s - z[-1]))
     # The mass of the tail is at the last node, its excess is the second value.
-    weights[-1] += beyond[0]
-    excess = max(beyond[1] - edges[-1] * beyond[0], 0.0)
-    return list(zip(weights.tolist(), edges.tolist())), excess + 1e-15
+    weights[-1] += float(tails.upper_tail(z[-1]))
+    excess = float(tails.upper_tail(z[-1] - s))
+    return list(zip(weights.tolist(), edges.tolist())), excess
 
 
 def _places(
@@ -294,24 +304,18 @@ def _chords(
     Returns:
       Weights [M, N], and `E[exp(x); x > nodes[-1]]`, shape [M].
     """
-    from scipy.special import ndtr  # slow to import
-
     z = (nodes - mean[:, None]) / deviation
-    # From the nearer end: no cancellation in the tails.
-    right_side = z[:, :-1] > 0.0
-    mass = np.where(
-        right_side, ndtr(-z[:, :-1]) - ndtr(-z[:, 1:]), ndtr(z[:, 1:]) - ndtr(z[:, :-1])
-    )
+    mass, mass_error = tails.cells(z)
     density = np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
     width = np.diff(nodes) / deviation
+    # E[z - left; cell], with what it errs by: rounding of densities and masses.
     moment = density[:, :-1] - density[:, 1:] - z[:, :-1] * mass
-    upper = np.clip(
-        moment / width + 4e-16 * (1.0 + np.abs(z[:, :-1])) / width, 0.0, mass
-    )
-    upper = np.where(mass < _LEAST_MASS, mass, upper)
+    error = np.abs(z[:, :-1]) * mass_error
+    error += tails.RELATIVE_ERROR * (density[:, :-1] + density[:, 1:])
+    upper = np.clip((moment + error) / width, 0.0, mass)
     weights = np.zeros((mean.size, nodes.size))
     weights[:, :-1] += mass - upper
     weights[:, 1:] += upper
-    weights[:, 0] += ndtr(z[:, 0])
-    tail = np.exp(mean + 0.5 * deviation**2) * ndtr(deviation - z[:, -1])
+    weights[:, 0] += tails.lower_tail(z[:, 0])
+    tail = np.exp(mean + 0.5 * deviation**2) * tails.upper_tail(z[:, -1] - deviation)
     return weights, tail

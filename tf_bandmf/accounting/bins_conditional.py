@@ -15,6 +15,8 @@ import math
 
 import numpy as np
 
+from tf_bandmf.accounting import tails
+
 # Standard deviations of the own bin's noise: nodes of the moments, and of the integral.
 _LOW, _HIGH, _NODES, _CELLS = -9.0, 13.0, 67, 22_000
 
@@ -37,8 +39,6 @@ def delta_from_moments(epsilon: float, logs: np.ndarray) -> float:
       epsilon: >= 0.
       logs: of `log_moments`, which do not depend on epsilon.
     """
-    from scipy.special import ndtr  # slow to import
-
     z = np.linspace(_LOW, _HIGH, _NODES)
     # Log moments are convex in u_0, and moments rise: chords, and right ends of cells.
     fine = np.linspace(_LOW, _HIGH, _CELLS + 1)
@@ -50,9 +50,8 @@ def delta_from_moments(epsilon: float, logs: np.ndarray) -> float:
     relative = np.interp(fine[1:], z, logs[0]) - epsilon
     beyond = -np.expm1(-np.maximum(relative, math.log(2.0)))
     values = np.where(relative > math.log(2.0), np.minimum(values, beyond), values)
-    below = ndtr(fine)
-    inside = float(np.diff(below) @ values)
-    outside = float(below[0] * values[0] + ndtr(-_HIGH))
+    inside = float(tails.cells(fine)[0] @ values)
+    outside = float(tails.lower_tail(_LOW) * values[0] + tails.upper_tail(_HIGH))
     return min(1.0, (inside + outside) * (1.0 + 1e-9))
 
 

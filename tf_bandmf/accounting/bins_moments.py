@@ -24,6 +24,8 @@ from tf_bandmf.accounting.bins_kernel import Kernel
 _LARGEST_EXPONENT = 600.0
 _LARGEST = 1e300
 _LARGEST_ORDER = 24
+# Relative error of a few operations of float64, and what underflow may take away.
+_ROUNDING, _LEAST_DELTA = 2.0**-48, 1e-60
 # Ratio of neighbors in the grid of S, and its least point.
 _RATIO, _LEAST_POINT = 0.97, 1e-3
 
@@ -132,28 +134,37 @@ def delta_from_moments(epsilon: float, logs: np.ndarray) -> float:
     touch = np.concatenate([[0.0], np.linspace(0.4, 1.0, 9)])[None]
     a = orders[:, None]
     linear, constant = a * touch ** (a - 1.0), (a - 1.0) * touch**a
-    log_threshold = epsilon
     beyond = np.geomspace(1e-2, 1e3, 800)
-    # In units of K, cell by cell: the numerator is largest right, h is least left.
+    # In units of K, and h in units of K^a so that nothing overflows. Cell by cell: the
+    # numerator is largest right, h is least left.
     left, right = 1.0 + beyond[:-1], beyond[1:]
     best = 1.0
-    threshold = math.exp(log_threshold)
-    for i in range(orders.size):
-        with np.errstate(over="ignore"):
-            powers = np.exp(orders[i] * (np.log(left) + log_threshold))
-            h = powers - linear[i][:, None] * threshold * left + constant[i][:, None]
+    for i, order in enumerate(orders):
+        slope = linear[i][:, None] * math.exp((1.0 - order) * epsilon)
+        offset = constant[i][:, None] * math.exp(-order * epsilon)
+        h = _least_excess(left, order, slope, offset)
         # The first cell reaches down to L = K, where h is less.
-        at = math.exp(orders[i] * log_threshold) - linear[i] * threshold + constant[i]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            factor = np.max(threshold * right / h, axis=1)
-            factor = np.maximum(factor, threshold * beyond[0] / at)
-        # Beyond the last cell: (L - K) / h <= L / h, which falls.
-        last = threshold * (1.0 + beyond[-1])
-        tail = last / np.maximum(h[:, -1], 1e-300)
-        factor = np.maximum(factor, tail)
+        at = _least_excess(np.ones(1), order, slope, offset)[:, 0]
+        with np.errstate(divide="ignore"):
+            factor = np.max(right / np.maximum(h, 0.0), axis=1)
+            factor = np.maximum(factor, beyond[0] / np.maximum(at, 0.0))
+            # Beyond the last cell: (L - K) / h <= L / h, which falls.
+            factor = np.maximum(factor, (1.0 + beyond[-1]) / np.maximum(h[:, -1], 0.0))
         excess = moments[i, 0] - linear[i] + constant[i]
-        found = factor * excess
-        found = found[np.isfinite(found) & (at > 0.0) & (excess >= 0.0)]
-        if found.size:
-            best = min(best, float(found.min()))
-    return best * (1.0 + 1e-9)
+        excess += _ROUNDING * (moments[i, 0] + linear[i] + constant[i])
+        possible = np.isfinite(factor) & (excess >= 0.0)
+        if np.any(possible):
+            logs_found = np.log(factor[possible]) + np.log(excess[possible])
+            found = math.exp(min(logs_found.min() + (1.0 - order) * epsilon, 0.0))
+            best = min(best, found)
+    return best * (1.0 + 1e-9) + _LEAST_DELTA
+
+
+def _least_excess(
+    ratio: np.ndarray, order: float, slope: np.ndarray, offset: np.ndarray
+) -> np.ndarray:
+    """`ratio^order - slope ratio + offset` less what rounding may add, [touches, cells]."""
+    powers = ratio**order
+    return (
+        powers - slope * ratio + offset - _ROUNDING * (powers + slope * ratio + offset)
+    )

@@ -18,6 +18,7 @@ import dp_accounting
 import scipy.optimize
 from dp_accounting.pld import privacy_loss_mechanism
 
+from tf_bandmf.accounting import tails
 from tf_bandmf.accounting.base import Accountant, meaningful
 from tf_bandmf.accounting.checks import (
     LARGEST_EPSILON,
@@ -34,12 +35,15 @@ NAME = "exact Gaussian mechanism (dp-accounting)"
 _LARGEST_NOISE = 1e9
 _LARGEST_SQUARED = 1e100
 _TOLERANCE = 1e-12
+# Relative error of float64; beyond so many standard deviations tails are 0.
+_EPSILON, _LARGEST_PLACE = 2.0**-52, 40.0
 
 
 def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
-    """The smallest delta for which the mechanism is (epsilon, delta)-DP.
+    """The smallest delta for which the mechanism is (epsilon, delta)-DP, rounded up.
 
-    Balle and Wang, 2018, arXiv:1805.06530, Theorem 8 (arXiv:2505.12128, Theorem 2).
+    Balle and Wang, 2018, arXiv:1805.06530, Theorem 8 (arXiv:2505.12128, Theorem 2): a
+    difference of two tails. What its rounding may have taken away is added.
 
     Raises:
       ValueError: if noise_stddev is not positive and finite, or epsilon negative.
@@ -51,6 +55,12 @@ def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
     noise_stddev = float(min(noise_stddev, _LARGEST_SQUARED))
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(noise_stddev, sensitivity=1.0)
     delta = float(loss.get_delta_for_epsilon(epsilon))
+    place = epsilon * noise_stddev - 0.5 / noise_stddev
+    # The relative error of the larger tail at z grows like z^2, and with that of z.
+    tail = min(float(tails.upper_tail(place)), 1.0)
+    rounded = tail * _EPSILON * (8.0 + min(max(place, 0.0), _LARGEST_PLACE) ** 2)
+    if math.isfinite(delta):
+        delta = min(max(delta, 0.0) + rounded, 1.0) if delta > -rounded else delta
     if not 0.0 <= delta <= 1.0:
         raise ArithmeticError(
             f"The accountant returned delta = {delta} for noise_stddev = "

@@ -1,0 +1,56 @@
+"""Accountants take probabilities of tails and intervals from `accounting/tails.py`."""
+
+import ast
+import pathlib
+
+import pytest
+
+import tf_bandmf
+
+PACKAGE = pathlib.Path(tf_bandmf.__file__).parent
+# Folders whose numbers become a guarantee; audits give lower bounds and are apart.
+FILES = sorted(
+    path
+    for folder in ("accounting", "planning")
+    for path in (PACKAGE / folder).rglob("*.py")
+    if path.name != "tails.py"
+)
+DISTRIBUTIONS = {"ndtr", "ndtri", "erf", "erfc", "cdf", "sf"}
+
+
+def calls(node):
+    """Names of distribution functions that an expression calls."""
+    return {
+        name
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call)
+        for name in [getattr(call.func, "attr", getattr(call.func, "id", ""))]
+        if name in DISTRIBUTIONS
+    }
+
+
+def forbidden(tree):
+    found = []
+    for node in ast.walk(tree):
+        name = ""
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name in {"ndtr", "erf", "erfc"}:
+            found.append((node.lineno, name))
+        if name == "diff" and any(calls(argument) for argument in node.args):
+            found.append((node.lineno, "diff of a distribution function"))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+            if calls(node.right):
+                found.append((node.lineno, "difference of a distribution function"))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_no_other_home(path):
+    assert forbidden(ast.parse(path.read_text())) == []
+
+
+def test_what_is_forbidden_is_found():
+    code = "np.diff(ndtr(z))\n1 - stats.norm.cdf(z)\nspecial.ndtr(z)\na = b - c"
+    lines = {line for line, _ in forbidden(ast.parse(code))}
+    assert lines == {1, 2, 3}

@@ -1,0 +1,66 @@
+"""Probabilities of tails and of intervals of a standard normal variable.
+
+The one home of these numbers: no accountant subtracts distribution functions itself. A
+distribution function of 1 - 1e-17 is 1 in float64, so that differences of such values are
+0 beyond 8.3 standard deviations. Here each interval is measured from its nearer tail, and
+results are **never below the true value**: the error of `scipy.special.ndtr` is added.
+
+That error: the implementation's tails are accurate to a few units in the last place, but
+for the rounding of `z^2 / 2`, whose exponential has a relative error of `2^-53 z^2`. Up to
+`|z| = 37` this is below 2e-13; `RELATIVE_ERROR` is five times as much. Beyond, tails are
+below 1e-300, which `LEAST` stands for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+RELATIVE_ERROR = 1e-12
+LEAST = 1e-300
+
+
+def upper_tail(z: float | np.ndarray) -> np.ndarray:
+    """`P(Z > z)` from above, of the same shape.
+
+    Args:
+      z: in standard deviations; may be infinite.
+    """
+    return lower_tail(-np.asarray(z, np.float64))
+
+
+def lower_tail(z: float | np.ndarray) -> np.ndarray:
+    """`P(Z <= z)` from above, of the same shape.
+
+    Args:
+      z: in standard deviations; may be infinite.
+    """
+    from scipy.special import ndtr  # slow to import
+
+    z = np.asarray(z, np.float64)
+    found = ndtr(z) * (1.0 + RELATIVE_ERROR) + np.where(z == -np.inf, 0.0, LEAST)
+    return np.minimum(found, 1.0)
+
+
+def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of the intervals between rising points, and what they may err by.
+
+    Args:
+      z: in standard deviations, rising along the last axis, shape [..., N].
+
+    Returns:
+      Masses from above and the part of them that is added error, both [..., N - 1]. The
+      true mass lies between their difference and the mass; the part is at most
+      `2 RELATIVE_ERROR` of the nearer tail, which for an interval of width `w` at `|z| > 1`
+      is about `2 RELATIVE_ERROR / (w |z|)` of the mass.
+    """
+    from scipy.special import ndtr  # slow to import
+
+    z = np.asarray(z, np.float64)
+    left, right = z[..., :-1], z[..., 1:]
+    # The nearer tail: that of the upper end, or of the mirrored interval.
+    mirrored = left > 0.0
+    outer = ndtr(np.where(mirrored, -left, right))
+    inner = ndtr(np.where(mirrored, -right, left))
+    error = RELATIVE_ERROR * outer + LEAST
+    mass = np.maximum(outer - inner, 0.0) + error
+    return np.minimum(mass, 1.0), 2.0 * error
