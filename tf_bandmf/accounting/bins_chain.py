@@ -188,7 +188,7 @@ def _of_chain(kernel: Kernel, rest: float, largest: float, grid: Grid) -> Profil
     # Rounding to single precision: sums of products of non-negative numbers.
     rounding = math.exp(2.0**-24 * b * (x.size + 2 * len(terms) + 16))
     # Underflow: a weight below it takes away at most that times the largest value, which
-    # E[R_j | x'] <= exp(x') bounds; a product at most that. Both are averaged from there on.
+    # E[R_j | x'] <= exp(x') bounds; a product at most that. Averages keep both.
     largest_value = reach * (1.0 + b * math.exp(0.5 * v)) if v > 0.0 else 0.0
     lost = _UNDERFLOW * b * (x.size * largest_value + x.size + len(terms) + 2.0)
     return Profile(q[1:], np.minimum(deltas * rounding + lost, 1.0))
