@@ -11,7 +11,7 @@ def _tail(z):
     return mpmath.erfc(z / mpmath.sqrt(2)) / 2
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def gaussian(norm, noise, log_threshold):
     """`E_P (1 - K / L)_+` of N(norm, noise^2) and N(0, noise^2), log K >= 0 or less.
 

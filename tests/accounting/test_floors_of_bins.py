@@ -10,7 +10,7 @@ import pytest
 from tf_bandmf.accounting.bins_certain import QUICK, CertainBins
 
 sys.path.insert(0, str(Path(__file__).parent))
-import floors  # noqa: E402
+import floors
 
 EPSILONS = (0.01, 0.1, 1.0, 3.0, 6.0, 10.0, 14.0, 20.0, 24.0, 30.0, 50.0)
 NOISES = (0.05, 0.1, 0.2, 0.25, 0.35, 0.5, 0.7, 1.0, 2.0, 5.0, 100.0)

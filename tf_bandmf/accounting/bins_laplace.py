@@ -185,8 +185,8 @@ class _Transform:
         matters[places] = False
         if np.any(matters):
             values[matters] = self._given_common(log_t + shifts[matters])
-        found = float(np.logaddexp.reduce(values + log_weights))
-        return float(np.logaddexp(found, _LOG_LEFT_OUT))
+        total = np.logaddexp.reduce(values + log_weights)
+        return float(np.logaddexp(total, _LOG_LEFT_OUT))
 
     def _given_common(self, log_t: np.ndarray) -> np.ndarray:
         """For a common normal of 0, shape [S] -> [S]."""
