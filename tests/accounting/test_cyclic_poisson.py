@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from dp_accounting import rdp
 
+import tf_bandmf
 from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.cyclic_fixed_size import CyclicFixedSizeAccountant
@@ -194,3 +195,35 @@ def test_sampling_never_costs_more_than_no_sampling():
         assert sampled.epsilon(delta, 20.0) <= whole.epsilon(delta, 20.0)
         calibrated = [a.calibrate_noise_stddev(1.0, delta) for a in (sampled, whole)]
         assert calibrated[0] <= calibrated[1]
+
+
+@pytest.mark.parametrize("delta", [1e-8, 1e-12])
+def test_two_million_examples_have_a_plan(delta):
+    """Rounding of the composition made delta negative, and plans called damaged."""
+    plan = tf_bandmf.plan(
+        "identity",
+        sampling="poisson",
+        num_examples=2_000_000,
+        batch_size=512,
+        epochs=3,
+        epsilon=2.0,
+        delta=delta,
+    )
+    assert plan.guarantee_at(delta).epsilon == pytest.approx(2.0, rel=0.01)
+    # One step alone: q (N(1) - K N(0)), K = (e^eps - 1 + q) / q.
+    q, noise = 512 / 2_000_000, plan.noise_stddev / plan.l2_norm_clip
+    threshold = np.log((np.expm1(2.0) + q) / q)
+    assert q * gaussian.gaussian_delta(noise, threshold) <= delta
+    # Renyi divergences are a ceiling of the noise, within what they are loose by.
+    one = dp_accounting.GaussianDpEvent(noise)
+    event = dp_accounting.PoissonSampledDpEvent(q, one)
+    renyi = rdp.RdpAccountant()
+    renyi.compose(dp_accounting.SelfComposedDpEvent(event, plan.num_steps))
+    assert 1.0 <= renyi.get_epsilon(delta) / 2.0 <= 1.5 or delta < 1e-11
+
+
+def test_delta_never_rises_where_the_composition_rounds():
+    queries = CyclicPoissonAccountant(11_721, 512 / 2_000_000)
+    deltas = [queries.delta(e, 0.8124585621815342) for e in (0.5, 1, 2, 3, 5, 8, 12)]
+    assert all(delta > 0.0 for delta in deltas)
+    assert np.all(np.diff(deltas) <= 1e-18)

@@ -6,7 +6,11 @@ Poisson-sampled Gaussian queries (arXiv:2306.08153, Theorem 4 and Theorem 5), ea
 sensitivity `kappa`, the largest column norm of `C`.
 
 Composition is that of dp-accounting's privacy loss distributions, whose discretization
-errs to the safe side.
+errs to the safe side. Its Fourier transforms do not: raised to the power of the number of
+queries, each frequency has a relative error of that many roundings, and delta one of about
+`num_queries 2^-53` in absolute terms, in either direction (measured: 1e-13 for 1,180
+queries, 1e-12 for 11,721). Four times that is added. Where delta is not far above it,
+dp-accounting's Renyi divergences, which need no transform, bound it, too.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import math
 
 import dp_accounting
 import numpy as np
+from dp_accounting import rdp
 from dp_accounting.pld import pld_privacy_accountant
 
 from tf_bandmf import matrices
@@ -29,8 +34,12 @@ NAME = "Poisson-sampled Gaussian queries (dp-accounting, privacy loss distributi
 
 # Discretization of the privacy loss, as a part of epsilon.
 _INTERVAL, _ROUGH_INTERVAL = 1e-4, 2e-3
-# Rounding errors of its convolutions are below this, and smaller deltas are not asked for.
-_ROUNDING, SMALLEST_DELTA = 1e-13, 1e-12
+# Rounding errors of its convolutions: at least, and for each query. Smaller deltas are
+# not asked for; deltas below so many times the errors are bounded in another way, too.
+_LEAST_ROUNDING, _ROUNDING_OF_QUERY, SMALLEST_DELTA = 1e-13, 2.0**-51, 1e-12
+_NEAR_ROUNDING = 1e3
+# Smaller deltas underflow.
+_LEAST_DELTA = 1e-300
 _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
 _MOST_REFINEMENTS = 6
 # Of rough noise, relative.
@@ -155,16 +164,23 @@ class CyclicPoissonAccountant(Accountant):
             if wanted == interval:
                 break
             interval = wanted
-            found = min(
-                upper,
-                _composed_epsilon(self, noise_stddev, interval, delta - _ROUNDING),
+            if delta <= 2.0 * self._rounding:
+                break
+            found = _composed_epsilon(
+                self, noise_stddev, interval, delta - self._rounding
             )
+            found = min(upper, found)
             if found <= 0.0:
                 return 0.0
             wanted = _interval(_INTERVAL * found)
-        return root_finding.to_safe_side(
-            found, lambda e: self._delta(e, noise_stddev, _INTERVAL) <= delta
-        )
+
+        def is_safe(epsilon: float) -> bool:
+            return self._delta(epsilon, noise_stddev, _INTERVAL) <= delta
+
+        if delta > _NEAR_ROUNDING * self._rounding:
+            return root_finding.to_safe_side(found, is_safe)
+        # The least of two bounds, neither of which says where it is.
+        return root_finding.least_safe(is_safe, upper)
 
     def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
         """The smallest noise for the budget, rounded up.
@@ -228,25 +244,39 @@ class CyclicPoissonAccountant(Accountant):
         return Guarantee(epsilon, delta, "exact", NAME)
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
-        found = self.delta(guarantee.epsilon, noise_stddev)
+        # Another run of the transforms may differ by its rounding, of which `_delta` adds
+        # four times as much: half of that still leaves more than the error.
+        slack = 0.5 * self._rounding
+        found = self._delta(guarantee.epsilon, noise_stddev, _INTERVAL, slack)
         return found <= guarantee.delta * (1.0 + 1e-6)
 
     def _unamplified(self, noise_stddev: float) -> float:
         """Noise per unit of sensitivity if every query used all examples."""
         return noise_stddev / (self.column_norm * math.sqrt(self.num_queries))
 
-    def _delta(self, epsilon: float, noise_stddev: float, interval: float) -> float:
+    def _delta(
+        self, epsilon: float, noise_stddev: float, interval: float, slack: float = 0.0
+    ) -> float:
         largest = gaussian.gaussian_delta(self._unamplified(noise_stddev), epsilon)
         if self.sampling_probability == 1.0:
             return largest
         interval = _interval(interval * epsilon)
         delta = _composed_delta(self, noise_stddev, interval, epsilon)
-        if not -_ROUNDING <= delta <= 1.0:
+        rounding = self._rounding
+        if not -rounding <= delta <= 1.0 + rounding:
             raise ArithmeticError(
                 f"The accountant returned delta = {delta} for noise_stddev = "
                 f"{noise_stddev}, epsilon = {epsilon}."
             )
-        return min(max(delta, 0.0) + _ROUNDING, largest)
+        delta = max(delta, 0.0) + rounding - slack
+        if delta < _NEAR_ROUNDING * rounding:
+            delta = min(delta, _renyi_delta(self, noise_stddev, epsilon))
+        return min(delta, largest)
+
+    @property
+    def _rounding(self) -> float:
+        """What the composition may err by, absolute."""
+        return max(_LEAST_ROUNDING, _ROUNDING_OF_QUERY * self.num_queries)
 
     def _check_delta(self, delta: float) -> None:
         check_delta(delta)
@@ -254,7 +284,7 @@ class CyclicPoissonAccountant(Accountant):
             raise ValueError(
                 f"delta must be >= {SMALLEST_DELTA:g} under Poisson sampling, found "
                 f"{delta!r}: rounding errors of the composition reach "
-                f"{_ROUNDING:g}. Use a larger delta, or a participation without "
+                f"{self._rounding:.2g}. Use a larger delta, or a participation without "
                 f"amplification by sampling (FixedEpochOrder, MinSep)."
             )
 
@@ -289,3 +319,20 @@ def _composed_epsilon(
     queries: CyclicPoissonAccountant, noise: float, interval: float, delta: float
 ) -> float:
     return float(_composed(queries, noise, interval).get_epsilon(delta))
+
+
+@functools.lru_cache(maxsize=64)
+def _renyi(queries: CyclicPoissonAccountant, noise: float) -> rdp.RdpAccountant:
+    accountant = rdp.RdpAccountant()
+    accountant.compose(queries.event(noise))
+    return accountant
+
+
+def _renyi_delta(
+    queries: CyclicPoissonAccountant, noise: float, epsilon: float
+) -> float:
+    """Delta from Renyi divergences: looser, but right however small it is."""
+    found = float(_renyi(queries, noise).get_delta(epsilon))
+    if not 0.0 <= found <= 1.0:
+        return 1.0
+    return max(found * (1.0 + 1e-9), _LEAST_DELTA)

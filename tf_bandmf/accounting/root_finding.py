@@ -35,6 +35,23 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
     return value
 
 
+def least_safe(is_safe: Callable[[float], bool], largest: float) -> float:
+    """The least value >= 0 that is safe, up to 1e-5, itself checked.
+
+    Args:
+      is_safe: False below some value, True above.
+      largest: known to be safe.
+    """
+    lower, upper = 0.0, largest
+    while upper - lower > _TOLERANCE * upper:
+        middle = 0.5 * (lower + upper)
+        if is_safe(middle):
+            upper = middle
+        else:
+            lower = middle
+    return upper
+
+
 def log(x: float) -> float:
     """The logarithm, finite for 0: far below any delta of interest."""
     return math.log(max(x, 1e-300))

@@ -1,0 +1,60 @@
+"""Every registered accountant against floors of 60 digits, and against shape."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tf_bandmf
+from tf_bandmf import participation as lib
+from tf_bandmf.planning.calibration import accountant_for
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "accounting"))
+import floors
+
+N = 16
+DELTAS = 10.0 ** np.array([-3.0, -6.0, -9.0, -12.0, -20.0])
+NOISES = (1.0, 5.0, 100.0)
+STRATEGIES = {
+    "identity": tf_bandmf.strategies.identity(N),
+    "correlated": tf_bandmf.strategies.bsr(tf_bandmf.workloads.prefix_sum(N), bands=2),
+}
+
+
+def floor_of(participation, noise, epsilon):
+    """Delta of whoever sees one step alone, with all that the sampler hides."""
+    probability = 1.0
+    if participation.is_amplified:
+        size = participation.expected_batch_size()
+        probability = size / participation.num_examples
+    return floors.one_step(probability, noise, epsilon)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("kind", sorted(lib.PARTICIPATIONS))
+def test_invariant_12_no_certain_epsilon_is_below_its_floor(kind, name):
+    participation = lib.PARTICIPATIONS[kind].example(N)
+    strategy = STRATEGIES[name]
+    if strategy.matrix.bands > getattr(participation, "num_parts", N):
+        pytest.skip("more bands than parts: refused")
+    if kind == "b_min_sep_sampling":
+        pytest.skip("simulated, never certain")
+    accountant = accountant_for(strategy, participation, confidence=1.0)
+    tried = 0
+    for noise in NOISES:
+        before = 0.0
+        for delta in DELTAS:
+            try:
+                found = accountant.guarantee(noise, float(delta))
+            except ValueError as error:
+                # Privacy that means nothing in either direction, said so.
+                assert "epsilon" in str(error) or "delta must be" in str(error), error
+                continue
+            assert found.kind in ("exact", "bound")
+            # The least column of C is 1 or more: one step's release is not less private.
+            assert floor_of(participation, noise, found.epsilon) <= delta * (1 + 1e-9)
+            assert found.epsilon >= before
+            before = found.epsilon
+            tried += 1
+    assert tried >= 6
