@@ -7,6 +7,7 @@ import pytest
 from dp_accounting.pld import pld_privacy_accountant
 
 import tf_bandmf
+from tf_bandmf import participation as lib
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
 
@@ -164,3 +165,18 @@ def test_no_plans_no_plan_and_impossible_budgets_are_refused():
         joint.epsilon(0.0)
     with pytest.raises(ValueError, match="epsilon must be"):
         joint.delta(-1.0)
+
+
+@pytest.mark.parametrize("kind", ["b_min_sep_sampling", "balls_in_bins", "poisson"])
+def test_never_more_than_basic_composition(kind):
+    """Two simulated plans of (2, 1e-5) were 7.92 together, where 4 at 2e-5 is free."""
+    participation = lib.PARTICIPATIONS[kind].example(16)
+    plan = sampled(participation, num_steps=16)
+    together = tf_bandmf.compose([plan, plan])
+    found = together.guarantee_at(2.0 * plan.delta)
+    assert found.epsilon <= 2.0 * plan.epsilon * (1.0 + 1e-6)
+    assert found.kind == ("estimate" if plan.kind == "estimate" else "bound")
+    assert together.delta(2.0 * plan.epsilon) <= 2.0 * plan.delta * (1.0 + 1e-6)
+    # Below the sum of the deltas nothing is claimed from it.
+    less = together.guarantee_at(1.9 * plan.delta)
+    assert less.accountant != "basic composition of what each run guarantees alone"

@@ -27,7 +27,12 @@ from dp_accounting.pld import pld_privacy_accountant
 from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian, root_finding
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
+from tf_bandmf.accounting.checks import (
+    LARGEST_EPSILON,
+    check_delta,
+    check_positive,
+    whole_number,
+)
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 
 NAME = "Poisson-sampled Gaussian queries (dp-accounting, privacy loss distributions)"
@@ -153,8 +158,13 @@ class CyclicPoissonAccountant(Accountant):
         """
         check_positive("noise_stddev", noise_stddev)
         self._check_delta(delta)
-        upper = gaussian.gaussian_epsilon(self._unamplified(noise_stddev), delta)
-        if self.sampling_probability == 1.0 or upper == 0.0:
+        unamplified = self._unamplified(noise_stddev)
+        if self.sampling_probability == 1.0:
+            return gaussian.gaussian_epsilon(unamplified, delta)
+        upper = LARGEST_EPSILON
+        if gaussian.gaussian_delta(unamplified, upper) <= delta:
+            upper = gaussian.gaussian_epsilon(unamplified, delta)
+        if upper == 0.0:
             return upper
         # Again until the discretization is that of the result: then `_delta` is asked
         # about the same distribution, whose inverse this is.
@@ -177,8 +187,13 @@ class CyclicPoissonAccountant(Accountant):
         def is_safe(epsilon: float) -> bool:
             return self._delta(epsilon, noise_stddev, _INTERVAL) <= delta
 
-        if delta > _NEAR_ROUNDING * self._rounding:
+        if delta > _NEAR_ROUNDING * self._rounding and found < LARGEST_EPSILON:
             return root_finding.to_safe_side(found, is_safe)
+        if not is_safe(upper):
+            raise ValueError(
+                f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > "
+                f"{LARGEST_EPSILON:g} at delta = {delta}. Add noise."
+            )
         # The least of two bounds, neither of which says where it is.
         return root_finding.least_safe(is_safe, upper)
 

@@ -38,6 +38,7 @@ from tf_bandmf.planning.statement import (
 
 GAUSSIAN = "composition of Gaussian mechanisms (exact)"
 UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
+BASIC = "basic composition of what each run guarantees alone"
 LOSSES = "composition of privacy loss distributions (dp-accounting)"
 RENYI = "composition by Renyi DP (dp-accounting)"
 _INTERVAL = 1e-4
@@ -99,6 +100,9 @@ class JointGuarantee:
         check_positive("epsilon", epsilon)
         noise = self._noise_multiplier(self.plans)
         found = [gaussian.gaussian_delta(noise, epsilon)]
+        total = math.fsum(plan.epsilon for plan in self.plans)
+        if epsilon >= total and self._adds_up(1.0):
+            found.append(math.fsum(plan.delta for plan in self.plans))
         if self.adjacency == REPLACE_ONE:
             found.append(float(self._renyi().get_delta(epsilon)))
         elif self._amplified:
@@ -188,20 +192,18 @@ class JointGuarantee:
             found.append(_Bound(value, RENYI, "bound", None))
         elif self._amplified:
             value = float(self._losses().get_epsilon_for_delta(delta))
-            found.append(_Bound(value, LOSSES, *self._certainty()))
+            found.append(_Bound(value, LOSSES, *_certainty(self._amplified)))
+        if self._adds_up(delta):
+            value = math.fsum(plan.epsilon for plan in self.plans)
+            # Where it is no better, the others say more of what the number is worth.
+            if value < (1.0 - 1e-6) * min(bound.value for bound in found):
+                found.append(_Bound(value, BASIC, *_certainty(self.plans)))
         return [bound for bound in found if not math.isnan(bound.value)]
 
-    def _certainty(self) -> tuple[str, float | None]:
-        """Kind and confidence of what rests on the numbers of all amplified runs."""
-        kinds = {plan.kind for plan in self._amplified}
-        risks = [
-            1.0 - plan.confidence
-            for plan in self._amplified
-            if plan.confidence is not None
-        ]
-        if "estimate" in kinds or math.fsum(risks) > 0.5:
-            return "estimate", None
-        return "bound", 1.0 - math.fsum(risks) if risks else None
+    def _adds_up(self, delta: float) -> bool:
+        """Whether basic composition of what the plans state is a guarantee at delta."""
+        same = all(plan.adjacency == self.adjacency for plan in self.plans)
+        return same and math.fsum(plan.delta for plan in self.plans) <= delta
 
     def _losses(self) -> privacy_loss_distribution.PrivacyLossDistribution:
         amplified = self._amplified
@@ -259,6 +261,15 @@ def compose(plans: Iterable[Plan]) -> JointGuarantee:
     if not found:
         raise ValueError("There is no run to compose: plans must not be empty.")
     return JointGuarantee(found)
+
+
+def _certainty(plans: Iterable[Plan]) -> tuple[str, float | None]:
+    """Kind and confidence of what rests on the numbers of all these runs."""
+    plans = tuple(plans)
+    risks = [1.0 - plan.confidence for plan in plans if plan.confidence is not None]
+    if any(plan.kind == "estimate" for plan in plans) or math.fsum(risks) > 0.5:
+        return "estimate", None
+    return "bound", 1.0 - math.fsum(risks) if risks else None
 
 
 def _loss(plan: Plan) -> privacy_loss_distribution.PrivacyLossDistribution:
