@@ -189,13 +189,14 @@ class CyclicPoissonAccountant(Accountant):
 
         if delta > _NEAR_ROUNDING * self._rounding and found < LARGEST_EPSILON:
             return root_finding.to_safe_side(found, is_safe)
-        if not is_safe(upper):
+        # The least of two bounds, neither of which says where it is.
+        found = root_finding.least_safe(is_safe, upper)
+        if not is_safe(found):
             raise ValueError(
                 f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > "
                 f"{LARGEST_EPSILON:g} at delta = {delta}. Add noise."
             )
-        # The least of two bounds, neither of which says where it is.
-        return root_finding.least_safe(is_safe, upper)
+        return found
 
     def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
         """The smallest noise for the budget, rounded up.

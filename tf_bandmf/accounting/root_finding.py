@@ -40,9 +40,11 @@ def least_safe(is_safe: Callable[[float], bool], largest: float) -> float:
 
     Args:
       is_safe: False below some value, True above.
-      largest: known to be safe.
+      largest: returned where nothing below is safe.
     """
-    lower, upper = 0.0, largest
+    lower, upper = 0.0, min(1.0, largest)
+    while upper < largest and not is_safe(upper):
+        lower, upper = upper, min(2.0 * upper, largest)
     while upper - lower > _TOLERANCE * upper:
         middle = 0.5 * (lower + upper)
         if is_safe(middle):
