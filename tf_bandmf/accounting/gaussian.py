@@ -57,7 +57,8 @@ def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
     delta = float(loss.get_delta_for_epsilon(epsilon))
     place = epsilon * noise_stddev - 0.5 / noise_stddev
     # The relative error of the larger tail at z grows like z^2, and with that of z.
-    tail = min(float(tails.upper_tail(place)), 1.0)
+    tail = float(tails.upper_tail(place))
+    tail = tail if tail > 2.0 * tails.LEAST else 0.0
     rounded = tail * _EPSILON * (8.0 + min(max(place, 0.0), _LARGEST_PLACE) ** 2)
     if math.isfinite(delta):
         delta = min(max(delta, 0.0) + rounded, 1.0) if delta > -rounded else delta
