@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tf_bandmf.keras.weights_seal import WeightsSeal
+from tf_bandmf.keras.run.weights_seal import WeightsSeal
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 
 WIDTH = 2800

@@ -20,7 +20,7 @@ from tf_bandmf.strategies import registry
 
 keras = pytest.importorskip("keras", minversion="3.12")
 
-from tf_bandmf.keras import runs  # noqa: E402
+from tf_bandmf.keras.run import known_runs  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCK = re.compile(
@@ -132,8 +132,8 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
         for old, new in smaller.items():
             replaced |= {old} if old in code else set()
             code = code.replace(old, new)
-        runs.forget()
+        known_runs.forget()
         # Empty lines before it, so that a traceback has the line of the page.
         exec(compile("\n" * line + code, page, "exec"), vars(module))
-    runs.forget()
+    known_runs.forget()
     assert replaced == set(smaller)

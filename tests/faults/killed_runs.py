@@ -31,7 +31,7 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras import runs
+from tf_bandmf.keras.run import known_runs
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 22, 6, 3
 NUM_STEPS = 12
@@ -84,7 +84,7 @@ def report_uses(model, report):
 
         def note(step, *arrays):
             half = len(arrays) // 2
-            key = runs.name_of(optimizer.secret_state.key)[:16]
+            key = known_runs.name_of(optimizer.secret_state.key)[:16]
             report(f"{key} {step} {digest(*arrays[:half])} {digest(*arrays[half:])}\n")
             return step
 
@@ -180,7 +180,7 @@ class Faults:
         self._final = (run / "final").read_text()
 
     def _begin(self):
-        from tf_bandmf.keras.private_state import PrivateRun
+        from tf_bandmf.keras.resume.private_file import PrivateRun
 
         run = self._folder / "first"
         run.mkdir()

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from killed_runs import data, make_model, make_plan
 
-from tf_bandmf.keras import run_identity, runs
-from tf_bandmf.keras.monitors import restore_backup
+from tf_bandmf.keras.model.monitors import restore_backup
+from tf_bandmf.keras.resume import identity
+from tf_bandmf.keras.run import known_runs
 
 STEPS = 5
 
@@ -23,7 +24,7 @@ def interrupted(tmp_path_factory):
             if self.model.optimizer.steps_taken == STEPS:
                 raise KeyboardInterrupt
 
-    runs.forget()  # Other tests have trained on these examples.
+    known_runs.forget()  # Other tests have trained on these examples.
     plan, folder = make_plan(), tmp_path_factory.mktemp("interrupted")
     with pytest.raises(KeyboardInterrupt):
         make_model(plan).fit(
@@ -33,7 +34,7 @@ def interrupted(tmp_path_factory):
             private_state=folder / "run.private",
             callbacks=[backup(folder), Stop()],
         )
-    runs.forget()
+    known_runs.forget()
     return plan, folder
 
 
@@ -45,7 +46,7 @@ def backup(folder):
 
 def resumed(plan, folder):
     """All that decides how the run goes on."""
-    runs.forget()
+    known_runs.forget()
     model = make_model(plan)
     model._prepare(model.optimizer, plan.batches(*data()))
     restore_backup(model, [backup(folder)])
@@ -57,7 +58,7 @@ def resumed(plan, folder):
         state.key.secret_bytes(),
         *(tensor.tobytes() for tensor in state.secret_tensors().values()),
         *(
-            run_identity.value_of(variable).tobytes()
+            identity.value_of(variable).tobytes()
             for variable in [*model.variables, *model.optimizer.variables]
         ),
     ]

@@ -10,7 +10,7 @@ import pytest
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras import runs
+from tf_bandmf.keras.run import known_runs
 
 # Makes `hub_models` importable.
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -21,7 +21,7 @@ NUM_EXAMPLES, FEATURES, CLASSES = 22, 5, 3
 @pytest.fixture(autouse=True)
 def no_earlier_runs():
     """Tests share a process and data: to each, its first run is the first one."""
-    runs.forget()
+    known_runs.forget()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import pytest
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras import replicas
+from tf_bandmf.keras.run import replicas
 
 NUM, WIDTH = 300, 256
 

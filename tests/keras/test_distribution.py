@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras import runs
+from tf_bandmf.keras.run import known_runs
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_invariant_11_a_run_on_two_replicas_resumes(
                 self.model.save_weights(weights)
 
     straight = train(plan, strategy, private_state=path, callbacks=[Save()])
-    runs.forget()  # As in another process.
+    known_runs.forget()  # As in another process.
     resumed = train(plan, strategy, epochs=0)
     resumed.optimizer.build(resumed.trainable_variables)
     resumed.load_weights(weights)

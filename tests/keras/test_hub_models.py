@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf.keras
-from tf_bandmf.keras import runs
+from tf_bandmf.keras.run import known_runs
 
 NUM_EXAMPLES = 22
 TEXTS = np.array(
@@ -50,7 +50,7 @@ def trained(train):
 
     @functools.cache
     def by_name(name):
-        runs.forget()
+        known_runs.forget()
         model = hub_models.MAKERS[name]()
         x, y, weight = hub_models.data(name, NUM_EXAMPLES)
         before = [w.copy() for w in model.get_weights()]
@@ -142,7 +142,7 @@ WEIGHTS = np.linspace(0.5, 1.5, NUM_EXAMPLES).astype(np.float32)
 @pytest.fixture(scope="module")
 def on_strings(train, tmp_path_factory):
     """A task trained on strings, its first weights, and the shapes preprocessed."""
-    runs.forget()
+    known_runs.forget()
     keras.utils.set_random_seed(0)
     model = hub_models.bert(preprocessor())
     before, seen = model.get_weights(), []

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 import tf_bandmf.keras
-from tf_bandmf.keras import notices
-from tf_bandmf.keras.clipping import gradients
-from tf_bandmf.keras.private_step import PrivateStep
+from tf_bandmf.keras.clipping import clipped_sums
+from tf_bandmf.keras.model import guards
+from tf_bandmf.keras.model.step import PrivateStep
 
 
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
 def test_only_what_takes_long_is_announced(quiet, seconds, monkeypatch, capsys):
-    monkeypatch.setattr(notices, "PATIENCE", 0.1)
-    with notices.announced("counting.", quiet):
+    monkeypatch.setattr(guards, "PATIENCE", 0.1)
+    with guards.announced("counting.", quiet):
         time.sleep(seconds)
     expected = "tf_bandmf: counting.\n" if seconds and not quiet else ""
     assert capsys.readouterr().err == expected
@@ -25,7 +25,7 @@ def test_only_what_takes_long_is_announced(quiet, seconds, monkeypatch, capsys):
 def test_training_announces_what_it_traces(
     data, make_plan, make_private_model, monkeypatch, capsys
 ):
-    monkeypatch.setattr(notices, "PATIENCE", 0.0)
+    monkeypatch.setattr(guards, "PATIENCE", 0.0)
     plan = make_plan(epochs=1)
     model = make_private_model(plan, self_check=True, hidden=False)
     model.fit(plan.batches(*data), verbose=2)
@@ -39,7 +39,7 @@ def test_training_announces_what_it_traces(
 def test_the_trace_is_announced_once(
     data, make_plan, make_plain_model, monkeypatch, capsys
 ):
-    monkeypatch.setattr(notices, "PATIENCE", 0.0)
+    monkeypatch.setattr(guards, "PATIENCE", 0.0)
     plan = make_plan(epochs=1)
     model = tf_bandmf.keras.make_private(make_plain_model(), self_check=False)
     model.compile(
@@ -79,7 +79,7 @@ def test_the_step_and_its_pass_are_traced_once(
     metric, eager, self_check, data, make_plan, make_private_model, monkeypatch
 ):
     steps, passes = [], []
-    step, traced = PrivateStep._train_step, gradients._pass_in_graph
+    step, traced = PrivateStep._train_step, clipped_sums._pass_in_graph
 
     def counted_step(self, batch):
         steps.append(batch)
@@ -90,7 +90,7 @@ def test_the_step_and_its_pass_are_traced_once(
         return traced(*args)
 
     monkeypatch.setattr(PrivateStep, "_train_step", counted_step)
-    monkeypatch.setattr(gradients, "_pass_in_graph", counted_pass)
+    monkeypatch.setattr(clipped_sums, "_pass_in_graph", counted_pass)
     plan = make_plan(epochs=1, batch_size=11)
     options = {"metrics": [METRICS[metric]()], "run_eagerly": eager}
     model = make_private_model(plan, self_check=self_check, **options)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras import runs
+from tf_bandmf.keras.run import known_runs
 
 NUM_EXAMPLES = 22
 
@@ -204,7 +204,7 @@ def test_a_loop_of_ones_own_resumes(
 @pytest.fixture(scope="module")
 def half_a_run(data, make_plan, make_private_model, tmp_path_factory):
     """A plan, and the folder that a run left after its first epoch."""
-    runs.forget()
+    known_runs.forget()
     plan = make_plan("bsr", test_seed=None, batch_size=11)
     folder = tmp_path_factory.mktemp("half")
     model = make_private_model(plan)
@@ -416,15 +416,15 @@ PROGRAM = """
 def test_invariant_9_another_environment_is_refused(
     name, value, halfway, data, make_private_model, monkeypatch
 ):
-    from tf_bandmf.keras import run_identity
+    from tf_bandmf.keras.resume import identity
 
     plan, weights, path = halfway
-    found = run_identity.environment
+    found = identity.environment
 
     def other(model):
         return {**found(model), name: value}
 
-    monkeypatch.setattr(run_identity, "environment", other)
+    monkeypatch.setattr(identity, "environment", other)
     model = restored(make_private_model(plan), weights)
     before = model.get_weights()
     with pytest.raises(ValueError, match=f"computed in another way: {name} was"):

@@ -10,13 +10,13 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf.keras
-from tf_bandmf.keras import runs
+from tf_bandmf.keras.run import known_runs
 
 
 @pytest.fixture(scope="module")
 def trained(data, make_plan, make_private_model):
     """A model after its first epoch, with a buffer; no test changes it."""
-    runs.forget()
+    known_runs.forget()
     plan = make_plan("bsr", bands=3, test_seed=None)
     model = make_private_model(plan)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
@@ -152,7 +152,7 @@ def assert_trains_with_privacy_or_not_at_all(model, plan, data):
 @pytest.fixture(scope="module", params=[False, True], ids=["sequential", "functional"])
 def halfway(request, data, make_plan, make_private_model):
     """A model after its first epoch, which no test changes."""
-    runs.forget()
+    known_runs.forget()
     plan = make_plan("lambda_cgd", test_seed=None)
     model = make_private_model(plan, functional=request.param)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
@@ -162,9 +162,9 @@ def halfway(request, data, make_plan, make_private_model):
 def note_run(model):
     """As if the model had been trained in this test: others forgot its run."""
     optimizer = model.optimizer
-    name = runs.name_of(optimizer.secret_state.key)
+    name = known_runs.name_of(optimizer.secret_state.key)
     schedule = int(optimizer.schedule_id)
-    runs.note(name, optimizer.plan, model.trainable_weights, schedule)
+    known_runs.note(name, optimizer.plan, model.trainable_weights, schedule)
 
 
 @pytest.mark.parametrize("reload", RELOADS)

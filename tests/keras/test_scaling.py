@@ -9,9 +9,10 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras import run_identity, scaling
-from tf_bandmf.keras.batch_contents import as_drawn
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
+from tf_bandmf.keras.model.batch_contents import as_drawn
+from tf_bandmf.keras.optimizer import scaling
+from tf_bandmf.keras.resume import identity
 
 
 @pytest.fixture
@@ -308,9 +309,9 @@ def test_invariant_11_files_of_before_there_was_scaling_resume(make_plan, make_s
     model = make_scaled(make_plan(), **options)
     # What those files hold, value for value.
     before = [3, False, False, None, 0.01, '"layers"']
-    assert json.loads(json.dumps(run_identity.computation(model))) == before
+    assert json.loads(json.dumps(identity.computation(model))) == before
     scaled = make_scaled(make_plan(), scaling="second_moment", **options)
-    assert run_identity.computation(scaled) == [*before, "second_moment"]
+    assert identity.computation(scaled) == [*before, "second_moment"]
     # Saved models of then name no scaling.
     config = model.optimizer.get_config()
     del config["scaling"]

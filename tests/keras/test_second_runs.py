@@ -10,7 +10,8 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras import UnsupportedModelError, runs
+from tf_bandmf.keras import UnsupportedModelError
+from tf_bandmf.keras.run import known_runs
 
 SECRET = {"test_seed": None}
 
@@ -108,7 +109,7 @@ def test_invariant_19_a_run_that_is_resumed_is_the_same_run(
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps
     # In a process where another run came first it would be a second one.
-    runs.forget()
+    known_runs.forget()
     other = make_private_model(plan, run_eagerly=True)
     other.fit(plan.batches(*data), epochs=1, verbose=0)
     resumed = make_private_model(plan, run_eagerly=True)

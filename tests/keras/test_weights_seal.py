@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras import weights_seal
-from tf_bandmf.keras.private_state import refuse_shared_folder
+from tf_bandmf.keras.resume.private_file import refuse_shared_folder
+from tf_bandmf.keras.run import weights_seal
 
 REFUSED = "not those that the last private step of this run left"
 

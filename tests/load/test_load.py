@@ -17,8 +17,9 @@ from tf_bandmf.planning import memory
 keras = pytest.importorskip("keras", minversion="3.12")
 
 import tf_bandmf.keras  # noqa: E402
-from tf_bandmf.keras import runs  # noqa: E402
-from tf_bandmf.keras.private_step import PrivateStep  # noqa: E402
+from tf_bandmf.keras.model.step import PrivateStep  # noqa: E402
+from tf_bandmf.keras.optimizer import private  # noqa: E402
+from tf_bandmf.keras.run import known_runs  # noqa: E402
 
 KEY = NoiseKey.for_testing(0)
 
@@ -106,7 +107,7 @@ def small_model(plan):
     "num_steps", [600, pytest.param(100_000, marks=pytest.mark.slow)]
 )
 def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
-    runs.forget()
+    known_runs.forget()
     epochs = num_steps // 4
     plan = tf_bandmf.plan(
         "bsr:4",
@@ -187,7 +188,7 @@ def test_invariant_1_a_plan_of_a_million_steps(tmp_path):
 )
 @pytest.mark.parametrize("how", ["known before", "found by the device"])
 def test_noise_that_does_not_fit_is_refused_before_training(how, monkeypatch):
-    runs.forget()
+    known_runs.forget()
     plan = tf_bandmf.plan(
         "bsr:4",
         noise_multiplier=1.0,
@@ -202,12 +203,11 @@ def test_noise_that_does_not_fit_is_refused_before_training(how, monkeypatch):
         monkeypatch.setattr(machine, "memory_bytes", lambda: total - 1)
         match = f"3 vectors of 8 numbers.*{total} bytes.* {total - 1}"
     else:
-        from tf_bandmf.keras import optimizer
 
         def full(*arguments):
             raise tf.errors.ResourceExhaustedError(None, None, "no memory")
 
-        monkeypatch.setattr(optimizer, "SecretState", full)
+        monkeypatch.setattr(private, "SecretState", full)
         match = "3 vectors of 8 numbers.*The device has less"
     x, y = np.ones([16, 3], np.float32), np.ones([16, 2], np.float32)
     model = small_model(plan)

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 from mutation import broken
 
-from tf_bandmf.keras.secret_state import SecretState
+from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise import generator, normals, recurrences
 from tf_bandmf.noise.keys import NoiseKey
 

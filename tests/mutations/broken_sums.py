@@ -7,9 +7,12 @@ from mutation import broken, suite
 
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.analysis import sensitivity
-from tf_bandmf.keras import optimizer, replicas
-from tf_bandmf.keras.clipping import how_to_clip, norms, step, structure
-from tf_bandmf.keras.secret_state import SecretState
+from tf_bandmf.keras.clipping import settings
+from tf_bandmf.keras.clipping.factors import norms
+from tf_bandmf.keras.clipping.proof import batch_axis, proved_forward
+from tf_bandmf.keras.optimizer import private
+from tf_bandmf.keras.run import replicas
+from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise import generator
 from tf_bandmf.planning.plan import Plan
 
@@ -33,7 +36,7 @@ def noise_on_the_mean(patch):
 @broken("No clipping", checks.audited, "identity", says="the audit", invariants=(6, 17))
 def no_clipping(patch):
     patch.setattr(
-        how_to_clip,
+        settings,
         "clip_weights",
         lambda bounds, clip: tf.ones_like(bounds, dtype=tf.float32),
     )
@@ -60,9 +63,9 @@ def norms_that_cancel(patch):
     invariants=(16,),
 )
 def mixing_layer(patch):
-    for module in (step, structure):
+    for module in (proved_forward, batch_axis):
         patch.setattr(module, "prove", lambda *arguments: None)
-    patch.setattr(step, "refuse_state", lambda *arguments: None)
+    patch.setattr(proved_forward, "refuse_state", lambda *arguments: None)
 
 
 @broken(
@@ -146,14 +149,14 @@ def noise_per_micro_step(patch):
 
 
 def _without_noise_if(patch, condition):
-    mean = optimizer.PrivateOptimizer.private_mean
+    mean = private.PrivateOptimizer.private_mean
 
     def private_mean(self, clipped, variables, step, penalties=None):
         found = mean(self, clipped, variables, step, penalties)
         skip = condition(clipped)
         return [tf.where(skip, tf.zeros_like(gradient), gradient) for gradient in found]
 
-    patch.setattr(optimizer.PrivateOptimizer, "private_mean", private_mean)
+    patch.setattr(private.PrivateOptimizer, "private_mean", private_mean)
 
 
 @broken(

@@ -13,9 +13,9 @@ import tensorflow as tf
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf import audit, noise
-from tf_bandmf.keras import runs
 from tf_bandmf.keras.clipping import clipped_gradient_sums
-from tf_bandmf.keras.secret_state import SecretState
+from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise import normals
 from tf_bandmf.noise.keys import NoiseKey
 
@@ -28,7 +28,7 @@ ALPHA = 1e-6
 
 def forget():
     """What a process keeps from one mechanism to the next."""
-    runs.forget()
+    known_runs.forget()
     normals._compiled_pairs.cache_clear()
 
 

@@ -18,7 +18,7 @@ import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf import noise
 from tf_bandmf.files import private as private_files
-from tf_bandmf.keras import runs, secret_state
+from tf_bandmf.keras.run import known_runs
 from tf_bandmf.noise.keys import NoiseKey
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS, FEATURES = 22, 6, 2, 5
@@ -88,7 +88,7 @@ def data():
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run with every callback that writes; all that it wrote, said and kept."""
-    runs.forget()
+    known_runs.forget()
     shared = tmp_path_factory.mktemp("shared")
     private = tmp_path_factory.mktemp("private") / "run.private"
     plan = make_plan()
@@ -322,8 +322,8 @@ def test_invariant_10_no_error_shows_a_secret_even_with_local_variables(
     def no_memory_left():
         key = model.optimizer.secret_state.key
         with monkeypatch.context() as patch:
-            patch.setattr(secret_state.tf, "zeros", lambda _: 1 // 0)
-            secret_state.SecretState(model.optimizer.generator, key)
+            patch.setattr(secrets.tf, "zeros", lambda _: 1 // 0)
+            secrets.SecretState(model.optimizer.generator, key)
 
     failures = {
         "another plan": lambda: fit(make_plan(l2_norm_clip=2.0)),

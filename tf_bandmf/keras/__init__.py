@@ -3,24 +3,25 @@
 Raises ImportError, and says what is missing, without Keras 3 on TensorFlow.
 """
 
-from tf_bandmf.keras import (
-    _requirements,  # noqa: F401  (raises first)
-    augmentation,  # noqa: F401  (Keras layers in plan.batches)
+from tf_bandmf.keras import _requirements  # noqa: F401  (raises first)
+from tf_bandmf.keras.audit.gradient_samples import sample_gradients
+from tf_bandmf.keras.audit.largest_contribution import (
+    Contribution,
+    largest_contribution,
 )
-from tf_bandmf.keras.audit_inputs import Contribution, largest_contribution
+from tf_bandmf.keras.audit.one_run import RunAudit, audit_run
 from tf_bandmf.keras.clipping import (
     ClippingMismatchError,
     UnsupportedModelError,
     register_per_example_layer,
 )
 from tf_bandmf.keras.clipping.rules import Rule, register_rule
-from tf_bandmf.keras.conversion import make_private, to_plain
-from tf_bandmf.keras.gradient_samples import sample_gradients
-from tf_bandmf.keras.model import PrivateTraining
-from tf_bandmf.keras.optimizer import PrivateOptimizer
-from tf_bandmf.keras.own_loops import NoisyGradients
-from tf_bandmf.keras.progress import PrivacyProgress
-from tf_bandmf.keras.run_audit import RunAudit, audit_run
+from tf_bandmf.keras.model import augmentation  # noqa: F401  (raises first)
+from tf_bandmf.keras.model.conversion import make_private, to_plain
+from tf_bandmf.keras.model.progress import PrivacyProgress
+from tf_bandmf.keras.model.training import PrivateTraining
+from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
+from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 
 __all__ = [
     "ClippingMismatchError",

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import (
     ClippingMismatchError,
-    checked_pass,
     clipped_gradient_sums,
+    kept_pass,
     self_check,
+    settings,
 )
 
 layers = keras.layers
@@ -31,16 +32,16 @@ def random_model(rate=0.5):
 @pytest.fixture
 def traces(monkeypatch):
     """Counts how often a pass is traced."""
-    from tf_bandmf.keras.clipping import gradients
+    from tf_bandmf.keras.clipping import clipped_sums
 
     found = []
-    original = gradients._pass_in_graph
+    original = clipped_sums._pass_in_graph
 
     def counting(model, data, valid, clip):
         found.append(clip)
         return original(model, data, valid, clip)
 
-    monkeypatch.setattr(gradients, "_pass_in_graph", counting)
+    monkeypatch.setattr(clipped_sums, "_pass_in_graph", counting)
     return found
 
 
@@ -109,23 +110,22 @@ def test_a_wrong_rule_is_found_behind_dropout(wrong_dense_rule, rate):
     model = random_model(rate)
     with pytest.raises(ClippingMismatchError):
         self_check(model, reference.sequences(), reference.labels())
-    assert not checked_pass.is_kept(model)
+    assert not kept_pass.is_kept(model)
 
 
 @pytest.mark.parametrize("options", [{"automatic": 0.01}, {"groups": "layers"}])
 def test_wrong_weights_of_other_ways_to_clip_are_found(monkeypatch, options):
-    from tf_bandmf.keras.clipping import how_to_clip
 
     model = reference.classifier(layers.Dense(4), inputs=(6, 4))
     x, y = reference.sequences(), reference.labels()
     self_check(model, x, y, **options)
     name = "automatic_weights" if "automatic" in options else "clip_weights"
-    original = getattr(how_to_clip, name)
+    original = getattr(settings, name)
 
     def too_small(*args):
         return 0.5 * original(*args)
 
-    monkeypatch.setattr(how_to_clip, name, too_small)
+    monkeypatch.setattr(settings, name, too_small)
     with pytest.raises(ClippingMismatchError, match="sum"):
         self_check(model, x, y, **options)
 
@@ -165,13 +165,13 @@ def test_other_draws_are_checked_by_a_pass_of_their_own(monkeypatch):
     monkeypatch.setattr(registration, "_vouched", {DrawsCategories})
     model = reference.classifier(layers.Dense(4), DrawsCategories(), inputs=(6, 4))
     self_check(model, reference.sequences(), reference.labels())
-    assert not checked_pass.is_kept(model)
+    assert not kept_pass.is_kept(model)
 
 
 def test_a_checked_model_is_not_kept_alive():
     model = random_model()
     self_check(model, reference.sequences(), reference.labels())
-    assert checked_pass.is_kept(model)
+    assert kept_pass.is_kept(model)
     gone = weakref.ref(model)
     del model
     keras.utils.clear_session()

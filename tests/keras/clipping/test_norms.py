@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tf_bandmf.keras.clipping import factors, norms, rows
+from tf_bandmf.keras.clipping.factors import base, norms, tables
 
 # The stated relative error of float rounding.
 TOLERANCE = 1e-3
-LAYOUT = factors.Layout.plain
+LAYOUT = base.Layout.plain
 CLIP = 0.5
 
 
@@ -19,31 +19,31 @@ def contribution(factor, clip=CLIP):
     measured = factor.measure(clip**2)
     finite = tf.math.is_finite(measured.norms.bounds)
     weights = tf.where(finite, norms.clip_weights(measured.norms.bounds, clip), 0.0)
-    tensors = factors.cleaned(finite, measured.tensors)
+    tensors = base.cleaned(finite, measured.tensors)
     return measured.weighted_sum(weights, tensors), weights
 
 
 def product(left, right):
-    return factors.Product(left, right, LAYOUT((left.shape[-1], right.shape[-1])))
+    return base.Product(left, right, LAYOUT((left.shape[-1], right.shape[-1])))
 
 
 def grouped(left, right):
     left, right = (tf.stack([part, part[:, ::-1]], axis=1) for part in (left, right))
     shape = (2, left.shape[-1], right.shape[-1])
-    return factors.Product(left, right, LAYOUT(shape))
+    return base.Product(left, right, LAYOUT(shape))
 
 
 def two_calls(left, right):
     first = product(left[:, :1], right[:, :1])
-    return factors.add_factors([first, product(left[:, 1:], right[:, 1:])])
+    return base.add_factors([first, product(left[:, 1:], right[:, 1:])])
 
 
 def formed(left, right):
-    return factors.Instantiated(tf.einsum("bti,bto->bio", left, right))
+    return base.Instantiated(tf.einsum("bti,bto->bio", left, right))
 
 
 def formed_later(left, right):
-    return factors.Formed(lambda _: formed(left, right).gradients)
+    return base.Formed(lambda _: formed(left, right).gradients)
 
 
 def rows_of(ids):
@@ -51,7 +51,7 @@ def rows_of(ids):
         del left
         count = right.shape[1]
         table = tf.constant([[ids(t) for t in range(count)]])
-        return rows.Rows(table, right, 3)
+        return tables.Rows(table, right, 3)
 
     return make
 
@@ -241,7 +241,7 @@ def test_invariant_17_squares_that_vanish_are_counted():
     right = tf.fill([1, 1, 2], 1e19)
     total, _ = contribution(product(left, right))
     assert_within(total)
-    tiny = factors.Instantiated(tf.fill([1, 100, 100], 1e-20))
+    tiny = base.Instantiated(tf.fill([1, 100, 100], 1e-20))
     assert_within(contribution(tiny, clip=1e-19)[0], clip=1e-19)
 
 
@@ -251,7 +251,7 @@ def test_invariant_17_long_sums_of_equal_numbers(size, xla):
     # In float32, one after the other, such sums are too small.
     @tf.function(autograph=False, jit_compile=xla)
     def run(gradients):
-        return contribution(factors.Instantiated(gradients))
+        return contribution(base.Instantiated(gradients))
 
     assert_within(run(tf.fill([1, size], 0.1))[0])
 
@@ -274,7 +274,7 @@ def test_many_repeats_of_an_ordinary_id_lose_less_than_a_thousandth():
     ids = np.zeros((1, 256), "i4")
     ids[0, 200:] = np.arange(1, 57)
     values = tf.constant(rng.normal(size=(1, 256, 512)).astype("f4"))
-    total, weights = contribution(rows.Rows(tf.constant(ids), values, 60))
+    total, weights = contribution(tables.Rows(tf.constant(ids), values, 60))
     assert weights[0] < 1.0
     assert CLIP * (1 - 1e-3) <= np.linalg.norm(total) <= CLIP * (1 + TOLERANCE)
 

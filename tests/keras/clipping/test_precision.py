@@ -6,7 +6,8 @@ import clipping_reference as reference
 import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import check_matmul_precision, precision
+from tf_bandmf.keras.clipping import check_matmul_precision
+from tf_bandmf.keras.clipping.factors import precision
 
 GPU = types.SimpleNamespace(device_type="GPU", name="/physical_device:GPU:0")
 

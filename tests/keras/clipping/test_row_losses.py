@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras.src.trainers.compile_utils import CompileLoss
 
-from tf_bandmf.keras.clipping.row_losses import row_losses
+from tf_bandmf.keras.clipping.losses.rows import row_losses
 
 losses = keras.losses
 BATCH, CLASSES = 5, 3

@@ -137,7 +137,7 @@ def test_scales_have_the_shapes_of_the_weights():
 
 
 def test_the_self_check_scales(monkeypatch):
-    from tf_bandmf.keras.clipping.rows import Rows
+    from tf_bandmf.keras.clipping.factors.tables import Rows
 
     model = embedding_model()
     x, y = words(), reference.labels()

@@ -93,13 +93,13 @@ def test_needs_eager_execution():
 
 
 def test_finds_groups_that_count_padding(monkeypatch):
-    from tf_bandmf.keras.clipping import gradients
+    from tf_bandmf.keras.clipping import clipped_sums
 
     model = reference.classifier(layers.Dense(4), inputs=(6, 4))
     x, y = reference.sequences(), reference.labels()
     for size in (1, 2, 64):
         self_check(model, x, y, microbatch_size=size)
-    in_groups = gradients.in_groups
+    in_groups = clipped_sums.in_groups
 
     def counting_padding(function, data, size, group_size):
         def wrong(part, valid):
@@ -107,7 +107,7 @@ def test_finds_groups_that_count_padding(monkeypatch):
 
         return in_groups(wrong, data, size, group_size)
 
-    monkeypatch.setattr(gradients, "in_groups", counting_padding)
+    monkeypatch.setattr(clipped_sums, "in_groups", counting_padding)
     self_check(model, x, y)
     with pytest.raises(ClippingMismatchError, match="sum"):
         self_check(model, x, y, microbatch_size=2)

@@ -15,10 +15,10 @@ from clipping_reference import (
     traced,
 )
 
-from tf_bandmf.keras.clipping import side_by_side
-from tf_bandmf.keras.clipping.factors import Instantiated
+from tf_bandmf.keras.clipping.factors import packing
+from tf_bandmf.keras.clipping.factors.base import Instantiated
+from tf_bandmf.keras.clipping.factors.norms import BLOCK
 from tf_bandmf.keras.clipping.groups import grouping
-from tf_bandmf.keras.clipping.norms import BLOCK
 
 
 def scales_and_shifts(count=5, width=300):
@@ -68,7 +68,7 @@ def test_each_variable_is_measured_once_and_bounded_as_by_itself(batch):
     factors = {i: Instantiated(tf.constant(g)) for i, g in enumerate(gradients)}
     variables = [tf.zeros(shape) for shape in shapes]
     members = [0, 1, 0, 0, 1, 0, 0, 0, 1]
-    parts = side_by_side.measured_parts(factors, variables, members, lambda _: 0.0)
+    parts = packing.measured_parts(factors, variables, members, lambda _: 0.0)
     found = sorted(member for part in parts for member in part.members)
     assert found == list(range(len(shapes)))
     weights = rng.random(batch).astype("f4")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors import Layout, Product, add_factors
-from tf_bandmf.keras.clipping.rows import FirstRows, Rows, RowsAndProduct
+from tf_bandmf.keras.clipping.factors.base import Layout, Product, add_factors
+from tf_bandmf.keras.clipping.factors.tables import FirstRows, Rows, RowsAndProduct
 from tf_bandmf.keras.clipping.rules import rule_for
 from tf_bandmf.keras.clipping.rules.generic import GenericRule
 

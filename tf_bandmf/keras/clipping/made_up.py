@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import batching
+from tf_bandmf.keras.clipping.tensors import batches
 
 _SEED = 20
 
@@ -41,4 +41,4 @@ def made_up(data: Any, num_examples: int) -> Any:
             bits[:, 0] = 1  # No sequence is all padding.
         return tf.cast(bits, tensor.dtype)
 
-    return batching.map_tensors(like, batching.to_tensors(data))
+    return batches.map_tensors(like, batches.to_tensors(data))

@@ -18,13 +18,17 @@ import numpy as np
 import tensorflow as tf
 from keras.src import backend
 
-from tf_bandmf.keras.clipping import batching, checked_pass
+from tf_bandmf.keras.clipping import kept_pass
+from tf_bandmf.keras.clipping.clipped_sums import clipped_gradient_sums, traced_pass
 from tf_bandmf.keras.clipping.errors import ClippingMismatchError
-from tf_bandmf.keras.clipping.forward import run_model
-from tf_bandmf.keras.clipping.gradients import clipped_gradient_sums, traced_pass
+from tf_bandmf.keras.clipping.forward.passes import run_model
 from tf_bandmf.keras.clipping.groups import Grouping, grouping
-from tf_bandmf.keras.clipping.losses import compiled_loss, unscaled_losses
-from tf_bandmf.keras.clipping.variables import tensorflow_variable, trainable_variables
+from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, unscaled_losses
+from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.variables import (
+    tensorflow_variable,
+    trainable_variables,
+)
 
 # Gradients computed in bfloat16 carry 8 bits, in float16 11 bits, whichever way they
 # are computed.
@@ -78,15 +82,15 @@ def self_check(
     """
     if not tf.executing_eagerly():
         raise RuntimeError("`self_check` compares numbers: call it eagerly.")
-    data = batching.to_tensors((x, y, sample_weight))
-    _, size = batching.batch_size(data)
+    data = batches.to_tensors((x, y, sample_weight))
+    _, size = batches.batch_size(data)
     if int(size) == 0:
         return
     if int(size) == 1:
-        data = batching.map_tensors(_with_another, data)
+        data = batches.map_tensors(_with_another, data)
         size = 2
     count = min(int(size), _NUM_EXAMPLES + (microbatch_size is not None))
-    data = batching.map_tensors(lambda tensor: tensor[:count], data)
+    data = batches.map_tensors(lambda tensor: tensor[:count], data)
     for layer in model._flatten_layers():
         rtol = max(rtol, _TOLERANCES.get(layer.compute_dtype, 0.0))
     group = None
@@ -103,7 +107,7 @@ def self_check(
         checked = traced_pass(model, *data, **options)
         repeatable = checked.repeatable
         if repeatable:
-            stack.enter_context(checked_pass.constants_drawn())
+            stack.enter_context(kept_pass.constants_drawn())
         else:
             # A pass of its own, which no step can run.
             stack.enter_context(_without_randomness())
@@ -114,7 +118,7 @@ def self_check(
         )
         # Half of the largest norm, so that at least one example is clipped.
         clip = largest / 2 or 1.0
-        stack.enter_context(checked_pass.checking(model, checked.run(repeatable)))
+        stack.enter_context(kept_pass.checking(model, checked.run(repeatable)))
 
         def step(batch: Any) -> Any:
             return clipped_gradient_sums(
@@ -164,7 +168,7 @@ def self_check(
         if not np.isfinite(result.norms[1:]).any():
             compare(result.sums, references[:1])
     if repeatable:
-        checked_pass.keep(model, checked)
+        kept_pass.keep(model, checked)
 
 
 # What stands beside the first example, in this order.
@@ -181,7 +185,7 @@ def _other_neighbors(data: Any) -> list[Any]:
     """Batches with the same first example."""
 
     def beside(change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
-        return batching.map_tensors(
+        return batches.map_tensors(
             lambda tensor: tf.concat([tensor[:1], change(tensor[1:2])], axis=0), data
         )
 
@@ -238,11 +242,11 @@ def _references(
     """Returns norm and gradients of each example, from a tape on a batch of one."""
     variables = [tensorflow_variable(v) for v in trainable_variables(model)]
     loss = compiled_loss(model)
-    count = batching.tensor_leaves(data)[0].shape[0]
+    count = batches.tensor_leaves(data)[0].shape[0]
     references = []
     for index in range(count):
         cut = functools.partial(_slice, index=index)
-        x, y, weight = batching.map_tensors(cut, data)
+        x, y, weight = batches.map_tensors(cut, data)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             y_pred = run_model(model, x)

@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import clipped_gradient_sums
-from tf_bandmf.keras.clipping.batching import to_tensors
-from tf_bandmf.keras.clipping.structure import structure_of
+from tf_bandmf.keras.clipping.proof.batch_axis import structure_of
+from tf_bandmf.keras.clipping.tensors.batches import to_tensors
 
 layers = keras.layers
 CLIP = 0.5

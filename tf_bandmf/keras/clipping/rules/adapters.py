@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.variables import tensorflow_variable
+from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 
 
 class Adapter(NamedTuple):

@@ -12,15 +12,12 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.factors import Factor
+from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.independence import current_trace
-from tf_bandmf.keras.clipping.randomness import (
-    per_example_seeds,
-    used_generators,
-)
+from tf_bandmf.keras.clipping.patches.seeds import per_example_seeds, used_generators
 from tf_bandmf.keras.clipping.rules import generic
 from tf_bandmf.keras.clipping.rules.base import LayerCall
-from tf_bandmf.keras.clipping.vectorized import map_examples
+from tf_bandmf.keras.clipping.tensors.map_examples import map_examples
 
 # Their results have sizes that depend on the data, and cannot be put side by side.
 _RAGGED = frozenset(

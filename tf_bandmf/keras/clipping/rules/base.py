@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import batching
-from tf_bandmf.keras.clipping.factors import Factor
-from tf_bandmf.keras.clipping.variables import tensorflow_variable
+from tf_bandmf.keras.clipping.factors.base import Factor
+from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 
 
 @dataclasses.dataclass
@@ -209,7 +209,7 @@ def reduce_to_shape(gradients: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
             f"a tensor of shape {gradients.shape}."
         )
     axes = [axis for axis in range(1, len(padded)) if padded[axis] == 1]
-    return batching.reshape_examples(tf.reduce_sum(gradients, axis=axes), *shape)
+    return batches.reshape_examples(tf.reduce_sum(gradients, axis=axes), *shape)
 
 
 def kernel_shape(variable: Any) -> tuple[int, ...]:

@@ -10,15 +10,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.batching import reshape_examples
-from tf_bandmf.keras.clipping.factors import (
+from tf_bandmf.keras.clipping.factors.base import (
     Factor,
     FormedOrProduct,
     Instantiated,
     Layout,
     Product,
 )
-from tf_bandmf.keras.clipping.norms import in_xla
+from tf_bandmf.keras.clipping.factors.norms import in_xla
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     PreActivationRule,
@@ -27,6 +26,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     owns_only,
     reduce_to_shape,
 )
+from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 
 _FEW_CHANNELS = 4
 # Positions of which patches are small, or not much larger than what is formed of them.

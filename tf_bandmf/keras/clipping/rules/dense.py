@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.batching import reshape_examples
-from tf_bandmf.keras.clipping.factors import Factor, Instantiated, Layout, Product
+from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Layout, Product
 from tf_bandmf.keras.clipping.rules.adapters import Adapter, adapter_of
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
@@ -19,6 +18,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     owns_only,
     reduce_to_shape,
 )
+from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 
 
 class DenseRule(PreActivationRule):

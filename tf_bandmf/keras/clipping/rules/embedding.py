@@ -6,9 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.batching import reshape_examples
-from tf_bandmf.keras.clipping.factors import Factor, Layout, Product
-from tf_bandmf.keras.clipping.rows import Rows
+from tf_bandmf.keras.clipping.factors.base import Factor, Layout, Product
+from tf_bandmf.keras.clipping.factors.tables import Rows
 from tf_bandmf.keras.clipping.rules.adapters import adapter_of
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
@@ -19,6 +18,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     owns_only,
     replaced_attribute,
 )
+from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 
 _PREFIX = "lora_embeddings"
 

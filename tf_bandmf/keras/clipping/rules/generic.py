@@ -15,15 +15,15 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.factors import Factor, Instantiated
-from tf_bandmf.keras.clipping.randomness import (
+from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
+from tf_bandmf.keras.clipping.patches.seeds import (
     per_example_seeds,
     recorded_draws,
     replayed_draws,
 )
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
-from tf_bandmf.keras.clipping.variables import tensorflow_variable
-from tf_bandmf.keras.clipping.vectorized import map_examples
+from tf_bandmf.keras.clipping.tensors.map_examples import map_examples
+from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 
 _CONTEXT = "current_call_ctx"
 _AUTOCAST = "autocast_scope"

@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.factors import Factor, Instantiated
-from tf_bandmf.keras.clipping.rows import FirstRows
+from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
+from tf_bandmf.keras.clipping.factors.tables import FirstRows
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     OneTapRule,

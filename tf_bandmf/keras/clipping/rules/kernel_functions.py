@@ -21,12 +21,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.factors import Factor, Formed
+from tf_bandmf.keras.clipping.factors.base import Factor, Formed
+from tf_bandmf.keras.clipping.patches.vectorizing import vectorized_map
 from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, owns_only
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
-from tf_bandmf.keras.clipping.variables import tensorflow_variable
-from tf_bandmf.keras.clipping.vectorizing import vectorized_map
+from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 

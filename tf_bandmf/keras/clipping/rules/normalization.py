@@ -7,8 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.batching import reshape_examples
-from tf_bandmf.keras.clipping.factors import Factor, Instantiated
+from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     OneTapRule,
@@ -16,6 +15,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     kernel_shape,
     owns_only,
 )
+from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 
 
 class _ScaleAndShiftRule(OneTapRule):

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras import ops
 from keras.src import backend
 
-from tf_bandmf.keras.clipping.factors import Factor, Instantiated, Layout, Product
+from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Layout, Product
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     OneTapRule,
@@ -25,7 +25,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     owns_only,
     replaced_attribute,
 )
-from tf_bandmf.keras.clipping.variables import tensorflow_variable
+from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 
 _CELLS = {
     keras.layers.LSTM: keras.layers.LSTMCell,

@@ -1,0 +1,1 @@
+"""Measurements of a private model: one run, the largest contribution, gradients."""

@@ -1,0 +1,120 @@
+"""Gradients on public or made-up data, for `tf_bandmf.advise`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.keras.clipping import ClippedGradients, clipped_gradient_sums
+from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.planning.gradient_sample import GradientSample
+
+# Of automatic clipping, which divides gradients by their norm plus this.
+_GAMMA = 1e-12
+_EMBEDDINGS = "embeddings"
+# Their depthwise kernels [..., channels, multiplier] see one channel each.
+_DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
+_SEPARABLE = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
+
+
+def sample_gradients(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int = 64,
+) -> GradientSample:
+    """Per-example gradients of a model at its weights, in short: norms and alignment.
+
+    WARNING: for data that need no protection, public or made up. Norms of private
+    examples' gradients release something about them, and no plan covers it.
+
+    Takes the loss and the clipping of private training, one pass over the data, and
+    changes nothing. The number of examples matters little: a few hundred are enough.
+
+    Args:
+      model: built and compiled with its loss; private or not.
+      x: inputs, arrays or a nested structure of them, [m, ...].
+      y: targets, likewise, or None.
+      sample_weight: shape [m], or None.
+      batch_size: examples at a time.
+
+    Returns:
+      The norms [m], the alignment of gradients, the number of trainable parameters, and
+      the fan-in of the kernels, added up (embeddings left out; None without kernels).
+
+    Raises:
+      TypeError: if the model is no Keras model.
+      UnsupportedModelError: if per-example gradients of the model are not defined.
+      ValueError: if the model is not built or not compiled, or fewer than two gradients
+        are finite and not zero.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"model must be a keras.Model, found {model!r}.")
+    if not model.compiled:
+        raise ValueError(
+            "The model has no loss: compile it as for training, with any optimizer."
+        )
+    batch_size = whole_number("batch_size", batch_size)
+    data = tf.nest.map_structure(_array, (x, y, sample_weight))
+    if not model.built:
+        model(tf.nest.map_structure(lambda part: part[:1], data[0]), training=False)
+    count = len(tf.nest.flatten(data)[0])
+
+    # Traced for two batches, the second of any size, and not for each one.
+    @tf.function(autograph=False, reduce_retracing=True)
+    def clipped(part: Any) -> ClippedGradients:
+        return clipped_gradient_sums(model, *part, l2_norm_clip=1.0, automatic=_GAMMA)
+
+    norms, total = [], None
+    for start in range(0, count, batch_size):
+        rows = slice(start, start + batch_size)
+        part = tf.nest.map_structure(
+            lambda values, rows=rows: None if values is None else values[rows], data
+        )
+        found = clipped(batches.to_tensors(part))
+        norms.append(np.asarray(found.norms, np.float64))
+        sums = [np.asarray(one, np.float64) for one in found.sums]
+        total = sums if total is None else [a + b for a, b in zip(total, sums)]
+    measured = np.concatenate(norms) if norms else np.zeros(0)
+    finite = measured[np.isfinite(measured)]
+    length = math.sqrt(sum(float(np.sum(np.square(one))) for one in total or []))
+    variables = model.trainable_variables
+    size = sum(math.prod(variable.shape) for variable in variables)
+    return GradientSample.of_sum(finite, length, size, _fan_in(model))
+
+
+def _array(values: Any) -> np.ndarray | None:
+    return None if values is None else np.asarray(values)
+
+
+def _fan_in(model: keras.Model) -> float | None:
+    """Inputs of a unit, added up over the trainable kernels."""
+    special = {}
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.EinsumDense):
+            special[id(layer._kernel)] = _summed_axes(layer)
+        elif isinstance(layer, _DEPTHWISE):
+            special[id(layer.kernel)] = math.prod(layer.kernel_size)
+        elif isinstance(layer, _SEPARABLE):
+            special[id(layer.depthwise_kernel)] = math.prod(layer.kernel_size)
+    found = [
+        special.get(id(variable), math.prod(variable.shape[:-1]))
+        for variable in model.trainable_variables
+        if len(variable.shape) >= 2 and variable.name != _EMBEDDINGS
+    ]
+    return float(sum(found)) or None
+
+
+def _summed_axes(layer: keras.layers.EinsumDense) -> int:
+    """The product of the kernel's axes that are not axes of the outputs."""
+    operands, outputs = layer.equation.split("->")
+    names = operands.split(",")[1]
+    shape = zip(names, layer._kernel.shape, strict=True)
+    return math.prod(size for name, size in shape if name not in outputs)

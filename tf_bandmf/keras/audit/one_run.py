@@ -1,0 +1,259 @@
+"""The audit of a Keras run of one's own: examples as canaries."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.audit import AuditResult, evaluate
+from tf_bandmf.keras.clipping import regularization_gradients
+from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.planning.plan import Plan
+
+# Of the strategy's dense matrix.
+_MOST_STEPS = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class RunAudit:
+    """What an audited run revealed about its canaries.
+
+    Attributes:
+      black_box: from the losses of the final model alone.
+      white_box: from the noisy gradients of all steps; None if the plan is amplified.
+    """
+
+    black_box: AuditResult
+    white_box: AuditResult | None
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether one of the audits contradicts the plan's epsilon."""
+        found = (self.black_box, self.white_box)
+        return any(result.contradicts for result in found if result is not None)
+
+    def __str__(self) -> str:
+        """For people."""
+        white = "none: the plan counts on steps that nobody knows."
+        if self.white_box is not None:
+            white = str(self.white_box)
+        return f"Black box: {self.black_box}\nWhite box: {white}"
+
+
+def audit_run(
+    model: Any,
+    x: Any,
+    y: Any = None,
+    *,
+    canaries: Any,
+    seed: int | None = None,
+    confidence: float = 0.95,
+) -> RunAudit:
+    """Trains a private model for its whole plan, and audits that run.
+
+    Each canary, an example of the training set, takes part or not by a fair coin: those
+    that do not get sample weight 0, which is the zero-out adjacency of the guarantee. The
+    auditor of the white box knows model, data and strategy and sees the noisy gradients
+    of all steps. He subtracts what the other examples added, and guesses by the matched
+    filter of the strategy with the clipped gradients of each canary. The auditor of the
+    black box guesses by the losses of the canaries under the final model. Bounds are those
+    of one run (`audit.evaluate`), and the sharper the more canaries there are, and the
+    larger and the less alike their gradients: wrong labels make good canaries.
+
+    It costs about three runs, and memory for the noisy gradients of all steps. The run
+    is spent like any other. WARNING: the result is a function of the training data.
+
+    Args:
+      model: a private model, compiled with a PrivateOptimizer, untrained. Layers that draw
+        random numbers make the audit less sharp, not wrong.
+      x: training inputs: array or nested structure of arrays, as for `plan.batches`.
+      y: targets, likewise, or None.
+      canaries: which examples, integers, shape [m], m >= 2, without repetition.
+      seed: of the coins; None for one from the operating system.
+      confidence: of each of the two audits.
+
+    Returns:
+      Both audits. There is none of the white box where the plan is amplified by sampling:
+      the auditor would know the steps, which the guarantee takes for secret;
+      `audit.GradientCanaries` audits such mechanisms.
+
+    Raises:
+      TypeError: if the model has no PrivateOptimizer, or the plan no batches of its own.
+      ValueError: if canaries are not distinct examples, the run has begun, or the plan has
+        more than 4096 steps.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, PrivateOptimizer):
+        raise TypeError(
+            f"The model must be private and compiled with a PrivateOptimizer, found "
+            f"{type(optimizer).__name__}."
+        )
+    plan = optimizer.plan
+    if not plan.participation.has_schedule:
+        raise TypeError(
+            "The audit needs the plan's own batches: under MinSep the caller makes them."
+        )
+    if optimizer.steps_taken:
+        raise ValueError(
+            f"The audit is of a whole run, found {optimizer.steps_taken} steps taken."
+        )
+    if plan.num_steps > _MOST_STEPS:
+        raise ValueError(
+            f"The audit is for at most {_MOST_STEPS} steps, found {plan.num_steps}."
+        )
+    data = tf.nest.map_structure(np.asarray, (x, y))
+    size = len(tf.nest.flatten(data)[0])
+    chosen = np.asarray(canaries)
+    if (
+        chosen.ndim != 1
+        or not np.issubdtype(chosen.dtype, np.integer)
+        or len(np.unique(chosen)) != chosen.size
+        or chosen.size < 2
+        or chosen.min() < 0
+        or chosen.max() >= size
+    ):
+        raise ValueError(
+            f"canaries must be at least two distinct indices of the {size} examples, found "
+            f"{canaries!r}."
+        )
+    rng = np.random.default_rng(seed)
+    included = np.zeros(chosen.size, bool)
+    # As if by coins, but not all alike: which says nothing about any one of many.
+    while included.all() or not included.any():
+        included = rng.random(chosen.size) < 0.5
+    observer = _Observer(model, plan, data, chosen, included)
+    observer.train()
+    white = None if plan.participation.is_amplified else observer.white_box(confidence)
+    return RunAudit(observer.black_box(confidence), white)
+
+
+class _Observer:
+    """Trains, and notes what the auditor sees."""
+
+    def __init__(
+        self,
+        model: Any,
+        plan: Plan,
+        data: Any,
+        canaries: np.ndarray,
+        included: np.ndarray,
+    ) -> None:
+        self._model, self._plan, self._data = model, plan, data
+        self._canaries, self._included = canaries, included
+        self._number = {int(example): j for j, example in enumerate(canaries)}
+        # Noisy sums without the known ones; and (step, canary, gradient).
+        self._released: list[np.ndarray] = []
+        self._gradients: list[tuple[int, int, np.ndarray]] = []
+        self._clipped = tf.function(self._clip, autograph=False, reduce_retracing=True)
+
+    def train(self) -> None:
+        """All steps of the plan."""
+        model, plan = self._model, self._plan
+        x, y = self._data
+        size = len(tf.nest.flatten(x)[0])
+        weights = np.ones(size, np.float32)
+        weights[self._canaries[~self._included]] = 0.0
+        schedule = plan.batches(x, y, weights)
+        if not model.built:
+            model(tf.nest.map_structure(lambda part: part[:1], x), training=False)
+        # Before the clipping is traced, which reads scales from it.
+        model.optimizer.build(model.trainable_variables)
+        for step, batch in enumerate(schedule.dataset()):
+            known = None
+            scales = self._scales()
+            if not plan.participation.is_amplified:
+                known = self._note(step, schedule.example_indices(step), scales)
+            noisy = model.private_gradients(batch)
+            if known is not None:
+                # In the coordinates in which noise was added.
+                flat = _flat(noisy.gradients) * plan.expected_batch_size
+                self._released.append(scales * flat - known)
+            model.optimizer.apply_noisy(noisy)
+
+    def _scales(self) -> np.ndarray | float:
+        """What the coming step multiplies coordinates by before clipping."""
+        scales = self._model.optimizer.scales()
+        return 1.0 if scales is None else _flat(scales)
+
+    def _note(
+        self, step: int, indices: np.ndarray, scales: np.ndarray | float
+    ) -> np.ndarray | float:
+        """Notes the gradients of the step's canaries; the sum of what is known."""
+        is_canary = np.isin(indices, self._canaries)
+        weights = (~is_canary).astype(np.float32)
+        known: np.ndarray | float = 0.0
+        if weights.any():
+            known = self._sum(indices, weights)
+        for example in indices[is_canary]:
+            gradient = self._sum(np.array([example]), np.ones(1, np.float32))
+            number = self._number[int(example)]
+            self._gradients.append((step, number, gradient.astype(np.float32)))
+        if any(v.regularizer is not None for v in self._model.trainable_variables):
+            penalties = regularization_gradients(self._model)
+            total = self._plan.expected_batch_size * _flat(penalties)
+            known = known + scales * total
+        return known
+
+    def _sum(self, indices: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        rows = tf.nest.map_structure(lambda part: part[indices], self._data)
+        return self._clipped(*rows, weights)[0].numpy().astype(np.float64)
+
+    def _clip(self, x: Any, y: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        # That of the training step.
+        clipped = self._model._compiled_clipping()(x, y, weights, None)
+        parts = [tf.reshape(part, [-1]) for part in clipped.sums]
+        return tf.concat(parts, axis=0), clipped.losses
+
+    def white_box(self, confidence: float) -> AuditResult:
+        """Scores by the matched filter, with all canaries half in.
+
+        The log-likelihood ratio of a canary is `<S, W - S / 2>` for its signal
+        `S = C g / noise_stddev` and the whitened `W = C y / noise_stddev`; of the others
+        half of what they would add is subtracted.
+        """
+        dense = self._plan.strategy.matrix.to_dense()
+        gram = dense.T @ dense / self._plan.noise_stddev**2
+        released = np.stack(self._released)
+        of_canary: dict[int, list[tuple[int, np.ndarray]]] = {}
+        for step, number, gradient in self._gradients:
+            released[step] -= 0.5 * gradient
+            of_canary.setdefault(number, []).append((step, gradient))
+        filtered = gram @ released
+        scores = np.zeros(len(self._canaries))
+        squares = np.zeros(len(self._canaries))
+        for number, found in of_canary.items():
+            steps = [step for step, _ in found]
+            own = np.stack([gradient for _, gradient in found]).astype(np.float64)
+            scores[number] = np.sum(own * filtered[steps])
+            squares[number] = np.sum(gram[np.ix_(steps, steps)] * (own @ own.T))
+        return self._evaluated(scores, confidence, float(np.sqrt(squares.mean())))
+
+    def black_box(self, confidence: float) -> AuditResult:
+        """Scores by the losses of the final model: who took part has a smaller one."""
+        losses = []
+        for example in self._canaries:
+            row = tf.nest.map_structure(lambda p, i=example: p[i : i + 1], self._data)
+            losses.append(float(self._clipped(*row, np.ones(1, np.float32))[1][0]))
+        scores = -np.nan_to_num(np.array(losses), nan=np.inf, posinf=np.finfo("f8").max)
+        return self._evaluated(scores, confidence, None)
+
+    def _evaluated(
+        self, scores: np.ndarray, confidence: float, signal: float | None
+    ) -> AuditResult:
+        return evaluate(
+            scores,
+            self._included,
+            delta=self._plan.delta,
+            confidence=confidence,
+            signal=signal,
+            is_gaussian=not self._plan.participation.is_amplified,
+            claimed_epsilon=self._plan.epsilon,
+        )
+
+
+def _flat(gradients: Any) -> np.ndarray:
+    parts = [np.ravel(gradient).astype(np.float64) for gradient in gradients]
+    return np.concatenate(parts)

@@ -1,0 +1,355 @@
+"""Clipped gradient sums of a model: the entry point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import kept_pass
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.factors.base import Factor, add_factors, cleaned
+from tf_bandmf.keras.clipping.factors.norms import in_xla
+from tf_bandmf.keras.clipping.factors.packing import Part, measured_parts
+from tf_bandmf.keras.clipping.factors.precision import check_matmul_precision
+from tf_bandmf.keras.clipping.forward.passes import Forward
+from tf_bandmf.keras.clipping.forward.supported import check_supported
+from tf_bandmf.keras.clipping.patches.total_lookups import bad_values_become_nan
+from tf_bandmf.keras.clipping.proof.proved_forward import proved_forward
+from tf_bandmf.keras.clipping.settings import Clip, how_to_clip
+from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.microbatches import in_groups
+from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
+from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
+
+# The norm of a clipped sum of B examples is below this times B times the clip norm,
+# whatever the data: more is a programming error. Each contribution is within the clip
+# norm by its bound, its terms add up to at most 256 times the clip norm, and a sum of n
+# terms in float32 is wrong by at most n 2^-24 times that: by 7 B clip norms for n = 458,000
+# one after the other, and by 1e-3 of them where kernels add in blocks (see `norms`).
+SUM_MARGIN = 8.0
+
+
+class ClippedGradients(NamedTuple):
+    """Result of `clipped_gradient_sums` for a batch of B examples.
+
+    Attributes:
+      sums: aligned with `model.trainable_variables`: the sum over examples of
+        min(1, l2_norm_clip / bound) times the example's gradient; float32, in the
+        variable's shape.
+      norms: [B] float32, norms of the unclipped gradients over all variables, as
+        measured. Clipping uses upper bounds of them, see `norms`.
+      losses: [B] float32, each example's loss alone, sample weights included.
+      outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] of
+        units of K rows.
+      scales: what each coordinate of sums and norms is multiplied by, in the shapes of
+        the variables; empty if by nothing.
+    """
+
+    sums: list[tf.Tensor]
+    norms: tf.Tensor
+    losses: tf.Tensor
+    outputs: Any
+    scales: tuple[tf.Tensor, ...] = ()
+
+
+@tf.autograph.experimental.do_not_convert
+def clipped_gradient_sums(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    sample_weight: Any = None,
+    *,
+    l2_norm_clip: float,
+    microbatch_size: int | None = None,
+    loss_scale_factor: float | None = None,
+    rows: tf.Tensor | None = None,
+    automatic: float | None = None,
+    groups: str | Mapping[str, float] | None = None,
+    scales: Sequence[tf.Tensor] | None = None,
+) -> ClippedGradients:
+    """Sums the per-example gradients of a batch, each clipped to an l2 norm.
+
+    One forward and one backward pass: nothing is computed twice. An example whose
+    loss or norm is not finite, or that has a class or index that does not exist,
+    contributes exactly zero. Noise is not added here, and weight regularizers are not
+    part of it: see `regularization_gradients`.
+
+    Whatever the data, an example's contribution is at most `l2_norm_clip` up to a
+    relative error of 1e-3: rounding is bounded and added to the norm. For this it may
+    be clipped to less: by below 1e-3 where terms do not cancel.
+
+    Args:
+      model: a built and compiled model.
+      x: inputs as the model takes them, tensors [B, ...].
+      y: targets as the compiled loss takes them, [B, ...].
+      sample_weight: optional weights [B] or [B, ...] as in `model.fit`.
+      l2_norm_clip: norm that every example's contribution is clipped to.
+      microbatch_size: if given, examples are processed in groups of this size one
+        after the other, which bounds memory; the result is the same.
+      loss_scale_factor: a power of two by which losses are multiplied before the
+        backward pass, and gradients divided before they are clipped, which is
+        exact: small gradients of layers that compute in float16 are not lost. An
+        example whose scaled gradient overflows contributes zero.
+      rows: None; or which rows each unit has, [B, K] bool. Then x, y and sample_weight
+        have the shape [B, K, ...], and "example" means a unit, whose loss is the mean
+        of its rows' losses: see `clipping_units`.
+      automatic: None; or gamma > 0 of automatic clipping (AUTO-S, Bu et al., 2022,
+        arXiv:2206.07136): gradients are multiplied by l2_norm_clip / (norm + gamma)
+        instead, whatever their norm.
+      groups: None; or the groups of weights that are clipped each to a share of
+        `l2_norm_clip`, see `groups.grouping`. Gamma is the same for all.
+      scales: None; or what each coordinate of an example's gradient is multiplied by
+        before it is clipped: positive float32, aligned with the trainable variables and
+        in their shapes. They must not depend on the batch.
+
+    Returns:
+      Sums, norms, losses and predictions; sums and norms of the scaled gradients.
+
+    Raises:
+      UnsupportedModelError: if per-example gradients of the model are not defined
+        or cannot be proved right.
+      ValueError: if an argument is out of range, or a weight is in no group.
+      RuntimeError: if the process rounds float32 products: see `precision`.
+    """
+    check_matmul_precision()
+    if not (math.isfinite(l2_norm_clip) and l2_norm_clip > 0):
+        raise ValueError(
+            f"`l2_norm_clip` must be positive and finite, found {l2_norm_clip}."
+        )
+    if microbatch_size is not None and microbatch_size < 1:
+        raise ValueError(
+            f"`microbatch_size` must be at least 1, found {microbatch_size}."
+        )
+    check_supported(model)
+    clip = how_to_clip(
+        model, l2_norm_clip, loss_scale_factor, automatic, groups, scales
+    )
+    data = batches.to_tensors((x, y, sample_weight, rows))
+    if rows is not None and microbatch_size is not None:
+        microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
+    clipped = _clipped(model, data, microbatch_size, clip)
+    return clipped._replace(scales=clip.scales)
+
+
+def _clipped(
+    model: keras.Model, data: Any, microbatch_size: int | None, clip: Clip
+) -> ClippedGradients:
+    """`clipped_gradient_sums` of (x, y, sample_weight, rows), without `scales`."""
+    static, size = batches.batch_size(data)
+    if microbatch_size is not None and not (static and static <= microbatch_size):
+
+        def group(part: Any, valid: tf.Tensor) -> tuple[list[tf.Tensor], Any]:
+            clipped = _one_pass(model, part, valid, clip)
+            return clipped.sums, tuple(clipped[1:])
+
+        sums, results = in_groups(group, data, size, microbatch_size)
+        return ClippedGradients(sums, *results)
+    if static:
+        return _one_pass(model, data, tf.fill([static], True), clip)
+    # Not every layer takes a batch of zero examples; one that does not count does.
+    count = tf.maximum(size, 1)
+    data = batches.pad_batch(data, count - size)
+    clipped = _one_pass(model, data, tf.range(count) < size, clip)
+
+    def drop(tensor: tf.Tensor) -> tf.Tensor:
+        return tensor[:size]
+
+    results = (batches.map_tensors(drop, part) for part in clipped[1:])
+    return ClippedGradients(clipped.sums, *results)
+
+
+def traced_pass(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    sample_weight: Any = None,
+    *,
+    loss_scale_factor: float | None = None,
+    automatic: float | None = None,
+    groups: str | Mapping[str, float] | None = None,
+    scales: Sequence[tf.Tensor] | None = None,
+) -> kept_pass.CheckedPass:
+    """Traces the pass that `clipped_gradient_sums` makes, for a check before its step.
+
+    Arguments and errors are those of `clipped_gradient_sums`; of the batch shapes and
+    dtypes matter.
+    """
+    check_supported(model)
+    clip = how_to_clip(model, 1.0, loss_scale_factor, automatic, groups, scales)
+    data = batches.to_tensors((x, y, sample_weight, None))
+    return kept_pass.trace(*_pass(model, data, clip), _key(model, data, clip))
+
+
+def _one_pass(
+    model: keras.Model, data: Any, valid: tf.Tensor, clip: Clip
+) -> ClippedGradients:
+    """Processes one group of examples.
+
+    Args:
+      model: the model.
+      data: (x, y, sample_weight, rows), tensors [B, ...] with B >= 1.
+      valid: [B], False for examples that were padded and do not count.
+      clip: how gradients are clipped.
+    """
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        # Random generators of replicas do not work in inner functions.
+        return _pass_in_graph(model, data, valid, clip)
+
+    concrete = None
+    if not in_xla():
+        concrete = kept_pass.take(model, lambda: _key(model, data, clip))
+    if concrete is None:
+        function, signature = _pass(model, data, clip)
+        concrete = tf.function(function, autograph=False, input_signature=signature)
+    clips = tf.constant(clip.parts.clips, tf.float64)
+    return concrete(batches.tensor_leaves(data), clips, valid, list(clip.scales))
+
+
+def _pass(model: keras.Model, data: Any, clip: Clip) -> tuple[Any, list[Any]]:
+    """The pass as a function of tensors, and their specs.
+
+    What is analysed is a graph of its own: what layers keep of it is of no use to
+    regularizers, constraints and metrics. It does not know the size of the batch.
+    """
+
+    def traced(
+        leaves: list[tf.Tensor],
+        clips: tf.Tensor,
+        valid: tf.Tensor,
+        scales: list[tf.Tensor],
+    ) -> ClippedGradients:
+        remaining = iter(leaves)
+        parts = batches.map_tensors(lambda _: next(remaining), data)
+        given = clip.parts._replace(clips=tuple(tf.unstack(clips)))
+        own = clip._replace(parts=given, scales=tuple(scales))
+        return _pass_in_graph(model, parts, valid, own)
+
+    leaves = batches.tensor_leaves(data)
+    specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
+    groups = tf.TensorSpec([len(clip.parts.clips)], tf.float64)
+    scales = [tf.TensorSpec(scale.shape, tf.float32) for scale in clip.scales]
+    return traced, [specs, groups, tf.TensorSpec([None], tf.bool), scales]
+
+
+def _key(model: keras.Model, data: Any, clip: Clip) -> Any:
+    parts = (clip.parts.members, len(clip.parts.clips))
+    settings = (*parts, clip.automatic, clip.scale, bool(clip.scales))
+    return kept_pass.key_of(model, trainable_variables(model), data, settings)
+
+
+def _pass_in_graph(
+    model: keras.Model, data: Any, valid: tf.Tensor, clip: Clip
+) -> ClippedGradients:
+    variables = trainable_variables(model)
+    *data, rows = data
+    data = tuple(data)
+    units = None if rows is None else UnitRows(rows)
+    if units is not None:
+        data = units.flat(data)
+    with bad_values_become_nan(), proved_forward(model, variables, data) as forward:
+        measured = _measure(variables, forward, clip, units)
+    norms = tf.add_n([part.measured.norms.squared for part in measured])
+    norms = tf.sqrt(norms) / clip.scale
+    losses = tf.stop_gradient(tf.cast(forward.losses, tf.float32))
+    outputs = batches.map_tensors(tf.stop_gradient, forward.y_pred)
+    if units is not None:
+        losses, outputs = units.losses(losses), units.unflat(outputs)
+    bounds = _bounds(measured, clip)
+    counts = tf.math.is_finite(losses) & valid
+    for of_group in bounds.values():
+        counts &= tf.math.is_finite(of_group)
+    weights = {
+        group: tf.where(counts, clip.weights(of_group, group), 0.0) / clip.scale
+        for group, of_group in bounds.items()
+    }
+    sums = _weighted_sums(variables, measured, weights, counts)
+    return ClippedGradients(sums, tf.cast(norms, tf.float32), losses, outputs)
+
+
+def _bounds(measured: list[Part], clip: Clip) -> dict[int, tf.Tensor]:
+    """Bounds of squared norms, [B] float64, of each group that has gradients."""
+    members: dict[int, list[tf.Tensor]] = {}
+    for part in measured:
+        members.setdefault(part.group, []).append(part.measured.norms.bounds)
+    return {
+        group: tf.add_n(bounds) / clip.scale**2 for group, bounds in members.items()
+    }
+
+
+def _measure(
+    variables: list[Any], forward: Forward, clip: Clip, units: UnitRows | None
+) -> list[Part]:
+    """Returns measured per-example gradients of all variables that have any.
+
+    They are those of the losses times the scale; of units, if there are units.
+    """
+    calls = forward.recorder.calls
+    upstream = tf.fill(
+        tf.shape(forward.losses), tf.cast(clip.scale, forward.losses.dtype)
+    )
+    if units is not None:
+        upstream *= tf.cast(units.weights(), upstream.dtype)
+    # Not by a tape: with a second one beside that of `ReadLog`, TensorFlow makes the
+    # gradients of gradients of every loop.
+    taps = [tap for _, call in calls for tap in call.taps]
+    found = iter(tf.gradients(forward.losses, taps, grad_ys=upstream))
+    gradients = [[next(found) for _ in call.taps] for _, call in calls]
+    factors: dict[int, list[Factor]] = {}
+    for (unit, call), received in zip(calls, gradients, strict=True):
+        for key, factor in unit.rule.factors(call, _dense(received)).items():
+            if units is not None:
+                factor = factor.of_units(units.rows)
+            factors.setdefault(key, []).append(factor)
+    totals: dict[int, Factor] = {}
+    for position, variable in enumerate(variables):
+        parts = factors.get(id(variable))
+        if parts is not None:
+            total = add_factors(parts)
+            if clip.scales:
+                total = total.scaled(clip.scales[position])
+            totals[position] = total
+    if not totals:
+        raise UnsupportedModelError(
+            "The loss does not depend on any trainable weight of the model."
+        )
+    return measured_parts(totals, variables, clip.parts.members, clip.negligible)
+
+
+def _dense(gradients: list[Any]) -> list[tf.Tensor | None]:
+    """Makes sparse gradients dense; None stays None.
+
+    The gradient of something that gathers from its input (a loss with sparse labels,
+    in a batch of unknown size) is sparse.
+    """
+    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+
+def _weighted_sums(
+    variables: list[Any],
+    measured: list[Part],
+    weights: Mapping[int, tf.Tensor],
+    counts: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Sums per-example gradients with weights of groups, of examples that count."""
+    tensors = [list(part.measured.tensors) for part in measured]
+
+    # Zero times infinity is not zero: what does not count is replaced by zeros. That
+    # is rare, so the copy is made only if needed.
+    def without_others() -> list[list[tf.Tensor]]:
+        flat = iter(cleaned(counts, tf.nest.flatten(tensors)))
+        return [[next(flat) for _ in own] for own in tensors]
+
+    tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, without_others)
+    sums: dict[int, tf.Tensor] = {}
+    for part, own in zip(measured, tensors, strict=True):
+        sums.update(part.sums(weights[part.group], own))
+    return [
+        sums[position]
+        if position in sums
+        else tf.zeros(tuple(variable.shape), tf.float32)
+        for position, variable in enumerate(variables)
+    ]

@@ -1,0 +1,353 @@
+"""Per-example gradients of one variable, in factored form.
+
+The per-example gradients of a kernel, [B, *kernel.shape], are too large to keep. Most
+layers leave them as a product of two smaller tensors. A factor is such a form, with
+two questions to answer: the squared norm per example, and the weighted sum over
+examples. Both are computed from the same float32 tensors, and the norm comes with a
+bound on rounding (see `norms`), so that the clipped sum obeys it.
+
+Factors of one variable from several calls of its layer add up *before* the norm is
+taken: see `add_factors`.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.factors import norms
+from tf_bandmf.keras.clipping.factors.norms import Norms
+from tf_bandmf.keras.clipping.tensors import batches
+
+# The inner-product form costs 2 T^2 (I + O) operations and 2 T^2 floats per example;
+# forming the gradient costs 2 T I O operations and I O floats, but then the sum over
+# examples is cheap. Below this number of parameters forming it was always faster.
+_MIN_INNER_PRODUCT_SIZE = 40_000
+
+
+def prefers_forming(terms: int | None, size: int) -> bool:
+    """Whether to form gradients of T outer products rather than use inner products.
+
+    Args:
+      terms: T, or None if it is not known.
+      size: parameters of the variable.
+    """
+    return size <= _MIN_INNER_PRODUCT_SIZE or bool(terms and 2 * terms**2 > size)
+
+
+class Measured(NamedTuple):
+    """A factor whose norms are known.
+
+    Attributes:
+      norms: [B], with bounds that hold for what `weighted_sum` adds up.
+      tensors: tensors with leading dimension B that the sum is computed from.
+      weighted_sum: maps weights [B] and (cleaned) tensors to the weighted sum of
+        the per-example gradients, in the variable's shape.
+    """
+
+    norms: Norms
+    tensors: tuple[tf.Tensor, ...]
+    weighted_sum: Callable[[tf.Tensor, Sequence[tf.Tensor]], tf.Tensor]
+
+
+def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Float32 tensors [B, ...] with zeros for examples that do not count, [B] bool.
+
+    In as few operations as can be: they are made in a branch that hardly ever runs.
+    """
+    zero = tf.constant(0.0)
+    masks: dict[int, tf.Tensor] = {}
+    for tensor in tensors:
+        if tensor.shape.rank not in masks:
+            masks[tensor.shape.rank] = batches.expand_example(counts, tensor)
+    return [tf.where(masks[tensor.shape.rank], tensor, zero) for tensor in tensors]
+
+
+class Factor(abc.ABC):
+    """Per-example gradients [B, *shape] of one variable."""
+
+    @abc.abstractmethod
+    def measure(self, negligible: float = 0.0) -> Measured:
+        """Returns norms and what the weighted sum needs.
+
+        Args:
+          negligible: squared norm below which an example is not clipped: there a
+            bound need not be tight.
+        """
+
+    @abc.abstractmethod
+    def instantiate(self) -> tf.Tensor:
+        """Returns the gradients themselves, [B, *shape] float32."""
+
+    def add(self, other: Factor) -> Factor | None:
+        """Returns the factored sum of both, or None if it has no common form."""
+        del other
+        return None
+
+    def scaled(self, scale: tf.Tensor) -> Factor:
+        """Returns the gradients with each coordinate multiplied by a number.
+
+        Args:
+          scale: float32, in the variable's shape.
+        """
+        return Instantiated(self.instantiate() * scale)
+
+    def of_units(self, rows: int) -> Factor:
+        """Returns the gradients of units, each the sum of its rows' gradients.
+
+        Args:
+          rows: K; rows [U * K, ...] become units [U, ...].
+        """
+        gradients = self.instantiate()
+        shape = [-1, rows, *gradients.shape[1:]]
+        return Instantiated(tf.reduce_sum(tf.reshape(gradients, shape), axis=1))
+
+
+def add_factors(factors: Sequence[Factor]) -> Factor:
+    """Adds per-example gradients of the same variable.
+
+    Args:
+      factors: one or more factors of gradients of the same shape.
+
+    Returns:
+      The factor of their sum.
+    """
+    total = factors[0]
+    for factor in factors[1:]:
+        combined = total.add(factor) or factor.add(total)
+        if combined is None:
+            combined = Instantiated(total.instantiate() + factor.instantiate())
+        total = combined
+    return total
+
+
+@dataclasses.dataclass(frozen=True)
+class Instantiated(Factor):
+    """Gradients that are kept as they are.
+
+    Attributes:
+      gradients: [B, *shape].
+    """
+
+    gradients: tf.Tensor
+
+    def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
+        pinned = norms.pinned(tf.cast(self.gradients, tf.float32))
+        return Measured(norms.of_examples(*pinned), pinned, _tensordot)
+
+    def instantiate(self) -> tf.Tensor:
+        """See the base class."""
+        return tf.cast(self.gradients, tf.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Formed(Factor):
+    """Gradients that are formed when it is known how many rows a unit has.
+
+    Attributes:
+      form: maps K to the gradients [B / K, *shape] of units of K rows.
+    """
+
+    form: Callable[[int], tf.Tensor]
+
+    def of_units(self, rows: int) -> Factor:
+        """See the base class."""
+        return Formed(lambda more: self.form(rows * more))
+
+    def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
+        return Instantiated(self.form(1)).measure(negligible)
+
+    def instantiate(self) -> tf.Tensor:
+        """See the base class."""
+        return tf.cast(self.form(1), tf.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a matrix [G, I, O] becomes a kernel: reshape, transpose, reshape."""
+
+    split: tuple[int, ...]
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def plain(cls, shape: Sequence[int]) -> Layout:
+        """Layout of a kernel that is a reshaped [1, I, O]."""
+        shape = tuple(shape)
+        return cls(shape, tuple(range(len(shape))), shape)
+
+    def to_kernel(self, matrix: tf.Tensor) -> tf.Tensor:
+        """Maps [G, I, O] (or [I, O]) to the kernel's shape."""
+        if self.order == tuple(range(len(self.order))):
+            return tf.reshape(matrix, self.shape)
+        return tf.reshape(
+            tf.transpose(tf.reshape(matrix, self.split), self.order), self.shape
+        )
+
+    def to_kernels(self, matrices: tf.Tensor) -> tf.Tensor:
+        """Maps [B, G, I, O] (or [B, I, O]) to [B, *kernel shape]."""
+        matrices = tf.reshape(matrices, (-1, *self.split))
+        order = (0, *(axis + 1 for axis in self.order))
+        return tf.reshape(tf.transpose(matrices, order), (-1, *self.shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Product(Factor):
+    """Gradients that are sums of T outer products: `left_bᵀ right_b`.
+
+    Attributes:
+      left: [B, T, I], or [B, G, T, I] for G independent groups.
+      right: [B, T, O], or [B, G, T, O].
+      layout: how [G, I, O] becomes the kernel.
+    """
+
+    left: tf.Tensor
+    right: tf.Tensor
+    layout: Layout
+
+    def add(self, other: Factor) -> Factor | None:
+        """See the base class."""
+        if (
+            not isinstance(other, Product)
+            or self.layout != other.layout
+            or self.left.shape.rank != other.left.shape.rank
+        ):
+            return None
+        return Product(
+            tf.concat([self.left, other.left], axis=-2),
+            tf.concat([self.right, other.right], axis=-2),
+            self.layout,
+        )
+
+    def of_units(self, rows: int) -> Factor:
+        """See the base class: the rows' terms are the terms of the unit."""
+        left, right = join_terms(self.left, rows), join_terms(self.right, rows)
+        return Product(left, right, self.layout)
+
+    def instantiate(self) -> tf.Tensor:
+        """See the base class."""
+        left, right = tf.cast(self.left, tf.float32), tf.cast(self.right, tf.float32)
+        return self.layout.to_kernels(tf.matmul(left, right, transpose_a=True))
+
+    def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
+        left, right = tf.cast(self.left, tf.float32), tf.cast(self.right, tf.float32)
+        terms = left.shape[-2]
+        size = math.prod(self.layout.shape)
+        if terms != 1 and terms is not None and prefers_forming(terms, size):
+            (matrices,) = norms.pinned(tf.matmul(left, right, transpose_a=True))
+            return Measured(
+                norms.of_examples(matrices),
+                (matrices,),
+                lambda weights, tensors: self.layout.to_kernel(
+                    _tensordot(weights, tensors)
+                ),
+            )
+        left, right = norms.pinned(left, right)
+        if terms == 1:
+            # One outer product in each group: nothing cancels.
+            measured = norms.of_outer_products(left, right).of_groups()
+        elif terms is not None:
+            measured = norms.of_inner_products(left, right, negligible)
+        else:
+            dynamic_terms = tf.cast(tf.shape(left)[-2], tf.float32)
+            measured = tf.cond(
+                2.0 * dynamic_terms**2 <= float(size),
+                lambda: norms.of_inner_products(left, right, negligible),
+                lambda: norms.of_products(left, right),
+            )
+        return Measured(measured, (left, right), self._contract)
+
+    def _contract(self, weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        left, right = tensors
+        shape = [-1] + [1] * (right.shape.rank - 1)
+        right = right * tf.reshape(weights, shape)
+        if left.shape.rank == 3:
+            # One large matrix product over examples and terms together.
+            left = tf.reshape(left, [-1, left.shape[-1]])
+            right = tf.reshape(right, [-1, right.shape[-1]])
+            return self.layout.to_kernel(tf.matmul(left, right, transpose_a=True))
+        return self.layout.to_kernel(tf.einsum("bgti,bgto->gio", left, right))
+
+
+@dataclasses.dataclass(frozen=True)
+class FormedOrProduct(Factor):
+    """A sum of outer products that is formed if that is cheaper for as many terms.
+
+    Attributes:
+      form: as that of `Formed`.
+      product: makes the factor of single rows, with tensors that `form` does not need.
+      terms: of a row, or None if it is not known.
+      size: parameters of the variable.
+    """
+
+    form: Callable[[int], tf.Tensor]
+    product: Callable[[], Product]
+    terms: int | None
+    size: int
+
+    def _of(self, rows: int) -> Factor:
+        terms = None if self.terms is None else rows * self.terms
+        if prefers_forming(terms, self.size):
+            return Formed(self.form).of_units(rows)
+        return self.product().of_units(rows) if rows > 1 else self.product()
+
+    def add(self, other: Factor) -> Factor | None:
+        """See the base class."""
+        first = self._of(1)
+        second = other._of(1) if isinstance(other, FormedOrProduct) else other
+        return first.add(second)
+
+    def of_units(self, rows: int) -> Factor:
+        """See the base class."""
+        return self._of(rows)
+
+    def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
+        return self._of(1).measure(negligible)
+
+    def instantiate(self) -> tf.Tensor:
+        """See the base class."""
+        return self._of(1).instantiate()
+
+
+def join_terms(tensor: tf.Tensor, rows: int) -> tf.Tensor:
+    """Puts the terms of K rows behind one another.
+
+    Args:
+      tensor: [U * K, T, n], or [U * K, G, T, n] with groups, or [U * K, T].
+      rows: K.
+
+    Returns:
+      [U, K * T, n], [U, G, K * T, n] or [U, K * T].
+    """
+    axis = 2 if tensor.shape.rank == 4 else 1
+    terms = tensor.shape[axis]
+    if terms is None:
+        terms = tf.shape(tensor)[axis]
+    if tensor.shape.rank != 4:
+        return tf.reshape(tensor, [-1, rows * terms, *tensor.shape[2:]])
+    groups, width = tensor.shape[1], tensor.shape[3]
+    # The batch is named: one dimension may be -1, and the terms may be unknown.
+    units = tf.shape(tensor)[0] // rows
+    split = tf.reshape(tensor, [units, rows, groups, terms, width])
+    joined = tf.transpose(split, [0, 2, 1, 3, 4])
+    return tf.reshape(joined, [units, groups, rows * terms, width])
+
+
+def _tensordot(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Contracts weights [B] with the only tensor [B, ...]."""
+    (gradients,) = tensors
+    shape = gradients.shape[1:]
+    if not shape.is_fully_defined() or shape.num_elements() == 0:
+        return tf.tensordot(weights, gradients, axes=1)
+    # The same in four operations instead of forty, each of which costs start-up.
+    rows = tf.reshape(gradients, [-1, shape.num_elements()])
+    return tf.reshape(tf.linalg.matvec(rows, weights, transpose_a=True), shape)

@@ -1,0 +1,242 @@
+"""Per-example gradients of lookup tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.factors import norms
+from tf_bandmf.keras.clipping.factors.base import (
+    Factor,
+    Instantiated,
+    Layout,
+    Measured,
+    Product,
+    join_terms,
+    prefers_forming,
+)
+from tf_bandmf.keras.clipping.factors.norms import Norms
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(Factor):
+    """Gradients of a lookup table: row `ids[b, t]` receives `values[b, t]`.
+
+    Attributes:
+      ids: [B, T] integers.
+      values: [B, T, O].
+      num_rows: rows of the table.
+    """
+
+    ids: tf.Tensor
+    values: tf.Tensor
+    num_rows: int
+
+    # Above this many terms, sorting ids is cheaper than comparing all pairs.
+    _MAX_PAIRED_TERMS = 256
+
+    def add(self, other: Factor) -> Factor | None:
+        """See the base class."""
+        if isinstance(other, Product):
+            return RowsAndProduct.of(self, other)
+        if not isinstance(other, Rows) or self.num_rows != other.num_rows:
+            return None
+        return Rows(
+            tf.concat([self.ids, tf.cast(other.ids, self.ids.dtype)], axis=1),
+            tf.concat([self.values, other.values], axis=1),
+            self.num_rows,
+        )
+
+    def of_units(self, rows: int) -> Factor:
+        """See the base class."""
+        ids, values = join_terms(self.ids, rows), join_terms(self.values, rows)
+        return Rows(ids, values, self.num_rows)
+
+    def instantiate(self) -> tf.Tensor:
+        """See the base class."""
+        values = tf.cast(self.values, tf.float32)
+        batch = tf.shape(values)[0]
+        offsets = tf.range(batch, dtype=tf.int64)[:, None] * self.num_rows
+        ids = tf.cast(self.ids, tf.int64)
+        # A negative segment is dropped, as a row that does not exist must be.
+        valid = (ids >= 0) & (ids < self.num_rows)
+        segments = tf.where(valid, ids + offsets, -1)
+        table = tf.math.unsorted_segment_sum(
+            values, segments, tf.cast(batch, tf.int64) * self.num_rows
+        )
+        return tf.reshape(table, [batch, self.num_rows, values.shape[-1]])
+
+    def scaled(self, scale: tf.Tensor) -> Factor:
+        """See the base class: every value is multiplied by the scales of its row."""
+        exists = (self.ids >= 0) & (self.ids < self.num_rows)
+        scales = tf.gather(scale, tf.where(exists, self.ids, 0))
+        return Rows(self.ids, tf.cast(self.values, tf.float32) * scales, self.num_rows)
+
+    def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
+        (values,) = norms.pinned(tf.cast(self.values, tf.float32))
+        terms = self.ids.shape[1]
+        if terms == 1:
+            measured = norms.of_examples(values)
+        elif terms is not None and terms <= self._MAX_PAIRED_TERMS:
+            measured = self._paired_norms(values, negligible)
+        else:
+            measured = self._sorted_norms(values)
+
+        def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+            (cleaned,) = tensors
+            return tf.math.unsorted_segment_sum(
+                tf.reshape(cleaned * weights[:, None, None], [-1, cleaned.shape[-1]]),
+                tf.reshape(self.ids, [-1]),
+                self.num_rows,
+            )
+
+        return Measured(measured, (values,), weighted_sum)
+
+    def _paired_norms(self, values: tf.Tensor, negligible: float) -> Norms:
+        """From inner products of values that go to the same row."""
+        equal = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)
+        return norms.of_equal_rows(values, equal, negligible)
+
+    def _sorted_norms(self, values: tf.Tensor) -> Norms:
+        """From the sums of values that go to the same row."""
+        order = tf.argsort(self.ids, axis=1)
+        ids = tf.gather(self.ids, order, batch_dims=1)
+        values = tf.gather(values, order, batch_dims=1)
+        shape = tf.shape(ids)
+        # Equal ids are neighbours now: number the runs within each example.
+        starts = tf.cast(ids[:, 1:] != ids[:, :-1], tf.int32)
+        runs = tf.pad(tf.cumsum(starts, axis=1), [[0, 0], [1, 0]])
+        runs += tf.range(shape[0])[:, None] * shape[1]
+        runs = tf.reshape(runs, [-1])
+        count = shape[0] * shape[1]
+
+        def by_run(parts: tf.Tensor) -> tf.Tensor:
+            flat = tf.reshape(parts, [count, *parts.shape[2:]])
+            sums = tf.math.unsorted_segment_sum(flat, runs, count)
+            return tf.reshape(sums, [shape[0], shape[1], *parts.shape[2:]])
+
+        lengths = tf.sqrt(norms.of_last_axis(values).bounds)
+        absolute = tf.sqrt(tf.reduce_sum(tf.square(by_run(lengths)), axis=1))
+        return norms.summed_in_float32(
+            norms.of_last_axis(by_run(values)).summed(axis=1), absolute
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsAndProduct(Factor):
+    """Gradients of a table that is looked up, and that outputs are projected with.
+
+    Attributes:
+      rows: what lookups give.
+      product: what the projection gives: left [B, T, rows], right [B, T, O].
+    """
+
+    rows: Rows
+    product: Product
+
+    @classmethod
+    def of(cls, rows: Rows, product: Product) -> RowsAndProduct | None:
+        """Both together, if the product is of a whole table in its own order."""
+        shape = (rows.num_rows, rows.values.shape[-1])
+        if product.left.shape.rank != 3 or product.layout != Layout.plain(shape):
+            return None
+        return cls(rows, product)
+
+    def add(self, other: Factor) -> Factor | None:
+        """See the base class."""
+        if isinstance(other, RowsAndProduct):
+            first = self.add(other.rows)
+            return None if first is None else first.add(other.product)
+        if isinstance(other, Rows):
+            rows = self.rows.add(other)
+            return (
+                RowsAndProduct(rows, self.product) if isinstance(rows, Rows) else None
+            )
+        product = self.product.add(other)
+        if isinstance(product, Product):
+            return RowsAndProduct(self.rows, product)
+        return None
+
+    def of_units(self, rows: int) -> Factor:
+        """See the base class."""
+        lookups, products = self.rows.of_units(rows), self.product.of_units(rows)
+        assert isinstance(lookups, Rows) and isinstance(products, Product)
+        return RowsAndProduct(lookups, products)
+
+    def instantiate(self) -> tf.Tensor:
+        """See the base class."""
+        return self.rows.instantiate() + self.product.instantiate()
+
+    def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
+        ids, num_rows = self.rows.ids, self.rows.num_rows
+        lookups, terms = ids.shape[1], self.product.left.shape[-2]
+        total = None if lookups is None or terms is None else lookups + terms
+        size = num_rows * int(self.rows.values.shape[-1])
+        if prefers_forming(total, size):
+            return Instantiated(self.instantiate()).measure(negligible)
+        values, left, right = norms.pinned(
+            tf.cast(self.rows.values, tf.float32),
+            tf.cast(self.product.left, tf.float32),
+            tf.cast(self.product.right, tf.float32),
+        )
+        measured = norms.of_rows_and_products(ids, values, left, right, negligible)
+
+        def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+            values, left, right = tensors
+            weights = weights[:, None, None]
+            looked_up = tf.math.unsorted_segment_sum(
+                tf.reshape(values * weights, [-1, values.shape[-1]]),
+                tf.reshape(ids, [-1]),
+                num_rows,
+            )
+            left = tf.reshape(left, [-1, left.shape[-1]])
+            right = tf.reshape(right * weights, [-1, right.shape[-1]])
+            return looked_up + tf.matmul(left, right, transpose_a=True)
+
+        return Measured(measured, (values, left, right), weighted_sum)
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstRows(Factor):
+    """Gradients of a table of which each example uses the first rows, in order.
+
+    Attributes:
+      gradients: [B, T, O].
+      num_rows: rows of the table, at least T.
+    """
+
+    gradients: tf.Tensor
+    num_rows: int
+
+    def of_units(self, rows: int) -> Factor:
+        """See the base class."""
+        shape = tf.concat([[-1, rows], tf.shape(self.gradients)[1:]], axis=0)
+        units = tf.ensure_shape(
+            tf.reshape(self.gradients, shape), [None, rows, *self.gradients.shape[1:]]
+        )
+        return FirstRows(tf.reduce_sum(units, axis=1), self.num_rows)
+
+    def instantiate(self) -> tf.Tensor:
+        """See the base class."""
+        return self._padded(tf.cast(self.gradients, tf.float32))
+
+    def _padded(self, tensor: tf.Tensor) -> tf.Tensor:
+        missing = self.num_rows - tf.shape(tensor)[-2]
+        leading = [[0, 0]] * (tensor.shape.rank - 2)
+        padded = tf.pad(tensor, [*leading, [0, missing], [0, 0]])
+        return tf.ensure_shape(
+            padded, [*tensor.shape[:-2], self.num_rows, tensor.shape[-1]]
+        )
+
+    def measure(self, negligible: float = 0.0) -> Measured:
+        """See the base class."""
+        first = Instantiated(self.gradients).measure(negligible)
+        return Measured(
+            first.norms,
+            first.tensors,
+            lambda weights, tensors: self._padded(first.weighted_sum(weights, tensors)),
+        )

@@ -1,0 +1,1 @@
+"""One forward pass that records what the rules need of each layer."""

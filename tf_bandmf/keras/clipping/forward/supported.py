@@ -1,0 +1,157 @@
+"""Refusal of models whose per-example gradients are not defined or not exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
+from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
+
+_PER_EXAMPLE_NORMALIZATIONS = (
+    "`LayerNormalization`, `GroupNormalization` or `RMSNormalization`"
+)
+_MIXES_EXAMPLES = (keras.layers.MixUp, keras.layers.CutMix)
+
+
+def check_supported(model: keras.Model) -> None:
+    """Refuses a model that cannot be trained with exact per-example clipping.
+
+    What can only be seen in a forward pass (weights read outside their layer, layers
+    called in loops, added losses) is refused when the step is traced.
+
+    Args:
+      model: a built model.
+
+    Raises:
+      UnsupportedModelError: with the layer, the reason and what to change.
+    """
+    if not model.built:
+        raise UnsupportedModelError(
+            f"Model {model.name!r} is not built, so its weights are not known. Give "
+            "it a `keras.Input`, call `model.build(...)` or call it once on data."
+        )
+    _check_model(model)
+    for layer in model._flatten_layers():
+        problem = _problem(layer)
+        if problem is not None:
+            kind = type(layer).__name__
+            raise UnsupportedModelError(f"Layer {layer.name!r} ({kind}) {problem}")
+    variables = trainable_variables(model)
+    if not variables:
+        raise UnsupportedModelError(
+            f"Model {model.name!r} has no trainable weights. Set `layer.trainable = "
+            "True` for the layers to train."
+        )
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise UnsupportedModelError(
+                f"Weight {variable.path!r} is overwritten with its gradient (float8 "
+                "scaling). That would release a gradient without noise. Use another "
+                "dtype policy."
+            )
+        if variable.dtype not in ("float32", "float64", "bfloat16"):
+            raise UnsupportedModelError(
+                f"Weight {variable.path!r} has dtype {variable.dtype}; trainable "
+                "weights must be float32, float64 or bfloat16."
+            )
+    find_units(model, variables)
+
+
+def _check_model(model: keras.Model) -> None:
+    """Refuses overrides of what training replaces."""
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        raise UnsupportedModelError(
+            f"Model {model.name!r} overrides `compute_loss`, which need not be a sum "
+            "of losses of single examples. Give the loss to `model.compile(loss=...)`."
+        )
+    step = type(model).train_step
+    known = step.__module__.startswith(("keras.", "tf_bandmf."))
+    if not known or "train_step" in vars(model) or "compute_loss" in vars(model):
+        raise UnsupportedModelError(
+            f"Model {model.name!r} overrides `train_step` or `compute_loss`, which could "
+            "mix examples before they are clipped. Remove it; augment data in `tf.data` "
+            "or in a layer."
+        )
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise UnsupportedModelError(
+            f"Model {model.name!r} is compiled with a LossScaleOptimizer, which skips "
+            "steps depending on the data. Give `PrivateOptimizer` a static "
+            "`loss_scale_factor`, or use the dtype policy `mixed_bfloat16`."
+        )
+
+
+def _problem(layer: Any) -> str | None:
+    """Returns why a layer is refused and what to do, or None."""
+    problem = _mixing_problem(layer) or _state_problem(layer)
+    if problem is not None:
+        return problem
+    policy = layer.dtype_policy
+    if getattr(layer, "quantization_mode", None) is not None or isinstance(
+        policy, keras.dtype_policies.QuantizedDTypePolicy
+    ):
+        return (
+            "is quantized: its output is not a differentiable function of its "
+            "weights. Train first and quantize the trained model."
+        )
+    if layer.activity_regularizer is not None:
+        return (
+            "has an activity regularizer, a loss that is not per example. Remove it, "
+            "or make it an output of the model with a loss of its own."
+        )
+    if getattr(layer, "_remat_mode", None) is not None:
+        return (
+            "is in a `RematScope`: activations that are thrown away cannot be used "
+            "for per-example gradients. Build the model outside of the scope and "
+            "bound memory with `microbatch_size`."
+        )
+    return None
+
+
+def _mixing_problem(layer: Any) -> str | None:
+    """Returns why a layer mixes examples of a batch, or None."""
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+        return (
+            "makes each example's output depend on the whole batch, so there are no "
+            f"per-example gradients. Use {_PER_EXAMPLE_NORMALIZATIONS}; a pretrained "
+            "one can be frozen with `layer.trainable = False`."
+        )
+    if isinstance(layer, _MIXES_EXAMPLES):
+        return (
+            "combines several examples of a batch into one, so that there are no "
+            "per-example gradients. Remove it or augment examples one by one."
+        )
+    axis = getattr(layer, "axis", None)
+    if isinstance(
+        layer,
+        (
+            keras.layers.LayerNormalization,
+            keras.layers.GroupNormalization,
+            keras.layers.RMSNormalization,
+            keras.layers.UnitNormalization,
+            keras.layers.Softmax,
+            keras.layers.Concatenate,
+        ),
+    ):
+        axes = [axis] if isinstance(axis, int) else list(axis or [])
+        if 0 in axes:
+            return "works along axis 0, the batch. Choose axes after the first."
+    return None
+
+
+def _state_problem(layer: Any) -> str | None:
+    """Returns why a layer's state would depend on data without noise, or None."""
+    if isinstance(layer, keras.layers.SpectralNormalization):
+        return (
+            "rewrites the weight of the layer inside it in every step, so that the "
+            "weight is not what training updates. Remove the wrapper."
+        )
+    if isinstance(layer, keras.layers.RNN) and layer.stateful:
+        return (
+            "is stateful: it carries states of one batch's examples over to the "
+            "next, outside any privacy guarantee. Use `stateful=False`."
+        )
+    return None

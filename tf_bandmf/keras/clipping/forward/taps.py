@@ -1,0 +1,255 @@
+"""Taps: recording what each layer sees and returns in one forward pass."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
+from tf_bandmf.keras.clipping.forward.weight_reads import ReadLog
+from tf_bandmf.keras.clipping.independence import Trace, note_replacement
+from tf_bandmf.keras.clipping.rules import LayerCall
+from tf_bandmf.keras.clipping.tensors import batches
+
+_STATE = threading.local()
+_LOCK = threading.Lock()
+# Layers whose `call` is replaced: id -> [layer, previous instance attribute, users].
+_INSTALLED: dict[int, list[Any]] = {}
+_ABSENT = object()
+
+
+class Spread(enum.Enum):
+    """How an output without a batch dimension is repeated for every example."""
+
+    NONE = "none"
+    NEW_AXIS = "new axis"
+    REPEAT = "repeat"
+
+
+@dataclasses.dataclass(frozen=True)
+class CallShape:
+    """What is known about one tapped call.
+
+    Attributes:
+      layer: the layer called.
+      batched: for each tensor among the arguments, whether its first dimension is
+        the batch.
+      spread: how to repeat the output if it is shared by all examples.
+    """
+
+    layer: Any
+    batched: tuple[bool, ...]
+    spread: Spread
+
+
+class Recorder:
+    """Records the calls of tapped layers.
+
+    Args:
+      units: the layers to tap.
+      log: notes which variables are read where.
+      shapes: what is known about each call, by position; None to find out.
+      size: the batch size.
+      trace: notes what shows that examples are independent.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        log: ReadLog,
+        shapes: Mapping[int, CallShape] | None,
+        size: tf.Tensor,
+        trace: Trace,
+    ) -> None:
+        self._units = {id(unit.layer): unit for unit in units}
+        self._log = log
+        self._shapes = shapes
+        self._size = size
+        self._trace = trace
+        self._place = _current_graph()
+        self._inside = False
+        # Calls of layers in the closed list that have not returned yet.
+        self._trusted = 0
+        self.calls: list[tuple[Unit, LayerCall]] = []
+
+    def handles(self, layer: Any) -> bool:
+        """Whether a call of this layer is to be recorded now."""
+        return not self._inside and id(layer) in self._units
+
+    def record(
+        self,
+        layer: Any,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Runs and records one call.
+
+        Raises:
+          UnsupportedModelError: if the call is inside a loop or inner function.
+        """
+        unit = self._units[id(layer)]
+        if _current_graph() is not self._place:
+            raise UnsupportedModelError(
+                f"Layer {layer.name!r} ({type(layer).__name__}) is called inside a "
+                "loop, a condition or a tf.function within the model, where its "
+                "per-example gradients cannot be followed. Call it directly from "
+                "`call`, or put the loop and the layer's weights into one layer."
+            )
+        call = LayerCall(
+            layer=layer,
+            variables=list(unit.variables),
+            original=original,
+            args=args,
+            kwargs=kwargs,
+        )
+        self._describe(call)
+        trusted = self._trace.trusts(layer, original, (args, kwargs))
+        within = self._trusted
+        # In the order in which calls begin: an opened layer's come before those inside.
+        self.calls.append((unit, call))
+        self._inside = not unit.rule.opens
+        try:
+            with self._log.inside(unit), self._trace.within(layer) as window:
+                outputs = unit.rule.forward(call)
+        finally:
+            self._inside = False
+        if trusted:
+            spread = call.spread is not tf.identity
+            self._trace.called(window, (args, kwargs), outputs, spread)
+        else:
+            for tap in call.taps:
+                self._trace.require(tap)
+        if not within:
+            self._require(call)
+        return outputs
+
+    def watch(
+        self,
+        layer: Any,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Runs a call that needs no taps, and notes where it is."""
+        if not self._trace.is_current():
+            return original(*args, **kwargs)
+        trusted = self._trace.trusts(layer, original, (args, kwargs))
+        self._trusted += trusted
+        try:
+            with self._trace.within(layer) as window:
+                outputs = original(*args, **kwargs)
+        finally:
+            self._trusted -= trusted
+        if trusted:
+            self._trace.called(window, (args, kwargs), outputs)
+        return outputs
+
+    def _require(self, call: LayerCall) -> None:
+        """Asks that arguments have the batch where the rule takes it to be."""
+        if call.batched is None:
+            return
+        leaves = batches.tensor_leaves((call.args, call.kwargs))
+        for leaf, batched in zip(leaves, call.batched, strict=True):
+            self._trace.require(leaf, batched)
+
+    def _describe(self, call: LayerCall) -> None:
+        """Adds to a call what is known about its batch dimensions."""
+        if self._shapes is None:
+            return
+        shape = self._shapes.get(len(self.calls))
+        if shape is None or shape.layer is not call.layer:
+            raise UnsupportedModelError(
+                f"Layer {call.layer.name!r} is not called in the same order each time "
+                "the model is traced, so its gradients cannot be followed. Make "
+                "`call` deterministic."
+            )
+        call.batched = shape.batched
+        if shape.spread is not Spread.NONE:
+            call.spread = functools.partial(self._repeat, mode=shape.spread)
+
+    def _repeat(self, tensor: tf.Tensor, mode: Spread) -> tf.Tensor:
+        if mode is Spread.NEW_AXIS:
+            tensor = tensor[None]
+        shape = tf.concat([[self._size], tf.shape(tensor)[1:]], axis=0)
+        repeated = tf.broadcast_to(tensor, shape)
+        return tf.ensure_shape(repeated, [None, *tensor.shape[1:]])
+
+
+def _current_graph() -> Any:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def _dispatcher(layer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        recorder: Recorder | None = getattr(_STATE, "recorder", None)
+        if recorder is None:
+            return original(*args, **kwargs)
+        if not recorder.handles(layer):
+            return recorder.watch(layer, original, args, kwargs)
+        return recorder.record(layer, original, args, kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def tapped(recorder: Recorder, layers: Sequence[Any]) -> Iterator[None]:
+    """Directs calls of layers to the recorder, in this thread.
+
+    The layers' own `call` is back afterwards, whatever happens. Replicas of a
+    distribution strategy trace in threads that take turns in the middle of a forward
+    pass: the replacement is shared, what it does depends on the thread.
+
+    Args:
+      recorder: receives the calls.
+      layers: all layers whose calls are to be seen.
+
+    Yields:
+      Nothing.
+    """
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            _install(layer)
+            stack.callback(_uninstall, layer)
+        previous = getattr(_STATE, "recorder", None)
+        _STATE.recorder = recorder
+        try:
+            yield
+        finally:
+            _STATE.recorder = previous
+
+
+def _install(layer: Any) -> None:
+    with _LOCK:
+        entry = _INSTALLED.get(id(layer))
+        if entry is not None:
+            entry[2] += 1
+            return
+        # Not by `setattr`: Keras tracks what is set on a layer.
+        attributes = vars(layer)
+        _INSTALLED[id(layer)] = [layer, attributes.get("call", _ABSENT), 1]
+        original = layer.call
+        attributes["call"] = _dispatcher(layer, original)
+        note_replacement(attributes["call"], original)
+
+
+def _uninstall(layer: Any) -> None:
+    with _LOCK:
+        entry = _INSTALLED[id(layer)]
+        entry[2] -= 1
+        if entry[2]:
+            return
+        del _INSTALLED[id(layer)]
+        if entry[1] is _ABSENT:
+            del vars(layer)["call"]
+        else:
+            vars(layer)["call"] = entry[1]

@@ -1,0 +1,136 @@
+"""Where weights are read.
+
+Per-example gradients are those of the tapped calls. A weight that is also read
+elsewhere (a decoder that uses an embedding's table, a loss that penalizes a kernel)
+would lose that part of its gradient without any sign. Two independent checks exclude
+it: gradient tapes notice reads through TensorFlow's API in every mode, and in a graph
+every operation that takes the handle of a weight is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
+from tf_bandmf.keras.clipping.tensors.variables import VariableIndex
+
+
+class ReadLog:
+    """Notes reads of trainable weights during one forward pass and loss.
+
+    Args:
+      model: the model, for messages.
+      variables: its trainable variables.
+    """
+
+    def __init__(self, model: keras.Model, variables: Sequence[Any]) -> None:
+        self._model = model
+        self._index = VariableIndex(variables)
+        # One for what is outside of calls, and one for each call that has not returned.
+        self._spies = [tf.GradientTape()]
+        self._windows: list[tuple[int, int, Unit]] = []
+        self._unit_of: dict[int, Unit] = {}
+        self._graph: Any = None
+        self._start = 0
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Notes reads in its body; checks them at its end.
+
+        Raises:
+          UnsupportedModelError: if a weight is read outside its layer's call.
+        """
+        if not tf.executing_eagerly():
+            self._graph = tf.compat.v1.get_default_graph()
+            self._start = self._position()
+        (spy,) = self._spies
+        with spy:
+            yield
+        for raw in spy.watched_variables():
+            variable = self._index.owner(raw)
+            if variable is not None:
+                self._refuse(variable)
+        self._check_graph()
+
+    @contextlib.contextmanager
+    def inside(self, unit: Unit) -> Iterator[None]:
+        """Allows reads of the unit's own weights in its body."""
+        start = self._position()
+        allowed = {id(variable) for variable in unit.variables}
+        with self._spies[-1].stop_recording(), tf.GradientTape() as inner:
+            self._spies.append(inner)
+            try:
+                yield
+            finally:
+                self._spies.pop()
+        for raw in inner.watched_variables():
+            variable = self._index.owner(raw)
+            if variable is not None and id(variable) not in allowed:
+                self._refuse(variable, unit)
+        self._windows.append((start, self._position(), unit))
+
+    def unit_at(self, position: int) -> Unit | None:
+        """Returns the unit in whose call an operation of the graph was made."""
+        if not self._unit_of:
+            # A call inside of another one ends before it, and overrides it.
+            for start, stop, unit in reversed(self._windows):
+                self._unit_of.update(dict.fromkeys(range(start, stop), unit))
+        return self._unit_of.get(position)
+
+    def captured_handles(self) -> dict[int, Any]:
+        """Maps ids of the graph's handle placeholders to variable handles."""
+        return captured_handles(self._graph)
+
+    def _position(self) -> int:
+        return 0 if self._graph is None else len(self._graph.get_operations())
+
+    def _check_graph(self) -> None:
+        if self._graph is None:
+            return
+        operations = self._graph.get_operations()
+        captured = self.captured_handles()
+        for position in range(self._start, len(operations)):
+            for tensor in operations[position].inputs:
+                if tensor.dtype != tf.resource:
+                    continue
+                variable = self._index.owner(captured.get(id(tensor), tensor))
+                if variable is None:
+                    continue
+                unit = self.unit_at(position)
+                if unit is None:
+                    self._refuse(variable)
+                elif not any(variable is own for own in unit.variables):
+                    self._refuse(variable, unit)
+
+    def _refuse(self, variable: Any, unit: Unit | None = None) -> None:
+        where = "outside the call of its own layer"
+        if unit is not None:
+            where = f"in the call of layer {unit.layer.name!r}, which does not own it"
+        raise UnsupportedModelError(
+            f"Weight {variable.path!r} of model {self._model.name!r} is read {where}. "
+            "That part of its gradient would escape clipping. Use the weight in one "
+            "layer only; to share it, call that layer twice (for a tied output "
+            "projection, `keras.layers.ReversibleEmbedding`)."
+        )
+
+
+def captured_handles(graph: Any) -> dict[int, Any]:
+    """Maps placeholders of a function graph to the variable handles behind them."""
+    resolved: dict[int, Any] = {}
+    outer = getattr(graph, "outer_graph", None)
+    outer_map: dict[int, Any] | None = None
+    for external, internal in getattr(graph, "captures", ()):
+        if internal.dtype != tf.resource:
+            continue
+        if not isinstance(external, tf.__internal__.EagerTensor) and outer is not None:
+            if outer_map is None:
+                outer_map = captured_handles(outer)
+            external = outer_map.get(id(external), external)
+        resolved[id(internal)] = external
+    return resolved

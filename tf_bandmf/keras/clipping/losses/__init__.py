@@ -1,0 +1,1 @@
+"""One loss for each example, from the losses that Keras compiled."""

@@ -1,0 +1,151 @@
+"""The compiled loss of each example alone.
+
+The loss of example i is what the compiled loss gives on the batch that consists of
+example i. It is not row i of an unreduced batch loss: Keras' reductions divide by
+counts over the whole batch (of unmasked steps, of weights), which would make the loss
+of one example depend on the others.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.losses import loss as loss_module
+from keras.src.trainers.compile_utils import CompileLoss
+
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.losses.rows import row_losses
+from tf_bandmf.keras.clipping.tensors.map_examples import map_examples
+
+_UNINITIALIZED = "uninitialized_variables"
+_LOCK = threading.RLock()
+
+
+class _SilentCompileLoss(CompileLoss):
+    """A compiled loss without trackers of single outputs' losses.
+
+    They would be created, and updated once per example, inside a vectorized loop.
+    """
+
+    def build(self, y_true: Any, y_pred: Any) -> None:
+        """Resolves the losses; see the base class."""
+        # The base class creates trackers, which are variables. In a stateless scope
+        # they stay plain objects; then they are forgotten.
+        pending = global_state.get_global_attribute(_UNINITIALIZED)
+        global_state.set_global_attribute(_UNINITIALIZED, [])
+        try:
+            with keras.StatelessScope(initialize_variables=False):
+                super().build(y_true, y_pred)
+        finally:
+            global_state.set_global_attribute(_UNINITIALIZED, pending)
+
+    @property
+    def metrics(self) -> list[Any]:
+        # One entry per loss: the base class pairs losses with these.
+        return [None] * len(self._flat_losses or [])
+
+    @property
+    def variables(self) -> list[Any]:
+        return []
+
+
+def compiled_loss(model: keras.Model) -> CompileLoss:
+    """Returns a copy of a model's compiled loss without side effects.
+
+    Args:
+      model: a compiled model.
+
+    Returns:
+      A callable of (y, y_pred, sample_weight).
+
+    Raises:
+      UnsupportedModelError: if the model has no compiled loss.
+    """
+    source = getattr(model, "_compile_loss", None)
+    if source is None:
+        raise UnsupportedModelError(
+            f"Model {model.name!r} has no compiled loss, which per-example gradients "
+            "are taken of. Call `model.compile(loss=...)`."
+        )
+    copy = _SilentCompileLoss(
+        loss=source._user_loss,
+        loss_weights=source._user_loss_weights,
+        reduction=source.reduction,
+        output_names=source.output_names,
+    )
+    if source.built:
+        copy._flat_losses = source._flat_losses
+        copy._y_pred_build_structure = source._y_pred_build_structure
+        copy._y_true_build_structure = source._y_true_build_structure
+        copy.built = True
+    return copy
+
+
+@contextlib.contextmanager
+def unscaled_losses() -> Iterator[None]:
+    """Stops Keras from dividing losses by the number of replicas.
+
+    Clipping must see the gradient of the loss itself. Multiplying afterwards would
+    be wrong for losses that Keras does not scale (those that return a scalar).
+    """
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        yield
+        return
+    with _LOCK:
+        scale = loss_module.scale_loss_for_distribution
+        loss_module.scale_loss_for_distribution = lambda value: value
+        try:
+            yield
+        finally:
+            loss_module.scale_loss_for_distribution = scale
+
+
+def per_example_losses(
+    loss: CompileLoss, y: Any, y_pred: Any, sample_weight: Any
+) -> tf.Tensor:
+    """Computes the loss of every example alone.
+
+    Args:
+      loss: from `compiled_loss`.
+      y: targets, nested tensors [B, ...].
+      y_pred: predictions, nested tensors [B, ...].
+      sample_weight: None, or nested tensors [B, ...].
+
+    Returns:
+      Losses [B].
+    """
+    rows = row_losses(loss, y, y_pred, sample_weight)
+    if rows is not None:
+        return rows
+    structure = (y, y_pred, sample_weight)
+    leaves = keras.tree.flatten(structure)
+    # Keras attaches masks and logits to predictions: they belong to the example too.
+    extras = [
+        (index, name, getattr(leaf, name))
+        for index, leaf in enumerate(leaves)
+        for name in ("_keras_mask", "_keras_logits")
+        if tf.is_tensor(leaf) and getattr(leaf, name, None) is not None
+    ]
+    tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]
+    elements = (tensors, [value for *_, value in extras])
+
+    def one_example(
+        element: tuple[list[tf.Tensor], list[tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        remaining = iter(element[0])
+        example = [
+            next(remaining)[None] if tf.is_tensor(leaf) else leaf for leaf in leaves
+        ]
+        for (index, name, _), value in zip(extras, element[1], strict=True):
+            setattr(example[index], name, value[None])
+        one_y, one_y_pred, one_weight = keras.tree.pack_sequence_as(structure, example)
+        value = loss(one_y, one_y_pred, one_weight)
+        return [tf.reduce_sum(tf.convert_to_tensor(value))]
+
+    with unscaled_losses():
+        (losses,) = map_examples(one_example, elements, "The loss", repeated=False)
+    return losses

@@ -1,0 +1,1 @@
+"""Short changes to Keras and TensorFlow while a step is traced."""

@@ -1,0 +1,153 @@
+"""Whether a recorded forward pass keeps examples apart, and what to do if it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.forward.passes import Forward
+from tf_bandmf.keras.clipping.independence import (
+    NotIndependent,
+    Trace,
+    acts_on_each_example,
+    is_container,
+)
+from tf_bandmf.keras.clipping.proof.metrics import metric_handles
+from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
+
+_STATE_ADVICE = (
+    "State computed from data would be released with the model without noise, or reach "
+    "the next step past clipping. Remove it or freeze its layer."
+)
+_STOP_ADVICE = (
+    "Remove it; or make it total: clip positions to their bounds (`tf.clip_by_value`), "
+    "keep denominators of integers from 0. A record whose gradient is not finite counts "
+    "as zero."
+)
+_ADVICE = (
+    "Keep the batch as the first axis and let no operation cross it (in a reshape name "
+    "it with `ops.shape(x)[0]`); or put these operations into a "
+    "`keras.layers.Layer` of their own, which is then executed for each example by "
+    "itself; or vouch for a layer's class with "
+    "`tf_bandmf.keras.register_per_example_layer`."
+)
+
+
+def prove(
+    model: keras.Model,
+    forward: Forward,
+    trace: Trace,
+    generators: Sequence[keras.random.SeedGenerator],
+    alone: Sequence[Any],
+) -> Any | None:
+    """Shows that a forward pass keeps examples apart.
+
+    Args:
+      model: the model.
+      forward: its recorded forward pass and losses.
+      trace: what was noted while it was recorded.
+      generators: the generators that were drawn from.
+      alone: layers that were executed for each example by itself.
+
+    Returns:
+      None; or a layer of which it cannot be shown, and which must be executed for
+      each example by itself.
+
+    Raises:
+      UnsupportedModelError: if it cannot be shown and there is no such layer.
+    """
+    try:
+        trace.refuse_stops()
+    except NotIndependent as error:
+        raise UnsupportedModelError(
+            f"Model {model.name!r}{_where(trace, error)}: operation "
+            f"{error.operation.name!r} ({error.operation.type}) {error.reason}. "
+            f"{_STOP_ADVICE}"
+        ) from error
+    refuse_state(model, forward, trace, generators)
+    try:
+        for leaf in batches.tensor_leaves(forward.y_pred):
+            trace.require(leaf)
+        trace.check()
+        trace.check_isolation()
+    except NotIndependent as error:
+        for layer in trace.layers_at(error):
+            known = acts_on_each_example(layer, None)
+            tried = any(layer is other for other in alone)
+            if not (known or tried or is_container(layer)):
+                return layer
+        raise _refusal(model, trace, error) from error
+    return None
+
+
+def refuse_state(
+    model: keras.Model,
+    forward: Forward,
+    trace: Trace,
+    generators: Sequence[keras.random.SeedGenerator],
+) -> None:
+    """Refuses writes to variables, and code of the host, since the trace began.
+
+    Raises:
+      UnsupportedModelError: with the operation and its layer.
+    """
+    allowed = set()
+    for generator in generators:
+        state = tensorflow_variable(generator.state)
+        for part in (state, *getattr(state, "values", ())):
+            allowed.add(id(part.handle))
+    captured = forward.log.captured_handles()
+
+    def is_seed(handle: Any) -> bool:
+        return id(captured.get(id(handle), handle)) in allowed
+
+    metrics = metric_handles(model)
+
+    def is_metric(handle: Any) -> bool:
+        return id(captured.get(id(handle), handle)) in metrics
+
+    try:
+        trace.refuse_state(is_seed, is_metric)
+    except NotIndependent as error:
+        raise UnsupportedModelError(
+            f"The training step of model {model.name!r}{_where(trace, error)} "
+            f"{error.reason} (in {error.operation.name!r}). {_STATE_ADVICE}"
+        ) from error
+
+
+def refuse_shared_reads(model: keras.Model, trace: Trace) -> None:
+    """Refuses what ran for each example by itself but saw others.
+
+    Raises:
+      UnsupportedModelError: with the layer.
+    """
+    try:
+        trace.check_isolation()
+    except NotIndependent as error:
+        raise _refusal(model, trace, error) from error
+
+
+def _where(trace: Trace, error: NotIndependent) -> str:
+    layers = trace.layers_at(error)
+    if not layers:
+        return ""
+    return f", in layer {layers[0].name!r} ({type(layers[0]).__name__}),"
+
+
+def _refusal(
+    model: keras.Model, trace: Trace, error: NotIndependent
+) -> UnsupportedModelError:
+    op = error.operation
+    subject = "A call" if op is None else f"Operation {op.name!r} ({op.type})"
+    where = _where(trace, error) or " in its own `call` or a `keras.ops` node"
+    if error.mixes:
+        verdict = "It mixes examples of the batch."
+    else:
+        verdict = "So it cannot be shown that examples of the batch stay apart."
+    return UnsupportedModelError(
+        f"Model {model.name!r}{where}: {subject} {error.reason}. {verdict} {_ADVICE}"
+    )

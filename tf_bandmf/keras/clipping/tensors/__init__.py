@@ -1,0 +1,1 @@
+"""Batches, groups and variables: shapes of what is clipped."""

@@ -1,0 +1,90 @@
+"""Units of several rows, which are clipped together.
+
+A unit is an example with its views, or a user with his records. The model sees rows, each
+of which must be independent of all others, those of its own unit included. The loss of a
+unit is the mean of its rows' losses, so that its gradient is the mean of theirs, and is
+clipped once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.tensors import batches
+
+
+class UnitRows:
+    """Which rows a batch of U units of K rows has.
+
+    Args:
+      present: [U, K], bool. A unit without any row has no gradient.
+
+    Raises:
+      ValueError: if K is not known.
+    """
+
+    def __init__(self, present: tf.Tensor) -> None:
+        if present.shape.rank != 2 or not present.shape[1]:
+            raise ValueError(
+                f"`rows` must say which rows of each unit are there, of shape [U, K] with "
+                f"a known K >= 1, found shape {present.shape}."
+            )
+        self.present = tf.cast(present, tf.bool)
+        self.rows: int = present.shape[1]
+
+    def flat(self, structure: Any) -> Any:
+        """Tensors [U, K, ...] as rows [U * K, ...]."""
+
+        def flatten(tensor: tf.Tensor) -> tf.Tensor:
+            if tensor.shape.rank < 2 or tensor.shape[1] not in (None, self.rows):
+                raise ValueError(
+                    f"Contents of units of {self.rows} rows must have the shape "
+                    f"[U, {self.rows}, ...], found {tensor.shape}."
+                )
+            shape = tf.concat([[-1], tf.shape(tensor)[2:]], axis=0)
+            static = tensor.shape[0] and tensor.shape[0] * self.rows
+            return tf.ensure_shape(
+                tf.reshape(tensor, shape), [static, *tensor.shape[2:]]
+            )
+
+        return batches.map_tensors(flatten, structure)
+
+    def unflat(self, structure: Any) -> Any:
+        """Rows [U * K, ...] as tensors [U, K, ...]."""
+
+        def unflatten(tensor: tf.Tensor) -> tf.Tensor:
+            shape = tf.concat([[-1, self.rows], tf.shape(tensor)[1:]], axis=0)
+            units = tf.reshape(tensor, shape)
+            return tf.ensure_shape(units, [None, self.rows, *tensor.shape[1:]])
+
+        return batches.map_tensors(unflatten, structure)
+
+    def weights(self) -> tf.Tensor:
+        """What each row's loss counts in the loss of its unit, [U * K] float32."""
+        present = tf.cast(self.present, tf.float32)
+        counts = tf.reduce_sum(present, axis=1, keepdims=True)
+        return tf.reshape(tf.math.divide_no_nan(present, counts), [-1])
+
+    def losses(self, losses: tf.Tensor) -> tf.Tensor:
+        """Losses of units [U] from those of rows [U * K]."""
+        weights = self.weights()
+        weighted = weights * tf.cast(losses, tf.float32)
+        counted = tf.where(weights > 0.0, weighted, tf.zeros_like(weighted))
+        return tf.reduce_sum(tf.reshape(counted, [-1, self.rows]), axis=1)
+
+
+def present_rows(structure: Any, rows: tf.Tensor) -> Any:
+    """The rows that are there, of all units, one after the other.
+
+    Args:
+      structure: nested tensors [U, K, ...].
+      rows: [U, K], bool.
+
+    Returns:
+      Nested tensors [N, ...].
+    """
+    return batches.map_tensors(
+        lambda tensor: tf.boolean_mask(tensor, tf.cast(rows, tf.bool)), structure
+    )

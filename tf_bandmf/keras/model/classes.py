@@ -1,0 +1,164 @@
+"""The private class of a class of models, and how it is saved and loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras.src.saving import object_registration
+
+from tf_bandmf.keras.model.training import PrivateTraining
+from tf_bandmf.sampling.batches import is_scheduled_batch
+
+# What the private step replaces: an override would be lost, or would lose privacy.
+_REPLACED = ("train_step", "compute_loss", "make_train_function")
+_KNOWN_MODULES = ("keras.", "keras_hub.", "tf_bandmf.")
+_PLAIN, _CONFIG = "plain_class", "config"
+
+
+@keras.saving.register_keras_serializable(package="tf_bandmf")
+class PrivateSequential(PrivateTraining, keras.Sequential):
+    """A `keras.Sequential` that trains privately."""
+
+
+@keras.saving.register_keras_serializable(package="tf_bandmf")
+class PrivateFunctional(PrivateTraining, keras.src.models.functional.Functional):
+    """A functional `keras.Model` that trains privately."""
+
+
+# Files of the .h5 format name classes without their package.
+keras.saving.get_custom_objects().update(
+    {cls.__name__: cls for cls in (PrivateSequential, PrivateFunctional)}
+)
+_PRIVATE_CLASSES: dict[type, type] = {
+    keras.Sequential: PrivateSequential,
+    keras.Model: PrivateFunctional,
+    keras.src.models.functional.Functional: PrivateFunctional,
+}
+_PLAIN_CLASSES: dict[type, type] = {
+    PrivateSequential: keras.Sequential,
+    PrivateFunctional: keras.Model,
+}
+
+
+class PrivateModel:
+    """Loads what was saved of a private class: all have this one registered name.
+
+    The private class of a subclass of `keras.Model` is made when it is needed, also to
+    load a file, from the class that the file names. That one must be known to Keras: a
+    class of KerasHub, or registered, or given as `custom_objects`.
+    """
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> keras.Model:
+        """The private model of a config that a private class gave."""
+        plain = keras.saving.deserialize_keras_object(
+            {**config[_PLAIN], _CONFIG: config[_CONFIG]}
+        )
+        plain.__class__ = private_class(type(plain))
+        return plain
+
+
+_REGISTERED_NAME = f"tf_bandmf>{PrivateModel.__name__}"
+keras.saving.get_custom_objects()[_REGISTERED_NAME] = PrivateModel
+
+
+def private_class(plain_class: type) -> type:
+    """The class of the private models of a class.
+
+    Args:
+      plain_class: `keras.Sequential`, `keras.Model` or a subclass.
+
+    Returns:
+      A subclass of `PrivateTraining` and of it; the same one each time.
+
+    Raises:
+      TypeError: if it is no class of models, or brings a training step of its own, which
+        the private one would replace.
+    """
+    known = _PRIVATE_CLASSES.get(plain_class)
+    if known is not None:
+        return known
+    if not issubclass(plain_class, keras.Model):
+        raise TypeError(
+            f"model: make_private takes a keras.Model, found {plain_class.__name__}."
+        )
+    for name in _REPLACED:
+        method = getattr(plain_class, name)
+        if not method.__module__.startswith(_KNOWN_MODULES):
+            raise TypeError(
+                f"{plain_class.__name__} overrides {name}, which private training "
+                f"replaces. Remove it: give the loss to compile(loss=...), and augment "
+                f"data in the layers of the model."
+            )
+    made = type(
+        f"Private{plain_class.__name__}",
+        (PrivateTraining, plain_class),
+        {
+            "__module__": __name__,
+            "__doc__": f"A `{plain_class.__name__}` that trains privately.",
+            "get_config": _get_config(plain_class),
+            "from_config": classmethod(lambda cls, config: _load(config)),
+            **_preprocess_samples(plain_class),
+        },
+    )
+    object_registration.GLOBAL_CUSTOM_NAMES[made] = _REGISTERED_NAME
+    _PRIVATE_CLASSES[plain_class] = made
+    _PLAIN_CLASSES[made] = plain_class
+    return made
+
+
+def plain_class_of(model: keras.Model) -> type | None:
+    """The class that a private model had before; None if it was always private."""
+    return _PLAIN_CLASSES.get(type(model))
+
+
+def plain_config(model: keras.Model) -> dict[str, Any]:
+    """What the plain class' `from_config` makes the model of, without weights.
+
+    Raises:
+      NotImplementedError: by Keras, if the class has no config.
+    """
+    config = model.get_config()
+    if set(config) == {_PLAIN, _CONFIG}:
+        return dict(config[_CONFIG])
+    return dict(config)
+
+
+def _load(config: dict[str, Any]) -> keras.Model:
+    return PrivateModel.from_config(config)
+
+
+def _preprocess_samples(plain_class: type) -> dict[str, Any]:
+    """Keeps a task of KerasHub from preprocessing what `fit` has preprocessed."""
+    original = getattr(plain_class, "preprocess_samples", None)
+    if original is None:
+        return {}
+
+    def preprocess_samples(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the plain class', but for batches of a schedule, which are ready."""
+        return x if is_scheduled_batch(x) else original(self, x, *args, **kwargs)
+
+    return {"preprocess_samples": preprocess_samples}
+
+
+def _get_config(plain_class: type) -> Any:
+    def get_config(self: Any) -> dict[str, Any]:
+        """The config of the plain class, and which class that is."""
+        registered = object_registration.get_registered_name(plain_class)
+        return {
+            _PLAIN: {
+                "module": plain_class.__module__,
+                "class_name": plain_class.__name__,
+                "registered_name": registered,
+            },
+            _CONFIG: plain_class.get_config(self),  # type: ignore[attr-defined]
+        }
+
+    # Keras finds out the arguments of `__init__` for classes that say no more.
+    get_config._is_default = getattr(  # type: ignore[attr-defined]
+        plain_class.get_config,  # type: ignore[attr-defined]
+        "_is_default",
+        False,
+    )
+    return get_config

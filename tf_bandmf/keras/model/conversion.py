@@ -1,0 +1,209 @@
+"""From a Keras model to a private one, in place, and back to a plain one."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.keras.clipping import check_supported
+from tf_bandmf.keras.model.classes import plain_class_of, plain_config, private_class
+from tf_bandmf.keras.model.step import without_dynamic_scale
+from tf_bandmf.keras.model.training import PrivateTraining
+
+
+def make_private(
+    model: keras.Model,
+    self_check: bool = True,
+    *,
+    microbatch_size: int | None = None,
+) -> keras.Model:
+    """Makes a Keras model train privately, in place.
+
+    The model gets a private class, which saving and loading keep: a reloaded model
+    cannot train without privacy by accident. Compile it with a `PrivateOptimizer`,
+    before or after. `to_plain` gives the released model. (`keras.models.clone_model` of a
+    Sequential makes a plain one with new weights, whatever the class. Compiled as the
+    original was it refuses to train: make it private too.)
+
+    Where `tf_bandmf.keras` is not imported, what `to_plain(model).save(...)` wrote can be
+    loaded, and what the private model itself saved cannot.
+
+    Args:
+      model: a Sequential, functional or subclassed model, or a task of KerasHub; built or
+        not. If its data are raw, the preprocessor of a task is applied in `fit`, to each
+        example by itself.
+      self_check: compare the gradients of a few made-up examples, of the shapes of the
+        data, with those that each has by itself, once before the first step of `fit`. The
+        second line after the analysis of the model's graph.
+      microbatch_size: if given, the step takes its batch in groups of this many examples
+        one after the other, and memory is that of one group: for large logical batches.
+        Gradients are clipped by example and noise is drawn once for the batch, as
+        without it; the plan's budget counts batches, not groups.
+
+    Returns:
+      The same model.
+
+    Raises:
+      ValueError: if microbatch_size is not a positive integer.
+      TypeError: if it is no model, or of a class with a training step of its own.
+      UnsupportedModelError: if a layer mixes examples (batch normalization) or its
+        per-example gradients cannot be had.
+    """
+    if microbatch_size is not None:
+        if not isinstance(microbatch_size, int):
+            raise ValueError(
+                f"microbatch_size must be an integer or None, found {microbatch_size!r}."
+            )
+        microbatch_size = whole_number(
+            "microbatch_size", microbatch_size, most=2**31 - 1
+        )
+    if isinstance(model, PrivateTraining):
+        if microbatch_size is not None:
+            model._microbatch_size = microbatch_size
+            model.train_function = None
+        return model
+    chosen = private_class(type(model))
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        model.optimizer = without_dynamic_scale(optimizer, optimizer.inner_optimizer)
+    if model.built:
+        check_supported(model)
+    model.__class__ = chosen
+    model.train_function = None
+    model._self_check_is_due = self_check
+    model._microbatch_size = microbatch_size
+    return model
+
+
+def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model:
+    """The trained model without anything private about it: to release, serve, share.
+
+    Args:
+      model: what `make_private` returned, or of a class derived from `PrivateTraining`;
+        trained or not.
+      into: a plain model of the same architecture, built, that gets the weights. Needed
+        only for classes that Keras cannot make again from `get_config()`. It keeps its
+        vocabularies if its layers that have some are others than the model's.
+
+    Returns:
+      A new model of the class that the model had, with the same weights and
+      vocabularies, not compiled; or `into`. Adapters (LoRA) of KerasHub's backbones are
+      merged into the weights that they adapt, as Keras does when it saves.
+
+    Raises:
+      TypeError: if the model is not private, or `into` is, or the model's class cannot be
+        made again.
+      ValueError: if `into` is of another architecture.
+    """
+    if not isinstance(model, PrivateTraining):
+        raise TypeError(
+            f"to_plain takes a model that make_private made private, found "
+            f"{type(model).__name__}."
+        )
+    if isinstance(into, PrivateTraining):
+        raise TypeError(f"into must be a plain model, found {type(into).__name__}.")
+    plain = into if into is not None else _again(model)
+    if model.built:
+        _copy_weights(model, plain)
+    return plain
+
+
+def _again(model: keras.Model) -> keras.Model:
+    """A new model of the plain class with other weights, built if the model is."""
+    plain_class = plain_class_of(model)
+    advice = (
+        f"Make a plain model yourself, call it on data once, and give it: "
+        f"to_plain(model, into=plain). {type(model).__name__}"
+    )
+    if plain_class is None:
+        raise TypeError(f"{advice} was private from the beginning.")
+    try:
+        plain = plain_class.from_config(plain_config(model))  # type: ignore[attr-defined]
+    except (NotImplementedError, TypeError) as error:
+        raise TypeError(f"{advice} has no config to make it again from.") from error
+    if model.built and not plain.built:
+        if plain_class in (keras.Sequential, keras.Model):
+            plain.build(model.input_shape)
+        else:
+            config = model.get_build_config()
+            if config is not None:
+                plain.build_from_config(config)
+        # Keras says that a model is built, too, whose layers are not.
+    if len(plain.weights) < len(model.weights) and not _adapted(model):
+        raise TypeError(
+            f"{advice} cannot be built from the shapes of its inputs alone."
+        )
+    return plain
+
+
+def _adapted(model: keras.Model) -> bool:
+    return any(
+        getattr(layer, "lora_enabled", False) for layer in model._flatten_layers()
+    )
+
+
+def _copy_weights(model: keras.Model, plain: keras.Model) -> None:
+    if _adapted(model):
+        # Keras merges adapters when it saves; the classes' own `save_weights` does more.
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "merged.weights.h5"
+            keras.Model.save_weights(model, path)
+            keras.Model.load_weights(plain, path)
+    else:
+        plain.set_weights(model.get_weights())
+        for layer, other in _pairs(model, plain, _loads_its_own):
+            _load_own(layer, other)
+    for layer, other in _pairs(model, plain, lambda each: hasattr(each, "save_assets")):
+        _copy_assets(layer, other)
+
+
+def _pairs(
+    model: keras.Model, plain: keras.Model, wanted: Callable[[Any], bool]
+) -> list[tuple[Any, Any]]:
+    """Such layers of both; none if `into` has others with the same weights.
+
+    Layers may be made when a model is used, so that all of them need not correspond.
+    """
+    layers, others = (
+        [each for each in _layers(either) if wanted(each)] for either in (model, plain)
+    )
+    if [type(layer) for layer in layers] != [type(other) for other in others]:
+        return []
+    return list(zip(layers, others))
+
+
+def _layers(model: keras.Model) -> list[Any]:
+    """Each layer once; with the preprocessor of a task, which Keras 3.12 leaves out."""
+    found = list(model._flatten_layers(include_self=False))
+    preprocessor = getattr(model, "preprocessor", None)
+    if isinstance(preprocessor, keras.layers.Layer):
+        found.extend(preprocessor._flatten_layers())
+    return list({id(layer): layer for layer in found}.values())
+
+
+def _loads_its_own(layer: keras.layers.Layer) -> bool:
+    """Whether a layer does more than to take its weights when these are loaded."""
+    usual = keras.layers.Layer.load_own_variables
+    return layer.built and type(layer).load_own_variables is not usual
+
+
+def _load_own(layer: keras.layers.Layer, other: keras.layers.Layer) -> None:
+    """Lets a layer derive from its weights what it does when they are loaded.
+
+    The mean and variance of `Normalization` are such.
+    """
+    store: dict[str, Any] = {}
+    layer.save_own_variables(store)
+    other.load_own_variables(store)
+
+
+def _copy_assets(layer: Any, other: Any) -> None:
+    """Copies what is no weight, as Keras saves it: vocabularies."""
+    with tempfile.TemporaryDirectory() as folder:
+        layer.save_assets(folder)
+        other.load_assets(folder)

@@ -1,0 +1,155 @@
+"""What `fit` was given: the plan's batches, or an error that names the way to them.
+
+Of batches that the caller makes, and whose separation the caller guarantees, little can
+be checked: which example is in which batch is the caller's knowledge alone. Whether a
+`tf.data.Dataset` has another order in its next pass cannot be seen. How long a pass is
+often can, and an example comes back in the next pass, on average after that many steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.participation import MinSep, Participation
+from tf_bandmf.planning.plan import Plan
+from tf_bandmf.sampling.batches import BatchSchedule
+
+_BATCHES = "Train with model.fit(plan.batches(x, y), ...)"
+_ON_DISK = (
+    "plan.batches(tf_bandmf.sampling.cache_dataset(dataset, directory)), which writes the "
+    "unbatched examples to files once, or plan.batches(tf_bandmf.sampling.TFRecordExamples("
+    "files, parse)) for files that you have"
+)
+_BY_INDEX = (
+    "plan.batches(tf_bandmf.sampling.IndexedExamples(fetch, num_examples)), where fetch "
+    "gets the indices of a batch and returns their examples"
+)
+
+
+def checked_data(
+    plan: Plan, x: Any, y: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The data of `fit`, and its other arguments without those that were used here.
+
+    Args:
+      plan: of the optimizer.
+      x: of `fit`.
+      y: of `fit`.
+      kwargs: of `fit`.
+
+    Raises:
+      TypeError: if the data are not the plan's batches, nor a stream where the plan leaves
+        batches to the caller.
+      ValueError: if an argument would change what the plan's batches hold.
+    """
+    if isinstance(x, BatchSchedule):
+        given = [] if y is None else ["y"]
+        for name, default in _UNCHANGED.items():
+            value = kwargs.get(name)
+            if value is not None and not (default is not None and value == default):
+                given.append(name)
+        if given:
+            raise ValueError(
+                f"plan.batches holds the training data: {', '.join(given)} cannot "
+                f"change them. Give targets and sample weights to plan.batches(x, y, "
+                f"sample_weight), the batch size to tf_bandmf.plan, and validation data "
+                f"as validation_data."
+            )
+        kwargs = dict(kwargs)
+        class_weight = kwargs.pop("class_weight", None)
+        if class_weight is not None:
+            x = x.with_class_weight(class_weight)
+        return x, kwargs
+    if plan.participation.has_schedule:
+        raise TypeError(
+            f"The plan's accountant assumes the batches of its own sampler, found "
+            f"{_describe(x)}. {_way_of(x)}"
+        )
+    if y is not None or not (isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")):
+        raise TypeError(
+            "Keras would shuffle arrays in every epoch and break the separation "
+            "that the plan assumes. Give a tf.data.Dataset that respects it."
+        )
+    return x, kwargs
+
+
+# Arguments that would change the batches, and the values that change nothing.
+_UNCHANGED: dict[str, Any] = {
+    "sample_weight": None,
+    "validation_split": 0.0,
+    "batch_size": None,
+}
+
+
+def _describe(x: Any) -> str:
+    if isinstance(x, tf.data.Dataset):
+        return "a tf.data.Dataset"
+    if isinstance(x, keras.utils.PyDataset):
+        return f"a PyDataset ({type(x).__name__})"
+    if hasattr(x, "__next__"):
+        return "a generator"
+    return f"data of type {type(x).__name__}"
+
+
+def _way_of(x: Any) -> str:
+    """How such data become the plan's batches."""
+    if isinstance(x, tf.data.Dataset):
+        return (
+            f"A dataset cannot be read by index: use {_ON_DISK}. Random augmentation goes "
+            f"into plan.batches(..., map=function)."
+        )
+    if isinstance(x, keras.utils.PyDataset):
+        return (
+            f"It gives batches of its own, where single examples are needed: use "
+            f"{_BY_INDEX}. Random augmentation goes into plan.batches(..., map=function)."
+        )
+    if hasattr(x, "__next__"):
+        return (
+            f"A generator cannot be read by index: make it a tf.data.Dataset "
+            f"(tf.data.Dataset.from_generator) and use {_ON_DISK}; or use {_BY_INDEX}."
+        )
+    return f"{_BATCHES}; x and y are arrays of all training examples."
+
+
+def check_passes(
+    data: Any, participation: Participation, fit_arguments: dict[str, Any]
+) -> None:
+    """Refuses passes over a dataset that are shorter or more than its plan permits.
+
+    Args:
+      data: what `fit` was given. Only a `tf.data.Dataset` of known finite length is
+        looked at; the others pass.
+      participation: of the plan.
+      fit_arguments: of `fit`: `epochs`, `initial_epoch`, `steps_per_epoch`.
+
+    Raises:
+      ValueError: if it would be passed over several times, and a pass is shorter than
+        the separation, or there are more passes than participations.
+    """
+    if not (isinstance(data, tf.data.Dataset) and isinstance(participation, MinSep)):
+        return
+    length = int(data.cardinality())
+    if length < 1:  # infinite or unknown
+        return
+    epochs = fit_arguments.get("epochs", 1) - fit_arguments.get("initial_epoch", 0)
+    steps = (fit_arguments.get("steps_per_epoch") or length) * epochs
+    passes = -(-steps // length)
+    if passes < 2:
+        return
+    separation = participation.min_separation
+    most = participation.max_participations
+    if length < separation:
+        raise ValueError(
+            f"The plan assumes at least {separation} steps between two participations of "
+            f"an example, but a pass over the dataset has {length} batches, and fit would "
+            f"take {passes} passes. Take one pass, or make a plan with MinSep({length})."
+        )
+    if most is not None and passes > most:
+        raise ValueError(
+            f"The plan assumes that an example takes part at most {most} times, but fit "
+            f"would take {passes} passes over the dataset. Fit fewer epochs, or make a "
+            f"plan with more participations."
+        )

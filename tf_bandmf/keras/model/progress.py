@@ -1,0 +1,52 @@
+"""A callback that shows the budget while a model trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+
+
+class PrivacyProgress(keras.callbacks.Callback):
+    """Adds `epsilon` (spent) and `steps_left` to the logs of each epoch.
+
+    The progress bar, the history, `CSVLogger` and `TensorBoard` show what is in the logs;
+    put it before them in the list of callbacks:
+
+        model.fit(batches, callbacks=[tf_bandmf.keras.PrivacyProgress(), TensorBoard(...)])
+
+    WARNING: `epsilon` is `plan.epsilon_after(steps)`, which holds for a number of steps
+    that was fixed in advance. A run that is stopped because of what its models were like
+    has the epsilon of the whole plan.
+
+    Args:
+      delta: at which epsilon is shown; by default the plan's.
+
+    Raises:
+      TypeError: when training begins, if the model is not compiled with a
+        PrivateOptimizer.
+    """
+
+    def __init__(self, delta: float | None = None) -> None:
+        super().__init__()
+        self._delta = delta
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Checks that there is a budget to show."""
+        optimizer = self.model.optimizer
+        if not isinstance(optimizer, PrivateOptimizer):
+            raise TypeError(
+                f"PrivacyProgress shows the budget of a PrivateOptimizer, found "
+                f"{type(optimizer).__name__}."
+            )
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Adds the entries."""
+        if logs is None:
+            return
+        optimizer = self.model.optimizer
+        plan, taken = optimizer.plan, optimizer.steps_taken
+        logs["epsilon"] = plan.epsilon_after(taken, self._delta)
+        logs["steps_left"] = plan.num_steps - taken

@@ -1,0 +1,387 @@
+"""Private models: `fit` and what else trains, saves and resumes them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import inspect
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.files import whole as whole_files
+from tf_bandmf.keras.clipping import kept_pass, vouched_classes
+from tf_bandmf.keras.model.batch_contents import contents
+from tf_bandmf.keras.model.fit_data import check_passes, checked_data
+from tf_bandmf.keras.model.guards import refuse_plain_outer_training
+from tf_bandmf.keras.model.monitors import restore_backup, warn_of_private_monitors
+from tf_bandmf.keras.model.preprocessing import (
+    preprocess_of,
+    preprocessed,
+    preprocessed_batch,
+)
+from tf_bandmf.keras.model.step import PrivateStep
+from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.resume.private_file import PrivateRun, refuse_shared_folder
+from tf_bandmf.keras.run.weights_seal import let_average
+from tf_bandmf.planning.statement import PrivacyStatement
+from tf_bandmf.sampling import batches as batches_lib
+from tf_bandmf.sampling.batches import BatchSchedule
+
+
+class PrivateTraining(PrivateStep):
+    """Mixin that trains a Keras model privately; put it before `keras.Model`.
+
+        class MyModel(tf_bandmf.keras.PrivateTraining, keras.Model): ...
+
+    `make_private` does that for Sequential and Functional models. Evaluation,
+    prediction and saving are those of the model.
+
+    Formal guarantee: with a `PrivateOptimizer` the training step is the only way in
+    which the training data reach the weights: gradients are clipped for each example,
+    summed, and noised as the plan says; anything else raises before it computes.
+    """
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        private_state: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As `keras.Model.fit`, on the batches of the plan.
+
+            model.fit(
+                plan.batches(x, y),
+                epochs=10,
+                private_state="run.private",
+                callbacks=[keras.callbacks.BackupAndRestore("backup")],
+            )
+
+        resumes the interrupted run when the same program is started again.
+
+        Args:
+          x: `plan.batches(...)`, which cannot have another order in another epoch. If
+            the plan's separation is asserted by the caller (`MinSep`): a
+            `tf.data.Dataset` or generator that respects it. WARNING: nothing here can
+            see whether it does. `Dataset.shuffle` has a new order in every pass unless
+            told otherwise, and a new order has a separation of 1.
+          y: not used.
+          private_state: path of a file of mode 0600 that keeps the run's secrets, so that
+            it can be resumed from checkpoints; see
+            `tf_bandmf.keras.resume.private_file`. Never share it. If it exists the run is
+            resumed where its weights are; `epochs` are those of the whole run
+            then, as with `BackupAndRestore`.
+          **kwargs: as for `keras.Model.fit`. `epochs` times the steps per epoch must
+            not exceed the steps that are left. `class_weight` multiplies the loss of an
+            example by the weight of its class, before its gradient is clipped.
+
+        Raises:
+          TypeError, ValueError: if the data are not the plan's, or the plan has fewer
+            steps left than asked for, or the private state file would be in a folder of
+            a callback. Nothing was trained then.
+          RuntimeError: if the process rounds float32 products (TensorFloat-32): norms
+            would be wrong. The message says how to turn it off.
+        """
+        optimizer = self._private_optimizer()
+        x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
+        object.__setattr__(self, "_quiet", kwargs.get("verbose") == 0)
+        if private_state is not None or self._is_distributed:
+            self._prepare(optimizer, x)
+        if private_state is not None:
+            refuse_shared_folder(private_state, kwargs.get("callbacks"))
+            restore_backup(self, kwargs.get("callbacks"))
+            x = self.begin_run(x, private_state)
+            kwargs = self._from_where_it_was(x, kwargs)
+        if isinstance(x, BatchSchedule):
+            x, kwargs = self._resolve_schedule(optimizer, x, kwargs)
+        else:
+            if preprocess_of(self) is not None:
+                raise TypeError(
+                    "The preprocessor of a private model is applied to the batches of a "
+                    "plan, example by example. Preprocess a data set of your own before, "
+                    "and set model.preprocessor = None."
+                )
+            kwargs = {**kwargs, "shuffle": False}
+            check_passes(x, optimizer.plan.participation, kwargs)
+            x = self._checked_stream(x) if self._self_check_is_due else x
+        warn_of_private_monitors(kwargs.get("callbacks"))
+        let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().seal)
+        try:
+            return super().fit(x, **kwargs)  # type: ignore[misc]
+        finally:
+            kept_pass.forget(self)
+
+    def begin_run(
+        self, batches: BatchSchedule, private_state: str | os.PathLike[str]
+    ) -> BatchSchedule:
+        """Begins a run that can be resumed, or resumes it; `fit` calls it by itself.
+
+        For training loops of one's own: after the weights were loaded, with the optimizer,
+
+            batches = model.begin_run(plan.batches(x, y), "run.private")
+            for batch in batches.dataset(model.optimizer.steps_taken):
+                model.train_on_batch(batch)
+
+        Args:
+          batches: of the plan.
+          private_state: see `fit`.
+
+        Returns:
+          The batches of the run, sampled with the seed that began it.
+
+        Raises:
+          TypeError: if the plan's separation is asserted by the caller: nothing says that
+            steps which are taken again would see the same batches.
+          ValueError: if the file is of another run, or does not know the weights.
+          PermissionError: if others may read the file.
+          BlockingIOError: if another process uses the file.
+        """
+        if not isinstance(batches, BatchSchedule):
+            raise TypeError(
+                f"A run is resumed on the batches of its plan, found "
+                f"{type(batches).__name__}. Where the caller makes the batches (MinSep) "
+                f"nothing says that steps which are taken again would see the same ones: "
+                f"such runs cannot be resumed."
+            )
+        self._prepare(self._private_optimizer(), batches)
+        run = PrivateRun(os.fspath(private_state), self)
+        batches = run.begin(batches)
+        optimizer = self._private_optimizer()
+        optimizer.check_run(self.weights, batches.schedule_id)  # type: ignore[attr-defined]
+        if optimizer.steps_taken:
+            optimizer.note_run(batches.schedule_id)
+        # Keras must not track it: it would be saved.
+        object.__setattr__(self, "_private_run", run)
+        self.train_function = None
+        return batches
+
+    def privacy_statement(self) -> PrivacyStatement:
+        """The plan's statement, with what the user of this model vouched for.
+
+        Returns:
+          `optimizer.statement()`; its remarks also name the classes of layers that
+          `register_per_example_layer` took the user's word for.
+
+        Raises:
+          TypeError: if the model is not compiled with a PrivateOptimizer.
+        """
+        statement = self._private_optimizer().statement()
+        classes = vouched_classes(self)  # type: ignore[arg-type]
+        if not classes:
+            return statement
+        remark = (
+            f"The user vouches that layers of the classes {', '.join(classes)} act on each "
+            f"example alone; that was not shown."
+        )
+        return dataclasses.replace(statement, remarks=(*statement.remarks, remark))
+
+    # Of `begin_run`; checkpoints are announced to it.
+    _private_run: PrivateRun | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model`'s; raises RuntimeError in the training of a plain model."""
+        refuse_plain_outer_training(self, PrivateTraining, kwargs.get("training"))
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model.save`; a run with a private state file can be resumed from it.
+
+        In such a run the file is replaced as a whole: whatever interrupts it leaves the
+        one that was there.
+        """
+        with self._recorded(filepath, args, kwargs) as path:
+            return super().save(path, *args, **kwargs)  # type: ignore[misc]
+
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model.save_weights`; see `save`."""
+        with self._recorded(filepath, args, kwargs) as path:
+            return super().save_weights(path, *args, **kwargs)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
+        """Where to write a checkpoint that is announced to the run."""
+        if self._private_run is None:
+            yield filepath
+            return
+        self._private_run.record()
+        options = {**kwargs}
+        may_replace = not args and options.pop("overwrite", True) is True
+        options.pop("include_optimizer", None)
+        is_one_file = str(filepath).endswith((".keras", ".h5")) and not options
+        if not (may_replace and is_one_file) or "://" in str(filepath):
+            yield filepath
+            return
+        with whole_files.replaced(filepath) as path:
+            yield path
+
+    def _from_where_it_was(
+        self, schedule: BatchSchedule, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Arguments of `fit` for a run: a resumed one has epochs behind it."""
+        assert self._private_run is not None
+        if not self._private_run.resumed:
+            return kwargs
+        per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch
+        done = self._private_optimizer().steps_taken // per_epoch
+        return {**kwargs, "initial_epoch": max(done, kwargs.get("initial_epoch", 0))}
+
+    def _prepare(self, optimizer: PrivateOptimizer, data: Any) -> None:
+        """Builds model, optimizer, loss and metrics."""
+        if not self.built or self._is_distributed:  # type: ignore[attr-defined]
+            batches = self._batches(data) if isinstance(data, BatchSchedule) else data
+            batch = next(iter(batches))
+            self._build_for_training(batch)
+        optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+        if self._is_distributed:
+            with self.distribute_strategy.scope():  # type: ignore[attr-defined]
+                self._symbolic_build(data_batch=contents(batch))  # type: ignore[attr-defined]
+
+    def _maybe_symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        """As Keras', which averages first batches of replicas as if of one size."""
+        if self._is_distributed:
+            if self.optimizer.built:  # type: ignore[attr-defined]
+                return
+            if data_batch is not None:
+                data_batch = contents(data_batch)
+        super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
+
+    def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
+        """As `keras.Model.train_on_batch`; `x` is a batch of `plan.batches`.
+
+        Under `MinSep`: inputs and targets, whose separation the caller enforces.
+        """
+        self._private_optimizer()
+        if self._num_replicas > 1:
+            raise NotImplementedError(
+                "Keras gives the whole batch of train_on_batch to every replica: each "
+                "example would count several times. Use model.fit."
+            )
+        preprocess = preprocess_of(self)
+        if preprocess is not None and batches_lib.is_scheduled_batch(x):
+            x = preprocessed_batch(x, preprocess, self._private_run is not None)
+        if self._self_check_is_due:
+            self._run_self_check((x, y, kwargs.get("sample_weight")))
+        return super().train_on_batch(x, y, **kwargs)  # type: ignore[misc]
+
+    def _checked_stream(self, x: Any) -> Any:
+        """Checks the first batch; returns data that still begin with it."""
+        iterator = iter(x)
+        first = next(iterator)
+        self._run_self_check(first)
+        if isinstance(x, tf.data.Dataset):
+            return x
+        return (batch for batch in itertools.chain([first], iterator))
+
+    def _resolve_schedule(
+        self,
+        optimizer: PrivateOptimizer,
+        schedule: BatchSchedule,
+        kwargs: dict[str, Any],
+    ) -> tuple[tf.data.Dataset, dict[str, Any]]:
+        plan = optimizer.plan
+        optimizer.refuse_restored()
+        if schedule.plan_id != plan.plan_id:
+            raise ValueError(
+                "The batches belong to another plan than the optimizer. Use the same "
+                "plan for both."
+            )
+        taken = optimizer.steps_taken
+        left = plan.num_steps - taken
+        per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch
+        asked = (kwargs.get("epochs", 1) - kwargs.get("initial_epoch", 0)) * per_epoch
+        # After an interruption within an epoch the last epoch may be cut short.
+        if asked > left and not (taken % per_epoch and asked - left < per_epoch):
+            raise ValueError(
+                f"fit asks for {asked} steps, but {left} of the plan's "
+                f"{plan.num_steps} steps are left. The budget is for no more: fit fewer "
+                f"epochs, or make a plan for more."
+            )
+        dataset = self._batches(schedule, taken)
+        if optimizer.built and int(optimizer.schedule_id) not in (
+            -1,
+            schedule.schedule_id,
+        ):
+            raise ValueError(
+                "The run began with other data, or the same data in other places: the "
+                "accountant's assumption would be broken. Use the schedule that began it."
+            )
+        optimizer.check_run(self.weights, schedule.schedule_id)  # type: ignore[attr-defined]
+        if self._self_check_is_due:
+            for batch in dataset:
+                self._run_self_check(batch)
+                if not self._self_check_is_due:
+                    break
+        elif not (self.built or self._is_distributed):
+            self._build_before_tracing(dataset)
+        if self._is_distributed:
+            dataset = self._distributed(schedule, taken)
+        return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
+
+    def _build_before_tracing(self, dataset: tf.data.Dataset) -> None:
+        """Makes the weights: a step that makes variables while traced is traced twice."""
+        for batch in dataset:
+            x, _, _ = contents(batch)
+            # Not every layer takes a batch of zero examples.
+            if int(tf.shape(tf.nest.flatten(x)[0])[0]):
+                self._build_for_training(batch)
+                break
+
+    def _batches(self, schedule: BatchSchedule, first_step: int = 0) -> tf.data.Dataset:
+        """The batches of a schedule as the training step takes them."""
+        dataset = schedule.dataset(first_step)
+        preprocess = preprocess_of(self)
+        if preprocess is None:
+            return dataset
+        return preprocessed(dataset, preprocess, self._private_run is not None)
+
+    def _distributed(self, schedule: BatchSchedule, first_step: int) -> Any:
+        """Each replica's part of each batch."""
+        replicas = self._num_replicas
+
+        def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            here = replicas // context.num_input_pipelines
+            first = context.input_pipeline_id * here
+            batches = self._batches(schedule, first_step)
+            return batches_lib.in_parts(batches, range(first, first + here), replicas)
+
+        strategy = self.distribute_strategy  # type: ignore[attr-defined]
+        return strategy.distribute_datasets_from_function(parts)
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """A copy, with the optimizer: Keras' .h5 writer removes it from the original.
+
+        Without it a reloaded model would train with RMSprop and without privacy.
+        """
+        config = copy.deepcopy(super().get_compile_config())  # type: ignore[misc]
+        optimizer = getattr(self, "optimizer", None)
+        if config and optimizer is not None:
+            config["optimizer"] = keras.saving.serialize_keras_object(optimizer)
+        if config and self._microbatch_size is not None:
+            config["microbatch_size"] = self._microbatch_size
+        return config
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """As Keras', and with the microbatches of the saved model.
+
+        Keras leaves models that override `compile`, such as those of KerasHub, with the
+        optimizer that they are made with. If theirs takes what was saved, it is called.
+        """
+        config = dict(config)
+        self._microbatch_size = config.pop("microbatch_size", None)
+        try:
+            inspect.signature(self.compile).bind(**config)  # type: ignore[attr-defined]
+        except TypeError:
+            super().compile_from_config(config)  # type: ignore[misc]
+            return
+        self.compile(**keras.saving.deserialize_keras_object(config))  # type: ignore[attr-defined]
+        if self.built:
+            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""The private optimizer: what users configure, and the optimizer of Keras inside it."""

@@ -1,0 +1,60 @@
+"""Which optimizers may apply noisy gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tf_bandmf.keras.clipping import is_loss_scale
+from tf_bandmf.keras.run.membership import RunMembership
+
+
+def checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
+    """The inner optimizer of a `PrivateOptimizer`.
+
+    Args:
+      inner_optimizer: a Keras optimizer (instance, name or config).
+
+    Raises:
+      ValueError: if it is none, is private itself, scales losses or accumulates gradients.
+    """
+    try:
+        inner = keras.optimizers.get(inner_optimizer)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _unknown(inner_optimizer) from error
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise _unknown(inner_optimizer)
+    if isinstance(inner, (RunMembership, keras.optimizers.LossScaleOptimizer)):
+        raise ValueError(
+            f"inner_optimizer cannot be a {type(inner).__name__}: give the "
+            f"optimizer inside of it."
+        )
+    if getattr(inner, "gradient_accumulation_steps", None):
+        raise ValueError(
+            "inner_optimizer must not set gradient_accumulation_steps: noise is "
+            "drawn once for each step of the plan. For large batches give "
+            "microbatch_size to make_private."
+        )
+    if getattr(inner, "loss_scale_factor", None):
+        raise ValueError(
+            "inner_optimizer must not set loss_scale_factor, which has to be undone "
+            "before gradients are clipped: give it to PrivateOptimizer."
+        )
+    return inner
+
+
+def _unknown(inner_optimizer: Any) -> ValueError:
+    return ValueError(
+        f"inner_optimizer must be a Keras optimizer, its name or its config, found "
+        f"{inner_optimizer!r}."
+    )
+
+
+def check_loss_scale(loss_scale_factor: float | None) -> None:
+    """Raises ValueError unless this is None or a power of two >= 1."""
+    if loss_scale_factor is not None and not is_loss_scale(loss_scale_factor):
+        raise ValueError(
+            f"loss_scale_factor must be a power of two >= 1, so that dividing by it "
+            f"is exact, found {loss_scale_factor!r}."
+        )

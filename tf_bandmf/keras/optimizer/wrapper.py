@@ -1,0 +1,102 @@
+"""What Keras asks of an optimizer, where `PrivateOptimizer` does not take a private step.
+
+Every path on which gradients could come in that were not clipped is refused; the rest is
+answered by the inner optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import keras
+
+from tf_bandmf.keras.run.weights_seal import WeightsSeal
+
+HOW_TO_TRAIN = (
+    "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
+    "this optimizer and train with model.fit(plan.batches(x, y))."
+)
+
+
+class WrappedOptimizer(keras.optimizers.Optimizer):
+    """Base of `PrivateOptimizer`."""
+
+    # Of the optimizer.
+    inner_optimizer: Any
+    _variables: list[Any]
+    _seal: WeightsSeal
+    _loss_scale_factor: float | None
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
+        """Refused: these gradients were not clipped per example."""
+        raise RuntimeError(
+            f"PrivateOptimizer got gradients that were not clipped per example: noise "
+            f"would not protect anybody. {HOW_TO_TRAIN}"
+        )
+
+    def apply_gradients(self, grads_and_vars: Any) -> NoReturn:
+        """Refused, see `apply`."""
+        self.apply(None)
+
+    def stateless_apply(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused, see `apply`."""
+        self.apply(None)
+
+    def scale_loss(self, loss: Any) -> NoReturn:
+        """Refused: only an ordinary training step calls it."""
+        self.apply(None)
+
+    @property
+    def loss_scale_factor(self) -> float | None:
+        """The static scale of losses in the backward pass."""
+        return self._loss_scale_factor
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: float | None) -> None:
+        # Keras sets None: the base class, and LossScaleOptimizer in what it wraps.
+        if value is not None:
+            raise AttributeError(
+                "loss_scale_factor is that of the whole run: give it to PrivateOptimizer."
+            )
+
+    @property
+    def variables(self) -> list[Any]:
+        return self._variables + self.inner_optimizer.variables
+
+    @property
+    def iterations(self) -> Any:
+        return self.inner_optimizer.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    def load_own_variables(self, store: Any) -> None:
+        # Keras only warns when the numbers differ, and would go on at step 0.
+        if len(store.keys()) != len(self.variables):
+            raise ValueError(
+                f"The saved optimizer has {len(store.keys())} variables, this one "
+                f"{len(self.variables)}: it belongs to another inner optimizer or model."
+            )
+        super().load_own_variables(store)
+
+    def finalize_variable_values(self, trainable_variables: Any) -> None:
+        def finalize() -> None:
+            self.inner_optimizer.finalize_variable_values(trainable_variables)
+
+        if self._seal is None:
+            finalize()
+        else:
+            self._seal.through(finalize)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A PrivateOptimizer is not copied or pickled: its noise key is secret, and two "
+            "with one key would use the same noise for different gradients. Make another "
+            "PrivateOptimizer, which is a run of its own (additional_run=True), or resume "
+            "this run from its private state file."
+        )

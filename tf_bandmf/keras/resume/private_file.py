@@ -1,0 +1,328 @@
+"""Resuming a run: its secrets in a file of their own.
+
+Checkpoints of a model hold no secret, so that they can be shared; and so a checkpoint
+alone does not suffice to train on. What is missing is in the private state file: key,
+seed of the sampler, kept noise vectors, and fingerprints of the weights that the run had
+at the steps at which it was saved. Whoever reads it can remove the noise from all
+checkpoints of the run.
+
+Why resuming is safe: a run that was interrupted takes steps again which it had taken
+after its last checkpoint. Noise that is used twice on different gradients cancels, and
+gives the difference away. Therefore a run resumes only where step, weights, optimizer,
+plan, data and their placement are those that it had there, and with the versions, dtype
+policies, kind of devices, replicas and threads with which it began. Then batch and
+gradient are the same, noise is the same, and what is released is the same as before.
+Two processes that resume from copies of one file release the same twice, too; from the
+file itself only one at a time may. What is left are
+operations that are not deterministic (some on GPUs;
+`tf.config.experimental.enable_op_determinism` makes them so), processors of another
+model, and callbacks that act on more than the run's own history.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.files import locks
+from tf_bandmf.files import private as private_files
+from tf_bandmf.files.hidden import HiddenArray, HiddenBytes, HiddenDict
+from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.resume import identity
+from tf_bandmf.keras.run.secrets import SecretState
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.sampling.batches import BatchSchedule
+
+_FORMAT = 2
+
+
+class PrivateRun:
+    """A run whose secrets are kept in a file.
+
+    Args:
+      path: of the file. It is created with mode 0600, replaced as a whole, and never
+        written half.
+      model: private, compiled and built, with a built optimizer.
+
+    Attributes:
+      path: of the file.
+      resumed: whether the weights came from a checkpoint of the run.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_header",
+        "_lock",
+        "_model",
+        "_unconfirmed",
+        "path",
+        "resumed",
+    )
+
+    def __init__(self, path: str, model: Any) -> None:
+        self.path = os.fspath(path)
+        self._model = model
+        self._header = HiddenDict()
+        self._buffer: np.ndarray | None = None
+        self.resumed = False
+        self._lock: locks.Lock | None = None
+        # Weights that the interrupted run had at steps which are taken again.
+        self._unconfirmed: dict[str, str] = {}
+
+    def begin(self, schedule: BatchSchedule) -> BatchSchedule:
+        """Begins the run, or resumes it if the file exists.
+
+        Args:
+          schedule: the data, by `plan.batches`.
+
+        Returns:
+          The schedule of the run: with the sampler's seed that began it.
+
+        Raises:
+          ValueError: if the file is of another run, or does not know the weights.
+          PermissionError: if others may read the file.
+          BlockingIOError: if another process uses the file.
+        """
+        optimizer: PrivateOptimizer = self._model.optimizer
+        # Two that began the run at once would each have a key of its own.
+        self._lock = locks.hold(self.path)
+        folder, name = os.path.split(os.path.abspath(self.path))
+        private_files.remove_unfinished(folder, name)
+        if os.path.exists(self.path):
+            self._read()
+            return self._resume(optimizer, schedule)
+        taken, step = (
+            int(identity.value_of(optimizer.iterations)),
+            int(optimizer.secret_state.step),
+        )
+        if taken != step:
+            raise ValueError(
+                f"The weights are those of step {taken} of a run, whose private state "
+                f"file is not at {self.path}: without its key training would go on "
+                f"with noise that the plan did not account for. Give the path of that "
+                f"run's file, or start a new run from new weights."
+            )
+        seed = schedule.secret_seed()
+        self._header = HiddenDict(
+            format=_FORMAT,
+            plan=optimizer.plan.fingerprint,
+            num_parameters=optimizer.generator.num_parameters,
+            optimizer=identity.optimizer_digest(optimizer),
+            computation=identity.computation(self._model),
+            model=identity.model_digest(self._model),
+            environment=identity.environment(self._model),
+            schedule_id=schedule.schedule_id,
+            sampler_seed=None if seed is None else seed.hex(),
+            key=optimizer.secret_state.key.secret_bytes().hex(),
+            weights={},
+            random_states={},
+        )
+        self.record()
+        return schedule
+
+    def record(self) -> None:
+        """Writes down which weights the run has at this step: a checkpoint follows.
+
+        Raises:
+          RuntimeError: if a step was interrupted, or the run was resumed and is not the
+            same any more.
+        """
+        optimizer: PrivateOptimizer = self._model.optimizer
+        state = optimizer.secret_state
+        step = int(state.step)
+        if step != int(identity.value_of(optimizer.iterations)):
+            raise RuntimeError(
+                "A step was interrupted: these weights are of no step of the run, and "
+                "it could not be resumed from them."
+            )
+        digest = identity.weights_digest(self._model)
+        if self._unconfirmed.pop(str(step), digest) != digest:
+            raise RuntimeError(
+                f"The resumed run came to step {step} with other weights than the run "
+                f"had before it was interrupted: what decides a step was changed, or is "
+                f"not deterministic. Share no model from after the interruption "
+                f"together with one from before: their noise is the same."
+            )
+        self._header["weights"][str(step)] = digest
+        self._header["random_states"][str(step)] = [
+            identity.value_of(variable).tolist()
+            for variable in identity.random_states(self._model)
+        ]
+        self._header["buffer_step"] = step
+        self._header["vouched"] = list(optimizer.vouched)
+        self._buffer = state.secret_tensors()["buffer"]
+        self._write()
+
+    def _resume(
+        self, optimizer: PrivateOptimizer, schedule: BatchSchedule
+    ) -> BatchSchedule:
+        header = self._header
+        self._check_environment()
+        for name, found, what in (
+            ("plan", optimizer.plan.fingerprint, "plan"),
+            ("num_parameters", optimizer.generator.num_parameters, "model"),
+            ("optimizer", identity.optimizer_digest(optimizer), "inner optimizer"),
+            (
+                "computation",
+                identity.computation(self._model),
+                "microbatch_size, loss_scale_factor, clipping, scaling or XLA setting",
+            ),
+            (
+                "model",
+                identity.model_digest(self._model),
+                "loss, or layers with other settings",
+            ),
+        ):
+            if header[name] != found:
+                raise ValueError(
+                    f"{self.path} is of a run with another {what}. A run is resumed "
+                    f"with everything as it was; a new one needs a file of its own."
+                )
+        schedule = schedule.continuing(self._secret("sampler_seed"))
+        if schedule.schedule_id != header["schedule_id"]:
+            raise ValueError(
+                f"{self.path} is of a run on other data, or the same data in another "
+                f"order. A run is resumed with the data that began it."
+            )
+        key = NoiseKey(self._secret("key") or b"")
+        step = int(identity.value_of(optimizer.iterations))
+        state = optimizer.secret_state
+        if int(state.step) == step and state.key.secret_bytes() == key.secret_bytes():
+            return schedule  # The run goes on in the process that began it.
+        known = header["weights"].get(str(step))
+        # Keras' files do not hold what the next dropout masks follow from.
+        states = header["random_states"].get(str(step), [])
+        for variable, value in zip(identity.random_states(self._model), states):
+            variable.assign(value)
+        if known is None or known != identity.weights_digest(self._model):
+            steps = ", ".join(header["weights"])
+            raise ValueError(
+                f"{self.path} does not know these weights at step {step}: noise must "
+                f"not be used again with other weights. It knows those of the steps "
+                f"{steps}, as model.save, model.save_weights, BackupAndRestore and "
+                f"ModelCheckpoint saved them, with the optimizer."
+            )
+        generator = optimizer.generator
+        buffer_step = header["buffer_step"] if step >= header["buffer_step"] else 0
+        buffer = self._buffer if buffer_step else None
+        with optimizer.strategy.scope():
+            state = SecretState(generator, key, buffer_step, -1, buffer)
+        # Noise of steps between is generated again, to have the vectors it keeps.
+        if generator.memory_vectors and buffer_step < step:
+            _replay(optimizer.strategy, state, step - buffer_step)
+        buffer = state.secret_tensors()["buffer"]
+        pinned = schedule.schedule_id if step else -1
+        with optimizer.strategy.scope():
+            optimizer.adopt(SecretState(generator, key, step, pinned, buffer))
+        self._unconfirmed = {
+            later: digest
+            for later, digest in header["weights"].items()
+            if int(later) > step
+        }
+        object.__setattr__(optimizer, "vouched", tuple(header.get("vouched", ())))
+        self.resumed = True
+        return schedule
+
+    def _secret(self, name: str) -> HiddenBytes | None:
+        text = self._header[name]
+        return None if text is None else HiddenBytes(bytes.fromhex(text))
+
+    def _check_environment(self) -> None:
+        """Refuses what rounds gradients in another way than the run did."""
+        before, now = self._header["environment"], identity.environment(self._model)
+        changed = [name for name in now if before.get(name) != now[name]]
+        if changed:
+            differences = "; ".join(
+                f"{name} was {before.get(name)}, is {now[name]}" for name in changed
+            )
+            raise ValueError(
+                f"{self.path} is of a run that computed in another way: {differences}. "
+                f"Repeated steps would round gradients differently under the same noise, "
+                f"and the unnoised difference would leak. "
+                f"Resume where the run began, or start a new run, with its own budget."
+            )
+
+    def _read(self) -> None:
+        try:
+            content = private_files.read(self.path)
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                self._header = HiddenDict(json.loads(arrays["header"].tobytes()))
+                self._buffer = arrays["buffer"].view(HiddenArray)
+            if self._header["format"] != _FORMAT:
+                raise ValueError
+        except PermissionError:
+            raise
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
+            # The error itself may have the content.
+            raise ValueError(
+                f"{self.path} is no private state file of this version, or is damaged. "
+                f"Its run cannot be resumed: start a new one, with its own budget."
+            ) from None
+
+    def _write(self) -> None:
+        stream = io.BytesIO()
+        text = HiddenBytes(json.dumps(self._header).encode())
+        header = np.frombuffer(text, np.uint8).view(HiddenArray)
+        assert self._buffer is not None  # set by record()
+        np.savez(stream, header=header, buffer=self._buffer)
+        private_files.write(self.path, HiddenBytes(stream.getvalue()))
+
+    def __repr__(self) -> str:
+        return "PrivateRun(<secret>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A run's private state is secret: it is not pickled or copied.")
+
+
+def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
+    """Raises ValueError if the file would be where a callback writes what is shared.
+
+    Besides, `BackupAndRestore` deletes its folder when training has ended.
+    """
+    file = os.path.realpath(path)
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+        for folder, below in _folders_of(callback):
+            inside = os.path.commonpath([file, folder]) == folder
+            if os.path.dirname(file) == folder or (below and inside):
+                raise ValueError(
+                    f"private_state={os.fspath(path)!r} is in the folder of "
+                    f"{type(callback).__name__}, which is shared or deleted: whoever "
+                    f"reads it can remove the noise. Put it elsewhere."
+                )
+
+
+def _folders_of(callback: Any) -> list[tuple[str, bool]]:
+    """Where a callback writes, and whether the folders below are its, too."""
+    found = []
+    for attribute in ("backup_dir", "log_dir"):
+        folder = getattr(callback, attribute, None)
+        if isinstance(folder, (str, os.PathLike)):
+            found.append((os.path.realpath(folder), True))
+    file = getattr(callback, "filepath", None)
+    if isinstance(file, (str, os.PathLike)):
+        # Of "models/{epoch}/weights.h5": what is before the first placeholder.
+        fixed = os.path.dirname(os.fspath(file).split("{", maxsplit=1)[0])
+        folder, here = os.path.realpath(fixed), os.path.realpath("")
+        found.append((folder, os.path.commonpath([folder, here]) != folder))
+    return found
+
+
+def _replay(strategy: tf.distribute.Strategy, state: SecretState, steps: int) -> None:
+    def step() -> tf.Tensor:
+        return state.next_noise(tf.identity(state.step))[0]
+
+    def once_more(done: tf.Tensor) -> tf.Tensor:
+        strategy.run(step)
+        return done + 1
+
+    @tf.function(autograph=False)
+    def again(count: tf.Tensor) -> None:
+        tf.while_loop(lambda done: done < count, once_more, [tf.constant(0)])
+
+    again(tf.constant(steps))

@@ -1,0 +1,1 @@
+"""One private run: who may step, with which secrets, from which weights."""

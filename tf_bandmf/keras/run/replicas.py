@@ -1,0 +1,72 @@
+"""What the replicas of a run share: the key, and the noisy mean of the gradients."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_bandmf.keras.run.secrets import replica_id
+from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.keys import NoiseKey
+
+
+class NoisyMean:
+    """The all-reduced mean of clipped gradients; each replica adds its shard of noise.
+
+    Args:
+      generator: of the run, with as many shards as there are replicas.
+    """
+
+    def __init__(self, generator: NoiseGenerator) -> None:
+        self._generator = generator
+        # XLA makes one pass of it.
+        self._on_one_replica = tf.function(
+            _noisy_mean, jit_compile=True, autograph=False
+        )
+
+    def __call__(
+        self, flat: tf.Tensor, part: tf.Tensor, stddev: float, batch_size: float
+    ) -> tf.Tensor:
+        """The same noisy mean on every replica, float32, shape [num_parameters].
+
+        Args:
+          flat: sum of this replica's clipped gradients, shape [num_parameters].
+          part: this replica's shard of the noise, shape [shard_size].
+          stddev: of the noise.
+          batch_size: the public constant to divide by.
+        """
+        shards, size = self._generator.num_shards, self._generator.shard_size
+        if shards == 1:
+            return self._on_one_replica(flat, part, stddev, batch_size)
+        # Each replica adds its shard of the noise to its own sum: the noisy sum is what
+        # they exchange.
+        padded = tf.pad(flat, [[0, shards * size - self._generator.num_parameters]])
+        rows = tf.reshape(padded, [shards, size])
+        rows = tf.tensor_scatter_nd_add(rows, [[replica_id()]], stddev * part[None])
+        total = tf.reshape(rows, [-1])[: self._generator.num_parameters]
+        replicas = tf.distribute.get_replica_context()
+        return replicas.all_reduce(tf.distribute.ReduceOp.SUM, total) / batch_size
+
+
+def _noisy_mean(
+    total: tf.Tensor, noise: tf.Tensor, stddev: float, batch_size: float
+) -> tf.Tensor:
+    return (total + stddev * noise) / batch_size
+
+
+def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:
+    """The key of the first process, in all processes of the strategy."""
+    resolver = strategy.cluster_resolver
+    if resolver is None or not resolver.task_type:
+        return key
+
+    def first(values: tf.Tensor) -> tf.Tensor:
+        replicas = tf.distribute.get_replica_context()
+        mine = values if replica_id() == 0 else tf.zeros_like(values)
+        return replicas.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+
+    values = tf.constant(list(key.secret_bytes()), tf.int32)
+    everywhere = tf.function(lambda: strategy.run(first, (values,)), autograph=False)
+    shared = everywhere()
+    return NoiseKey(
+        bytes(strategy.experimental_local_results(shared)[0].numpy().tolist())
+    )

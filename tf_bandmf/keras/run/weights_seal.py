@@ -1,0 +1,197 @@
+"""Notices weights that something else than the private step has changed.
+
+A plain model that shares layers with a private one can train them without noise; so can
+an assignment between two steps. After each private step a digest of all of the model's
+weights is kept, and the next step takes place only if they still have it. So it is with the
+state of the inner optimizer (moments, averages), from which the next weights follow, and
+the scales of coordinates.
+
+The digest covers every bit. It is FarmHash64 where weights are on the host (9 GB/s on one
+core), else a sum of products with numbers that depend on the place, modulo 2^64, which XLA
+makes one pass of. It guards against mistakes, not against somebody who looks for weights
+with the same digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.keras.run.secrets import of_replica, per_replica
+
+CHANGED = (
+    "The weights are not those that the last private step of this run left: something "
+    "else changed them (a plain model that shares them was trained, weights were loaded or "
+    "assigned, a callback wrote them). If private data had a part in it, the guarantee is "
+    "gone: go back to weights of the run. If not, say so with "
+    "model.optimizer.vouch_for_weights('what changed them'), which the statement of "
+    "model.optimizer.statement() will name."
+)
+STATE_CHANGED = (
+    "The state of the inner optimizer (moments, averages) is not that which the last "
+    "private step of this run left: something else changed it (a callback assigned it, it "
+    "was loaded or reset). If private data had a part in it, the guarantee is gone. If "
+    "not, say so with model.optimizer.vouch_for_weights('what changed it'), which the "
+    "statement of model.optimizer.statement() will name."
+)
+# Odd numbers without pattern: 2^64 / golden ratio, and those of splitmix64.
+_FACTORS = tuple(
+    int(np.uint64(value).astype(np.int64))
+    for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+# Elements of weights on the host that are copied side by side, if they have one shape.
+_SMALL = 16_384
+_INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
+
+
+class WeightsSeal:
+    """The digest of a model's weights after the last private step.
+
+    Nothing tracks it, and no file holds it: a run that is resumed begins without one.
+    Each replica has a digest of its own copies.
+
+    Args:
+      optimizer_state: gives the variables of the inner optimizer that only its steps
+        change, in the same order each time.
+    """
+
+    __slots__ = ("_optimizer_state", "_states", "_weights")
+
+    def __init__(self, optimizer_state: Callable[[], Sequence[Any]] = tuple) -> None:
+        with tf.init_scope():
+            # Whether there are digests, and the digests.
+            self._states = per_replica(tf.zeros([3], tf.int64))
+        self._optimizer_state = optimizer_state
+        self._weights: tuple[Any, ...] = ()
+
+    # AutoGraph of a loop of one's own would convert the digests: a second.
+    @tf.autograph.experimental.do_not_convert
+    def holds(self, weights: Sequence[Any]) -> tf.Tensor:
+        """Whether the weights are as the last private step left them, bool scalar.
+
+        Args:
+          weights: Keras variables, in the same order each time.
+        """
+        state = of_replica(self._states).value()
+        unchanged = tf.equal(state[1], _digest(weights))
+        return tf.equal(state[0], 0) | unchanged
+
+    @tf.autograph.experimental.do_not_convert
+    def holds_state(self) -> tf.Tensor:
+        """Whether the optimizer's state is as that step left it, bool scalar."""
+        state = of_replica(self._states).value()
+        unchanged = tf.equal(state[2], _digest(self._optimizer_state()))
+        return tf.equal(state[0], 0) | unchanged
+
+    @tf.autograph.experimental.do_not_convert
+    def renew(self, weights: Sequence[Any]) -> Any:
+        """Takes the digests; after the step's last change of the weights."""
+        self._weights = tuple(weights)
+        return of_replica(self._states).assign(self._now(), read_value=False)
+
+    def _now(self) -> tf.Tensor:
+        digests = _digest(self._weights), _digest(self._optimizer_state())
+        return tf.stack([tf.constant(1, tf.int64), *digests])
+
+    def open(self) -> None:
+        """Accepts any weights at the next step; not within one."""
+        for state in self._states:
+            state.assign(tf.zeros([3], tf.int64))
+
+    def through(self, change: Callable[[], Any]) -> Any:
+        """A change of weights between steps that is the library's own, such as averages.
+
+        If something else had changed them before, that still shows.
+        """
+        was_whole = (
+            bool(self._weights)
+            and bool(self.holds(self._weights))
+            and bool(self.holds_state())
+        )
+        result = change()
+        if was_whole and bool(self._states[0][0] == 1):
+            now = self._now()
+            for state in self._states:
+                state.assign(now)
+        return result
+
+
+def let_average(callbacks: Any, seal: Callable[[], WeightsSeal | None]) -> None:
+    """Lets `keras.callbacks.SwapEMAWeights` swap weights of the run for their averages.
+
+    Both are functions of noisy gradients. It swaps by adding and subtracting, which leaves
+    weights that differ in their last bits.
+    """
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+        if not isinstance(callback, keras.callbacks.SwapEMAWeights):
+            continue
+        for name in ("_swap_variables", "_finalize_ema_values"):
+            change = getattr(type(callback), name).__get__(callback)
+
+            def through(change: Any = change) -> Any:
+                found = seal()
+                return change() if found is None else found.through(change)
+
+            setattr(callback, name, through)
+
+
+def _digest(weights: Sequence[Any]) -> tf.Tensor:
+    """int64 scalar."""
+    if not weights:
+        return tf.constant(0, tf.int64)
+    # A step has four of these, and tracing takes its time for each operation.
+    with tf.device("/CPU:0"):
+        constants = tf.constant([1, -1]), tf.constant("farmhash64")
+    digests = []
+    alike: dict[Any, list[tf.Tensor]] = {}
+    for weight in weights:
+        value = tf.convert_to_tensor(weight.value)
+        if "GPU" in value.device or "TPU" in value.device:
+            digests.append(_device_digest(value))
+        elif _is_small(value):
+            alike.setdefault((tuple(value.shape), value.dtype), []).append(value)
+        else:
+            digests.append(_host_digest(value, *constants))
+    with tf.device("/CPU:0"):
+        for values in alike.values():
+            together = tf.stack(values) if len(values) > 1 else values[0]
+            digests.append(_host_digest(together, *constants))
+        digest = _host_digest(tf.concat(digests, axis=0), *constants)
+        return tf.reshape(digest, [])
+
+
+def _is_small(value: tf.Tensor) -> bool:
+    size = value.shape.num_elements()
+    return value.dtype.is_floating and size is not None and size <= _SMALL
+
+
+def _host_digest(value: tf.Tensor, row: tf.Tensor, method: tf.Tensor) -> tf.Tensor:
+    """int64, shape [1]; `row` is the shape [1, -1]."""
+    with tf.device("/CPU:0"):
+        data = tf.raw_ops.Reshape(tensor=value, shape=row)
+        fingerprint = tf.raw_ops.Fingerprint(data=data, method=method)
+        return tf.raw_ops.Bitcast(input=fingerprint, type=tf.int64)
+
+
+@tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
+def _device_digest(value: tf.Tensor) -> tf.Tensor:
+    """Sum over the words of word times a number that is mixed from the word's place.
+
+    int64, shape [1].
+    """
+    flat = tf.reshape(value, [-1])
+    if flat.dtype == tf.bool:
+        flat = tf.cast(flat, tf.int32)
+    words = tf.cast(tf.bitcast(flat, _INTEGERS[flat.dtype.size]), tf.int64)
+    place = tf.range(1, tf.size(flat, tf.int64) + 1, dtype=tf.int64)
+    for factor in _FACTORS:
+        place *= tf.constant(factor, tf.int64)
+        place = tf.bitwise.bitwise_xor(
+            place, tf.bitwise.right_shift(place, tf.constant(29, tf.int64))
+        )
+    odd = tf.bitwise.bitwise_or(place, tf.constant(1, tf.int64))
+    return tf.reduce_sum(words * odd, keepdims=True)
