@@ -13,7 +13,7 @@ from clipping_reference import (
 )
 
 import tf_bandmf
-from tf_bandmf.keras.clipping.groups import check_groups, grouping
+from tf_bandmf.keras.clipping.settings import check_groups, grouping
 
 CLIP = 0.3
 SHARES = {"kernel": 3.0, "embed": 1.0, ".*": 2.0}

@@ -12,7 +12,6 @@ from tf_bandmf.keras.clipping.independence import (
     register_per_example_layer,
     vouched_classes,
 )
-from tf_bandmf.keras.clipping.made_up import made_up
 from tf_bandmf.keras.clipping.patches.total_lookups import bad_values_become_nan
 from tf_bandmf.keras.clipping.proof.metrics import (
     metrics_change_no_weights,
@@ -20,7 +19,8 @@ from tf_bandmf.keras.clipping.proof.metrics import (
 )
 from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
 from tf_bandmf.keras.clipping.self_check import self_check
-from tf_bandmf.keras.clipping.settings import is_loss_scale
+from tf_bandmf.keras.clipping.settings import check_groups, grouping, is_loss_scale
+from tf_bandmf.keras.clipping.tensors.made_up import made_up
 from tf_bandmf.keras.clipping.tensors.multi_row import present_rows
 
 __all__ = [
@@ -31,7 +31,9 @@ __all__ = [
     "bad_values_become_nan",
     "check_matmul_precision",
     "check_supported",
+    "check_groups",
     "clipped_gradient_sums",
+    "grouping",
     "is_loss_scale",
     "made_up",
     "metrics_change_no_weights",

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import kept_pass
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors.base import Factor, add_factors, cleaned
 from tf_bandmf.keras.clipping.factors.norms import in_xla
 from tf_bandmf.keras.clipping.factors.packing import Part, measured_parts
 from tf_bandmf.keras.clipping.factors.precision import check_matmul_precision
+from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.patches.total_lookups import bad_values_become_nan

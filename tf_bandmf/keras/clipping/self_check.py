@@ -18,12 +18,12 @@ import numpy as np
 import tensorflow as tf
 from keras.src import backend
 
-from tf_bandmf.keras.clipping import kept_pass
 from tf_bandmf.keras.clipping.clipped_sums import clipped_gradient_sums, traced_pass
 from tf_bandmf.keras.clipping.errors import ClippingMismatchError
+from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.passes import run_model
-from tf_bandmf.keras.clipping.groups import Grouping, grouping
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, unscaled_losses
+from tf_bandmf.keras.clipping.settings import Grouping, grouping
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.variables import (
     tensorflow_variable,

@@ -1,8 +1,20 @@
-"""How gradients are clipped: the settings, checked."""
+"""How gradients are clipped: the settings, checked.
+Group-wise clipping: a clip norm of its own for each group of weights.
+
+With groups of clip norms C_1, ..., C_G a contribution's norm is at most
+
+    C = sqrt(C_1^2 + ... + C_G^2)
+
+(He et al., 2022, arXiv:2212.01539, section 3; Bu et al., 2022, arXiv:2206.07136, section
+3.2). Here C is the plan's, and groups have shares of it: sensitivity, noise and guarantee
+are what they are without groups. Which weight is in which group, and the shares, are
+public: they are chosen before training.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,8 +23,111 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors.norms import automatic_weights, clip_weights
-from tf_bandmf.keras.clipping.groups import Grouping, grouping
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
+
+LAYERS = "layers"
+# Of shares: their ratios are exact enough in float32.
+_LEAST = 1e-6
+
+
+class Grouping(NamedTuple):
+    """The groups of a model's weights.
+
+    Attributes:
+      members: for each trainable variable, in their order, the number of its group.
+      clips: the clip norm of each group; their squares add up to at most C^2.
+    """
+
+    members: tuple[int, ...]
+    clips: tuple[Any, ...]
+
+
+def one_group(num_variables: int, l2_norm_clip: float) -> Grouping:
+    """All variables together."""
+    return Grouping((0,) * num_variables, (l2_norm_clip,))
+
+
+def check_groups(groups: Any) -> str | dict[str, float] | None:
+    """Returns what `clip_groups` of `PrivateOptimizer` says, in its own copy.
+
+    Args:
+      groups: None, "layers", or shares by regular expressions.
+
+    Raises:
+      ValueError: if it is none of these, a pattern is not a regular expression, or a
+        share is out of range.
+    """
+    if groups is None or (isinstance(groups, str) and groups == LAYERS):
+        return groups
+    if not isinstance(groups, Mapping) or not groups:
+        raise ValueError(
+            f"clip_groups must be 'layers' or map regular expressions of the paths of "
+            f"weights to shares of the clip norm, such as {{'embedding': 1, '.*': 2}}, "
+            f"found {groups!r}."
+        )
+    for pattern, share in groups.items():
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"clip_groups: {pattern!r} is not a regular expression."
+            ) from error
+        number = isinstance(share, (int, float)) and not isinstance(share, bool)
+        if not (number and _LEAST <= share <= 1.0 / _LEAST):
+            raise ValueError(
+                f"clip_groups: the share of {pattern!r} must be a number in "
+                f"[{_LEAST:g}, {1 / _LEAST:g}], found {share!r}."
+            )
+    return {pattern: float(share) for pattern, share in groups.items()}
+
+
+def grouping(
+    groups: str | Mapping[str, float] | None,
+    variables: Sequence[Any],
+    l2_norm_clip: float,
+) -> Grouping:
+    """Assigns variables to groups, and divides the clip norm C among these.
+
+    Args:
+      groups: None for one group; "layers" for one for each layer, with equal shares;
+        or shares by regular expressions, which are searched in a variable's path: it
+        is in the group of the first one that is found.
+      variables: the trainable variables.
+      l2_norm_clip: C.
+
+    Returns:
+      The grouping; group g has C share_g / sqrt(sum of squared shares), over groups that
+      have variables.
+
+    Raises:
+      ValueError: if a variable is in no group.
+    """
+    groups = check_groups(groups)
+    if groups is None:
+        return one_group(len(variables), l2_norm_clip)
+    if groups == LAYERS:
+        names = [variable.path.rpartition("/")[0] for variable in variables]
+        shares = dict.fromkeys(names, 1.0)
+    else:
+        assert isinstance(groups, dict)
+        names = [_first_match(groups, variable.path) for variable in variables]
+        shares = {name: groups[name] for name in dict.fromkeys(names)}
+    numbers = {name: number for number, name in enumerate(shares)}
+    # Rounding shall not make the squares add up to more.
+    scale = l2_norm_clip / math.hypot(*shares.values()) * (1.0 - 2.0**-48)
+    clips = tuple(scale * share for share in shares.values())
+    return Grouping(tuple(numbers[name] for name in names), clips)
+
+
+def _first_match(groups: Mapping[str, float], path: str) -> str:
+    for pattern in groups:
+        if re.search(pattern, path):
+            return pattern
+    raise ValueError(
+        f"clip_groups: the weight {path!r} is in no group. Give it one; '.*' at the end "
+        f"takes whatever is left."
+    )
+
 
 # Larger ones make every float32 gradient infinite.
 _LARGEST_SCALE = 2**127

@@ -15,7 +15,8 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.files import whole as whole_files
-from tf_bandmf.keras.clipping import kept_pass, vouched_classes
+from tf_bandmf.keras.clipping import vouched_classes
+from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.fit_data import check_passes, checked_data
 from tf_bandmf.keras.model.guards import refuse_plain_outer_training

@@ -13,8 +13,12 @@ import tensorflow as tf
 from tf_bandmf import noise
 from tf_bandmf.files import configs as storage
 from tf_bandmf.files import machine
-from tf_bandmf.keras.clipping import SUM_MARGIN, ClippedGradients
-from tf_bandmf.keras.clipping.groups import check_groups, grouping
+from tf_bandmf.keras.clipping import (
+    SUM_MARGIN,
+    ClippedGradients,
+    check_groups,
+    grouping,
+)
 from tf_bandmf.keras.optimizer import inner_optimizers
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisySteps
 from tf_bandmf.keras.optimizer.scaling import (

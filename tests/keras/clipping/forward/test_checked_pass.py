@@ -12,10 +12,10 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping import (
     ClippingMismatchError,
     clipped_gradient_sums,
-    kept_pass,
     self_check,
     settings,
 )
+from tf_bandmf.keras.clipping.forward import kept_pass
 
 layers = keras.layers
 

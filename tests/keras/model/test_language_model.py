@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "language_model.py"
+EXAMPLE = pathlib.Path(__file__).parents[3] / "examples" / "language_model.py"
 
 
 @pytest.fixture
