@@ -1,7 +1,8 @@
 """The training of cnn.py in C, for time: less than a fourth of that of Keras on one core.
 
 `tests/benchmarks/test_utility_benchmark.py` shows that its weights are those of
-`make_private`, `PrivateOptimizer` and `fit` with the same seeds. Needs a C compiler (GCC or Clang).
+`make_private`, `PrivateOptimizer` and `fit` with the same seeds. Needs a C compiler (GCC
+or Clang).
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ WORKER = """
     plan = tf_bandmf.plan(
         "bsr", bands=3, noise_multiplier=1.0, delta=1e-5,
         num_examples=22, batch_size=6, epochs=2, test_seed=0)
-    from tf_bandmf.keras.replicas import shared_key
+    from tf_bandmf.keras.run.replicas import shared_key
     from tf_bandmf.noise.keys import NoiseKey
     key = shared_key(strategy, NoiseKey.from_operating_system()).secret_bytes()
     with strategy.scope():
