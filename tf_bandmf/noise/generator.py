@@ -102,6 +102,11 @@ class NoiseGenerator:
         return self._shard_blocks * BLOCK
 
     @property
+    def key_terms(self) -> int:
+        """So many steps, up to the present one, have normals in a row."""
+        return self._recurrence.key_terms
+
+    @property
     def key_words(self) -> int:
         """uint64 numbers of a step's key."""
         return KEY_WORDS[self._generator]
@@ -175,6 +180,11 @@ class NoiseGenerator:
 
         For callers that keep the buffer in a variable; others use `next`.
 
+        Args:
+          step_keys: of the steps `i` at the places `i % len(step_keys)`, of at least
+            the last `key_terms`; otherwise as in `NoiseState`.
+          buffer, step, shard: see `next`.
+
         Raises:
           ValueError: if the keys are of another generator.
         """
@@ -187,7 +197,7 @@ class NoiseGenerator:
 
         def normals(steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
             return weighted_normals(
-                tf.gather(step_keys, steps),
+                tf.gather(step_keys, steps % tf.shape(step_keys, tf.int64)[0]),
                 weights,
                 self.shard_size,
                 first_block,

@@ -27,9 +27,11 @@ class Recurrence(abc.ABC):
 
     Attributes:
       memory_vectors: rows of the buffer.
+      key_terms: so many steps, up to the present one, have normals in a row.
     """
 
     memory_vectors = 0
+    key_terms = 1
 
     @abc.abstractmethod
     def row(
@@ -52,6 +54,7 @@ class Regeneration(Recurrence):
 
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
+        self.key_terms = rows.terms
         self._compiled_sum = tf.function(_sum, jit_compile=True, autograph=False)
 
     def row(
@@ -220,6 +223,7 @@ class ScaledOutput(Recurrence):
         self._inner = inner
         self._row_scale = row_scale.astype(np.float32)
         self.memory_vectors = inner.memory_vectors
+        self.key_terms = inner.key_terms
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor

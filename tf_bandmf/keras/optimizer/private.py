@@ -158,6 +158,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, WrappedOptimizer):
         object.__setattr__(self, "_clip_groups", check_groups(clip_groups))
         object.__setattr__(self, "_scaling", scaling)
         object.__setattr__(self, "vouched", ())
+        object.__setattr__(self, "resumed_elsewhere", ())
         object.__setattr__(self, "loaded_without_weights", False)
         object.__setattr__(self, "turn", threading.RLock())
         self.inner_optimizer = inner
@@ -259,7 +260,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, WrappedOptimizer):
             else NoiseKey.for_testing(seed)
         )
         try:
-            self.adopt(SecretState(generator, key))
+            self.adopt(SecretState(generator, key, self._plan.fingerprint))
         except tf.errors.ResourceExhaustedError as error:
             raise MemoryError(f"{needed} The device has less.") from error
         if replicas > 1:
@@ -399,7 +400,7 @@ class PrivateOptimizer(NoisySteps, RunMembership, WrappedOptimizer):
         is_clipped = norm <= SUM_MARGIN * plan.l2_norm_clip * examples
         message = "The sum of gradients is not clipped, or not finite."
         with tf.control_dependencies([tf.debugging.Assert(is_clipped, [message])]):
-            correlated = self._secret_state.next_noise(tf.identity(step))
+            correlated = self._secret_state.next_noise(tf.identity(step), flat)
         noisy = self._noisy_mean(
             flat, correlated, plan.noise_stddev, plan.expected_batch_size
         )

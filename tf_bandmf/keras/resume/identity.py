@@ -48,24 +48,8 @@ def weights_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-def computation(model: Any) -> list[Any]:
-    """What decides how gradients are rounded: the same noise needs the same bits."""
-    found = [
-        model._microbatch_size,
-        bool(model.jit_compile),
-        bool(model.run_eagerly),
-        model.optimizer.loss_scale_factor,
-        model.optimizer.automatic,
-        json.dumps(model.optimizer.clip_groups),
-    ]
-    # Without scaling it is what it was before there was any: files of then resume.
-    if model.optimizer.scaling is not None:
-        found.append(model.optimizer.scaling)
-    return found
-
-
 def environment(model: Any) -> dict[str, Any]:
-    """What else decides how gradients are rounded, beside the program."""
+    """What decides how gradients are rounded, beside the program."""
     threads = tf.config.threading.get_intra_op_parallelism_threads()
     return {
         "tf_bandmf": __version__,

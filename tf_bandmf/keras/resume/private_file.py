@@ -2,21 +2,24 @@
 
 Checkpoints of a model hold no secret, so that they can be shared; and so a checkpoint
 alone does not suffice to train on. What is missing is in the private state file: key,
-seed of the sampler, kept noise vectors, and fingerprints of the weights that the run had
-at the steps at which it was saved. Whoever reads it can remove the noise from all
-checkpoints of the run.
+seed of the sampler, keys of the steps, kept noise vectors, and fingerprints of the weights
+that the run had at the steps at which it was saved. Whoever reads it can remove the noise
+from all checkpoints of the run.
 
 Why resuming is safe: a run that was interrupted takes steps again which it had taken
-after its last checkpoint. Noise that is used twice on different gradients cancels, and
-gives the difference away. Therefore a run resumes only where step, weights, optimizer,
-plan, data and their placement are those that it had there, and with the versions, dtype
-policies, kind of devices, replicas and threads with which it began. Then batch and
-gradient are the same, noise is the same, and what is released is the same as before.
-Two processes that resume from copies of one file release the same twice, too; from the
-file itself only one at a time may. What is left are
-operations that are not deterministic (some on GPUs;
-`tf.config.experimental.enable_op_determinism` makes them so), processors of another
-model, and callbacks that act on more than the run's own history.
+after its last checkpoint. The noise of a step is bound to the sum that it is added to (see
+`tf_bandmf.noise.bound_keys`): the same sum gets the same noise, and nothing new is
+released; another sum gets independent noise. So is it with copies of the file, old backups
+of it, forks of a process and snapshots of a machine: no two releases share noise on
+different sums.
+
+What else is checked is for the accounting, not for the noise: a run has one plan, one
+data set in one order, and weights that no unaccounted training changed. A step that the
+file knows, and that now has another sum, is refused: with independent noise it would be a
+second run from there on. Steps that were taken after the file was last written, and lost,
+may be taken again with another sum (on other processors, or with other code): whoever saw
+the lost weights, too, saw two releases of those steps. The statement of a run that was
+resumed on another kind of machine says so.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 class PrivateRun:
@@ -58,9 +61,9 @@ class PrivateRun:
     __slots__ = (
         "_buffer",
         "_header",
+        "_keys",
         "_lock",
         "_model",
-        "_unconfirmed",
         "path",
         "resumed",
     )
@@ -72,8 +75,8 @@ class PrivateRun:
         self._buffer: np.ndarray | None = None
         self.resumed = False
         self._lock: locks.Lock | None = None
-        # Weights that the interrupted run had at steps which are taken again.
-        self._unconfirmed: dict[str, str] = {}
+        # Of the steps that were taken when the file was written last.
+        self._keys: np.ndarray | None = None
 
     def begin(self, schedule: BatchSchedule) -> BatchSchedule:
         """Begins the run, or resumes it if the file exists.
@@ -114,7 +117,6 @@ class PrivateRun:
             plan=optimizer.plan.fingerprint,
             num_parameters=optimizer.generator.num_parameters,
             optimizer=identity.optimizer_digest(optimizer),
-            computation=identity.computation(self._model),
             model=identity.model_digest(self._model),
             environment=identity.environment(self._model),
             schedule_id=schedule.schedule_id,
@@ -130,8 +132,7 @@ class PrivateRun:
         """Writes down which weights the run has at this step: a checkpoint follows.
 
         Raises:
-          RuntimeError: if a step was interrupted, or the run was resumed and is not the
-            same any more.
+          RuntimeError: if a step was interrupted.
         """
         optimizer: PrivateOptimizer = self._model.optimizer
         state = optimizer.secret_state
@@ -142,13 +143,6 @@ class PrivateRun:
                 "it could not be resumed from them."
             )
         digest = identity.weights_digest(self._model)
-        if self._unconfirmed.pop(str(step), digest) != digest:
-            raise RuntimeError(
-                f"The resumed run came to step {step} with other weights than the run "
-                f"had before it was interrupted: what decides a step was changed, or is "
-                f"not deterministic. Share no model from after the interruption "
-                f"together with one from before: their noise is the same."
-            )
         self._header["weights"][str(step)] = digest
         self._header["random_states"][str(step)] = [
             identity.value_of(variable).tolist()
@@ -156,23 +150,23 @@ class PrivateRun:
         ]
         self._header["buffer_step"] = step
         self._header["vouched"] = list(optimizer.vouched)
-        self._buffer = state.secret_tensors()["buffer"]
+        self._header["environment"] = identity.environment(self._model)
+        self._header["resumed_elsewhere"] = list(optimizer.resumed_elsewhere)
+        tensors = state.secret_tensors()
+        self._buffer, keys = tensors["buffer"], tensors["step_keys"]
+        # Steps that an earlier checkpoint was resumed before keep their keys.
+        later = self._keys[len(keys) :] if self._keys is not None else keys[:0]
+        self._keys = np.concatenate([keys, later]).view(HiddenArray)
         self._write()
 
     def _resume(
         self, optimizer: PrivateOptimizer, schedule: BatchSchedule
     ) -> BatchSchedule:
         header = self._header
-        self._check_environment()
         for name, found, what in (
             ("plan", optimizer.plan.fingerprint, "plan"),
             ("num_parameters", optimizer.generator.num_parameters, "model"),
             ("optimizer", identity.optimizer_digest(optimizer), "inner optimizer"),
-            (
-                "computation",
-                identity.computation(self._model),
-                "microbatch_size, loss_scale_factor, clipping, scaling or XLA setting",
-            ),
             (
                 "model",
                 identity.model_digest(self._model),
@@ -208,24 +202,24 @@ class PrivateRun:
                 f"{steps}, as model.save, model.save_weights, BackupAndRestore and "
                 f"ModelCheckpoint saved them, with the optimizer."
             )
-        generator = optimizer.generator
+        generator, plan = optimizer.generator, optimizer.plan.fingerprint
         buffer_step = header["buffer_step"] if step >= header["buffer_step"] else 0
         buffer = self._buffer if buffer_step else None
         with optimizer.strategy.scope():
-            state = SecretState(generator, key, buffer_step, -1, buffer)
+            state = SecretState(
+                generator, key, plan, buffer_step, -1, buffer, self._keys
+            )
         # Noise of steps between is generated again, to have the vectors it keeps.
         if generator.memory_vectors and buffer_step < step:
             _replay(optimizer.strategy, state, step - buffer_step)
         buffer = state.secret_tensors()["buffer"]
         pinned = schedule.schedule_id if step else -1
         with optimizer.strategy.scope():
-            optimizer.adopt(SecretState(generator, key, step, pinned, buffer))
-        self._unconfirmed = {
-            later: digest
-            for later, digest in header["weights"].items()
-            if int(later) > step
-        }
-        object.__setattr__(optimizer, "vouched", tuple(header.get("vouched", ())))
+            optimizer.adopt(
+                SecretState(generator, key, plan, step, pinned, buffer, self._keys)
+            )
+        optimizer.vouched = tuple(header.get("vouched", ()))
+        optimizer.resumed_elsewhere = self._resumed_elsewhere(step)
         self.resumed = True
         return schedule
 
@@ -233,20 +227,18 @@ class PrivateRun:
         text = self._header[name]
         return None if text is None else HiddenBytes(bytes.fromhex(text))
 
-    def _check_environment(self) -> None:
-        """Refuses what rounds gradients in another way than the run did."""
+    def _resumed_elsewhere(self, step: int) -> tuple[str, ...]:
+        """What the statement says of resuming where sums may be rounded in another way."""
         before, now = self._header["environment"], identity.environment(self._model)
-        changed = [name for name in now if before.get(name) != now[name]]
-        if changed:
-            differences = "; ".join(
-                f"{name} was {before.get(name)}, is {now[name]}" for name in changed
-            )
-            raise ValueError(
-                f"{self.path} is of a run that computed in another way: {differences}. "
-                f"Repeated steps would round gradients differently under the same noise, "
-                f"and the unnoised difference would leak. "
-                f"Resume where the run began, or start a new run, with its own budget."
-            )
+        differences = [
+            f"{name} was {before.get(name)}, is {now[name]}"
+            for name in now
+            if before.get(name) != now[name]
+        ]
+        said = tuple(self._header.get("resumed_elsewhere", ()))
+        if not differences:
+            return said
+        return (*said, f"at step {step}: {'; '.join(differences)}")
 
     def _read(self) -> None:
         try:
@@ -254,6 +246,7 @@ class PrivateRun:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 self._header = HiddenDict(json.loads(arrays["header"].tobytes()))
                 self._buffer = arrays["buffer"].view(HiddenArray)
+                self._keys = arrays["step_keys"].view(HiddenArray)
             if self._header["format"] != _FORMAT:
                 raise ValueError
         except PermissionError:
@@ -270,7 +263,7 @@ class PrivateRun:
         text = HiddenBytes(json.dumps(self._header).encode())
         header = np.frombuffer(text, np.uint8).view(HiddenArray)
         assert self._buffer is not None  # set by record()
-        np.savez(stream, header=header, buffer=self._buffer)
+        np.savez(stream, header=header, buffer=self._buffer, step_keys=self._keys)
         private_files.write(self.path, HiddenBytes(stream.getvalue()))
 
     def __repr__(self) -> str:
@@ -315,7 +308,7 @@ def _folders_of(callback: Any) -> list[tuple[str, bool]]:
 
 def _replay(strategy: tf.distribute.Strategy, state: SecretState, steps: int) -> None:
     def step() -> tf.Tensor:
-        return state.next_noise(tf.identity(state.step))[0]
+        return state.replay()
 
     def once_more(done: tf.Tensor) -> tf.Tensor:
         strategy.run(step)

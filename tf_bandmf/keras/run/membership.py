@@ -47,6 +47,8 @@ class RunMembership:
     loaded_without_weights: bool
     # What the caller said of weights that he changed, in order.
     vouched: tuple[str, ...]
+    # Where it was resumed with other versions or devices, and how they differ.
+    resumed_elsewhere: tuple[str, ...]
 
     @property
     def seal(self) -> WeightsSeal:
@@ -115,6 +117,14 @@ class RunMembership:
             f"Weights were changed between steps, for which whoever trained vouches that "
             f"no private data had a part in it: {sentence(reason)}"
             for reason in self.vouched
+        ]
+        remarks += [
+            f"The run was interrupted and resumed on another kind of machine or with other "
+            f"versions ({said}). Steps that were taken after the last checkpoint, and lost, "
+            f"may have been taken again with sums that are rounded differently, and with "
+            f"independent noise: the numbers above hold for whoever did not see the lost "
+            f"weights."
+            for said in self.resumed_elsewhere
         ]
         return self._plan.statement(unit, remarks)
 
