@@ -21,17 +21,19 @@ def chacha20_blocks(step_key: tf.Tensor, number: tf.Tensor) -> list[tf.Tensor]:
     """The 16 words of keystream blocks, by their number.
 
     Args:
-      step_key: uint64, shape [4]: the key, in the order of its bytes.
+      step_key: uint64, shape [5]: the key, in the order of its bytes, and the last two
+        words of the nonce.
       number: of the block, uint64, any shape. Its lower half is the block counter of
-        RFC 8439, its upper half the first word of the nonce, whose others are 0.
+        RFC 8439, its upper half the first word of the nonce.
 
     Returns:
       16 uint32 tensors of the number's shape.
     """
-    key = [half for word in tf.unstack(step_key) for half in halves(word)]
-    zero = tf.zeros([], tf.uint32)
+    *key, third, fourth = (
+        half for word in tf.unstack(step_key) for half in halves(word)
+    )
     constants = [tf.constant(value, tf.uint32) for value in _CONSTANTS]
-    initial = [*constants, *key, *halves(number), zero, zero]
+    initial = [*constants, *key, *halves(number), third, fourth]
     state = [tf.broadcast_to(word, tf.shape(number)) for word in initial]
     for _ in range(_DOUBLE_ROUNDS):
         for places in (*_COLUMNS, *_DIAGONALS):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -115,6 +115,30 @@ class NoiseGenerator:
         """The keys of all steps, uint64, shape [num_steps, key_words]. Secret."""
         return key.step_keys(self.num_steps, self._generator)
 
+    def bound_key(self, step_key: Any, digest: Any) -> Any:
+        """A step's key, bound to the digest of the sum that its normals are added to.
+
+        The digest is added to the part of the key that counts: the upper half of Philox'
+        counter, the last words of ChaCha20's nonce. So for each step the generator is
+        called at other counters for another sum: its values there are independent, as far
+        as it is a pseudo-random function. That is the idea of Rogaway and Shrimpton ("A
+        provable-security treatment of the key-wrap problem", Eurocrypt 2006; RFC 5297):
+        equal sums get equal noise, from which nothing new is learnt, and no difference of
+        releases is free of noise.
+
+        Args:
+          step_key: int64 or uint64, shape [..., key_words], a tensor or an array.
+          digest: int64, shape [...]; of `noise.digests.keyed_digest`.
+
+        Returns:
+          As `step_key`. Secret.
+        """
+        if isinstance(step_key, tf.Tensor):
+            last = step_key[..., -1:] + tf.cast(digest, step_key.dtype)[..., None]
+            return tf.concat([step_key[..., :-1], last], axis=-1)
+        last = step_key[..., -1:] + np.asarray(digest).astype(step_key.dtype)[..., None]
+        return np.concatenate([step_key[..., :-1], last], axis=-1)
+
     def initial_state(self, key: NoiseKey) -> NoiseState:
         """The state before step 0."""
         return NoiseState(
@@ -183,7 +207,9 @@ class NoiseGenerator:
         Args:
           step_keys: of the steps `i` at the places `i % len(step_keys)`, of at least
             the last `key_terms`; otherwise as in `NoiseState`.
-          buffer, step, shard: see `next`.
+          buffer: see `NoiseState`.
+          step: see `next`.
+          shard: see `next`.
 
         Raises:
           ValueError: if the keys are of another generator.

@@ -16,8 +16,10 @@ from tf_bandmf.files.hidden import HiddenArray, HiddenBytes
 
 _KEY_BYTES = 32
 # uint64 numbers of a step's key, by generator. Philox: a key of 64 bits and the upper 64
-# of its 128-bit counter. ChaCha20: a key of 256 bits.
-KEY_WORDS = {"philox": 2, "chacha20": 4}
+# of its 128-bit counter. ChaCha20: a key of 256 bits, and the last 64 of its nonce.
+KEY_WORDS = {"philox": 2, "chacha20": 5}
+# Of those, so many are made from the secret; the others are 0.
+_SECRET_WORDS = {"philox": 2, "chacha20": 4}
 _PERSONS = {"philox": b"tf-bandmf step", "chacha20": b"tf-bandmf chacha"}
 
 
@@ -58,7 +60,7 @@ class NoiseKey:
     def step_keys(self, num_steps: int, generator: str = "philox") -> np.ndarray:
         """The keys of the steps 0, ..., num_steps - 1.
 
-        About a second and 16 MB (ChaCha20: 32 MB) for 10**6 steps. As secret as the key
+        About a second and 16 MB (ChaCha20: 40 MB) for 10**6 steps. As secret as the key
         itself.
 
         Args:
@@ -68,7 +70,7 @@ class NoiseKey:
         Returns:
           uint64, shape [num_steps, KEY_WORDS[generator]].
         """
-        words, person = KEY_WORDS[generator], _PERSONS[generator]
+        words, person = _SECRET_WORDS[generator], _PERSONS[generator]
         parts = [
             hashlib.blake2b(
                 step.to_bytes(8, "little"),
@@ -78,7 +80,8 @@ class NoiseKey:
             ).digest()
             for step in range(num_steps)
         ]
-        keys = np.frombuffer(b"".join(parts), dtype="<u8").reshape(num_steps, words)
+        keys = np.zeros([num_steps, KEY_WORDS[generator]], "<u8")
+        keys[:, :words] = np.frombuffer(b"".join(parts), "<u8").reshape(-1, words)
         return keys.view(HiddenArray)
 
     def __repr__(self) -> str:

@@ -50,7 +50,7 @@ def standard_normals(
 
     Args:
       step_key: uint64, shape [2]: Philox key, and upper half of its counter; or shape
-        [4]: ChaCha20 key.
+        [5]: ChaCha20 key, and the last two words of its nonce.
       num_normals: static.
       first_block: where to begin, in blocks of 4096 normals: a shard generates its
         part alone.
@@ -76,7 +76,7 @@ def weighted_normals(
     In one pass: no `z_j` is ever in memory, unless jit_compile is False.
 
     Args:
-      step_keys: uint64, shape [terms, 2] or [terms, 4], see `standard_normals`.
+      step_keys: uint64, shape [terms, 2] or [terms, 5], see `standard_normals`.
       weights: float32, shape [terms].
       num_normals: see `standard_normals`.
       first_block: see `standard_normals`.

@@ -67,7 +67,7 @@ def _many_chacha20(
 
 
 _PHILOX_SOURCE = WordSource(2, philox, _many_philox, False)
-_CHACHA_SOURCE = WordSource(4, chacha20, _many_chacha20, True)
+_CHACHA_SOURCE = WordSource(5, chacha20, _many_chacha20, True)
 _BY_KEY_WORDS = {
     source.key_words: source for source in (_PHILOX_SOURCE, _CHACHA_SOURCE)
 }

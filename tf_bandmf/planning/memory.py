@@ -12,7 +12,9 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.strategies import Strategy
 
 _FLOAT_BYTES = 4
-STEP_KEY_BYTES = {"philox": 16, "chacha20": 32}
+STEP_KEY_BYTES = {"philox": 16, "chacha20": 40}
+# Of the sum of each step taken; see `tf_bandmf.noise.digests`.
+_DIGEST_BYTES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +92,7 @@ def noise_memory(
         vectors=vectors,
         regenerations_per_step=again,
         buffer_bytes=_FLOAT_BYTES * vectors * part,
-        key_bytes=STEP_KEY_BYTES[generator] * strategy.num_steps,
+        key_bytes=(STEP_KEY_BYTES[generator] + _DIGEST_BYTES) * strategy.num_steps,
     )
 
 

@@ -305,9 +305,10 @@ def test_invariant_11_a_resumed_run_that_becomes_another_is_noticed(
     again.save_weights(tmp_path / "again.weights.h5")
     again.set_weights([weight + 1e-3 for weight in again.get_weights()])
     again.optimizer.vouch_for_weights("a thousandth added to all")
-    again.train_on_batch(batches[2])
-    with pytest.raises(RuntimeError, match="came to step 3 with other weights"):
-        again.save_weights(tmp_path / "again.weights.h5")
+    before = again.get_weights()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="has another sum of grad"):
+        again.train_on_batch(batches[2])
+    assert_unchanged(again, before)
 
 
 def test_invariant_11_a_damaged_or_readable_file_is_refused(
@@ -409,27 +410,21 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("TensorFlow", "1.0"), ("Keras", "2.0"), ("replicas", 7), ("threads", -1)],
-)
-def test_invariant_9_another_environment_is_refused(
+@pytest.mark.parametrize(("name", "value"), [("TensorFlow", "1.0"), ("threads", -1)])
+def test_invariant_9_the_statement_names_another_environment(
     name, value, halfway, data, make_private_model, monkeypatch
 ):
     from tf_bandmf.keras.resume import identity
 
     plan, weights, path = halfway
     found = identity.environment
-
-    def other(model):
-        return {**found(model), name: value}
-
-    monkeypatch.setattr(identity, "environment", other)
     model = restored(make_private_model(plan), weights)
-    before = model.get_weights()
-    with pytest.raises(ValueError, match=f"computed in another way: {name} was"):
-        model.fit(plan.batches(*data), private_state=path, verbose=0)
-    assert_unchanged(model, before)
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "environment", lambda m: {**found(m), name: value})
+        model.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
+        said = f"with other versions (at step 2: {name} was"
+        assert said in str(model.optimizer.statement())
+    assert model.optimizer.steps_taken == plan.num_steps
 
 
 def assert_unchanged(model, before):

@@ -1,14 +1,14 @@
 """Resuming a run: its secrets in a file of their own.
 
 Checkpoints of a model hold no secret, so that they can be shared; and so a checkpoint
-alone does not suffice to train on. What is missing is in the private state file: key,
-seed of the sampler, keys of the steps, kept noise vectors, and fingerprints of the weights
-that the run had at the steps at which it was saved. Whoever reads it can remove the noise
-from all checkpoints of the run.
+alone does not suffice to train on. What is missing is in the private state file: key, seed
+of the sampler, digests of the steps' sums, kept noise vectors, and fingerprints of the
+weights that the run had at the steps at which it was saved. Whoever reads it can remove
+the noise from all checkpoints of the run.
 
 Why resuming is safe: a run that was interrupted takes steps again which it had taken
 after its last checkpoint. The noise of a step is bound to the sum that it is added to (see
-`tf_bandmf.noise.bound_keys`): the same sum gets the same noise, and nothing new is
+`tf_bandmf.noise.digests`): the same sum gets the same noise, and nothing new is
 released; another sum gets independent noise. So is it with copies of the file, old backups
 of it, forks of a process and snapshots of a machine: no two releases share noise on
 different sums.
@@ -60,8 +60,8 @@ class PrivateRun:
 
     __slots__ = (
         "_buffer",
+        "_digests",
         "_header",
-        "_keys",
         "_lock",
         "_model",
         "path",
@@ -76,7 +76,7 @@ class PrivateRun:
         self.resumed = False
         self._lock: locks.Lock | None = None
         # Of the steps that were taken when the file was written last.
-        self._keys: np.ndarray | None = None
+        self._digests: np.ndarray | None = None
 
     def begin(self, schedule: BatchSchedule) -> BatchSchedule:
         """Begins the run, or resumes it if the file exists.
@@ -153,10 +153,11 @@ class PrivateRun:
         self._header["environment"] = identity.environment(self._model)
         self._header["resumed_elsewhere"] = list(optimizer.resumed_elsewhere)
         tensors = state.secret_tensors()
-        self._buffer, keys = tensors["buffer"], tensors["step_keys"]
-        # Steps that an earlier checkpoint was resumed before keep their keys.
-        later = self._keys[len(keys) :] if self._keys is not None else keys[:0]
-        self._keys = np.concatenate([keys, later]).view(HiddenArray)
+        self._buffer, digests = tensors["buffer"], tensors["digests"]
+        # Steps that the run took, before it was resumed from an earlier one, stay known.
+        if self._digests is not None:
+            digests = np.concatenate([digests, self._digests[len(digests) :]])
+        self._digests = digests.view(HiddenArray)
         self._write()
 
     def _resume(
@@ -207,7 +208,7 @@ class PrivateRun:
         buffer = self._buffer if buffer_step else None
         with optimizer.strategy.scope():
             state = SecretState(
-                generator, key, plan, buffer_step, -1, buffer, self._keys
+                generator, key, plan, buffer_step, -1, buffer, self._digests
             )
         # Noise of steps between is generated again, to have the vectors it keeps.
         if generator.memory_vectors and buffer_step < step:
@@ -216,7 +217,7 @@ class PrivateRun:
         pinned = schedule.schedule_id if step else -1
         with optimizer.strategy.scope():
             optimizer.adopt(
-                SecretState(generator, key, plan, step, pinned, buffer, self._keys)
+                SecretState(generator, key, plan, step, pinned, buffer, self._digests)
             )
         optimizer.vouched = tuple(header.get("vouched", ()))
         optimizer.resumed_elsewhere = self._resumed_elsewhere(step)
@@ -246,7 +247,7 @@ class PrivateRun:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 self._header = HiddenDict(json.loads(arrays["header"].tobytes()))
                 self._buffer = arrays["buffer"].view(HiddenArray)
-                self._keys = arrays["step_keys"].view(HiddenArray)
+                self._digests = arrays["digests"].view(HiddenArray)
             if self._header["format"] != _FORMAT:
                 raise ValueError
         except PermissionError:
@@ -263,7 +264,7 @@ class PrivateRun:
         text = HiddenBytes(json.dumps(self._header).encode())
         header = np.frombuffer(text, np.uint8).view(HiddenArray)
         assert self._buffer is not None  # set by record()
-        np.savez(stream, header=header, buffer=self._buffer, step_keys=self._keys)
+        np.savez(stream, header=header, buffer=self._buffer, digests=self._digests)
         private_files.write(self.path, HiddenBytes(stream.getvalue()))
 
     def __repr__(self) -> str:

@@ -119,11 +119,11 @@ class RunMembership:
             for reason in self.vouched
         ]
         remarks += [
-            f"The run was interrupted and resumed on another kind of machine or with other "
-            f"versions ({said}). Steps that were taken after the last checkpoint, and lost, "
-            f"may have been taken again with sums that are rounded differently, and with "
-            f"independent noise: the numbers above hold for whoever did not see the lost "
-            f"weights."
+            f"The run was interrupted, and resumed on another kind of machine or with "
+            f"other versions ({said}). Steps that were taken after the last checkpoint, "
+            f"and lost, may have been taken again with sums that are rounded differently, "
+            f"and with independent noise: the numbers above hold for whoever did not see "
+            f"the lost weights."
             for said in self.resumed_elsewhere
         ]
         return self._plan.statement(unit, remarks)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.noise import NoiseGenerator
-from tf_bandmf.noise.bound_keys import binding_keys, bound_step_key, sum_digest
+from tf_bandmf.noise.digests import digest_key, keyed_digest
 from tf_bandmf.noise.keys import NoiseKey
 
 TAKEN = (
@@ -33,8 +33,9 @@ class SecretState:
     `include_optimizer=False`. This is a plain Python object: nothing tracks it, and it
     refuses to be pickled or copied.
 
-    The key of a step is bound to the sum that its noise is added to, see
-    `tf_bandmf.noise.bound_keys`: it is known when the step is taken, and kept.
+    The noise of a step is bound to the sum that it is added to: a keyed digest of the sum
+    is part of the step's key, see `NoiseGenerator.bound_keys`. Digests of the steps taken
+    are kept, for mechanisms that draw earlier normals again.
 
     Under a distribution strategy each replica has variables of its own: the same step
     and keys, and its part of the kept vectors.
@@ -47,22 +48,22 @@ class SecretState:
       schedule_id: of the schedule that the run uses; -1 before it began.
       buffer: kept vectors after those steps, float32, shape [memory_vectors,
         num_shards * shard_size]; None for zeros.
-      step_keys: of at least those steps, uint64, shape [steps, key_words]. Keys of later
-        ones are of steps that the run took before it was resumed: a step whose key would
-        be another one is refused.
+      digests: of at least those steps, int64, shape [steps]. Digests of later ones are of
+        steps that the run took before it was resumed: such a step is refused if its
+        digest is another one now.
 
     Raises:
-      ValueError: if keys of steps before `step` are missing.
+      ValueError: if digests of steps before `step` are missing.
     """
 
     __slots__ = (
         "_buffers",
         "_digest_keys",
         "_generator",
-        "_known_keys",
+        "_known_digests",
         "_recent_keys",
-        "_roots",
         "_schedule_ids",
+        "_step_keys",
         "_steps",
         "_turns",
         "key",
@@ -76,25 +77,34 @@ class SecretState:
         step: int = 0,
         schedule_id: int = -1,
         buffer: np.ndarray | None = None,
-        step_keys: np.ndarray | None = None,
+        digests: np.ndarray | None = None,
     ) -> None:
         self._generator = generator
         self.key = key
-        all_keys = _all_keys(generator, step, step_keys)
-        recent = np.zeros([generator.key_terms, generator.key_words], np.int64)
-        for earlier in range(max(0, step - generator.key_terms), step):
-            recent[earlier % generator.key_terms] = all_keys[earlier]
+        known = _known_digests(generator, step, digests)
+        keys = generator.step_keys(key)
+        terms = generator.key_terms
+        recent = np.zeros([terms, generator.key_words], np.uint64)
+        for earlier in range(max(0, step - terms), step):
+            bound = generator.bound_key(keys[earlier], known[earlier])
+            recent[earlier % terms] = bound
         with tf.init_scope():
             self._steps = per_replica(tf.constant(step, tf.int64))
             self._turns = [tf.CriticalSection() for _ in self._steps]
             self._schedule_ids = per_replica(tf.constant(schedule_id, tf.int64))
             # Signed: workers cannot exchange unsigned numbers. Copies: TensorFlow may
             # alias NumPy's memory.
-            bindings = binding_keys(key, plan)
-            self._roots = per_replica(bindings.root.copy().view(np.int32))
-            self._digest_keys = per_replica(bindings.digest.copy().view(np.int32))
-            self._known_keys = per_replica(all_keys)
-            self._recent_keys = per_replica(recent)
+            self._step_keys = per_replica(keys.copy().view(np.int64))
+            self._recent_keys = per_replica(recent.view(np.int64))
+            self._known_digests = per_replica(known)
+            # Each replica's sum has a key of its own: the digests are added up.
+            secret = key.secret_bytes()
+            first = _first_replica(len(self._steps))
+            self._digest_keys = per_replica(
+                digest_key(secret, f"{plan} {first}").copy()
+            )
+            for replica, variable in enumerate(self._digest_keys[1:], first + 1):
+                variable.assign(digest_key(secret, f"{plan} {replica}").copy())
             shape = [generator.memory_vectors, generator.shard_size]
             self._buffers = per_replica(tf.zeros(shape))
         if buffer is not None:
@@ -120,10 +130,13 @@ class SecretState:
         return variable.assign(schedule_id, read_value=False)
 
     def secret_tensors(self) -> dict[str, np.ndarray]:
-        """Keys of the steps taken, and the kept vectors of this process' replicas."""
-        keys = self._known_keys[0].numpy()[: int(self._steps[0])]
+        """The keys of the steps taken, with their digests, and the kept vectors."""
+        taken = int(self._steps[0])
+        digests = self._known_digests[0].numpy()[:taken]
+        keys = self._step_keys[0].numpy().view(np.uint64)[:taken]
         return {
-            "step_keys": _hidden(keys.view(np.uint64)),
+            "digests": _hidden(digests),
+            "step_keys": _hidden(self._generator.bound_key(keys, digests)),
             "buffer": _hidden(
                 np.concatenate([part.numpy() for part in self._buffers], axis=1)
             ),
@@ -144,35 +157,34 @@ class SecretState:
           InvalidArgumentError: in graphs too, if another thread took the step meanwhile,
             or the step was taken before the run was resumed, with another sum.
         """
-        digest = sum_digest(of_replica(self._digest_keys).value(), total)
-        key = bound_step_key(
-            of_replica(self._roots).value(),
-            step,
-            from_all_replicas(digest),
-            self._generator.key_words,
-        )
-        known = of_replica(self._known_keys).sparse_read(step)
-        is_known = tf.reduce_all(tf.equal(known, 0)) | tf.reduce_all(tf.equal(known, key))
-        checks = [tf.debugging.Assert(is_known, [REPEATED])]
+        parts = sum_of_replicas(keyed_digest(of_replica(self._digest_keys), total))
+        digest = tf.bitcast(parts, tf.int64)
+        known = of_replica(self._known_digests).sparse_read(step)
+        # 0 stands for a digest that is not known; one sum in 2^64 is not checked.
+        may_be = tf.equal(known, 0) | tf.equal(known, digest)
+        checks = [tf.debugging.Assert(may_be, [REPEATED])]
         with tf.control_dependencies([check for check in checks if check is not None]):
-            key = tf.where(is_known, key, 0)
-        # Without the assertion, too, a refused step gets no noise but NaN.
-        horizon = tf.constant(self._generator.num_steps, tf.int64)
-        return self._draw(tf.where(is_known, step, horizon), step, key)
+            # Without the assertion, too, a refused step gets no noise but NaN.
+            horizon = tf.constant(self._generator.num_steps, tf.int64)
+            row = tf.where(may_be, step, horizon)
+        return self._draw(row, step, digest)
 
     def replay(self) -> tf.Tensor:
-        """Draws the noise of the coming step once more, from its known key.
+        """Draws the noise of the coming step once more, from its known digest.
 
         Returns:
           A number of it, so that a graph keeps the operation.
         """
-        step = self.step
-        return self._draw(step, step, of_replica(self._known_keys).sparse_read(step))[0]
+        step = tf.identity(self.step)
+        digest = of_replica(self._known_digests).sparse_read(step)
+        return self._draw(step, step, digest)[0]
 
-    def _draw(self, row: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    def _draw(self, row: tf.Tensor, step: tf.Tensor, digest: tf.Tensor) -> tf.Tensor:
         """The noise of `row`, which is `step` or past the horizon; advances everything."""
         buffer, clock = of_replica(self._buffers), of_replica(self._steps)
         recent = of_replica(self._recent_keys)
+        key = of_replica(self._step_keys).sparse_read(step)
+        key = self._generator.bound_key(key, digest)
         slot = tf.reshape(step % self._generator.key_terms, [1, 1])
         keys = tf.tensor_scatter_nd_update(recent.value(), slot, key[None])
         noise, update = self._generator.row(
@@ -185,10 +197,10 @@ class SecretState:
         advanced = [tf.debugging.Assert(is_ours, [TAKEN])]
         noise = tf.where(is_ours, noise, np.nan)
         with tf.control_dependencies([op for op in advanced if op is not None]):
-            written = tf.IndexedSlices(key[None], step[None])
+            written = tf.IndexedSlices(digest[None], step[None])
             advanced += [
                 recent.assign(keys, read_value=False),
-                of_replica(self._known_keys).scatter_update(written),
+                of_replica(self._known_digests).scatter_update(written),
             ]
             if update is not None:
                 advanced.append(buffer.scatter_update(update))
@@ -239,34 +251,25 @@ def replica_id() -> int:
     return int(found)
 
 
-def from_all_replicas(value: tf.Tensor) -> tf.Tensor:
-    """What every replica has, one after the other, in all of them.
-
-    Args:
-      value: of this replica, int32, shape [size].
-
-    Returns:
-      int32, shape [replicas, size].
-    """
+def sum_of_replicas(value: tf.Tensor) -> tf.Tensor:
+    """The sum of what every replica has, in all of them; modulo 2^32 for int32."""
     replicas = tf.distribute.get_replica_context()
     if replicas is None or replicas.num_replicas_in_sync == 1:
-        return value[None]
-    before, after = replica_id(), replicas.num_replicas_in_sync - 1 - replica_id()
-    rows = tf.pad(value[None], [[before, after], [0, 0]])
-    return replicas.all_reduce(tf.distribute.ReduceOp.SUM, rows)
+        return value
+    return replicas.all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-def _all_keys(
-    generator: NoiseGenerator, step: int, step_keys: np.ndarray | None
+def _known_digests(
+    generator: NoiseGenerator, step: int, digests: np.ndarray | None
 ) -> np.ndarray:
-    """Keys of all steps, int64, shape [num_steps, key_words]; 0 where not known."""
-    keys = np.zeros([generator.num_steps, generator.key_words], np.int64)
-    known = 0 if step_keys is None else len(step_keys)
-    if known < step:
-        raise ValueError(f"Keys of {step} steps are needed, found {known}.")
-    if step_keys is not None:
-        keys[:known] = np.asarray(step_keys, np.uint64).view(np.int64)
-    return keys
+    """Of all steps, int64, shape [num_steps]; 0 where they are not known."""
+    known = np.zeros([generator.num_steps], np.int64)
+    given = 0 if digests is None else len(digests)
+    if given < step:
+        raise ValueError(f"Digests of {step} steps are needed, found {given}.")
+    if digests is not None:
+        known[:given] = digests
+    return known
 
 
 def _first_replica(num_local: int) -> int:
@@ -284,7 +287,8 @@ def per_replica(value: tf.Tensor | np.ndarray) -> list[tf.Variable]:
     """One untracked variable per replica of this process."""
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1:
-        return [tf.Variable(value, trainable=False)]
+        variable = tf.Variable(value, trainable=False)
+        return list(strategy.experimental_local_results(variable))
     distributed = tf.Variable(
         value,
         trainable=False,

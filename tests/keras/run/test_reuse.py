@@ -1,0 +1,155 @@
+"""Old states that come back: no two releases share noise on different sums."""
+
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.keras.run import secrets
+
+SIZE, BATCH, STDDEV = 40, 8, 3.0
+LEARNING_RATE = 1.0
+
+
+class Switched(keras.losses.Loss):
+    """A loss whose code changes between two processes, though its name does not."""
+
+    sign = 1.0
+
+    def call(self, y_true, y_pred):
+        return Switched.sign * keras.ops.sum((y_pred - y_true) ** 2, axis=-1)
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    yield
+    Switched.sign = 1.0
+
+
+def make_model(plan, checkpoint=None):
+    model = keras.Sequential([keras.Input((SIZE,)), keras.layers.Dense(SIZE)])
+    tf_bandmf.keras.make_private(model, self_check=False)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(
+        keras.optimizers.SGD(LEARNING_RATE), plan
+    )
+    model.compile(optimizer, Switched())
+    if checkpoint is None:
+        model.set_weights([np.zeros_like(w) for w in model.get_weights()])
+    else:
+        optimizer.build(model.trainable_variables)
+        model.load_weights(checkpoint)
+    return model
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3 * BATCH, SIZE)).astype("f4")
+    return x, 100 * rng.normal(size=(3 * BATCH, SIZE)).astype("f4")
+
+
+def step_from_a_copy(plan, folder, world, sign):
+    """The weights of step 1 and 2 of the run that the files of step 1 go on with."""
+    shutil.copy(folder / "run.private", folder / f"{world}.private")
+    model = make_model(plan, folder / "1.weights.h5")
+    batches = model.begin_run(plan.batches(*data()), folder / f"{world}.private")
+    before = np.concatenate([w.ravel() for w in model.get_weights()])
+    Switched.sign = sign
+    for batch in batches.dataset(1).take(1):
+        model.train_on_batch(batch)
+    return before - np.concatenate([w.ravel() for w in model.get_weights()])
+
+
+@pytest.mark.attack(
+    "A backup of a run that goes on with another loss (invariant 8)",
+    tried="Copies the private file and the checkpoint of step 1, takes step 2 from each "
+    "copy, once with the loss and once with its negative, whose clipped sum is the other "
+    "one's negative, and looks for that sum in the difference of the two releases.",
+    area="noise",
+    invariants=[8, 11],
+)
+@pytest.mark.parametrize("mechanism", ["bsr:2", "lambda_cgd:0.9", "identity"])
+@pytest.mark.parametrize("generator", ["philox"])
+def test_invariant_8_two_worlds_share_no_noise(mechanism, generator, tmp_path, figure):
+    plan = tf_bandmf.plan(
+        mechanism,
+        noise_multiplier=STDDEV,
+        delta=1e-5,
+        num_examples=3 * BATCH,
+        batch_size=BATCH,
+        epochs=1,
+        generator=generator,
+    )
+    model = make_model(plan)
+    batches = model.begin_run(plan.batches(*data()), tmp_path / "run.private")
+    for batch in batches.dataset(0).take(1):
+        model.train_on_batch(batch)
+    model.save_weights(tmp_path / "1.weights.h5")
+    releases = [
+        step_from_a_copy(plan, tmp_path, world, sign)
+        for world, sign in (("as it was", 1.0), ("changed", -1.0), ("again", 1.0))
+    ]
+    # The same sum again: the same release, to the bit.
+    np.testing.assert_array_equal(releases[0], releases[2])
+    # S + N and -S + N': the mean of both has no sum in it, and no noise if N' = -N; their
+    # difference is 2 S without noise if N' = N. Independent noise has, in each of the
+    # 1640 coordinates, the standard deviation of sqrt(2) times the noise; S has a norm of
+    # at most 8 clip norms in all of them together.
+    deviation = plan.noise_stddev / plan.expected_batch_size
+    found = (releases[0] - releases[1]).std() / (np.sqrt(2) * deviation)
+    figure(f"{mechanism}: noise of the difference {found:.2f} times what is promised")
+    assert found > 0.85 and found < 4.0
+    mean = (releases[0] + releases[1]).std() / (np.sqrt(2) * deviation)
+    assert mean > 0.85
+
+
+def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
+    # The control: bound to the step alone, the noise of both worlds cancels.
+    monkeypatch.setattr(
+        secrets, "keyed_digest", lambda key, value: tf.zeros([2], tf.int32)
+    )
+    plan = tf_bandmf.plan(
+        "identity",
+        noise_multiplier=STDDEV,
+        delta=1e-5,
+        num_examples=3 * BATCH,
+        batch_size=BATCH,
+        epochs=1,
+    )
+    model = make_model(plan)
+    batches = model.begin_run(plan.batches(*data()), tmp_path / "run.private")
+    for batch in batches.dataset(0).take(1):
+        model.train_on_batch(batch)
+    model.save_weights(tmp_path / "1.weights.h5")
+    first = step_from_a_copy(plan, tmp_path, "a", 1.0)
+    second = step_from_a_copy(plan, tmp_path, "b", -1.0)
+    deviation = plan.noise_stddev / plan.expected_batch_size
+    assert (first - second).std() < 0.6 * np.sqrt(2) * deviation
+
+
+def test_invariant_8_a_forked_run_shares_no_noise():
+    # Two histories of one process' secrets: states that were copied in memory.
+    plan = tf_bandmf.plan(
+        "identity",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        num_examples=16,
+        batch_size=8,
+        epochs=1,
+    )
+    model = make_model(plan)
+    model.optimizer.build(model.trainable_variables)
+    state = model.optimizer.secret_state
+    copies = [
+        secrets.SecretState(model.optimizer.generator, state.key, plan.fingerprint)
+        for _ in range(3)
+    ]
+    size = model.optimizer.generator.num_parameters
+    sums = [tf.zeros([size]), tf.one_hot(3, size), tf.zeros([size])]
+    zero = tf.constant(0, tf.int64)
+    noise = [copy.next_noise(zero, total) for copy, total in zip(copies, sums)]
+    np.testing.assert_array_equal(noise[0], noise[2])
+    assert abs(np.corrcoef(noise[0], noise[1])[0, 1]) < 5 / np.sqrt(size)

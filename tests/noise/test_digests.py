@@ -1,0 +1,117 @@
+"""The digest that binds a step's noise to the sum that it is added to."""
+
+import hypothesis
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+
+from tf_bandmf import noise, strategies, workloads
+from tf_bandmf.noise import digests
+from tf_bandmf.noise.digests import digest_key, keyed_digest
+from tf_bandmf.noise.keys import NoiseKey
+
+KEY = NoiseKey.for_testing(0)
+
+
+def reference(key, value):
+    """The digest by Python's integers."""
+    key = [int(word) for word in np.asarray(key).view("<u4")]
+    words = [int(word) for word in np.asarray(value, "<f4").view("<u4")]
+    for level in range(digests.LEVELS):
+        columns = -(-len(words) // 1024)
+        words += [0] * (1024 * columns - len(words))
+        own, hashed = key[2048 * level : 2048 * (level + 1)], []
+        for column in range(columns):
+            block = words[column::columns]
+            for k in (own[:1024], own[1024:]):
+                nh = sum(
+                    ((block[i] + k[i]) % 2**32)
+                    * ((block[512 + i] + k[512 + i]) % 2**32)
+                    for i in range(512)
+                )
+                hashed += [nh % 2**32, nh % 2**64 >> 32]
+        words = hashed
+        if len(words) == 4:
+            break
+    result = []
+    for word in range(2):
+        ks = key[-20:][10 * word : 10 * word + 10]
+        ks = [low + (high << 32) for low, high in zip(ks[::2], ks[1::2])]
+        total = ks[0] + sum(k * x for k, x in zip(ks[1:], words))
+        result.append(total % 2**64 >> 32)
+    return np.array(result, np.uint32).view(np.int32)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1023, 1024, 1025, 5000, 300_000])
+def test_it_is_what_its_formula_says(size):
+    value = np.random.default_rng(size).normal(size=size).astype("f4")
+    key = digest_key(bytes(32), "plan")
+    found = keyed_digest(tf.constant(key), tf.constant(value))
+    np.testing.assert_array_equal(found, reference(key, value))
+
+
+@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+@hypothesis.given(place=st.integers(0, 4999), bit=st.integers(0, 31))
+def test_invariant_8_each_bit_of_a_sum_changes_the_digest(place, bit):
+    key = tf.constant(digest_key(bytes(32), "plan"))
+    words = np.random.default_rng(0).integers(0, 2**32, 5000, np.uint32)
+    before = keyed_digest(key, tf.constant(words.view("f4")))
+    words[place] ^= np.uint32(1 << bit)
+    assert np.any(before != keyed_digest(key, tf.constant(words.view("f4"))))
+
+
+def test_digests_of_two_sums_collide_as_seldom_as_random_words():
+    # 16 of the 64 bits, over 20,000 keys: Poisson with mean 0.31; more than 5 have a
+    # probability of 1e-6.
+    a, b = tf.zeros([10]), tf.concat([tf.zeros([9]), [1e-45]], 0)
+    rng = np.random.default_rng(1)
+    size = len(digest_key(bytes(32), ""))
+    equal = 0
+    for _ in range(2000):
+        key = tf.constant(rng.integers(-(2**31), 2**31, size, np.int64).astype("i4"))
+        difference = (keyed_digest(key, a) - keyed_digest(key, b)).numpy()
+        equal += int(difference[0] & 0xFFFF == 0) + int(difference[1] & 0xFFFF == 0)
+    assert equal <= 5
+
+
+def test_another_plan_or_secret_has_other_digests():
+    value = tf.ones([3000])
+    keys = [digest_key(bytes(32), "a"), digest_key(bytes(32), "b")]
+    keys.append(digest_key(bytes(31) + b"1", "a"))
+    found = {tuple(keyed_digest(tf.constant(key), value).numpy()) for key in keys}
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("generator", ["philox", "chacha20"])
+def test_invariant_8_normals_of_two_digests_are_independent(generator):
+    of = noise.NoiseGenerator(
+        strategies.identity(2), 40_000, jit_compile=False, generator=generator
+    )
+    key = of.step_keys(KEY)[0]
+    bound = [of.bound_key(key, np.int64(digest)) for digest in (0, 1, -(2**62))]
+    normals = [
+        noise.standard_normals(tf.constant(k), 40_000, jit_compile=False) for k in bound
+    ]
+    plain = noise.standard_normals(tf.constant(key), 40_000, jit_compile=False)
+    np.testing.assert_array_equal(normals[0], plain)
+    # Five standard deviations: false-alarm rate below 2e-6.
+    correlations = np.corrcoef(np.stack(normals))[np.triu_indices(3, 1)]
+    assert np.abs(correlations).max() < 5 / 200
+    for tensor in (tf.constant(key), tf.constant(key.view("i8"))):
+        found = of.bound_key(tensor, tf.constant(-(2**62), tf.int64)).numpy()
+        np.testing.assert_array_equal(found.view("u8"), bound[2])
+
+
+def test_a_few_recent_keys_suffice():
+    # BISR of four bands draws three earlier normals again.
+    of = noise.NoiseGenerator(strategies.bisr(workloads.prefix_sum(12), 4), 10)
+    keys, buffer = of.step_keys(KEY), tf.zeros([0, 10])
+    assert of.key_terms == 4
+    for step in range(12):
+        recent = np.zeros([4, 2], np.uint64)
+        for earlier in range(max(0, step - 3), step + 1):
+            recent[earlier % 4] = keys[earlier]
+        found, _ = of.row(tf.constant(recent), buffer, tf.constant(step, tf.int64))
+        whole, _ = of.row(tf.constant(keys), buffer, tf.constant(step, tf.int64))
+        np.testing.assert_array_equal(found, whole)
