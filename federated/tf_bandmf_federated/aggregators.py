@@ -22,6 +22,7 @@ from tf_bandmf_federated.records import (
     bounded_record,
     check_round,
     check_zeroing_norm,
+    flat,
     is_early,
 )
 from tf_bandmf_federated.server_noise import choose_place, server_noise
@@ -337,7 +338,7 @@ class _Core:
             )
             with tf.control_dependencies([same_plan]):
                 round_number = tf.identity(state["round"])
-            row, new = noise.next(state["noise"], round_number)
+            row, new = noise.next(state["noise"], round_number, flat(total))
             result = add_noise(total, row, plan.noise_stddev, settings.denominator)
             new_state = collections.OrderedDict(
                 round=round_number + 1, plan_id=state["plan_id"], noise=new

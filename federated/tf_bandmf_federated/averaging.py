@@ -134,7 +134,7 @@ class FederatedAveraging:
             run_id=np.int64(secrets.randbits(63)),
             key_id=np.int64(0),
             ready_for=np.int64(-1),
-            values=np.zeros([0], np.float32),
+            digests=np.zeros([0], np.int64),
         )
         return collections.OrderedDict(
             round=np.int64(0),
@@ -155,11 +155,15 @@ class FederatedAveraging:
     def hyper_parameters(self, state: Any) -> Any:
         return {}  # all of them are settings
 
-    def prepare(self, state: Any, replay: bool) -> Any:
-        return self.host_noise.prepare(state, replay)
+    def prepare(self, state: Any, replay: bool, inputs: str) -> Any:
+        # Nothing to hand out: the noise is bound to the sum, which is not known yet.
+        self.host_noise.check(state)
+        return state
 
     def skip_round(self, state: Any) -> Any:
-        return self.host_noise.skip(state)
+        self.host_noise.check(state)
+        digests = np.append(state["noise"]["digests"], np.int64(0))
+        return self._after(state, digests, state["weights"], state["optimizer"])
 
     async def weights(self, state: Any) -> list[np.ndarray]:
         return [np.asarray(w) for w in state["weights"]]
@@ -171,17 +175,11 @@ class FederatedAveraging:
         request = Request(str(run_id), number, _read_only(weights), selected.names)
         found = self._exchange(request)
         updates, counts = self._bounded(found.updates, selected.names)
-        if int(state["noise"]["ready_for"]) != number:
-            raise ValueError(f"The noise of round {number} is not there: prepare it.")
-        self.host_noise.uses.take(run_id, number)
-        direction = self._noisy_mean(updates, state["noise"]["values"])
+        total = self._total(updates)
+        noise, digests = self.host_noise.bound_to(state, total)
+        direction = self._noisy_mean(total, noise)
         weights, slots = self._optimizer.apply(weights, direction, state["optimizer"])
-        used = collections.OrderedDict(
-            state["noise"], ready_for=np.int64(-1), values=np.zeros([0], np.float32)
-        )
-        after = collections.OrderedDict(
-            round=np.int64(number + 1), noise=used, weights=weights, optimizer=slots
-        )
+        after = self._after(state, digests, weights, slots)
         metrics = collections.OrderedDict(
             available=selected.available,
             eligible=selected.eligible,
@@ -191,14 +189,36 @@ class FederatedAveraging:
             late=found.late,
             failed=found.failed + counts.pop("misshapen"),
             **counts,
+            skipped=0,
         )
         return after, metrics
 
+    def _after(
+        self, state: Any, digests: np.ndarray, weights: list[np.ndarray], slots: Any
+    ) -> collections.OrderedDict:
+        """The state after a round."""
+        key_id = np.int64(self.key_id(state))
+        return collections.OrderedDict(
+            round=np.int64(self.round_number(state) + 1),
+            noise=collections.OrderedDict(
+                state["noise"], key_id=key_id, digests=digests
+            ),
+            weights=weights,
+            optimizer=slots,
+        )
+
+    def skipped_metrics(self, metrics: Any) -> collections.OrderedDict:
+        return collections.OrderedDict(self.no_metrics(), skipped=1)
+
     def no_metrics(self) -> collections.OrderedDict:
-        """Metrics before the first round, for the structure of a saved state."""
+        """Metrics before the first round, for the structure of a saved state.
+
+        `clipped_again` counts updates that came with more than the clip norm: devices
+        clip before they send. `skipped` is 1 for a round without a result.
+        """
         names = (
             "available eligible selected reported refused late failed contributing "
-            "non_finite zeroed clipped"
+            "non_finite zeroed clipped_again skipped"
         )
         return collections.OrderedDict((name, 0) for name in names.split())
 
@@ -216,7 +236,9 @@ class FederatedAveraging:
                 f"they sent must not enter the sum."
             )
         added = []
-        counts = dict(misshapen=0, contributing=0, non_finite=0, zeroed=0, clipped=0)
+        counts = dict(
+            misshapen=0, contributing=0, non_finite=0, zeroed=0, clipped_again=0
+        )
         for name in sorted(updates):
             update = [np.asarray(array) for array in updates[name]]
             fits = [(a.shape, a.dtype.kind) for a in update] == [
@@ -229,30 +251,29 @@ class FederatedAveraging:
             counts["contributing"] += bounded.contributes
             counts["non_finite"] += not bounded.is_finite
             counts["zeroed"] += bounded.is_huge
-            counts["clipped"] += bounded.was_clipped
+            counts["clipped_again"] += bounded.was_clipped
             added.append(bounded)
         return added, {name: int(count) for name, count in counts.items()}
 
-    def _noisy_mean(
-        self, updates: Sequence[Bounded], noise: np.ndarray
-    ) -> list[np.ndarray]:
-        """`(sum of clipped updates + stddev noise) / clients_per_round`, float32.
-
-        In float64, block by block: a large model has no second copy of its size.
-        """
-        stddev, found = self._plan.noise_stddev, []
-        for number, part in enumerate(np.split(np.asarray(noise), self._ends[:-1])):
-            mean = np.empty(part.size, np.float32)
+    def _total(self, updates: Sequence[Bounded]) -> np.ndarray:
+        """The sum of clipped updates, float64, shape [d]; block by block."""
+        total = np.zeros(int(self._ends[-1]))
+        for number, part in enumerate(np.split(total, self._ends[:-1])):
             added = [(np.ravel(u.arrays[number]), u.factor) for u in updates]
             for start in range(0, part.size, BLOCK):
                 block = slice(start, start + BLOCK)
-                total = np.zeros(mean[block].size)
                 for flat, factor in added:
-                    total += scaled(flat[block], factor)
-                total += stddev * part[block].astype(np.float64)
-                mean[block] = total / self._denominator
-            found.append(mean.reshape(self._first[number].shape))
-        return found
+                    part[block] += scaled(flat[block], factor)
+        return total
+
+    def _noisy_mean(self, total: np.ndarray, noise: np.ndarray) -> list[np.ndarray]:
+        """`(sum of clipped updates + stddev noise) / clients_per_round`, float32."""
+        for start in range(0, total.size, BLOCK):
+            block = slice(start, start + BLOCK)
+            total[block] += self._plan.noise_stddev * noise[block].astype(np.float64)
+            total[block] /= self._denominator
+        parts = np.split(total.astype(np.float32), self._ends[:-1])
+        return [part.reshape(w.shape) for part, w in zip(parts, self._first)]
 
 
 def _read_only(weights: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -43,6 +43,7 @@ class AvailableCohorts:
     _present: ClassVar[Callable[[], Sequence[str]]]
     _participation: ClassVar[MinSep]
     _over_selection: ClassVar[float]
+    _wait: ClassVar[Callable[[int, int], bool]]
 
     def __init__(self) -> None:
         if not hasattr(type(self), "_participation"):
@@ -57,6 +58,7 @@ class AvailableCohorts:
         present: Callable[[], Sequence[str]],
         participation: MinSep,
         over_selection: float = 1.0,
+        wait: Callable[[int, int], bool] = lambda available, eligible: False,
     ) -> AvailableCohorts:
         """Cohorts before round 0.
 
@@ -64,6 +66,8 @@ class AvailableCohorts:
           present: gives the names of the devices that are there now.
           participation: b, and k if it is stated.
           over_selection: >= 1; so many times the devices that are wanted are asked.
+          wait: whether to look again, from how many devices are there and how many of
+            them may take part. It sleeps as long as it likes, and may raise.
 
         Raises:
           ValueError: if `over_selection` is below 1 or not finite.
@@ -80,6 +84,7 @@ class AvailableCohorts:
                 "_present": staticmethod(present),
                 "_participation": participation,
                 "_over_selection": over_selection,
+                "_wait": staticmethod(wait),
             },
         )
         return bound()
@@ -101,8 +106,11 @@ class AvailableCohorts:
           k: wanted; `over_selection` times as many are asked.
         """
         wanted = math.ceil(positive_int("k", k) * self._over_selection)
-        present = sorted(set(type(self)._present()))
-        free = self._table.free(self._round, present)
+        while True:
+            present = sorted(set(type(self)._present()))
+            free = self._table.free(self._round, present)
+            if not type(self)._wait(len(present), len(free)):
+                break
         # No privacy is claimed from how they are drawn.
         chosen = random.SystemRandom().sample(free, min(wanted, len(free)))
         self.count_round(sorted(chosen))

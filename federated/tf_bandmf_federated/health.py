@@ -45,9 +45,18 @@ class Health:
           metrics: of `FederatedAveraging`.
           measured: up to this round.
         """
-        counts = ", ".join(f"{name} {int(count)}" for name, count in metrics.items())
+        counts = ", ".join(
+            f"{name} {int(count)}"
+            for name, count in metrics.items()
+            if name != "skipped"
+        )
+        what = f"done: {counts}"
+        if metrics.get("skipped"):
+            what = (
+                "skipped: it has no result, and its devices count as having taken part"
+            )
         return (
-            f"round {round_number} of {self._plan.num_steps} done: {counts}; "
+            f"round {round_number} of {self._plan.num_steps} {what}; "
             f"epsilon <= {self.epsilon(measured):.3f} so far, "
             f"{self._plan.epsilon:.3f} planned, delta = {self._plan.delta:g}"
         )

@@ -37,9 +37,11 @@ _USES, _RING = "noise.uses", "noise.ring"
 class HostNoise:
     """The noise of the rounds of one program, made by the core's generator.
 
-    A pure function of key, run and round; the ring buffer is remade from round 0 on if a
-    round is wanted that is not the next one, or read from the folder of `keep_in`. Each
-    round's noise is handed out once. Threads may call it.
+    A pure function of key, run, round, and the digests that bind the rounds to what their
+    noise is added to (see `bound_to`); the ring buffer is remade from round 0 on if a
+    round is wanted that is not the next one, or read from the folder of `keep_in`. Noise
+    that is prepared before its sum is known is bound to the round alone: it is handed out
+    once. Threads may call it.
 
     Args:
       plan: strategy; with a test seed its key is the test key.
@@ -74,9 +76,13 @@ class HostNoise:
         self._ring: RingFile | None = None
         self._lock = threading.RLock()
         self._run_id: int | None = None
-        self._step_keys: tf.Tensor | None = None
+        # Signed, as everywhere: of the run, bound to the digests.
+        keys = np.zeros([plan.num_steps, self._generator.key_words], np.int64)
+        self._step_keys = tf.Variable(keys, trainable=False)
+        self._keys = keys.view(np.uint64)
         self._position = 0  # the round whose noise comes next from the buffer
         self._last: tuple[int, np.ndarray] | None = None
+        self._digests = np.zeros([plan.num_steps], np.int64)  # of the rounds drawn
         self._next_row = tf.function(self._row_in_place)
 
     @property
@@ -161,7 +167,7 @@ class HostNoise:
         ).digest()
         return (int.from_bytes(digest, "little") >> 1) | 1
 
-    def prepare(self, state: Any, replay: bool = False) -> Any:
+    def prepare(self, state: Any, replay: bool = False, inputs: str = "") -> Any:
         """A state whose next round has its noise.
 
         Args:
@@ -170,6 +176,9 @@ class HostNoise:
             repeated with the same clients and the same data, or its first result was
             neither released nor kept. Two results with the same noise differ by the
             clients' exact contributions.
+          inputs: what the round is begun with, such as a digest of cohort, data and
+            model: other inputs get independent noise. Empty: the noise is bound to the
+            rounds alone.
 
         Raises:
           ValueError: if a round comes again without `replay`, the state is of another
@@ -180,9 +189,22 @@ class HostNoise:
             run_id, round_number = self._checked(state)
             # First: whatever happens now, the noise counts as handed out.
             self._uses.hand_out(run_id, round_number, replay)
-            values = self.values(run_id, round_number)
-        prepared = self._noise_state(run_id, round_number, values)
+            digests = self._prepared_digests(state, run_id, round_number, inputs)
+            values = self.values(run_id, round_number, digests[: round_number + 1])
+        prepared = self._noise_state(run_id, round_number, values, digests)
         return replace_noise(state, prepared)
+
+    def _prepared_digests(
+        self, state: Any, run_id: int, round_number: int, inputs: str
+    ) -> np.ndarray:
+        """Of all rounds, int64; later ones have 0."""
+        digests = np.zeros([self._generator.num_steps], np.int64)
+        before = np.asarray(find_aggregator(state)["noise"]["digests"], np.int64)
+        digests[:round_number] = before[:round_number]
+        if inputs:
+            words = np.frombuffer(inputs.encode(), np.uint8)
+            digests[round_number] = self.digest(run_id, round_number, words)
+        return digests
 
     def skip(self, state: Any) -> Any:
         """A state after its next round, whose noise is not handed out any more.
@@ -193,55 +215,145 @@ class HostNoise:
         """
         run_id, round_number = self._checked(state)
         self._uses.pass_over(run_id, round_number)
-        nothing = self._noise_state(run_id, -1, np.zeros([0], np.float32))
+        digests = self._prepared_digests(state, run_id, round_number, "")
+        nothing = self._noise_state(run_id, -1, np.zeros([0], np.float32), digests)
         return replace_noise(state, nothing, round_number + 1)
 
-    def values(self, run_id: int, round_number: int) -> np.ndarray:
+    def digest(self, run_id: int, round_number: int, total: np.ndarray) -> int:
+        """A keyed digest of what the noise of a round is added to, for `values`.
+
+        BLAKE2b (RFC 7693) with a key of the run. Two different sums have one digest with
+        probability 2^-64, as far as nobody tells it from a random function.
+
+        Args:
+          run_id: number of the run.
+          round_number: of the round.
+          total: all numbers of the sum, in an order that is the same each time.
+
+        Returns:
+          A number of 64 bits, with a sign. As secret as the noise. 0 with a test seed,
+          whose noise protects nobody, so that runs can be compared.
+        """
+        if self._key is None:
+            return 0
+        found = hashlib.blake2b(
+            round_number.to_bytes(8, "little"),
+            key=self._derive(run_id, b"tf-bandmf sums", 32),
+            digest_size=8,
+            person=b"tf-bandmf sum",
+        )
+        found.update(np.ascontiguousarray(total).data)
+        return int.from_bytes(found.digest(), "little", signed=True)
+
+    def check(self, state: Any) -> None:
+        """Raises ValueError or TypeError if a state cannot go on with this key."""
+        _, round_number = self._checked(state)
+        self._check_round(round_number)
+
+    def bound_to(self, state: Any, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The noise of a state's round, bound to the sum that it is added to.
+
+        Whoever brings back an older state, and has other sums from there on, gets
+        independent noise: no difference of releases is free of noise. Equal sums get
+        equal noise. So nothing needs to be known of what was handed out before.
+
+        Args:
+          state: after the rounds before, whose digests it has.
+          total: see `digest`.
+
+        Returns:
+          Row `round` of `C^-1 Z`, float32, shape [d], and the digests with this round's,
+          int64, shape [round + 1]. Both are secret.
+        """
+        run_id, round_number = self._checked(state)
+        self._check_round(round_number)
+        before = np.asarray(find_aggregator(state)["noise"]["digests"], np.int64)
+        if len(before) != round_number:
+            raise ValueError(
+                f"The state is at round {round_number} and has digests of "
+                f"{len(before)} rounds: it was damaged or made by hand."
+            )
+        now = self.digest(run_id, round_number, total)
+        digests = np.append(before, np.int64(now))
+        return self.values(run_id, round_number, digests), digests
+
+    def values(
+        self, run_id: int, round_number: int, digests: np.ndarray | None = None
+    ) -> np.ndarray:
         """Row `round_number` of `C^-1 Z` of a run, float32, shape [d]. Secret.
+
+        Args:
+          run_id: number of the run.
+          round_number: of the round.
+          digests: of the rounds up to this one, int64; None for noise that is bound to
+            the rounds alone.
 
         Raises:
           ValueError: if the round is not in [0, num_steps).
         """
+        self._check_round(round_number)
+        if digests is None:
+            digests = np.zeros([round_number + 1], np.int64)
+        with self._lock:
+            is_same = run_id == self._run_id and np.array_equal(
+                self._digests[: len(digests)], digests
+            )
+            if is_same and self._last is not None and self._last[0] == round_number:
+                return self._last[1]
+            self._go_to(run_id, round_number, digests)
+            n = self._generator.num_steps
+            while self._position <= round_number:
+                step = self._position
+                # Until the row is there nothing is known of the buffer: should this be
+                # interrupted, any round begins anew.
+                self._position = n + 1
+                row, update = self._next_row(tf.constant(step, tf.int64))
+                if update is not None and self._ring_path is not None:
+                    ring = self._ring_file()
+                    if round_number - step <= ring.num_updates:
+                        ring.put(self._history_id(step), step, update.numpy())
+                self._position = step + 1
+            values = row.numpy()
+            self._last = (round_number, values)
+            return values
+
+    def _check_round(self, round_number: int) -> None:
         n = self._generator.num_steps
         if not 0 <= round_number < n:
             raise ValueError(
                 f"The plan has {n} rounds, found round {round_number}. Its privacy "
                 f"budget is spent; more rounds need a new plan."
             )
-        with self._lock:
-            if run_id == self._run_id and self._last is not None:
-                if self._last[0] == round_number:
-                    return self._last[1]
-            self._go_to(run_id, round_number)
-            while self._position <= round_number:
-                step = self._position
-                # Until the row is there nothing is known of the buffer: should this be
-                # interrupted, any round begins anew.
-                self._position = n + 1
-                row, update = self._next_row(
-                    self._step_keys, tf.constant(step, tf.int64)
-                )
-                if update is not None and self._ring_path is not None:
-                    ring = self._ring_file()
-                    if round_number - step <= ring.num_updates:
-                        ring.put(self.key_id(run_id), step, update.numpy())
-                self._position = step + 1
-            values = row.numpy()
-            self._last = (round_number, values)
-            return values
 
-    def _go_to(self, run_id: int, round_number: int) -> None:
+    def _history_id(self, step: int) -> int:
+        """Of the rounds up to a step: their key and digests, which its noise is of."""
+        assert self._run_id is not None
+        found = hashlib.blake2b(
+            self._digests[: step + 1].tobytes(),
+            key=self._derive(self._run_id, b"tf-bandmf ring", 32),
+            digest_size=16,
+        )
+        return int.from_bytes(found.digest(), "little")
+
+    def _go_to(self, run_id: int, round_number: int, digests: np.ndarray) -> None:
         """Brings the buffer to this round, or to one before it."""
         has_buffer = self._generator.memory_vectors > 0
-        if run_id != self._run_id or (has_buffer and round_number < self._position):
+        drawn = min(self._position, len(digests))
+        if (
+            run_id != self._run_id
+            or (has_buffer and round_number < self._position)
+            or not np.array_equal(self._digests[:drawn], digests[:drawn])
+        ):
             self._begin(run_id)
+        self._digests[: len(digests)] = digests
+        keys = self._generator.bound_key(self._keys, self._digests)
+        self._step_keys.assign(keys.view(np.int64))
         if not has_buffer:
             self._position = round_number  # every row by itself
             return
         if self._position == 0 and round_number > 0 and self._ring_path is not None:
             self._position = self._generator.num_steps + 1  # unknown, if interrupted
-            key_id = self.key_id(run_id)
-            found = self._ring_file().load(key_id, round_number, self._apply)
+            found = self._ring_file().load(self._history_id, round_number, self._apply)
             if found == 0:
                 self._buffer.assign(tf.zeros_like(self._buffer))
             self._position = found
@@ -255,9 +367,7 @@ class HostNoise:
     def _ring_file(self) -> RingFile:
         if self._ring is None:
             assert self._ring_path is not None
-            traced = self._next_row.get_concrete_function(
-                self._step_keys, tf.constant(0, tf.int64)
-            )
+            traced = self._next_row.get_concrete_function(tf.constant(0, tf.int64))
             rows = traced.structured_outputs[1].shape[0]
             d, m = self._generator.num_parameters, self._generator.memory_vectors
             self._ring = RingFile(self._ring_path, -(-m // rows), (rows, d))
@@ -287,28 +397,27 @@ class HostNoise:
         return run_id, round_number
 
     def _noise_state(
-        self, run_id: int, round_number: int, values: np.ndarray
+        self, run_id: int, round_number: int, values: np.ndarray, digests: np.ndarray
     ) -> collections.OrderedDict:
         return collections.OrderedDict(
             run_id=np.int64(run_id),
             key_id=np.int64(self.key_id(run_id)),
             ready_for=np.int64(round_number),
+            digests=digests,
             values=values,
         )
 
     def _begin(self, run_id: int) -> None:
-        keys = self._generator.step_keys(self.run_key(run_id))
-        self._step_keys = tf.constant(keys)
+        self._keys = self._generator.step_keys(self.run_key(run_id))
         if self._run_id is not None:  # a new one is zero
             self._buffer.assign(tf.zeros_like(self._buffer))
         self._run_id, self._position, self._last = run_id, 0, None
 
-    def _row_in_place(
-        self, step_keys: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+    def _row_in_place(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
         """The noise of a step, and the rows of the buffer that were written."""
         step = self._generator.checked_step(step)
-        noise, update = self._generator.row(step_keys, self._buffer, step)
+        keys = tf.bitcast(self._step_keys, tf.uint64)
+        noise, update = self._generator.row(keys, self._buffer, step)
         if update is None:
             return noise, None
         with tf.control_dependencies([noise]):

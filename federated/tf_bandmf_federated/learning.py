@@ -126,17 +126,18 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         noise = find_aggregator(state)["noise"]
         if self.host_noise is not None:
             return self.host_noise.key_id(int(noise["run_id"]))
-        keys = np.asarray(noise["step_keys"]).tobytes()
+        keys = np.asarray(noise["digest_key"]).tobytes()
         digest = hashlib.sha256(b"key id" + keys).digest()
         return (int.from_bytes(digest[:8], "little") >> 1) | 1
 
-    def prepare(self, state: Any, replay: bool = False) -> Any:
+    def prepare(self, state: Any, replay: bool = False, inputs: str = "") -> Any:
         """The state that `next` takes, once; see `HostNoise.prepare`.
 
         Args:
           state: before the round.
           replay: says that the round is repeated with the same clients and data, or its
             first result was neither released nor kept.
+          inputs: see `HostNoise.prepare`; noise in the state is bound to the sum itself.
 
         Raises:
           ValueError: past the plan's last round; if a round's noise was handed out
@@ -149,7 +150,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
                 f"More rounds need a new plan."
             )
         if self.host_noise is not None:
-            return self.host_noise.prepare(state, replay)
+            return self.host_noise.prepare(state, replay, inputs)
         if replay:
             self._state_uses.hand_out(
                 self.key_id(state), self.round_number(state), replay

@@ -161,6 +161,9 @@ class _TffEngine:
     def hyper_parameters(self, state: Any) -> Any:
         return self._process.get_hparams(state)
 
+    def skipped_metrics(self, metrics: Any) -> Any:
+        return metrics  # which are not released
+
     async def run(self, state: Any, selected: Any) -> tuple[Any, Any]:
         output = self._process.next(state, selected)
         output = await tff.program.materialize_value(output)

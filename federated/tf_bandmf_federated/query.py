@@ -17,7 +17,12 @@ import tensorflow_privacy as tfp
 
 from tf_bandmf import Plan
 from tf_bandmf_federated.plan_checks import check_plan
-from tf_bandmf_federated.records import add_noise, bounded_record, check_zeroing_norm
+from tf_bandmf_federated.records import (
+    add_noise,
+    bounded_record,
+    check_zeroing_norm,
+    flat,
+)
 from tf_bandmf_federated.server_noise import NoiseInState, State
 
 
@@ -48,6 +53,7 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
 
         round: Any
         step_keys: Any
+        digest_key: Any
         buffer: Any
 
     def __init__(
@@ -92,8 +98,12 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
         Raises:
           InvalidArgumentError: at run time, past the plan's last round.
         """
-        kept = State(step_keys=global_state.step_keys, buffer=global_state.buffer)
-        row, new = self._noise.next(kept, global_state.round)
+        kept = State(
+            step_keys=global_state.step_keys,
+            digest_key=global_state.digest_key,
+            buffer=global_state.buffer,
+        )
+        row, new = self._noise.next(kept, global_state.round, flat(sample_state))
         result = add_noise(sample_state, row, self._plan.noise_stddev, 1.0)
         new_state = self.GlobalState(global_state.round + 1, **new)
         return result, new_state, dp_accounting.UnsupportedDpEvent()

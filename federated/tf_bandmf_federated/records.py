@@ -113,6 +113,11 @@ def bounded_record(
     )
 
 
+def flat(total: Any) -> tf.Tensor:
+    """A nested structure of float32 tensors as one vector, by `tf.nest.flatten`."""
+    return tf.concat([tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(total)], 0)
+
+
 def add_noise(total: Any, noise: tf.Tensor, stddev: float, denominator: float) -> Any:
     """`(total + stddev * noise) / denominator`.
 

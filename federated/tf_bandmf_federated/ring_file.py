@@ -72,12 +72,15 @@ class RingFile:
             writing.result()
 
     def load(
-        self, key_id: int, end: int, apply: Callable[[int, np.ndarray], None]
+        self,
+        key_id: Callable[[int], int],
+        end: int,
+        apply: Callable[[int, np.ndarray], None],
     ) -> int:
         """Reads the buffer as it is before step `end`, or a step before that.
 
         Args:
-          key_id: of the run.
+          key_id: of each step, as it was given to `put`.
           end: no update of this step or a later one is wanted.
           apply: takes step and update, in the order of the steps.
 
@@ -96,7 +99,8 @@ class RingFile:
                 for begin in range(0, len(wanted), _AT_ONCE):
                     steps = wanted[begin : begin + _AT_ONCE]
                     updates = pool.map(
-                        lambda step: self._read(file.fileno(), key_id, step), steps
+                        lambda step: self._read(file.fileno(), key_id(step), step),
+                        steps,
                     )
                     for step, update in zip(steps, updates):
                         if update is None:
@@ -104,10 +108,12 @@ class RingFile:
                         apply(step, update)
         return last + 1
 
-    def _last_whole(self, descriptor: int, key_id: int, end: int) -> int:
+    def _last_whole(
+        self, descriptor: int, key_id: Callable[[int], int], end: int
+    ) -> int:
         """The last step before `end` whose update is whole, or -1."""
         for step in range(end - 1, max(-1, end - 1 - _SPARE), -1):
-            if self._read(descriptor, key_id, step) is not None:
+            if self._read(descriptor, key_id(step), step) is not None:
                 return step
         return -1
 

@@ -58,14 +58,17 @@ class Engine(Protocol):
     def hyper_parameters(self, state: Any) -> Any:
         """What must be the same after a restart; for `digest_of`."""
 
-    def prepare(self, state: Any, replay: bool) -> Any:
-        """The state whose round may use its noise, once."""
+    def prepare(self, state: Any, replay: bool, inputs: str) -> Any:
+        """The state whose round may use its noise, once; bound to these inputs."""
 
     async def run(self, state: Any, selected: Any) -> tuple[Any, Any]:
         """The round with the selected clients: state after it, and metrics."""
 
     def skip_round(self, state: Any) -> Any:
         """The state after a round without a result."""
+
+    def skipped_metrics(self, metrics: Any) -> Any:
+        """Metrics of a round without a result, in the structure of those before."""
 
     async def weights(self, state: Any) -> Any:
         """The model, as it is released; for `digest_of`."""
@@ -267,7 +270,11 @@ class Rounds:
             record.cohort_digest,
             record.state_digest,
         )
-        prepared = self.engine.prepare(state.state, replay=known is not None)
+        prepared = self.engine.prepare(
+            state.state,
+            replay=known is not None,
+            inputs=f"{record.cohort_digest} {record.state_digest}",
+        )
         next_state, metrics = await self.engine.run(prepared, data)
         result = digest_of(next_state)
         if known is not None and known.result_digest not in (None, result):
@@ -286,7 +293,9 @@ class Rounds:
         iterator = copy.deepcopy(state.data_iterator)
         iterator.count_round(known.cohort)
         after = ProgramState(
-            self.engine.skip_round(state.state), state.metrics, iterator
+            self.engine.skip_round(state.state),
+            self.engine.skipped_metrics(state.metrics),
+            iterator,
         )
         await self._save(after)
         await self.releases.release(after, self.ledger)

@@ -19,7 +19,7 @@ import collections
 import tensorflow as tf
 
 from tf_bandmf import Plan
-from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise import NoiseGenerator, digests
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf_federated.secret_words import fresh_words
 
@@ -52,12 +52,15 @@ class ServerNoise(abc.ABC):
         """The state before round 0, made by the graph that runs."""
 
     @abc.abstractmethod
-    def next(self, state: State, round_number: tf.Tensor) -> tuple[tf.Tensor, State]:
+    def next(
+        self, state: State, round_number: tf.Tensor, total: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
         """The noise of a round and the state after it.
 
         Args:
           state: after the rounds before.
           round_number: int64 scalar.
+          total: what the noise is added to, float32, shape [num_parameters].
 
         Returns:
           Row `round_number` of `C^-1 Z`, float32, shape [num_parameters], and the state.
@@ -71,8 +74,12 @@ class NoiseInState(ServerNoise):
     """The state holds the keys of all rounds and the ring buffer.
 
     `step_keys`, uint64 [num_steps, 2], 128 bits from the operating system for each round
-    (16 bytes each; under ChaCha20 [num_steps, 4], 256 bits); `buffer`, float32
-    [memory_vectors, num_parameters], empty for strategies with a banded inverse.
+    (16 bytes each; under ChaCha20 [num_steps, 5], 320 bits); those of rounds that are done
+    are bound to the sums that their noise was added to, by a digest under `digest_key`,
+    int32. So an older state that comes back, and gets other sums, has independent noise.
+    With a test seed, which protects nobody, the noise follows from the rounds alone.
+    `buffer`, float32 [memory_vectors, num_parameters], is empty for strategies with a
+    banded inverse.
 
     Args:
       plan: strategy, and the test seed if it has one.
@@ -93,21 +100,32 @@ class NoiseInState(ServerNoise):
         n, d = self._generator.num_steps, self._generator.num_parameters
         if self._test_seed is None:
             keys = fresh_words([n, self._generator.key_words])
+            words = fresh_words([digests.KEY_SIZE // 2])
+            digest_key = tf.reshape(tf.bitcast(words, tf.int32), [-1])
         else:
             key = NoiseKey.for_testing(self._test_seed)
             keys = tf.constant(self._generator.step_keys(key))
+            digest_key = tf.constant(digests.digest_key(key.secret_bytes(), ""))
         buffer = tf.zeros([self._generator.memory_vectors, d])
-        return State(step_keys=keys, buffer=buffer)
+        return State(step_keys=keys, digest_key=digest_key, buffer=buffer)
 
-    def next(self, state: State, round_number: tf.Tensor) -> tuple[tf.Tensor, State]:
+    def next(
+        self, state: State, round_number: tf.Tensor, total: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
         keys, buffer = state["step_keys"], state["buffer"]
         step = self._generator.checked_step(round_number)
+        if self._test_seed is None:
+            words = digests.plain_digest(state["digest_key"], total)
+            key = self._generator.bound_key(keys[step], tf.bitcast(words, tf.int64))
+            keys = tf.tensor_scatter_nd_update(keys, [[step]], key[None])
         noise, update = self._generator.row(keys, buffer, step)
         if update is not None:
             buffer = tf.tensor_scatter_nd_update(
                 buffer, update.indices[:, None], update.values
             )
-        return noise, State(step_keys=keys, buffer=buffer)
+        return noise, State(
+            step_keys=keys, digest_key=state["digest_key"], buffer=buffer
+        )
 
 
 class NoiseFromHost(ServerNoise):
@@ -115,8 +133,9 @@ class NoiseFromHost(ServerNoise):
 
     The state holds `run_id`, int64, random and public: one for each `initialize`;
     `key_id`, int64, public, which tells keys apart (0 before the first round);
-    `ready_for`, int64, the round whose noise is there, or -1; `values`, float32, shape
-    [num_parameters] or, after it was used, [0].
+    `ready_for`, int64, the round whose noise is there, or -1; `digests`, int64,
+    [num_steps], which bind the rounds' noise to what they were begun with; `values`,
+    float32, shape [num_parameters] or, after it was used, [0].
 
     Args:
       plan: gives the number of rounds.
@@ -132,10 +151,13 @@ class NoiseFromHost(ServerNoise):
             run_id=tf.bitcast(fresh_words([]), tf.int64),
             key_id=tf.constant(0, tf.int64),
             ready_for=tf.constant(-1, tf.int64),
+            digests=tf.zeros([self._generator.num_steps], tf.int64),
             values=_no_values(),
         )
 
-    def next(self, state: State, round_number: tf.Tensor) -> tuple[tf.Tensor, State]:
+    def next(
+        self, state: State, round_number: tf.Tensor, total: tf.Tensor
+    ) -> tuple[tf.Tensor, State]:
         step = self._generator.checked_step(round_number)
         d = self._generator.num_parameters
         message = (
@@ -153,6 +175,7 @@ class NoiseFromHost(ServerNoise):
             run_id=state["run_id"],
             key_id=state["key_id"],
             ready_for=tf.constant(-1, tf.int64),
+            digests=state["digests"],
             values=_no_values(),
         )
         return noise, used

@@ -7,11 +7,10 @@ import sys
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf.keras.run import known_runs, secrets
+from tf_bandmf.keras.run import known_runs
 
 # Makes `hub_models` importable.
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -131,15 +130,6 @@ def straight_weights(data, make_plan, make_private_model):
     return run
 
 
-@pytest.fixture(scope="module")
-def same_noise_for_all_sums():
-    """Noise of the step alone: sums that differ in rounding can be compared."""
-    with pytest.MonkeyPatch.context() as patch:
-        none = lambda key, value: tf.zeros([2], tf.int32)  # noqa: E731
-        patch.setattr(secrets, "keyed_digest", none)
-        yield
-
-
 @pytest.fixture(scope="session")
 def secrets_of():
     """Byte strings of which none may be in a file: keys, buffer, and their halves."""
@@ -149,10 +139,10 @@ def secrets_of():
         tensors = state.secret_tensors()
         keys, buffer = tensors["step_keys"], tensors["buffer"]
         assert np.abs(buffer).max() > 0
-        found = [key.tobytes() for key in keys] + [key[:1].tobytes() for key in keys]
-        found += [digest.tobytes() for digest in tensors["digests"]]
-        found.append(state.key.secret_bytes())
-        return found + [row[:6].tobytes() for row in buffer]
+        secrets = [key.tobytes() for key in keys] + [key[:1].tobytes() for key in keys]
+        secrets += [digest.tobytes() for digest in tensors["digests"]]
+        secrets.append(state.key.secret_bytes())
+        return secrets + [row[:6].tobytes() for row in buffer]
 
     return find
 

@@ -204,7 +204,7 @@ def test_noise_that_does_not_fit_is_refused_before_training(how, monkeypatch):
         match = f"3 vectors of 8 numbers.*{total} bytes.* {total - 1}"
     else:
 
-        def full(*arguments):
+        def full(*arguments, **options):
             raise tf.errors.ResourceExhaustedError(None, None, "no memory")
 
         monkeypatch.setattr(private, "SecretState", full)
@@ -226,6 +226,8 @@ def test_the_machine_knows_its_memory():
     total = needed.bytes_per_device
     memory.refuse_too_large(needed, total)
     memory.refuse_too_large(needed, None)
-    with pytest.raises(MemoryError, match=f"{total} bytes, and there are {total - 1}"):
+    with pytest.raises(
+        MemoryError, match=f"{total:,} bytes, and there are {total - 1:,}"
+    ):
         memory.refuse_too_large(needed, total - 1)
     assert math.isfinite(total)

@@ -37,10 +37,11 @@ _VALUES = 2
 _LEVEL_WORDS = _VALUES * _BLOCK
 # Of the last step: for two words of the result, a key of 64 bits for each of five numbers.
 _LAST_WORDS = 2 * 2 * (2 * _VALUES + 1)
+KEY_SIZE = LEVELS * _LEVEL_WORDS + _LAST_WORDS
 
 
 def digest_key(secret: bytes, context: str) -> np.ndarray:
-    """The key of `keyed_digest`, by SHAKE-256 (FIPS 202).
+    """The key of `plain_digest`, by SHAKE-256 (FIPS 202).
 
     Args:
       secret: 32 bytes.
@@ -50,12 +51,11 @@ def digest_key(secret: bytes, context: str) -> np.ndarray:
       int32, shape [words]: 40 kB. As secret as what it is made from.
     """
     stream = hashlib.shake_256(b"tf-bandmf digest" + secret + context.encode())
-    words = stream.digest(4 * (LEVELS * _LEVEL_WORDS + _LAST_WORDS))
+    words = stream.digest(4 * KEY_SIZE)
     return np.frombuffer(words, "<i4").view(HiddenArray)
 
 
-@tf.function(jit_compile=True, autograph=False)
-def keyed_digest(key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+def plain_digest(key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """The digest of all bits of a vector.
 
     Lengths are not told apart: inputs of one key have one length.
@@ -75,6 +75,10 @@ def keyed_digest(key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
         if words.shape[0] == 2 * _VALUES:
             return tf.bitcast(_last(key[-_LAST_WORDS:], words), tf.int32)
     raise ValueError(f"{value.shape[0]} numbers are more than a digest takes.")
+
+
+keyed_digest = tf.function(plain_digest, jit_compile=True, autograph=False)
+"""`plain_digest`, compiled by XLA."""
 
 
 def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:

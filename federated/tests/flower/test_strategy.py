@@ -233,7 +233,7 @@ def test_the_server_clips_again(tmp_path):
     grid.change = change_arrays(lambda a: a + np.float32(100.0))
     result = start(make_strategy(tmp_path), grid)
     counts = result.train_metrics_clientapp
-    assert sum(c["clipped"] for c in counts.values()) == PER_ROUND * N
+    assert sum(c["clipped_again"] for c in counts.values()) == PER_ROUND * N
 
 
 def test_only_the_update_leaves_a_device(tmp_path):

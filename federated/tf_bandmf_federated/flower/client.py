@@ -114,10 +114,9 @@ class ParticipationMod:
             try:
                 update = self._update(message, context, call_next, names, before)
             except Exception as error:
-                # Its text may have private data in it: it stays here.
+                # Text and type may have private data in them: they stay here.
                 log(WARNING, "Round %d failed: %r", number, error)
-                problem = f"{FAILED}: {type(error).__name__}"
-                return self._reply(message, number, run, device, None, problem)
+                return self._reply(message, number, run, device, None, FAILED)
             store.keep(request, update)
         record = ArrayRecord(
             {name: Array(array) for name, array in zip(names, update, strict=True)}

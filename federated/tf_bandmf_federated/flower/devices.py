@@ -6,6 +6,7 @@ as the device's memory of what it took part in. So nodes are asked for their nam
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 
@@ -15,6 +16,9 @@ from flwr.serverapp import Grid
 from tf_bandmf_federated.flower.messages import QUERY, REPLY
 
 _PAUSE = 0.1  # seconds from one look at the SuperLink to the next
+_ASK_AGAIN = 5.0  # seconds after a query that failed
+# As `DeviceStore` makes names.
+_NAME = re.compile("[0-9a-f]{16,64}")
 
 
 class Devices:
@@ -31,7 +35,16 @@ class Devices:
         self._plan = plan
         self._timeout = timeout
         self._names: dict[int, str] = {}  # "" for nodes that cannot take part
+        self._again: dict[
+            int, float
+        ] = {}  # nodes whose query failed: when to ask again
+        self._last_round = -1
         self._asked: dict[str, tuple[int, float]] = {}  # by message: node, when
+
+    @property
+    def last_round(self) -> int:
+        """The last round that any device says it took part in; -1 for none."""
+        return self._last_round
 
     def present(self) -> list[str]:
         """Names of the devices that are connected now."""
@@ -62,7 +75,9 @@ class Devices:
             if node in here and now - when < 10 * self._timeout
         }
         waiting = {node for node, _ in self._asked.values()}
-        new = sorted(here - set(self._names) - waiting)
+        self._names = {node: name for node, name in self._names.items() if node in here}
+        later = {node for node, when in self._again.items() if now < when}
+        new = sorted(here - set(self._names) - waiting - later)
         if new:
             messages = [
                 Message(RecordDict(), node, QUERY, ttl=20 * self._timeout)
@@ -83,9 +98,16 @@ class Devices:
             asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if asked is None:
                 continue
-            name = ""
-            if not reply.has_error() and REPLY in reply.content.config_records:
-                about = reply.content.config_records[REPLY]
-                if about.get("plan") == self._plan:
-                    name = str(about.get("device", ""))
-            self._names[asked[0]] = name
+            node, _ = asked
+            if reply.has_error() or REPLY not in reply.content.config_records:
+                # It may have been the network: the node is asked again.
+                self._again[node] = time.monotonic() + _ASK_AGAIN
+                continue
+            about = reply.content.config_records[REPLY]
+            name = str(about.get("device", ""))
+            if about.get("plan") != self._plan or not _NAME.fullmatch(name):
+                name = ""
+            last_round = about.get("last_round", -1)
+            if name and isinstance(last_round, int):
+                self._last_round = max(self._last_round, last_round)
+            self._names[node] = name

@@ -73,9 +73,10 @@ class PrivateFedAvg(Strategy):
       zeroing_norm: updates of a larger norm contribute zero.
       over_selection: >= 1: so many times `clients_per_round` are asked. The round ends
         when `clients_per_round` took part; what comes later is counted as late.
-      min_available: devices that are awaited before a round is begun; by default
-        `clients_per_round`.
-      max_wait: seconds for which they are. Then the round is run with those there are.
+      min_available: devices that may take part in a round, and are awaited before it is
+        begun; by default `clients_per_round`.
+      max_wait: seconds for which they are. Then the round is run with those there are; if
+        there is none, `start` raises, and no round is spent.
       query_timeout: seconds for which the names of new nodes are awaited.
       models: gets the weights after each round, a list of arrays; the key is the number
         of rounds done, and what had the same key before must be replaced.
@@ -118,6 +119,7 @@ class PrivateFedAvg(Strategy):
         self._health = Health(plan)
         self._measured: MeasuredParticipation | None = None
         self._devices: Devices | None = None
+        self._waiting_since: float | None = None
         self._late: dict[str, int] = {}  # messages without a reply in time: their round
 
     @property
@@ -189,8 +191,12 @@ class PrivateFedAvg(Strategy):
         result = Result()
 
         async def first() -> ProgramState:
+            assert self._devices is not None
             cohorts = AvailableCohorts.of(
-                self._present, self._participation, self._over_selection
+                self._devices.present,
+                self._participation,
+                self._over_selection,
+                self._wait,
             )
             return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
 
@@ -258,27 +264,61 @@ class PrivateFedAvg(Strategy):
         pairs = zip(self._names, weights, strict=True)
         return ArrayRecord({name: Array(weight) for name, weight in pairs})
 
-    def _present(self) -> list[str]:
-        """Names of the devices that are there, after waiting for enough of them."""
-        assert self._devices is not None
-        end = time.monotonic() + self._max_wait
-        while True:
-            names = self._devices.present()
-            if len(names) >= self._min_available:
-                return names
-            if time.monotonic() > end:
-                log(
-                    WARNING,
-                    "%d devices are there, %d were awaited: the round goes on.",
-                    len(names),
-                    self._min_available,
-                )
-                return names
+    def _wait(self, available: int, eligible: int) -> bool:
+        """Waits for devices that may take part in the coming round.
+
+        Returns:
+          Whether to look again.
+
+        Raises:
+          RuntimeError: after `max_wait` without any: a round of nobody would spend a round
+            of the plan on noise.
+        """
+        if eligible >= self._min_available:
+            self._waiting_since = None
+            return False
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+        if time.monotonic() - self._waiting_since <= self._max_wait:
             time.sleep(_PAUSE)
+            return True
+        self._waiting_since = None
+        separation = self._participation.min_separation
+        if eligible == 0:
+            raise RuntimeError(
+                f"No device may take part in the next round, of {available} that are "
+                f"there: after a round a device rests until {separation - 1} others are "
+                f"over. Rounds of {self._wanted} with a separation of {separation} need "
+                f"{self._wanted * separation} devices. Nothing was spent. Connect more "
+                f"and call start again, or make a plan with fewer clients per round or "
+                f"a smaller separation."
+            )
+        log(
+            WARNING,
+            "%d devices may take part, %d were awaited: the round goes on with them.",
+            eligible,
+            self._min_available,
+        )
+        return False
+
+    def _refuse_older_state(self, round_number: int) -> None:
+        """Raises RuntimeError if a device took part in a round that is not begun here."""
+        assert self._devices is not None
+        # A round that was interrupted comes twice.
+        if self._devices.last_round > round_number:
+            raise RuntimeError(
+                f"A device says that it took part in round {self._devices.last_round}, "
+                f"but this server comes to round {round_number} now: its private_dir is "
+                f"older than the run (a backup, a snapshot or a copy). Noise is not used "
+                f"again, but both histories together spend more than the plan. Bring "
+                f"back the newest private_dir, or begin a new run with a plan and "
+                f"device stores of its own."
+            )
 
     def _exchange(self, request: Request) -> Replies:
         """Sends a round's model to its devices, and gives what came back in time."""
         assert self._devices is not None
+        self._refuse_older_state(request.round_number)
         late = self._count_late(request.round_number)
         asked = self._send(request)
         updates: dict[str, list[np.ndarray]] = {}

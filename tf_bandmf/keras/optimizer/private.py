@@ -260,7 +260,11 @@ class PrivateOptimizer(NoisySteps, RunMembership, WrappedOptimizer):
             else NoiseKey.for_testing(seed)
         )
         try:
-            self.adopt(SecretState(generator, key, self._plan.fingerprint))
+            self.adopt(
+                SecretState(
+                    generator, key, self._plan.fingerprint, is_bound=seed is None
+                )
+            )
         except tf.errors.ResourceExhaustedError as error:
             raise MemoryError(f"{needed} The device has less.") from error
         if replicas > 1:

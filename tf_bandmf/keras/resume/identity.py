@@ -48,6 +48,22 @@ def weights_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
+def computation(model: Any) -> list[Any]:
+    """Settings that decide what is clipped, and how it is rounded."""
+    found = [
+        model._microbatch_size,
+        bool(model.jit_compile),
+        bool(model.run_eagerly),
+        model.optimizer.loss_scale_factor,
+        model.optimizer.automatic,
+        json.dumps(model.optimizer.clip_groups),
+    ]
+    # Without scaling it is what it was before there was any: files of then resume.
+    if model.optimizer.scaling is not None:
+        found.append(model.optimizer.scaling)
+    return found
+
+
 def environment(model: Any) -> dict[str, Any]:
     """What decides how gradients are rounded, beside the program."""
     threads = tf.config.threading.get_intra_op_parallelism_threads()

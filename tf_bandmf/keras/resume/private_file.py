@@ -117,6 +117,7 @@ class PrivateRun:
             plan=optimizer.plan.fingerprint,
             num_parameters=optimizer.generator.num_parameters,
             optimizer=identity.optimizer_digest(optimizer),
+            computation=identity.computation(self._model),
             model=identity.model_digest(self._model),
             environment=identity.environment(self._model),
             schedule_id=schedule.schedule_id,
@@ -169,6 +170,11 @@ class PrivateRun:
             ("num_parameters", optimizer.generator.num_parameters, "model"),
             ("optimizer", identity.optimizer_digest(optimizer), "inner optimizer"),
             (
+                "computation",
+                identity.computation(self._model),
+                "microbatch_size, loss_scale_factor, clipping, scaling or XLA setting",
+            ),
+            (
                 "model",
                 identity.model_digest(self._model),
                 "loss, or layers with other settings",
@@ -206,9 +212,10 @@ class PrivateRun:
         generator, plan = optimizer.generator, optimizer.plan.fingerprint
         buffer_step = header["buffer_step"] if step >= header["buffer_step"] else 0
         buffer = self._buffer if buffer_step else None
+        is_bound = optimizer.plan.test_seed is None
         with optimizer.strategy.scope():
             state = SecretState(
-                generator, key, plan, buffer_step, -1, buffer, self._digests
+                generator, key, plan, buffer_step, -1, buffer, self._digests, is_bound
             )
         # Noise of steps between is generated again, to have the vectors it keeps.
         if generator.memory_vectors and buffer_step < step:
@@ -217,7 +224,9 @@ class PrivateRun:
         pinned = schedule.schedule_id if step else -1
         with optimizer.strategy.scope():
             optimizer.adopt(
-                SecretState(generator, key, plan, step, pinned, buffer, self._digests)
+                SecretState(
+                    generator, key, plan, step, pinned, buffer, self._digests, is_bound
+                )
             )
         optimizer.vouched = tuple(header.get("vouched", ()))
         optimizer.resumed_elsewhere = self._resumed_elsewhere(step)
@@ -263,7 +272,7 @@ class PrivateRun:
         stream = io.BytesIO()
         text = HiddenBytes(json.dumps(self._header).encode())
         header = np.frombuffer(text, np.uint8).view(HiddenArray)
-        assert self._buffer is not None  # set by record()
+        assert self._buffer is not None and self._digests is not None  # by record()
         np.savez(stream, header=header, buffer=self._buffer, digests=self._digests)
         private_files.write(self.path, HiddenBytes(stream.getvalue()))
 

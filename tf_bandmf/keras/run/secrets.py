@@ -51,6 +51,8 @@ class SecretState:
       digests: of at least those steps, int64, shape [steps]. Digests of later ones are of
         steps that the run took before it was resumed: such a step is refused if its
         digest is another one now.
+      is_bound: False for a test key, whose noise protects nobody: it follows from key and
+        step alone, so that runs can be compared.
 
     Raises:
       ValueError: if digests of steps before `step` are missing.
@@ -60,6 +62,7 @@ class SecretState:
         "_buffers",
         "_digest_keys",
         "_generator",
+        "_is_bound",
         "_known_digests",
         "_recent_keys",
         "_schedule_ids",
@@ -78,16 +81,17 @@ class SecretState:
         schedule_id: int = -1,
         buffer: np.ndarray | None = None,
         digests: np.ndarray | None = None,
+        is_bound: bool = True,
     ) -> None:
         self._generator = generator
+        self._is_bound = is_bound
         self.key = key
         known = _known_digests(generator, step, digests)
         keys = generator.step_keys(key)
         terms = generator.key_terms
         recent = np.zeros([terms, generator.key_words], np.uint64)
         for earlier in range(max(0, step - terms), step):
-            bound = generator.bound_key(keys[earlier], known[earlier])
-            recent[earlier % terms] = bound
+            recent[earlier % terms] = self._bound(keys[earlier], known[earlier])
         with tf.init_scope():
             self._steps = per_replica(tf.constant(step, tf.int64))
             self._turns = [tf.CriticalSection() for _ in self._steps]
@@ -136,11 +140,15 @@ class SecretState:
         keys = self._step_keys[0].numpy().view(np.uint64)[:taken]
         return {
             "digests": _hidden(digests),
-            "step_keys": _hidden(self._generator.bound_key(keys, digests)),
+            "step_keys": _hidden(self._bound(keys, digests)),
             "buffer": _hidden(
                 np.concatenate([part.numpy() for part in self._buffers], axis=1)
             ),
         }
+
+    def _bound(self, keys: Any, digests: Any) -> Any:
+        """Keys of steps, bound to the digests of their sums."""
+        return self._generator.bound_key(keys, digests) if self._is_bound else keys
 
     def next_noise(self, step: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         """Row `step` of `C^-1 Z`, this replica's part; advances buffer and clock.
@@ -184,7 +192,7 @@ class SecretState:
         buffer, clock = of_replica(self._buffers), of_replica(self._steps)
         recent = of_replica(self._recent_keys)
         key = of_replica(self._step_keys).sparse_read(step)
-        key = self._generator.bound_key(key, digest)
+        key = self._bound(key, digest)
         slot = tf.reshape(step % self._generator.key_terms, [1, 1])
         keys = tf.tensor_scatter_nd_update(recent.value(), slot, key[None])
         noise, update = self._generator.row(
