@@ -199,7 +199,9 @@ def test_stateless_families_carry_only_keys_and_round():
     for mechanism in ("identity", "lambda_cgd", "bisr", "bandinv"):
         process = CorrelatedNoiseFactory(make_plan(mechanism), 1.0).create(VALUE_TYPE)
         noise_type = process.initialize.type_signature.result.member["noise"]
-        assert str(noise_type) == f"<step_keys=uint64[{N},2],buffer=float32[0,{D}]>"
+        assert str(noise_type) == (
+            f"<step_keys=uint64[{N},2],digest_key=int32[10260],buffer=float32[0,{D}]>"
+        )
 
 
 def test_large_ring_buffers_go_to_the_host():
@@ -222,7 +224,9 @@ def test_types():
             round=np.int64,
             plan_id=np.int64,
             noise=collections.OrderedDict(
-                step_keys=(np.uint64, [N, 2]), buffer=(np.float32, [2, D])
+                step_keys=(np.uint64, [N, 2]),
+                digest_key=(np.int32, [10260]),
+                buffer=(np.float32, [2, D]),
             ),
         )
     )

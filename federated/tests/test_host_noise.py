@@ -43,6 +43,7 @@ def state_at(round_number, run_id=5, key_id=0):
             run_id=np.int64(run_id),
             key_id=np.int64(key_id),
             ready_for=np.int64(-1),
+            digests=np.zeros([N], np.int64),
             values=np.zeros([0], np.float32),
         ),
     )

@@ -125,7 +125,7 @@ def test_a_state_of_the_host_s_process_holds_no_secret():
     process = build(make_plan(test_seed=None), noise="host")
     _, state = run(process, [first_time(0), first_time(1, now=1)])
     kept = state.aggregator["noise"]
-    assert set(kept) == {"run_id", "key_id", "ready_for", "values"}
+    assert set(kept) == {"run_id", "key_id", "ready_for", "digests", "values"}
     assert kept["values"].size == 0 and kept["ready_for"] == -1
     secret = process.host_noise.run_key(int(kept["run_id"])).secret_bytes()
     for name in ("run_id", "key_id"):
