@@ -119,7 +119,10 @@ def test_the_same_replies_get_the_same_noise(tmp_path):
     plan = make_plan("banded")
     host = HostNoise(plan, SIZE)
     engine = FederatedAveraging(
-        plan, [np.zeros(SIZE, np.float32)], lambda request: Replies({})
+        plan,
+        [np.zeros(SIZE, np.float32)],
+        lambda request: Replies({}),
+        clients_per_round=PER_ROUND,
     )
     state = engine.initial_state()
     noise = host.bound_to(state, np.zeros(SIZE))[0]
