@@ -21,6 +21,7 @@ import tensorflow as tf
 from tf_bandmf import Plan
 from tf_bandmf.noise import NoiseGenerator, digests
 from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.noise.philox import halves
 from tf_bandmf_federated.secret_words import fresh_words
 
 # Floats in the ring buffer up to which the state can hold it: state crosses to TFF's
@@ -101,7 +102,9 @@ class NoiseInState(ServerNoise):
         if self._test_seed is None:
             keys = fresh_words([n, self._generator.key_words])
             words = fresh_words([digests.KEY_SIZE // 2])
-            digest_key = tf.reshape(tf.bitcast(words, tf.int32), [-1])
+            # Not a bitcast of the words: Grappler would join it with the one before.
+            parts = [tf.cast(half, tf.int32) for half in halves(words)]
+            digest_key = tf.concat(parts, axis=0)
         else:
             key = NoiseKey.for_testing(self._test_seed)
             keys = tf.constant(self._generator.step_keys(key))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import layers
 
@@ -31,6 +32,17 @@ def _always(layer: Any, ranks: Ranks) -> bool:
 def _rows(layer: Any, ranks: Ranks) -> bool:
     """The last axis is not that of the batch."""
     return all(rank >= 2 for rank in ranks)
+
+
+def _masking(layer: Any, ranks: Ranks) -> bool:
+    """What is masked is one number: an array could add an axis."""
+    return np.ndim(layer.mask_value) == 0 and _rows(layer, ranks)
+
+
+def _rescaling(layer: Any, ranks: Ranks) -> bool:
+    """Scale and offset have fewer axes than an input: the first one is the batch."""
+    most = max(np.ndim(layer.scale), np.ndim(layer.offset))
+    return all(most < rank for rank in ranks)
 
 
 def _axes(layer: Any, ranks: Ranks) -> bool:
@@ -100,7 +112,7 @@ _CONDITIONS: dict[str, Condition] = {
             "Dense Embedding ReversibleEmbedding Conv1D Conv2D Conv3D Conv1DTranspose "
             "Conv2DTranspose Conv3DTranspose DepthwiseConv1D DepthwiseConv2D "
             "SeparableConv1D SeparableConv2D PReLU ReLU LeakyReLU ELU "
-            "Identity InputLayer Flatten Reshape Permute RepeatVector Rescaling "
+            "Identity InputLayer Flatten Reshape Permute RepeatVector "
             "Dropout GaussianDropout GaussianNoise AlphaDropout SpatialDropout1D "
             "SpatialDropout2D SpatialDropout3D MaxPooling1D MaxPooling2D MaxPooling3D "
             "AveragePooling1D AveragePooling2D AveragePooling3D GlobalMaxPooling1D "
@@ -112,7 +124,9 @@ _CONDITIONS: dict[str, Condition] = {
         ).split(),
         _always,
     ),
-    **dict.fromkeys("Activation Masking".split(), _rows),
+    "Activation": _rows,
+    "Masking": _masking,
+    "Rescaling": _rescaling,
     **dict.fromkeys("LSTM GRU SimpleRNN RNN".split(), _recurrent),
     **dict.fromkeys(
         "Add Subtract Multiply Average Maximum Minimum".split(), _same_ranks
@@ -147,6 +161,8 @@ _ATTENTION = (
     layers.Attention,
     layers.AdditiveAttention,
 )
+# Layers that an activation may be: each entry by itself, whatever the rank is.
+_ENTRYWISE = (layers.ReLU, layers.LeakyReLU, layers.ELU, layers.Identity)
 # Functions that stand in for the `call` of a layer while it is recorded -> that `call`.
 _replaced: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 # Keras' own wrappers, which every layer has.
@@ -182,7 +198,10 @@ def acts_on_each_example(layer: Any, ranks: Ranks | None, call: Any = None) -> b
     if ranks is not None and not (ranks and condition(layer, ranks)):
         return False
     inner = layer._flatten_layers(include_self=False, recursive=False)
-    return all(acts_on_each_example(part, None) for part in inner)
+    return all(
+        acts_on_each_example(part, None) and not getattr(part, "stateful", False)
+        for part in inner
+    )
 
 
 def crossing_masks(
@@ -246,7 +265,7 @@ def _is_known_activation_only(layer: Any) -> bool:
         function = vars(layer).get(name)
         if function is None or id(function) in _ACTIVATIONS:
             continue
-        if isinstance(function, keras.Layer) and acts_on_each_example(function, None):
+        if isinstance(function, _ENTRYWISE) and acts_on_each_example(function, None):
             continue
         return False
     return True

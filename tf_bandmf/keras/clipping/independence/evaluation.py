@@ -187,7 +187,9 @@ class Evaluation:
         if all(v.independent for v in values) and op.type not in _NEW_LISTS:
             # What functions inside do to state is searched for by itself.
             state.refuse_host_operation(op)
-            fresh = any(v.fresh for v in values) or state.draws_anew(op)
+            fresh = state.draws_anew(op) or (
+                any(v.fresh for v in values) and state.keeps_fresh(op)
+            )
             return [
                 dataclasses.replace(INDEPENDENT, content=content, fresh=fresh)
                 for content in self._independent_contents(op, values)

@@ -121,6 +121,12 @@ def _reshape(node: Node) -> Value:
     passed = sizes.ONE
     for axis, dim in enumerate(target):
         if passed == before and dim.is_rows:
+            others = [*target[:axis], *target[axis + 1 :]]
+            if any(other.depends_on_batch for other in others):
+                raise mixes(
+                    f"gives rows {_text(target)} a shape that depends on the number of "
+                    "examples"
+                )
             return per_example(axis, dim)
         passed = passed * dim
     raise mixes(
@@ -275,6 +281,8 @@ def _split(node: Node) -> list[Value]:
 def _slice(node: Node) -> Value:
     value = node.values[0]
     begin, size = (as_tuple(node.content(index)) for index in (1, 2))
+    if value.independent and not all(v.independent for v in node.values[1:]):
+        raise NotIndependent(POSITIONS)
     if value.kind is Kind.SIZE or value.independent:
         entries = as_tuple(node.content(0))
         if entries is None or begin is None or size is None:
@@ -295,6 +303,8 @@ def _slice(node: Node) -> Value:
 @transfer("StridedSlice")
 def _strided_slice(node: Node) -> Value:
     value = node.values[0]
+    if value.independent and not all(v.independent for v in node.values[1:]):
+        raise NotIndependent(POSITIONS)
     if value.kind is Kind.SIZE or value.independent:
         return _sliced_content(node)
     rows = needs_rows(value)

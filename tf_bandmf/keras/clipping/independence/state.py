@@ -11,12 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import control_flow_util_v2
 
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
+from tf_bandmf.keras.clipping.independence.pure_operations import PURE
 
 _RANDOM = re.compile(
     r"Random(Uniform|UniformInt|StandardNormal|Gamma|GammaGrad|PoissonV2|Shuffle)$|"
@@ -26,7 +28,7 @@ _RANDOM = re.compile(
 # Stateful operations that neither write nor run code of the host.
 _HARMLESS = frozenset(
     "VarHandleOp ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp "
-    "VariableShape Assert PrintV2 Placeholder _Arg _Retval LookupTableFindV2 "
+    "VariableShape Assert Placeholder _Arg _Retval LookupTableFindV2 "
     "LookupTableSizeV2 HashTableV2 AnonymousHashTable "
     "StatefulPartitionedCall While If Case".split()
 )
@@ -37,9 +39,25 @@ _ASSIGNMENTS = frozenset(
 _COUNTERS = frozenset({"RngReadAndSkip", "RngSkip"})
 # Operation -> its input that decides what a generator's counter becomes.
 ADVANCES = {**dict.fromkeys(_ASSIGNMENTS, 1), **dict.fromkeys(_COUNTERS, 2)}
+# Of numbers that are drawn anew these give such numbers; and `Cast` of integers.
+_KEEP_FRESH = frozenset(
+    "Identity IdentityN Reshape Bitcast Squeeze ExpandDims Split SplitV Unpack Pack "
+    "ConcatV2 Slice StridedSlice GatherV2 AddV2 Add BitwiseXor "
+    "StatelessRandomGetKeyCounter StatelessRandomUniformFullInt "
+    "StatelessRandomUniformFullIntV2".split()
+)
 _WRITES = re.compile(r"Assign|Resource(Scatter|Apply|SparseApply|StridedSliceAssign)")
 
-_stateful: dict[str, bool] = {}
+# Where `PrintV2` may write to: what is in a file could be read again.
+_STREAMS = frozenset({"stdout", "stderr", "log(info)", "log(warning)", "log(error)"})
+
+# Beside what a forward pass may have, the update of the weights may lock variables, and
+# exchange sums among replicas.
+_OF_UPDATES = re.compile(
+    r"Mutex(V2|Lock)$|ConsumeMutexLock$|DestroyResourceOp$|DisableCopyOnRead$|"
+    r"Collective(Reduce|Gather)|CollectiveInitializeCommunicator|Nccl(AllReduce|Reduce)$"
+)
+
 _function_attributes: dict[str, tuple[str, ...]] = {}
 
 # Maps a handle as an operation sees it to what it is in the graph of the step.
@@ -60,21 +78,43 @@ def draws_anew(op: Any) -> bool:
     if op.type == "ReadVariableOp":
         consumers = op.inputs[0].consumers()
         return any(consumer.type in _ASSIGNMENTS for consumer in consumers)
+    if op.type in ("RandomUniformInt", "StatefulUniformInt"):
+        low, high = (tf.get_static_value(bound) for bound in op.inputs[-2:])
+        return low is not None and high is not None and int(high) - int(low) >= 2**16
     return is_random(op) or op.type == "RngReadAndSkip"
+
+
+def keeps_fresh(op: Any) -> bool:
+    """Whether an operation on numbers that are drawn anew gives such numbers.
+
+    Only what loses nothing of them, or takes a part of them: a function of many values
+    to few can be a constant.
+    """
+    if op.type == "Cast":
+        return bool(op.inputs[0].dtype.is_integer and op.outputs[0].dtype.is_integer)
+    if op.type == "Mul":  # Keras multiplies by 1 for a copy.
+        factors = [tf.get_static_value(factor) for factor in op.inputs]
+        return any(f is not None and np.all(f == 1) for f in factors)
+    if op.type == "FloorMod":  # Keras makes int32 of uint32.
+        modulus = tf.get_static_value(op.inputs[1])
+        return modulus is not None and bool(np.all(modulus >= 2**16))
+    return op.type in _KEEP_FRESH
 
 
 def refuse_host_operation(op: Any) -> None:
     """Refuses an operation with effects or inputs that a graph does not show.
 
     Raises:
-      NotIndependent: if it is neither stateless nor known.
+      NotIndependent: if it is not in the list of what is allowed.
     """
-    if _is_benign(op.type):
+    if _is_benign(op.type) or (op.type == "PrintV2" and _prints(op.node_def)):
         return
     if op.type in _ASSIGNMENTS or op.type in _COUNTERS:
         return
     raise NotIndependent(
-        f"is of type {op.type}, which keeps state or runs code outside of the graph"
+        f"is of type {op.type}, which is not among the operations that are known to "
+        "compute their outputs from their inputs and to do nothing else: it may keep "
+        "state or run code outside of the graph"
     )
 
 
@@ -93,6 +133,36 @@ def assigns(op: Any) -> bool:
     return any(
         has_node(op.graph, name, lambda node: bool(_WRITES.match(node.op)))
         for name, _ in called(op)
+    )
+
+
+def calls_host(graph: Any, name: str) -> bool:
+    """Whether an operation, or a function by its name, may run code of the host.
+
+    That is so of all that is not known to do something else.
+
+    Args:
+      graph: that knows the function; None in eager code.
+      name: type of an operation, or name of a function.
+    """
+    if op_def_registry.get(name) is not None:
+        return not _may_update(name)
+    if definition(graph, name) is None:
+        return True
+    return has_node(
+        graph,
+        name,
+        lambda node: (
+            not (_may_update(node.op) or (node.op == "PrintV2" and _prints(node)))
+        ),
+    )
+
+
+def _may_update(op_type: str) -> bool:
+    return (
+        _is_benign(op_type)
+        or op_type in _COUNTERS
+        or bool(_WRITES.match(op_type) or _OF_UPDATES.match(op_type))
     )
 
 
@@ -196,7 +266,13 @@ def _function_names(op_def: Any) -> tuple[str, ...]:
 
 def _is_clean(graph: Any, name: str) -> bool:
     """Whether a function, and all that it calls, neither write nor act outside."""
-    return not has_node(graph, name, lambda node: not _is_benign(node.op))
+    return not has_node(
+        graph,
+        name,
+        lambda node: (
+            not (_is_benign(node.op) or (node.op == "PrintV2" and _prints(node)))
+        ),
+    )
 
 
 def has_node(
@@ -247,12 +323,10 @@ def definition(graph: Any, name: str) -> Any:
     return None
 
 
+def _prints(node: Any) -> bool:
+    """Whether a `PrintV2` writes to where nothing of a step reads."""
+    return node.attr["output_stream"].s.decode() in _STREAMS
+
+
 def _is_benign(op_type: str) -> bool:
-    if op_type not in _stateful:
-        definition = op_def_registry.get(op_type)
-        if definition is None:
-            return False  # not an operation but a function called by its name
-        _stateful[op_type] = bool(definition.is_stateful)
-    return (
-        not _stateful[op_type] or op_type in _HARMLESS or bool(_RANDOM.match(op_type))
-    )
+    return op_type in PURE or op_type in _HARMLESS or bool(_RANDOM.match(op_type))

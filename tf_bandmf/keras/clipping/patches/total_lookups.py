@@ -19,6 +19,7 @@ _LOCK = threading.RLock()
 _USERS = 0
 _STATE = threading.local()
 _ORIGINALS: dict[str, Callable[..., Any]] = {}
+_SEGMENTS = tuple(f"unsorted_segment_{kind}" for kind in ("sum", "max", "min", "prod"))
 
 
 @contextlib.contextmanager
@@ -29,6 +30,9 @@ def bad_values_become_nan() -> Iterator[None]:
         if _USERS == 0:
             _ORIGINALS["gather"] = tf.gather
             _ORIGINALS["loss"] = tf.nn.sparse_softmax_cross_entropy_with_logits
+            for name in _SEGMENTS:
+                _ORIGINALS[name] = getattr(tf.math, name)
+                setattr(tf.math, name, _total(name))
             tf.gather = _gather
             tf.nn.sparse_softmax_cross_entropy_with_logits = _cross_entropy
         _USERS += 1
@@ -41,6 +45,8 @@ def bad_values_become_nan() -> Iterator[None]:
         with _LOCK:
             _USERS -= 1
             if _USERS == 0:
+                for name in _SEGMENTS:
+                    setattr(tf.math, name, _ORIGINALS[name])
                 tf.gather = _ORIGINALS["gather"]
                 tf.nn.sparse_softmax_cross_entropy_with_logits = _ORIGINALS["loss"]
 
@@ -77,6 +83,23 @@ def _gather(
     )
     nan = tf.constant(float("nan"), found.dtype)
     return tf.where(tf.reshape(valid, shape), found, nan)
+
+
+def _total(name: str) -> Callable[..., tf.Tensor]:
+    """A sum over segments that leaves out what is in no segment, as on GPUs."""
+
+    def segments(
+        data: Any, segment_ids: Any, num_segments: Any, name_of: str | None = None
+    ) -> tf.Tensor:
+        original = _ORIGINALS[name]
+        if not getattr(_STATE, "active", False):
+            return original(data, segment_ids, num_segments, name_of)
+        numbers = tf.convert_to_tensor(segment_ids)
+        exists = numbers < tf.cast(num_segments, numbers.dtype)
+        numbers = tf.where(exists, numbers, tf.constant(-1, numbers.dtype))
+        return original(data, numbers, num_segments, name_of)
+
+    return segments
 
 
 def _cross_entropy(labels: Any, logits: Any, name: str | None = None) -> tf.Tensor:

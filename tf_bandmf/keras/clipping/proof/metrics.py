@@ -10,7 +10,11 @@ from typing import Any
 import keras
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
-from tf_bandmf.keras.clipping.proof.variable_uses import VariableUse, each_variable_use
+from tf_bandmf.keras.clipping.proof.variable_uses import (
+    VariableUse,
+    each_variable_use,
+    no_host_code,
+)
 from tf_bandmf.keras.clipping.tensors.variables import VariableIndex
 
 
@@ -86,7 +90,15 @@ def update_reads_no_metrics(model: keras.Model) -> Iterator[None]:
                 "or inner optimizer that reads it."
             )
 
-    with each_variable_use(check):
+    def refuse(operation: str) -> None:
+        raise UnsupportedModelError(
+            f"The update of the weights of model {model.name!r} runs code outside of the "
+            f"graph (in {operation!r}): it may have seen training data without noise. "
+            "Compute learning rates, constraints, regularizers and the inner optimizer "
+            "with operations of Keras or TensorFlow."
+        )
+
+    with each_variable_use(check), no_host_code(refuse):
         yield
 
 

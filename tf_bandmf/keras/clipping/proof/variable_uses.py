@@ -69,6 +69,46 @@ def each_variable_use(check: Check) -> Iterator[None]:
                 check(VariableUse(op.name, handle, *effects))
 
 
+@contextlib.contextmanager
+def no_host_code(refuse: Callable[[str], None]) -> Iterator[None]:
+    """Finds code of the host that the operations of its body call.
+
+    Args:
+      refuse: raises an error, given the operation's name or type.
+
+    Yields:
+      Nothing.
+    """
+    if tf.executing_eagerly():
+
+        def callback(
+            op_type: str,
+            inputs: Any,
+            attrs: Any,
+            outputs: Any,
+            op_name: Any = None,
+            graph: Any = None,
+        ) -> None:
+            name = op_type.decode() if isinstance(op_type, bytes) else op_type
+            if graph is None and state.calls_host(None, name):
+                refuse(name)
+
+        op_callbacks.add_op_callback(callback)
+        try:
+            yield
+        finally:
+            op_callbacks.remove_op_callback(callback)
+        return
+    graph = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    yield
+    for op in graph.get_operations()[start:]:
+        if state.calls_host(op.graph, op.type) or any(
+            state.calls_host(op.graph, name) for name, _ in state.called(op)
+        ):
+            refuse(op.name)
+
+
 class _Eager(NamedTuple):
     """Eager code that is looked at.
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.ops import gen_math_ops
 
 from tf_bandmf.keras.clipping.independence import current_trace
-from tf_bandmf.keras.clipping.patches.vectorizing import vectorized_map
+from tf_bandmf.keras.clipping.patches.vectorizing import CONVERTED, vectorized_map
 
 _LOCK = threading.RLock()
 
@@ -37,12 +37,38 @@ def map_examples(
     # Nothing else has seen the copies: who reads them reads one example of them.
     copies = tf.nest.map_structure(tf.identity, elements)
     with _without_broadcasting_products():
-        outputs = list(vectorized_map(function, copies))
+        outputs = _mapped(function, copies)
     trace = current_trace()
     if trace is not None:
         flat = (tf.nest.flatten(elements), tf.nest.flatten(copies))
         trace.isolated(name, *flat, outputs, backward=backward, repeated=repeated)
     return outputs
+
+
+def _mapped(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> list[Any]:
+    """Vectorized if TensorFlow's conversion is right for every operation; else a loop.
+
+    The conversion of some operations counts on indices within bounds: an index that is
+    not would be one of the next example.
+    """
+    if tf.executing_eagerly():
+        whole = tf.function(lambda given: _mapped(function, given), autograph=False)
+        return list(whole(elements))
+    graph = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    outputs = list(vectorized_map(function, elements))
+    made = graph.get_operations()[start:]
+    if all(op.type in CONVERTED for op in made):
+        return outputs
+    # What was made is not used, so that it is not run.
+    signature = [tf.TensorSpec(out.shape[1:], out.dtype) for out in outputs]
+    looped = tf.map_fn(
+        function,
+        elements,
+        fn_output_signature=signature,
+        parallel_iterations=1,
+    )
+    return list(looped)
 
 
 @contextlib.contextmanager
