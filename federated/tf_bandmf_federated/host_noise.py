@@ -382,6 +382,12 @@ class HostNoise:
                 "This state holds its own noise; only processes with noise='host' are "
                 "prepared."
             )
+        if "digests" not in noise:
+            raise ValueError(
+                "The state was made by an earlier version, whose noise was not bound to "
+                "the sums. Finish the run with that version, or begin a new one, with a "
+                "budget of its own."
+            )
         run_id, round_number = int(noise["run_id"]), int(aggregator["round"])
         found = int(noise["key_id"])
         if found not in (0, self.key_id(run_id)):
