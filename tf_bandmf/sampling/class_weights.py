@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_bandmf.sampling.sources import (
     SAMPLE_WEIGHT,
+    SHARE,
     TARGETS,
     Draw,
     ExampleSource,
@@ -18,7 +19,13 @@ from tf_bandmf.sampling.sources import (
 
 
 class ClassWeighted(ExampleSource):
-    """Examples whose losses are multiplied by the weight of their class.
+    """Examples that contribute in proportion to the weight of their class.
+
+    Weights are divided by the largest one, if that is above 1: a weight above 1 would be
+    clipped away. An example's loss is multiplied by its weight w, and its gradient is
+    clipped to w times the clip norm: its contribution is w times the one it would have
+    without weights. The guarantee is the same. The price: classes of small weights say
+    less, beside the same noise.
 
     Args:
       examples: with targets: class numbers of shape [N] or [N, 1], or one-hot, whose
@@ -46,7 +53,9 @@ class ClassWeighted(ExampleSource):
                 f"class_weight must be finite and >= 0, found {dict(class_weight)!r}."
             )
         self._classes = np.array([name for name, _ in pairs], np.int64)
-        self._weights = np.array([weight for _, weight in pairs], np.float32)
+        weights = np.array([weight for _, weight in pairs], np.float32)
+        largest = max(1.0, float(weights.max()))
+        self._weights, self._others = weights / largest, np.float32(1.0 / largest)
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
         return self._weighted(self._examples.gather(indices))
@@ -74,8 +83,8 @@ class ClassWeighted(ExampleSource):
             classes = tf.cast(classes, tf.int64)
         same = tf.equal(classes[:, None], self._classes[None])
         given = tf.linalg.matvec(tf.cast(same, tf.float32), self._weights)
-        weight = tf.where(tf.reduce_any(same, axis=1), given, tf.ones_like(given))
-        own = content.get(SAMPLE_WEIGHT)
+        weight = tf.where(tf.reduce_any(same, axis=1), given, self._others)
+        share, own = weight, content.get(SAMPLE_WEIGHT)
         if own is not None:
             if not tf.is_tensor(own) or own.shape.rank != 1:
                 raise ValueError(
@@ -83,11 +92,11 @@ class ClassWeighted(ExampleSource):
                     "them yourself, and give the product as sample_weight."
                 )
             weight = tf.cast(own, tf.float32) * weight
-        return {**content, SAMPLE_WEIGHT: weight}
+        return {**content, SAMPLE_WEIGHT: weight, SHARE: share}
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
         self._examples.update_digest(update)
-        update(b"class weights" + self._classes.tobytes() + self._weights.tobytes())
+        update(b"shares of classes" + self._classes.tobytes() + self._weights.tobytes())
 
     def example_hashes(self) -> np.ndarray:
         return self._examples.example_hashes()

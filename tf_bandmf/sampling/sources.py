@@ -16,7 +16,9 @@ from tf_bandmf.sampling.purity import stateful_operation
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
 # In batches of clipping units of K rows alone: which rows are there, bool, shape [N, K].
 ROWS = "rows"
-CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS)
+# The largest part of the clip norm that an example may contribute, in [0, 1].
+SHARE = "share"
+CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS, SHARE)
 _EXAMPLES_AT_ONCE = 4096
 _CHANGED = (
     "The arrays that plan.batches was given are not what they were: something wrote into "

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.keras.clipping import clipped_gradient_sums
 from tf_bandmf.sampling import IndexedExamples
 
 
@@ -137,32 +138,69 @@ def test_invariant_20_an_index_means_one_example(data, make_plan):
 
 @pytest.mark.parametrize("one_hot", [False, True])
 @pytest.mark.slow_cases("False")
-def test_class_weights_are_weights_of_examples(
-    one_hot, data, make_plan, make_plain_model
+@pytest.mark.parametrize("clipping", ["flat", "automatic"])
+@pytest.mark.parametrize("class_weight", [{0: 0.25, 2: 3.0}, {1: 0.5}, {0: 0.0, 1: 5}])
+def test_class_weights_multiply_what_examples_contribute(
+    class_weight, clipping, one_hot, data, make_plan, make_plain_model
 ):
     x, y = data
-    class_weight = {0: 0.25, 2: 3.0}
-    weights = np.array([0.25, 1.0, 3.0], np.float32)[y]
+    weights = np.array([class_weight.get(c, 1.0) for c in range(3)])
+    weights = (weights / max(1.0, weights.max()))[y]
     targets, loss = y, keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if one_hot:
         targets = np.eye(3, dtype=np.float32)[y]
         loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-    # Eagerly two steps are cheaper than a graph.
-    plan = make_plan(batch_size=22)
-    trained = []
-    for batches, arguments in (
-        (plan.batches(x, targets), {"class_weight": class_weight}),
-        (plan.batches(x, targets, weights), {}),
-    ):
+    # Every gradient is longer than the clip norm. The same noise in all runs.
+    plan = make_plan(batch_size=22, epochs=1, l2_norm_clip=0.01)
+    learned = {}
+    for name in ("none", "weighted"):
         model = tf_bandmf.keras.make_private(make_plain_model(), self_check=False)
-        optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+        optimizer = tf_bandmf.keras.PrivateOptimizer(
+            keras.optimizers.SGD(1.0), plan, clipping=clipping
+        )
         model.compile(optimizer=optimizer, loss=loss, run_eagerly=True)
-        for first in (0, 1):
-            model.fit(
-                batches, initial_epoch=first, epochs=first + 1, verbose=0, **arguments
-            )
-        trained.append(np.concatenate([w.ravel() for w in model.get_weights()]))
-    np.testing.assert_allclose(trained[0], trained[1], atol=1e-6)
+        arguments = {} if name == "none" else {"class_weight": class_weight}
+        before = model.get_weights()
+        model.fit(plan.batches(x, targets), verbose=0, **arguments)
+        after = model.get_weights()
+        learned[name] = np.concatenate(
+            [(new - old).ravel() for new, old in zip(after, before)]
+        )
+    plain = make_plain_model()
+    plain.compile(loss=loss)
+    gamma = 0.01 if clipping == "automatic" else None
+    rows = [
+        np.concatenate(
+            [
+                np.ravel(part)
+                for part in clipped_gradient_sums(
+                    plain,
+                    x[i : i + 1],
+                    targets[i : i + 1],
+                    l2_norm_clip=0.01,
+                    automatic=gamma,
+                ).sums
+            ]
+        )
+        for i in range(len(x))
+    ]
+    # SGD with rate 1 on sums over 22.
+    expected = -1.0 / 22 * (weights - 1.0) @ np.array(rows)
+    found = learned["weighted"] - learned["none"]
+    np.testing.assert_allclose(found, expected, atol=3e-7)
+    assert np.abs(expected).max() > 1e-5
+
+
+def test_shares_are_at_most_the_clip_norm(data, make_plain_model):
+    x, y = data
+    model = make_plain_model()
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    for share, most in ((1e9, 1.0), (np.nan, 0.0), (-1.0, 0.0), (0.5, 0.5)):
+        sums = clipped_gradient_sums(
+            model, x[:1], y[:1], l2_norm_clip=0.01, shares=np.float32([share])
+        ).sums
+        norm = np.sqrt(sum(np.sum(np.square(part)) for part in sums))
+        assert norm == pytest.approx(0.01 * most, rel=1e-3)
 
 
 def test_a_run_keeps_its_class_weights(data, make_plan, make_private_model):

@@ -67,6 +67,7 @@ def clipped_gradient_sums(
     microbatch_size: int | None = None,
     loss_scale_factor: float | None = None,
     rows: tf.Tensor | None = None,
+    shares: tf.Tensor | None = None,
     automatic: float | None = None,
     groups: str | Mapping[str, float] | None = None,
     scales: Sequence[tf.Tensor] | None = None,
@@ -97,6 +98,8 @@ def clipped_gradient_sums(
       rows: None; or which rows each unit has, [B, K] bool. Then x, y and sample_weight
         have the shape [B, K, ...], and "example" means a unit, whose loss is the mean
         of its rows' losses: see `clipping_units`.
+      shares: None; or what part of the clip norm each example is clipped to, [B] float32
+        in [0, 1]; others are taken for the nearest of these.
       automatic: None; or gamma > 0 of automatic clipping (AUTO-S, Bu et al., 2022,
         arXiv:2206.07136): gradients are multiplied by l2_norm_clip / (norm + gamma)
         instead, whatever their norm.
@@ -128,17 +131,27 @@ def clipped_gradient_sums(
     clip = how_to_clip(
         model, l2_norm_clip, loss_scale_factor, automatic, groups, scales
     )
-    data = batches.to_tensors((x, y, sample_weight, rows))
+    data = _with_shares(batches.to_tensors((x, y, sample_weight, rows)), shares)
     if rows is not None and microbatch_size is not None:
         microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
     clipped = _clipped(model, data, microbatch_size, clip)
     return clipped._replace(scales=clip.scales)
 
 
+def _with_shares(data: Any, shares: tf.Tensor | None) -> Any:
+    """The data with a share of the clip norm for each example, within [0, 1]."""
+    static, size = batches.batch_size(data)
+    if shares is None:
+        return (*data, tf.ones([static if static else size]))
+    shares = tf.cast(tf.convert_to_tensor(shares), tf.float32)
+    # NaN is in no order: it becomes 0.
+    return (*data, tf.where(shares > 0.0, tf.minimum(shares, 1.0), 0.0))
+
+
 def _clipped(
     model: keras.Model, data: Any, microbatch_size: int | None, clip: Clip
 ) -> ClippedGradients:
-    """`clipped_gradient_sums` of (x, y, sample_weight, rows), without `scales`."""
+    """`clipped_gradient_sums` of all tensors of a batch, without `scales`."""
     static, size = batches.batch_size(data)
     if microbatch_size is not None and not (static and static <= microbatch_size):
 
@@ -180,7 +193,7 @@ def traced_pass(
     """
     check_supported(model)
     clip = how_to_clip(model, 1.0, loss_scale_factor, automatic, groups, scales)
-    data = batches.to_tensors((x, y, sample_weight, None))
+    data = _with_shares(batches.to_tensors((x, y, sample_weight, None)), None)
     return kept_pass.trace(*_pass(model, data, clip), _key(model, data, clip))
 
 
@@ -191,7 +204,7 @@ def _one_pass(
 
     Args:
       model: the model.
-      data: (x, y, sample_weight, rows), tensors [B, ...] with B >= 1.
+      data: (x, y, sample_weight, rows, shares), tensors [B, ...] with B >= 1.
       valid: [B], False for examples that were padded and do not count.
       clip: how gradients are clipped.
     """
@@ -245,7 +258,7 @@ def _pass_in_graph(
     model: keras.Model, data: Any, valid: tf.Tensor, clip: Clip
 ) -> ClippedGradients:
     variables = trainable_variables(model)
-    *data, rows = data
+    *data, rows, shares = data
     data = tuple(data)
     units = None if rows is None else UnitRows(rows)
     if units is not None:
@@ -259,11 +272,11 @@ def _pass_in_graph(
     if units is not None:
         losses, outputs = units.losses(losses), units.unflat(outputs)
     bounds = _bounds(measured, clip)
-    counts = tf.math.is_finite(losses) & valid
+    counts = tf.math.is_finite(losses) & valid & (shares > 0.0)
     for of_group in bounds.values():
         counts &= tf.math.is_finite(of_group)
     weights = {
-        group: tf.where(counts, clip.weights(of_group, group), 0.0) / clip.scale
+        group: tf.where(counts, clip.weights(of_group, group, shares), 0.0) / clip.scale
         for group, of_group in bounds.items()
     }
     sums = _weighted_sums(variables, measured, weights, counts)

@@ -153,12 +153,19 @@ class Clip(NamedTuple):
         clip = self.parts.clips[group]
         return ((clip if self.automatic is None else self.automatic) * self.scale) ** 2
 
-    def weights(self, bounds: tf.Tensor, group: int) -> tf.Tensor:
-        """What gradients are multiplied by, [B] float32, from bounds of squared norms."""
-        clip = self.parts.clips[group]
+    def weights(self, bounds: tf.Tensor, group: int, shares: tf.Tensor) -> tf.Tensor:
+        """What gradients are multiplied by, [B] float32.
+
+        Args:
+          bounds: of squared norms, [B] float64.
+          group: of weights.
+          shares: of the clip norm, [B] float32 in (0, 1] where it is used.
+        """
+        part = tf.cast(shares, tf.float64)
+        clip = self.parts.clips[group] * part
         if self.automatic is None:
             return clip_weights(bounds, clip)
-        return automatic_weights(bounds, clip, self.automatic)
+        return automatic_weights(bounds, clip, self.automatic * part)
 
 
 def how_to_clip(

@@ -23,9 +23,18 @@ def as_drawn(data: Any) -> tuple[Any, Any, Any, Any]:
     """Inputs, targets, sample weights and, of units, the rows of a batch of any kind."""
     data = unwrap_single(data)
     if batches_lib.is_scheduled_batch(data):
-        inputs, targets, weights, rows = (data.get(key) for key in batches_lib.CONTENT)
+        keys = batches_lib.CONTENT[:4]
+        inputs, targets, weights, rows = (data.get(key) for key in keys)
         return inputs, targets, weights, rows
     return (*keras.utils.unpack_x_y_sample_weight(data), None)
+
+
+def shares(data: Any) -> Any:
+    """What part of the clip norm each example may contribute, or None for all of it."""
+    data = unwrap_single(data)
+    if batches_lib.is_scheduled_batch(data) and batches_lib.ROWS not in data:
+        return data.get(batches_lib.SHARE)
+    return None
 
 
 def contents(data: Any) -> tuple[Any, Any, Any]:

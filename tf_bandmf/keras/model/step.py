@@ -22,7 +22,12 @@ from tf_bandmf.keras.clipping import (
     self_check,
     update_reads_no_metrics,
 )
-from tf_bandmf.keras.model.batch_contents import as_drawn, contents, unwrap_single
+from tf_bandmf.keras.model.batch_contents import (
+    as_drawn,
+    contents,
+    shares,
+    unwrap_single,
+)
 from tf_bandmf.keras.model.guards import announced, in_turn, refuse_other_loops, refused
 from tf_bandmf.keras.model.preprocessing import preprocess_of, preprocessed_batch
 from tf_bandmf.keras.model.variable_making import build_metrics
@@ -188,7 +193,7 @@ class PrivateStep:
             checks.extend([pin] if pin is not None else [])
         with tf.control_dependencies(checks):
             x = tf.nest.map_structure(tf.identity, x)
-        clipped = self._compiled_clipping()(x, y, sample_weight, rows)
+        clipped = self._compiled_clipping()(x, y, sample_weight, rows, shares(data))
         return clipped, step, data
 
     def _build_for_training(self, data: Any) -> None:
@@ -280,7 +285,9 @@ class PrivateStep:
         optimizer = self._private_optimizer()
         plan = optimizer.plan
 
-        def clipping(x: Any, y: Any, sample_weight: Any, rows: Any) -> ClippedGradients:
+        def clipping(
+            x: Any, y: Any, sample_weight: Any, rows: Any, shares: Any
+        ) -> ClippedGradients:
             scales = None
             if optimizer.scaling is not None:
                 with update_reads_no_metrics(self):
@@ -294,6 +301,7 @@ class PrivateStep:
                 microbatch_size=self._microbatch_size,
                 loss_scale_factor=optimizer.loss_scale_factor,
                 rows=rows,
+                shares=shares,
                 automatic=optimizer.automatic,
                 groups=optimizer.clip_groups,
                 scales=scales,

@@ -80,8 +80,8 @@ class PrivateTraining(PrivateStep):
             resumed where its weights are; `epochs` are those of the whole run
             then, as with `BackupAndRestore`.
           **kwargs: as for `keras.Model.fit`. `epochs` times the steps per epoch must
-            not exceed the steps that are left. `class_weight` multiplies the loss of an
-            example by the weight of its class, before its gradient is clipped.
+            not exceed the steps that are left. `class_weight` multiplies what an
+            example contributes by the weight of its class, in units of the largest.
 
         Raises:
           TypeError, ValueError: if the data are not the plan's, or the plan has fewer

@@ -94,7 +94,7 @@ def clip_weights(bounds: tf.Tensor, l2_norm_clip: float | tf.Tensor) -> tf.Tenso
 
     Args:
       bounds: [B] float64, upper bounds of squared norms.
-      l2_norm_clip: the clip norm.
+      l2_norm_clip: the clip norm, one or [B].
 
     Returns:
       [B] float32, min(1, l2_norm_clip / norm) less a margin of 1e-6 for the roundings
@@ -107,7 +107,7 @@ def clip_weights(bounds: tf.Tensor, l2_norm_clip: float | tf.Tensor) -> tf.Tenso
 
 
 def automatic_weights(
-    bounds: tf.Tensor, l2_norm_clip: float | tf.Tensor, gamma: float
+    bounds: tf.Tensor, l2_norm_clip: float | tf.Tensor, gamma: float | tf.Tensor
 ) -> tf.Tensor:
     """Returns l2_norm_clip / (norm + gamma): AUTO-S (Bu et al., 2022, arXiv:2206.07136).
 
