@@ -96,7 +96,8 @@ class ClassWeighted(ExampleSource):
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
         self._examples.update_digest(update)
-        update(b"shares of classes" + self._classes.tobytes() + self._weights.tobytes())
+        weights = np.append(self._weights, self._others)
+        update(b"shares of classes" + self._classes.tobytes() + weights.tobytes())
 
     def example_hashes(self) -> np.ndarray:
         return self._examples.example_hashes()
