@@ -16,6 +16,7 @@ from tf_bandmf.keras.clipping.patches.total_lookups import bad_values_become_nan
 from tf_bandmf.keras.clipping.proof.metrics import (
     metrics_change_no_weights,
     update_reads_no_metrics,
+    update_runs_no_host_code,
 )
 from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
 from tf_bandmf.keras.clipping.self_check import self_check
@@ -42,5 +43,6 @@ __all__ = [
     "regularization_gradients",
     "self_check",
     "update_reads_no_metrics",
+    "update_runs_no_host_code",
     "vouched_classes",
 ]

@@ -21,6 +21,7 @@ from tf_bandmf.keras.clipping import (
     regularization_gradients,
     self_check,
     update_reads_no_metrics,
+    update_runs_no_host_code,
 )
 from tf_bandmf.keras.model.batch_contents import (
     as_drawn,
@@ -157,7 +158,8 @@ class PrivateStep:
         """Gradients of the weights' regularizers, if there are any."""
         variables = self.trainable_variables  # type: ignore[attr-defined]
         if any(variable.regularizer is not None for variable in variables):
-            return regularization_gradients(self)
+            with update_runs_no_host_code():
+                return regularization_gradients(self)
         return None
 
     def _clipped(

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping import update_runs_no_host_code
 from tf_bandmf.keras.run.membership import RESTORED
 from tf_bandmf.keras.run.weights_seal import CHANGED, STATE_CHANGED, WeightsSeal
 
@@ -122,7 +123,8 @@ class NoisySteps:
             gradients = [tf.identity(gradient) for gradient in noisy.gradients]
         with tf.control_dependencies(gradients):
             if update is None:
-                self.inner_optimizer.apply(gradients, variables)
+                with update_runs_no_host_code():
+                    self.inner_optimizer.apply(gradients, variables)
             else:
                 update(gradients, variables)
                 iterations.assign(tf.cast(noisy.step + 1, iterations.dtype))

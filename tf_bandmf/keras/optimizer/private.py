@@ -18,6 +18,7 @@ from tf_bandmf.keras.clipping import (
     ClippedGradients,
     check_groups,
     grouping,
+    update_runs_no_host_code,
 )
 from tf_bandmf.keras.optimizer import inner_optimizers
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisySteps
@@ -357,7 +358,8 @@ class PrivateOptimizer(NoisySteps, RunMembership, WrappedOptimizer):
             clipped, trainable_variables, step, penalty_gradients
         )
         with tf.control_dependencies(gradients):
-            self.inner_optimizer.apply(gradients, trainable_variables)
+            with update_runs_no_host_code():
+                self.inner_optimizer.apply(gradients, trainable_variables)
 
     def private_mean(
         self,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError
 
 layers = keras.layers
@@ -185,3 +186,29 @@ def test_the_measure_sees_a_category_of_the_next_example():
     layer = Numbered()
     alone = layer(tf.constant(x[2:3])).numpy()
     assert np.abs(layer(tf.constant(x)).numpy()[2] - alone[0]).max() > 0.1
+
+
+class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that code of the host decides: it could have seen the batch."""
+
+    def __call__(self, step):
+        rate = tf.numpy_function(lambda: np.float32(0.1), [], tf.float32)
+        return tf.ensure_shape(rate, [])
+
+
+@pytest.mark.attack(
+    "A learning rate from the host (invariant 16)",
+    tried="A metric leaves the mean of the batch with Python; the schedule fetches it.",
+    area="inputs",
+    invariants=[16],
+)
+def test_invariant_16_updates_run_no_host_code(data, make_plan):
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
+    plan = make_plan()
+    tf_bandmf.keras.make_private(model, self_check=False)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    inner = keras.optimizers.SGD(HostSchedule())
+    optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan)
+    model.compile(optimizer, loss=loss)
+    with pytest.raises(UnsupportedModelError, match="outside of the graph"):
+        model.fit(plan.batches(*data), epochs=1, verbose=0)

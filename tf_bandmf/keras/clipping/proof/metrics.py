@@ -90,15 +90,29 @@ def update_reads_no_metrics(model: keras.Model) -> Iterator[None]:
                 "or inner optimizer that reads it."
             )
 
+    with each_variable_use(check):
+        yield
+
+
+@contextlib.contextmanager
+def update_runs_no_host_code() -> Iterator[None]:
+    """Refuses an update of the weights, made in the body, that runs code of the host.
+
+    In a graph. Eager code is code of the host, and has no operations for what it calls.
+
+    Raises:
+      UnsupportedModelError: if it does, with the operation.
+    """
+
     def refuse(operation: str) -> None:
         raise UnsupportedModelError(
-            f"The update of the weights of model {model.name!r} runs code outside of the "
-            f"graph (in {operation!r}): it may have seen training data without noise. "
-            "Compute learning rates, constraints, regularizers and the inner optimizer "
-            "with operations of Keras or TensorFlow."
+            f"The update of the weights runs code outside of the graph (in "
+            f"{operation!r}): it may have seen training data without noise, through a "
+            "metric, say. Compute learning rates, constraints, regularizers and the "
+            "inner optimizer with operations of Keras or TensorFlow."
         )
 
-    with each_variable_use(check), no_host_code(refuse):
+    with no_host_code(refuse):
         yield
 
 
