@@ -40,7 +40,7 @@ class OneProcess(Grid):
 
     Attributes:
       nodes: by number.
-      silent: numbers of nodes that do not answer.
+      silent: numbers of nodes that say their names, and send no updates.
       slow: numbers of nodes that answer once, when they are not slow any more.
       asked: (node, content) of each train message.
     """
@@ -93,7 +93,9 @@ class OneProcess(Grid):
         for key in message_ids:
             message = self._messages.get(key)
             number = None if message is None else message.metadata.dst_node_id
-            if number is None or number in self.silent | self.slow:
+            if number is None or number in self.slow:
+                continue
+            if number in self.silent and message.metadata.message_type == "train":
                 continue
             if number not in self.nodes:
                 continue

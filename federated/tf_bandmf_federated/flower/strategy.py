@@ -309,10 +309,10 @@ class PrivateFedAvg(Strategy):
             raise RuntimeError(
                 f"A device says that it took part in round {self._devices.last_round}, "
                 f"but this server comes to round {round_number} now: its private_dir is "
-                f"older than the run (a backup, a snapshot or a copy). Noise is not used "
-                f"again, but both histories together spend more than the plan. Bring "
-                f"back the newest private_dir, or begin a new run with a plan and "
-                f"device stores of its own."
+                f"older than the run (a backup, a snapshot or a copy), or an earlier run "
+                f"of the plan had these devices. Noise is not used again, but both "
+                f"together spend more than the plan. Bring back the newest private_dir, "
+                f"or begin a new run with a plan and device stores of its own."
             )
 
     def _exchange(self, request: Request) -> Replies:
