@@ -156,12 +156,12 @@ class FederatedAveraging:
         return {}  # all of them are settings
 
     def prepare(self, state: Any, replay: bool, inputs: str) -> Any:
-        # Nothing to hand out: the noise is bound to the sum, which is not known yet.
-        self.host_noise.check(state)
+        # The noise is bound to the sum, which is not known yet.
+        self.host_noise.begin(state, replay)
         return state
 
     def skip_round(self, state: Any) -> Any:
-        self.host_noise.check(state)
+        self.host_noise.pass_over(state)
         digests = np.append(state["noise"]["digests"], np.int64(0))
         return self._after(state, digests, state["weights"], state["optimizer"])
 

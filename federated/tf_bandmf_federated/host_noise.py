@@ -245,10 +245,32 @@ class HostNoise:
         found.update(np.ascontiguousarray(total).data)
         return int.from_bytes(found.digest(), "little", signed=True)
 
-    def check(self, state: Any) -> None:
-        """Raises ValueError or TypeError if a state cannot go on with this key."""
-        _, round_number = self._checked(state)
+    def begin(self, state: Any, replay: bool) -> None:
+        """Notes that a state's round begins, whose noise `bound_to` makes later.
+
+        The noise would be independent, should the round be begun once more from an older
+        state; but two histories of a run spend more than the plan, and here it is noticed.
+
+        Args:
+          state: before the round.
+          replay: see `prepare`.
+
+        Raises:
+          ValueError, TypeError: as `prepare`.
+        """
+        run_id, round_number = self._checked(state)
         self._check_round(round_number)
+        self._uses.hand_out(run_id, round_number, replay)
+
+    def pass_over(self, state: Any) -> None:
+        """Notes that a state's round has no result.
+
+        Raises:
+          ValueError, TypeError: as `prepare`.
+        """
+        run_id, round_number = self._checked(state)
+        self._check_round(round_number)
+        self._uses.pass_over(run_id, round_number)
 
     def bound_to(self, state: Any, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The noise of a state's round, bound to the sum that it is added to.
