@@ -288,7 +288,7 @@ class PrivateStep:
         plan = optimizer.plan
 
         def clipping(
-            x: Any, y: Any, sample_weight: Any, rows: Any, shares: Any
+            x: Any, y: Any, sample_weight: Any, rows: Any, shares: Any = None
         ) -> ClippedGradients:
             scales = None
             if optimizer.scaling is not None:
