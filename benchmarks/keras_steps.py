@@ -174,8 +174,9 @@ def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[],
         if mechanism is None:
             inner.apply([total / size for total in clipped.sums], variables)
         else:
-            number = optimizer.checked_step()
-            optimizer.apply_private(clipped, variables, number)
+            run = optimizer.run
+            number = run.generator.checked_step(run.secrets.step)
+            run.apply(run.privatize(clipped, variables, number), variables)
         return tf.reduce_mean(clipped.losses)
 
     return step

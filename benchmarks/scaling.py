@@ -109,7 +109,10 @@ def accuracies(
         **task.arguments,
     )
     optimizer = tf_bandmf.keras.PrivateOptimizer(
-        keras.optimizers.Adam(rate), plan, scaling=scaling, additional_run=True
+        keras.optimizers.Adam(rate),
+        plan,
+        clipping=tf_bandmf.keras.Clipping(scaling=scaling),
+        additional_run=True,
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss=loss)

@@ -71,7 +71,7 @@ def data():
 def report_uses(model, report):
     """Calls `report` with key, step, digest of the clipped sum and of the noisy mean."""
     optimizer = model.optimizer
-    real = optimizer.private_mean
+    real = optimizer.run.privatize
 
     def digest(*arrays):
         content = hashlib.blake2b(digest_size=16)
@@ -79,8 +79,8 @@ def report_uses(model, report):
             content.update(np.ascontiguousarray(array).tobytes())
         return content.hexdigest()
 
-    def private_mean(clipped, variables, step, penalty_gradients=None):
-        gradients = real(clipped, variables, step, penalty_gradients)
+    def privatize(clipped, variables, step, penalties=None):
+        gradients = real(clipped, variables, step, penalties)
 
         def note(step, *arrays):
             half = len(arrays) // 2
@@ -92,7 +92,7 @@ def report_uses(model, report):
         with tf.control_dependencies([noted]):
             return [tf.identity(gradient) for gradient in gradients]
 
-    object.__setattr__(optimizer, "private_mean", private_mean)
+    optimizer.run.privatize = privatize
 
 
 def train(folder, report):

@@ -13,7 +13,9 @@ RIGHT = {
     "plan": set(),
     "loss_scale_factor": {"None", "2^63"},
     "clipping": set(),
-    "clip_groups": {"None"},
+    "kind": set(),
+    "groups": {"None"},
+    "scaling": {"None"},
     "model": set(),
     "microbatch_size": {"None"},
 }
@@ -38,13 +40,14 @@ def model():
 
 @pytest.mark.attack(
     "Wrong arguments of the Keras part",
-    tried="Arguments of PrivateOptimizer, make_private and to_plain get 32 values each.",
+    tried="Arguments of PrivateOptimizer, Clipping, make_private and to_plain get 32 values each.",
     area="fuzz",
 )
 @pytest.mark.parametrize(
     "function",
     [
         tf_bandmf.keras.PrivateOptimizer,
+        tf_bandmf.keras.Clipping,
         tf_bandmf.keras.make_private,
         tf_bandmf.keras.to_plain,
     ],
@@ -57,8 +60,8 @@ def test_a_wrong_argument_gets_an_error_that_names_it(function, plan):
             "plan": plan,
             "loss_scale_factor": None,
             "clipping": "flat",
-            "clip_groups": None,
         },
+        "Clipping": {"kind": "flat", "groups": None, "scaling": None},
         "make_private": {"model": model(), "microbatch_size": None},
         "to_plain": {"model": tf_bandmf.keras.make_private(model())},
     }[function.__name__]

@@ -10,8 +10,8 @@ from tf_bandmf.analysis import sensitivity
 from tf_bandmf.keras.clipping import settings
 from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.proof import batch_axis, proved_forward
-from tf_bandmf.keras.optimizer import private
 from tf_bandmf.keras.run import replicas
+from tf_bandmf.keras.run.run import Run
 from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise import generator
 from tf_bandmf.planning.plan import Plan
@@ -139,24 +139,24 @@ def too_little_noise(patch):
 def noise_per_micro_step(patch):
     draw = SecretState.next_noise
 
-    def twice(state, step):
-        keys = tf.bitcast(state._step_keys[0].value(), tf.uint64)
+    def twice(state, step, total):
+        keys = tf.bitcast(state._recent_keys[0].value(), tf.uint64)
         last = tf.constant(state._generator.num_steps - 1, tf.int64)
         again, _ = state._generator.row(keys, state._buffers[0], last - step)
-        return draw(state, step) + again
+        return draw(state, step, total) + again
 
     patch.setattr(SecretState, "next_noise", twice)
 
 
 def _without_noise_if(patch, condition):
-    mean = private.PrivateOptimizer.private_mean
+    privatize = Run.privatize
 
-    def private_mean(self, clipped, variables, step, penalties=None):
-        found = mean(self, clipped, variables, step, penalties)
+    def without(self, clipped, variables, step, penalties=None):
+        found = privatize(self, clipped, variables, step, penalties)
         skip = condition(clipped)
         return [tf.where(skip, tf.zeros_like(gradient), gradient) for gradient in found]
 
-    patch.setattr(private.PrivateOptimizer, "private_mean", private_mean)
+    patch.setattr(Run, "privatize", without)
 
 
 @broken(

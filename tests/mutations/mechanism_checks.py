@@ -15,7 +15,6 @@ import tf_bandmf.keras
 from tf_bandmf import audit, noise
 from tf_bandmf.keras.clipping import clipped_gradient_sums
 from tf_bandmf.keras.run import known_runs
-from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise import normals
 from tf_bandmf.noise.keys import NoiseKey
 
@@ -60,7 +59,7 @@ def released_sums(model, batches, restart_at=None):
     for step, batch in enumerate(batches):
         if step == restart_at:
             resume(model.optimizer)
-            object.__setattr__(model, "_gradient_function", None)
+            model._training.gradient_function = None
         noisy = model.private_gradients(batch)
         flat = [np.ravel(gradient) for gradient in noisy.gradients]
         found.append(np.concatenate(flat) * plan.expected_batch_size)
@@ -70,15 +69,17 @@ def released_sums(model, batches, restart_at=None):
 
 def resume(optimizer):
     """The secret state of a run, as another process makes it from what was kept."""
-    state = optimizer.secret_state
-    again = SecretState(
-        optimizer.generator,
-        NoiseKey(state.key.secret_bytes()),
-        int(state.step),
-        int(state.schedule_id),
-        state.secret_tensors()["buffer"],
+    state, run = optimizer.secret_state, optimizer.run
+    secrets = state.secret_tensors()
+    run.adopt(
+        run.secrets_of(
+            NoiseKey(state.key.secret_bytes()),
+            step=int(state.step),
+            schedule_id=int(state.schedule_id),
+            buffer=secrets["buffer"],
+            digests=secrets["digests"],
+        )
     )
-    optimizer.adopt(again)
 
 
 def train(mechanism, restart_at=None, **changes):

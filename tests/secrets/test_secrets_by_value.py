@@ -170,7 +170,7 @@ def dump_graphs(model, schedule, folder):
         model.optimizer,
         model.optimizer.secret_state,
         model.optimizer.secret_state.key,
-        model.optimizer.generator,
+        model.optimizer.run.generator,
         model._private_run,
         schedule,
         model.optimizer.variables,
@@ -307,10 +307,11 @@ def test_invariant_10_no_error_shows_a_secret_even_with_local_variables(
         other.optimizer.build(other.trainable_variables)
         state = other.optimizer.secret_state
         state.key = model.optimizer.secret_state.key
-        state.next_noise(other.optimizer.checked_step([(tf.constant(False), "no")]))
+        past = other.optimizer.run.generator.checked_step(tf.constant(10**6))
+        state.next_noise(past, tf.zeros([other.count_params()]))
 
     def generator_past_the_end():
-        generator, state = model.optimizer.generator, None
+        generator, state = model.optimizer.run.generator, None
         state = generator.initial_state(model.optimizer.secret_state.key)
         generator.next(state, tf.constant(plan.num_steps))
 
@@ -323,7 +324,7 @@ def test_invariant_10_no_error_shows_a_secret_even_with_local_variables(
         key = model.optimizer.secret_state.key
         with monkeypatch.context() as patch:
             patch.setattr(secrets.tf, "zeros", lambda _: 1 // 0)
-            secrets.SecretState(model.optimizer.generator, key)
+            secrets.SecretState(model.optimizer.run.generator, key)
 
     failures = {
         "another plan": lambda: fit(make_plan(l2_norm_clip=2.0)),

@@ -11,6 +11,7 @@ from tf_bandmf.keras.audit.largest_contribution import (
 )
 from tf_bandmf.keras.audit.one_run import RunAudit, audit_run
 from tf_bandmf.keras.clipping import (
+    Clipping,
     ClippingMismatchError,
     UnsupportedModelError,
     register_per_example_layer,
@@ -24,6 +25,7 @@ from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 
 __all__ = [
+    "Clipping",
     "ClippingMismatchError",
     "Contribution",
     "NoisyGradients",

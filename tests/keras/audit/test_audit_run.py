@@ -68,7 +68,9 @@ def test_a_sound_run_is_believed(mechanism, figure):
 
 def scaled(plan):
     adam = keras.optimizers.Adam(0.05)
-    return tf_bandmf.keras.PrivateOptimizer(adam, plan, scaling="second_moment")
+    return tf_bandmf.keras.PrivateOptimizer(
+        adam, plan, clipping=tf_bandmf.keras.Clipping(scaling="second_moment")
+    )
 
 
 @pytest.mark.slow

@@ -13,10 +13,12 @@ from clipping_reference import (
 )
 
 import tf_bandmf
-from tf_bandmf.keras.clipping.settings import check_groups, grouping
+from tf_bandmf.keras.clipping.settings import Clipping, grouping
 
 CLIP = 0.3
 SHARES = {"kernel": 3.0, "embed": 1.0, ".*": 2.0}
+
+LAYERS = Clipping(groups="layers")
 
 
 class Weight:
@@ -43,17 +45,18 @@ def data(seed=0, count=6):
     return rng.integers(0, 9, (count, 6)).astype("i4"), rng.integers(0, 3, count)
 
 
-@pytest.mark.parametrize("gamma", [None, 0.01])
+@pytest.mark.parametrize("kind", ["flat", "automatic"])
 @pytest.mark.parametrize("groups", ["layers", SHARES])
-@pytest.mark.slow_cases("groups1-None", "layers-0.01")
-def test_each_group_is_clipped_to_its_own_norm(groups, gamma):
+@pytest.mark.slow_cases("groups1-flat", "layers-automatic")
+def test_each_group_is_clipped_to_its_own_norm(groups, kind):
     built = model()
     x, y = data()
     _, gradients = example_gradients(built, x, y)
-    found = traced(built, x, y, clip=CLIP, automatic=gamma, groups=groups)
+    clipping = Clipping(kind, groups)
+    found = traced(built, x, y, clip=CLIP, clipping=clipping)
     members, clips = grouping(groups, built.trainable_variables, CLIP)
     assert len(clips) == 3
-    assert_sums_close(found.sums, group_sums(gradients, members, clips, gamma))
+    assert_sums_close(found.sums, group_sums(gradients, members, clips, clipping.gamma))
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
@@ -63,7 +66,7 @@ def test_invariant_17_one_contribution_has_at_most_the_plan_s_norm(microbatch_si
     x, y = data(count=1)
     for clip in (1e-3, 0.1):
         sums = traced(
-            built, x, y, clip=clip, groups="layers", microbatch_size=microbatch_size
+            built, x, y, clip=clip, clipping=LAYERS, microbatch_size=microbatch_size
         ).sums
         norm = math.sqrt(sum(float(np.sum(np.square(s, dtype="f8"))) for s in sums))
         assert 0.99 * clip < norm <= clip
@@ -76,8 +79,8 @@ def test_invariant_5_an_example_that_is_not_finite_counts_in_no_group():
     built.compile(loss="mse")
     x = np.array([[1.0, 2.0], [np.inf, 0.0]], "f4")
     y = np.ones((2, 1), "f4")
-    both = traced(built, x, y, clip=CLIP, groups="layers")
-    alone = traced(built, x[:1], y[:1], clip=CLIP, groups="layers")
+    both = traced(built, x, y, clip=CLIP, clipping=LAYERS)
+    alone = traced(built, x[:1], y[:1], clip=CLIP, clipping=LAYERS)
     for a, b in zip(both.sums, alone.sums, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
@@ -103,8 +106,8 @@ def test_groups_without_weights_get_nothing():
     "groups", ["layer", {}, {"(": 1}, {"a": 0}, {"a": math.nan}, {"a": True}, 3]
 )
 def test_what_is_no_grouping_is_refused(groups):
-    with pytest.raises(ValueError, match="clip_groups"):
-        check_groups(groups)
+    with pytest.raises(ValueError, match="groups"):
+        Clipping(groups=groups)
 
 
 def test_a_weight_without_a_group_is_refused_when_the_run_begins():
@@ -116,6 +119,8 @@ def test_a_weight_without_a_group_is_refused_when_the_run_begins():
         batch_size=4,
         epochs=1,
     )
-    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, clip_groups={"embed": 1})
+    optimizer = tf_bandmf.keras.PrivateOptimizer(
+        "sgd", plan, clipping=Clipping(groups={"embed": 1})
+    )
     with pytest.raises(ValueError, match="gru/gru_cell/kernel' is in no group"):
         optimizer.build(model().trainable_variables)

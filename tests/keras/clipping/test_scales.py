@@ -10,7 +10,7 @@ import tensorflow as tf
 from test_groups import group_sums
 
 from tf_bandmf.keras.clipping import clipped_gradient_sums, self_check
-from tf_bandmf.keras.clipping.settings import grouping
+from tf_bandmf.keras.clipping.settings import Clipping
 
 layers = keras.layers
 CLIP = 0.3
@@ -55,8 +55,8 @@ def random_scales(model, seed=0):
     [
         {},
         {"microbatch_size": 2},
-        {"automatic": 0.01},
-        {"groups": "layers"},
+        {"clipping": Clipping("automatic")},
+        {"clipping": Clipping(groups="layers")},
         {"loss_scale_factor": 8.0},
     ],
 )
@@ -74,9 +74,9 @@ def test_norms_and_sums_are_those_of_scaled_gradients(name, options):
     ]
     result = reference.traced(model, x, y, clip=CLIP, scales=scales, **options)
     np.testing.assert_allclose(result.norms, reference.norms_of(scaled), rtol=1e-4)
-    groups = options.get("groups")
-    members, clips = grouping(groups, model.trainable_variables, CLIP)
-    expected = group_sums(scaled, members, clips, options.get("automatic"))
+    clipping = options.get("clipping", Clipping())
+    members, clips = clipping.grouping(model.trainable_variables, CLIP)
+    expected = group_sums(scaled, members, clips, clipping.gamma)
     reference.assert_sums_close(result.sums, expected)
     for found, given in zip(result.scales, scales, strict=True):
         np.testing.assert_array_equal(found, given)

@@ -74,7 +74,7 @@ def test_invariant_6_gradients_from_elsewhere(make_plan, make_plain_model):
             call()
     optimizer.build(model.trainable_variables)
     with pytest.raises(TypeError, match="clipped"):
-        optimizer.apply_private(gradients, model.trainable_variables, tf.constant(0))
+        optimizer.run.privatize(gradients, model.trainable_variables, tf.constant(0))
 
 
 def test_invariant_6_sums_that_are_not_clipped(make_plan, make_plain_model):
@@ -88,7 +88,7 @@ def test_invariant_6_sums_that_are_not_clipped(make_plan, make_plain_model):
         sums = [tf.fill(v.shape, bad) for v in variables]
         forged = ClippedGradients(sums, tf.ones([2]), tf.ones([2]), None)
         with pytest.raises(tf.errors.InvalidArgumentError, match="not clipped"):
-            optimizer.apply_private(forged, variables, optimizer.checked_step())
+            optimizer.run.privatize(forged, variables, tf.constant(0, tf.int64))
     assert optimizer.steps_taken == 0
 
 
@@ -292,7 +292,7 @@ def test_an_interrupted_step_is_not_continued(data, make_plan, make_private_mode
     model = make_private_model(plan, run_eagerly=True)
     first, second, *_ = plan.batches(*data)
     model.train_on_batch(first)
-    state = model.optimizer._secret_state
+    state = model.optimizer.secret_state
     original = model.optimizer.inner_optimizer.apply
 
     def interrupted(*args, **kwargs):
@@ -365,7 +365,7 @@ def test_invariant_9_weights_in_another_order(make_plan, make_plain_model):
     sums = [tf.zeros(v.shape) for v in turned]
     clipped = ClippedGradients(sums, tf.ones([2]), tf.ones([2]), None)
     with pytest.raises(ValueError, match="began with"):
-        optimizer.apply_private(clipped, turned, optimizer.checked_step())
+        optimizer.run.privatize(clipped, turned, tf.constant(0, tf.int64))
     assert optimizer.steps_taken == 0
 
 

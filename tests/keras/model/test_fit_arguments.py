@@ -168,7 +168,6 @@ def test_class_weights_multiply_what_examples_contribute(
         )
     plain = make_plain_model()
     plain.compile(loss=loss)
-    gamma = 0.01 if clipping == "automatic" else None
     rows = [
         np.concatenate(
             [
@@ -178,7 +177,7 @@ def test_class_weights_multiply_what_examples_contribute(
                     x[i : i + 1],
                     targets[i : i + 1],
                     l2_norm_clip=0.01,
-                    automatic=gamma,
+                    clipping=tf_bandmf.keras.Clipping(clipping),
                 ).sums
             ]
         )

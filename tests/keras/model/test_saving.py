@@ -54,7 +54,7 @@ def test_invariant_10_no_file_holds_a_secret(trained, secrets_of, contains, tmp_
 
 def test_invariant_10_repr_and_copies_hide_the_state(trained):
     model, _ = trained
-    state = model.optimizer._secret_state
+    state = model.optimizer.secret_state
     assert "secret" in repr(state)
     for leak in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="secret"):
@@ -163,7 +163,7 @@ def note_run(model):
     """As if the model had been trained in this test: others forgot its run."""
     optimizer = model.optimizer
     name = known_runs.name_of(optimizer.secret_state.key)
-    schedule = int(optimizer.schedule_id)
+    schedule = int(optimizer.run.schedule_id)
     known_runs.note(name, optimizer.plan, model.trainable_weights, schedule)
 
 

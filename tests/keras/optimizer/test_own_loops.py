@@ -258,8 +258,8 @@ def test_progress_shows_the_budget(
 def test_clipping_is_kept_by_files_and_by_runs(clipping, make_plan):
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan(), clipping=clipping)
     again = type(optimizer).from_config(optimizer.get_config())
-    assert again.automatic == optimizer.automatic
-    assert again.clip_groups is None
+    assert again.clipping == optimizer.clipping
+    assert again.clipping.groups is None
     with pytest.raises(ValueError, match="clipping"):
         tf_bandmf.keras.PrivateOptimizer("sgd", make_plan(), clipping="none")
 
@@ -268,11 +268,13 @@ def test_clipping_is_kept_by_files_and_by_runs(clipping, make_plan):
 def test_groups_are_kept_by_files_in_their_order_and_named_by_the_statement(
     groups, make_plan
 ):
-    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan(), clip_groups=groups)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(
+        "sgd", make_plan(), clipping=tf_bandmf.keras.Clipping(groups=groups)
+    )
     config = json.loads(json.dumps(optimizer.get_config(), sort_keys=True))
     again = type(optimizer).from_config(config)
-    assert again.clip_groups == groups
-    assert list(again.clip_groups) == list(groups)
+    assert again.clipping.groups == groups
+    assert list(again.clipping.groups) == list(groups)
     assert "clipped in groups" in str(again.statement())
 
 

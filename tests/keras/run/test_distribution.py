@@ -120,7 +120,7 @@ def test_each_replica_keeps_its_part_of_the_buffer(together, alone):
     one, two = alone("bsr", "clipped"), together("bsr", "clipped")
     whole = one.optimizer.secret_state.secret_tensors()["buffer"]
     parts = two.optimizer.secret_state.secret_tensors()["buffer"]
-    assert two.optimizer.generator.shard_size == 2 * 4096
+    assert two.optimizer.run.generator.shard_size == 2 * 4096
     np.testing.assert_allclose(parts[:, : whole.shape[1]], whole, atol=2e-6)
     assert np.abs(parts[:, 2 * 4096 : whole.shape[1]]).max() > 0.0
 

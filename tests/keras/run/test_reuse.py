@@ -144,10 +144,10 @@ def test_invariant_8_a_forked_run_shares_no_noise():
     model.optimizer.build(model.trainable_variables)
     state = model.optimizer.secret_state
     copies = [
-        secrets.SecretState(model.optimizer.generator, state.key, plan.fingerprint)
+        secrets.SecretState(model.optimizer.run.generator, state.key, plan.fingerprint)
         for _ in range(3)
     ]
-    size = model.optimizer.generator.num_parameters
+    size = model.optimizer.run.generator.num_parameters
     sums = [tf.zeros([size]), tf.one_hot(3, size), tf.zeros([size])]
     zero = tf.constant(0, tf.int64)
     noise = [copy.next_noise(zero, total) for copy, total in zip(copies, sums)]

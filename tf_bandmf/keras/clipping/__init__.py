@@ -20,21 +20,20 @@ from tf_bandmf.keras.clipping.proof.metrics import (
 )
 from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
 from tf_bandmf.keras.clipping.self_check import self_check
-from tf_bandmf.keras.clipping.settings import check_groups, grouping, is_loss_scale
+from tf_bandmf.keras.clipping.settings import Clipping, is_loss_scale
 from tf_bandmf.keras.clipping.tensors.made_up import made_up
 from tf_bandmf.keras.clipping.tensors.multi_row import present_rows
 
 __all__ = [
     "SUM_MARGIN",
     "ClippedGradients",
+    "Clipping",
     "ClippingMismatchError",
     "UnsupportedModelError",
     "bad_values_become_nan",
     "check_matmul_precision",
     "check_supported",
-    "check_groups",
     "clipped_gradient_sums",
-    "grouping",
     "is_loss_scale",
     "made_up",
     "metrics_change_no_weights",

@@ -19,7 +19,7 @@ from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.patches.total_lookups import bad_values_become_nan
 from tf_bandmf.keras.clipping.proof.proved_forward import proved_forward
-from tf_bandmf.keras.clipping.settings import Clip, how_to_clip
+from tf_bandmf.keras.clipping.settings import FLAT, Clip, Clipping, how_to_clip
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.microbatches import in_groups
 from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
@@ -68,8 +68,7 @@ def clipped_gradient_sums(
     loss_scale_factor: float | None = None,
     rows: tf.Tensor | None = None,
     shares: tf.Tensor | None = None,
-    automatic: float | None = None,
-    groups: str | Mapping[str, float] | None = None,
+    clipping: Clipping = FLAT,
     scales: Sequence[tf.Tensor] | None = None,
 ) -> ClippedGradients:
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
@@ -97,14 +96,11 @@ def clipped_gradient_sums(
         example whose scaled gradient overflows contributes zero.
       rows: None; or which rows each unit has, [B, K] bool. Then x, y and sample_weight
         have the shape [B, K, ...], and "example" means a unit, whose loss is the mean
-        of its rows' losses: see `clipping_units`.
+        of its rows' losses: see `tensors.multi_row`.
       shares: None; or what part of the clip norm each example is clipped to, [B] float32
         in [0, 1]; others are taken for the nearest of these.
-      automatic: None; or gamma > 0 of automatic clipping (AUTO-S, Bu et al., 2022,
-        arXiv:2206.07136): gradients are multiplied by l2_norm_clip / (norm + gamma)
-        instead, whatever their norm.
-      groups: None; or the groups of weights that are clipped each to a share of
-        `l2_norm_clip`, see `groups.grouping`. Gamma is the same for all.
+      clipping: flat or automatic, as a whole or in groups of weights. Gamma of automatic
+        clipping is the same for all groups. Scales are given by `scales`.
       scales: None; or what each coordinate of an example's gradient is multiplied by
         before it is clipped: positive float32, aligned with the trainable variables and
         in their shapes. They must not depend on the batch.
@@ -128,9 +124,7 @@ def clipped_gradient_sums(
             f"`microbatch_size` must be at least 1, found {microbatch_size}."
         )
     check_supported(model)
-    clip = how_to_clip(
-        model, l2_norm_clip, loss_scale_factor, automatic, groups, scales
-    )
+    clip = how_to_clip(model, l2_norm_clip, clipping, loss_scale_factor, scales)
     data = _with_shares(batches.to_tensors((x, y, sample_weight, rows)), shares)
     if rows is not None and microbatch_size is not None:
         microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
@@ -182,8 +176,7 @@ def traced_pass(
     sample_weight: Any = None,
     *,
     loss_scale_factor: float | None = None,
-    automatic: float | None = None,
-    groups: str | Mapping[str, float] | None = None,
+    clipping: Clipping = FLAT,
     scales: Sequence[tf.Tensor] | None = None,
 ) -> kept_pass.CheckedPass:
     """Traces the pass that `clipped_gradient_sums` makes, for a check before its step.
@@ -192,7 +185,7 @@ def traced_pass(
     dtypes matter.
     """
     check_supported(model)
-    clip = how_to_clip(model, 1.0, loss_scale_factor, automatic, groups, scales)
+    clip = how_to_clip(model, 1.0, clipping, loss_scale_factor, scales)
     data = _with_shares(batches.to_tensors((x, y, sample_weight, None)), None)
     return kept_pass.trace(*_pass(model, data, clip), _key(model, data, clip))
 

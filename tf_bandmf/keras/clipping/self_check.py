@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -23,7 +23,7 @@ from tf_bandmf.keras.clipping.errors import ClippingMismatchError
 from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.passes import run_model
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, unscaled_losses
-from tf_bandmf.keras.clipping.settings import Grouping, grouping
+from tf_bandmf.keras.clipping.settings import FLAT, Clipping, Grouping
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.variables import (
     tensorflow_variable,
@@ -45,9 +45,7 @@ def self_check(
     rtol: float = 1e-3,
     microbatch_size: int | None = None,
     loss_scale_factor: float | None = None,
-    automatic: float | None = None,
-    groups: str | Mapping[str, float] | None = None,
-    scaled: bool = False,
+    clipping: Clipping = FLAT,
 ) -> None:
     """Compares clipped gradients of two examples with gradients taken one by one.
 
@@ -70,9 +68,7 @@ def self_check(
       microbatch_size: if given, the clipping in groups is what is checked, on three
         examples in groups of two: a full one, and one that is padded.
       loss_scale_factor: as for `clipped_gradient_sums`.
-      automatic: as for `clipped_gradient_sums`.
-      groups: as for `clipped_gradient_sums`.
-      scaled: whether the step will scale coordinates: the check does it with made-up
+      clipping: as the step will do it. If it scales coordinates, the check uses made-up
         scales.
 
     Raises:
@@ -99,9 +95,8 @@ def self_check(
     scale = loss_scale_factor or 1.0
     options: dict[str, Any] = {
         "loss_scale_factor": loss_scale_factor,
-        "automatic": automatic,
-        "groups": groups,
-        "scales": _made_up_scales(model) if scaled else None,
+        "clipping": clipping,
+        "scales": _made_up_scales(model) if clipping.scaling else None,
     }
     with _unchanged_state(model), contextlib.ExitStack() as stack:
         checked = traced_pass(model, *data, **options)
@@ -151,9 +146,9 @@ def self_check(
                 f"alone, but {norms[index]:.6g} in a batch of {len(references)}. "
                 f"{_CAUSES}"
             )
-    parts = grouping(groups, trainable_variables(model), clip)
+    parts = clipping.grouping(trainable_variables(model), clip)
     compare = functools.partial(
-        _compare_sums, model, parts=parts, automatic=automatic, rtol=rtol
+        _compare_sums, model, parts=parts, gamma=clipping.gamma, rtol=rtol
     )
     compare(clipped.sums, references)
     expected, _ = references[0]
@@ -279,7 +274,7 @@ def _compare_sums(
     references: list[tuple[float, list[np.ndarray[Any, Any]]]],
     *,
     parts: Grouping,
-    automatic: float | None,
+    gamma: float | None,
     rtol: float,
 ) -> None:
     variables = trainable_variables(model)
@@ -293,8 +288,8 @@ def _compare_sums(
                 sum(s for s, g in zip(squares, parts.members) if g == group)
             )
             clip = parts.clips[group]
-            if automatic is not None:
-                weight = clip / (of_group + automatic)
+            if gamma is not None:
+                weight = clip / (of_group + gamma)
             else:
                 weight = min(1.0, clip / of_group) if of_group else 1.0
             expected[index] = expected[index] + weight * gradients[index]

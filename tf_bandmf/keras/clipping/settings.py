@@ -13,6 +13,7 @@ public: they are chosen before training.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,9 @@ from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors.norms import automatic_weights, clip_weights
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
 
-LAYERS = "layers"
+LAYERS, SECOND_MOMENT = "layers", "second_moment"
+# Gamma of automatic clipping: the value of Bu et al., which they find good everywhere.
+_GAMMA = 0.01
 # Of shares: their ratios are exact enough in float32.
 _LEAST = 1e-6
 
@@ -42,13 +45,98 @@ class Grouping(NamedTuple):
     clips: tuple[Any, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Clipping:
+    """How each example's gradient is clipped to the plan's norm C.
+
+    Whatever is chosen, a contribution's norm is at most C, so that the guarantee is the
+    same with every mechanism. Choose it without looking at the data.
+
+    Attributes:
+      kind: "flat": a gradient longer than C is shortened to it. "automatic": each
+        gradient g is multiplied by C / (|g| + 0.01), AUTO-S of Bu et al. (2022,
+        arXiv:2206.07136): C and the learning rate are then one parameter, and there is no
+        clip norm to tune.
+      groups: None: a gradient is clipped as a whole. "layers": the weights of each layer
+        apart, each to C / sqrt(number of layers). Or shares of C by regular expressions
+        that are searched in the paths of weights, such as `{"embedding": 1, ".*": 2}`: the
+        first one found is a weight's group, and the squares of the groups' clip norms add
+        up to C^2 (group-wise clipping, He et al., 2022, arXiv:2212.01539).
+      scaling: None; or "second_moment" with Adam, AdamW, Nadam or RMSprop: gradients are
+        clipped and noised in the coordinates in which that optimizer takes its steps
+        (scale-then-privatize, Ganesh et al., 2025, arXiv:2507.01129; see
+        `tf_bandmf.keras.run.scaling`). Scales come from the noisy gradients of earlier
+        steps. Each example's gradient is held in memory, as large as the weights: see
+        `microbatch_size` of `make_private`. One replica only.
+
+    Raises:
+      ValueError: if a setting is not known.
+    """
+
+    kind: str = "flat"
+    groups: str | Mapping[str, float] | None = None
+    scaling: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in ("flat", "automatic"):
+            raise ValueError(
+                f"clipping: kind must be 'flat' or 'automatic', found {self.kind!r}."
+            )
+        object.__setattr__(self, "groups", check_groups(self.groups))
+        if self.scaling not in (None, SECOND_MOMENT):
+            raise ValueError(
+                f"scaling must be None or {SECOND_MOMENT!r}, found {self.scaling!r}."
+            )
+
+    @property
+    def gamma(self) -> float | None:
+        """Of automatic clipping; None if gradients are clipped flat."""
+        return _GAMMA if self.kind == "automatic" else None
+
+    def grouping(self, variables: Sequence[Any], l2_norm_clip: float) -> Grouping:
+        """The groups of these trainable variables; see `grouping`."""
+        return grouping(self.groups, variables, l2_norm_clip)
+
+    def remarks(self) -> list[str]:
+        """What the statement of a run that clips so must say."""
+        remarks = []
+        if self.groups is not None:
+            remarks.append(
+                "Gradients are clipped in groups of weights, each to a public norm of its "
+                "own; the squares of these norms add up to that of the l2 norm clip."
+            )
+        if self.scaling is not None:
+            remarks.append(
+                "Gradients are clipped and noised after each coordinate was multiplied by "
+                "a scale, which follows from noisy gradients of earlier steps; the l2 norm "
+                "clip is that of scaled gradients."
+            )
+        return remarks
+
+    def to_config(self) -> dict[str, Any]:
+        """For files, where mappings have no order."""
+        groups = self.groups
+        pairs = [[*p] for p in groups.items()] if isinstance(groups, dict) else groups
+        return {"kind": self.kind, "groups": pairs, "scaling": self.scaling}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Clipping:
+        """What `to_config` wrote."""
+        groups = config["groups"]
+        groups = dict(groups) if isinstance(groups, (list, tuple)) else groups
+        return cls(config["kind"], groups, config["scaling"])
+
+
+FLAT = Clipping()
+
+
 def one_group(num_variables: int, l2_norm_clip: float) -> Grouping:
     """All variables together."""
     return Grouping((0,) * num_variables, (l2_norm_clip,))
 
 
 def check_groups(groups: Any) -> str | dict[str, float] | None:
-    """Returns what `clip_groups` of `PrivateOptimizer` says, in its own copy.
+    """Returns what `groups` of `Clipping` says, in its own copy.
 
     Args:
       groups: None, "layers", or shares by regular expressions.
@@ -61,7 +149,7 @@ def check_groups(groups: Any) -> str | dict[str, float] | None:
         return groups
     if not isinstance(groups, Mapping) or not groups:
         raise ValueError(
-            f"clip_groups must be 'layers' or map regular expressions of the paths of "
+            f"groups must be 'layers' or map regular expressions of the paths of "
             f"weights to shares of the clip norm, such as {{'embedding': 1, '.*': 2}}, "
             f"found {groups!r}."
         )
@@ -70,12 +158,12 @@ def check_groups(groups: Any) -> str | dict[str, float] | None:
             re.compile(pattern)
         except (re.error, TypeError) as error:
             raise ValueError(
-                f"clip_groups: {pattern!r} is not a regular expression."
+                f"groups: {pattern!r} is not a regular expression."
             ) from error
         number = isinstance(share, (int, float)) and not isinstance(share, bool)
         if not (number and _LEAST <= share <= 1.0 / _LEAST):
             raise ValueError(
-                f"clip_groups: the share of {pattern!r} must be a number in "
+                f"groups: the share of {pattern!r} must be a number in "
                 f"[{_LEAST:g}, {1 / _LEAST:g}], found {share!r}."
             )
     return {pattern: float(share) for pattern, share in groups.items()}
@@ -124,7 +212,7 @@ def _first_match(groups: Mapping[str, float], path: str) -> str:
         if re.search(pattern, path):
             return pattern
     raise ValueError(
-        f"clip_groups: the weight {path!r} is in no group. Give it one; '.*' at the end "
+        f"groups: the weight {path!r} is in no group. Give it one; '.*' at the end "
         f"takes whatever is left."
     )
 
@@ -171,17 +259,14 @@ class Clip(NamedTuple):
 def how_to_clip(
     model: keras.Model,
     l2_norm_clip: float,
+    clipping: Clipping,
     loss_scale_factor: float | None,
-    automatic: float | None,
-    groups: str | Mapping[str, float] | None,
     scales: Sequence[tf.Tensor] | None,
 ) -> Clip:
     """The arguments of that name of `clipped_gradient_sums`, checked."""
     scale = _checked_scale(model, loss_scale_factor)
-    if automatic is not None and not (math.isfinite(automatic) and automatic > 0):
-        raise ValueError(f"`automatic` must be positive and finite, found {automatic}.")
     variables = trainable_variables(model)
-    parts = grouping(groups, variables, l2_norm_clip)
+    parts = clipping.grouping(variables, l2_norm_clip)
     if scales is not None:
         scales = [tf.convert_to_tensor(s, tf.float32) for s in scales]
         if [tuple(s.shape) for s in scales] != [tuple(v.shape) for v in variables]:
@@ -189,7 +274,7 @@ def how_to_clip(
                 f"`scales` must have the shapes of the {len(variables)} trainable "
                 f"weights, found {[tuple(s.shape) for s in scales]}."
             )
-    return Clip(parts, automatic, scale, tuple(scales or ()))
+    return Clip(parts, clipping.gamma, scale, tuple(scales or ()))
 
 
 def is_loss_scale(value: Any) -> bool:

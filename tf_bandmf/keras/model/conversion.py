@@ -12,8 +12,9 @@ import keras
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.clipping import check_supported
 from tf_bandmf.keras.model.classes import plain_class_of, plain_config, private_class
-from tf_bandmf.keras.model.step import without_dynamic_scale
+from tf_bandmf.keras.model.preparation import without_dynamic_scale
 from tf_bandmf.keras.model.training import PrivateTraining
+from tf_bandmf.keras.model.training_state import state_of
 
 
 def make_private(
@@ -75,7 +76,7 @@ def make_private(
         check_supported(model)
     model.__class__ = chosen
     model.train_function = None
-    model._self_check_is_due = self_check
+    state_of(model).checked = not self_check
     model._microbatch_size = microbatch_size
     return model
 

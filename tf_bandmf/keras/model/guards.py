@@ -25,13 +25,13 @@ def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     the step taken, and is refused if its batch is of that step.
 
     Args:
-      model: private; its optimizer at the time of a call has the lock.
+      model: private; the run of its optimizer at the time of a call has the lock.
       function: what Keras made of the training step.
     """
 
     @functools.wraps(function)
     def one_at_a_time(*args: Any, **kwargs: Any) -> Any:
-        with model._private_optimizer().turn:
+        with model._private_optimizer().run.turn:
             return function(*args, **kwargs)
 
     return one_at_a_time
@@ -55,7 +55,7 @@ def refused(train_step: Callable[..., Any]) -> Callable[..., Any]:
     return refuse
 
 
-def refuse_other_loops(model: Any, own: type) -> None:
+def refuse_other_loops(model: Any, own: Any) -> None:
     """Raises UnsupportedModelError if Keras would train by another function than ours.
 
     Args:
@@ -64,7 +64,7 @@ def refuse_other_loops(model: Any, own: type) -> None:
         stands before it, nor one that was assigned.
     """
     found = type(model).make_train_function
-    if found is not own.make_train_function:  # type: ignore[attr-defined]
+    if found is not own.make_train_function:
         raise UnsupportedModelError(
             f"Class {type(model).__name__!r} overrides `make_train_function`: {_FIX}"
         )

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_bandmf.files import whole as whole_files
 from tf_bandmf.keras.clipping import vouched_classes
 from tf_bandmf.keras.clipping.forward import kept_pass
+from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.fit_data import check_passes, checked_data
 from tf_bandmf.keras.model.guards import refuse_plain_outer_training
@@ -92,7 +93,7 @@ class PrivateTraining(PrivateStep):
         """
         optimizer = self._private_optimizer()
         x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
-        object.__setattr__(self, "_quiet", kwargs.get("verbose") == 0)
+        self._training.is_quiet = kwargs.get("verbose") == 0
         if private_state is not None or self._is_distributed:
             self._prepare(optimizer, x)
         if private_state is not None:
@@ -111,11 +112,11 @@ class PrivateTraining(PrivateStep):
                 )
             kwargs = {**kwargs, "shuffle": False}
             check_passes(x, optimizer.plan.participation, kwargs)
-            x = self._checked_stream(x) if self._self_check_is_due else x
+            x = self._checked_stream(x) if preparation.self_check_is_due(self) else x
         warn_of_private_monitors(kwargs.get("callbacks"))
-        let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().seal)
+        let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().run)
         try:
-            return super().fit(x, **kwargs)  # type: ignore[misc]
+            return super().fit(x, **kwargs)
         finally:
             kept_pass.forget(self)
 
@@ -155,11 +156,11 @@ class PrivateTraining(PrivateStep):
         run = PrivateRun(os.fspath(private_state), self)
         batches = run.begin(batches)
         optimizer = self._private_optimizer()
-        optimizer.check_run(self.weights, batches.schedule_id)  # type: ignore[attr-defined]
+        membership = optimizer.run.membership
+        membership.refuse_second(self.weights, batches.schedule_id)
         if optimizer.steps_taken:
-            optimizer.note_run(batches.schedule_id)
-        # Keras must not track it: it would be saved.
-        object.__setattr__(self, "_private_run", run)
+            membership.note(batches.schedule_id)
+        self._training.run_file = run
         self.train_function = None
         return batches
 
@@ -174,7 +175,7 @@ class PrivateTraining(PrivateStep):
           TypeError: if the model is not compiled with a PrivateOptimizer.
         """
         statement = self._private_optimizer().statement()
-        classes = vouched_classes(self)  # type: ignore[arg-type]
+        classes = vouched_classes(self)
         if not classes:
             return statement
         remark = (
@@ -183,13 +184,10 @@ class PrivateTraining(PrivateStep):
         )
         return dataclasses.replace(statement, remarks=(*statement.remarks, remark))
 
-    # Of `begin_run`; checkpoints are announced to it.
-    _private_run: PrivateRun | None = None
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model`'s; raises RuntimeError in the training of a plain model."""
         refuse_plain_outer_training(self, PrivateTraining, kwargs.get("training"))
-        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        return super().__call__(*args, **kwargs)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.save`; a run with a private state file can be resumed from it.
@@ -198,12 +196,12 @@ class PrivateTraining(PrivateStep):
         one that was there.
         """
         with self._recorded(filepath, args, kwargs) as path:
-            return super().save(path, *args, **kwargs)  # type: ignore[misc]
+            return super().save(path, *args, **kwargs)
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.save_weights`; see `save`."""
         with self._recorded(filepath, args, kwargs) as path:
-            return super().save_weights(path, *args, **kwargs)  # type: ignore[misc]
+            return super().save_weights(path, *args, **kwargs)
 
     @contextlib.contextmanager
     def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
@@ -235,25 +233,25 @@ class PrivateTraining(PrivateStep):
 
     def _prepare(self, optimizer: PrivateOptimizer, data: Any) -> None:
         """Builds model, optimizer, loss and metrics."""
-        if not self.built or self._is_distributed:  # type: ignore[attr-defined]
+        if not self.built or self._is_distributed:
             batches = self._batches(data) if isinstance(data, BatchSchedule) else data
             batch = next(iter(batches))
-            self._build_for_training(batch)
-        optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+            preparation.build_model(self, batch)
+        optimizer.build(self.trainable_variables)
         if self._is_distributed:
-            with self.distribute_strategy.scope():  # type: ignore[attr-defined]
-                self._symbolic_build(data_batch=contents(batch))  # type: ignore[attr-defined]
+            with self.distribute_strategy.scope():
+                self._symbolic_build(data_batch=contents(batch))
 
     def _maybe_symbolic_build(
         self, iterator: Any = None, data_batch: Any = None
     ) -> None:
         """As Keras', which averages first batches of replicas as if of one size."""
         if self._is_distributed:
-            if self.optimizer.built:  # type: ignore[attr-defined]
+            if self.optimizer.built:
                 return
             if data_batch is not None:
                 data_batch = contents(data_batch)
-        super()._maybe_symbolic_build(iterator, data_batch)  # type: ignore[misc]
+        super()._maybe_symbolic_build(iterator, data_batch)
 
     def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
         """As `keras.Model.train_on_batch`; `x` is a batch of `plan.batches`.
@@ -261,7 +259,7 @@ class PrivateTraining(PrivateStep):
         Under `MinSep`: inputs and targets, whose separation the caller enforces.
         """
         self._private_optimizer()
-        if self._num_replicas > 1:
+        if preparation.num_replicas(self) > 1:
             raise NotImplementedError(
                 "Keras gives the whole batch of train_on_batch to every replica: each "
                 "example would count several times. Use model.fit."
@@ -269,15 +267,16 @@ class PrivateTraining(PrivateStep):
         preprocess = preprocess_of(self)
         if preprocess is not None and batches_lib.is_scheduled_batch(x):
             x = preprocessed_batch(x, preprocess, self._private_run is not None)
-        if self._self_check_is_due:
-            self._run_self_check((x, y, kwargs.get("sample_weight")))
-        return super().train_on_batch(x, y, **kwargs)  # type: ignore[misc]
+        if preparation.self_check_is_due(self):
+            data = (x, y, kwargs.get("sample_weight"))
+            preparation.check_gradients(self, self._private_optimizer(), data)
+        return super().train_on_batch(x, y, **kwargs)
 
     def _checked_stream(self, x: Any) -> Any:
         """Checks the first batch; returns data that still begin with it."""
         iterator = iter(x)
         first = next(iterator)
-        self._run_self_check(first)
+        preparation.check_gradients(self, self._private_optimizer(), first)
         if isinstance(x, tf.data.Dataset):
             return x
         return (batch for batch in itertools.chain([first], iterator))
@@ -289,7 +288,7 @@ class PrivateTraining(PrivateStep):
         kwargs: dict[str, Any],
     ) -> tuple[tf.data.Dataset, dict[str, Any]]:
         plan = optimizer.plan
-        optimizer.refuse_restored()
+        optimizer.run.refuse_restored()
         if schedule.plan_id != plan.plan_id:
             raise ValueError(
                 "The batches belong to another plan than the optimizer. Use the same "
@@ -307,19 +306,17 @@ class PrivateTraining(PrivateStep):
                 f"epochs, or make a plan for more."
             )
         dataset = self._batches(schedule, taken)
-        if optimizer.built and int(optimizer.schedule_id) not in (
-            -1,
-            schedule.schedule_id,
-        ):
+        run = optimizer.run
+        if run.has_begun and int(run.schedule_id) not in (-1, schedule.schedule_id):
             raise ValueError(
                 "The run began with other data, or the same data in other places: the "
                 "accountant's assumption would be broken. Use the schedule that began it."
             )
-        optimizer.check_run(self.weights, schedule.schedule_id)  # type: ignore[attr-defined]
-        if self._self_check_is_due:
+        run.membership.refuse_second(self.weights, schedule.schedule_id)
+        if preparation.self_check_is_due(self):
             for batch in dataset:
-                self._run_self_check(batch)
-                if not self._self_check_is_due:
+                preparation.check_gradients(self, optimizer, batch)
+                if not preparation.self_check_is_due(self):
                     break
         elif not (self.built or self._is_distributed):
             self._build_before_tracing(dataset)
@@ -333,7 +330,7 @@ class PrivateTraining(PrivateStep):
             x, _, _ = contents(batch)
             # Not every layer takes a batch of zero examples.
             if int(tf.shape(tf.nest.flatten(x)[0])[0]):
-                self._build_for_training(batch)
+                preparation.build_model(self, batch)
                 break
 
     def _batches(self, schedule: BatchSchedule, first_step: int = 0) -> tf.data.Dataset:
@@ -346,7 +343,7 @@ class PrivateTraining(PrivateStep):
 
     def _distributed(self, schedule: BatchSchedule, first_step: int) -> Any:
         """Each replica's part of each batch."""
-        replicas = self._num_replicas
+        replicas = preparation.num_replicas(self)
 
         def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:
             here = replicas // context.num_input_pipelines
@@ -354,7 +351,7 @@ class PrivateTraining(PrivateStep):
             batches = self._batches(schedule, first_step)
             return batches_lib.in_parts(batches, range(first, first + here), replicas)
 
-        strategy = self.distribute_strategy  # type: ignore[attr-defined]
+        strategy = self.distribute_strategy
         return strategy.distribute_datasets_from_function(parts)
 
     def get_compile_config(self) -> dict[str, Any]:
@@ -362,7 +359,7 @@ class PrivateTraining(PrivateStep):
 
         Without it a reloaded model would train with RMSprop and without privacy.
         """
-        config = copy.deepcopy(super().get_compile_config())  # type: ignore[misc]
+        config = copy.deepcopy(super().get_compile_config())
         optimizer = getattr(self, "optimizer", None)
         if config and optimizer is not None:
             config["optimizer"] = keras.saving.serialize_keras_object(optimizer)
@@ -379,10 +376,10 @@ class PrivateTraining(PrivateStep):
         config = dict(config)
         self._microbatch_size = config.pop("microbatch_size", None)
         try:
-            inspect.signature(self.compile).bind(**config)  # type: ignore[attr-defined]
+            inspect.signature(self.compile).bind(**config)
         except TypeError:
-            super().compile_from_config(config)  # type: ignore[misc]
+            super().compile_from_config(config)
             return
-        self.compile(**keras.saving.deserialize_keras_object(config))  # type: ignore[attr-defined]
+        self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
-            self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+            self.optimizer.build(self.trainable_variables)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tf_bandmf.keras.clipping import is_loss_scale
-from tf_bandmf.keras.run.membership import RunMembership
+from tf_bandmf.keras.optimizer.wrapper import WrappedOptimizer
 
 
 def checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
@@ -25,7 +25,7 @@ def checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
         raise _unknown(inner_optimizer) from error
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise _unknown(inner_optimizer)
-    if isinstance(inner, (RunMembership, keras.optimizers.LossScaleOptimizer)):
+    if isinstance(inner, (WrappedOptimizer, keras.optimizers.LossScaleOptimizer)):
         raise ValueError(
             f"inner_optimizer cannot be a {type(inner).__name__}: give the "
             f"optimizer inside of it."

@@ -8,10 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import update_runs_no_host_code
-from tf_bandmf.keras.run.membership import RESTORED
-from tf_bandmf.keras.run.weights_seal import CHANGED, STATE_CHANGED, WeightsSeal
-
 
 class NoisyGradients:
     """The noisy mean gradient of one step; `private_gradients` makes it.
@@ -75,82 +71,3 @@ class NoisyGradients:
             )
         self._used = True
         return self._weights
-
-
-class NoisySteps:
-    """Mixin of `PrivateOptimizer`: applies noisy gradients."""
-
-    # Of the optimizer.
-    _trainable_variables: list[Any]
-    inner_optimizer: Any
-    seal: WeightsSeal
-
-    def apply_noisy(
-        self,
-        noisy: NoisyGradients,
-        update: Callable[[Sequence[tf.Tensor], Sequence[Any]], Any] | None = None,
-    ) -> None:
-        """Applies what `model.private_gradients` returned, once.
-
-        Args:
-          noisy: of this run's last step.
-          update: None for the inner optimizer; or a function of gradients and variables
-            that changes the variables by itself. It must use nothing private but the
-            gradients: what it does is taken for post-processing.
-
-        Raises:
-          TypeError: if they are no gradients of `private_gradients`.
-          ValueError: if they are another run's, or were applied before.
-          InvalidArgumentError: if they are not of the last step, or something else
-            changed the weights meanwhile.
-        """
-        if not isinstance(noisy, NoisyGradients):
-            raise TypeError(
-                f"apply_noisy takes what model.private_gradients(batch) returned, found "
-                f"{type(noisy).__name__}: other gradients were not clipped and noised. "
-                f"To change them, use noisy.map(function)."
-            )
-        weights = noisy.take(self)
-        variables = self._trainable_variables
-        iterations = self.inner_optimizer.iterations
-        conditions = [
-            (tf.equal(tf.cast(iterations.value, tf.int64), noisy.step), RESTORED),
-            (self.seal.holds(weights), CHANGED),
-            (self.seal.holds_state(), STATE_CHANGED),
-        ]
-        checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
-        with tf.control_dependencies([check for check in checks if check is not None]):
-            gradients = [tf.identity(gradient) for gradient in noisy.gradients]
-        with tf.control_dependencies(gradients):
-            if update is None:
-                with update_runs_no_host_code():
-                    self.inner_optimizer.apply(gradients, variables)
-            else:
-                update(gradients, variables)
-                iterations.assign(tf.cast(noisy.step + 1, iterations.dtype))
-        self.seal.renew(weights)
-
-
-def traced_once(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as one graph, until model, optimizer or trainable weights are others."""
-    now = (
-        bool(model.jit_compile),
-        [
-            model.optimizer,
-            model._compile_loss,
-            *model.trainable_variables,
-            *model._flatten_layers(),
-        ],
-    )
-    known = getattr(model, "_gradient_function", None)
-    if known is None or not _are_same(known[0], now):
-        graph = tf.function(function, autograph=False, reduce_retracing=True)
-        # A tuple of its own, which Keras must not track.
-        known = (now, graph)
-        object.__setattr__(model, "_gradient_function", known)
-    return known[1]
-
-
-def _are_same(old: tuple[bool, list[Any]], new: tuple[bool, list[Any]]) -> bool:
-    same = len(old[1]) == len(new[1]) and all(a is b for a, b in zip(old[1], new[1]))
-    return same and old[0] == new[0]

@@ -10,22 +10,33 @@ from typing import Any, NoReturn
 
 import keras
 
-from tf_bandmf.keras.run.weights_seal import WeightsSeal
-
-HOW_TO_TRAIN = (
-    "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
-    "this optimizer and train with model.fit(plan.batches(x, y))."
-)
+from tf_bandmf.keras.run.run import HOW_TO_TRAIN, Run
 
 
 class WrappedOptimizer(keras.optimizers.Optimizer):
-    """Base of `PrivateOptimizer`."""
+    """Base of `PrivateOptimizer`.
 
-    # Of the optimizer.
-    inner_optimizer: Any
-    _variables: list[Any]
-    _seal: WeightsSeal
-    _loss_scale_factor: float | None
+    Args:
+      inner_optimizer: of Keras.
+      run: what the private steps are of.
+      loss_scale_factor: a power of two, or None.
+      name: of the optimizer.
+    """
+
+    # Keras' base class asks for it before there is one.
+    _loss_scale_factor: float | None = None
+
+    def __init__(
+        self,
+        inner_optimizer: keras.optimizers.Optimizer,
+        run: Run,
+        loss_scale_factor: float | None,
+        name: str,
+    ) -> None:
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer = inner_optimizer
+        self.run = run
+        self._loss_scale_factor = loss_scale_factor
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> NoReturn:
         """Refused: these gradients were not clipped per example."""
@@ -88,10 +99,10 @@ class WrappedOptimizer(keras.optimizers.Optimizer):
         def finalize() -> None:
             self.inner_optimizer.finalize_variable_values(trainable_variables)
 
-        if self._seal is None:
-            finalize()
+        if self.run.has_begun:
+            self.run.seal.through(finalize)
         else:
-            self._seal.through(finalize)
+            finalize()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -50,17 +50,18 @@ def weights_digest(model: Any) -> str:
 
 def computation(model: Any) -> list[Any]:
     """Settings that decide what is clipped, and how it is rounded."""
+    clipping = model.optimizer.clipping
     found = [
         model._microbatch_size,
         bool(model.jit_compile),
         bool(model.run_eagerly),
         model.optimizer.loss_scale_factor,
-        model.optimizer.automatic,
-        json.dumps(model.optimizer.clip_groups),
+        clipping.gamma,
+        json.dumps(clipping.groups),
     ]
     # Without scaling it is what it was before there was any: files of then resume.
-    if model.optimizer.scaling is not None:
-        found.append(model.optimizer.scaling)
+    if clipping.scaling is not None:
+        found.append(clipping.scaling)
     return found
 
 
@@ -79,7 +80,7 @@ def environment(model: Any) -> dict[str, Any]:
                 if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
             }
         ),
-        "replicas": model.optimizer.strategy.num_replicas_in_sync,
+        "replicas": model.optimizer.run.strategy.num_replicas_in_sync,
         "GPUs": sorted(
             str(tf.config.experimental.get_device_details(gpu).get("device_name"))
             for gpu in tf.config.get_visible_devices("GPU")

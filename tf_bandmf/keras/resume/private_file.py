@@ -100,11 +100,9 @@ class PrivateRun:
         if os.path.exists(self.path):
             self._read()
             return self._resume(optimizer, schedule)
-        taken, step = (
-            int(identity.value_of(optimizer.iterations)),
-            int(optimizer.secret_state.step),
-        )
-        if taken != step:
+        run = optimizer.run
+        taken = int(identity.value_of(optimizer.iterations))
+        if run.is_restored():
             raise ValueError(
                 f"The weights are those of step {taken} of a run, whose private state "
                 f"file is not at {self.path}: without its key training would go on "
@@ -115,14 +113,14 @@ class PrivateRun:
         self._header = HiddenDict(
             format=_FORMAT,
             plan=optimizer.plan.fingerprint,
-            num_parameters=optimizer.generator.num_parameters,
+            num_parameters=run.generator.num_parameters,
             optimizer=identity.optimizer_digest(optimizer),
             computation=identity.computation(self._model),
             model=identity.model_digest(self._model),
             environment=identity.environment(self._model),
             schedule_id=schedule.schedule_id,
             sampler_seed=None if seed is None else seed.hex(),
-            key=optimizer.secret_state.key.secret_bytes().hex(),
+            key=run.secrets.key.secret_bytes().hex(),
             weights={},
             random_states={},
         )
@@ -136,9 +134,10 @@ class PrivateRun:
           RuntimeError: if a step was interrupted.
         """
         optimizer: PrivateOptimizer = self._model.optimizer
-        state = optimizer.secret_state
+        run = optimizer.run
+        state = run.secrets
         step = int(state.step)
-        if step != int(identity.value_of(optimizer.iterations)):
+        if run.is_restored():
             raise RuntimeError(
                 "A step was interrupted: these weights are of no step of the run, and "
                 "it could not be resumed from them."
@@ -150,9 +149,9 @@ class PrivateRun:
             for variable in identity.random_states(self._model)
         ]
         self._header["buffer_step"] = step
-        self._header["vouched"] = list(optimizer.vouched)
+        self._header["vouched"] = list(run.vouched)
         self._header["environment"] = identity.environment(self._model)
-        self._header["resumed_elsewhere"] = list(optimizer.resumed_elsewhere)
+        self._header["resumed_elsewhere"] = list(run.resumed_elsewhere)
         tensors = state.secret_tensors()
         self._buffer, digests = tensors["buffer"], tensors["digests"]
         # Steps that the run took, before it was resumed from an earlier one, stay known.
@@ -164,10 +163,10 @@ class PrivateRun:
     def _resume(
         self, optimizer: PrivateOptimizer, schedule: BatchSchedule
     ) -> BatchSchedule:
-        header = self._header
+        header, run = self._header, optimizer.run
         for name, found, what in (
             ("plan", optimizer.plan.fingerprint, "plan"),
-            ("num_parameters", optimizer.generator.num_parameters, "model"),
+            ("num_parameters", run.generator.num_parameters, "model"),
             ("optimizer", identity.optimizer_digest(optimizer), "inner optimizer"),
             (
                 "computation",
@@ -193,7 +192,7 @@ class PrivateRun:
             )
         key = NoiseKey(self._secret("key") or b"")
         step = int(identity.value_of(optimizer.iterations))
-        state = optimizer.secret_state
+        state = run.secrets
         if int(state.step) == step and state.key.secret_bytes() == key.secret_bytes():
             return schedule  # The run goes on in the process that began it.
         known = header["weights"].get(str(step))
@@ -209,27 +208,24 @@ class PrivateRun:
                 f"{steps}, as model.save, model.save_weights, BackupAndRestore and "
                 f"ModelCheckpoint saved them, with the optimizer."
             )
-        generator, plan = optimizer.generator, optimizer.plan.fingerprint
+        kept = {"digests": self._digests}
         buffer_step = header["buffer_step"] if step >= header["buffer_step"] else 0
         buffer = self._buffer if buffer_step else None
-        is_bound = optimizer.plan.test_seed is None
-        with optimizer.strategy.scope():
-            state = SecretState(
-                generator, key, plan, buffer_step, -1, buffer, self._digests, is_bound
-            )
+        with run.strategy.scope():
+            state = run.secrets_of(key, step=buffer_step, buffer=buffer, **kept)
         # Noise of steps between is generated again, to have the vectors it keeps.
-        if generator.memory_vectors and buffer_step < step:
-            _replay(optimizer.strategy, state, step - buffer_step)
+        if run.generator.memory_vectors and buffer_step < step:
+            _replay(run.strategy, state, step - buffer_step)
         buffer = state.secret_tensors()["buffer"]
         pinned = schedule.schedule_id if step else -1
-        with optimizer.strategy.scope():
-            optimizer.adopt(
-                SecretState(
-                    generator, key, plan, step, pinned, buffer, self._digests, is_bound
+        with run.strategy.scope():
+            run.adopt(
+                run.secrets_of(
+                    key, step=step, schedule_id=pinned, buffer=buffer, **kept
                 )
             )
-        optimizer.vouched = tuple(header.get("vouched", ()))
-        optimizer.resumed_elsewhere = self._resumed_elsewhere(step)
+        run.vouched = tuple(header.get("vouched", ()))
+        run.resumed_elsewhere = self._resumed_elsewhere(step)
         self.resumed = True
         return schedule
 

@@ -38,7 +38,7 @@ SECOND_RUN = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
+class KnownRun:
     """A run that took a step.
 
     Attributes:
@@ -62,7 +62,7 @@ class Run:
         return " and ".join(found) or None
 
 
-_RUNS: dict[str, Run] = {}
+_RUNS: dict[str, KnownRun] = {}
 _LOCK = threading.RLock()
 
 
@@ -78,7 +78,7 @@ def is_known(name: str | None) -> bool:
 
 def others(
     name: str | None, weights: Sequence[Any], schedule_id: int
-) -> list[tuple[str, Run]]:
+) -> list[tuple[str, KnownRun]]:
     """Other runs on the same weights or examples, and what they have in common.
 
     Args:
@@ -111,7 +111,7 @@ def refusal(name: str | None, weights: Sequence[Any], schedule_id: int) -> str |
 
 def note(name: str, plan: Plan, trained: Sequence[Any], schedule_id: int) -> None:
     """Counts a run that takes a step."""
-    run = Run(
+    run = KnownRun(
         plan,
         tuple(weakref.ref(weight) for weight in trained),
         data_identity.sketch_of(schedule_id),

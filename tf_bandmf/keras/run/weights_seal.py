@@ -120,11 +120,11 @@ class WeightsSeal:
         return result
 
 
-def let_average(callbacks: Any, seal: Callable[[], WeightsSeal | None]) -> None:
+def let_average(callbacks: Any, run: Callable[[], Any]) -> None:
     """Lets `keras.callbacks.SwapEMAWeights` swap weights of the run for their averages.
 
-    Both are functions of noisy gradients. It swaps by adding and subtracting, which leaves
-    weights that differ in their last bits.
+    Both are functions of noisy gradients. Keras swaps by adding and subtracting, which
+    leaves weights that differ in their last bits. `run` gives the run at that time.
     """
     for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
         if not isinstance(callback, keras.callbacks.SwapEMAWeights):
@@ -133,8 +133,8 @@ def let_average(callbacks: Any, seal: Callable[[], WeightsSeal | None]) -> None:
             change = getattr(type(callback), name).__get__(callback)
 
             def through(change: Any = change) -> Any:
-                found = seal()
-                return change() if found is None else found.through(change)
+                found = run()
+                return found.seal.through(change) if found.has_begun else change()
 
             setattr(callback, name, through)
 

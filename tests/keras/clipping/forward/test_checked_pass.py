@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import (
+    Clipping,
     ClippingMismatchError,
     clipped_gradient_sums,
     self_check,
@@ -51,7 +52,7 @@ def traces(monkeypatch):
 def test_the_step_runs_the_pass_that_was_checked(traces, microbatch_size, groups):
     model = reference.classifier(layers.Dense(4), inputs=(6, 4))
     x, y = reference.sequences(), reference.labels()
-    options = {"microbatch_size": microbatch_size, "groups": groups}
+    options = {"microbatch_size": microbatch_size, "clipping": Clipping(groups=groups)}
     expected = clipped_gradient_sums(model, x, y, l2_norm_clip=0.1, **options)
     del traces[:]
     self_check(model, x, y, **options)
@@ -113,13 +114,12 @@ def test_a_wrong_rule_is_found_behind_dropout(wrong_dense_rule, rate):
     assert not kept_pass.is_kept(model)
 
 
-@pytest.mark.parametrize("options", [{"automatic": 0.01}, {"groups": "layers"}])
-def test_wrong_weights_of_other_ways_to_clip_are_found(monkeypatch, options):
-
+@pytest.mark.parametrize("clipping", [Clipping("automatic"), Clipping(groups="layers")])
+def test_wrong_weights_of_other_ways_to_clip_are_found(monkeypatch, clipping):
     model = reference.classifier(layers.Dense(4), inputs=(6, 4))
     x, y = reference.sequences(), reference.labels()
-    self_check(model, x, y, **options)
-    name = "automatic_weights" if "automatic" in options else "clip_weights"
+    self_check(model, x, y, clipping=clipping)
+    name = "automatic_weights" if clipping.gamma else "clip_weights"
     original = getattr(settings, name)
 
     def too_small(*args):
@@ -127,7 +127,7 @@ def test_wrong_weights_of_other_ways_to_clip_are_found(monkeypatch, options):
 
     monkeypatch.setattr(settings, name, too_small)
     with pytest.raises(ClippingMismatchError, match="sum"):
-        self_check(model, x, y, **options)
+        self_check(model, x, y, clipping=clipping)
 
 
 class DrawsByItself(layers.Layer):

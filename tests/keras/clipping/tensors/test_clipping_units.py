@@ -6,7 +6,11 @@ import pytest
 import tensorflow as tf
 from clipping_reference import assert_sums_close, clipped_sums, norms_of
 
-from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
+from tf_bandmf.keras.clipping import (
+    Clipping,
+    UnsupportedModelError,
+    clipped_gradient_sums,
+)
 from tf_bandmf.keras.clipping.rules import convolution
 
 U, K = 4, 3
@@ -288,7 +292,9 @@ def test_automatic_clipping_is_normalization(scale):
     x, y, rows = batch(shape)
     weights = np.full((U, K), scale, np.float32)
     _, gradients = unit_gradients(model, x, y, rows, weights)
-    found = clipped(model, x, y, rows, tf.constant(weights), automatic=0.01)
+    found = clipped(
+        model, x, y, rows, tf.constant(weights), clipping=Clipping("automatic")
+    )
     expected = [np.zeros_like(g) for g in gradients[0]]
     for norm, grads in zip(norms_of(gradients), gradients, strict=True):
         factor = 0.5 / (norm + 0.01)
@@ -296,11 +302,3 @@ def test_automatic_clipping_is_normalization(scale):
     assert_sums_close(found.sums, expected, rtol=1e-3)
     total = np.sqrt(sum(np.sum(np.square(s)) for s in found.sums))
     assert total <= 0.5 * U
-
-
-@pytest.mark.parametrize("gamma", [0.0, -1.0, np.inf])
-def test_automatic_clipping_needs_a_positive_gamma(gamma):
-    model, shape = compiled(dense)
-    x, y, rows = batch(shape)
-    with pytest.raises(ValueError, match="automatic"):
-        clipped(model, x, y, rows, automatic=gamma)

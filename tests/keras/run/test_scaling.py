@@ -11,8 +11,8 @@ import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
 from tf_bandmf.keras.model.batch_contents import as_drawn
-from tf_bandmf.keras.optimizer import scaling
 from tf_bandmf.keras.resume import identity
+from tf_bandmf.keras.run.scaling import Scaling
 
 
 @pytest.fixture
@@ -26,11 +26,23 @@ def make_scaled(make_plain_model, compile_model):
         **changes,
     ):
         model = make_plain_model(hidden=hidden)
+        settings = {"kind": "clipping", "groups": "clip_groups", "scaling": "scaling"}
+        clipping = tf_bandmf.keras.Clipping(
+            **{
+                name: changes.pop(key)
+                for name, key in settings.items()
+                if key in changes
+            }
+        )
         tf_bandmf.keras.make_private(
             model, self_check=self_check, microbatch_size=microbatch_size
         )
         optimizer = tf_bandmf.keras.PrivateOptimizer(
-            inner or keras.optimizers.Adam(0.05), plan, additional_run=True, **changes
+            inner or keras.optimizers.Adam(0.05),
+            plan,
+            additional_run=True,
+            clipping=clipping,
+            **changes,
         )
         return compile_model(model, optimizer)
 
@@ -73,11 +85,11 @@ def test_moments_of_which_no_scales_follow_are_seen(values):
     optimizer.build([keras.Variable(np.zeros(3, "f4"))])
     for sound in ([0.0, 0.0, 0.0], [0.0, 1.0, 2.0], [0.0, 1e-40, 1e30]):
         optimizer._velocities[0].assign(np.array(sound, "f4"))
-        assert scaling.moments_are_sound(optimizer)
-        (scale,) = scaling.second_moment_scales(optimizer)
+        assert Scaling(optimizer).is_sound()
+        (scale,) = Scaling(optimizer).scales()
         assert np.all(np.isfinite(scale)) and np.all(scale > 0)
     optimizer._velocities[0].assign(np.array(values, "f4"))
-    assert not scaling.moments_are_sound(optimizer)
+    assert not Scaling(optimizer).is_sound()
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
@@ -140,7 +152,7 @@ def test_clipped_in_other_coordinates_is_refused(make_plan, make_scaled, data):
         options = {"l2_norm_clip": plan.l2_norm_clip, "scales": scales}
         clipped = clipped_gradient_sums(model, x, y, **options)
         with pytest.raises(ValueError, match="coordinates of this optimizer"):
-            model.optimizer.apply_private(clipped, variables, tf.constant(0, tf.int64))
+            model.optimizer.run.privatize(clipped, variables, tf.constant(0, tf.int64))
 
 
 @pytest.mark.parametrize(
@@ -195,8 +207,7 @@ def assert_steps_scale(scaled, plain, schedule):
             "sample_weight": weight,
             "rows": rows,
             "l2_norm_clip": plan.l2_norm_clip,
-            "automatic": scaled.optimizer.automatic,
-            "groups": scaled.optimizer.clip_groups,
+            "clipping": scaled.optimizer.clipping,
         }
         clipped = clipped_gradient_sums(scaled, x, y, **options)
         of_scaled = clipped_gradient_sums(scaled, x, y, scales=scales, **options)
@@ -225,11 +236,11 @@ def test_saved_and_loaded_with_its_scaling(make_plan, make_scaled, tmp_path):
     model = make_scaled(make_plan(), scaling="second_moment")
     optimizer = model.optimizer
     again = type(optimizer).from_config(optimizer.get_config())
-    assert again.scaling == "second_moment"
+    assert again.clipping.scaling == "second_moment"
     assert (
         type(optimizer)
         .from_config(make_scaled(make_plan()).optimizer.get_config())
-        .scaling
+        .clipping.scaling
         is None
     )
 
@@ -314,8 +325,9 @@ def test_invariant_11_files_of_before_there_was_scaling_resume(make_plan, make_s
     assert identity.computation(scaled) == [*before, "second_moment"]
     # Saved models of then name no scaling.
     config = model.optimizer.get_config()
-    del config["scaling"]
-    assert type(model.optimizer).from_config(config).scaling is None
+    config.update(clipping="automatic", clip_groups="layers")
+    again = type(model.optimizer).from_config(config)
+    assert again.clipping == tf_bandmf.keras.Clipping("automatic", "layers")
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 4])

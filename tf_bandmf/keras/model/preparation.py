@@ -1,0 +1,129 @@
+"""What comes before the first step: the optimizer, the weights, the self-check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import (
+    check_matmul_precision,
+    check_supported,
+    made_up,
+    self_check,
+)
+from tf_bandmf.keras.model.batch_contents import contents
+from tf_bandmf.keras.model.guards import announced
+from tf_bandmf.keras.model.training_state import state_of
+from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+
+# Of made-up data: three fill a group and begin another one.
+_CHECKED_EXAMPLES = 3
+
+
+def optimizer_of(model: Any) -> PrivateOptimizer:
+    """The private optimizer that a model is compiled with.
+
+    Raises:
+      TypeError: if it is compiled with another one.
+      ValueError: if it belongs to another distribution strategy.
+      RuntimeError: if the process rounds float32 products.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, PrivateOptimizer):
+        raise TypeError(
+            f"A private model trains only with a PrivateOptimizer, found "
+            f"{type(optimizer).__name__}. Compile it with optimizer="
+            f"tf_bandmf.keras.PrivateOptimizer(your_optimizer, plan), or use "
+            f"tf_bandmf.keras.to_plain(model) to train without privacy. (Under "
+            f"mixed_float16 give loss_scale_factor to PrivateOptimizer: the scale of "
+            f"a LossScaleOptimizer depends on the data.)"
+        )
+    check_matmul_precision()
+    strategy = model.distribute_strategy
+    if num_replicas(model) > 1 and optimizer.run.strategy is not strategy:
+        raise ValueError(
+            "Model and PrivateOptimizer belong to different distribution strategies: "
+            "make both within strategy.scope()."
+        )
+    return optimizer
+
+
+def num_replicas(model: Any) -> int:
+    """On how many a model trains."""
+    strategy = model.distribute_strategy
+    return 1 if strategy is None else strategy.num_replicas_in_sync
+
+
+def build(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
+    """Makes the variables of model and optimizer, from the shapes of a batch."""
+    if not optimizer.built:
+        build_model(model, data)
+        optimizer.build(model.trainable_variables)
+
+
+def build_model(model: Any, data: Any) -> None:
+    """Makes the weights; refuses models whose examples cannot be told apart."""
+    if not model.built:
+        model(contents(data)[0], training=False)
+    check_supported(model)
+
+
+def build_optimizer(model: Any, optimizer: PrivateOptimizer) -> None:
+    """Builds it before the step is traced: variables made in a trace cost another."""
+    if optimizer.built or model._is_distributed:
+        return
+    if model.built and all(layer.built for layer in model._flatten_layers()):
+        check_supported(model)
+        optimizer.build(model.trainable_variables)
+
+
+def self_check_is_due(model: Any) -> bool:
+    """Whether gradients are still to be checked: at first, and with other layers."""
+    checked = state_of(model).checked
+    if isinstance(checked, bool):
+        return not checked
+    return list(map(id, model._flatten_layers())) != list(map(id, checked))
+
+
+def check_gradients(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
+    """Compares the gradients of made-up examples with those that each has by itself.
+
+    Args:
+      model: private and compiled.
+      optimizer: of the model.
+      data: a batch, of which shapes and dtypes matter; nothing is done if it is empty.
+    """
+    found = contents(data)
+    if int(tf.shape(tf.nest.flatten(found[0])[0])[0]) == 0:
+        return
+    build_model(model, data)
+    state, layers = state_of(model), tuple(model._flatten_layers())
+    with announced(
+        "comparing the gradients of made-up examples with those that each has by "
+        "itself (once; make_private(..., self_check=False) leaves it out).",
+        state.is_quiet,
+    ):
+        self_check(
+            model,
+            *made_up(found, _CHECKED_EXAMPLES),
+            microbatch_size=model._microbatch_size,
+            loss_scale_factor=optimizer.loss_scale_factor,
+            clipping=optimizer.clipping,
+        )
+    state.checked = layers
+
+
+def without_dynamic_scale(new: Any, old: Any) -> Any:
+    """What Keras' `compile` wraps into a LossScaleOptimizer under mixed_float16.
+
+    Only what it wraps by itself: it has set the optimizer without the wrapper just before.
+    """
+    if (
+        isinstance(new, keras.optimizers.LossScaleOptimizer)
+        and isinstance(new.inner_optimizer, PrivateOptimizer)
+        and new.inner_optimizer is old
+    ):
+        return old
+    return new

@@ -1,0 +1,70 @@
+"""What belongs to the training of a private model, and to no file that Keras writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from tf_bandmf.keras.resume.private_file import PrivateRun
+
+_NAME = "_tf_bandmf_training"
+
+
+class TrainingState:
+    """Beside a private model: Keras tracks and saves nothing of it.
+
+    Attributes:
+      is_quiet: whether nothing is printed: `fit(verbose=0)`.
+      run_file: of `begin_run`; checkpoints are announced to it.
+      checked: the layers whose gradients were compared with those of batches of one; or
+        whether the comparison was left out, or is due.
+      train_function: what `make_train_function` made.
+      gradient_function: of `private_gradients`, with what it was traced for.
+    """
+
+    __slots__ = (
+        "checked",
+        "gradient_function",
+        "is_quiet",
+        "run_file",
+        "train_function",
+    )
+
+    def __init__(self) -> None:
+        self.is_quiet = False
+        self.run_file: PrivateRun | None = None
+        self.checked: tuple[Any, ...] | bool = False
+        self.train_function: Any = None
+        self.gradient_function: Any = None
+
+
+def state_of(model: Any) -> TrainingState:
+    """That of a private model, which gets one when it is first asked for."""
+    return model.__dict__.setdefault(_NAME, TrainingState())
+
+
+def traced_once(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as one graph, until model, optimizer or trainable weights are others."""
+    now = (
+        bool(model.jit_compile),
+        [
+            model.optimizer,
+            model._compile_loss,
+            *model.trainable_variables,
+            *model._flatten_layers(),
+        ],
+    )
+    state = state_of(model)
+    known = state.gradient_function
+    if known is None or not _are_same(known[0], now):
+        graph = tf.function(function, autograph=False, reduce_retracing=True)
+        known = state.gradient_function = (now, graph)
+    return known[1]
+
+
+def _are_same(old: tuple[bool, list[Any]], new: tuple[bool, list[Any]]) -> bool:
+    same = len(old[1]) == len(new[1]) and all(a is b for a, b in zip(old[1], new[1]))
+    return same and old[0] == new[0]

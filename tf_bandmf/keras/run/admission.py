@@ -1,0 +1,78 @@
+"""Whether a batch is the one that the accountant analysed, for the step it is given to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_bandmf.keras.run.known_runs import NO_SCHEDULE
+from tf_bandmf.keras.run.secrets import replica_id
+from tf_bandmf.planning.plan import Plan
+from tf_bandmf.sampling import batches as batches_lib
+from tf_bandmf.sampling.fingerprints import is_as_drawn
+
+is_scheduled = batches_lib.is_scheduled_batch
+
+
+def schedule_id_of(batch: Any) -> tf.Tensor:
+    """Of the schedule that a batch is of, int64; `NO_SCHEDULE` if the caller made it."""
+    if not is_scheduled(batch):
+        return tf.constant(NO_SCHEDULE, tf.int64)
+    return tf.cast(batch[batches_lib.SCHEDULE_ID], tf.int64)
+
+
+def conditions(
+    plan: Plan,
+    batch: Any,
+    step: tf.Tensor,
+    pinned: tf.Tensor,
+    strategy: tf.distribute.Strategy,
+) -> list[tuple[tf.Tensor, str]]:
+    """What must hold for a batch to be that of a step, with what to say if it does not.
+
+    Args:
+      plan: of the run.
+      batch: of a schedule; or one that the caller made, where the plan leaves it to him.
+      step: the coming one, int64.
+      pinned: the schedule that the run uses, int64; -1 before its first step.
+      strategy: of the run.
+
+    Raises:
+      TypeError: if the plan has a schedule, and the batch is of none.
+    """
+    if not is_scheduled(batch):
+        if plan.participation.has_schedule:
+            raise TypeError(
+                "The plan's accountant assumes the batches of its own sampler: the "
+                "training step takes only those of plan.batches(x, y)."
+            )
+        return []
+    part = batch.get(batches_lib.PART, tf.constant([0, 1]))
+    expected = [
+        (
+            tf.equal(batch[batches_lib.STEP], step),
+            "This batch is not the one that the plan has for this step: the "
+            "accountant's assumption would be broken. Iterate over plan.batches(x, y) "
+            "from the optimizer's step on, or use model.fit(plan.batches(x, y)).",
+        ),
+        (
+            tf.reduce_all(
+                tf.equal(part, [replica_id(), strategy.num_replicas_in_sync])
+            ),
+            "This is not the part of the batch that this replica has to take: "
+            "examples would be used several times. Use model.fit.",
+        ),
+        (
+            tf.equal(batch[batches_lib.PLAN_ID], tf.constant(plan.plan_id, tf.int64)),
+            "The batch belongs to another plan than the optimizer.",
+        ),
+        (
+            tf.equal(pinned, -1) | tf.equal(pinned, batch[batches_lib.SCHEDULE_ID]),
+            "The run began with other data, or the same data in other places. Use the "
+            "schedule of the plan that began it.",
+        ),
+    ]
+    # Ids that are wrong have messages of their own.
+    is_meant = tf.reduce_all(tf.stack([holds for holds, _ in expected]))
+    return [*expected, (is_as_drawn(batch) | ~is_meant, batches_lib.EDITED)]

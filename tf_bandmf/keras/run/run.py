@@ -1,0 +1,408 @@
+"""One private run: what a `PrivateOptimizer` has, beside the optimizer of Keras.
+
+A step of a run is four calls:
+
+    step = run.admit(batch, weights)            # it may be taken, and is of this batch
+    ...                                         # gradients are formed and clipped
+    noisy = run.privatize(clipped, variables, step)
+    run.apply(noisy, variables)
+    run.seal.renew(weights)
+
+A run begins when the optimizer is built. From then on it has a noise key, a clock, and a
+seal of the weights; nothing of it is in a file that Keras writes.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_bandmf import noise
+from tf_bandmf.files import machine
+from tf_bandmf.keras.clipping import (
+    SUM_MARGIN,
+    ClippedGradients,
+    update_runs_no_host_code,
+)
+from tf_bandmf.keras.run import admission
+from tf_bandmf.keras.run.known_runs import SECOND_RUN
+from tf_bandmf.keras.run.membership import Membership
+from tf_bandmf.keras.run.replicas import NoisyMean, shared_key
+from tf_bandmf.keras.run.scaling import UNSOUND, Scaling
+from tf_bandmf.keras.run.secrets import SecretState
+from tf_bandmf.keras.run.weights_seal import CHANGED, STATE_CHANGED, WeightsSeal
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.memory import refuse_too_large
+from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.statement import sentence
+
+RESTORED = (
+    "The optimizer and its noise are at different steps: it was restored from a file, and "
+    "files hold no noise key, or a step was interrupted. Training on would add noise that "
+    "the plan did not account for. Resume with the run's private state file, "
+    "model.fit(batches, private_state=path), or start a new run with a new "
+    "PrivateOptimizer and its own budget."
+)
+HOW_TO_TRAIN = (
+    "Make the model private with tf_bandmf.keras.make_private(model), compile it with "
+    "this optimizer and train with model.fit(plan.batches(x, y))."
+)
+
+
+class Run:
+    """The steps of one plan, with one noise key, on one model and one data set.
+
+    Keras tracks nothing of it, so that no file holds it.
+
+    Args:
+      plan: of the run.
+      inner_optimizer: of Keras; applies the noisy gradients.
+      scaling: of coordinates, or None.
+      keep_normals: see `PrivateOptimizer`.
+      is_additional: whether another run of the process may have trained the same model,
+        or on the same examples.
+
+    Attributes:
+      plan: of the run.
+      inner_optimizer: the same.
+      scaling: of coordinates, or None.
+      membership: among the runs of this process.
+      strategy: of distribution, within whose scope it was made.
+      turn: held while a step is taken.
+      vouched: what the caller said of weights that he changed, in order.
+      resumed_elsewhere: where it was resumed with other versions or devices, and how
+        they differ.
+      was_loaded_without_weights: whether Keras loaded the optimizer from an .h5 file,
+        which leaves its variables behind.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        inner_optimizer: Any,
+        scaling: Scaling | None = None,
+        *,
+        keep_normals: bool = False,
+        is_additional: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.inner_optimizer = inner_optimizer
+        self.scaling = scaling
+        self.turn = threading.RLock()
+        self.strategy = tf.distribute.get_strategy()
+        self.vouched: tuple[str, ...] = ()
+        self.resumed_elsewhere: tuple[str, ...] = ()
+        self.was_loaded_without_weights = False
+        self._keep_normals = keep_normals
+        self.membership = Membership(plan, is_additional)
+        self._variables: list[Any] = []
+        self._generator: noise.NoiseGenerator | None = None
+        self._noisy_mean: NoisyMean | None = None
+        self._secrets: SecretState | None = None
+        self._seal: WeightsSeal | None = None
+
+    # Its beginning.
+
+    def begin(self, variables: Sequence[Any]) -> None:
+        """Makes the noise generator, and a fresh key; within the scope of the strategy.
+
+        Args:
+          variables: the model's trainable ones, of which the inner optimizer has slots.
+
+        Raises:
+          MemoryError: if the noise needs more memory than there is.
+        """
+        self._variables, strategy = list(variables), self.strategy
+        replicas = strategy.num_replicas_in_sync
+        num_parameters = sum(math.prod(variable.shape) for variable in variables)
+        needed = self.plan.memory(num_parameters, replicas, self._keep_normals)
+        if not tf.config.get_visible_devices("GPU"):
+            here = 1 if replicas == 1 else len(strategy.extended.worker_devices)
+            refuse_too_large(needed, machine.memory_bytes(), here)
+        generator = noise.NoiseGenerator(
+            self.plan.strategy,
+            num_parameters,
+            num_shards=replicas,
+            keep_normals=self._keep_normals,
+            generator=self.plan.generator,
+        )
+        self._generator, self._noisy_mean = generator, NoisyMean(generator)
+        seed = self.plan.test_seed
+        key = (
+            shared_key(strategy, NoiseKey.from_operating_system())
+            if seed is None
+            else NoiseKey.for_testing(seed)
+        )
+        try:
+            self.adopt(self.secrets_of(key))
+        except tf.errors.ResourceExhaustedError as error:
+            raise MemoryError(f"{needed} The device has less.") from error
+
+    def secrets_of(self, key: NoiseKey, **state: Any) -> SecretState:
+        """Secrets of this run's plan and model.
+
+        Args:
+          key: of the run.
+          **state: where it is, as for `SecretState`; by default at its beginning.
+        """
+        assert self._generator is not None
+        is_bound = self.plan.test_seed is None
+        return SecretState(
+            self._generator, key, self.plan.fingerprint, is_bound=is_bound, **state
+        )
+
+    def adopt(self, secrets: SecretState) -> None:
+        """Goes on with these secrets: of a new or of a resumed run."""
+        self._secrets = secrets
+        self.membership.join(secrets.key, self._variables)
+        self._seal = WeightsSeal(self._state_of_steps)
+
+    def _state_of_steps(self) -> list[Any]:
+        """Variables of the inner optimizer that its steps alone change."""
+        inner = self.inner_optimizer
+        state = [*inner.variables, *(self.scaling.state() if self.scaling else ())]
+        others = (inner.iterations, getattr(inner, "_learning_rate", None))
+        return [v for v in state if not any(v is other for other in others)]
+
+    # What it is, and where.
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has a key."""
+        return self._secrets is not None
+
+    @property
+    def secrets(self) -> SecretState:
+        """Key, clock and buffer. For the private state file alone."""
+        if self._secrets is None:
+            raise ValueError("The run has not begun: the optimizer is not built.")
+        return self._secrets
+
+    @property
+    def seal(self) -> WeightsSeal:
+        """By which changes of the weights between steps are noticed."""
+        if self._seal is None:
+            raise ValueError("The run has not begun: the optimizer is not built.")
+        return self._seal
+
+    @property
+    def generator(self) -> noise.NoiseGenerator:
+        """The noise generator."""
+        assert self._generator is not None
+        return self._generator
+
+    @property
+    def schedule_id(self) -> tf.Tensor:
+        """Of the schedule that it uses, int64; -1 before its first step."""
+        return self.secrets.schedule_id
+
+    @property
+    def iterations(self) -> tf.Tensor:
+        """Steps of the inner optimizer, int64."""
+        return tf.cast(self.inner_optimizer.iterations.value, tf.int64)
+
+    def is_restored(self) -> bool:
+        """Whether it may take no step, as a file brought the optimizer somewhere else."""
+        if self.was_loaded_without_weights:
+            return True
+        if not self.has_begun:
+            return False
+        return int(self.iterations) != int(self.secrets.step)
+
+    def refuse_restored(self) -> None:
+        """Raises InvalidArgumentError before a step does, if none may be taken."""
+        if self.is_restored():
+            raise tf.errors.InvalidArgumentError(None, None, RESTORED)
+
+    # Its steps.
+
+    def admit(self, batch: Any, weights: Sequence[Any]) -> tf.Tensor:
+        """The number of the coming step, after all checks that it may be taken.
+
+        Should a tool strip the assertions from the graph, a step that is not allowed
+        becomes one past the horizon, for which there is no noise but NaN.
+
+        Args:
+          batch: of the plan's schedule; or one that the caller made.
+          weights: all of the model's, in the same order each time.
+
+        Raises:
+          TypeError: if the plan has a schedule, and the batch is of none.
+          InvalidArgumentError: in graphs too, if the budget is spent, the batch is not
+            that of the step, it would be a second run that was not announced, the
+            optimizer was restored from a file without its private state, something else
+            changed weights or the inner optimizer's state, or there are no scales.
+        """
+        noise.refuse_xla()
+        schedule_id = admission.schedule_id_of(batch)
+        iterations, taken = self.iterations, self.secrets.step
+        is_new = tf.equal(taken, 0) & tf.equal(iterations, 0)
+        conditions = [
+            (tf.equal(iterations, taken), RESTORED),
+            *admission.conditions(
+                self.plan, batch, iterations, self.schedule_id, self.strategy
+            ),
+            (self.seal.holds(weights), CHANGED),
+            (self.membership.may_begin(is_new, weights, schedule_id), SECOND_RUN),
+        ]
+        sound = tf.constant(True)
+        if self.scaling is not None:
+            sound = self.scaling.is_sound()
+            conditions.append((sound, UNSOUND))
+        # Moments that are not sound have a message of their own.
+        conditions.append((self.seal.holds_state() | ~sound, STATE_CHANGED))
+        step = self.membership.noted(self._checked(conditions), schedule_id)
+        if not admission.is_scheduled(batch):
+            return step
+        # From its first step on the run has one schedule.
+        with tf.control_dependencies([step]):
+            pinned = self.secrets.pin_schedule(schedule_id)
+        with tf.control_dependencies([] if pinned is None else [pinned]):
+            return tf.identity(step)
+
+    def _checked(self, conditions: Sequence[tuple[tf.Tensor, str]]) -> tf.Tensor:
+        checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
+        allowed = tf.reduce_all(tf.stack([holds for holds, _ in conditions]))
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            step = self.generator.checked_step(tf.identity(self.secrets.step))
+        horizon = tf.constant(self.plan.num_steps, tf.int64)
+        return tf.where(allowed, step, horizon)
+
+    def privatize(
+        self,
+        clipped: ClippedGradients,
+        variables: Sequence[Any],
+        step: tf.Tensor,
+        penalties: Sequence[tf.Tensor] | None = None,
+    ) -> list[tf.Tensor]:
+        """Adds noise to the clipped sum and divides it by the expected batch size.
+
+        Args:
+          clipped: what `clipped_gradient_sums` returned.
+          variables: the model's trainable ones, in the order of `clipped.sums`.
+          step: what `admit` returned.
+          penalties: gradients of weight regularizers, which depend on no data; added to
+            the noisy gradients.
+
+        Returns:
+          Noisy gradients, in the variables' shapes and dtypes.
+
+        Raises:
+          TypeError: if `clipped` did not come from the clipping of this library.
+          ValueError: if the variables are not those that the run began with, or `clipped`
+            is not scaled as this run does.
+          InvalidArgumentError: if the sum is not finite or larger than clipped
+            gradients can add up to. `clipped_gradient_sums` returns no such sum for any
+            data: only a programming error can.
+        """
+        self._check_origin(clipped, variables)
+        plan = self.plan
+        flat = tf.concat([_reshaped(total, [-1]) for total in clipped.sums], axis=0)
+        norm = tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(flat), tf.float64))
+        examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
+        # NaN fails this comparison too.
+        is_clipped = norm <= SUM_MARGIN * plan.l2_norm_clip * examples
+        message = "The sum of gradients is not clipped, or not finite."
+        with tf.control_dependencies([tf.debugging.Assert(is_clipped, [message])]):
+            correlated = self.secrets.next_noise(tf.identity(step), flat)
+        assert self._noisy_mean is not None and plan.expected_batch_size is not None
+        noisy = self._noisy_mean(
+            flat, correlated, plan.noise_stddev, plan.expected_batch_size
+        )
+        sizes = [math.prod(variable.shape) for variable in variables]
+        gradients = [
+            _reshaped(part, variable.shape)
+            for part, variable in zip(tf.split(noisy, sizes), variables)
+        ]
+        if clipped.scales:
+            gradients = [g / s for g, s in zip(gradients, clipped.scales, strict=True)]
+        if penalties is not None:
+            gradients = [a + b for a, b in zip(gradients, penalties)]
+        return [
+            tf.cast(gradient, variable.dtype)
+            for gradient, variable in zip(gradients, variables)
+        ]
+
+    def _check_origin(self, clipped: Any, variables: Sequence[Any]) -> None:
+        if not isinstance(clipped, ClippedGradients):
+            raise TypeError(
+                f"Gradients must be clipped by this library. {HOW_TO_TRAIN}"
+            )
+        if bool(clipped.scales) != (self.scaling is not None):
+            raise ValueError(
+                f"Gradients must be clipped in the coordinates of this optimizer, which "
+                f"are {'scaled' if self.scaling else 'not scaled'}. {HOW_TO_TRAIN}"
+            )
+        # Correlated noise cancels within a variable: each keeps its place in it.
+        if [id(v) for v in variables] != [id(v) for v in self._variables]:
+            raise ValueError(
+                "The model's trainable weights are not those that the run began with "
+                "(trainable was changed, or layers were added or removed). The noise is "
+                "correlated over the steps of each weight: a run keeps its weights. "
+                "Change them back, or start a new run with a new PrivateOptimizer and "
+                "its own budget."
+            )
+
+    def apply(self, noisy: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
+        """Lets the inner optimizer apply what `privatize` returned."""
+        with tf.control_dependencies(noisy), update_runs_no_host_code():
+            self.inner_optimizer.apply(list(noisy), list(variables))
+
+    def still_at(
+        self, step: tf.Tensor, weights: Sequence[Any]
+    ) -> list[tf.Operation | None]:
+        """Assertions that nothing has changed since the noise of `step` was drawn.
+
+        Raises:
+          InvalidArgumentError: in graphs too, if gradients of that step may not be
+            applied any more.
+        """
+        conditions = [
+            (tf.equal(self.iterations, step), RESTORED),
+            (self.seal.holds(weights), CHANGED),
+            (self.seal.holds_state(), STATE_CHANGED),
+        ]
+        return [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
+
+    def vouch(self, reason: str) -> None:
+        """See `PrivateOptimizer.vouch_for_weights`."""
+        if not isinstance(reason, str) or not reason.strip():
+            raise ValueError(
+                f"reason must say what changed the weights, found {reason!r}."
+            )
+        if not self.has_begun:
+            raise ValueError("The run has not begun: any weights may begin it.")
+        with self.turn:
+            self.seal.open()
+            self.vouched = tuple(dict.fromkeys((*self.vouched, reason.strip())))
+
+    def remarks(self) -> list[str]:
+        """What the statement must say beside the plan's guarantee."""
+        remarks = []
+        if self.has_begun:
+            remarks += self.membership.remarks(int(self.schedule_id))
+        remarks += [
+            f"Weights were changed between steps, for which whoever trained vouches that "
+            f"no private data had a part in it: {sentence(reason)}"
+            for reason in self.vouched
+        ]
+        remarks += [
+            f"The run was interrupted, and resumed on another kind of machine or with "
+            f"other versions ({said}). Steps that were taken after the last checkpoint, "
+            f"and lost, may have been taken again with sums that are rounded differently, "
+            f"and with independent noise: the numbers above hold for whoever did not see "
+            f"the lost weights."
+            for said in self.resumed_elsewhere
+        ]
+        return remarks
+
+
+def _reshaped(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """As `tf.reshape`, without an operation for a vector that stays one."""
+    if tensor.shape.rank == len(shape) == 1:
+        return tensor
+    return tf.reshape(tensor, shape)

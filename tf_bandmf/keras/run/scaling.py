@@ -1,0 +1,118 @@
+"""Scale, then privatize: clip norm and noise in the coordinates of an adaptive optimizer.
+
+Adam divides each coordinate by the root of its second moment v. Clipped and noised as they
+are, coordinates with small gradients are lost in noise that is as large there as
+everywhere. Scale-then-privatize (Ganesh, McMahan and Thakurta, 2025, arXiv:2507.01129)
+multiplies each example's gradient by s, about 1 / sqrt(v), clips it, adds the noise, and
+divides the noisy mean by s:
+
+    scaled_t = sum over examples of clip(s_t * g)       norm of each at most C
+    noisy_t  = (scaled_t + noise_stddev (C^-1 Z)_t) / (expected_batch_size s_t)
+
+s_t is computed from the optimizer's v, which the noisy gradients before step t decide. So
+scaled_t is a query that was chosen by what has been released, of the sensitivity of every
+other one: mechanisms of Gaussian noise are as private for queries that are chosen so
+(Denisov et al., 2022, arXiv:2202.08312, theorem 2.1), and dividing by s_t is
+post-processing.
+
+Correlated noise cancels over steps in scaled coordinates. In those of the gradients it
+cancels as far as s_t stays what it was, which changes as slowly as v does. What Adam adds
+to the weights is again multiplied by about s_t, so that there it cancels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+UNSOUND = (
+    "The scales of scaling='second_moment' do not exist: the inner optimizer has second "
+    "moments that are negative, infinite or not a number. Training has diverged, or its "
+    "state was loaded from a damaged file. Go back to a checkpoint of the run from before, "
+    "or begin a new run with a smaller learning rate and its own budget."
+)
+# Of the root mean square of all roots: no scale is above 1 + 1 / this.
+_FLOOR = 0.1
+_OPTIMIZERS = (
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Nadam,
+    keras.optimizers.RMSprop,
+)
+
+
+class Scaling:
+    """The scales of a run's coordinates, from its inner optimizer's second moments.
+
+    Args:
+      inner: optimizer of Keras.
+
+    Raises:
+      ValueError: if it keeps no second moments.
+    """
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: keras.optimizers.Optimizer) -> None:
+        if not isinstance(inner, _OPTIMIZERS):
+            names = ", ".join(kind.__name__ for kind in _OPTIMIZERS)
+            raise ValueError(
+                f"scaling='second_moment' takes scales from the second moments of the "
+                f"inner optimizer, and {type(inner).__name__} has none. Use one of "
+                f"{names}, or no scaling."
+            )
+        self._inner = inner
+
+    def scales(self) -> list[tf.Tensor]:
+        """The scales of the coming step, from released noisy gradients alone.
+
+            s = (1 + f) r / (sqrt(v) + f r),   r = root mean square of all sqrt(v), f = 0.1
+
+        A factor of v changes nothing, so neither does Adam's correction of its bias, and
+        the norm of a gradient that is as large as sqrt(v) stays what it was: a clip norm
+        means about the same with and without scales. While all of v is zero they are 1,
+        as before the first step.
+
+        Returns:
+          Float32 tensors in the shapes of the variables, in (0, 1 + 1 / f] if the moments
+          are sound. The optimizer must be built.
+        """
+        moments = self._moments()
+        root = tf.cast(_root(moments), tf.float32)
+        return [
+            tf.where(
+                tf.equal(root, 0.0),
+                1.0,
+                (1.0 + _FLOOR) * root / (tf.sqrt(moment) + _FLOOR * root),
+            )
+            for moment in moments
+        ]
+
+    def is_sound(self) -> tf.Tensor:
+        """Whether scales follow from the moments: none is negative, infinite or NaN.
+
+        Returns:
+          Bool scalar. It is a function of noisy gradients, and may decide about a step.
+        """
+        moments = self._moments()
+        signs = [tf.reduce_all(moment >= 0.0) for moment in moments]
+        return tf.reduce_all(tf.stack([tf.math.is_finite(_root(moments)), *signs]))
+
+    def state(self) -> list[Any]:
+        """The variables that hold the moments."""
+        return list(self._inner._velocities)
+
+    def _moments(self) -> list[tf.Tensor]:
+        return [
+            tf.cast(tf.convert_to_tensor(moment.value), tf.float32)
+            for moment in self.state()
+        ]
+
+
+def _root(moments: list[tf.Tensor]) -> tf.Tensor:
+    """Root of the mean of all moments, float64."""
+    count = sum(moment.shape.num_elements() for moment in moments)
+    sums = [tf.cast(tf.reduce_sum(moment), tf.float64) for moment in moments]
+    return tf.sqrt(tf.add_n(sums) / count)
