@@ -16,6 +16,7 @@ RIGHT = {
     "kind": set(),
     "groups": {"None"},
     "scaling": {"None"},
+    "gamma": {"half", "1.5"},
     "model": set(),
     "microbatch_size": {"None"},
 }
@@ -40,7 +41,7 @@ def model():
 
 @pytest.mark.attack(
     "Wrong arguments of the Keras part",
-    tried="Arguments of PrivateOptimizer, Clipping, make_private and to_plain get 32 values each.",
+    tried="Arguments of what makes a model private get 32 values each.",
     area="fuzz",
 )
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_a_wrong_argument_gets_an_error_that_names_it(function, plan):
             "loss_scale_factor": None,
             "clipping": "flat",
         },
-        "Clipping": {"kind": "flat", "groups": None, "scaling": None},
+        "Clipping": {"kind": "flat", "groups": None, "scaling": None, "gamma": 0.01},
         "make_private": {"model": model(), "microbatch_size": None},
         "to_plain": {"model": tf_bandmf.keras.make_private(model())},
     }[function.__name__]

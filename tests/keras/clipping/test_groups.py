@@ -56,7 +56,9 @@ def test_each_group_is_clipped_to_its_own_norm(groups, kind):
     found = traced(built, x, y, clip=CLIP, clipping=clipping)
     members, clips = grouping(groups, built.trainable_variables, CLIP)
     assert len(clips) == 3
-    assert_sums_close(found.sums, group_sums(gradients, members, clips, clipping.gamma))
+    assert_sums_close(
+        found.sums, group_sums(gradients, members, clips, clipping.automatic)
+    )
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
@@ -124,3 +126,9 @@ def test_a_weight_without_a_group_is_refused_when_the_run_begins():
     )
     with pytest.raises(ValueError, match="gru/gru_cell/kernel' is in no group"):
         optimizer.build(model().trainable_variables)
+
+
+@pytest.mark.parametrize("gamma", [0.0, -1.0, math.inf, True])
+def test_automatic_clipping_needs_a_positive_gamma(gamma):
+    with pytest.raises(ValueError, match="gamma"):
+        Clipping("automatic", gamma=gamma)

@@ -76,7 +76,7 @@ def test_norms_and_sums_are_those_of_scaled_gradients(name, options):
     np.testing.assert_allclose(result.norms, reference.norms_of(scaled), rtol=1e-4)
     clipping = options.get("clipping", Clipping())
     members, clips = clipping.grouping(model.trainable_variables, CLIP)
-    expected = group_sums(scaled, members, clips, clipping.gamma)
+    expected = group_sums(scaled, members, clips, clipping.automatic)
     reference.assert_sums_close(result.sums, expected)
     for found, given in zip(result.scales, scales, strict=True):
         np.testing.assert_array_equal(found, given)
@@ -141,7 +141,7 @@ def test_the_self_check_scales(monkeypatch):
 
     model = embedding_model()
     x, y = words(), reference.labels()
-    self_check(model, x, y, scaled=True)
+    self_check(model, x, y, clipping=Clipping(scaling="second_moment"))
     monkeypatch.setattr(Rows, "scaled", lambda self, scale: self)
     with pytest.raises(Exception, match="gradient norm"):
-        self_check(model, x, y, scaled=True)
+        self_check(model, x, y, clipping=Clipping(scaling="second_moment"))

@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.keras.clipping import ClippedGradients, clipped_gradient_sums
+from tf_bandmf.keras.clipping import ClippedGradients, Clipping, clipped_gradient_sums
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.planning.gradient_sample import GradientSample
 
-# Of automatic clipping, which divides gradients by their norm plus this.
-_GAMMA = 1e-12
+# Divides gradients by their norm.
+_NORMALIZED = Clipping("automatic", gamma=1e-12)
 _EMBEDDINGS = "embeddings"
 # Their depthwise kernels [..., channels, multiplier] see one channel each.
 _DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
@@ -70,7 +70,9 @@ def sample_gradients(
     # Traced for two batches, the second of any size, and not for each one.
     @tf.function(autograph=False, reduce_retracing=True)
     def clipped(part: Any) -> ClippedGradients:
-        return clipped_gradient_sums(model, *part, l2_norm_clip=1.0, automatic=_GAMMA)
+        return clipped_gradient_sums(
+            model, *part, l2_norm_clip=1.0, clipping=_NORMALIZED
+        )
 
     norms, total = [], None
     for start in range(0, count, batch_size):

@@ -27,10 +27,9 @@ from tf_bandmf.keras.clipping.factors.norms import automatic_weights, clip_weigh
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
 
 LAYERS, SECOND_MOMENT = "layers", "second_moment"
-# Gamma of automatic clipping: the value of Bu et al., which they find good everywhere.
-_GAMMA = 0.01
 # Of shares: their ratios are exact enough in float32.
 _LEAST = 1e-6
+_LEAST_GAMMA = 1e-12
 
 
 class Grouping(NamedTuple):
@@ -43,91 +42,6 @@ class Grouping(NamedTuple):
 
     members: tuple[int, ...]
     clips: tuple[Any, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Clipping:
-    """How each example's gradient is clipped to the plan's norm C.
-
-    Whatever is chosen, a contribution's norm is at most C, so that the guarantee is the
-    same with every mechanism. Choose it without looking at the data.
-
-    Attributes:
-      kind: "flat": a gradient longer than C is shortened to it. "automatic": each
-        gradient g is multiplied by C / (|g| + 0.01), AUTO-S of Bu et al. (2022,
-        arXiv:2206.07136): C and the learning rate are then one parameter, and there is no
-        clip norm to tune.
-      groups: None: a gradient is clipped as a whole. "layers": the weights of each layer
-        apart, each to C / sqrt(number of layers). Or shares of C by regular expressions
-        that are searched in the paths of weights, such as `{"embedding": 1, ".*": 2}`: the
-        first one found is a weight's group, and the squares of the groups' clip norms add
-        up to C^2 (group-wise clipping, He et al., 2022, arXiv:2212.01539).
-      scaling: None; or "second_moment" with Adam, AdamW, Nadam or RMSprop: gradients are
-        clipped and noised in the coordinates in which that optimizer takes its steps
-        (scale-then-privatize, Ganesh et al., 2025, arXiv:2507.01129; see
-        `tf_bandmf.keras.run.scaling`). Scales come from the noisy gradients of earlier
-        steps. Each example's gradient is held in memory, as large as the weights: see
-        `microbatch_size` of `make_private`. One replica only.
-
-    Raises:
-      ValueError: if a setting is not known.
-    """
-
-    kind: str = "flat"
-    groups: str | Mapping[str, float] | None = None
-    scaling: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.kind, str) or self.kind not in ("flat", "automatic"):
-            raise ValueError(
-                f"clipping: kind must be 'flat' or 'automatic', found {self.kind!r}."
-            )
-        object.__setattr__(self, "groups", check_groups(self.groups))
-        if self.scaling not in (None, SECOND_MOMENT):
-            raise ValueError(
-                f"scaling must be None or {SECOND_MOMENT!r}, found {self.scaling!r}."
-            )
-
-    @property
-    def gamma(self) -> float | None:
-        """Of automatic clipping; None if gradients are clipped flat."""
-        return _GAMMA if self.kind == "automatic" else None
-
-    def grouping(self, variables: Sequence[Any], l2_norm_clip: float) -> Grouping:
-        """The groups of these trainable variables; see `grouping`."""
-        return grouping(self.groups, variables, l2_norm_clip)
-
-    def remarks(self) -> list[str]:
-        """What the statement of a run that clips so must say."""
-        remarks = []
-        if self.groups is not None:
-            remarks.append(
-                "Gradients are clipped in groups of weights, each to a public norm of its "
-                "own; the squares of these norms add up to that of the l2 norm clip."
-            )
-        if self.scaling is not None:
-            remarks.append(
-                "Gradients are clipped and noised after each coordinate was multiplied by "
-                "a scale, which follows from noisy gradients of earlier steps; the l2 norm "
-                "clip is that of scaled gradients."
-            )
-        return remarks
-
-    def to_config(self) -> dict[str, Any]:
-        """For files, where mappings have no order."""
-        groups = self.groups
-        pairs = [[*p] for p in groups.items()] if isinstance(groups, dict) else groups
-        return {"kind": self.kind, "groups": pairs, "scaling": self.scaling}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Clipping:
-        """What `to_config` wrote."""
-        groups = config["groups"]
-        groups = dict(groups) if isinstance(groups, (list, tuple)) else groups
-        return cls(config["kind"], groups, config["scaling"])
-
-
-FLAT = Clipping()
 
 
 def one_group(num_variables: int, l2_norm_clip: float) -> Grouping:
@@ -217,6 +131,104 @@ def _first_match(groups: Mapping[str, float], path: str) -> str:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Clipping:
+    """How each example's gradient is clipped to the plan's norm C.
+
+    Whatever is chosen, a contribution's norm is at most C, so that the guarantee is the
+    same with every mechanism. Choose it without looking at the data.
+
+    Attributes:
+      kind: "flat": a gradient longer than C is shortened to it. "automatic": each
+        gradient g is multiplied by C / (|g| + gamma), AUTO-S of Bu et al. (2022,
+        arXiv:2206.07136): C and the learning rate are then one parameter, and there is no
+        clip norm to tune.
+      groups: None: a gradient is clipped as a whole. "layers": the weights of each layer
+        apart, each to C / sqrt(number of layers). Or shares of C by regular expressions
+        that are searched in the paths of weights, such as `{"embedding": 1, ".*": 2}`: the
+        first one found is a weight's group, and the squares of the groups' clip norms add
+        up to C^2 (group-wise clipping, He et al., 2022, arXiv:2212.01539).
+      scaling: None; or "second_moment" with Adam, AdamW, Nadam or RMSprop: gradients are
+        clipped and noised in the coordinates in which that optimizer takes its steps
+        (scale-then-privatize, Ganesh et al., 2025, arXiv:2507.01129; see
+        `tf_bandmf.keras.run.scaling`). Scales come from the noisy gradients of earlier
+        steps. Each example's gradient is held in memory, as large as the weights: see
+        `microbatch_size` of `make_private`. One replica only.
+      gamma: of automatic clipping; 0.01 is the value of Bu et al., which they find good
+        everywhere.
+
+    Raises:
+      ValueError: if a setting is not known.
+    """
+
+    kind: str = "flat"
+    groups: str | Mapping[str, float] | None = None
+    scaling: str | None = None
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in ("flat", "automatic"):
+            raise ValueError(
+                f"clipping: kind must be 'flat' or 'automatic', found {self.kind!r}."
+            )
+        object.__setattr__(self, "groups", check_groups(self.groups))
+        scaling = self.scaling
+        if scaling is not None and not (
+            isinstance(scaling, str) and scaling == SECOND_MOMENT
+        ):
+            raise ValueError(
+                f"scaling must be None or {SECOND_MOMENT!r}, found {self.scaling!r}."
+            )
+
+        number = isinstance(self.gamma, (int, float)) and self.gamma is not True
+        if not (number and _LEAST_GAMMA <= self.gamma <= 1.0 / _LEAST_GAMMA):
+            raise ValueError(
+                f"gamma must be a number in [{_LEAST_GAMMA:g}, {1 / _LEAST_GAMMA:g}], "
+                f"found {self.gamma!r}."
+            )
+
+    @property
+    def automatic(self) -> float | None:
+        """Gamma of automatic clipping; None if gradients are clipped flat."""
+        return self.gamma if self.kind == "automatic" else None
+
+    def grouping(self, variables: Sequence[Any], l2_norm_clip: float) -> Grouping:
+        """The groups of these trainable variables; see `grouping`."""
+        return grouping(self.groups, variables, l2_norm_clip)
+
+    def remarks(self) -> list[str]:
+        """What the statement of a run that clips so must say."""
+        remarks = []
+        if self.groups is not None:
+            remarks.append(
+                "Gradients are clipped in groups of weights, each to a public norm of its "
+                "own; the squares of these norms add up to that of the l2 norm clip."
+            )
+        if self.scaling is not None:
+            remarks.append(
+                "Gradients are clipped and noised after each coordinate was multiplied by "
+                "a scale, which follows from noisy gradients of earlier steps; the l2 norm "
+                "clip is that of scaled gradients."
+            )
+        return remarks
+
+    def to_config(self) -> dict[str, Any]:
+        """For files, where mappings have no order."""
+        groups = self.groups
+        pairs = [[*p] for p in groups.items()] if isinstance(groups, dict) else groups
+        return {**dataclasses.asdict(self), "groups": pairs}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Clipping:
+        """What `to_config` wrote."""
+        groups = config["groups"]
+        groups = dict(groups) if isinstance(groups, (list, tuple)) else groups
+        return cls(**{**config, "groups": groups})
+
+
+FLAT = Clipping()
+
+
 # Larger ones make every float32 gradient infinite.
 _LARGEST_SCALE = 2**127
 
@@ -274,7 +286,7 @@ def how_to_clip(
                 f"`scales` must have the shapes of the {len(variables)} trainable "
                 f"weights, found {[tuple(s.shape) for s in scales]}."
             )
-    return Clip(parts, clipping.gamma, scale, tuple(scales or ()))
+    return Clip(parts, clipping.automatic, scale, tuple(scales or ()))
 
 
 def is_loss_scale(value: Any) -> bool:

@@ -56,7 +56,7 @@ def computation(model: Any) -> list[Any]:
         bool(model.jit_compile),
         bool(model.run_eagerly),
         model.optimizer.loss_scale_factor,
-        clipping.gamma,
+        clipping.automatic,
         json.dumps(clipping.groups),
     ]
     # Without scaling it is what it was before there was any: files of then resume.

@@ -119,7 +119,7 @@ def test_wrong_weights_of_other_ways_to_clip_are_found(monkeypatch, clipping):
     model = reference.classifier(layers.Dense(4), inputs=(6, 4))
     x, y = reference.sequences(), reference.labels()
     self_check(model, x, y, clipping=clipping)
-    name = "automatic_weights" if clipping.gamma else "clip_weights"
+    name = "automatic_weights" if clipping.automatic else "clip_weights"
     original = getattr(settings, name)
 
     def too_small(*args):
