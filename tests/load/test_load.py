@@ -18,8 +18,7 @@ keras = pytest.importorskip("keras", minversion="3.12")
 
 import tf_bandmf.keras  # noqa: E402
 from tf_bandmf.keras.model.step import PrivateStep  # noqa: E402
-from tf_bandmf.keras.optimizer import private  # noqa: E402
-from tf_bandmf.keras.run import known_runs  # noqa: E402
+from tf_bandmf.keras.run import known_runs, run  # noqa: E402
 
 KEY = NoiseKey.for_testing(0)
 
@@ -207,7 +206,7 @@ def test_noise_that_does_not_fit_is_refused_before_training(how, monkeypatch):
         def full(*arguments, **options):
             raise tf.errors.ResourceExhaustedError(None, None, "no memory")
 
-        monkeypatch.setattr(private, "SecretState", full)
+        monkeypatch.setattr(run, "SecretState", full)
         match = "3 vectors of 8 numbers.*The device has less"
     x, y = np.ones([16, 3], np.float32), np.ones([16, 2], np.float32)
     model = small_model(plan)

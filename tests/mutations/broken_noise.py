@@ -23,8 +23,8 @@ from tf_bandmf.noise.keys import NoiseKey
 def restart_reuses_noise(patch):
     begin = SecretState.__init__
 
-    def restart(state, generator, key, step=0, *rest):
-        begin(state, generator, key, step, *rest)
+    def restart(state, generator, key, plan, step=0, **rest):
+        begin(state, generator, key, plan, step, **rest)
         for variable in state._step_keys:
             variable.assign(tf.roll(variable, step, axis=0))
 
@@ -115,8 +115,8 @@ def bands_in_wrong_order(patch):
 def buffer_not_reset(patch):
     begin = SecretState.__init__
 
-    def dirty(state, *arguments):
-        begin(state, *arguments)
+    def dirty(state, *arguments, **rest):
+        begin(state, *arguments, **rest)
         for variable in state._buffers:
             variable.assign(tf.ones_like(variable))
 
