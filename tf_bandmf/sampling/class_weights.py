@@ -99,5 +99,5 @@ class ClassWeighted(ExampleSource):
         weights = np.append(self._weights, self._others)
         update(b"shares of classes" + self._classes.tobytes() + weights.tobytes())
 
-    def example_hashes(self) -> np.ndarray:
-        return self._examples.example_hashes()
+    def recognized_by(self) -> Callable[[], np.ndarray]:
+        return self._examples.recognized_by()

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.sources import CONTENT, hash_rows
+from tf_bandmf.sampling.record_identity import hash_rows
+from tf_bandmf.sampling.sources import CONTENT
 
 FINGERPRINT = "fingerprint"
 # A fingerprint is made and verified in one process; another one has other secrets.

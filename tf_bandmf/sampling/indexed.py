@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.sampling.record_identity import (
+    SeenRecords,
+    hash_rows,
+    probed_places,
+    record_hashes,
+)
 from tf_bandmf.sampling.sources import (
     INPUTS,
     SAMPLE_WEIGHT,
     TARGETS,
     ExampleSource,
-    hash_rows,
 )
-
-# Examples, evenly spread, by which the data of two runs are compared.
-_SAMPLED = 256
 
 
 class IndexedExamples(ExampleSource):
@@ -35,7 +37,7 @@ class IndexedExamples(ExampleSource):
     This is the way for loops that fetch their examples themselves: the library decides
     which ones a step uses, calls `fetch` with their indices, and knows what came back.
     Which example an index means may not change: what an index gave first, it must give
-    always (8 bytes of memory each). Random augmentation belongs into
+    always (some 20 bytes of memory each). Random augmentation belongs into
     `plan.batches(..., map=function)`.
 
     Args:
@@ -61,8 +63,8 @@ class IndexedExamples(ExampleSource):
         self._leaves = [(a.shape[1:], a.dtype) for a in tf.nest.flatten(first)]
         self._seen = np.zeros(self.num_examples, np.int64)
         self._known = np.zeros(self.num_examples, bool)
-        count = min(_SAMPLED, self.num_examples)
-        places = np.linspace(0, self.num_examples - 1, count).astype(np.int64)
+        self._records = SeenRecords(self.num_examples)
+        places = probed_places(self.num_examples)
         self._sample = hashlib.blake2b(digest_size=32)
         # Example 0 alone, then beside others: it must be the same.
         self._rows(places[:1])
@@ -126,11 +128,14 @@ class IndexedExamples(ExampleSource):
                 )
             self._seen[indices] = hashes
             self._known[indices] = True
+            content = tf.nest.pack_sequence_as(self._structure, leaves)
+            self._records.note(indices, record_hashes(content[INPUTS]).numpy())
             return leaves
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
         dtypes = [tf.as_dtype(dtype) for _, dtype in self._leaves]
         found = tf.numpy_function(self._rows, [indices], dtypes)
+        found = [found] if tf.is_tensor(found) else found  # eagerly, of one
         leaves = [
             tf.ensure_shape(leaf, [None, *shape])
             for leaf, (shape, _) in zip(found, self._leaves)
@@ -141,5 +146,5 @@ class IndexedExamples(ExampleSource):
         update(f"indexed {self.num_examples}".encode())
         update(self._sample.digest())
 
-    def example_hashes(self) -> np.ndarray:
-        return self._seen[self._known].view(np.uint64)
+    def recognized_by(self) -> Callable[[], np.ndarray]:
+        return self._records.hashes

@@ -187,8 +187,8 @@ class MappedExamples(ExampleSource):
         self._examples.update_digest(update)
         update(b"mapped" + self._probe)
 
-    def example_hashes(self) -> np.ndarray:
-        return self._examples.example_hashes()
+    def recognized_by(self) -> Callable[[], np.ndarray]:
+        return self._examples.recognized_by()
 
 
 def _tensor(value: Any) -> tf.Tensor:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import abc
 import functools
-import hashlib
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.sampling.purity import stateful_operation
+from tf_bandmf.sampling.record_identity import (
+    MOST_HASHES,
+    SeenRecords,
+    hash_rows,
+    probed_places,
+    record_hashes,
+)
 
 # Keys of the contents of a batch.
 INPUTS, TARGETS, SAMPLE_WEIGHT = "x", "y", "sample_weight"
@@ -26,12 +32,6 @@ _CHANGED = (
     "index must mean one example in all of a run. Give arrays that nobody writes into, "
     "make changes before plan.batches, and augment by plan.batches(..., map=function)."
 )
-
-
-def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """FarmHash64 of each row, int64, shape [N]; its kernel is for the host."""
-    with tf.device("/CPU:0"):
-        return tf.bitcast(tf.fingerprint(tensor), tf.int64)
 
 
 class Draw(NamedTuple):
@@ -112,14 +112,20 @@ class ExampleSource(abc.ABC):
     def update_digest(self, update: Callable[[Any], None]) -> None:
         """Feeds bytes to a hash that differ if the data do, or their order."""
 
-    def example_hashes(self) -> np.ndarray:
-        """Hashes of the examples' inputs, uint64, by which another run's are recognized.
+    def recognized_by(self) -> Callable[[], np.ndarray]:
+        """Gives hashes of the examples' inputs, by which another run's are recognized.
 
-        Unless overridden: one hash of all data.
+        What it returns, hashes of `record_identity.record_hashes` as uint64, may become
+        more as examples are read; it keeps no examples alive.
+
+        Unless overridden: of evenly spread examples, which are read for that.
         """
-        digest = hashlib.blake2b(digest_size=8)
-        self.update_digest(digest.update)
-        return np.frombuffer(digest.digest(), np.uint64)
+        places = probed_places(self.num_examples)
+        seen = SeenRecords(len(places))
+        with tf.init_scope():
+            inputs = self.gather(tf.constant(places))[INPUTS]
+            seen.note(np.arange(len(places)), record_hashes(inputs).numpy())
+        return seen.hashes
 
 
 def refuse_state(source: ExampleSource) -> None:
@@ -279,9 +285,20 @@ class ArrayExamples(ExampleSource):
         with tf.init_scope(), tf.device("/CPU:0"):
             return tf.nest.map_structure(of, self._arrays)
 
-    def example_hashes(self) -> np.ndarray:
-        inputs = tf.nest.flatten(self._hashes[INPUTS])
-        return hash_rows(tf.stack(inputs, axis=1)).numpy().view(np.uint64)
+    def recognized_by(self) -> Callable[[], np.ndarray]:
+        found = [
+            record_hashes(
+                tf.nest.map_structure(
+                    lambda a, first=first: tf.convert_to_tensor(
+                        a[first : first + _EXAMPLES_AT_ONCE]
+                    ),
+                    self._arrays[INPUTS],
+                )
+            ).numpy()
+            for first in range(0, self.num_examples, _EXAMPLES_AT_ONCE)
+        ]
+        hashes = np.unique(np.concatenate(found).view(np.uint64))[:MOST_HASHES]
+        return lambda: hashes
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
         for tensor in tf.nest.flatten(self._arrays):

@@ -191,8 +191,8 @@ class UnitExamples(ExampleSource):
         if self._row_ids is not None:
             update(self._row_ids.tobytes() + self._starts.tobytes())
 
-    def example_hashes(self) -> np.ndarray:
-        return self._source.example_hashes()
+    def recognized_by(self) -> Callable[[], np.ndarray]:
+        return self._source.recognized_by()
 
 
 def _mixed(ids: np.ndarray, step: int, base: np.ndarray) -> np.ndarray:

@@ -44,12 +44,12 @@ class KnownRun:
     Attributes:
       plan: of the run.
       trained: weak references to its trainable weights.
-      data: sketch of its examples; empty if the caller made its batches.
+      schedule_id: of its data, or `NO_SCHEDULE` if the caller made its batches.
     """
 
     plan: Plan
     trained: tuple[weakref.ref[Any], ...]
-    data: np.ndarray
+    schedule_id: int
 
     def shares(self, weights: Sequence[Any], data: np.ndarray) -> str | None:
         """What another run on these weights and data has in common with this one."""
@@ -57,7 +57,8 @@ class KnownRun:
         found = []
         if any(id(weight) in own for weight in weights):
             found.append("weights")
-        if data_identity.share_examples(self.data, data):
+        own_data = data_identity.sketch_of(self.schedule_id)
+        if data_identity.share_examples(own_data, data):
             found.append("examples")
         return " and ".join(found) or None
 
@@ -114,7 +115,7 @@ def note(name: str, plan: Plan, trained: Sequence[Any], schedule_id: int) -> Non
     run = KnownRun(
         plan,
         tuple(weakref.ref(weight) for weight in trained),
-        data_identity.sketch_of(schedule_id),
+        schedule_id,
     )
     with _LOCK:
         _RUNS[name] = run

@@ -1,0 +1,127 @@
+"""A record is a record in every container: the second run on it is noticed."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf.sampling import (
+    IndexedExamples,
+    TFRecordExamples,
+    cache_dataset,
+    data_identity,
+)
+from tf_bandmf.sampling.record_identity import record_hashes
+
+M = 40
+
+
+def data():
+    rng = np.random.default_rng(3)
+    return rng.normal(size=(M, 4, 3)), np.arange(M) % 3
+
+
+def plan():
+    return tf_bandmf.plan(
+        "identity",
+        epsilon=4.0,
+        delta=1e-5,
+        num_examples=M,
+        batch_size=8,
+        epochs=2,
+        test_seed=0,
+    )
+
+
+def tfrecords(x, y, directory):
+    path = str(directory / "records")
+    with tf.io.TFRecordWriter(path) as writer:
+        for row, label in zip(x.astype(np.float32), y):
+            writer.write(row.tobytes() + bytes([label]))
+
+    def parse(record):
+        values = tf.io.decode_raw(tf.strings.substr(record, 0, 48), tf.float32)
+        label = tf.io.decode_raw(tf.strings.substr(record, 48, 1), tf.uint8)[0]
+        return tf.reshape(values, [4, 3]), label
+
+    return TFRecordExamples([path], parse)
+
+
+def containers(x, y, directory):
+    """The same records as other sources, each as the arguments of `plan.batches`."""
+    single = x.astype(np.float32)
+    order = np.random.default_rng(0).permutation(M)
+    np.save(directory / "x.npy", x)
+    dataset = tf.data.Dataset.from_tensor_slices((single, y))
+    return {
+        "arrays": (single, y),
+        "float64": (x, y),
+        "permuted": (single[order], y[order]),
+        "flattened": (single.reshape(M, -1), y),
+        "memmap": (np.load(directory / "x.npy", mmap_mode="r"), y),
+        "indexed": (IndexedExamples(lambda i: (single[i], y[i]), M),),
+        "other labels": (IndexedExamples(lambda i: (single[i], 1 - y[i]), M),),
+        "no labels": (IndexedExamples(lambda i: x[i], M),),
+        "cache": (cache_dataset(dataset, str(directory / "cache")),),
+        "TFRecords": (tfrecords(x, y, directory),),
+    }
+
+
+def sketch(batches):
+    next(iter(batches.dataset()))
+    return data_identity.sketch_of(batches.schedule_id)
+
+
+@pytest.mark.attack(
+    "The same records in another container or dtype",
+    tried="A second run on them as float64, permuted, flattened, a memmap, behind an index "
+    "with other labels, a cache, TFRecords.",
+    area="inputs",
+    invariants=[19],
+)
+def test_invariant_19_a_record_is_recognized_in_every_container(tmp_path, figure):
+    x, y = data()
+    found = {
+        name: sketch(plan().batches(*arguments))
+        for name, arguments in containers(x, y, tmp_path).items()
+    }
+    for name, first in found.items():
+        for other, second in found.items():
+            assert data_identity.share_examples(first, second), (name, other)
+    figure(f"{len(found)} containers, each pair recognized")
+    # The control: other records are others.
+    others = sketch(plan().batches(x + 1.0, y))
+    for name, first in found.items():
+        assert not data_identity.share_examples(first, others), name
+
+
+def test_values_count_and_not_dtypes():
+    whole = np.array([[3, 70_000], [2**40, 1], [2**40 + 1, 1]])
+    same = [
+        record_hashes(tf.constant(whole, dtype)).numpy()
+        for dtype in (tf.int64, tf.float64, tf.uint64)
+    ]
+    for hashes in same[1:]:
+        np.testing.assert_array_equal(hashes, same[0])
+    # Whole numbers that float32 cannot tell apart are told apart.
+    assert len(set(same[0].tolist())) == 3
+    small = np.array([[0, 1], [1, 0]])
+    for dtype in (tf.bool, tf.uint8, tf.float16, tf.bfloat16, tf.float32):
+        np.testing.assert_array_equal(
+            record_hashes(tf.cast(small, dtype)), record_hashes(small)
+        )
+    zeros = record_hashes(np.array([[0.0], [-0.0]]))
+    assert zeros[0] == zeros[1]
+    texts = record_hashes({"a": np.array(["x", "y", "x"]), "b": np.array([1, 1, 2])})
+    assert len(set(texts.numpy().tolist())) == 3
+
+
+def test_what_is_read_later_is_recognized_too(tmp_path):
+    """Of a large set behind an index, only some examples are read before the run."""
+    m = 2_000
+    x = np.random.default_rng(0).normal(size=(m, 2)).astype(np.float32)
+    source = IndexedExamples(lambda i: x[i], m)
+    known = source.recognized_by()
+    before = known().size
+    source.gather(tf.range(m, dtype=tf.int64))
+    assert before < 300 and known().size == m

@@ -1,0 +1,107 @@
+"""What a record is, whatever holds it: one digest of its inputs for all sources.
+
+The same records in arrays, on disk, behind an index or in a stream are the same records,
+and so they are with another dtype, another shape of a row (flattened images), other
+targets or other weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# Of whole numbers up to here, what float32 cannot hold counts, too.
+_EXACT = 2.0**53
+# Evenly spread examples that are looked at before a run begins, where all take too long.
+PROBED = 256
+# The smallest ones of a data set that are kept.
+MOST_HASHES = 2**20
+
+
+def hash_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """FarmHash64 of each row, int64, shape [N]; its kernel is for the host."""
+    with tf.device("/CPU:0"):
+        return tf.bitcast(tf.fingerprint(tensor), tf.int64)
+
+
+def record_hashes(inputs: Any) -> tf.Tensor:
+    """A hash of the values of each record's inputs, in a graph too.
+
+    Numbers count by their value, rounded to float32, so that float64 data and the float32
+    data that were made of them are the same; whole numbers count with all their digits.
+
+    Args:
+      inputs: structure of dense tensors whose first dimension is the record.
+
+    Returns:
+      int64, shape [N].
+    """
+    with tf.device("/CPU:0"):
+        leaves = [_leaf_hashes(leaf) for leaf in tf.nest.flatten(inputs)]
+        return hash_rows(tf.stack(leaves, axis=1))
+
+
+def _leaf_hashes(leaf: Any) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(leaf)
+    rows = tf.shape(tensor)[0]
+    flat = tf.reshape(tensor, [rows, tf.reduce_prod(tf.shape(tensor)[1:])])
+    if flat.dtype == tf.string:
+        return hash_rows(flat)
+    if flat.dtype.is_complex:
+        flat = tf.concat([tf.math.real(flat), tf.math.imag(flat)], axis=1)
+    # No negative zero; all NaN are one.
+    single = tf.cast(flat, tf.float32) + 0.0
+    single = tf.where(tf.math.is_nan(single), np.float32("nan"), single)
+    hashes = hash_rows(single)
+    if flat.dtype.size < 4 or flat.dtype == tf.float32 or flat.dtype == tf.bool:
+        return hashes
+    double = tf.cast(flat, tf.float64)
+    rest = double - tf.cast(single, tf.float64)
+    whole = (tf.round(double) == double) & (tf.abs(double) <= _EXACT)
+    rest = tf.where(whole, rest, tf.zeros_like(rest))
+    more = tf.reduce_any(rest != 0.0, axis=1)
+    return tf.where(more, hashes ^ hash_rows(rest), hashes)
+
+
+class SeenRecords:
+    """Hashes of the records that were read so far, by which they are recognized.
+
+    Args:
+      num_examples: m; 9 bytes each.
+    """
+
+    def __init__(self, num_examples: int) -> None:
+        self._hashes = np.zeros(num_examples, np.int64)
+        self._known = np.zeros(num_examples, bool)
+
+    def note(self, indices: np.ndarray, hashes: np.ndarray) -> None:
+        """Keeps the hashes of some records, int64, shape [N]."""
+        self._hashes[indices] = hashes
+        self._known[indices] = True
+
+    def noted(self, content: Any, indices: tf.Tensor) -> tf.Tensor:
+        """`indices`, whose records were noted before they are used; in a graph too.
+
+        Args:
+          content: the inputs of these records.
+          indices: int64, shape [N].
+        """
+
+        def note(indices: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+            self.note(indices, hashes)
+            return indices
+
+        found = tf.numpy_function(note, [indices, record_hashes(content)], tf.int64)
+        return tf.ensure_shape(found, [None])
+
+    def hashes(self) -> np.ndarray:
+        """Of the records that are known, uint64."""
+        return self._hashes[self._known].view(np.uint64)
+
+
+def probed_places(num_examples: int) -> np.ndarray:
+    """Evenly spread indices, int64."""
+    count = min(PROBED, num_examples)
+    return np.linspace(0, num_examples - 1, count).astype(np.int64)
