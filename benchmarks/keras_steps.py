@@ -122,7 +122,8 @@ def compiled(name: str, optimizer: Any, private: bool, options: Any) -> keras.Mo
 
 
 def plan_for(mechanism: str, name: str, num_examples: int, epochs: int) -> Any:
-    mechanism = "lambda_cgd" if mechanism == "kept" else mechanism
+    if mechanism in ("kept", "lambda_cgd"):
+        mechanism = "lambda_cgd:0.9"
     return tf_bandmf.plan(
         mechanism,
         noise_multiplier=1.0,
@@ -130,7 +131,6 @@ def plan_for(mechanism: str, name: str, num_examples: int, epochs: int) -> Any:
         num_examples=num_examples,
         batch_size=BATCH_SIZES[name],
         epochs=epochs,
-        lambda_=0.9 if mechanism == "lambda_cgd" else None,
     )
 
 

@@ -102,9 +102,8 @@ def accuracies(
     keras.utils.set_random_seed(seed)
     model = tf_bandmf.keras.make_private(task.build_model(), self_check=False)
     plan = tf_bandmf.plan(
-        mechanism,
+        "lambda_cgd:0.9" if mechanism == "lambda_cgd" else mechanism,
         num_examples=len(task.data[0][1]),
-        lambda_=0.9 if mechanism == "lambda_cgd" else None,
         test_seed=seed,
         **task.arguments,
     )

@@ -205,7 +205,7 @@ def compare(
             num_examples=len(text.training),
             batch_size=arguments.batch_size,
             epochs=arguments.epochs,
-            momentum=MOMENTUM,
+            workload=f"sgd:momentum={MOMENTUM}",
         )
         found = []
         for rate in arguments.learning_rates:

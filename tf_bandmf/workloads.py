@@ -8,6 +8,7 @@ with a banded Toeplitz `T`: that is what makes errors computable in O(n).
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -118,12 +119,62 @@ def is_real(value: Any) -> bool:
 
 
 def check_workload(workload: Any) -> None:
-    """Raises TypeError if this is no workload."""
+    """Raises TypeError if this is not a workload."""
     if not isinstance(workload, Workload):
         raise TypeError(
             f"workload must be a Workload, such as workloads.prefix_sum(1000), found "
             f"{workload!r}."
         )
+
+
+def resolve(workload: Workload | str | None, num_steps: int) -> Workload:
+    """A workload as it is, one by its name (see `parse`), or by default prefix sums.
+
+    Raises:
+      TypeError: if it is neither.
+      ValueError: for a name that is not one.
+    """
+    if workload is None:
+        return prefix_sum(num_steps)
+    if isinstance(workload, str):
+        return parse(workload, num_steps)
+    check_workload(workload)
+    return workload
+
+
+def parse(specification: str, num_steps: int) -> Workload:
+    """The workload of "prefix", "identity" or "sgd:momentum=0.9,decay=0.999".
+
+    Args:
+      specification: the name; "sgd" takes the `momentum` and the `decay` of
+        `momentum_sgd`, either of them.
+      num_steps: n.
+
+    Raises:
+      ValueError: for anything else.
+    """
+    name, _, values = specification.partition(":")
+    if name in ("prefix", "identity") and not values:
+        return prefix_sum(num_steps) if name == "prefix" else identity(num_steps)
+    if name != "sgd":
+        close = difflib.get_close_matches(name, ("prefix", "identity", "sgd"), n=1)
+        raise ValueError(
+            f"workload must be prefix, identity or sgd:momentum=0.9,decay=0.999, "
+            f"found {specification!r}."
+            + (f" Did you mean {close[0]}?" if close else "")
+        )
+    settings: dict[str, float] = {}
+    for setting in filter(None, values.split(",")):
+        key, _, value = setting.partition("=")
+        try:
+            if key not in ("momentum", "decay") or key in settings:
+                raise ValueError
+            settings[key] = float(value)
+        except ValueError:
+            raise ValueError(
+                f"workload sgd takes momentum=NUMBER and decay=NUMBER, found {setting!r}."
+            ) from None
+    return momentum_sgd(num_steps, **settings)
 
 
 def prefix_sum(num_steps: int, learning_rates: npt.ArrayLike | None = None) -> Workload:

@@ -259,7 +259,7 @@ def ablation(data: pathlib.Path, cache: pathlib.Path) -> None:
             num_examples=end,
             batch_size=batch_size,
             epochs=EPOCHS,
-            momentum=MOMENTUM,
+            workload=f"sgd:momentum={MOMENTUM}",
             test_seed=0,
         )
         for part in (0.01, 0.1, 1.0):

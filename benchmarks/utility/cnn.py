@@ -56,8 +56,9 @@ def plan_for(
         batch_size=(row.batch_size or task.batch_size) * num_examples // num_train,
         epochs=task.epochs,
         sampling=row.sampling,
-        momentum=task.momentum if row.matched else 0.0,
-        decay=task.decay if row.matched else 1.0,
+        workload=f"sgd:momentum={task.momentum},decay={task.decay}"
+        if row.matched
+        else None,
         l2_norm_clip=row.l2_norm_clip,
         test_seed=0,
     )

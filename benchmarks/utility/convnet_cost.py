@@ -58,7 +58,7 @@ def seconds_of_example(
             num_examples=batch_size,
             batch_size=batch_size,
             epochs=steps + 1,
-            momentum=0.9,
+            workload="sgd:momentum=0.9",
         )
         # Of random data.
         optimizer = tf_bandmf.keras.PrivateOptimizer(

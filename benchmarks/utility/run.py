@@ -197,7 +197,7 @@ class Experiment:
             "batch_size": round(share * num_examples),
             "epochs": task.epochs,
             "sampling": row.sampling,
-            "momentum": row.workload_momentum,
+            "workload": f"sgd:momentum={row.workload_momentum}",
             "test_seed": 0,
         }
         epsilon, delta = task.epsilon, task.delta

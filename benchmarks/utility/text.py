@@ -80,7 +80,7 @@ class Runs:
             num_examples=len(self.text.training),
             batch_size=BATCH_SIZE,
             epochs=EPOCHS,
-            momentum=example.MOMENTUM,
+            workload=f"sgd:momentum={example.MOMENTUM}",
         )
         public = self.public
         start = time.process_time()

@@ -45,7 +45,8 @@ class Setting:
         self, mechanism: str | tf_bandmf.Strategy, epsilon: float | None = None
     ) -> tf_bandmf.Plan:
         """The plan of a mechanism, at this setting's epsilon by default."""
-        bands = {"bands": self.min_separation} if mechanism == "banded" else {}
+        if mechanism == "banded":
+            mechanism = f"banded:{self.min_separation}"
         return tf_bandmf.plan(
             mechanism,
             epsilon=self.epsilon if epsilon is None else epsilon,
@@ -53,9 +54,8 @@ class Setting:
             num_steps=self.rounds,
             participation=tf_bandmf.MinSep(self.min_separation),
             batch_size=self.clients_per_round,
-            momentum=MOMENTUM,
+            workload=f"sgd:momentum={MOMENTUM}",
             l2_norm_clip=self.l2_norm_clip,
-            **bands,
         )
 
     def client_optimizer(self) -> tff.learning.optimizers.Optimizer:

@@ -217,14 +217,14 @@ def test_bound_of_the_sensitivity_is_typed_as_a_bound():
     assert not found.sensitivity.is_exact
     assert found.guarantee.kind == "bound"
     assert found.planned.kind == "exact"
-    crowded = make_plan("bsr", b=1, k=9, column_normalized=True)
+    crowded = make_plan("bsr:normalized", b=1, k=9)
     found = measured_guarantee(crowded, measured(4, 2))
     assert (found.planned.kind, found.guarantee.kind) == ("bound", "exact")
 
 
 def test_production_shape_with_a_separation_below_the_bands():
     # arXiv:2306.08153, section 6: 2000 rounds, 400 bands, b came out as 385.
-    plan = make_plan("bsr", b=400, k=5, n=2000, bands=400, column_normalized=True)
+    plan = make_plan("bsr:400:normalized", b=400, k=5, n=2000)
     found = measured_guarantee(plan, MeasuredParticipation(2000, 9, 385, 5, 40))
     assert not found.is_within_plan
     assert plan.zcdp_rho < found.guarantee.zcdp_rho < 1.3 * plan.zcdp_rho

@@ -21,25 +21,25 @@ from tf_bandmf_federated import (
 N, D = 6, 7
 SEED = 11
 FAMILIES = {
-    "identity": {},
-    "lambda_cgd": {},
-    "bsr": {"bands": 3},
-    "bisr": {"bands": 3},
-    "bandinv": {"bands": 3},
-    "banded": {"bands": 3},
-    "toeplitz": {"bands": 3},
-    "blt": {},
-    "dense": {},
-    "tree": {},
+    "identity": "identity",
+    "lambda_cgd": "lambda_cgd",
+    "bsr": "bsr:3",
+    "bisr": "bisr:3",
+    "bandinv": "bandinv:3",
+    "banded": "banded:3",
+    "toeplitz": "toeplitz:3",
+    "blt": "blt",
+    "dense": "dense",
+    "tree": "tree",
 }
 VALUE_TYPE = tff.to_type([(np.float32, [2, 3]), np.float32])
 
 
 def make_plan(mechanism="lambda_cgd", participation=None, **options):
     arguments = dict(noise_multiplier=1.0, delta=1e-5, num_steps=N, test_seed=SEED)
-    arguments.update(FAMILIES.get(mechanism, {}), **options)
+    arguments.update(options)
     return tf_bandmf.plan(
-        mechanism,
+        FAMILIES.get(mechanism, mechanism),
         participation=participation or tf_bandmf.MinSep(3, 2),
         **arguments,
     )

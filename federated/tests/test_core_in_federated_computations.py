@@ -15,12 +15,11 @@ NUM_STEPS, NUM_PARAMETERS = 6, 10
 
 def make_plan(mechanism):
     return tf_bandmf.plan(
-        mechanism,
+        mechanism if mechanism == "lambda_cgd" else f"{mechanism}:3",
         epsilon=4.0,
         delta=1e-5,
         num_steps=NUM_STEPS,
         participation=tf_bandmf.MinSep(3),
-        bands=3 if mechanism in ("bsr", "bisr") else None,
     )
 
 

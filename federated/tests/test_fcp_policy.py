@@ -9,8 +9,7 @@ from tf_bandmf_federated.fcp_policy import fcp_policy
 
 def make_plan(b=4, k=None, n=12):
     return tf_bandmf.plan(
-        "banded",
-        bands=2,
+        "banded:2",
         noise_multiplier=1.0,
         delta=1e-5,
         num_steps=n,

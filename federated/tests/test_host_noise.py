@@ -18,9 +18,8 @@ N, D = 8, 5
 
 
 def make_plan(mechanism="bsr", bands=3, **options):
-    options = {"bands": bands, **options} if bands else options
     return tf_bandmf.plan(
-        mechanism,
+        f"{mechanism}:{bands}" if bands else mechanism,
         noise_multiplier=1.0,
         delta=1e-5,
         num_steps=N,

@@ -52,10 +52,9 @@ def test_wrong_arguments():
 
 def test_a_ring_buffer_beyond_the_machine_is_refused_before_it_is_made():
     def plan(mechanism):
-        options = {**BUDGET, "bands": 4} if mechanism == "bsr" else BUDGET
-        return tf_bandmf.plan(mechanism, **options)
+        return tf_bandmf.plan(mechanism, **BUDGET)
 
     too_many = machine_memory() // 12 + 1  # of 3 vectors of 4 bytes
     with pytest.raises(MemoryError, match=r"keeps 3 vectors .* plan_that_fits"):
-        HostNoise(plan("bsr"), too_many)
+        HostNoise(plan("bsr:4"), too_many)
     HostNoise(plan("lambda_cgd"), too_many)

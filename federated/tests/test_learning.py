@@ -27,7 +27,7 @@ OPTIMIZER = tff.learning.optimizers.build_sgdm(0.1)
 def make_plan(mechanism="bsr", **options):
     arguments = dict(noise_multiplier=0.5, delta=1e-5, num_steps=N, test_seed=SEED)
     if mechanism == "bsr":
-        arguments["bands"] = 3
+        mechanism = "bsr:3"
     arguments.update(options)
     return tf_bandmf.plan(mechanism, participation=tf_bandmf.MinSep(B, 2), **arguments)
 

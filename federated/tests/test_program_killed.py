@@ -72,8 +72,7 @@ def train(folder, kills, dying_round=None, stage=None):
     # TFF's default context has a thread, which a forked process lacks.
     use_local_workers()
     plan = tf_bandmf.plan(
-        "bsr",
-        bands=3,
+        "bsr:3",
         noise_multiplier=0.5,
         delta=1e-5,
         num_steps=kills + 1,

@@ -19,7 +19,7 @@ SPECS = {"a": tf.TensorSpec([2]), "b": tf.TensorSpec([])}
 def make_plan(mechanism="bsr", **options):
     arguments = dict(noise_multiplier=1.0, delta=1e-5, num_steps=N, test_seed=SEED)
     if mechanism == "bsr":
-        arguments["bands"] = 3
+        mechanism = "bsr:3"
     arguments.update(options)
     return tf_bandmf.plan(mechanism, participation=tf_bandmf.MinSep(3, 2), **arguments)
 

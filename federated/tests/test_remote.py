@@ -50,15 +50,13 @@ def model_fn():
 
 @functools.cache
 def build(mechanism, noise, test_seed=1, **options):
-    bands = {"bands": 3} if mechanism == "bsr" else {}
     plan = tf_bandmf.plan(
-        mechanism,
+        "bsr:3" if mechanism == "bsr" else mechanism,
         noise_multiplier=0.5,
         delta=1e-5,
         num_steps=N,
         participation=tf_bandmf.MinSep(B, 2),
         test_seed=test_seed,
-        **bands,
     )
     return build_fed_avg(
         model_fn,

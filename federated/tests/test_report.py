@@ -35,8 +35,7 @@ TITLES = [
 
 def make_plan(**options):
     return tf_bandmf.plan(
-        "banded",
-        bands=4,
+        "banded:4",
         noise_multiplier=1.3,
         delta=1e-6,
         num_steps=N,

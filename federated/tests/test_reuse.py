@@ -26,14 +26,12 @@ class Models:
 
 
 def make_plan(mechanism):
-    options = {"bands": 3} if mechanism != "lambda_cgd" else {}
     return tf_bandmf.plan(
-        mechanism,
+        mechanism if mechanism == "lambda_cgd" else f"{mechanism}:3",
         noise_multiplier=20.0,
         delta=1e-6,
         num_steps=N,
         participation=tf_bandmf.MinSep(B, K),
-        **options,
     )
 
 

@@ -41,8 +41,7 @@ def main(folder, kills):
 def train(folder, moment):
     # A closed form: each child makes its plan anew.
     plan = tf_bandmf.plan(
-        "bsr",
-        bands=3,
+        "bsr:3",
         noise_multiplier=0.5,
         delta=1e-5,
         num_steps=N,

@@ -28,7 +28,7 @@ def make_plan(**options):
         "participation": tf_bandmf.MinSep(B, K),
         **options,
     }
-    return tf_bandmf.plan("banded", bands=2, delta=1e-5, num_steps=N, **options)
+    return tf_bandmf.plan("banded:2", delta=1e-5, num_steps=N, **options)
 
 
 PLAN = make_plan()

@@ -80,7 +80,7 @@ def test_linear_models_train_as_keras_does(mechanism, sampling):
         batch_size=20,
         epochs=3,
         sampling=sampling,
-        momentum=0.9,
+        workload="sgd:momentum=0.9",
         test_seed=seed,
     )
     ours = linear.LinearModels([rate, 2 * rate], 1.0, 0.9, 4, 3)
@@ -421,7 +421,7 @@ def test_compiled_network_trains_as_keras_does(
         epochs=2,
         sampling=sampling,
         l2_norm_clip=clip,
-        decay=decay,
+        workload=f"sgd:decay={decay}",
         test_seed=3,
     )
     start = model.get_weights()

@@ -40,8 +40,7 @@ NUM_STEPS = 12
 def make_plan(mechanism="bsr"):
     # Balls in bins: the sampler's seed is one of the secrets.
     return tf_bandmf.plan(
-        mechanism,
-        bands=3,
+        f"{mechanism}:3",
         noise_multiplier=1.0,
         delta=1e-5,
         participation=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),

@@ -22,15 +22,7 @@ PLAN = {
     "participation": None,
     "sampling": None,
     "workload": None,
-    "momentum": 0.0,
-    "decay": 1.0,
-    "learning_rates": None,
     "l2_norm_clip": 1.0,
-    "bands": None,
-    "lambda_": None,
-    "gamma": None,
-    "column_normalized": None,
-    "objective": None,
     "max_memory_vectors": None,
     "confidence": None,
     "test_seed": None,
@@ -194,7 +186,9 @@ BUDGET = st.fixed_dictionaries(
         "batch_size": st.integers(-1, 50),
         "epochs": st.integers(-1, 5),
         "mechanism": st.sampled_from(["identity", "lambda_cgd:0.5", "bsr:2", "bisr:3"]),
-        "momentum": st.sampled_from([0.0, 0.9, 1.0, -0.5, float("nan")]),
+        "workload": st.sampled_from(
+            [None, *(f"sgd:momentum={m}" for m in ("0.9", "1.0", "-0.5", "nan"))]
+        ),
         "l2_norm_clip": st.one_of(st.just(1.0), st.floats()),
     }
 )
@@ -215,7 +209,8 @@ def test_invariant_12_a_plan_of_any_numbers_is_right_or_refused(arguments):
             plan = tf_bandmf.plan(**arguments)
         except (ValueError, TypeError) as error:
             assert any(
-                f"{name}" in str(error) for name in (*arguments, "clip", "bands")
+                f"{name}" in str(error)
+                for name in (*arguments, "clip", "bands", "momentum")
             )
             return
     assert 0.0 < plan.noise_stddev < np.inf

@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 
+import numpy as np
 import pytest
 from hostile import limited
 
@@ -24,7 +25,7 @@ def saved(tmp_path_factory):
         num_examples=40,
         batch_size=10,
         epochs=2,
-        learning_rates=[1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3],
+        workload=tf_bandmf.workloads.prefix_sum(8, np.linspace(1.0, 0.3, 8)),
     ).save(path)
     return path
 

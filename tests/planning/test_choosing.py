@@ -176,7 +176,7 @@ def test_a_choice_without_candidates_or_goal_is_refused(options, message):
         ({"sampling": "random"}, "sampling must be one of fixed-order"),
         ({"sampling": "poisson", "num_steps": 80}, "either sampling"),
         ({"sampling": "cyclic-poisson", "mechanism": "bisr"}, "use balls-in-bins"),
-        ({"mechanism": "auto", "bands": 4}, "auto chooses bands itself"),
+        ({"mechanism": "auto:4"}, "auto chooses all parameters itself"),
         ({"mechanism": "auto", "epsilon": None, "noise_multiplier": 1.0}, "budget"),
     ],
 )

@@ -39,8 +39,7 @@ def test_the_generator_keeps_what_is_said(name, keep_normals):
 
 def test_a_plan_says_what_it_needs():
     plan = tf_bandmf.plan(
-        "bsr",
-        bands=5,
+        "bsr:5",
         epsilon=2.0,
         delta=1e-5,
         num_steps=100,

@@ -151,7 +151,7 @@ def test_invariant_2_no_accountant_can_be_asked_about_another_sampler():
     "options, message",
     [
         ({"mechanism": "lambda_cgd", "num_steps": 160}, "Use BallsInBins"),
-        ({"mechanism": "bsr", "bands": 16, "num_steps": 160}, "num_parts >= 16"),
+        ({"mechanism": "bsr:16", "num_steps": 160}, "num_parts >= 16"),
         ({"mechanism": "bsr"}, "num_steps is missing"),
         ({"mechanism": "bsr", "num_steps": 160, "batch_size": 9}, "batch_size = 100"),
         ({"mechanism": "bsr", "num_steps": 160, "num_examples": 9}, "num_examples ="),

@@ -31,17 +31,13 @@ NAN, INF = float("nan"), float("inf")
         ({"batch_size": "100"}, "batch_size must be a whole number >= 1, found '100'"),
         ({"mechanism": 3}, "mechanism must be a name.*or a Strategy, found 3"),
         ({"mechanism": None}, "mechanism must be a name.*or a Strategy, found None"),
-        (
-            {"learning_rates": lambda step: 1.0},
-            "learning_rates must be a sequence of numbers",
-        ),
-        ({"learning_rates": "const"}, "learning_rates must be a sequence of numbers"),
+        ({"workload": "const"}, "workload must be prefix, identity or sgd:"),
         ({"test_seed": "x"}, "test_seed must be an int or None, found 'x'"),
         ({"test_seed": True}, "test_seed must be an int or None, found True"),
-        ({"confidence": 0.9}, "confidence is of accounting by simulation"),
+        ({"confidence": 0.9}, "confidence must be None where accounting"),
         (
             {"confidence": 0.9, "sampling": "cyclic-poisson"},
-            "confidence is of accounting by simulation",
+            "confidence must be None where accounting",
         ),
         ({"mechanism": "lambda_cgd:0.9999999999"}, r"lambda must be in \[0, 1\), also"),
         (

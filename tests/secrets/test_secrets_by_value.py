@@ -49,8 +49,7 @@ class KeepWeights(keras.callbacks.Callback):
 
 def make_plan(**changes):
     return tf_bandmf.plan(
-        "bsr",
-        bands=3,
+        "bsr:3",
         noise_multiplier=20.0,
         delta=1e-5,
         participation=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),

@@ -100,7 +100,7 @@ def test_names_with_two_values():
 def test_plan_takes_gamma_or_finds_it():
     data = {"num_examples": 2000, "batch_size": 100, "epochs": 4}
     budget = {"epsilon": 2.0, "delta": 1e-5}
-    given = tf_bandmf.plan("bifr", bands=4, gamma=0.6, **budget, **data)
+    given = tf_bandmf.plan("bifr:4:0.6", **budget, **data)
     assert given.strategy.parameters["gamma"] == 0.6
     named = tf_bandmf.plan("bifr:4:0.6", **budget, **data)
     assert named.rmse() == given.rmse()

@@ -45,29 +45,13 @@ def workload(specification: str, num_steps: int) -> workloads.Workload:
     Raises:
       BadArguments: for anything else.
     """
-    name, _, values = specification.partition(":")
-    if name in ("prefix", "identity") and not values:
-        build = workloads.prefix_sum if name == "prefix" else workloads.identity
-        return build(num_steps)
-    if name != "sgd":
-        raise BadArguments(
-            f"--workload must be prefix, identity or sgd:momentum=0.9,decay=0.999, "
-            f"found {specification!r}."
-            + did_you_mean(name, ("prefix", "identity", "sgd"))
-        )
-    settings: dict[str, float] = {}
-    for setting in filter(None, values.split(",")):
-        key, _, value = setting.partition("=")
-        try:
-            if key not in ("momentum", "decay") or key in settings:
-                raise ValueError
-            settings[key] = float(value)
-        except ValueError:
-            raise BadArguments(
-                f"--workload sgd takes momentum=NUMBER and decay=NUMBER, found "
-                f"{setting!r}."
-            ) from None
-    return workloads.momentum_sgd(num_steps, **settings)
+    try:
+        return workloads.parse(specification, num_steps)
+    except ValueError as error:
+        message = str(error)
+        if message.startswith("workload"):  # the option's name
+            message = f"--{message}"
+        raise BadArguments(message) from error
 
 
 class Ratio(click.ParamType):

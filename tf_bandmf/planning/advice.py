@@ -228,7 +228,7 @@ def advise(
         "batch_size": chosen.batch_size,
         "epochs": chosen.epochs,
         "sampling": chosen.sampling,
-        "momentum": float(momentum),
+        "workload": f"sgd:momentum={float(momentum)!r}",
         "l2_norm_clip": clip,
     }
     tell("the plan")

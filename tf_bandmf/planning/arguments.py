@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 from tf_bandmf.accounting.checks import (
@@ -9,8 +10,112 @@ from tf_bandmf.accounting.checks import (
     check_planned_delta,
     check_positive,
 )
+from tf_bandmf.matrices import LARGEST_NUM_STEPS
 from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.participation.checks import positive_int
 from tf_bandmf.participation.scheme import Scheme
+from tf_bandmf.strategies import Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class DataUse:
+    """How a run uses its data.
+
+    Attributes:
+      sampling: the participation, or a cyclic sampling, which has as many parts as the
+        strategy has bands and becomes a participation with it.
+      num_steps: n.
+      num_examples: size of the training set, if known.
+      expected_batch_size: by which the noisy sum is divided, if known.
+    """
+
+    sampling: Participation | Scheme
+    num_steps: int
+    num_examples: int | None
+    expected_batch_size: float | None
+
+    @property
+    def is_cyclic(self) -> bool:
+        return isinstance(self.sampling, Scheme)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether accounting simulates."""
+        return self.sampling.is_simulated
+
+    @property
+    def known_participation(self) -> Participation:
+        """The participation, of a sampling that is not cyclic."""
+        assert isinstance(self.sampling, Participation)
+        return self.sampling
+
+    def participation_for(self, strategy: Strategy) -> Participation:
+        """The participation under which a strategy runs."""
+        if isinstance(self.sampling, Scheme):
+            return self.sampling.participation(strategy.matrix.bands)
+        return self.sampling
+
+
+def resolve_data(
+    num_examples: int | None,
+    batch_size: int | None,
+    epochs: int | None,
+    num_steps: int | None,
+    participation: Participation | None,
+    sampling: str | None,
+) -> DataUse:
+    """How the run uses its data, as the arguments of `plan` say it in one of two ways.
+
+    Raises:
+      ValueError: if a number is missing or invalid, or something contradicts it.
+    """
+    if participation is not None and not isinstance(participation, Participation):
+        raise ValueError(
+            f"participation must be a Participation, such as MinSep(342), found "
+            f'{participation!r}. For a name use sampling="poisson", for instance.'
+        )
+    if num_steps is not None:
+        num_steps = positive_int("num_steps", num_steps)
+    found: Participation | Scheme
+    expected: float | None
+    scheme = None
+    if sampling is not None:
+        scheme = resolve_scheme(
+            sampling, num_examples, batch_size, epochs, num_steps, participation
+        )
+    if scheme is not None and scheme.is_cyclic:
+        found, steps, expected = scheme, scheme.num_steps, float(scheme.batch_size)
+    else:
+        if scheme is not None:
+            participation = scheme.participation()
+            num_steps, epochs = scheme.num_steps, None
+        found, steps, expected = resolve_participation(
+            num_examples, batch_size, epochs, num_steps, participation
+        )
+    if steps > LARGEST_NUM_STEPS:
+        size = float(min(steps, 10**300))
+        raise ValueError(
+            f"num_steps (epochs * num_examples / batch_size) must be <= "
+            f"{LARGEST_NUM_STEPS:,}, found {size:g}: the keys of the steps alone would "
+            f"take {16.0 * size:.3g} bytes. Use larger batches or fewer epochs."
+        )
+    if num_examples is None:
+        num_examples = getattr(found, "num_examples", None)
+    return DataUse(found, steps, num_examples, expected)
+
+
+def check_confidence(confidence: float | None, data: DataUse) -> None:
+    """Refuses a confidence where nothing is simulated.
+
+    Raises:
+      ValueError: if there is one.
+    """
+    if confidence is not None and not data.is_simulated:
+        raise ValueError(
+            f"confidence must be None where accounting does not simulate, found "
+            f"{confidence!r}. It applies to BallsInBins and BMinSepSampling, or "
+            f'sampling="balls-in-bins" and "b-min-sep". Leave it out.'
+        )
 
 
 def resolve_scheme(

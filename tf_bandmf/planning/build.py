@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Sequence
 from typing import Any, Callable
 
 from tf_bandmf import workloads
-from tf_bandmf.accounting.checks import (
-    check_positive,
-)
+from tf_bandmf.accounting.checks import check_positive
 from tf_bandmf.accounting.guarantee import Guarantee
-from tf_bandmf.matrices import LARGEST_NUM_STEPS
 from tf_bandmf.participation import Participation
-from tf_bandmf.participation.checks import positive_int
-from tf_bandmf.participation.scheme import Scheme
 from tf_bandmf.planning import choosing, sampling_advice
 from tf_bandmf.planning.arguments import (
+    DataUse,
     check_budget,
-    resolve_participation,
-    resolve_scheme,
+    check_confidence,
+    resolve_data,
 )
 from tf_bandmf.planning.calibration import accountant_for, calibrated
 from tf_bandmf.planning.plan import Plan
@@ -43,16 +39,8 @@ def plan(
     num_steps: int | None = None,
     participation: Participation | None = None,
     sampling: str | None = None,
-    workload: Workload | None = None,
-    momentum: float = 0.0,
-    decay: float = 1.0,
-    learning_rates: Sequence[float] | None = None,
+    workload: Workload | str | None = None,
     l2_norm_clip: float = 1.0,
-    bands: int | None = None,
-    lambda_: float | None = None,
-    gamma: float | None = None,
-    column_normalized: bool | None = None,
-    objective: str | None = None,
     max_memory_vectors: int | None = None,
     confidence: float | None = None,
     progress: bool | Callable[[str], None] = False,
@@ -77,9 +65,11 @@ def plan(
     Args:
       mechanism: "auto" compares those that fit `max_memory_vectors` and the sampling and
         takes the best; `Plan.choice` says what was compared and why it was chosen. Or a
-        name, such as "identity" (DP-SGD), "lambda_cgd", "bisr:4", or a `Strategy`.
-        Parameters that are not given are chosen for the smallest error, with
-        amplification where it is claimed.
+        name with its parameters, as in "identity" (DP-SGD), "lambda_cgd:0.9", "bisr:4",
+        "bsr:4:normalized" (columns of norm 1) or "banded:max" (for the largest error of
+        a step instead of the mean; "auto:max", too): see `strategies.registry.parse`.
+        Or a `Strategy`. Parameters that are not given are chosen for the smallest
+        error, with amplification where it is claimed; bands are at most 32 and b then.
       epsilon: budget, > 0; together with delta.
       delta: budget, in [1e-20, 1); warned about if it is not below 1 / num_examples.
       noise_multiplier: instead of epsilon: noise standard deviation per unit of
@@ -94,25 +84,17 @@ def plan(
       sampling: one of `participation.scheme.samplings()`, with `num_examples`,
         `batch_size` and `epochs`. "cyclic-poisson" and "cyclic-fixed-size" have as many
         parts as the strategy has bands.
-      workload: what the released models sum; by default SGD with the given `momentum`,
-        `decay` and `learning_rates`.
-      momentum: of the SGD optimizer that consumes the noisy gradients, in [0, 1).
-      decay: factor by which a step shrinks the weights, in (0, 1].
-      learning_rates: relative learning rate of each step, shape [n]; None: constant.
+      workload: what the optimizer makes of the noisy gradients, and so what the released
+        models sum: "prefix" (plain SGD, the default), "sgd:momentum=0.9,decay=0.999",
+        "identity", or a `Workload`, as `workloads.momentum_sgd(num_steps,
+        learning_rates=rates)` for a schedule. See `workloads.parse`.
       l2_norm_clip: zeta > 0.
-      bands: of the mechanisms that have bands. By default at most 32 and b: the best
-        power of two for closed forms, the most for optimized ones.
-      lambda_: of "lambda_cgd"; by default the one with the smallest error.
-      gamma: of "bifr", likewise; together with `bands`.
-      column_normalized: scale the columns of C to norm 1; default False.
-      objective: "mean" (RMSE, the default) or "max" (MaxSE), of the mechanisms that
-        optimize something: all but "identity", "bsr", "bisr", "tree" and "dense".
       max_memory_vectors: vectors of the model's size that the noise may keep between
         steps; by default 31 for "auto", otherwise the mechanism's default. A strategy
         that keeps more is refused.
-      confidence: of accounting by simulation (`BallsInBins`, `BMinSepSampling`): None
-        for an estimate, or for example `1 - 1e-6` for a bound; under balls in bins 1 for
-        a bound without simulation, which takes more noise.
+      confidence: None to estimate epsilon where accounting simulates (`BallsInBins`,
+        `BMinSepSampling`), or for example `1 - 1e-6` for a bound; under balls in bins 1
+        for a bound without simulation, which takes more noise.
       progress: True to name on stderr what is compared, and to show a bar for simulations
         that take longer than 2 seconds; or a function that takes such names. They go to
         the logger "tf_bandmf" in any case.
@@ -120,9 +102,8 @@ def plan(
       unit: whose presence is hidden, in one line. With "one user" `num_examples` is the
         number of users and `batch_size` the users of a step: see `users` of
         `Plan.batches`, outside of federated learning.
-      generator: of the noise: "philox", or "chacha20", a stream cipher, whose noise
-        takes about three times as long and nobody who is bound to feasible computation
-        tells from random numbers.
+      generator: of the noise: "philox", or "chacha20", a stream cipher, whose noise is
+        computationally indistinguishable from random and takes about three times as long.
 
     Returns:
       A `Plan`.
@@ -131,108 +112,42 @@ def plan(
       ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
         use of the data is missing, contradictory or invalid.
     """
-    if participation is not None and not isinstance(participation, Participation):
-        raise ValueError(
-            f"participation must be a Participation, such as MinSep(342), found "
-            f'{participation!r}. For a name use sampling="poisson", for instance.'
-        )
     check_generator(generator)
-    if not isinstance(mechanism, (str, Strategy)):
-        registry.parse(mechanism)  # refuses it
-    if workload is not None:
-        workloads.check_workload(workload)
-    if num_steps is not None:
-        num_steps = positive_int("num_steps", num_steps)
-    scheme: Scheme | None = None
-    if sampling is not None:
-        scheme = resolve_scheme(
-            sampling, num_examples, batch_size, epochs, num_steps, participation
-        )
-        if not scheme.is_cyclic:
-            participation = scheme.participation()
-            num_steps, epochs, scheme = scheme.num_steps, None, None
-    steps: int
-    expected_batch_size: float | None
-    if scheme is None:
-        participation, steps, expected_batch_size = resolve_participation(
-            num_examples, batch_size, epochs, num_steps, participation
-        )
-    else:
-        steps, expected_batch_size = scheme.num_steps, float(scheme.batch_size)
-    if steps > LARGEST_NUM_STEPS:
-        found = float(min(steps, 10**300))
-        raise ValueError(
-            f"num_steps (epochs * num_examples / batch_size) must be <= "
-            f"{LARGEST_NUM_STEPS:,}, found {found:g}: the keys of the steps alone would "
-            f"take {16.0 * found:.3g} bytes. Use larger batches or fewer epochs."
-        )
-    if num_examples is None:
-        num_examples = getattr(participation, "num_examples", None)
-    delta = check_budget(epsilon, delta, noise_multiplier, num_examples)
-    tell = progress if callable(progress) else (_announce if progress else None)
-    # A function shows what it is told in its own way: bars would get between its lines.
-    has_bars = bool(progress) and not callable(progress)
-    sampled = participation if scheme is None else scheme
-    is_simulated = sampled is not None and sampled.is_simulated
-    if confidence is not None and not is_simulated:
-        raise ValueError(
-            f"confidence is of accounting by simulation (BallsInBins, BMinSepSampling, "
-            f'sampling="balls-in-bins" or "b-min-sep"), found {confidence!r}: no other '
-            f"accounting simulates. Leave it out."
-        )
+    if not isinstance(mechanism, Strategy):
+        mechanism = _Mechanism.parse(mechanism)
+    data = resolve_data(
+        num_examples, batch_size, epochs, num_steps, participation, sampling
+    )
+    delta = check_budget(epsilon, delta, noise_multiplier, data.num_examples)
+    check_confidence(confidence, data)
     check_positive("l2_norm_clip", l2_norm_clip)
-    if workload is None:
-        workload = workloads.momentum_sgd(steps, momentum, decay, learning_rates)
-    elif momentum != 0.0 or decay != 1.0 or learning_rates is not None:
-        raise ValueError(
-            "Give either workload or momentum, decay and learning_rates: a workload "
-            "contains them."
-        )
-    options = {
-        "bands": bands,
-        "lambda_": lambda_,
-        "gamma": gamma,
-        "column_normalized": column_normalized,
-        "objective": objective,
-    }
+    workload = workloads.resolve(workload, data.num_steps)
+    tell = progress if callable(progress) else (_announce if progress else None)
     if isinstance(mechanism, Strategy):
-        given = [name for name, value in options.items() if value is not None]
-        if given:
-            raise ValueError(
-                f"{', '.join(given)} has no effect on a ready-made strategy: omit it."
-            )
         choosing.check_memory(mechanism, max_memory_vectors)
-        strategy = mechanism
-        if scheme is not None:
-            participation = scheme.participation(strategy.matrix.bands)
-    elif (
-        scheme is not None
-        or max_memory_vectors is not None
-        or _is_to_be_chosen(mechanism, options, participation, epsilon)
-    ):
+        strategy, participation = mechanism, data.participation_for(mechanism)
+    elif mechanism.is_open(data, max_memory_vectors, epsilon):
         choice = choosing.choose(
             workload,
-            scheme or participation,  # type: ignore[arg-type]
+            data.sampling,
             epsilon=_needed(epsilon),
             delta=delta,
-            mechanism_names=_names(mechanism, options, participation),
+            mechanism_names=mechanism.names(data),
             max_memory_vectors=max_memory_vectors,
-            objective=objective or "mean",
+            objective=mechanism.objective,
             confidence=confidence,
             progress=tell,
         )
-        assert choice.strategy is not None
+        assert choice.strategy is not None and choice.participation is not None
         strategy, participation = choice.strategy, choice.participation
     else:
-        assert participation is not None
-        family, parsed = registry.parse(mechanism)
+        participation = data.known_participation
         strategy = registry.build_strategy(
-            family, workload, participation, **_merged(options, parsed)
+            mechanism.name, workload, participation, **mechanism.options
         )
-    assert participation is not None
-    if mechanism == "auto":
+    if isinstance(mechanism, _Mechanism) and mechanism.is_auto:
         strategy = sampling_advice.advised(
-            strategy, workload, participation, float(_needed(epsilon)), delta, tell
+            strategy, workload, participation, _needed(epsilon), delta, tell
         )
     strategy = strategy.in_float32()
     noise_multiplier, guarantee = _account(
@@ -242,7 +157,8 @@ def plan(
         delta,
         noise_multiplier,
         confidence,
-        has_bars,
+        # A function shows what it is told: bars would get between its lines.
+        progress=bool(progress) and not callable(progress),
     )
     return Plan(
         workload=workload,
@@ -252,7 +168,7 @@ def plan(
         noise_multiplier=noise_multiplier,
         epsilon=guarantee.epsilon,
         delta=delta,
-        expected_batch_size=expected_batch_size,
+        expected_batch_size=data.expected_batch_size,
         accountant=guarantee.accountant,
         kind=guarantee.kind,
         adjacency=guarantee.adjacency,
@@ -263,68 +179,68 @@ def plan(
     )
 
 
-def _is_to_be_chosen(
-    mechanism: str,
-    options: dict[str, Any],
-    participation: Participation | None,
-    epsilon: float | None,
-) -> bool:
-    """Whether parameters depend on the accountant, not on the sensitivity alone."""
-    if mechanism == "auto":
-        return True
-    name, parsed = registry.parse(mechanism)
-    family = registry.family_of(name)
-    given = _merged(options, parsed)
-    if family.needs_budget:
-        return True
-    if participation is None or not participation.is_simulated or epsilon is None:
-        return False
-    return any(
-        option.name not in given
-        for option in family.numbers
-        if option.name == "bands" or option.grid
-    )
+@dataclasses.dataclass(frozen=True)
+class _Mechanism:
+    """What a mechanism's name says: "bsr:4:normalized", "auto" or "auto:max".
 
-
-def _merged(options: dict[str, Any], parsed: dict[str, Any]) -> dict[str, Any]:
-    """The options of `plan` that were given, with those of the mechanism's name.
-
-    Raises:
-      ValueError: if one was given in both places.
+    Attributes:
+      name: without its parameters.
+      options: its parameters, as `registry.build_strategy` takes them.
+      specification: the whole name but for ":max".
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    twice = ", ".join(sorted(set(given) & set(parsed)))
-    if twice:
-        raise ValueError(
-            f"Give {twice} in one place, found it in the mechanism's name and as an "
-            f"argument."
-        )
-    return {**given, **parsed}
 
+    name: str
+    options: dict[str, Any]
+    specification: str
 
-def _names(
-    mechanism: str, options: dict[str, Any], participation: Participation | None
-) -> tuple[str, ...]:
-    """What to choose from."""
-    options = {k: v for k, v in options.items() if v is not None and k != "objective"}
-    if mechanism == "auto":
-        if options:
+    @classmethod
+    def parse(cls, text: str) -> _Mechanism:
+        """The parts of a name; refuses what is not one.
+
+        Raises:
+          ValueError: for an unknown name, or parameters that it does not take.
+        """
+        if not isinstance(text, str) or text.strip().partition(":")[0] != "auto":
+            name, options = registry.parse(text)
+            return cls(name, options, text.strip().removesuffix(":max"))
+        _, colon, goal = text.strip().partition(":")
+        if colon and goal != "max":
             raise ValueError(
-                f"auto chooses {', '.join(options)} itself: name a mechanism to set it."
+                f"auto chooses all parameters itself and takes only max, as in "
+                f'"auto:max", found {text!r}. Name a mechanism to set its parameters.'
             )
-        is_simulated = participation is not None and participation.is_simulated
-        return registry.auto_names(is_simulated)
-    name, parsed = registry.parse(mechanism)
-    family = registry.family_of(name)
-    values = _merged(options, parsed)
-    normalized = values.pop("column_normalized", False)
-    for option in family.numbers:
-        if option.name not in values:
-            break
-        name += f":{values.pop(option.name)}"
-    if values:
-        raise ValueError(f"{family.name} does not take {', '.join(values)}.")
-    return (name + (":normalized" if normalized else ""),)
+        return cls("auto", {"objective": goal} if goal else {}, "auto")
+
+    @property
+    def is_auto(self) -> bool:
+        return self.name == "auto"
+
+    @property
+    def objective(self) -> str:
+        return self.options.get("objective", "mean")
+
+    def names(self, data: DataUse) -> tuple[str, ...]:
+        """What to choose from."""
+        if self.is_auto:
+            return registry.auto_names(data.is_simulated and not data.is_cyclic)
+        return (self.specification,)
+
+    def is_open(
+        self, data: DataUse, max_memory_vectors: int | None, epsilon: float | None
+    ) -> bool:
+        """Whether parameters depend on the accountant, not on the sensitivity alone."""
+        if self.is_auto or data.is_cyclic or max_memory_vectors is not None:
+            return True
+        family = registry.family_of(self.name)
+        if family.needs_budget:
+            return True
+        if not data.is_simulated or epsilon is None:
+            return False
+        return any(
+            option.name not in self.options
+            for option in family.numbers
+            if option.name == "bands" or option.grid
+        )
 
 
 def _needed(epsilon: float | None) -> float:

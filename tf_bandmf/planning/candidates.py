@@ -90,7 +90,8 @@ class Search:
         family = registry.family_of(family_name)
         self._check_family(family)
         suffix = ":normalized" if options.get("column_normalized") else ""
-        has_value = any(key != "column_normalized" for key in options)
+        suffix += ":max" if options.get("objective") == "max" else ""
+        has_value = any(option.name in options for option in family.numbers)
         try:
             second = family.second
             if self._is_amplified and second is not None and "bands" in options:
@@ -333,7 +334,7 @@ class Search:
         if family.needs_budget:
             goal.update(zip(("epsilon", "delta"), self._budget))
         if "objective" in family.options:
-            goal["objective"] = self._objective
+            goal.setdefault("objective", self._objective)
         return goal
 
     def _accounted(

@@ -21,6 +21,11 @@ from tf_bandmf.workloads import Workload
 
 # Bands that a mechanism tries when none are given: more memory is a user's decision.
 _LARGEST_DEFAULT_BANDS = 32
+# Words behind a name's numbers, the last one first: the word, its option, its value.
+_FLAGS: tuple[tuple[str, str, Any], ...] = (
+    ("max", "objective", "max"),
+    ("normalized", "column_normalized", True),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,11 +251,12 @@ def build_strategy(
 
 
 def parse(specification: str) -> tuple[str, dict[str, Any]]:
-    """A mechanism and its options from "name[:value][:normalized]", as "bisr:4".
+    """A mechanism and its options from "name[:value][:normalized][:max]", as "bisr:4".
 
     The value is the number of bands, lambda of "lambda_cgd", or the number of buffers of
     "blt"; without one the mechanism chooses. "bifr" has a second one, gamma.
-    ":normalized" scales the columns of `C` to norm 1.
+    ":normalized" scales the columns of `C` to norm 1. ":max" optimizes the largest error
+    of a step (MaxSE) instead of the mean (RMSE), in a family that optimizes something.
 
     Returns:
       The name and the options of `build_strategy`.
@@ -267,13 +273,13 @@ def parse(specification: str) -> tuple[str, dict[str, Any]]:
     name, *values = specification.strip().split(":")
     family = family_of(name)
     options: dict[str, Any] = {}
-    if values and values[-1] == "normalized":
+    for flag, option_name, option_value in _FLAGS:
+        if not values or values[-1] != flag:
+            continue
         values.pop()
-        options["column_normalized"] = True
-        if "column_normalized" not in family.options:
-            raise ValueError(
-                f"{name} has no normalized variant, found {specification!r}."
-            )
+        options[option_name] = option_value
+        if option_name not in family.options:
+            raise ValueError(f"{name} has no {flag} variant, found {specification!r}.")
     if not values:
         return name, options
     if len(values) > len(family.numbers):

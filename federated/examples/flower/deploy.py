@@ -211,8 +211,7 @@ def write_plan(
 ) -> None:
     """The plan of the server, and the policy of the devices."""
     plan = tf_bandmf.plan(
-        "banded",
-        bands=separation,
+        f"banded:{separation}",
         epsilon=epsilon,
         delta=1e-5,
         num_steps=rounds,

@@ -14,8 +14,7 @@ N, B, K, PER_ROUND, CLIP = 4, 2, 2, 2, 0.5
 
 def make_plan(**options):
     return tf_bandmf.plan(
-        "bsr",
-        bands=2,
+        "bsr:2",
         noise_multiplier=0.5,
         delta=1e-5,
         num_steps=N,

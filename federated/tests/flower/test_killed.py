@@ -36,8 +36,7 @@ def main(folder, kills):
 def serve(folder, moment):
     # A closed form: each child makes its plan anew.
     plan = tf_bandmf.plan(
-        "bsr",
-        bands=2,
+        "bsr:2",
         noise_multiplier=0.5,
         delta=1e-5,
         num_steps=N,

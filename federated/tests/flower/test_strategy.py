@@ -16,8 +16,7 @@ N, B, K, PER_ROUND = 6, 2, 3, 2
 def make_plan(**options):
     options = {"noise_multiplier": 0.5, **options}
     return tf_bandmf.plan(
-        "banded",
-        bands=2,
+        "banded:2",
         delta=1e-5,
         num_steps=N,
         participation=tf_bandmf.MinSep(B, K),

@@ -288,7 +288,7 @@ def test_invariant_6_every_way_in_runs_the_self_check(
 
 
 def test_an_interrupted_step_is_not_continued(data, make_plan, make_private_model):
-    plan = make_plan("bsr", bands=2)
+    plan = make_plan("bsr:2")
     model = make_private_model(plan, run_eagerly=True)
     first, second, *_ = plan.batches(*data)
     model.train_on_batch(first)
@@ -338,7 +338,7 @@ def test_callbacks_that_act_on_training_metrics_are_warned_about(
 def test_invariant_9_a_run_keeps_its_weights(
     run_eagerly, data, make_plan, make_private_model, compile_model
 ):
-    plan = make_plan("bsr", bands=2, batch_size=11)
+    plan = make_plan("bsr:2", batch_size=11)
     model = make_private_model(plan, run_eagerly=run_eagerly)
     fit(model, plan, data, epochs=1)
     before = model.get_weights()

@@ -46,8 +46,8 @@ def make_chunked(make_private_model):
 def test_invariant_7_microbatches_are_the_step_of_the_whole_batch(
     microbatch_size, changes, data, make_plan, make_chunked, straight_weights
 ):
-    run = {"bands": 2, "epochs": 1, "l2_norm_clip": 0.5}
-    plan, whole = make_plan("bsr", **run), straight_weights("bsr", **run)
+    run = {"epochs": 1, "l2_norm_clip": 0.5}
+    plan, whole = make_plan("bsr:2", **run), straight_weights("bsr:2", **run)
     model = make_chunked(plan, microbatch_size, **changes)
     chunked = train(model, plan.batches(*data))
     # One noise draw for each logical step, whatever the number of groups.

@@ -17,7 +17,7 @@ from tf_bandmf.keras.run import known_runs
 def trained(data, make_plan, make_private_model):
     """A model after its first epoch, with a buffer; no test changes it."""
     known_runs.forget()
-    plan = make_plan("bsr", bands=3, test_seed=None)
+    plan = make_plan("bsr:3", test_seed=None)
     model = make_private_model(plan)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     return model, plan

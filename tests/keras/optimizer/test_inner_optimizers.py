@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf import workloads
 
 schedules = keras.optimizers.schedules
 
@@ -36,7 +37,7 @@ def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
     name, data, make_plan, make_plain_model, make_private_model
 ):
     # Three steps: eagerly each is traced anew.
-    plan, seen = make_plan("bsr", bands=2, epochs=1, batch_size=8), []
+    plan, seen = make_plan("bsr:2", epochs=1, batch_size=8), []
     model = make_private_model(plan, INNER[name](), run_eagerly=True)
     apply = model.optimizer.inner_optimizer.apply
 
@@ -75,20 +76,21 @@ def sgd(*args, **kwargs):
 
 
 COSINE = schedules.CosineDecay(0.1, 8)
-RATES = [float(COSINE(i)) for i in range(8)]
+SCHEDULE = workloads.prefix_sum(8, [float(COSINE(i)) for i in range(8)])
+MOMENTUM = "sgd:momentum=0.9"
 
 
 @pytest.mark.parametrize(
     "make_inner, workload, message",
     [
-        (lambda: sgd(0.1, momentum=0.9), {}, r"Give tf_bandmf.plan momentum=0.9"),
-        (lambda: sgd(0.1), {"momentum": 0.9}, r"SGD has momentum=0; .* momentum=0.9"),
-        (lambda: sgd(0.1, weight_decay=0.5), {}, r"Give tf_bandmf.plan decay=0.95"),
-        (lambda: sgd(COSINE), {}, r"learning_rates=\[float\(schedule"),
-        (lambda: sgd(0.1), {"learning_rates": RATES}, "learning_rates=None"),
+        (lambda: sgd(0.1, momentum=0.9), None, r'workload="sgd:momentum=0.9"'),
+        (lambda: sgd(0.1), MOMENTUM, r"SGD has momentum=0; .* momentum=0.9"),
+        (lambda: sgd(0.1, weight_decay=0.5), None, r'workload="sgd:decay=0.95"'),
+        (lambda: sgd(COSINE), None, r"learning_rates=\[float\(schedule"),
+        (lambda: sgd(0.1), SCHEDULE, 'workload="prefix"'),
         (
             lambda: sgd(COSINE, momentum=0.5),
-            {"momentum": 0.9},
+            MOMENTUM,
             "momentum=0.5, learning_rates=",
         ),
     ],
@@ -96,7 +98,7 @@ RATES = [float(COSINE(i)) for i in range(8)]
 def test_a_workload_that_is_not_what_sgd_does_is_pointed_out(
     make_inner, workload, message, make_plan
 ):
-    plan = make_plan("lambda_cgd", **workload)
+    plan = make_plan("lambda_cgd", workload=workload)
     with pytest.warns(UserWarning, match=message):
         tf_bandmf.keras.PrivateOptimizer(make_inner(), plan)
 
@@ -104,21 +106,21 @@ def test_a_workload_that_is_not_what_sgd_does_is_pointed_out(
 @pytest.mark.parametrize(
     "make_inner, mechanism, workload",
     [
-        (lambda: sgd(0.1), "bsr", {}),
-        (lambda: sgd(0.1, momentum=0.9, nesterov=True), "bsr", {"momentum": 0.9}),
-        (lambda: sgd(COSINE), "lambda_cgd", {"learning_rates": RATES}),
-        (lambda: sgd(0.1, weight_decay=0.5), "lambda_cgd", {"decay": 0.95}),
+        (lambda: sgd(0.1), "bsr", None),
+        (lambda: sgd(0.1, momentum=0.9, nesterov=True), "bsr", MOMENTUM),
+        (lambda: sgd(COSINE), "lambda_cgd", SCHEDULE),
+        (lambda: sgd(0.1, weight_decay=0.5), "lambda_cgd", "sgd:decay=0.95"),
         # A decay too weak to be seen within the run.
-        (lambda: sgd(0.1, weight_decay=1e-3), "bsr", {}),
+        (lambda: sgd(0.1, weight_decay=1e-3), "bsr", None),
         # Independent noise is the same for every workload; Adam has none.
-        (lambda: sgd(0.1, momentum=0.9), "identity", {}),
-        (lambda: keras.optimizers.Adam(), "bsr", {"momentum": 0.9}),
+        (lambda: sgd(0.1, momentum=0.9), "identity", None),
+        (lambda: keras.optimizers.Adam(), "bsr", MOMENTUM),
     ],
 )
 def test_a_workload_that_fits_is_not_talked_about(
     make_inner, mechanism, workload, make_plan
 ):
-    plan = make_plan(mechanism, **workload)
+    plan = make_plan(mechanism, workload=workload)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         tf_bandmf.keras.PrivateOptimizer(make_inner(), plan)

@@ -103,12 +103,11 @@ def test_invariant_11_key_and_sampler_are_those_of_the_interrupted_run(
     participation = PARTICIPATIONS[kind]()
     steps = None if hasattr(participation, "steps_per_epoch") else 8
     plan = tf_bandmf.plan(
-        "bsr" if kind != "poisson" else "identity",
+        "bsr:2" if kind != "poisson" else "identity",
         noise_multiplier=1.0,
         delta=1e-5,
         num_steps=steps,
         participation=participation,
-        bands=None if kind == "poisson" else 2,
     )
     saved = {}
 
@@ -339,7 +338,7 @@ def test_streams_whose_separation_is_asserted_are_not_resumed(
 def test_invariant_10_backups_and_checkpoints_hold_no_secret(
     data, make_plan, make_private_model, secrets_of, contains, tmp_path
 ):
-    plan, shared = make_plan("bsr", bands=3, test_seed=None), tmp_path / "shared"
+    plan, shared = make_plan("bsr:3", test_seed=None), tmp_path / "shared"
     model = make_private_model(plan)
     model.build((None, 5))
     callbacks = [

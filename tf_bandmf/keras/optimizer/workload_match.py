@@ -41,18 +41,19 @@ def warn_of_mismatch(inner: keras.optimizers.Optimizer, plan: Plan) -> None:
     found = _differences(inner, plan)
     if not found:
         return
-    does, says, fix = (", ".join(texts) for texts in zip(*found))
+    does, says = (", ".join(texts) for texts in zip(*found))
     warnings.warn(
         f"The plan's noise is shaped for another optimizer: SGD has {does}; the plan's "
         f"workload {plan.workload.name!r} has {says}. The guarantee holds, but the error "
-        f"is larger than it need be. Give tf_bandmf.plan {fix}, or change the optimizer.",
+        f"is larger than it need be. Give tf_bandmf.plan "
+        f"{_workload_of(inner, plan)}, or change the optimizer.",
         UserWarning,
         stacklevel=3,
     )
 
 
-def _differences(inner: keras.optimizers.SGD, plan: Plan) -> list[tuple[str, str, str]]:
-    """What differs: of the optimizer, of the workload, and the argument to give."""
+def _differences(inner: keras.optimizers.SGD, plan: Plan) -> list[tuple[str, str]]:
+    """What differs: of the optimizer, and of the workload."""
     workload, n = plan.workload, plan.num_steps
     rates, wanted = _rates(inner, n)
     found = []
@@ -62,13 +63,11 @@ def _differences(inner: keras.optimizers.SGD, plan: Plan) -> list[tuple[str, str
     else:
         momentum = float(inner.momentum)
         if abs(momentum - workload.momentum) > _MOMENTUM_TOLERANCE:
-            argument = f"momentum={momentum:g}"
-            found.append((argument, f"momentum={workload.momentum:g}", argument))
-        decay = 1.0 - float(np.mean(wanted)) * float(inner.weight_decay or 0.0)
+            found.append((f"momentum={momentum:g}", f"momentum={workload.momentum:g}"))
+        decay = _decay(inner, wanted)
         shrinkage = [max(value, 0.0) ** n for value in (decay, workload.decay)]
         if abs(shrinkage[0] - shrinkage[1]) > _SHRINKAGE_TOLERANCE:
-            argument = f"decay={decay:g}"
-            found.append((argument, f"decay={workload.decay:g}", argument))
+            found.append((f"decay={decay:g}", f"decay={workload.decay:g}"))
     planned = (
         np.ones(rates.size)
         if workload.learning_rates is None
@@ -76,19 +75,36 @@ def _differences(inner: keras.optimizers.SGD, plan: Plan) -> list[tuple[str, str
     )
     relative = wanted / max(np.max(wanted), np.finfo(np.float32).tiny)
     if np.max(np.abs(relative - planned / np.max(planned))) > _RATE_TOLERANCE:
-        constant = np.ptp(wanted) == 0.0
-        found.append(
-            (
-                "a constant learning rate" if constant else "a learning rate schedule",
-                "a constant learning rate"
-                if workload.learning_rates is None
-                else "learning rates",
-                "learning_rates=None"
-                if constant
-                else "learning_rates=[float(schedule(i)) for i in range(num_steps)]",
-            )
-        )
+        does = "a learning rate schedule"
+        if np.ptp(wanted) == 0.0:
+            does = "a constant learning rate"
+        is_constant = workload.learning_rates is None
+        says = "a constant learning rate" if is_constant else "learning rates"
+        found.append((does, says))
     return found
+
+
+def _decay(inner: keras.optimizers.SGD, rates: np.ndarray) -> float:
+    """The factor by which a step shrinks the weights."""
+    return 1.0 - float(np.mean(rates)) * float(inner.weight_decay or 0.0)
+
+
+def _workload_of(inner: keras.optimizers.SGD, plan: Plan) -> str:
+    """The argument of `plan` that describes the optimizer."""
+    _, rates = _rates(inner, plan.num_steps)
+    settings = {}
+    if inner.momentum:
+        settings["momentum"] = f"{float(inner.momentum):g}"
+    if inner.weight_decay:
+        settings["decay"] = f"{_decay(inner, rates):g}"
+    if np.ptp(rates) > 0.0:
+        given = [f"{name}={value}" for name, value in settings.items()]
+        given.append("learning_rates=[float(schedule(i)) for i in range(num_steps)]")
+        return (
+            f"workload=tf_bandmf.workloads.momentum_sgd(num_steps, {', '.join(given)})"
+        )
+    name = ",".join(f"{name}={value}" for name, value in settings.items())
+    return f'workload="sgd:{name}"' if name else 'workload="prefix"'
 
 
 def _rates(
