@@ -134,7 +134,9 @@ def _weights(
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     settings = {"jit_compile": False, **options.get("compile", {})}
     model.compile(tf_bandmf.keras.PrivateOptimizer(inner(), plan), loss, **settings)
-    model.fit(plan.batches(x, y), epochs=EPOCHS, verbose=0)
+    is_random = "sampling" in options.get("plan", {})
+    batches = plan.batches(x, y, sampler_seed=bytes(32) if is_random else None)
+    model.fit(batches, epochs=EPOCHS, verbose=0)
     return model.get_weights()
 
 

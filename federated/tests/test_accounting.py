@@ -22,7 +22,7 @@ N, B, K = 9, 3, 3
 
 def make_plan(mechanism="banded", b=B, k=K, n=N, **options):
     if mechanism in ("banded", "bsr", "bisr"):
-        options.setdefault("bands", 3)
+        mechanism = f"{mechanism}:3"
     options.setdefault("noise_multiplier", 1.5)
     return tf_bandmf.plan(
         mechanism,
@@ -217,7 +217,7 @@ def test_bound_of_the_sensitivity_is_typed_as_a_bound():
     assert not found.sensitivity.is_exact
     assert found.guarantee.kind == "bound"
     assert found.planned.kind == "exact"
-    crowded = make_plan("bsr:normalized", b=1, k=9)
+    crowded = make_plan("bsr:3:normalized", b=1, k=9)
     found = measured_guarantee(crowded, measured(4, 2))
     assert (found.planned.kind, found.guarantee.kind) == ("bound", "exact")
 
