@@ -113,8 +113,7 @@ def plan(
         use of the data is missing, contradictory or invalid.
     """
     check_generator(generator)
-    if not isinstance(mechanism, Strategy):
-        mechanism = _Mechanism.parse(mechanism)
+    named = None if isinstance(mechanism, Strategy) else _Mechanism.parse(mechanism)
     data = resolve_data(
         num_examples, batch_size, epochs, num_steps, participation, sampling
     )
@@ -123,18 +122,19 @@ def plan(
     check_positive("l2_norm_clip", l2_norm_clip)
     workload = workloads.resolve(workload, data.num_steps)
     tell = progress if callable(progress) else (_announce if progress else None)
-    if isinstance(mechanism, Strategy):
+    if named is None:
+        assert isinstance(mechanism, Strategy)
         choosing.check_memory(mechanism, max_memory_vectors)
         strategy, participation = mechanism, data.participation_for(mechanism)
-    elif mechanism.is_open(data, max_memory_vectors, epsilon):
+    elif named.is_open(data, max_memory_vectors, epsilon):
         choice = choosing.choose(
             workload,
             data.sampling,
             epsilon=_needed(epsilon),
             delta=delta,
-            mechanism_names=mechanism.names(data),
+            mechanism_names=named.names(data),
             max_memory_vectors=max_memory_vectors,
-            objective=mechanism.objective,
+            objective=named.objective,
             confidence=confidence,
             progress=tell,
         )
@@ -143,9 +143,9 @@ def plan(
     else:
         participation = data.known_participation
         strategy = registry.build_strategy(
-            mechanism.name, workload, participation, **mechanism.options
+            named.name, workload, participation, **named.options
         )
-    if isinstance(mechanism, _Mechanism) and mechanism.is_auto:
+    if named is not None and named.is_auto:
         strategy = sampling_advice.advised(
             strategy, workload, participation, _needed(epsilon), delta, tell
         )
