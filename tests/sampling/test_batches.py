@@ -82,6 +82,7 @@ def test_wrong_data_are_refused():
     with pytest.raises(ValueError, match="20 examples"):
         plan.batches(np.zeros((20, 2)), np.zeros(19))
     with pytest.raises(TypeError, match="arrays"):
-        plan.batches(tf.data.Dataset.range(20))
+        plan.batches("images")
+    assert plan.batches(tf.data.Dataset.range(20)).num_steps == 12
     with pytest.raises(ValueError, match="step"):
         plan.batches(np.zeros(20)).example_indices(12)

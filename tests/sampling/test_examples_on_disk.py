@@ -279,8 +279,8 @@ def compressed(directory):
             "no examples",
         ),
         (
-            lambda d: schedule_for(PARTICIPATIONS[0], 18, 7, tf.data.Dataset.range(M)),
-            TypeError,
+            lambda d: schedule_for(PARTICIPATIONS[1], 18, 7, tf.data.Dataset.range(M)),
+            ValueError,
             "cache_dataset",
         ),
         (
@@ -298,7 +298,7 @@ def compressed(directory):
                 PARTICIPATIONS[0], 18, 7, TFRecordExamples(write(d), parse), data()[1]
             ),
             ValueError,
-            "hold their targets",
+            "holds its targets",
         ),
     ],
 )

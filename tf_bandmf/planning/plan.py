@@ -301,10 +301,12 @@ class Plan:
         """The batches of the run, sampled as the accountant assumes.
 
         Args:
-          x: array or nested structure of arrays, first dimension `num_examples`; or
-            examples on disk with their targets: `sampling.TFRecordExamples`,
-            `sampling.cache_dataset`; or what a function of one's own fetches by index,
-            `sampling.IndexedExamples`.
+          x: array or nested structure of arrays, first dimension `num_examples`; or a
+            `tf.data.Dataset`, `keras.utils.PyDataset` or function that returns an
+            iterator, of examples with their targets, which is read in its own order:
+            for `sampling="fixed-order"` (see `sampling.StreamedExamples`); or examples
+            on disk: `sampling.TFRecordExamples`, `sampling.cache_dataset`; or what a
+            function of one's own fetches by index, `sampling.IndexedExamples`.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
           sampler_seed: of a random sampler: None for a fresh one, or `secret_seed()` of
@@ -329,10 +331,12 @@ class Plan:
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
             schedule of its own, or `map` is no such function.
-          ValueError: if the number of examples is not the plan's, or the sampler's seed is
-            not one of `secret_seed()`: whoever chose it knows the sample, which then
-            amplifies nothing.
+          ValueError: if the number of examples is not the plan's; if examples are windows
+            of one series that overlap, and the plan does not say what its unit is; or if
+            the sampler's seed is not one of `secret_seed()`: whoever chose it knows the
+            sample, which then amplifies nothing.
         """
+        from tf_bandmf.sampling.given import refuse_overlap, source_of
         from tf_bandmf.sampling.random_bits import unmarked
         from tf_bandmf.sampling.sampled import schedule_for
         from tf_bandmf.sampling.units import examples_of
@@ -348,6 +352,11 @@ class Plan:
                 "unit='one user' to tf_bandmf.plan, with the number of users as "
                 "num_examples and users per step as batch_size."
             )
+        if self.unit == ONE_EXAMPLE and self.participation.has_schedule:
+            num_examples = self.participation.num_examples  # type: ignore[attr-defined]
+            x = source_of(x, y, sample_weight, num_examples)
+            y = sample_weight = None
+            refuse_overlap(x)
         is_changed = map is not None or users is not None or views != 1
         if self.participation.has_schedule and (
             is_changed or rows_per_user is not None

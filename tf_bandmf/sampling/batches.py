@@ -12,9 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.participation import Participation
+from tf_bandmf.participation.base import Sampler
+from tf_bandmf.participation.whole_epochs import OrderSampler, WholeEpochs
 from tf_bandmf.sampling import data_identity
 from tf_bandmf.sampling.class_weights import ClassWeighted
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
+from tf_bandmf.sampling.given import source_of
 from tf_bandmf.sampling.padding import pad, sufficient_batch_size
 from tf_bandmf.sampling.sources import (
     CONTENT,
@@ -23,7 +26,6 @@ from tf_bandmf.sampling.sources import (
     SAMPLE_WEIGHT,
     SHARE,
     TARGETS,
-    ArrayExamples,
     Draw,
     ExampleSource,
     refuse_state,
@@ -162,8 +164,8 @@ class BatchSchedule(abc.ABC):
       num_steps: n.
       steps_per_epoch: steps of one pass over the data, exactly or on average.
       plan_id: identifies the plan; int64.
-      x: array or nested structure of arrays whose first dimension is the example; or an
-        `ExampleSource`, which holds targets and weights itself.
+      x: what `sampling.given.source_of` takes: arrays, an `ExampleSource`, or a data set
+        that is read in its own order.
       y: targets, likewise, or None.
       sample_weight: shape [num_examples] or None. A weight multiplies the loss of an
         example before its gradient is clipped.
@@ -191,20 +193,21 @@ class BatchSchedule(abc.ABC):
         self.num_steps, self.steps_per_epoch = num_steps, steps_per_epoch
         self.plan_id = plan_id
         expected = participation.num_examples  # type: ignore[attr-defined]
-        if not isinstance(x, ExampleSource):
-            x = ArrayExamples(x, y, sample_weight, expected)
-        elif y is not None or sample_weight is not None:
-            raise ValueError(
-                "Examples on disk hold their targets and weights themselves: leave y and "
-                "sample_weight out, and let parse return them."
-            )
+        x = source_of(x, y, sample_weight, expected)
         refuse_state(x)
         if x.num_examples != expected:
             raise ValueError(
                 f"The plan is for {expected} examples, found {x.num_examples}. Make a "
                 f"plan for this data set."
             )
-        self._examples = x
+        if x.has_own_order and not self._keeps_order:
+            raise ValueError(
+                f"A data set is read in its own order, which is that of "
+                f"sampling='fixed-order'; the plan's is {participation.sampling!r}. Make a "
+                f"plan with sampling='fixed-order', or give the data set random access: "
+                f"tf_bandmf.sampling.cache_dataset(dataset, directory)."
+            )
+        self._examples: ExampleSource = x
         self._padded = padded
         self._weighted: dict[Any, BatchSchedule] = {}
 
@@ -252,6 +255,11 @@ class BatchSchedule(abc.ABC):
         """Of a schedule with a secret seed; a resumed run has the same."""
         return b""
 
+    @property
+    def _keeps_order(self) -> bool:
+        """Whether any order of the examples will do, the same one in all epochs."""
+        return False
+
     def _check_step(self, step: int) -> None:
         if not 0 <= step < self.num_steps:
             raise ValueError(f"step must be in [0, {self.num_steps}), found {step}.")
@@ -288,9 +296,13 @@ class BatchSchedule(abc.ABC):
                 }
             return with_fingerprint({**content, **identity, STEP: step})
 
+        # What has an order of its own is read one batch after the other.
+        parallel: dict[str, Any] = {"num_parallel_calls": 2, "deterministic": True}
+        if self._examples.has_own_order:
+            parallel = {}
         return (
             tf.data.Dataset.range(first_step, self.num_steps)
-            .map(batch, num_parallel_calls=2, deterministic=True)
+            .map(batch, **parallel)
             .prefetch(2)
         )
 
@@ -405,7 +417,14 @@ class FixedOrderSchedule(BatchSchedule):
             sample_weight,
             padded,
         )
-        self._sampler = participation.sampler(_no_words)
+        self._sampler: Sampler = participation.sampler(_no_words)
+        if self._examples.has_own_order:
+            order = np.arange(self._examples.num_examples, dtype=np.int64)
+            self._sampler = OrderSampler(order, self.steps_per_epoch)
+
+    @property
+    def _keeps_order(self) -> bool:
+        return isinstance(self.participation, WholeEpochs)
 
     def example_indices(self, step: int) -> np.ndarray:
         self._check_step(step)

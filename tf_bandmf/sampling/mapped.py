@@ -74,6 +74,7 @@ class MappedExamples(ExampleSource):
 
     def __init__(self, examples: ExampleSource, function: Callable[..., Any]) -> None:
         self.num_examples = examples.num_examples
+        self.has_own_order = examples.has_own_order
         self._examples = examples
         adapted = next((f for d in _DIALECTS if (f := d.adapt(function))), None)
         self._name = getattr(function, "__name__", type(function).__name__)

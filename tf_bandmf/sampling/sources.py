@@ -69,9 +69,12 @@ class ExampleSource(abc.ABC):
 
     Attributes:
       num_examples: m.
+      has_own_order: whether only neighbors can be read, in the order of the data set:
+        enough for a fixed epoch order alone.
     """
 
     num_examples: int
+    has_own_order: bool = False
 
     @abc.abstractmethod
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
@@ -123,7 +126,8 @@ class ExampleSource(abc.ABC):
         places = probed_places(self.num_examples)
         seen = SeenRecords(len(places))
         with tf.init_scope():
-            inputs = self.gather(tf.constant(places))[INPUTS]
+            indices = tf.constant(places)
+            inputs = one_row_each(self.gather(indices), indices)[INPUTS]
             seen.note(np.arange(len(places)), record_hashes(inputs).numpy())
         return seen.hashes
 
@@ -204,29 +208,23 @@ class ArrayExamples(ExampleSource):
         }
 
     def _checked(self, array: Any) -> Any:
-        if isinstance(array, tf.data.Dataset):
+        if hasattr(array, "__next__"):
             raise TypeError(
-                "A schedule needs arrays, or examples that can be read by index, found a "
-                "tf.data.Dataset: only then can the library enforce which examples each "
-                "step uses. Write it to files once: plan.batches("
-                "tf_bandmf.sampling.cache_dataset(dataset, directory))."
+                f"A schedule needs data that can be read again in each epoch, found "
+                f"{type(array).__name__}, which can be read once. Give the function that "
+                f"makes it: plan.batches(function), or a tf.data.Dataset, or "
+                f"tf_bandmf.sampling.IndexedExamples(fetch, num_examples)."
             )
-        if hasattr(array, "__next__") or (
-            hasattr(array, "__getitem__") and hasattr(array, "on_epoch_end")
-        ):
+        if isinstance(array, tf.data.Dataset) or hasattr(array, "on_epoch_end"):
             raise TypeError(
-                f"A schedule needs arrays, or examples that can be read by index, found "
-                f"{type(array).__name__}, which gives batches of its own order. Use "
-                f"plan.batches(tf_bandmf.sampling.IndexedExamples(fetch, num_examples)), "
-                f"where fetch gets indices and returns their examples; or make a "
-                f"tf.data.Dataset of single examples of it and "
-                f"tf_bandmf.sampling.cache_dataset(dataset, directory)."
+                f"Give a data set by itself, with its targets in it, and no structure of "
+                f"them, found {type(array).__name__} within one: plan.batches(dataset), "
+                f"as with tf.data.Dataset.zip."
             )
         if isinstance(array, str) or callable(array):
             raise TypeError(
-                f"A schedule needs arrays, found {type(array).__name__}: only then can the "
-                f"library enforce which examples each step uses. For TFRecord files use "
-                f"tf_bandmf.sampling.TFRecordExamples(files, parse)."
+                f"A schedule needs arrays or a data set, found {type(array).__name__}. For "
+                f"TFRecord files use tf_bandmf.sampling.TFRecordExamples(files, parse)."
             )
         if isinstance(array, np.memmap):
             shape: tuple[int | None, ...] = array.shape
@@ -310,16 +308,22 @@ class ArrayExamples(ExampleSource):
 
 
 def _without_plain_lists(key: str, value: Any) -> Any:
-    """A list of numbers or of lists of them as an array; other structures as they are.
+    """A list of numbers or of lists of them as an array; other lists as tuples.
+
+    tf.data takes a list of tensors for one tensor, where Keras means several inputs.
 
     Raises:
       TypeError: if the list is not rectangular.
     """
+    if isinstance(value, dict):
+        return {name: _without_plain_lists(key, item) for name, item in value.items()}
     if not isinstance(value, (list, tuple)):
         return value
     leaves = tf.nest.flatten(value)
     if not all(isinstance(leaf, (bool, int, float, str, bytes)) for leaf in leaves):
-        return value
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return value
+        return tuple(_without_plain_lists(key, item) for item in value)
     try:
         return np.array(value)
     except ValueError as error:

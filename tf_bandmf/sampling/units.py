@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.sampling.given import source_of
 from tf_bandmf.sampling.mapped import MappedExamples
-from tf_bandmf.sampling.sources import ROWS, ArrayExamples, Draw, ExampleSource
+from tf_bandmf.sampling.sources import ROWS, Draw, ExampleSource
 
 
 def examples_of(
@@ -43,16 +44,13 @@ def examples_of(
     Raises:
       TypeError, ValueError: if the arguments do not fit each other or the plan.
     """
-    if isinstance(x, ExampleSource):
-        if y is not None or sample_weight is not None:
-            raise ValueError(
-                "Examples on disk hold their targets and weights themselves: leave y and "
-                "sample_weight out, and let parse return them."
-            )
-        rows = x
-    else:
-        num_rows = num_units if users is None else np.shape(users)[0]
-        rows = ArrayExamples(x, y, sample_weight, num_rows)
+    num_rows = num_units if users is None else np.shape(users)[0]
+    rows = source_of(x, y, sample_weight, num_rows)
+    if rows.has_own_order and users is not None:
+        raise ValueError(
+            "The rows of a user are read by index, and a data set has only its own order. "
+            "Use tf_bandmf.sampling.cache_dataset(dataset, directory), or arrays."
+        )
     if map is not None:
         rows = MappedExamples(rows, map)
     elif views != 1:
@@ -103,6 +101,7 @@ class UnitExamples(ExampleSource):
         self._most = 1
         self._row_ids: np.ndarray | None = None
         self.num_examples = rows.num_examples
+        self.has_own_order = rows.has_own_order
         if users is None:
             if rows_per_user is not None:
                 raise ValueError("rows_per_user needs users: say whose each row is.")

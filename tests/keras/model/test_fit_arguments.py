@@ -81,7 +81,7 @@ def test_the_first_error_names_the_way(
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda x: Pairs(x, x), "IndexedExamples"),
+        (lambda x: {"a": Pairs(x, x)}, "within one"),
         (lambda x: iter(x), "IndexedExamples"),
         (lambda x: [[1.0, 2.0], [3.0]] * 11, "differ in length"),
         (lambda x: [tf.constant(1.0)] * 22, "single value"),

@@ -44,7 +44,7 @@ class CrashAt(keras.callbacks.Callback):
 def run(data, make_private_model, tmp_path):
     """Trains with a backup at every step, in a process that knows nothing of others."""
 
-    def go(plan, name, crash_at=None, inner=None, **changes):
+    def go(plan, name, crash_at=None, inner=None, given=data, **changes):
         model = make_private_model(plan, inner() if inner else None, **changes)
         model.build((None, data[0].shape[1]))
         callbacks = [
@@ -55,7 +55,7 @@ def run(data, make_private_model, tmp_path):
         if crash_at is not None:
             callbacks.append(CrashAt(crash_at))
         model.fit(
-            plan.batches(*data),
+            plan.batches(*given),
             epochs=2,
             private_state=tmp_path / f"{name}.private",
             callbacks=callbacks,
@@ -93,6 +93,21 @@ def test_invariant_11_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(
     resumed = run(plan, "crashed", **options)
     assert resumed.optimizer.steps_taken == plan.num_steps
     assert_same_weights(resumed, straight)
+
+
+def test_invariant_11_a_data_set_that_is_read_in_its_order_is_resumed_bit_for_bit(
+    data, make_plan, run
+):
+    plan = make_plan("lambda_cgd")
+    stream = (tf.data.Dataset.from_tensor_slices(data),)
+    options = {"hidden": False, "given": stream}
+    straight = run(plan, "straight", **options)
+    with pytest.raises(Crash):
+        run(plan, "crashed", plan.num_steps // 2 + 1, **options)
+    other = (tf.data.Dataset.from_tensor_slices(tuple(d[::-1] for d in data)),)
+    with pytest.raises(ValueError, match="on other data"):
+        run(plan, "crashed", **{**options, "given": other})
+    assert_same_weights(run(plan, "crashed", **options), straight)
 
 
 @pytest.mark.parametrize("kind", PARTICIPATIONS)

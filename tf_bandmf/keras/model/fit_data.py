@@ -18,6 +18,10 @@ from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling.batches import BatchSchedule
 
 _BATCHES = "Train with model.fit(plan.batches(x, y), ...)"
+_OWN_ORDER = (
+    "model.fit(plan.batches({what})), which reads it in its own order, if that is the same "
+    "in each pass and the plan has sampling='fixed-order'"
+)
 _ON_DISK = (
     "plan.batches(tf_bandmf.sampling.cache_dataset(dataset, directory)), which writes the "
     "unbatched examples to files once, or plan.batches(tf_bandmf.sampling.TFRecordExamples("
@@ -98,18 +102,22 @@ def _way_of(x: Any) -> str:
     """How such data become the plan's batches."""
     if isinstance(x, tf.data.Dataset):
         return (
-            f"A dataset cannot be read by index: use {_ON_DISK}. Random augmentation goes "
-            f"into plan.batches(..., map=function)."
+            f"Use {_OWN_ORDER.format(what='dataset')}. For other samplings, which read by "
+            f"index, use {_ON_DISK}. Random augmentation goes into plan.batches(..., "
+            f"map=function)."
         )
     if isinstance(x, keras.utils.PyDataset):
         return (
-            f"It gives batches of its own, where single examples are needed: use "
-            f"{_BY_INDEX}. Random augmentation goes into plan.batches(..., map=function)."
+            f"Use {_OWN_ORDER.format(what='dataset')}. For other samplings, which read by "
+            f"index, use {_BY_INDEX}. Random augmentation goes into plan.batches(..., "
+            f"map=function)."
         )
     if hasattr(x, "__next__"):
         return (
-            f"A generator cannot be read by index: make it a tf.data.Dataset "
-            f"(tf.data.Dataset.from_generator) and use {_ON_DISK}; or use {_BY_INDEX}."
+            f"A generator can be read once: give the function that makes it. Use "
+            f"{_OWN_ORDER.format(what='function')}. For other samplings make it a "
+            f"tf.data.Dataset (tf.data.Dataset.from_generator) and use {_ON_DISK}; or use "
+            f"{_BY_INDEX}."
         )
     return f"{_BATCHES}; x and y are arrays of all training examples."
 

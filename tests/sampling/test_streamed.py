@@ -1,0 +1,229 @@
+"""Data that are read in their own order: the plan's batches, or a refusal."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import scipy.sparse
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf.sampling.streamed import StreamedExamples
+
+M, BATCH, EPOCHS = 22, 4, 3
+X = np.arange(M * 3, dtype=np.float32).reshape(M, 3)
+Y = np.arange(M, dtype=np.int32) % 2
+
+
+def _plan(**settings):
+    chosen = {"num_examples": M, "batch_size": BATCH, "epochs": EPOCHS, **settings}
+    return tf_bandmf.plan("identity", noise_multiplier=1.0, delta=1e-5, **chosen)
+
+
+def _dataset(size=M):
+    return tf.data.Dataset.from_tensor_slices((X[:size], Y[:size]))
+
+
+class _Sequence(keras.utils.PyDataset):
+    def __len__(self):
+        return -(-M // 5)
+
+    def __getitem__(self, index):
+        return X[index * 5 : index * 5 + 5], Y[index * 5 : index * 5 + 5]
+
+
+def _generator():
+    yield from zip(X, Y)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _dataset(),
+        _dataset().batch(5),
+        _dataset().batch(11, drop_remainder=True),
+        _Sequence(),
+        _generator,
+        _dataset().interleave(
+            lambda x, y: tf.data.Dataset.from_tensors((x, y)), num_parallel_calls=2
+        ),
+    ],
+    ids=["examples", "batches", "static", "PyDataset", "generator", "interleaved"],
+)
+def test_each_epoch_has_the_order_of_the_data(data):
+    batches = list(_plan().batches(data))
+    steps = -(-M // BATCH)
+    assert len(batches) == EPOCHS * steps
+    for epoch in range(EPOCHS):
+        parts = batches[epoch * steps : (epoch + 1) * steps]
+        np.testing.assert_array_equal(np.concatenate([b["x"] for b in parts]), X)
+        np.testing.assert_array_equal(np.concatenate([b["y"] for b in parts]), Y)
+    sizes = [len(batch["x"]) for batch in batches]
+    assert sizes == [M * (p + 1) // steps - M * p // steps for p in range(steps)] * 3
+
+
+def test_a_run_goes_on_where_it_was():
+    schedule = _plan().batches(_dataset())
+    whole = list(schedule)
+    for first in (0, 3, 6, 17):
+        for found, expected in zip(schedule.dataset(first), whole[first:], strict=True):
+            np.testing.assert_array_equal(found["x"], expected["x"])
+            assert int(found["step"]) == int(expected["step"])
+    assert _plan().batches(_dataset()).schedule_id == schedule.schedule_id
+    swapped = _dataset().take(1).concatenate(_dataset().skip(1))
+    assert _plan().batches(swapped).schedule_id == schedule.schedule_id
+    other = _dataset().skip(1).concatenate(_dataset().take(1))
+    assert _plan().batches(other).schedule_id != schedule.schedule_id
+
+
+def test_two_readers_at_once_read_the_same():
+    schedule = _plan().batches(_dataset())
+    for one, other in zip(schedule.dataset(), schedule.dataset(), strict=True):
+        np.testing.assert_array_equal(one["x"], other["x"])
+
+
+def test_invariant_2_a_shuffled_data_set_is_refused_before_the_run():
+    with pytest.raises(ValueError, match="reshuffle_each_iteration=False"):
+        _plan().batches(_dataset().shuffle(M))
+    once = _dataset().shuffle(M, seed=1, reshuffle_each_iteration=False)
+    assert len(list(_plan().batches(once))) == 18
+
+
+def test_invariant_20_an_example_that_changes_stops_the_pass():
+    changes = []
+
+    def changing():
+        for place, (x, y) in enumerate(zip(X, Y)):
+            yield (x + 1 if changes and place == 9 else x), y
+
+    batches = iter(_plan().batches(changing))
+    for _ in range(6):
+        next(batches)
+    changes.append(None)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="another example at place"
+    ):
+        list(batches)
+
+
+def test_a_later_pass_that_ends_early_is_noticed():
+    ends = []
+
+    def ending():
+        yield from list(zip(X, Y))[: 7 if ends else M]
+
+    schedule = _plan().batches(ending)
+    ends.append(None)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="place 7"):
+        list(schedule)
+
+
+def test_data_of_another_size_are_refused():
+    with pytest.raises(ValueError, match="and the data set has 21"):
+        _plan().batches(_dataset(21))
+    with pytest.raises(ValueError, match="has more"):
+        _plan(num_examples=21).batches(_dataset())
+    with pytest.raises(ValueError, match="infinite"):
+        _plan().batches(_dataset().repeat())
+
+
+def test_invariant_2_a_data_set_that_repeats_itself_is_refused():
+    with pytest.raises(ValueError, match="more than once in a pass"):
+        _plan(num_examples=2 * M).batches(_dataset().repeat(2))
+    some = _dataset(M - 1).concatenate(_dataset(1))
+    with pytest.warns(UserWarning, match="Some examples of the data set are equal"):
+        _plan().batches(some)
+
+
+@pytest.mark.parametrize("sampling", ["balls-in-bins", "poisson", "shuffled"])
+def test_invariant_2_another_sampling_needs_random_access(sampling):
+    with pytest.raises(ValueError, match="cache_dataset"):
+        _plan(sampling=sampling).batches(_dataset())
+
+
+def test_users_need_random_access():
+    plan = _plan(unit="one user", num_examples=11)
+    with pytest.raises(ValueError, match="read by index"):
+        plan.batches(_dataset(), users=np.arange(M) // 2, rows_per_user=2)
+
+
+def test_maps_and_views_apply():
+    batches = _plan().batches(_dataset(), map=lambda x: x + 1.0, views=2)
+    found = next(iter(batches))["x"]
+    np.testing.assert_array_equal(found, np.stack([X[:3] + 1, X[:3] + 1], axis=1))
+
+
+def test_examples_of_several_shapes_or_no_tensors_are_refused():
+    ragged = tf.data.Dataset.from_generator(
+        lambda: (np.zeros(1 + i % 2, np.float32) for i in range(M)),
+        output_signature=tf.TensorSpec([None], tf.float32),
+    )
+    with pytest.raises(ValueError, match="one shape"):
+        StreamedExamples(ragged, M, batched=False)
+    with pytest.raises(ValueError, match="ragged"):
+        rows = tf.ragged.constant([[1.0], [1.0, 2.0]])
+        StreamedExamples(tf.data.Dataset.from_tensor_slices(rows), 2)
+    with pytest.raises(ValueError, match="tuple of 4"):
+        StreamedExamples(lambda: iter([(1, 2, 3, 4)]), 1)
+    with pytest.raises(TypeError, match="Give the function that makes it"):
+        _plan().batches(_generator())
+    with pytest.raises(ValueError, match="holds its targets"):
+        _plan().batches(_dataset(), Y)
+    with pytest.raises(TypeError, match="within one"):
+        _plan().batches({"a": _dataset()})
+
+
+def test_examples_or_batches_are_asked_for_where_nothing_says():
+    unclear = tf.data.Dataset.from_tensor_slices((X, X)).filter(lambda x, y: True)
+    with pytest.raises(ValueError, match="batched="):
+        StreamedExamples(unclear, M)
+    assert StreamedExamples(unclear, M, batched=False).num_examples == M
+
+
+def test_sparse_examples_become_dense():
+    sparse = scipy.sparse.random(M, 7, density=0.3, random_state=0, dtype=np.float32)
+    batches = _plan().batches(sparse, Y)
+    order = np.concatenate(
+        [batches.example_indices(step) for step in range(batches.steps_per_epoch)]
+    )
+    found = np.concatenate([b["x"] for b in batches.dataset(12)])
+    np.testing.assert_array_equal(found, sparse.toarray()[order])
+    tensor = tf.sparse.from_dense(X)
+    streamed = _plan().batches(tf.data.Dataset.from_tensor_slices((tensor, Y)))
+    np.testing.assert_array_equal(next(iter(streamed))["x"], X[:3])
+    with pytest.raises(ValueError, match="found a sparse matrix"):
+        _plan(num_examples=5).batches(sparse, Y[:5])
+
+
+def test_windows_of_a_time_series_need_no_copy_and_their_unit_is_asked_for():
+    series = np.sin(np.arange(60, dtype=np.float32))[:, None]
+
+    def windows(stride):
+        return keras.utils.timeseries_dataset_from_array(
+            series, series[8:, 0], 8, sequence_stride=stride, batch_size=16
+        )
+
+    for overlapping in (1, 3, 7):
+        plan = _plan(num_examples=-(-52 // overlapping), batch_size=2)
+        with pytest.raises(ValueError, match="unit='one window'"):
+            plan.batches(windows(overlapping))
+    arrays = [np.concatenate(parts) for parts in zip(*windows(1).as_numpy_iterator())]
+    with pytest.raises(ValueError, match="unit='one window'"):
+        _plan(num_examples=52).batches(*arrays)
+    assert _plan(num_examples=7).batches(windows(8)).num_steps == 6
+    plan = _plan(num_examples=52, unit="one window")
+    first = next(iter(plan.batches(windows(1))))
+    assert first["x"].shape[1:] == (8, 1)
+    np.testing.assert_array_equal(first["y"], series[8 : 8 + len(first["y"]), 0])
+
+
+def test_lists_of_arrays_are_several_inputs():
+    first = next(iter(_plan().batches([X, X + 1], [Y, Y])))
+    assert isinstance(first["x"], tuple) and len(first["x"]) == len(first["y"]) == 2
+
+
+def test_a_second_run_on_the_same_records_is_recognized():
+    arrays = _plan().batches(X, Y)._examples.recognized_by()()
+    stream = _plan().batches(_dataset())._examples.recognized_by()()
+    assert set(arrays) == set(stream)
