@@ -1,6 +1,7 @@
 """Bounds without simulation against enumeration, quadrature and the simulation."""
 
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -240,7 +241,7 @@ def test_too_little_noise_for_the_chain_is_refused_and_left_to_the_others():
     with pytest.raises(ValueError, match="chain of the bins needs more noise"):
         bins_chain.profile(kernel, 10.0)
     gram = gram_matrix(strategies.lambda_cgd(12, 0.5).matrix, 4)
-    assert CertainBins(gram)._profile(0.1 * np.sqrt(gram.max()), 20.0) is None
+    assert CertainBins(gram)._profile(0.1 * np.sqrt(gram.max()), 20.0, None) is None
 
 
 def test_the_chain_is_what_makes_small_epsilon_tight():
@@ -333,7 +334,12 @@ def test_a_plan_says_beside_an_estimate_what_is_certain():
     estimated = tf_bandmf.plan("lambda_cgd:0.5", **arguments)
     certain = tf_bandmf.plan("lambda_cgd:0.5", confidence=1, **arguments)
     assert estimated.kind == "estimate"
-    assert "Certain, without simulation: epsilon <= " in str(estimated.statement())
+    remark = "Certain, without simulation: epsilon <= "
+    assert remark in str(estimated.statement(certain=True))
+    # What is not asked for is not computed.
+    with mock.patch.object(CertainBins, "epsilon") as computed:
+        assert remark not in str(estimated.statement())
+    assert not computed.called
     assert certain.kind == "bound" and certain.accountant == NAME
     assert certain.noise_multiplier > estimated.noise_multiplier
     assert "proven upper bound" in str(certain.statement())

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from tf_bandmf.accounting.threads import one_thread
+
 # Sums are rescaled every so many steps, and where they may have grown by a factor of so
 # large a logarithm; larger exponents are added by logarithms.
 _RESCALED, _LARGEST_GROWTH, _LARGEST_EXPONENT = 25, 600.0, 250.0
@@ -61,15 +63,18 @@ class Passes:
     def _outputs(self, x: np.ndarray) -> np.ndarray:
         """C times rows of x, shape [N, n]."""
         result = np.zeros(x.shape[::-1])
-        for start, stop, block in self._blocks:
-            result[start : start + len(block)] += block @ x.T[start:stop]
+        with one_thread():
+            for start, stop, block in self._blocks:
+                result[start : start + len(block)] += block @ x.T[start:stop]
         return result.T
 
     def inner_products(self, y: np.ndarray) -> np.ndarray:
         """`<c_t, y>` for rows of y, shape [N, n]."""
         result = np.empty(y.shape[::-1])
-        for start, stop, block in self._blocks:
-            np.matmul(block.T, y.T[start : start + len(block)], out=result[start:stop])
+        with one_thread():
+            for start, stop, block in self._blocks:
+                rows = y.T[start : start + len(block)]
+                np.matmul(block.T, rows, out=result[start:stop])
         return result.T
 
     def _column_blocks(self) -> Iterator[tuple[int, int, np.ndarray]]:

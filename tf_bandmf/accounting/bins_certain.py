@@ -15,7 +15,6 @@ import math
 from typing import Callable
 
 import numpy as np
-import scipy.optimize
 
 from tf_bandmf.accounting import (
     bins_chain,
@@ -28,21 +27,27 @@ from tf_bandmf.accounting import (
 from tf_bandmf.accounting.base import Accountant, meaningful
 from tf_bandmf.accounting.checks import check_delta, check_epsilon, check_positive
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
-from tf_bandmf.accounting.root_finding import log
+from tf_bandmf.accounting.root_finding import log, near_root
 
 NAME = "balls in bins, moments and Laplace transforms without simulation"
 QUICK = bins_chain.Grid(0.4, (0.006, 0.008, 0.03), 3_500)
 
 _TOLERANCE = 1e-4
-_WIDTH = 0.1
+# Where the search for noise begins below that without amplification, and its last step;
+# of their logarithms.
+_START, _LAST_STEP = 0.5, 3e-4
 # Of norm to noise: beyond it, privacy means nothing.
 _LARGEST_SQUARED_RATIO = 200.0
 # Beyond it the chain of the bins is not followed: amplification hardly matters.
 _LARGEST_CHAIN_EPSILON = 25.0
 # Larger thresholds overflow; the bound there is that of the last one.
 _LARGEST_EXPONENT = 700.0
-# Steps of the search for noise by the chain, and how close to delta it ends.
-_CHAIN_STEPS, _CHAIN_PRECISION = 8, 0.01
+# Steps of the search for noise by the chain, and how close to delta it ends: first on a
+# grid that is quick, then on the one that decides.
+_CHAIN_STEPS, _QUICK_PRECISION, _CHAIN_PRECISION = 8, 0.05, 0.01
+# A quick chain that is above delta by this much, of its logarithm, may be below it on the
+# grid that decides.
+_WORTH_TRYING = 0.1
 
 
 class CertainBins(Accountant):
@@ -80,7 +85,9 @@ class CertainBins(Accountant):
         if len(self._gram) == 1:
             return unamplified
         removed = self._quickly_removed(epsilon, noise_stddev)
-        chain = self._profile(noise_stddev, min(epsilon, _LARGEST_CHAIN_EPSILON))
+        chain = self._profile(
+            noise_stddev, min(epsilon, _LARGEST_CHAIN_EPSILON), self._grid
+        )
         removed = min(removed, _at(chain, epsilon))
         if removed >= unamplified:
             return unamplified
@@ -100,7 +107,9 @@ class CertainBins(Accountant):
         removed = _falling_root(
             lambda e: self._quickly_removed(e, noise_stddev), delta, 0.0, upper
         )
-        chain = self._profile(noise_stddev, min(removed, _LARGEST_CHAIN_EPSILON))
+        chain = self._profile(
+            noise_stddev, min(removed, _LARGEST_CHAIN_EPSILON), self._grid
+        )
         removed = _falling_root(lambda e: _at(chain, e), delta, 0.0, removed)
         if removed >= upper or self._added(removed, noise_stddev) <= delta:
             return removed
@@ -124,14 +133,9 @@ class CertainBins(Accountant):
             found = self._quickly_removed(epsilon, math.exp(log_noise))
             return log(found) - math.log(delta)
 
-        upper = math.log(largest)
-        lower = upper - _WIDTH
-        while excess(lower) <= 0.0:
-            upper, lower = lower, lower - 3.0 * _WIDTH
-        noise = largest
-        if upper != math.log(largest) or excess(upper) <= 0.0:
-            root = scipy.optimize.brentq(excess, lower, upper, xtol=_TOLERANCE)
-            noise = math.exp(root)
+        most = math.log(largest)
+        found = near_root(excess, most - _START, most, _LAST_STEP)
+        noise = min(math.exp(found + 0.1 * _LAST_STEP), largest)
         noise = self._with_less_noise(epsilon, delta, noise)
         step = _TOLERANCE
         while noise < largest and self.delta(epsilon, noise) > delta:
@@ -174,34 +178,45 @@ class CertainBins(Accountant):
         return bins_conditional.log_moments(self._row, noise_stddev)
 
     def _chain(
-        self, noise_stddev: float, largest_epsilon: float
+        self,
+        noise_stddev: float,
+        largest_epsilon: float,
+        grid: bins_chain.Grid | None,
     ) -> bins_chain.Profile | None:
         try:
             kernel = self._kernel(noise_stddev)
-            return bins_chain.profile(kernel, largest_epsilon, self._grid)
+            return bins_chain.profile(kernel, largest_epsilon, grid)
         except ValueError:  # too little noise
             return None
 
     def _with_less_noise(self, epsilon: float, delta: float, noise: float) -> float:
         """The least noise that was found to be enough by the chain of the bins."""
-        log_noise, target = math.log(noise), math.log(delta)
-        at: list[tuple[float, float]] = []
-        enough, slope = log_noise, -12.0
-        for _ in range(_CHAIN_STEPS):
-            chain = self._profile(math.exp(log_noise), epsilon)
-            if chain is None:
+        log_noise, slope = math.log(noise), -12.0
+        enough = log_noise
+        is_first = True
+        for grid, precision in (
+            (QUICK, _QUICK_PRECISION),
+            (self._grid, _CHAIN_PRECISION),
+        ):
+            before: tuple[float, float] | None = None
+            for _ in range(_CHAIN_STEPS):
+                chain = self._profile(math.exp(log_noise), epsilon, grid)
+                excess = log(_at(chain, epsilon)) - math.log(delta)
+                if chain is None or (is_first and excess > _WORTH_TRYING):
+                    return math.exp(enough)
+                is_first = False
+                if excess <= 0.0:
+                    enough = min(enough, log_noise)
+                if -precision <= excess <= 0.0:
+                    break
+                if before is not None and before[0] != log_noise:
+                    slope = (excess - before[1]) / (log_noise - before[0])
+                    slope = min(slope, -1.0)
+                before = log_noise, excess
+                move = -(excess + 0.5 * precision) / slope
+                log_noise += min(max(move, -0.3), 0.3)
+            if grid == self._grid:
                 break
-            at.append((log_noise, log(_at(chain, epsilon)) - target))
-            excess = at[-1][1]
-            if excess <= 0.0:
-                enough = min(enough, log_noise)
-            if not at[0][1] < 0.0 or -_CHAIN_PRECISION <= excess <= 0.0:
-                break
-            if len(at) > 1 and at[-1][0] != at[-2][0]:
-                slope = (at[-1][1] - at[-2][1]) / (at[-1][0] - at[-2][0])
-                slope = min(slope, -1.0)
-            move = -(excess + 0.5 * _CHAIN_PRECISION) / slope
-            log_noise += min(max(move, -0.3), 0.3)
         return math.exp(enough)
 
     def _quickly_removed(self, epsilon: float, noise_stddev: float) -> float:

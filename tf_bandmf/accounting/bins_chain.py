@@ -43,6 +43,7 @@ import numpy as np
 
 from tf_bandmf.accounting import tails
 from tf_bandmf.accounting.bins_kernel import Kernel
+from tf_bandmf.accounting.threads import one_thread
 
 # An independent part of a bin that is a smaller share of its variance goes to the chain.
 _NO_REST = 1e-3
@@ -117,7 +118,8 @@ def profile(
         chain, rest = dataclasses.replace(chain, ripple=ripple), 0.0
     scatter = math.sqrt(common)
     largest = math.exp(largest_epsilon + 0.5 * common + 4.0 * scatter)
-    found = _of_chain(chain, max(rest, 0.0), largest, grid)
+    with one_thread():
+        found = _of_chain(chain, max(rest, 0.0), largest, grid)
     if common == 0.0:
         return found
     reach = _COMMON_REACH + scatter

@@ -56,11 +56,14 @@ def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     from scipy.special import ndtr  # slow to import
 
     z = np.asarray(z, np.float64)
-    left, right = z[..., :-1], z[..., 1:]
-    # The nearer tail: that of the upper end, or of the mirrored interval.
-    mirrored = left > 0.0
-    outer = ndtr(np.where(mirrored, -left, right))
-    inner = ndtr(np.where(mirrored, -right, left))
+    # Each point's nearer tail; a cell's nearer tail is that of its upper end, or of the
+    # mirrored interval. A cell with 0 within is what both tails leave.
+    tail = ndtr(-np.abs(z))
+    left, right = tail[..., :-1], tail[..., 1:]
+    is_above, is_around = z[..., :-1] > 0.0, z[..., 1:] > 0.0
+    outer = np.where(is_above, left, right)
+    inner = np.where(is_above, right, left)
+    outer = np.where(is_around & ~is_above, 1.0 - right, outer)
     error = RELATIVE_ERROR * outer + LEAST
     mass = np.maximum(outer - inner, 0.0) + error
     return np.minimum(mass, 1.0), 2.0 * error

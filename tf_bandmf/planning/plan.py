@@ -253,7 +253,10 @@ class Plan:
         )
 
     def accounting_remark(self) -> str:
-        """What the accountant adds to its guarantee in the statement, or nothing."""
+        """What the accountant has to say beside its guarantee, or nothing.
+
+        `statement(certain=True)` has it.
+        """
         return self._accountant().remark(self._unit_noise_stddev, self.guarantee)
 
     def _accountant(self) -> Accountant:
@@ -392,7 +395,10 @@ class Plan:
         )
 
     def statement(
-        self, unit: str | None = None, remarks: Sequence[str] = ()
+        self,
+        unit: str | None = None,
+        remarks: Sequence[str] = (),
+        certain: bool = False,
     ) -> PrivacyStatement:
         """The privacy statement of a run of this plan.
 
@@ -401,12 +407,14 @@ class Plan:
             device"; by default the plan's. The caller's to know: a unit with several
             examples is covered by group privacy only.
           remarks: what else a reader must know of the run.
+          certain: beside an estimate state the bound that needs no simulation, where
+            there is one. It takes seconds for hundreds of bins.
 
         Raises:
           ValueError: if the unit is no text of one line.
         """
         return PrivacyStatement.of_plan(
-            self, self.unit if unit is None else unit, tuple(remarks)
+            self, self.unit if unit is None else unit, tuple(remarks), certain
         )
 
     def to_config(self) -> dict[str, Any]:

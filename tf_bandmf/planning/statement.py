@@ -107,11 +107,16 @@ class PrivacyStatement(Statement):
 
     @classmethod
     def of_plan(
-        cls, plan: Plan, unit: str, remarks: tuple[str, ...] = ()
+        cls,
+        plan: Plan,
+        unit: str,
+        remarks: tuple[str, ...] = (),
+        certain: bool = False,
     ) -> PrivacyStatement:
         """The statement of a run of a plan; see `Plan.statement`."""
         guarantee = plan.guarantee
         assert guarantee.zcdp_rho is not None
+        beside = plan.accounting_remark() if certain else ""
         participation = plan.participation.describe()
         if plan.unit != ONE_EXAMPLE:
             participation += (
@@ -123,7 +128,7 @@ class PrivacyStatement(Statement):
             delta=guarantee.delta,
             zcdp_rho=guarantee.zcdp_rho,
             accountant=guarantee.accountant,
-            accounting=f"{guarantee.describe_kind()} {plan.accounting_remark()}".strip(),
+            accounting=f"{guarantee.describe_kind()} {beside}".strip(),
             adjacency=guarantee.adjacency,
             sampling=plan.participation.amplification(),
             participation=participation,

@@ -1,0 +1,33 @@
+"""One thread for products of small matrices.
+
+Accounting multiplies thousands of matrices of a hundred rows. BLAS starts its threads for
+each of them and waits for all; where processors are shared with other work that takes ten
+times as long as one thread does. Results do not depend on it but in their last bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+
+def one_thread() -> contextlib.AbstractContextManager[Any]:
+    """Within it BLAS has one thread, in the whole process."""
+    controller = _controller()
+    if controller is None:
+        return contextlib.nullcontext()
+    limiter: contextlib.AbstractContextManager[Any] = controller.limit(
+        limits=1, user_api="blas"
+    )
+    return limiter
+
+
+# To find the libraries takes milliseconds.
+@functools.cache
+def _controller() -> Any:
+    try:
+        import threadpoolctl
+    except ModuleNotFoundError:  # an environment of an earlier version: only slower
+        return None
+    return threadpoolctl.ThreadpoolController()
