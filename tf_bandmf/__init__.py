@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from tf_bandmf.planning.choosing import Choice
     from tf_bandmf.planning.comparison import Comparison, compare
     from tf_bandmf.planning.composition import JointGuarantee, compose
+    from tf_bandmf.planning.elsewhere import (
+        AccountedEvent,
+        ApproximateDP,
+        ZeroConcentratedDP,
+    )
     from tf_bandmf.planning.gradient_sample import GradientSample
     from tf_bandmf.planning.memory import bands_that_fit
     from tf_bandmf.planning.plan import Plan
@@ -53,7 +58,9 @@ if TYPE_CHECKING:
     from tf_bandmf.workloads import Workload
 
 __all__ = [
+    "AccountedEvent",
     "Advice",
+    "ApproximateDP",
     "BMinSepSampling",
     "BallsInBins",
     "BatchSchedule",
@@ -75,6 +82,7 @@ __all__ = [
     "Strategy",
     "TuningCost",
     "Workload",
+    "ZeroConcentratedDP",
     "__version__",
     "accounting",
     "advise",
@@ -114,6 +122,9 @@ _HOMES = {
     "Strategy": "strategies",
     "TuningCost": "planning.tuning",
     "Workload": "workloads",
+    "AccountedEvent": "planning.elsewhere",
+    "ApproximateDP": "planning.elsewhere",
+    "ZeroConcentratedDP": "planning.elsewhere",
     "JointGuarantee": "planning.composition",
     "advise": "planning.advice",
     "tuning_cost": "planning.tuning",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 from tf_bandmf.accounting.checks import check_positive
@@ -98,35 +99,19 @@ class Accountant(abc.ABC):
         Raises:
           ValueError: if no such distribution is known.
         """
-        import dp_accounting
-        from dp_accounting.pld import (
-            pld_privacy_accountant,
-            privacy_loss_distribution,
-        )
+        from tf_bandmf.accounting import event_losses
 
         check_positive("interval", interval)
-        accountant = pld_privacy_accountant.PLDAccountant(
-            value_discretization_interval=interval
-        )
-        event = self.event(noise_stddev)
-        if not accountant.supports(event):
-            raise ValueError(
-                f"{self.claims[0][0]}: this accountant has no privacy loss distribution. "
-                f"Use CyclicPoisson, Poisson or FixedEpochOrder."
-            )
-        # From the pieces of the event: the accountant keeps its result to itself.
-        count = 1
-        if isinstance(event, dp_accounting.SelfComposedDpEvent):
-            event, count = event.event, event.count
-        probability = 1.0
-        if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-            event, probability = event.event, event.sampling_probability
-        loss = privacy_loss_distribution.from_gaussian_mechanism(
-            event.noise_multiplier,
-            value_discretization_interval=interval,
-            sampling_prob=probability,
-        )
-        return loss.self_compose(count)
+        losses = []
+        for event, count in event_losses.pieces(self.event(noise_stddev)):
+            loss = event_losses.additive_loss(event, count, interval)
+            if loss is None:
+                raise ValueError(
+                    f"{self.claims[0][0]}: this accountant has no privacy loss "
+                    f"distribution. Use CyclicPoisson, Poisson or FixedEpochOrder."
+                )
+            losses.append(loss)
+        return functools.reduce(lambda total, loss: total.compose(loss), losses)
 
     def validate(self, noise_stddev: float, guarantee: Guarantee) -> None:
         """Raises ValueError if this accountant would not give the guarantee."""

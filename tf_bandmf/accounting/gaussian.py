@@ -15,6 +15,7 @@ import functools
 import math
 
 import dp_accounting
+import numpy as np
 import scipy.optimize
 from dp_accounting.pld import privacy_loss_mechanism
 
@@ -49,25 +50,36 @@ def gaussian_delta(noise_stddev: float, epsilon: float) -> float:
       ValueError: if noise_stddev is not positive and finite, or epsilon negative.
       ArithmeticError: if dp-accounting returns no probability.
     """
-    check_positive("noise_stddev", noise_stddev)
     check_epsilon(epsilon)
+    return float(gaussian_deltas(noise_stddev, np.array([epsilon], np.float64))[0])
+
+
+def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
+    """`gaussian_delta` of many epsilons >= 0, of the same shape [N], at once.
+
+    Raises:
+      ValueError: if noise_stddev is not positive and finite.
+      ArithmeticError: if dp-accounting returns no probability.
+    """
+    check_positive("noise_stddev", noise_stddev)
     # Less noise is on the safe side; squares of more are no numbers.
     noise_stddev = float(min(noise_stddev, _LARGEST_SQUARED))
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(noise_stddev, sensitivity=1.0)
-    delta = float(loss.get_delta_for_epsilon(epsilon))
-    place = epsilon * noise_stddev - 0.5 / noise_stddev
+    deltas = np.asarray(loss.get_delta_for_epsilon(epsilons), np.float64)
+    place = epsilons * noise_stddev - 0.5 / noise_stddev
     # The relative error of the larger tail at z grows like z^2, and with that of z.
-    tail = float(tails.upper_tail(place))
-    tail = tail if tail > 2.0 * tails.LEAST else 0.0
-    rounded = tail * _EPSILON * (8.0 + min(max(place, 0.0), _LARGEST_PLACE) ** 2)
-    if math.isfinite(delta):
-        delta = min(max(delta, 0.0) + rounded, 1.0) if delta > -rounded else delta
-    if not 0.0 <= delta <= 1.0:
+    tail = tails.upper_tail(place)
+    tail = np.where(tail > 2.0 * tails.LEAST, tail, 0.0)
+    rounded = tail * _EPSILON * (8.0 + np.clip(place, 0.0, _LARGEST_PLACE) ** 2)
+    safe = np.minimum(np.maximum(deltas, 0.0) + rounded, 1.0)
+    deltas = np.where(deltas > -rounded, safe, deltas)
+    wrong = ~((deltas >= 0.0) & (deltas <= 1.0))
+    if np.any(wrong):
         raise ArithmeticError(
-            f"The accountant returned delta = {delta} for noise_stddev = "
-            f"{noise_stddev}, epsilon = {epsilon}."
+            f"The accountant returned delta = {deltas[wrong][0]} for noise_stddev = "
+            f"{noise_stddev}, epsilon = {epsilons[wrong][0]}."
         )
-    return delta
+    return deltas
 
 
 def gaussian_epsilon(noise_stddev: float, delta: float) -> float:

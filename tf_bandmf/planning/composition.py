@@ -1,47 +1,57 @@
-"""The joint guarantee of several runs on the same data.
+"""The joint guarantee of several runs and other releases on the same data.
 
     joint = tf_bandmf.compose([first_plan, second_plan])
     joint.epsilon(1e-5), joint.delta(3.0)
     print(joint.statement())
 
-Runs without amplification compose exactly: each is a Gaussian mechanism, and so are all
-together, with `1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383,
-Corollary 3.3), also where later runs are chosen by the results of earlier ones. Amplified
-runs compose by their privacy loss distributions; one that is known by a single (epsilon,
-delta) alone (balls in bins) by the dominating pair of such mechanisms (Kairouz, Oh,
-Viswanath, 2015, arXiv:1311.0776). Every run is also a Gaussian mechanism without its
-amplification: whichever is better counts.
+Gaussian mechanisms compose exactly: together they are one, with `1 / sigma^2 = sum_i 1 /
+sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary 3.3), also where later runs
+are chosen by the results of earlier ones. Everything else composes by privacy losses that
+dominate it (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10): its own, where it is
+known; else that of the worst mechanism with all that is known: a pair (epsilon, delta),
+Renyi divergences, the Gaussian mechanism that a run is without its amplification. Bounds
+by Renyi divergences alone and by basic composition are taken where they are smaller.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import dp_accounting
+import numpy as np
 from dp_accounting import rdp
-from dp_accounting.pld import common, privacy_loss_distribution
+from dp_accounting.pld import privacy_loss_distribution
 
-from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting import gaussian, profiles
 from tf_bandmf.accounting.checks import check_delta, check_positive
-from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
-from tf_bandmf.participation import BallsInBins, CyclicPoisson
+from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT, Guarantee
+from tf_bandmf.planning.parts import Loss, Part, Run, gaussian_loss, renyi_accountants
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import (
     GENERATORS,
     NOT_COVERED,
     Statement,
+    check_unit,
     sentence,
 )
 
 GAUSSIAN = "composition of Gaussian mechanisms (exact)"
 UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
-BASIC = "basic composition of what each run guarantees alone"
+BASIC = "basic composition of what each part guarantees alone"
 LOSSES = "composition of privacy loss distributions (dp-accounting)"
 RENYI = "composition by Renyi DP (dp-accounting)"
-_INTERVAL = 1e-4
+REPLACE_ONLY = "Replace-one: one unit is replaced by any other."
+# Discretization of privacy losses, for epsilons up to 10; larger ones have a coarser one.
+_INTERVAL, _FINE = 1e-4, 10.0
+# What the Fourier transforms of privacy losses may err by in delta, absolute: the same as
+# `accounting.cyclic_poisson` takes for 450 queries. Smaller deltas are not asked for.
+_ROUNDING, _SMALLEST = 1e-12, 2e-12
+# How much less epsilon must be, relative, for a number that is worth less.
+_WORTH_IT = {"exact": 0.0, "bound": 0.0, "estimate": 1e-2}
 
 
 class _Bound(NamedTuple):
@@ -53,35 +63,43 @@ class _Bound(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JointGuarantee:
-    """What several runs on the same data guarantee together; by `compose`.
+    """What several runs and releases on the same data guarantee together; by `compose`.
 
-    Formal guarantee: the outputs of all runs together are (epsilon(delta), delta)-DP,
-    for runs that are made one after the other, each chosen in any way by the outputs of
-    those before it.
+    Formal guarantee: all outputs together are (epsilon(delta), delta)-DP, for releases
+    that are made one after the other, each chosen in any way by the outputs of those
+    before it, with guarantees that were fixed in advance.
 
     Attributes:
-      plans: of the runs, one for each.
+      parts: one for each.
     """
 
-    plans: tuple[Plan, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Of the runs among the parts."""
+        return tuple(part.plan for part in self.parts if isinstance(part, Run))
 
     @property
     def adjacency(self) -> str:
-        """Replace-one if that is what any of the runs is about, else zero-out.
+        """Replace-one if that is what any of the parts is about, else zero-out.
 
-        Under replace-one a run that is stated for zero-out counts with half of its noise,
-        and without its amplification: one replacement is twice a zero-out.
+        Under replace-one a part that is stated for zero-out counts as what it is on
+        neighbors of neighbors: Gaussian noise half, a rho four times.
         """
-        replaced = any(plan.adjacency == REPLACE_ONE for plan in self.plans)
-        return REPLACE_ONE if replaced else ZERO_OUT
+        replacing = [part for part in self.parts if part.replaces]
+        if not replacing:
+            return ZERO_OUT
+        is_run = all(isinstance(part, Run) for part in replacing)
+        return REPLACE_ONE if is_run else REPLACE_ONLY
 
     @property
-    def zcdp_rho(self) -> float:
-        """Rho of zCDP of all runs, without amplification, under `adjacency`.
+    def zcdp_rho(self) -> float | None:
+        """Rho of zCDP of all, without amplification, under `adjacency`; None if unknown.
 
         Rhos add up (Bun and Steinke, 2016, arXiv:1605.02065, Lemma 1.7).
         """
-        return gaussian.zcdp_rho(self._noise_multiplier(self.plans))
+        return _sum(part.zcdp(self._replaced) for part in self.parts)
 
     def epsilon(self, delta: float) -> float:
         """The joint epsilon at delta.
@@ -98,21 +116,23 @@ class JointGuarantee:
           ValueError: if epsilon is not finite and > 0.
         """
         check_positive("epsilon", epsilon)
-        noise = self._noise_multiplier(self.plans)
-        found = [gaussian.gaussian_delta(noise, epsilon)]
-        total = math.fsum(plan.epsilon for plan in self.plans)
-        if epsilon >= total and self._adds_up(1.0):
-            found.append(math.fsum(plan.delta for plan in self.plans))
-        if self.adjacency == REPLACE_ONE:
-            found.append(float(self._renyi().get_delta(epsilon)))
-        elif self._amplified:
-            found.append(float(self._losses().get_delta_for_epsilon(epsilon)))
-        return min(found)
+        found = [1.0]
+        if self._noise is not None:
+            found.append(gaussian.gaussian_delta(self._noise, epsilon))
+        stated = self._stated
+        if stated is not None and epsilon >= stated[0]:
+            found.append(stated[1])
+        if self._has_losses:
+            found.append(float(self._loss.get_delta_for_epsilon(epsilon)) + _ROUNDING)
+        if self._renyi is not None:
+            accountant, apart = self._renyi
+            found.append(apart + (1.0 - apart) * float(accountant.get_delta(epsilon)))
+        return min(delta for delta in found if delta >= 0.0)
 
     def guarantee_at(self, delta: float) -> Guarantee:
         """The joint (epsilon, delta)-DP, and what the numbers are worth.
 
-        Kind: "exact" if all runs are Gaussian mechanisms of exactly known sensitivity;
+        Kind: "exact" if all parts are Gaussian mechanisms of exactly known sensitivity;
         "estimate" if the number rests on an estimate; else "bound". Simulated bounds hold
         together with at least one minus the sum of the probabilities that each fails.
 
@@ -120,11 +140,20 @@ class JointGuarantee:
           ValueError: if delta is not in (0, 1), or no meaningful epsilon is found.
         """
         check_delta(delta)
-        best = min(self._epsilons(delta), key=lambda bound: bound.value)
-        if not math.isfinite(best.value):
+        best = None
+        for bound in sorted(self._epsilons(delta), key=_order):
+            # An estimate, or a bound of some confidence, must be worth it.
+            if best is None or bound.value < best.value * (1.0 - _WORTH_IT[bound.kind]):
+                best = bound
+        if best is None or not math.isfinite(best.value):
             raise ValueError(
-                f"No meaningful epsilon is known for these {len(self.plans)} runs at "
-                f"delta = {delta}. Use a larger delta, or fewer runs."
+                f"No meaningful epsilon is known for these {len(self.parts)} releases at "
+                f"delta = {delta}. Use a larger delta, or fewer of them."
+            )
+        if best.value <= 0.0:
+            raise ValueError(
+                f"delta must be so small that epsilon is > 0, found {delta}: the "
+                f"releases are (0, {delta})-DP."
             )
         return Guarantee(
             epsilon=best.value,
@@ -139,115 +168,179 @@ class JointGuarantee:
     def statement(
         self, delta: float | None = None, unit: str | None = None
     ) -> JointStatement:
-        """The privacy statement of all runs together.
+        """The privacy statement of all together.
 
         Args:
-          delta: by default the largest of the plans'.
+          delta: by default the largest of those that the parts state.
           unit: as for `Plan.statement`; by default that of the plans.
 
         Raises:
-          ValueError: as `guarantee_at`, if the unit is no text of one line, or the plans
-            have different ones and none is given.
+          ValueError: as `guarantee_at`; if the unit is no text of one line, or the plans
+            have different ones and none is given; if no part has a delta or a unit, and
+            none is given.
         """
-        delta = max(plan.delta for plan in self.plans) if delta is None else delta
+        if delta is None:
+            pairs = [part.stated(self._replaced) for part in self.parts]
+            delta = max((pair[1] for pair in pairs if pair is not None), default=0.0)
+            if delta == 0.0:
+                raise ValueError("delta must be given: none of the parts states one.")
         if unit is None:
             units = sorted({plan.unit for plan in self.plans})
-            if len(units) > 1:
+            if len(units) != 1:
+                found = (
+                    f"hide different units: {', '.join(units)}" if units else "are none"
+                )
                 raise ValueError(
-                    f"The plans hide different units: {', '.join(units)}. Give the unit "
-                    f"that all of them hide."
+                    f"unit must be given: the plans {found}. Name the unit that all of "
+                    f"the releases hide."
                 )
             unit = units[0]
-        for plan in self.plans:
-            plan.statement(unit)  # validates the unit
+        check_unit(unit)
         return JointStatement(self, self.guarantee_at(delta), unit)
 
     @property
-    def _amplified(self) -> tuple[Plan, ...]:
-        kinds = (BallsInBins, CyclicPoisson)
-        return tuple(
-            plan for plan in self.plans if isinstance(plan.participation, kinds)
-        )
+    def _replaced(self) -> bool:
+        return any(part.replaces for part in self.parts)
 
-    def _noise_multiplier(self, plans: Iterable[Plan]) -> float:
-        """Of the Gaussian mechanism that runs are together, without amplification."""
-        moved = 2.0 if self.adjacency == REPLACE_ONE else 1.0
-        precision = math.fsum((moved / plan.noise_multiplier) ** 2 for plan in plans)
-        return 1.0 / math.sqrt(precision)
+    @functools.cached_property
+    def _noise(self) -> float | None:
+        """Of the Gaussian mechanism that all are together, without amplification."""
+        return _noise(self.parts, self._replaced)
+
+    @functools.cached_property
+    def _stated(self) -> tuple[float, float] | None:
+        """Basic composition of what each states."""
+        pairs = [part.stated(self._replaced) for part in self.parts]
+        found = [pair for pair in pairs if pair is not None]
+        if len(found) < len(pairs):
+            return None
+        return math.fsum(pair[0] for pair in found), math.fsum(p[1] for p in found)
 
     def _epsilons(self, delta: float) -> list[_Bound]:
-        exact = all(
-            plan.accountant == gaussian.NAME and plan.kind == "exact"
-            for plan in self.plans
-        )
-        try:
-            noise = self._noise_multiplier(self.plans)
-            value = gaussian.gaussian_epsilon(noise, delta)
-        except ValueError:  # beyond any meaning
-            value = math.inf
-        name, kind = (GAUSSIAN, "exact") if exact else (UNAMPLIFIED, "bound")
-        found = [_Bound(value, name, kind, None)]
-        if self.adjacency == REPLACE_ONE:
-            value = float(self._renyi().get_epsilon(delta))
-            found.append(_Bound(value, RENYI, "bound", None))
-        elif self._amplified:
-            value = float(self._losses().get_epsilon_for_delta(delta))
-            found.append(_Bound(value, LOSSES, *_certainty(self._amplified)))
-        if self._adds_up(delta):
-            value = math.fsum(plan.epsilon for plan in self.plans)
-            # Where it is no better, the others say more of what the number is worth.
-            if value < (1.0 - 1e-6) * min(bound.value for bound in found):
-                found.append(_Bound(value, BASIC, *_certainty(self.plans)))
+        found = []
+        if self._noise is not None:
+            exact = all(
+                part.is_gaussian and part.kind == "exact" for part in self.parts
+            )
+            try:
+                value = gaussian.gaussian_epsilon(self._noise, delta)
+            except ValueError:  # beyond any meaning
+                value = math.inf
+            name, kind = (GAUSSIAN, "exact") if exact else (UNAMPLIFIED, "bound")
+            found.append(_Bound(value, name, kind, None))
+        counted = [part for part in self.parts if not part.is_gaussian]
+        if self._has_losses and delta > _SMALLEST:
+            for loss, kind, confidence in self._loss_bounds(counted):
+                value = float(loss.get_epsilon_for_delta(delta - _ROUNDING))
+                found.append(_Bound(value, LOSSES, kind, confidence))
+        if self._renyi is not None and delta > self._renyi[1]:
+            accountant, apart = self._renyi
+            value = float(accountant.get_epsilon((delta - apart) / (1.0 - apart)))
+            found.append(_Bound(value, RENYI, *_certainty(_not_simulated(counted))))
+        stated = self._stated
+        # Where it is no better, the others say more of what the number is worth.
+        least = min((bound.value for bound in found), default=math.inf)
+        if stated is not None and stated[1] <= delta:
+            if stated[0] < (1.0 - 1e-6) * least:
+                found.append(_Bound(stated[0], BASIC, *_certainty(self.parts)))
         return [bound for bound in found if not math.isnan(bound.value)]
 
-    def _adds_up(self, delta: float) -> bool:
-        """Whether basic composition of what the plans state is a guarantee at delta."""
-        same = all(plan.adjacency == self.adjacency for plan in self.plans)
-        return same and math.fsum(plan.delta for plan in self.plans) <= delta
+    @property
+    def _has_losses(self) -> bool:
+        return any(not part.is_gaussian for part in self.parts)
 
-    def _losses(self) -> privacy_loss_distribution.PrivacyLossDistribution:
-        amplified = self._amplified
-        losses = [_loss(plan) for plan in amplified]
-        others = [plan for plan in self.plans if plan not in amplified]
-        if others:
-            losses.append(
-                privacy_loss_distribution.from_gaussian_mechanism(
-                    self._noise_multiplier(others),
-                    value_discretization_interval=_INTERVAL,
-                )
-            )
-        total = losses[0]
-        for loss in losses[1:]:
-            total = total.compose(loss)
-        return total
+    @functools.cached_property
+    def _interval(self) -> float:
+        """A power of two times the finest one, by the epsilon that is to be expected."""
+        known = [self._stated[0]] if self._stated is not None else []
+        if self.zcdp_rho is not None:
+            known.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
+        scale = min(known, default=_FINE)
+        return float(_INTERVAL * 2.0 ** max(0, math.ceil(math.log2(scale / _FINE))))
 
-    def _renyi(self) -> rdp.RdpAccountant:
-        accountant = rdp.RdpAccountant(
-            neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+    def _loss_bounds(
+        self, counted: list[Part]
+    ) -> Iterator[tuple[Loss, str, float | None]]:
+        """Losses of all together, and what a number that rests on each is worth."""
+        proven = _not_simulated(counted)
+        if len(proven) < len(counted):
+            # What is simulated counts as the Gaussian mechanism that it is, too.
+            yield self._proven_loss, *_certainty(proven)
+        yield self._loss, *_certainty(counted)
+
+    @functools.cached_property
+    def _loss(self) -> Loss:
+        """A loss that dominates all together."""
+        return self._composed(self.parts)
+
+    @functools.cached_property
+    def _proven_loss(self) -> Loss:
+        """The same without any number that was simulated."""
+        return self._composed([part.proven() for part in self.parts])
+
+    def _composed(self, parts: Iterable[Part]) -> Loss:
+        replaced, interval, parts = self._replaced, self._interval, tuple(parts)
+        gaussians = [part for part in parts if part.is_gaussian]
+        noise = _noise(gaussians, replaced)
+        losses = [gaussian_loss(noise, interval)] if gaussians and noise else []
+        divergent = []
+        for part in parts:
+            if part.is_gaussian:
+                continue
+            if part.has_losses(replaced):
+                losses += part.losses(replaced, interval)
+            else:
+                divergent.append(part)
+        together = (
+            [divergent] if _renyi(divergent, replaced) else [[p] for p in divergent]
         )
-        others = [plan for plan in self.plans if plan.adjacency != REPLACE_ONE]
-        for plan in self.plans:
-            if plan.adjacency == REPLACE_ONE:
-                accountant.compose(plan.dp_event())
-        if others:
-            noise = self._noise_multiplier(others)
-            accountant.compose(dp_accounting.GaussianDpEvent(noise))
-        return accountant
+        for group in together if divergent else []:
+            losses.append(profiles.dominating_loss(self._profile(group), interval))
+        none = privacy_loss_distribution.identity(interval)
+        return functools.reduce(lambda total, loss: total.compose(loss), losses, none)
+
+    def _profile(self, parts: list[Part]) -> profiles.Profile:
+        """Of all that is known by Renyi divergences alone: these add up."""
+        found = _renyi(parts, self._replaced)
+        assert found is not None and found[1] == 0.0  # of a pair a loss is known
+        accountant = found[0]
+        known = [
+            lambda epsilons: np.array(
+                [float(accountant.get_delta(float(epsilon))) for epsilon in epsilons]
+            )
+        ]
+        rho = _sum(part.zcdp(self._replaced) for part in parts)
+        if rho is not None and all(part.is_zcdp for part in parts):
+            known.append(profiles.zcdp_profile(rho))
+        noise = _noise(parts, self._replaced)
+        if noise is not None:
+            known.append(profiles.gaussian_profile(noise))
+        return profiles.least(*known)
+
+    @functools.cached_property
+    def _renyi(self) -> tuple[rdp.RdpAccountant, float] | None:
+        """All by Renyi divergences, where some part has nothing else; delta set apart."""
+        if all(part.has_losses(self._replaced) for part in self.parts):
+            return None
+        return _renyi(self.parts, self._replaced)
 
 
-def compose(plans: Iterable[Plan]) -> JointGuarantee:
-    """The joint guarantee of several runs on the same data, one plan for each.
+def compose(plans: Iterable[Plan | Part]) -> JointGuarantee:
+    """The joint guarantee of several runs and other releases on the same data.
 
     Args:
-      plans: of the runs; a plan that was run twice stands there twice.
+      plans: one plan for each run (a plan that was run twice stands there twice), and
+        for each release that was made elsewhere an `ApproximateDP`, a
+        `ZeroConcentratedDP` or an `AccountedEvent`.
 
     Raises:
-      TypeError: if something else than plans is given.
+      TypeError: if something else is given.
       ValueError: if there are none.
     """
-    if isinstance(plans, Plan):
+    if isinstance(plans, (Plan, Part)):
         raise TypeError(
-            "plans must be a list with one plan for each run, found a Plan."
+            f"plans must be a list with one plan for each run, found a "
+            f"{type(plans).__name__}."
         )
     try:
         found = tuple(plans)
@@ -255,38 +348,88 @@ def compose(plans: Iterable[Plan]) -> JointGuarantee:
         raise TypeError(
             f"plans must be a list of tf_bandmf.Plan objects, found {plans!r}."
         ) from None
-    for plan in found:
-        if not isinstance(plan, Plan):
-            raise TypeError(f"plans must be tf_bandmf.Plan objects, found {plan!r}.")
     if not found:
         raise ValueError("There is no run to compose: plans must not be empty.")
-    return JointGuarantee(found)
+    return JointGuarantee(tuple(_part(one) for one in found))
 
 
-def _certainty(plans: Iterable[Plan]) -> tuple[str, float | None]:
-    """Kind and confidence of what rests on the numbers of all these runs."""
-    plans = tuple(plans)
-    risks = [1.0 - plan.confidence for plan in plans if plan.confidence is not None]
-    if any(plan.kind == "estimate" for plan in plans) or math.fsum(risks) > 0.5:
+def _order(bound: _Bound) -> tuple[int, float]:
+    return KINDS.index(bound.kind), bound.value
+
+
+def _part(one: Plan | Part) -> Part:
+    if isinstance(one, Plan):
+        return Run(one)
+    if isinstance(one, Part):
+        return one
+    raise TypeError(
+        f"plans must be tf_bandmf.Plan objects, or for releases made elsewhere "
+        f"ApproximateDP, ZeroConcentratedDP or AccountedEvent, found {one!r}."
+    )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """None if any is."""
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def _noise(parts: Iterable[Part], replaced: bool) -> float | None:
+    """Of the Gaussian mechanism that parts are together; None if one is none."""
+    noises = (part.gaussian_noise(replaced) for part in parts)
+    precision = _sum(None if noise is None else noise**-2 for noise in noises)
+    return 1.0 / math.sqrt(precision) if precision else None
+
+
+def _renyi(
+    parts: Iterable[Part], replaced: bool
+) -> tuple[rdp.RdpAccountant, float] | None:
+    """What has composed the Renyi divergences of parts, and the delta set apart.
+
+    None if one has none, or dp-accounting cannot compose them.
+    """
+    events, kept = [], 1.0
+    for part in parts:
+        found = part.divergences(replaced)
+        if found is None:
+            return None
+        events.append(found[0])
+        kept *= 1.0 - found[1]
+    composed = dp_accounting.ComposedDpEvent(events)
+    for accountant in renyi_accountants(replaced):
+        if accountant.supports(composed):
+            return accountant.compose(composed), 1.0 - kept
+    return None
+
+
+def _certainty(parts: Iterable[Part]) -> tuple[str, float | None]:
+    """Kind and confidence of what rests on the numbers of all these parts."""
+    parts = tuple(parts)
+    risks = [1.0 - part.confidence for part in parts if part.confidence is not None]
+    if any(part.kind == "estimate" for part in parts) or math.fsum(risks) > 0.5:
         return "estimate", None
     return "bound", 1.0 - math.fsum(risks) if risks else None
 
 
-def _loss(plan: Plan) -> privacy_loss_distribution.PrivacyLossDistribution:
-    if isinstance(plan.participation, CyclicPoisson):
-        return plan.privacy_loss_distribution(_INTERVAL)
-    return privacy_loss_distribution.from_privacy_parameters(
-        common.DifferentialPrivacyParameters(plan.epsilon, plan.delta),
-        value_discretization_interval=_INTERVAL,
-    )
+def _not_simulated(parts: Iterable[Part]) -> list[Part]:
+    """Those of which Renyi divergences say more than what they are unamplified."""
+    return [
+        part
+        for part in parts
+        if not (isinstance(part, Run) and part.plan.participation.is_simulated)
+    ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JointStatement(Statement):
-    """The statement of several runs; `str()` is text, `to_markdown()` Markdown.
+    """The statement of several releases; `str()` is text, `to_markdown()` Markdown.
 
     Attributes:
-      joint: the runs.
+      joint: the releases.
       guarantee: of all of them.
       unit: whose presence is hidden.
     """
@@ -298,21 +441,28 @@ class JointStatement(Statement):
     def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""
         plans, found = self.joint.plans, self.guarantee
+        others = len(self.joint.parts) - len(plans)
         formal = (
             f"(epsilon = {found.epsilon:.6g}, delta = {found.delta:.3g})-DP for all runs "
-            f"together; without amplification {found.zcdp_rho:.6g}-zCDP."
+            f"together"
         )
+        if found.zcdp_rho is not None:
+            formal += f"; without amplification {found.zcdp_rho:.6g}-zCDP"
+        formal += "."
         if any(plan.test_seed is not None for plan in plans):
             formal = (
                 "NONE. The noise of a run comes from a known test seed: anyone can remove "
                 f"it. With secret keys it would be {formal}"
             )
+        accesses = f"{len(plans)} training run(s) on the same data."
+        if others:
+            accesses = (
+                f"{len(plans)} training run(s) and {others} release(s) made elsewhere, on "
+                f"the same data. What is said of the latter is their makers' to show."
+            )
         runs = " ".join(
-            f"({number}) {plan.statement().mechanism}, {plan.num_steps} steps, noise "
-            f"multiplier {plan.noise_multiplier:.6g} per unit of sensitivity, alone "
-            f"(epsilon = {plan.epsilon:.6g}, delta = {plan.delta:.3g}); plan fingerprint "
-            f"{plan.fingerprint}."
-            for number, plan in enumerate(plans, start=1)
+            f"({number}) {part.describe()}"
+            for number, part in enumerate(self.joint.parts, start=1)
         )
         assumptions = dict.fromkeys(plan.participation.describe() for plan in plans)
         generators = dict.fromkeys(GENERATORS[plan.generator] for plan in plans)
@@ -323,18 +473,16 @@ class JointStatement(Statement):
                 "Central DP: the party that trains is trusted with the data, the noise "
                 "keys and the correct implementation.",
             ),
-            (
-                "Data accesses covered",
-                f"{len(plans)} training run(s) on the same data.",
-            ),
+            ("Data accesses covered", accesses),
             (
                 "Mechanism output",
-                "The sequences of all noisy gradients of all runs, hence every model.",
+                "The sequences of all noisy gradients of all runs, hence every model"
+                + ("; and the outputs of the other releases." if others else "."),
             ),
             ("Unit of privacy", sentence(self.unit)),
             ("Adjacency", found.adjacency),
             ("Type of accounting", f"{found.accountant}. {found.describe_kind()}"),
-            ("Accounting assumptions", " ".join(assumptions)),
+            *([("Accounting assumptions", " ".join(assumptions))] if plans else []),
             ("Runs", runs),
             ("Not covered", " ".join([*NOT_COVERED, *generators])),
         ]

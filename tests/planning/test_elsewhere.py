@@ -1,0 +1,178 @@
+"""Releases that were made elsewhere, composed with runs and with one another."""
+
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import common, pld_privacy_accountant, privacy_loss_distribution
+
+import tf_bandmf
+from tf_bandmf.accounting import gaussian, profiles
+from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
+from tf_bandmf.planning.composition import REPLACE_ONLY
+
+DELTA = 1e-5
+Pair, Rho, Event = (
+    tf_bandmf.ApproximateDP,
+    tf_bandmf.ZeroConcentratedDP,
+    tf_bandmf.AccountedEvent,
+)
+GAUSS, LAPLACE = dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return tf_bandmf.plan(
+        "identity",
+        epsilon=2.0,
+        delta=DELTA,
+        num_examples=600,
+        batch_size=60,
+        epochs=2,
+    )
+
+
+def test_pairs_compose_optimally_and_never_above_their_sum(plan):
+    parts = [Pair(0.1, 1e-8)] * 50
+    joint = tf_bandmf.compose(parts)
+    loss = privacy_loss_distribution.from_privacy_parameters(
+        common.DifferentialPrivacyParameters(0.1, 1e-8),
+        value_discretization_interval=1e-4,
+    ).self_compose(50)
+    assert joint.epsilon(DELTA) == pytest.approx(
+        loss.get_epsilon_for_delta(DELTA), rel=1e-3
+    )
+    assert joint.epsilon(DELTA) < 0.7 * 50 * 0.1
+    assert tf_bandmf.compose([Pair(1.0)]).epsilon(DELTA) <= 1.0
+    both = tf_bandmf.compose([plan, Pair(0.5, 1e-7)]).guarantee_at(plan.delta + 1e-7)
+    assert plan.epsilon < both.epsilon < plan.epsilon + 0.5
+    assert both.kind == "bound" and both.adjacency == ZERO_OUT and both.zcdp_rho is None
+
+
+def test_a_gaussian_event_is_like_a_run_of_its_noise(plan):
+    event = GAUSS(plan.noise_multiplier * math.sqrt(2.0))
+    twice = Event(dp_accounting.SelfComposedDpEvent(event, 2))
+    joint, runs = tf_bandmf.compose([plan, twice]), tf_bandmf.compose([plan, plan])
+    assert joint.guarantee_at(DELTA).kind == "exact"
+    assert joint.epsilon(DELTA) == pytest.approx(runs.epsilon(DELTA), rel=1e-9)
+    assert joint.zcdp_rho == pytest.approx(runs.zcdp_rho, rel=1e-12)
+
+
+def test_rhos_add_up_and_cost_more_than_the_gaussian_mechanism(plan):
+    rho = 0.1
+    joint = tf_bandmf.compose([Rho(0.03), Rho(0.07)])
+    assert joint.zcdp_rho == pytest.approx(rho)
+    found = joint.epsilon(DELTA)
+    assert joint.delta(found) == pytest.approx(DELTA, rel=1e-3)
+    least = gaussian.gaussian_epsilon(1.0 / math.sqrt(2.0 * rho), DELTA)
+    # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
+    assert least < found < rho + 2.0 * math.sqrt(rho * math.log(1.0 / DELTA))
+    mixed = tf_bandmf.compose([plan, Rho(rho)])
+    as_gaussian = tf_bandmf.compose([plan, Event(GAUSS(1.0 / math.sqrt(2.0 * rho)))])
+    all_rho = tf_bandmf.compose([Rho(plan.zcdp_rho), Rho(rho)])
+    assert as_gaussian.epsilon(DELTA) < mixed.epsilon(DELTA) < all_rho.epsilon(DELTA)
+
+
+def test_other_events_compose_as_dp_accounting_composes_them(plan):
+    event = dp_accounting.ComposedDpEvent(
+        [
+            dp_accounting.SelfComposedDpEvent(LAPLACE(5.0), 20),
+            dp_accounting.PoissonSampledDpEvent(0.05, GAUSS(0.8)),
+        ]
+    )
+    accountant = pld_privacy_accountant.PLDAccountant()
+    accountant.compose(event).compose(GAUSS(plan.noise_multiplier))
+    joint = tf_bandmf.compose([plan, Event(event)])
+    assert joint.epsilon(DELTA) == pytest.approx(
+        accountant.get_epsilon(DELTA), rel=1e-4
+    )
+
+
+def test_what_has_renyi_divergences_alone_composes_with_all_else(plan):
+    tree = Event(dp_accounting.SingleEpochTreeAggregationDpEvent(3.0, [100]))
+    alone = tf_bandmf.compose([tree])
+    joint = tf_bandmf.compose([tree, plan, Pair(0.1)])
+    assert alone.epsilon(DELTA) < joint.epsilon(DELTA)
+    assert joint.epsilon(DELTA) < alone.epsilon(DELTA) + plan.epsilon + 0.1
+
+
+def test_invariant_12_a_replacement_is_two_zero_outs(plan):
+    joint = tf_bandmf.compose([Pair(0.1, replace_one=True), Event(LAPLACE(5.0))])
+    assert joint.adjacency == REPLACE_ONLY
+    assert joint.epsilon(DELTA) == pytest.approx(0.1 + 2.0 / 5.0, rel=1e-3)
+    assert tf_bandmf.compose([Pair(1.0, 1e-9), Pair(0.1, replace_one=True)]).epsilon(
+        (1.0 + math.e) * 1e-9 * 1.01
+    ) == pytest.approx(2.1, rel=1e-3)
+    moved = tf_bandmf.compose([Rho(0.1), Rho(0.2, replace_one=True), plan])
+    assert moved.zcdp_rho == pytest.approx(0.4 + 0.2 + 4.0 * plan.zcdp_rho)
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(1000, 10, GAUSS(2.0))
+    other = tf_bandmf.compose([Event(sampled, replace_one=True), Event(GAUSS(2.0))])
+    assert other.epsilon(DELTA) > gaussian.gaussian_epsilon(1.0, DELTA)
+    assert REPLACE_ONE != REPLACE_ONLY
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_simulated_runs_are_gaussian_mechanisms_at_small_deltas(count):
+    """Where the one pair that is known says nothing, what is proven is still there."""
+    bins = tf_bandmf.plan(
+        "identity",
+        epsilon=2.0,
+        delta=1e-4,
+        participation=tf_bandmf.BallsInBins(600, 60, 2),
+    )
+    joint = tf_bandmf.compose([bins] * count)
+    small = joint.guarantee_at(0.5e-4)
+    noise = bins.noise_multiplier / math.sqrt(count)
+    assert small.epsilon <= gaussian.gaussian_epsilon(noise, 0.5e-4) * (1.0 + 1e-6)
+    # Never below what is possible for a mechanism of which this pair is known to hold.
+    floor = profiles.dominating_loss(profiles.gaussian_profile(noise), 1e-3)
+    assert joint.delta(30.0) <= floor.get_delta_for_epsilon(30.0) + 1e-11
+
+
+def test_estimates_from_elsewhere_mark_the_whole(plan):
+    joint = tf_bandmf.compose([plan, Pair(0.5, 1e-7, kind="estimate")])
+    assert joint.guarantee_at(2e-5).kind == "estimate"
+
+
+def test_the_statement_names_what_was_made_elsewhere(plan):
+    joint = tf_bandmf.compose([plan, Pair(0.5, 1e-7, name="query log, 2025")])
+    points = dict(joint.statement().points())
+    assert "query log, 2025: (epsilon = 0.5, delta = 1e-07)-DP." in points["Runs"]
+    assert "1 release(s) made elsewhere" in points["Data accesses covered"]
+    assert "zCDP" not in points["Formal statement"]
+    alone = tf_bandmf.compose([Rho(0.1)])
+    with pytest.raises(ValueError, match="delta must be given"):
+        alone.statement(unit="one user")
+    with pytest.raises(ValueError, match="unit must be given"):
+        alone.statement(DELTA)
+    assert "0.1-zCDP" in str(alone.statement(DELTA, unit="one user"))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Pair(-1.0), ValueError, "epsilon must be"),
+        (lambda: Pair(math.nan), ValueError, "epsilon must be"),
+        (lambda: Pair(1.0, 1.0), ValueError, "delta must be in"),
+        (lambda: Pair(1.0, kind="exact"), ValueError, "kind must be"),
+        (lambda: Pair(1.0, name="two\nlines"), ValueError, "name must be"),
+        (lambda: Pair(1.0, replace_one=None), ValueError, "replace_one must be"),
+        (lambda: Rho(0.0), ValueError, "rho must be"),
+        (lambda: Rho(math.inf), ValueError, "rho must be"),
+        (lambda: Event(1.0), TypeError, "event must be"),
+        (lambda: Event(dp_accounting.NoOpDpEvent()), ValueError, "releases nothing"),
+        (lambda: Event(dp_accounting.NonPrivateDpEvent()), ValueError, "privacy"),
+        (lambda: Event(GAUSS(0.0)), ValueError, "privacy"),
+        (lambda: Event(dp_accounting.UnsupportedDpEvent()), ValueError, "account for"),
+        (
+            lambda: Event(
+                dp_accounting.SampledWithoutReplacementDpEvent(9, 3, GAUSS(1.0))
+            ),
+            ValueError,
+            "added or removed",
+        ),
+    ],
+)
+def test_what_has_no_privacy_or_is_none_is_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,61 @@
+"""Privacy losses of events of dp-accounting, each from the pieces that it consists of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import dp_accounting
+from dp_accounting.pld import privacy_loss_distribution
+
+_ADDITIVE = {
+    dp_accounting.GaussianDpEvent: privacy_loss_distribution.from_gaussian_mechanism,
+    dp_accounting.LaplaceDpEvent: privacy_loss_distribution.from_laplace_mechanism,
+}
+
+
+def pieces(
+    event: dp_accounting.DpEvent, count: int = 1
+) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
+    """The events that a composition consists of, and how often each happens."""
+    if isinstance(event, dp_accounting.NoOpDpEvent):
+        return
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        yield from pieces(event.event, count * event.count)
+    elif isinstance(event, dp_accounting.ComposedDpEvent):
+        for part in event.events:
+            yield from pieces(part, count)
+    elif count > 0:
+        yield event, count
+
+
+def additive_loss(
+    event: dp_accounting.DpEvent, count: int, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution | None:
+    """Of an event without parts that happens `count` times.
+
+    Args:
+      event: under add-or-remove adjacency.
+      count: >= 1.
+      interval: of the discretization, which errs to the safe side.
+
+    Returns:
+      The loss; None unless noise with a density is added, perhaps after Poisson sampling.
+    """
+    probability = 1.0
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        event, probability = event.event, event.sampling_probability
+    make = _ADDITIVE.get(type(event))
+    if make is None or not (0.0 < probability <= 1.0 and event.noise_multiplier > 0.0):
+        return None
+    if probability == 1.0 and isinstance(event, dp_accounting.GaussianDpEvent):
+        return make(
+            event.noise_multiplier / math.sqrt(count),
+            value_discretization_interval=interval,
+        )
+    loss = make(
+        event.noise_multiplier,
+        value_discretization_interval=interval,
+        sampling_prob=probability,
+    )
+    return loss.self_compose(count)
