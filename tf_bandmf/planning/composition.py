@@ -255,7 +255,7 @@ class JointGuarantee:
         known = [self._stated[0]] if self._stated is not None else []
         if self.zcdp_rho is not None:
             known.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
-        scale = min(known, default=_FINE)
+        scale = max(min(known, default=_FINE), _INTERVAL)
         return float(_INTERVAL * 2.0 ** max(0, math.ceil(math.log2(scale / _FINE))))
 
     def _loss_bounds(
