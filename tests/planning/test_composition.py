@@ -61,7 +61,7 @@ def replaced():
 
 
 def test_invariant_19_gaussian_runs_compose_exactly():
-    plans = [fixed(), fixed("lambda_cgd", 0.7, lambda_=0.5), fixed(epsilon=1.0)]
+    plans = [fixed(), fixed("lambda_cgd:0.5", 0.7), fixed(epsilon=1.0)]
     joint = tf_bandmf.compose(plans)
     mu = math.sqrt(sum(plan.noise_multiplier**-2 for plan in plans))
     # The closed form of Balle and Wang, 2018, Theorem 8.

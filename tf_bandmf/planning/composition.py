@@ -46,7 +46,8 @@ LOSSES = "composition of privacy loss distributions (dp-accounting)"
 RENYI = "composition by Renyi DP (dp-accounting)"
 REPLACE_ONLY = "Replace-one: one unit is replaced by any other."
 # Discretization of privacy losses, for epsilons up to 10; larger ones have a coarser one.
-_INTERVAL, _FINE = 1e-4, 10.0
+# Losses beyond the largest are infinite: they say nothing then.
+_INTERVAL, _FINE, _LARGEST = 1e-4, 10.0, 400.0
 # What the Fourier transforms of privacy losses may err by in delta, absolute: the same as
 # `accounting.cyclic_poisson` takes for 450 queries. Smaller deltas are not asked for.
 _ROUNDING, _SMALLEST = 1e-12, 2e-12
@@ -247,16 +248,26 @@ class JointGuarantee:
 
     @property
     def _has_losses(self) -> bool:
+        if self._scale > _LARGEST:
+            return False
         return any(not part.is_gaussian for part in self.parts)
 
     @functools.cached_property
-    def _interval(self) -> float:
-        """A power of two times the finest one, by the epsilon that is to be expected."""
+    def _scale(self) -> float:
+        """About the epsilon that is to be expected, by what is known quickly."""
         known = [self._stated[0]] if self._stated is not None else []
         if self.zcdp_rho is not None:
             known.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
-        scale = max(min(known, default=_FINE), _INTERVAL)
-        return float(_INTERVAL * 2.0 ** max(0, math.ceil(math.log2(scale / _FINE))))
+        # At least that of the exact ones.
+        noise = _noise([p for p in self.parts if p.is_gaussian], self._replaced)
+        least = gaussian.zcdp_rho(noise) if noise is not None else 0.0
+        return max(min(known, default=_FINE), least, _INTERVAL)
+
+    @property
+    def _interval(self) -> float:
+        """A power of two times the finest one."""
+        coarser = math.ceil(math.log2(self._scale / _FINE))
+        return float(_INTERVAL * 2.0 ** max(0, coarser))
 
     def _loss_bounds(
         self, counted: list[Part]
