@@ -20,6 +20,8 @@ from tf_bandmf.keras.clipping.rules import Rule, register_rule
 from tf_bandmf.keras.model import augmentation  # noqa: F401  (raises first)
 from tf_bandmf.keras.model.conversion import make_private, to_plain
 from tf_bandmf.keras.model.progress import PrivacyProgress
+from tf_bandmf.keras.model.replacing import replace_batch_norm
+from tf_bandmf.keras.model.splitting import split_preprocessing
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
@@ -40,6 +42,8 @@ __all__ = [
     "make_private",
     "register_per_example_layer",
     "register_rule",
+    "replace_batch_norm",
     "sample_gradients",
+    "split_preprocessing",
     "to_plain",
 ]

@@ -268,3 +268,41 @@ def test_adapted_bins_are_those_of_the_private_model():
     plain = tf_bandmf.keras.to_plain(private)
     x = tf.constant([[1.0], [15.0], [29.0]])
     np.testing.assert_array_equal(plain(x), private(x))
+
+
+class Unregistered(keras.layers.Layer):
+    def __init__(self, factor, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[-1:], name="scale")
+
+    def call(self, x):
+        return x * self.factor * self.scale
+
+    def get_config(self):
+        return {**super().get_config(), "factor": self.factor}
+
+
+def test_layers_that_are_not_registered_and_lambdas_become_plain():
+    offset = 3.0
+    inner = keras.Sequential(
+        [
+            keras.Input((5,)),
+            Unregistered(2.0),
+            keras.layers.Lambda(lambda t: keras.ops.tanh(t) + offset),
+        ]
+    )
+    a, b = keras.Input((5,), name="a"), keras.Input((5,), name="b")
+    shared = keras.layers.Dense(4)
+    hidden = keras.layers.Add()([shared(inner(a)), shared(b)])
+    frozen = keras.layers.Dense(2, name="o", trainable=False)
+    model = keras.Model({"a": a, "b": b}, {"o": frozen(hidden)})
+    x = {name: np.random.default_rng(0).normal(size=(4, 5)) for name in ("a", "b")}
+    expected = model(x)["o"]
+    tf_bandmf.keras.make_private(model)
+    plain = tf_bandmf.keras.to_plain(model)
+    assert type(plain).__name__ == "Functional" and plain.name == model.name
+    np.testing.assert_allclose(plain(x)["o"], expected, rtol=1e-6)
+    assert [w.trainable for w in plain.weights] == [w.trainable for w in model.weights]

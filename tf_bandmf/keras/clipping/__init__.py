@@ -18,6 +18,7 @@ from tf_bandmf.keras.clipping.proof.metrics import (
     update_reads_no_metrics,
     update_runs_no_host_code,
 )
+from tf_bandmf.keras.clipping.proof.refusals import PREPROCESSING
 from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
 from tf_bandmf.keras.clipping.self_check import self_check
 from tf_bandmf.keras.clipping.settings import Clipping, is_loss_scale
@@ -25,6 +26,7 @@ from tf_bandmf.keras.clipping.tensors.made_up import made_up
 from tf_bandmf.keras.clipping.tensors.multi_row import present_rows
 
 __all__ = [
+    "PREPROCESSING",
     "SUM_MARGIN",
     "ClippedGradients",
     "Clipping",

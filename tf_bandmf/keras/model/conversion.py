@@ -12,6 +12,7 @@ import keras
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.clipping import check_supported
 from tf_bandmf.keras.model.classes import plain_class_of, plain_config, private_class
+from tf_bandmf.keras.model.cloning import cloned
 from tf_bandmf.keras.model.preparation import without_dynamic_scale
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.model.training_state import state_of
@@ -123,17 +124,16 @@ def _again(model: keras.Model) -> keras.Model:
     )
     if plain_class is None:
         raise TypeError(f"{advice} was private from the beginning.")
+    if model.built and plain_class in (keras.Sequential, keras.Model):
+        return cloned(model)
     try:
         plain = plain_class.from_config(plain_config(model))  # type: ignore[attr-defined]
     except (NotImplementedError, TypeError) as error:
         raise TypeError(f"{advice} has no config to make it again from.") from error
     if model.built and not plain.built:
-        if plain_class in (keras.Sequential, keras.Model):
-            plain.build(model.input_shape)
-        else:
-            config = model.get_build_config()
-            if config is not None:
-                plain.build_from_config(config)
+        config = model.get_build_config()
+        if config is not None:
+            plain.build_from_config(config)
         # Keras says that a model is built, too, whose layers are not.
     if len(plain.weights) < len(model.weights) and not _adapted(model):
         raise TypeError(

@@ -116,8 +116,9 @@ def _mixing_problem(layer: Any) -> str | None:
     if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
         return (
             "makes each example's output depend on the whole batch, so there are no "
-            f"per-example gradients. Use {_PER_EXAMPLE_NORMALIZATIONS}; a pretrained "
-            "one can be frozen with `layer.trainable = False`."
+            f"per-example gradients. Use {_PER_EXAMPLE_NORMALIZATIONS}: "
+            "`model = tf_bandmf.keras.replace_batch_norm(model)` makes a model with group "
+            "normalization; a pretrained one can be frozen with `layer.trainable = False`."
         )
     if isinstance(layer, _MIXES_EXAMPLES):
         return (

@@ -19,6 +19,23 @@ from tf_bandmf.keras.clipping.proof.metrics import metric_handles
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 
+# What makes numbers of raw data: its place is before the step.
+PREPROCESSING = (
+    keras.layers.CategoryEncoding,
+    keras.layers.Discretization,
+    keras.layers.HashedCrossing,
+    keras.layers.Hashing,
+    keras.layers.IntegerLookup,
+    keras.layers.Normalization,
+    keras.layers.Rescaling,
+    keras.layers.StringLookup,
+    keras.layers.TextVectorization,
+)
+_CUT_ADVICE = (
+    "It is preprocessing, whose place is before the step: encode, core = "
+    "tf_bandmf.keras.split_preprocessing(model); train core on plan.batches(x, y, "
+    "map=encode); model has the trained weights then."
+)
 _STATE_ADVICE = (
     "State computed from data would be released with the model without noise, or reach "
     "the next step past clipping. Remove it or freeze its layer."
@@ -66,7 +83,7 @@ def prove(
         raise UnsupportedModelError(
             f"Model {model.name!r}{_where(trace, error)}: operation "
             f"{error.operation.name!r} ({error.operation.type}) {error.reason}. "
-            f"{_STOP_ADVICE}"
+            f"{_advice(trace, error, _STOP_ADVICE)}"
         ) from error
     refuse_state(model, forward, trace, generators)
     try:
@@ -138,6 +155,12 @@ def _where(trace: Trace, error: NotIndependent) -> str:
     return f", in layer {layers[0].name!r} ({type(layers[0]).__name__}),"
 
 
+def _advice(trace: Trace, error: NotIndependent, usual: str) -> str:
+    """What to do: preprocessing has a place of its own."""
+    layers = trace.layers_at(error)
+    return _CUT_ADVICE if layers and isinstance(layers[0], PREPROCESSING) else usual
+
+
 def _refusal(
     model: keras.Model, trace: Trace, error: NotIndependent
 ) -> UnsupportedModelError:
@@ -149,5 +172,6 @@ def _refusal(
     else:
         verdict = "So it cannot be shown that examples of the batch stay apart."
     return UnsupportedModelError(
-        f"Model {model.name!r}{where}: {subject} {error.reason}. {verdict} {_ADVICE}"
+        f"Model {model.name!r}{where}: {subject} {error.reason}. {verdict} "
+        f"{_advice(trace, error, _ADVICE)}"
     )

@@ -1,0 +1,90 @@
+"""A model cut in two where its weights begin: preprocessing of one example, and the rest.
+
+Preprocessing layers (vocabularies, encodings, a `FeatureSpace`) have no weights that are
+trained. What they make of an example is a function of that example, which belongs into the
+data: `plan.batches(..., map=encode)`. There a value that a layer refuses ends no training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from tf_bandmf.keras.clipping import PREPROCESSING
+
+# What puts encoded features together, example by example.
+_JOINING = (keras.layers.Concatenate, keras.layers.Flatten, keras.layers.Reshape)
+
+
+def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
+    """Cuts a model where its weights begin.
+
+        encode, core = tf_bandmf.keras.split_preprocessing(model)
+        tf_bandmf.keras.make_private(core)
+        core.compile(tf_bandmf.keras.PrivateOptimizer(optimizer, plan), loss=loss)
+        core.fit(plan.batches(x, y, map=encode), epochs=epochs)
+        model.predict(raw)  # model has the trained weights: release it
+
+    Args:
+      model: Sequential or functional, built, not private, that begins with preprocessing
+        layers of Keras: `StringLookup`, `IntegerLookup`, `Hashing`, `HashedCrossing`,
+        `CategoryEncoding`, `Discretization`, `TextVectorization`, `Normalization`,
+        `Rescaling`, or what a `FeatureSpace` makes of them.
+
+    Returns:
+      `encode`, from the model's inputs to the numbers that its other layers take, to be
+      given as `map`; and `core`, the rest, with the very layers of the model.
+
+    Raises:
+      TypeError: if the model is neither Sequential nor functional.
+      ValueError: if it is not built, or does not begin with such layers.
+    """
+    if isinstance(model, keras.Sequential):
+        if not model.built:
+            raise ValueError("The model must be built: begin it with keras.Input.")
+        model = keras.Model(model.inputs, model.outputs)
+    if not hasattr(model, "operations"):
+        raise TypeError(
+            f"Only Sequential and functional models can be cut, found "
+            f"{type(model).__name__}. Apply its preprocessing layers before: give them to "
+            f"plan.batches(..., map=function)."
+        )
+    encoded = {id(tensor) for tensor in keras.tree.flatten(model.inputs)}
+    frontier: dict[int, Any] = {}
+    last = {id(tensor) for tensor in keras.tree.flatten(model.outputs)}
+    found = False
+    for operation, inputs, outputs in _calls(model):
+        before = all(id(tensor) in encoded for tensor in inputs)
+        if before and isinstance(operation, (*PREPROCESSING, *_JOINING)):
+            found |= isinstance(operation, PREPROCESSING)
+            encoded |= {id(tensor) for tensor in outputs}
+            continue
+        for tensor in inputs:
+            if id(tensor) in encoded:
+                frontier.setdefault(id(tensor), tensor)
+    if not found:
+        raise ValueError(
+            f"Model {model.name!r} does not begin with preprocessing layers: there is "
+            f"nothing to cut off."
+        )
+    if not frontier or last & encoded:
+        raise ValueError(
+            f"Model {model.name!r} has an output that is preprocessing alone."
+        )
+    tensors: Any = tuple(frontier.values())
+    if len(frontier) == 1:
+        (tensors,) = tensors
+    encode = keras.Model(model.input, tensors, name=f"{model.name}_preprocessing")
+    core = keras.Model(tensors, model.output, name=f"{model.name}_core")
+    return encode, core
+
+
+def _calls(model: Any) -> Iterable[tuple[Any, list[Any], list[Any]]]:
+    """Each call of the graph in its order: operation, input and output tensors."""
+    for depth in sorted(model._nodes_by_depth, reverse=True):
+        for node in model._nodes_by_depth[depth]:
+            if not node.is_input:
+                inputs = keras.tree.flatten(node.arguments.keras_tensors)
+                yield node.operation, inputs, keras.tree.flatten(node.output_tensors)
