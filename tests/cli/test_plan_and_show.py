@@ -110,9 +110,14 @@ def test_a_damaged_plan_is_refused_in_one_line(saved, capsys, tmp_path, damage):
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1
     assert "does not exist" in captured.err or "damaged" in captured.err.lower()
+    assert captured.err.count(str(path)) == 1
 
 
-def test_a_file_that_cannot_be_written_is_a_failure(capsys, tmp_path):
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tf_bandmf.planning.build.plan", None)
     out = str(tmp_path / "nowhere" / "plan.json")
-    assert cli.main([*PLAN, "--mechanism", "identity", "--out", out]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
+    assert cli.main([*PLAN, "--mechanism", "identity", "--out", out]) == 2
+    captured = capsys.readouterr()
+    assert "folder does not exist" in captured.err and captured.err.count("\n") == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
+import pathlib
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
@@ -31,6 +33,19 @@ def refusals() -> Iterator[None]:
 def one_line(error: BaseException | str) -> str:
     """The message without line breaks."""
     return " ".join(line.strip() for line in str(error).split("\n"))
+
+
+def check_folder(option: str, path: str | None) -> None:
+    """Raises BadArguments, before anything is computed, if a file could not be written."""
+    if path is None:
+        return
+    folder = pathlib.Path(path).resolve().parent
+    if not folder.is_dir():
+        raise BadArguments(
+            f"{option} {path}: the folder does not exist. Make {folder}."
+        )
+    if not os.access(folder, os.W_OK):
+        raise BadArguments(f"{option} {path}: the folder cannot be written to.")
 
 
 def did_you_mean(found: str, known: Sequence[str]) -> str:

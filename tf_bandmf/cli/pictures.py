@@ -8,7 +8,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from tf_bandmf.cli.parsing import BadArguments
+from tf_bandmf.cli.parsing import BadArguments, check_folder
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.band_search import BandSearch
@@ -27,8 +27,7 @@ def check(path: str | None) -> None:
         raise BadArguments(
             f"--plot must end with one of {', '.join(_FORMATS)}, found {path!r}."
         )
-    if not pathlib.Path(path).resolve().parent.is_dir():
-        raise BadArguments(f"--plot {path}: the folder does not exist.")
+    check_folder("--plot", path)
     if importlib.util.find_spec("matplotlib") is None:
         raise BadArguments('--plot needs matplotlib: pip install "tf-bandmf[plot]".')
 

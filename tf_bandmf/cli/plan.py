@@ -108,6 +108,7 @@ def command(
     --max-participations, which you enforce yourself.
     """
     pictures.check(plot)
+    parsing.check_folder("--out", out)
     vectors = _memory_vectors(memory_vectors, max_memory, parameters)
     with calculation("plan", "planning") as progress:
         use = data_use.of_options(**data)

@@ -74,8 +74,11 @@ def _load(path: str) -> Plan:
         UnicodeError,
         zipfile.BadZipFile,
     ) as error:
-        # Anything may be in a file.
-        raise BadArguments(
-            f"{path} is damaged or is not a plan ({type(error).__name__}: "
-            f"{one_line(error)}). Make the plan again."
-        ) from error
+        # Anything may be in a file; most of it `load` has words for.
+        detail = one_line(error)
+        if not detail.startswith(path):
+            detail = (
+                f"{path} is damaged or is not a plan ({type(error).__name__}: {detail}). "
+                f"Make the plan again."
+            )
+        raise BadArguments(detail) from error

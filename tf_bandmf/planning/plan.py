@@ -489,8 +489,9 @@ class Plan:
         except (FileNotFoundError, IsADirectoryError, PermissionError):
             raise
         except Exception as error:  # anything may be in a file
+            detail = str(error).removeprefix(f"{path} ")
             raise ValueError(
-                f"{path} is damaged or is not a plan ({type(error).__name__}: {error}). "
+                f"{path} is damaged or is not a plan ({type(error).__name__}: {detail}). "
                 f"Make the plan again."
             ) from error
         if found != stated:

@@ -124,3 +124,19 @@ def test_a_workload_that_fits_is_not_talked_about(
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         tf_bandmf.keras.PrivateOptimizer(make_inner(), plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("l2_norm_clip", r"tf_bandmf\.plan\(\.\.\., l2_norm_clip="),
+        ("noise_multiplier", r"tf_bandmf\.plan"),
+        ("num_microbatches", "microbatch_size to make_private"),
+        ("weight_decay", "set it on the inner_optimizer"),
+    ],
+)
+def test_settings_of_something_else_are_refused_with_their_place(
+    name, where, make_plan
+):
+    with pytest.raises(ValueError, match=where):
+        tf_bandmf.keras.PrivateOptimizer("sgd", make_plan(), **{name: 1.0})

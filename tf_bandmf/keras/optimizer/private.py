@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -96,10 +96,7 @@ class PrivateOptimizer(WrappedOptimizer):
     ) -> None:
         clipping = _clipping(clipping, kwargs)
         if kwargs:
-            raise ValueError(
-                f"PrivateOptimizer does not take {', '.join(sorted(kwargs))}: set it on "
-                f"the inner_optimizer."
-            )
+            raise ValueError(_not_taken(kwargs))
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a tf_bandmf.Plan, found {plan!r}.")
         if plan.expected_batch_size is None:
@@ -289,6 +286,30 @@ class PrivateOptimizer(WrappedOptimizer):
             loss_scale_factor=config.get("loss_scale_factor"),
             clipping=Clipping.from_config(clipping),
         )
+
+
+# What is said of a plan, under the names of the field and of other libraries.
+_OF_THE_PLAN = (
+    "batch_size",
+    "delta",
+    "epochs",
+    "epsilon",
+    "l2_norm_clip",
+    "noise_multiplier",
+    "num_examples",
+)
+
+
+def _not_taken(names: Iterable[str]) -> str:
+    """Where settings belong that the optimizer does not take."""
+    name = sorted(names)[0]
+    if name == "num_microbatches":
+        where = "give microbatch_size to make_private"
+    elif name in _OF_THE_PLAN:
+        where = f"it belongs to the plan: tf_bandmf.plan(..., {name}=...)"
+    else:
+        where = "set it on the inner_optimizer"
+    return f"PrivateOptimizer does not take {name}: {where}."
 
 
 # What settings of `Clipping` were called when they were arguments of the optimizer.
