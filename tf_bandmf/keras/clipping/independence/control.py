@@ -19,6 +19,7 @@ from tf_bandmf.keras.clipping.independence.elementwise import POSITIONS
 from tf_bandmf.keras.clipping.independence.evaluation import Node, transfer
 from tf_bandmf.keras.clipping.independence.filling import filled
 from tf_bandmf.keras.clipping.independence.layout import needs_rows
+from tf_bandmf.keras.clipping.independence.sizes import Dim, as_tuple
 
 _MOST_ROUNDS = 8
 
@@ -111,14 +112,34 @@ def _from_list(node: Node) -> Value:
     rows = needs_rows(element)
     if node.op.type == "TensorListGather" and not node.values[1].independent:
         raise NotIndependent("takes entries that depend on data out of a list")
-    return per_example(element.axis + 1, rows)
+    return per_example(element.axis + 1, rows, _sizes(node, element))
+
+
+def _sizes(node: Node, element: Value) -> tuple[Dim, ...] | None:
+    """The shape of what comes out of a list, which may be made by the asked-for shape.
+
+    Raises:
+      NotIndependent: if an axis that is not that of the batch may depend on its size.
+    """
+    index = -1 if node.op.type != "TensorListStack" else 1
+    if not node.values[index].independent:
+        entries = as_tuple(
+            node.graph.content(node.op.inputs[index], node.values[index])
+        )
+        if entries is None or not element.per_example:
+            raise NotIndependent("asks for entries of a shape that is not known")
+        others = [dim for axis, dim in enumerate(entries) if axis != element.axis]
+        if any(dim.depends_on_batch for dim in others):
+            raise mixes("asks for entries of a shape with the number of examples in it")
+    return node.sizes_of_others(len(node.op.outputs) - 1)
 
 
 @transfer("TensorListGetItem")
 def _item(node: Node) -> Value:
     if not node.values[1].independent:
         raise NotIndependent("takes an entry that depends on data out of a list")
-    return _element(node)
+    element = _element(node)
+    return dataclasses.replace(element, shape=_sizes(node, element))
 
 
 @transfer("TensorListSetItem", "TensorListPushBack")
@@ -136,7 +157,7 @@ def _with(value: Value, item: Value) -> Value:
         Kind.INDEPENDENT,
     ):
         raise NotIndependent("is not known for such tensors")
-    item = dataclasses.replace(item, content=None)
+    item = dataclasses.replace(item, content=None, shape=None)
     return Value(
         Kind.LIST, element=item if old.element is None else join(old.element, item)
     )
@@ -144,7 +165,8 @@ def _with(value: Value, item: Value) -> Value:
 
 @transfer("TensorListPopBack")
 def _pop(node: Node) -> list[Value]:
-    return [node.values[0], _element(node)]
+    element = _element(node)
+    return [node.values[0], dataclasses.replace(element, shape=_sizes(node, element))]
 
 
 @transfer("TensorListLength")
@@ -191,7 +213,7 @@ def _random(node: Node) -> Value:
     if result.per_example and node.op.type.startswith("Stateless"):
         # The seed; with later operations, a key and a counter.
         seeds = node.values[1 : 3 if node.op.type.endswith("V2") else 2]
-        if not any(seed.fresh for seed in seeds):
+        if not any(seed.fresh or seed.state for seed in seeds):
             raise NotIndependent(f"{POSITIONS}: its seed is the same at each step")
     return result
 

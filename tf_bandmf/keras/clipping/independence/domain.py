@@ -14,6 +14,9 @@ one of
 * SUM: a sum over examples of what depends on one example each, and so affine in them.
 
 Everything else is an error: there is no value for "depends on several examples".
+
+A stored value has its whole symbolic shape (`evaluation`), in which no axis but that of
+the examples has their number in it.
 """
 
 from __future__ import annotations
@@ -46,7 +49,11 @@ class Value:
       rows: size of that axis, a multiple of B.
       content: of an integer scalar or vector: its entries, where known.
       element: of LIST: the value of all its elements; None while it is empty.
-      fresh: of INDEPENDENT: whether a number that is drawn anew at each step is in it.
+      fresh: of INDEPENDENT: whether each of its entries is drawn anew at each step.
+      state: of INDEPENDENT: whether it is what a generator's counter and key were: as a
+        whole it is another one at each step.
+      shape: the symbolic shape. What a transfer function gives is checked where the value
+        is stored, what it does not give is found there.
     """
 
     kind: Kind
@@ -55,6 +62,8 @@ class Value:
     content: Content = None
     element: Value | None = None
     fresh: bool = False
+    state: bool = False
+    shape: tuple[Dim, ...] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def independent(self) -> bool:
@@ -80,9 +89,9 @@ class Value:
 INDEPENDENT = Value(Kind.INDEPENDENT)
 
 
-def per_example(axis: int, rows: Dim) -> Value:
+def per_example(axis: int, rows: Dim, shape: tuple[Dim, ...] | None = None) -> Value:
     """A PER_EXAMPLE value with the batch on an axis of so many rows."""
-    return Value(Kind.PER_EXAMPLE, axis, rows)
+    return Value(Kind.PER_EXAMPLE, axis, rows, shape=shape)
 
 
 class NotIndependent(Exception):
@@ -115,7 +124,7 @@ def join(first: Value, second: Value) -> Value:
       NotIndependent: if no value describes both.
     """
     if first == second:
-        return first
+        return dataclasses.replace(first, shape=None)
     if first.kind is not second.kind:
         raise NotIndependent(
             "returns tensors that are per example in one case and not in another"
@@ -130,5 +139,10 @@ def join(first: Value, second: Value) -> Value:
             raise NotIndependent(
                 "has the batch in another place in one case than in another"
             )
-    fresh = first.fresh and second.fresh
-    return dataclasses.replace(first, content=None, fresh=fresh)
+    return dataclasses.replace(
+        first,
+        content=None,
+        fresh=first.fresh and second.fresh,
+        state=first.state and second.state,
+        shape=None,
+    )

@@ -3,6 +3,10 @@
 From the tensors in question back to the inputs of the model, every operation on the way
 is looked up in the table of operations whose semantics are known here. What is not in
 the table, or not in a form that the table knows, is an error: unknown is never safe.
+
+Where a value is stored its symbolic shape is found, and checked: an axis that is not that
+of the examples and has their number in it would be a way from one example to all others.
+No transfer function has to think of that.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import tensor_util
-from tensorflow.python.ops import control_flow_util_v2
 
+from tf_bandmf.graphs.operations import OPERATIONS
+from tf_bandmf.graphs.walking import ARGUMENTS, called, function_graph, held_already
 from tf_bandmf.keras.clipping.independence import sizes, state
 from tf_bandmf.keras.clipping.independence.custom_gradients import refuse_unknown
 from tf_bandmf.keras.clipping.independence.domain import (
@@ -77,6 +82,15 @@ class Node:
         """Symbolic shape of an input."""
         return self.graph.shape(self.op.inputs[index], self.values[index])
 
+    def sizes_of_others(self, index: int = 0) -> tuple[Dim, ...] | None:
+        """A shape for an output whose axes do not depend on the number of examples.
+
+        But for that of the batch. It is for operations that get that number and are
+        known to use it on that axis alone.
+        """
+        rank = self.op.outputs[index].shape.rank
+        return None if rank is None else tuple(sizes.unknown() for _ in range(rank))
+
 
 Transfer = Callable[[Node], "Value | list[Value]"]
 TABLE: dict[str, Transfer] = {}
@@ -87,7 +101,7 @@ def transfer(*types: str) -> Callable[[Transfer], Transfer]:
 
     def register(function: Transfer) -> Transfer:
         for name in types:
-            assert name not in TABLE, name
+            assert name not in TABLE and name in OPERATIONS, name
             TABLE[name] = function
         return function
 
@@ -118,7 +132,6 @@ class Evaluation:
         self._values = dict(known)
         self._pending = dict(pending or {})
         self._static = static_batch
-        self._symbols: dict[tuple[int, int], Dim] = {}
         self._keep: list[Any] = []
         self.sums = sums
 
@@ -143,7 +156,8 @@ class Evaluation:
             values = [self._values[id(t)] for t in needed]
             if pending:
                 try:
-                    self._set(current, pending[1](values))
+                    # What is known here is known with its shape.
+                    self._set(current, pending[1](values), ())
                 except NotIndependent as error:
                     error.operation = current.op
                     raise
@@ -152,9 +166,53 @@ class Evaluation:
             stack.pop()
         return self._values[id(tensor)]
 
-    def _set(self, tensor: tf.Tensor, value: Value) -> None:
-        self._values[id(tensor)] = value
+    def _set(
+        self, tensor: tf.Tensor, value: Value, inputs: Sequence[Value] = ()
+    ) -> None:
+        """Stores a value that was computed from others, with its symbolic shape.
+
+        Raises:
+          NotIndependent: if the number of examples may be in an axis that is not theirs.
+        """
+        self._values[id(tensor)] = self._with_shape(tensor, value, inputs)
         self._keep.append(tensor)
+
+    def _with_shape(
+        self, tensor: tf.Tensor, value: Value, inputs: Sequence[Value]
+    ) -> Value:
+        if value.kind in (Kind.LIST, Kind.SUM) or tensor.shape.rank is None:
+            return dataclasses.replace(value, shape=None)
+        found = value.shape
+        if found is None or len(found) != tensor.shape.rank:
+            found = (None,) * tensor.shape.rank
+        numbers = any(v.kind is Kind.SIZE for v in inputs)
+        dims: list[Dim] = []
+        for axis, (size, given) in enumerate(zip(tensor.shape, found, strict=True)):
+            is_batch = value.kind in (Kind.PER_EXAMPLE, Kind.INDEX) and (
+                axis == value.axis
+            )
+            if is_batch:
+                assert value.rows is not None
+                dims.append(value.rows)
+            elif size is not None and not self._is_multiple(size):
+                # The number of examples is not known while this graph is made.
+                dims.append(Dim(int(size)))
+            elif value.kind is Kind.SIZE:
+                dims.append(given or sizes.unknown(depends_on_batch=True))
+            elif given is not None and not given.depends_on_batch:
+                dims.append(given)
+            elif given is not None or numbers:
+                raise NotIndependent(
+                    "gives each example a shape that depends on the number of examples",
+                    mixes=given is not None,
+                )
+            else:
+                dims.append(sizes.unknown() if size is None else Dim(int(size)))
+        return dataclasses.replace(value, shape=tuple(dims))
+
+    def _is_multiple(self, size: int) -> bool:
+        """Whether a size may be one of the batch that has been made for the trace."""
+        return self._static is not None and size > 0 and size % self._static == 0
 
     def _operation(self, op: Any, values: list[Value]) -> None:
         try:
@@ -163,10 +221,16 @@ class Evaluation:
             if error.operation is None:
                 error.operation = op
             raise
+        # What a function returns was looked at where it was computed.
+        inputs = () if called(op) else values
+        known = () if op.type in _SAME_SHAPE else [v.shape for v in values]
         for output, result in zip(op.outputs, results, strict=True):
+            if any(result.shape is shape for shape in known):
+                # Of an input that the result was made of: not of the result.
+                result = dataclasses.replace(result, shape=None)
             # What is given stays: the output of a layer in the closed list.
             if id(output) not in self._values and id(output) not in self._pending:
-                self._set(output, self._with_static_batch(output, result))
+                self._set(output, self._with_static_batch(output, result), inputs)
 
     def _with_static_batch(self, tensor: tf.Tensor, value: Value) -> Value:
         """Takes constants of the size of the batch for what they are made for.
@@ -182,16 +246,16 @@ class Evaluation:
         return per_example(axes[0], dims[axes[0]]) if len(axes) == 1 else value
 
     def _results(self, op: Any, values: tuple[Value, ...]) -> list[Value]:
-        if op.type in ("Placeholder", "Arg", "_Arg"):
+        if op.type in ARGUMENTS:
             return [_placeholder(op)]
         if all(v.independent for v in values) and op.type not in _NEW_LISTS:
             # What functions inside do to state is searched for by itself.
             state.refuse_host_operation(op)
-            fresh = state.draws_anew(op) or (
-                any(v.fresh for v in values) and state.keeps_fresh(op)
-            )
+            fresh, counted = state.freshness(op, values)
             return [
-                dataclasses.replace(INDEPENDENT, content=content, fresh=fresh)
+                dataclasses.replace(
+                    INDEPENDENT, content=content, fresh=fresh, state=counted
+                )
                 for content in self._independent_contents(op, values)
             ]
         refuse_unknown(op)
@@ -241,7 +305,7 @@ class Evaluation:
 
     def dim(self, size: int) -> Dim:
         """A constant as a symbolic size."""
-        if self._static is not None and size > 0 and size % self._static == 0:
+        if self._static is not None and self._is_multiple(size):
             return Dim(size // self._static) * BATCH
         return Dim(size)
 
@@ -249,23 +313,12 @@ class Evaluation:
         """Symbolic shape of a tensor."""
         if tensor.shape.rank is None:
             raise NotIndependent("works on a tensor of unknown rank")
-        dims = []
-        for axis, size in enumerate(tensor.shape):
-            batched = value.kind in (Kind.PER_EXAMPLE, Kind.INDEX)
-            if batched and axis == value.axis:
-                assert value.rows is not None
-                dims.append(value.rows)
-            elif size is not None:
-                # Only the axis of the batch can have a size that depends on it.
-                dims.append(Dim(int(size)))
-            else:
-                key = (id(tensor), axis)
-                self._keep.append(tensor)
-                depends = value.kind is Kind.SIZE
-                if key not in self._symbols:
-                    self._symbols[key] = sizes.unknown(depends)
-                dims.append(self._symbols[key])
-        return tuple(dims)
+        if value.shape is None:
+            value = self._with_shape(tensor, value, ())
+            self._values[id(tensor)] = value
+            self._keep.append(tensor)
+        assert value.shape is not None
+        return value.shape
 
     def inner(self, values: Mapping[int, Value]) -> Evaluation:
         """An evaluation of a function's graph."""
@@ -275,15 +328,20 @@ class Evaluation:
         self, op: Any, name: str, values: Sequence[Value], inputs: Sequence[Any]
     ) -> list[Value]:
         """Values of a function's outputs, called on inputs of these values."""
-        shapes = [tensor.shape for tensor in inputs]
-        graph = control_flow_util_v2.get_func_graph(op, shapes, name)
-        known = {id(t): v for t, v in zip(graph.inputs, values, strict=True)}
+        graph = function_graph(op, name, inputs)
+        # Sizes of a loop's state may be others in each round.
+        known = {
+            id(t): dataclasses.replace(v, shape=None)
+            for t, v in zip(graph.inputs, values, strict=True)
+        }
         inside = self.inner(known)
         inside._keep.append(graph)
-        graph._calling_operation = op
         return [inside.value(output) for output in graph.outputs]
 
 
+_SAME_SHAPE = frozenset(
+    "Identity IdentityN StopGradient PreventGradient Snapshot".split()
+)
 _NEW_LISTS = frozenset({"TensorListReserve", "EmptyTensorList"})
 _ARITHMETIC = frozenset(
     "Mul Add AddV2 Sub FloorDiv Maximum Minimum Pack StridedSlice ConcatV2 Cast "
@@ -295,9 +353,6 @@ def _placeholder(op: Any) -> Value:
     """The value of what enters a graph and was not given."""
     if op.outputs[0].dtype in (tf.resource, tf.variant):
         return INDEPENDENT
-    for external, internal in getattr(op.graph, "captures", ()):
-        if internal is op.outputs[0] and isinstance(
-            external, tf.__internal__.EagerTensor
-        ):
-            return INDEPENDENT
+    if held_already(op.outputs[0]) is not None:
+        return INDEPENDENT
     raise NotIndependent("reads a tensor from outside of the model and its inputs")

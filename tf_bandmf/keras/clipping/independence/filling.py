@@ -34,9 +34,8 @@ def _tile(node: Node) -> Value:
     needs_rows(value)
     if multiples[value.axis] != sizes.ONE:
         raise mixes("repeats the whole batch")
-    if any(multiple.depends_on_batch for multiple in multiples):
-        raise mixes("repeats each example once for every example")
-    return dataclasses.replace(value, content=None)
+    shape = tuple(d * m for d, m in zip(node.shape(0), multiples, strict=True))
+    return dataclasses.replace(value, content=None, shape=shape)
 
 
 def filled(shape: Content) -> Value:
@@ -50,10 +49,10 @@ def filled(shape: Content) -> Value:
         raise NotIndependent("has a shape that is not known")
     axes = [axis for axis, dim in enumerate(entries) if dim.depends_on_batch]
     if not axes:
-        return INDEPENDENT
+        return dataclasses.replace(INDEPENDENT, shape=entries)
     if len(axes) > 1 or not entries[axes[0]].is_rows:
         raise NotIndependent("has a shape in which the batch is not one axis")
-    return per_example(axes[0], entries[axes[0]])
+    return per_example(axes[0], entries[axes[0]], entries)
 
 
 @transfer("BroadcastTo")
@@ -71,12 +70,9 @@ def _broadcast(node: Node) -> Value:
                     raise NotIndependent(POSITIONS)
         return filled(target)
     rows = needs_rows(value)
-    for axis, dim in enumerate(target):
-        if dim.depends_on_batch and axis != value.axis + shift:
-            raise mixes("repeats each example once for every example")
     if target[value.axis + shift] != rows:
         raise NotIndependent("repeats the batch")
-    return per_example(value.axis + shift, rows)
+    return per_example(value.axis + shift, rows, target)
 
 
 @transfer("Fill")

@@ -121,13 +121,7 @@ def _reshape(node: Node) -> Value:
     passed = sizes.ONE
     for axis, dim in enumerate(target):
         if passed == before and dim.is_rows:
-            others = [*target[:axis], *target[axis + 1 :]]
-            if any(other.depends_on_batch for other in others):
-                raise mixes(
-                    f"gives rows {_text(target)} a shape that depends on the number of "
-                    "examples"
-                )
-            return per_example(axis, dim)
+            return per_example(axis, dim, target)
         passed = passed * dim
     raise mixes(
         f"joins parts of several examples: rows {_text(source)} become "
@@ -194,11 +188,6 @@ def _transpose(node: Node) -> Value:
     rank = node.rank(0)
     order = [axis % rank for axis in node.constants(1)]
     return per_example(order.index(value.axis), rows)
-
-
-@transfer("MatrixTranspose")
-def _unknown_transpose(node: Node) -> Value:
-    raise NotIndependent("is not known")
 
 
 @transfer("Pack")
@@ -297,7 +286,7 @@ def _slice(node: Node) -> Value:
     others = [axis for axis in range(node.rank(0)) if axis != value.axis]
     _cuts_alike(node, 1, others)
     _cuts_alike(node, 2, others)
-    return dataclasses.replace(value, content=None)
+    return dataclasses.replace(value, content=None, shape=node.sizes_of_others())
 
 
 @transfer("StridedSlice")
@@ -340,7 +329,9 @@ def _strided_slice(node: Node) -> Value:
             skipped = rank - consumed
             if source <= value.axis < source + skipped:
                 cuts_alike()
-                return per_example(output + value.axis - source, rows)
+                return per_example(
+                    output + value.axis - source, rows, node.sizes_of_others()
+                )
             source, output = source + skipped, output + skipped
             continue
         if has("new_axis", index):
@@ -357,11 +348,11 @@ def _strided_slice(node: Node) -> Value:
             if not whole:
                 raise mixes("takes some of the examples out of the batch")
             cuts_alike(but=index)
-            return per_example(output, rows)
+            return per_example(output, rows, node.sizes_of_others())
         output += not has("shrink_axis", index)
         source += 1
     cuts_alike()
-    return per_example(output + value.axis - source, rows)
+    return per_example(output + value.axis - source, rows, node.sizes_of_others())
 
 
 def _sliced_content(node: Node) -> Value:

@@ -7,91 +7,108 @@ step or the released model. Only the counters of random generators may change. H
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_registry
-from tensorflow.python.ops import control_flow_util_v2
 
+from tf_bandmf.graphs.operations import OPERATIONS, Effect, effect, operation
+from tf_bandmf.graphs.walking import (
+    Scope,
+    called,
+    definition,
+    function_attributes,
+    has_node,
+    walk,
+)
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
-from tf_bandmf.keras.clipping.independence.pure_operations import PURE
 
-_RANDOM = re.compile(
-    r"Random(Uniform|UniformInt|StandardNormal|Gamma|GammaGrad|PoissonV2|Shuffle)$|"
-    r"(Parameterized)?TruncatedNormal$|Multinomial$|"
-    r"Stateful(Uniform|UniformInt|UniformFullInt|StandardNormalV2|TruncatedNormal)$"
-)
-# Stateful operations that neither write nor run code of the host.
-_HARMLESS = frozenset(
-    "VarHandleOp ReadVariableOp ResourceGather ResourceGatherNd VarIsInitializedOp "
-    "VariableShape Assert Placeholder _Arg _Retval LookupTableFindV2 "
-    "LookupTableSizeV2 HashTableV2 AnonymousHashTable "
-    "StatefulPartitionedCall While If Case".split()
-)
+_CLEAN = (Effect.NONE, Effect.READS, Effect.DRAWS, Effect.PRINTS)
 _ASSIGNMENTS = frozenset(
     {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 )
-# These advance the counter of a `tf.random.Generator`.
-_COUNTERS = frozenset({"RngReadAndSkip", "RngSkip"})
 # Operation -> its input that decides what a generator's counter becomes.
-ADVANCES = {**dict.fromkeys(_ASSIGNMENTS, 1), **dict.fromkeys(_COUNTERS, 2)}
-# Of numbers that are drawn anew these give such numbers; and `Cast` of integers.
+_ADVANCES = {
+    name: 1 if name in _ASSIGNMENTS else 2
+    for name, known in OPERATIONS.items()
+    if known.effect is Effect.ADVANCES
+}
+# These give numbers that are drawn anew if all that they are given are: copies, other
+# arrangements, draws with such a seed; and `Cast` of integers.
 _KEEP_FRESH = frozenset(
     "Identity IdentityN Reshape Bitcast Squeeze ExpandDims Split SplitV Unpack Pack "
-    "ConcatV2 Slice StridedSlice GatherV2 AddV2 Add BitwiseXor "
-    "StatelessRandomGetKeyCounter StatelessRandomUniformFullInt "
-    "StatelessRandomUniformFullIntV2".split()
+    "ConcatV2 Slice StridedSlice GatherV2 StatelessRandomGetKeyCounter "
+    "StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2".split()
 )
-_WRITES = re.compile(r"Assign|Resource(Scatter|Apply|SparseApply|StridedSliceAssign)")
-
-# Where `PrintV2` may write to: what is in a file could be read again.
-_STREAMS = frozenset({"stdout", "stderr", "log(info)", "log(warning)", "log(error)"})
-
-# Beside what a forward pass may have, the update of the weights may lock variables, and
-# exchange sums among replicas.
-_OF_UPDATES = re.compile(
-    r"Mutex(V2|Lock)$|ConsumeMutexLock$|DestroyResourceOp$|DisableCopyOnRead$|"
-    r"Collective(Reduce|Gather)|CollectiveInitializeCommunicator|Nccl(AllReduce|Reduce)$"
-)
-
-_function_attributes: dict[str, tuple[str, ...]] = {}
-
-# Maps a handle as an operation sees it to what it is in the graph of the step.
-Resolve = Callable[[tf.Tensor], Any]
+# Of these what is moved is one input; the others say where to.
+_MOVED = {
+    **dict.fromkeys("Reshape ExpandDims Slice StridedSlice GatherV2 SplitV".split(), 0),
+    "Split": 1,
+    "StatelessRandomUniformFullInt": 1,
+    "StatelessRandomUniformFullIntV2": 1,
+}
+# Of these the parts are not what the whole is.
+_PARTS = frozenset("Split SplitV Unpack Slice StridedSlice GatherV2".split())
+# An integer of fewer bytes is not another one at each step.
+_LEAST_BYTES = 4
 
 
 def is_random(op: Any) -> bool:
     """Whether an operation draws from generators that are not Keras'."""
-    return bool(_RANDOM.match(op.type))
+    known = operation(op.type)
+    return known is not None and known.effect is Effect.DRAWS
 
 
-def draws_anew(op: Any) -> bool:
-    """Whether what an operation returns is another random number at each step.
+def freshness(op: Any, values: Sequence[Any]) -> tuple[bool, bool]:
+    """Whether what an operation returns is drawn anew at each step.
 
-    A generator's counter is such a number where it is read and advanced in one graph:
-    other variables are not assigned in a step.
+    Args:
+      op: an operation whose inputs do not depend on data.
+      values: of its inputs.
+
+    Returns:
+      Whether each entry is; and whether the whole is, as the state of a generator, of
+      which only the counter moves.
     """
     if op.type == "ReadVariableOp":
+        # A generator's state, where it is read and advanced in one graph: other
+        # variables are not assigned in a step.
         consumers = op.inputs[0].consumers()
-        return any(consumer.type in _ASSIGNMENTS for consumer in consumers)
+        return False, any(consumer.type in _ASSIGNMENTS for consumer in consumers)
+    if op.type == "RngReadAndSkip":
+        return False, True
     if op.type in ("RandomUniformInt", "StatefulUniformInt"):
         low, high = (tf.get_static_value(bound) for bound in op.inputs[-2:])
-        return low is not None and high is not None and int(high) - int(low) >= 2**16
-    return is_random(op) or op.type == "RngReadAndSkip"
+        wide = low is not None and high is not None and int(high) - int(low) >= 2**16
+        return wide, False
+    if is_random(op):
+        return True, False
+    if not _loses_nothing(op) or not values:
+        return False, False
+    moved = [values[_MOVED[op.type]]] if op.type in _MOVED else list(values)
+    if op.type in ("Mul", "FloorMod"):
+        moved = [value for value in values if value.fresh or value.state][:1]
+    fresh = bool(moved) and all(value.fresh for value in moved)
+    counted = bool(moved) and all(value.fresh or value.state for value in moved)
+    if not counted or fresh:
+        return fresh, False
+    if op.type.startswith("StatelessRandom"):
+        return True, False  # numbers that follow from the whole of a state
+    return False, op.type not in _PARTS or _has_counter(op)
 
 
-def keeps_fresh(op: Any) -> bool:
-    """Whether an operation on numbers that are drawn anew gives such numbers.
+def _loses_nothing(op: Any) -> bool:
+    """Whether an operation keeps what is random about integers, but for a part of them.
 
-    Only what loses nothing of them, or takes a part of them: a function of many values
-    to few can be a constant.
+    A function of many values to few can be a constant.
     """
-    if op.type == "Cast":
-        return bool(op.inputs[0].dtype.is_integer and op.outputs[0].dtype.is_integer)
+    result = op.outputs[0].dtype
+    if op.type in ("Cast", "Bitcast"):
+        integers = op.inputs[0].dtype.is_integer and result.is_integer
+        return bool(integers and result.size >= _LEAST_BYTES)
     if op.type == "Mul":  # Keras multiplies by 1 for a copy.
         factors = [tf.get_static_value(factor) for factor in op.inputs]
         return any(f is not None and np.all(f == 1) for f in factors)
@@ -101,21 +118,34 @@ def keeps_fresh(op: Any) -> bool:
     return op.type in _KEEP_FRESH
 
 
+def _has_counter(op: Any) -> bool:
+    """Whether a part of `tf.random.Generator`'s state begins with its counter."""
+    if op.type != "StridedSlice" or not _reads_generator(op.inputs[0]):
+        return False
+    begin = tf.get_static_value(op.inputs[1])
+    masked = bool(op.get_attr("begin_mask") & 1)
+    return masked or (begin is not None and begin[0] == 0)
+
+
+def _reads_generator(tensor: Any) -> bool:
+    while tensor.op.type in ("Identity", "Cast"):
+        tensor = tensor.op.inputs[0]
+    return bool(tensor.op.type == "RngReadAndSkip")
+
+
 def refuse_host_operation(op: Any) -> None:
     """Refuses an operation with effects or inputs that a graph does not show.
 
     Raises:
-      NotIndependent: if it is not in the list of what is allowed.
+      NotIndependent: if it is not in the table of what is allowed.
     """
-    if _is_benign(op.type) or (op.type == "PrintV2" and _prints(op.node_def)):
-        return
-    if op.type in _ASSIGNMENTS or op.type in _COUNTERS:
-        return
-    raise NotIndependent(
-        f"is of type {op.type}, which is not among the operations that are known to "
-        "compute their outputs from their inputs and to do nothing else: it may keep "
-        "state or run code outside of the graph"
-    )
+    if effect(op.node_def, op.type) not in (*_CLEAN, Effect.ADVANCES):
+        raise NotIndependent(
+            f"is of type {op.type}, which is not among the operations that are known to "
+            "compute their outputs from their inputs and to do nothing else: it may keep "
+            "state or run code outside of the graph",
+            op,
+        )
 
 
 def may_write(op: Any) -> bool:
@@ -123,16 +153,13 @@ def may_write(op: Any) -> bool:
     functions = called(op)
     if functions:
         return not all(_is_clean(op.graph, name) for name, _ in functions)
-    return op.type not in _HARMLESS and op.type not in ("Identity", "IdentityN")
+    return effect(op.node_def, op.type) not in _CLEAN
 
 
 def assigns(op: Any) -> bool:
     """Whether an operation, or a function that it calls, assigns a variable."""
-    if _WRITES.match(op.type):
-        return True
-    return any(
-        has_node(op.graph, name, lambda node: bool(_WRITES.match(node.op)))
-        for name, _ in called(op)
+    return _writes(op.node_def) or any(
+        has_node(op.graph, name, _writes) for name, _ in called(op)
     )
 
 
@@ -146,24 +173,11 @@ def calls_host(graph: Any, name: str) -> bool:
       name: type of an operation, or name of a function.
     """
     if op_def_registry.get(name) is not None:
-        return not _may_update(name)
+        known = operation(name)
+        return known is None or known.effect is Effect.PRINTS
     if definition(graph, name) is None:
         return True
-    return has_node(
-        graph,
-        name,
-        lambda node: (
-            not (_may_update(node.op) or (node.op == "PrintV2" and _prints(node)))
-        ),
-    )
-
-
-def _may_update(op_type: str) -> bool:
-    return (
-        _is_benign(op_type)
-        or op_type in _COUNTERS
-        or bool(_WRITES.match(op_type) or _OF_UPDATES.match(op_type))
-    )
+    return has_node(graph, name, lambda node: effect(node, node.op) is None)
 
 
 def eager_effects(op_type: str) -> tuple[bool, bool]:
@@ -173,160 +187,62 @@ def eager_effects(op_type: str) -> tuple[bool, bool]:
       op_type: or the name of a `tf.function` that is called.
     """
     if context.context().has_function(op_type):
-        writes = has_node(None, op_type, lambda node: bool(_WRITES.match(node.op)))
-        return not _is_clean(None, op_type), writes
-    definition = op_def_registry.get(op_type)
-    if definition is None or _function_names(definition):
+        return not _is_clean(None, op_type), has_node(None, op_type, _writes)
+    found = op_def_registry.get(op_type)
+    if found is None or function_attributes(found):
         return True, True  # what it calls is not known here
-    return op_type not in _HARMLESS, bool(_WRITES.match(op_type))
+    known = operation(op_type)
+    if known is None:
+        return True, False
+    return known.effect not in _CLEAN, known.effect in (Effect.ADVANCES, Effect.WRITES)
 
 
 def refuse_state(
     operations: Sequence[Any],
+    examples: Sequence[Any],
     is_seed: Callable[[Any], bool],
     is_metric: Callable[[Any], bool],
 ) -> None:
     """Refuses operations that write variables, or act outside of the graph.
 
+    The counter of a random generator may be advanced, but not by what is in the data: the
+    next step would read it there.
+
     Args:
       operations: of one graph; functions that they call are searched as well.
+      examples: the tensors that hold the data.
       is_seed: whether a handle is that of a random generator's counter.
       is_metric: whether a handle is that of a metric, which knows the data.
 
     Raises:
       NotIndependent: with the operation.
     """
+    scope = Scope({id(tensor): True for tensor in examples})
     for op in operations:
         if any(t.dtype == tf.resource and is_metric(t) for t in op.inputs):
             raise NotIndependent("reads the state of a metric", op)
-    _search(operations, is_seed, lambda handle: handle)
-
-
-def _search(
-    operations: Iterable[Any], is_seed: Callable[[Any], bool], resolve: Resolve
-) -> None:
-    for op in operations:
-        if op.type in _ASSIGNMENTS and is_seed(resolve(op.inputs[0])):
-            continue
-        if _WRITES.match(op.type):
-            raise NotIndependent("changes a variable", op)
-        try:
+    for op, here in walk(
+        operations, scope, lambda op, name: not _is_clean(op.graph, name)
+    ):
+        index = _ADVANCES.get(op.type)
+        if index is None:
             refuse_host_operation(op)
-        except NotIndependent as error:
-            error.operation = op
-            raise
-        for name, inputs in called(op):
-            if not _is_clean(op.graph, name):
-                _search_function(op, name, inputs, is_seed, resolve)
+            continue
+        if here.decided or here.depends(op.inputs[index]):
+            raise NotIndependent(
+                "keeps data in the counter of a random generator, for the next step", op
+            )
+        if op.type in _ASSIGNMENTS and not is_seed(here.origin(op.inputs[0])[0]):
+            raise NotIndependent("changes a variable", op)
 
 
-def _search_function(
-    op: Any,
-    name: str,
-    inputs: Sequence[tf.Tensor],
-    is_seed: Callable[[Any], bool],
-    resolve: Resolve,
-) -> None:
-    shapes = [tensor.shape for tensor in inputs]
-    graph = control_flow_util_v2.get_func_graph(op, shapes, name)
-    outer = {id(i): o for i, o in zip(graph.inputs, inputs, strict=True)}
-
-    def inside(handle: tf.Tensor) -> Any:
-        found = outer.get(id(handle))
-        return handle if found is None else resolve(found)
-
-    _search(graph.get_operations(), is_seed, inside)
-
-
-def called(op: Any) -> list[tuple[str, Sequence[tf.Tensor]]]:
-    """Functions that an operation calls by name, each with its inputs."""
-    found: list[tuple[str, Sequence[tf.Tensor]]] = []
-    for attribute in _attributes_with_functions(op):
-        value = op.get_attr(attribute)
-        functions = value if isinstance(value, list) else [value]
-        skipped = 1 if op.type in ("If", "StatelessIf", "Case", "StatelessCase") else 0
-        found += [(f.name, list(op.inputs)[skipped:]) for f in functions]
-    return found
-
-
-def _attributes_with_functions(op: Any) -> tuple[str, ...]:
-    if op.type not in _function_attributes:
-        _function_attributes[op.type] = _function_names(op.op_def)
-    return _function_attributes[op.type]
-
-
-def _function_names(op_def: Any) -> tuple[str, ...]:
-    """Of the attributes of an operation that are functions."""
-    return tuple(
-        attribute.name
-        for attribute in op_def.attr
-        if attribute.type in ("func", "list(func)")
+def _writes(node: Any) -> bool:
+    known = operation(node.op)
+    return known is not None and (
+        known.effect is Effect.WRITES or node.op in _ASSIGNMENTS
     )
 
 
 def _is_clean(graph: Any, name: str) -> bool:
     """Whether a function, and all that it calls, neither write nor act outside."""
-    return not has_node(
-        graph,
-        name,
-        lambda node: (
-            not (_is_benign(node.op) or (node.op == "PrintV2" and _prints(node)))
-        ),
-    )
-
-
-def has_node(
-    graph: Any,
-    name: str,
-    matches: Callable[[Any], bool],
-    seen: set[str] | None = None,
-) -> bool:
-    """Whether a node matches of a function or of one that it calls.
-
-    Args:
-      graph: that knows the function, None in eager code; of one that it does not know
-        anything is possible.
-      name: of the function.
-      matches: asked about nodes.
-      seen: functions that are searched already.
-    """
-    seen = set() if seen is None else seen
-    if name in seen:
-        return False
-    seen.add(name)
-    found = definition(graph, name)
-    if found is None:
-        return True
-    return any(matches(node) for node in found.node_def) or any(
-        has_node(graph, function.name, matches, seen)
-        for node in found.node_def
-        for value in node.attr.values()
-        for function in (value.func, *value.list.func)
-        if function.name
-    )
-
-
-def definition(graph: Any, name: str) -> Any:
-    """The definition of a function that a graph, or one around it, knows; or None.
-
-    Args:
-      graph: None in eager code, which knows all.
-      name: of the function.
-    """
-    if graph is None and context.context().has_function(name):
-        return context.context().get_function_def(name)
-    while graph is not None:
-        function = graph._get_function(name)
-        if function is not None:
-            return function.cached_definition
-        graph = getattr(graph, "outer_graph", None)
-    return None
-
-
-def _prints(node: Any) -> bool:
-    """Whether a `PrintV2` writes to where nothing of a step reads."""
-    return node.attr["output_stream"].s.decode() in _STREAMS
-
-
-def _is_benign(op_type: str) -> bool:
-    return op_type in PURE or op_type in _HARMLESS or bool(_RANDOM.match(op_type))
+    return not has_node(graph, name, lambda node: effect(node, node.op) not in _CLEAN)

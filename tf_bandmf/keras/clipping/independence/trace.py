@@ -5,12 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tf_bandmf.graphs.totality import stopping_operations
+from tf_bandmf.graphs.walking import (
+    ARGUMENTS,
+    Scope,
+    calling_operation,
+    held_already,
+)
 from tf_bandmf.keras.clipping.independence import (  # noqa: F401  (fill the table)
     control,
     elementwise,
@@ -18,7 +25,6 @@ from tf_bandmf.keras.clipping.independence import (  # noqa: F401  (fill the tab
     layout,
     reductions,
     state,
-    stopping,
 )
 from tf_bandmf.keras.clipping.independence.closed import (
     SHARED_MASKS,
@@ -76,6 +82,8 @@ class Trace:
         self._isolated: list[_Isolated] = []
         self._required: list[tuple[Any, bool]] = []
         self._keep: list[Any] = []
+        self._made_from: dict[int, tuple[Any, ...]] = {}
+        self._total: set[int] = set()
 
     def _position(self) -> int:
         return len(self._graph.get_operations())
@@ -173,6 +181,7 @@ class Trace:
         elements: Sequence[Any],
         copies: Sequence[Any],
         outputs: Sequence[Any],
+        of_one: Sequence[Any],
         *,
         backward: bool = False,
         repeated: bool = True,
@@ -184,6 +193,7 @@ class Trace:
           elements: tensors [B, ...] that were cut into examples.
           copies: copies of these that nothing else has seen.
           outputs: results [B, ...].
+          of_one: results of one example that they were made from, if they are vectorized.
           backward: whether the elements are gradients of the losses, which the
             forward pass decides about.
           repeated: whether it runs a second time for its gradient.
@@ -204,6 +214,13 @@ class Trace:
             for element in elements:
                 self.require(element)
         self._isolated.append(_Isolated(name, tuple(copies), tuple(outputs), repeated))
+        if of_one:
+            # What holds for one example holds for all, row by row.
+            self._made_from.update((id(out), (*elements, *of_one)) for out in outputs)
+
+    def total(self, operations: Iterable[Any]) -> None:
+        """Notes that operations stop for no value, by what is made of them."""
+        self._total.update(id(op) for op in operations)
 
     def same(self, tensor: tf.Tensor, source: tf.Tensor) -> None:
         """Notes that a tensor is another one, with a gradient that is known to be right."""
@@ -276,23 +293,28 @@ class Trace:
           NotIndependent: with the operation.
         """
         operations = self._graph.get_operations()[self._start :]
-        state.refuse_state(operations, is_seed, is_metric)
-        stopping.refuse_kept_data(operations, self._examples)
+        state.refuse_state(operations, self._examples, is_seed, is_metric)
 
-    def refuse_stops(self) -> None:
-        """Refuses what stops the program for some values of the data, from there on.
+    def refuse_stops(self, results: Sequence[Any]) -> None:
+        """Refuses what stops the program for some values of the data, or never ends.
+
+        Args:
+          results: what is wanted of the graph.
 
         Raises:
           NotIndependent: with the operation.
         """
         operations = self._graph.get_operations()[self._start :]
-        stopping.refuse_stops(operations, self._examples)
+        scope = Scope({id(tensor): True for tensor in self._examples})
+        for op, reason in stopping_operations(
+            operations, scope, results, self._made_from
+        ):
+            if id(op) not in self._total:
+                raise NotIndependent(reason, op)
 
     def layers_at(self, error: NotIndependent) -> list[Any]:
         """Layers in whose calls an error is, the innermost first."""
-        op = error.operation
-        while op is not None and op.graph is not self._graph:
-            op = getattr(op.graph, "_calling_operation", None)
+        op = calling_operation(error.operation, self._graph)
         if op is None:
             return []
         try:
@@ -305,14 +327,11 @@ class Trace:
 
 def _enters(op: Any) -> bool:
     """Whether an operation brings data into the graph."""
-    if op.type not in ("Placeholder", "Arg", "_Arg"):
+    if op.type not in ARGUMENTS:
         return False
     if op.outputs[0].dtype in (tf.resource, tf.variant):
         return False
-    for external, internal in getattr(op.graph, "captures", ()):
-        if internal is op.outputs[0]:
-            return not isinstance(external, tf.__internal__.EagerTensor)
-    return True
+    return held_already(op.outputs[0]) is None
 
 
 def _at(tensor: Any, reason: str) -> NotIndependent:

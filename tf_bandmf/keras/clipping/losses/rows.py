@@ -89,7 +89,7 @@ def row_losses(
     rows = keras.ops.cast(rows, loss.dtype)
     trace = current_trace()
     if trace is not None:
-        trace.isolated("The loss", elements, copies, [rows], repeated=False)
+        trace.isolated("The loss", elements, copies, [rows], [], repeated=False)
     return rows
 
 

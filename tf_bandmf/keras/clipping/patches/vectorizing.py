@@ -103,7 +103,10 @@ def _segments(function: Callable[..., tf.Tensor]) -> Callable[[Any], Any]:
         first = tf.reshape(first, tf.concat([shape[:1], tf.ones_like(shape)[1:]], 0))
         exists = (segments >= 0) & (segments < count)
         number = tf.where(exists, segments + first, tf.constant(-1, tf.int64))
-        found = function(data, number, count * shape[0])
+        total = count * shape[0]
+        # Seen from the graph, too: see `tf_bandmf.graphs.bounds`.
+        number = tf.where(number < total, number, tf.constant(-1, tf.int64))
+        found = function(data, number, total)
         entry = tf.shape(found, out_type=tf.int64)[1:]
         found = tf.reshape(found, tf.concat([[shape[0], count], entry], 0))
         return pfor.wrap(found, True)

@@ -77,15 +77,8 @@ def prove(
     Raises:
       UnsupportedModelError: if it cannot be shown and there is no such layer.
     """
-    try:
-        trace.refuse_stops()
-    except NotIndependent as error:
-        raise UnsupportedModelError(
-            f"Model {model.name!r}{_where(trace, error)}: operation "
-            f"{error.operation.name!r} ({error.operation.type}) {error.reason}. "
-            f"{_advice(trace, error, _STOP_ADVICE)}"
-        ) from error
     refuse_state(model, forward, trace, generators)
+    results = [forward.losses, *batches.tensor_leaves(forward.y_pred)]
     try:
         for leaf in batches.tensor_leaves(forward.y_pred):
             trace.require(leaf)
@@ -98,6 +91,14 @@ def prove(
             if not (known or tried or is_container(layer)):
                 return layer
         raise _refusal(model, trace, error) from error
+    try:
+        trace.refuse_stops(results)
+    except NotIndependent as error:
+        raise UnsupportedModelError(
+            f"Model {model.name!r}{_where(trace, error)}: operation "
+            f"{error.operation.name!r} ({error.operation.type}) {error.reason}. "
+            f"{_advice(trace, error, _STOP_ADVICE)}"
+        ) from error
     return None
 
 

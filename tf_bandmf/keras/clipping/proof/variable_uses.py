@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
+from tf_bandmf.graphs.walking import called
 from tf_bandmf.keras.clipping.forward.weight_reads import captured_handles
 from tf_bandmf.keras.clipping.independence import state
 
@@ -104,7 +105,7 @@ def no_host_code(refuse: Callable[[str], None]) -> Iterator[None]:
     yield
     for op in graph.get_operations()[start:]:
         if state.calls_host(op.graph, op.type) or any(
-            state.calls_host(op.graph, name) for name, _ in state.called(op)
+            state.calls_host(op.graph, name) for name, _ in called(op)
         ):
             refuse(op.name)
 

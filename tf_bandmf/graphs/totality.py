@@ -1,0 +1,271 @@
+"""Whether values of data can stop a graph, or keep it running for ever.
+
+That a run stops, or goes on, would tell about a record (invariants 5 and 18). A graph of
+data is total if each operation that gets data is listed as total, positions are within
+bounds on both sides, divisors of integers are no data, tensors whose size depends on
+values meet none of another size, and loops that data decide about have a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.graphs.bounds import bounds, limit_of, size_of
+from tf_bandmf.graphs.operations import CALLS, LOOPS, OPERATIONS, Operation, operation
+from tf_bandmf.graphs.walking import (
+    ARGUMENTS,
+    Scope,
+    called,
+    function_graph,
+    has_node,
+    live,
+    walk,
+)
+
+STOPS = (
+    "stops the program for some values of the data: one record would end the training, "
+    "and that it ended would tell about it"
+)
+_ENDLESS = (
+    "is a loop whose number of rounds depends on the data, without a bound: one record "
+    "could keep it running for ever. Give it `maximum_iterations`"
+)
+_SIZES = (
+    "puts together tensors whose sizes depend on values in the data: one record would end "
+    "the training where they do not fit"
+)
+
+
+def stopping_operations(
+    operations: Sequence[Any],
+    scope: Scope,
+    results: Sequence[Any],
+    made_from: Mapping[int, Sequence[Any]],
+) -> Iterator[tuple[Any, str]]:
+    """Operations that values of data can stop, with the reason.
+
+    Args:
+      operations: of one graph; functions that they call are walked, too.
+      scope: of the graph.
+      results: what is wanted of it. What nothing needs does not run.
+      made_from: of tensors, by id: those that stand for what they were computed from.
+    """
+    sizes = _Sizes()
+    for op, here in walk(live(operations, results, made_from), scope, _may_stop):
+        known = operation(op.type)
+        if known is None:
+            continue  # refused for what it may do
+        if op.type in LOOPS:
+            if not _ends(op, here):
+                yield op, _ENDLESS
+        elif _is_stopped(op, known, here):
+            yield op, STOPS
+        elif sizes.clash(op, here):
+            yield op, _SIZES
+
+
+def _may_stop(op: Any, name: str) -> bool:
+    """Whether a function has anything that data could stop."""
+
+    def matches(node: Any) -> bool:
+        known = OPERATIONS.get(node.op)
+        return known is None or (
+            node.op in LOOPS
+            or not known.total
+            or known.varies
+            or bool(known.stops or known.positions)
+            or known.divisor is not None
+        )
+
+    return has_node(op.graph, name, matches)
+
+
+def _is_stopped(op: Any, known: Operation, scope: Scope) -> bool:
+    inputs = list(op.inputs)
+    if not known.total:
+        return any(scope.depends(tensor) for tensor in inputs)
+    if op.type == "Assert" and scope.decided:
+        return True
+    if any(
+        scope.depends(inputs[index])
+        for index in known.stops
+        if -len(inputs) <= index < len(inputs)
+    ):
+        return True
+    if known.divisor is not None:
+        divisor = inputs[known.divisor]
+        if inputs[0].dtype.is_integer and scope.depends(divisor):
+            least = bounds(divisor, scope).least
+            if least is None or least < (op.type != "Pow"):
+                return True
+    if op.type == "Cast" and inputs[0].dtype == tf.string:
+        return scope.depends(inputs[0])
+    return any(
+        scope.depends(inputs[index]) and not _is_within(op, inputs[index], scope)
+        for index in known.positions
+    )
+
+
+def _is_within(op: Any, positions: Any, scope: Scope) -> bool:
+    """Whether positions are within the bounds of what they are positions in."""
+    if op.type == "ResourceGather" or op.type == "ResourceGatherNd":
+        return False  # the size of a variable is not in the graph
+    found = bounds(positions, scope)
+    if op.type.startswith("UnsortedSegment"):
+        # What is below 0 is in no segment.
+        return found.is_below(limit_of(op.inputs[2], scope))
+    if found.least is None or found.least < 0:
+        return False
+    if op.type == "SparseSoftmaxCrossEntropyWithLogits":
+        return found.is_below(size_of(op.inputs[0], -1, scope))
+    if op.type in ("GatherV2", "Gather"):
+        axis = 0 if op.type == "Gather" else tf.get_static_value(op.inputs[2])
+        if axis is None:
+            return False
+        return found.is_below(size_of(op.inputs[0], int(axis), scope))
+    depth = positions.shape[-1] if positions.shape.rank else None
+    if depth is None:
+        return False
+    if op.type == "ScatterNd":
+        shape = tf.get_static_value(op.inputs[2], partial=True)
+        sizes = None if shape is None else list(shape)[:depth]
+        if sizes is None or None in sizes:
+            return False
+        return all(found.is_below(int(size)) for size in sizes)
+    return all(
+        found.is_below(size_of(op.inputs[0], axis, scope)) for axis in range(depth)
+    )
+
+
+def _ends(op: Any, scope: Scope) -> bool:
+    """Whether a loop ends: data do not decide about it, or a counter is bounded."""
+    given = list(op.inputs)
+    _, inner = scope.inside(op, op.get_attr("cond").name, given)
+    condition = function_graph(op, op.get_attr("cond").name, given)
+    body = function_graph(op, op.get_attr("body").name, given)
+    data = [
+        inner.depends(tensor)
+        for tensor in scope.inside(op, op.get_attr("cond").name, given)[0].inputs
+    ]
+    of_condition = Scope(
+        {id(t): d for t, d in zip(condition.inputs, data, strict=True)}
+    )
+    if not of_condition.depends(condition.outputs[0]):
+        return True
+    plain = Scope({})
+    places = {id(t): i for i, t in enumerate(condition.inputs)}
+    pending = [condition.outputs[0]]
+    while pending:
+        tensor, _ = plain.origin(pending.pop())
+        kind = tensor.op.type
+        if kind == "LogicalAnd":
+            pending += list(tensor.op.inputs)
+        elif kind in ("Less", "LessEqual", "Greater", "GreaterEqual"):
+            order = 1 if kind.startswith("Less") else -1
+            count, limit = list(tensor.op.inputs)[::order]
+            if not count.dtype.is_integer or of_condition.depends(limit):
+                continue
+            counter = places.get(id(plain.origin(count)[0]))
+            fixed = plain.origin(limit)[0]
+            if counter is None or not _stays(fixed, places, body):
+                continue
+            if not data[counter] and _counts(body, counter):
+                return True
+    return False
+
+
+def _stays(tensor: Any, places: dict[int, int], body: Any) -> bool:
+    """Whether a tensor of a loop's condition is the same in each round."""
+    place = places.get(id(tensor))
+    if place is None:
+        return tensor.op.type not in ARGUMENTS and all(
+            _stays(Scope({}).origin(t)[0], places, body) for t in tensor.op.inputs
+        )
+    return Scope({}).origin(body.outputs[place])[0] is body.inputs[place]
+
+
+def _counts(body: Any, place: int) -> bool:
+    """Whether a loop's body adds a positive number to a part of its state."""
+    after, _ = Scope({}).origin(body.outputs[place])
+    if after.op.type not in ("Add", "AddV2"):
+        return False
+    before = [Scope({}).origin(tensor)[0] for tensor in after.op.inputs]
+    for one, other in (before, before[::-1]):
+        step = tf.get_static_value(other)
+        if one is body.inputs[place] and step is not None and np.all(step > 0):
+            return True
+    return False
+
+
+def _varies(node: Any) -> bool:
+    known = OPERATIONS.get(node.op)
+    return known is not None and known.varies
+
+
+# These keep the size of what they get, or lose it; two of one size stay of one size.
+_FITS = frozenset(
+    "Identity Sum Mean Max Min Prod All Any EuclideanNorm ArgMax ArgMin Shape ShapeN Size "
+    "Rank ZerosLike OnesLike L2Loss Cast Squeeze ExpandDims StridedSlice Unpack Transpose "
+    "Softmax LogSoftmax StopGradient Cumsum Cumprod ReverseV2 OneHot Pad PadV2".split()
+)
+
+
+class _Sizes:
+    """Tensors whose size depends on values: those of one origin fit one another."""
+
+    def __init__(self) -> None:
+        self._origins: dict[int, Any] = {}
+        self._keep: list[Any] = []
+
+    def clash(self, op: Any, scope: Scope) -> bool:
+        """Notes what an operation returns, and says whether sizes may not fit."""
+        known = OPERATIONS.get(op.type)
+        if known is None:
+            return False
+        if op.type in CALLS:
+            # What its functions do is seen there; what they return is of a size of its own.
+            if any(has_node(op.graph, name, _varies) for name, _ in called(op)) or any(
+                self._of(tensor, scope) is not None for tensor in op.inputs
+            ):
+                self._note(op, op)
+            return False
+        origins = [self._of(tensor, scope) for tensor in op.inputs]
+        varying = {origin for origin in origins if origin is not None}
+        made = known.varies and any(scope.depends(tensor) for tensor in op.inputs)
+        if not varying and not made:
+            return False
+        self._note(op, op if made else next(iter(varying)))
+        if made or op.type in _FITS or op.type.startswith("TensorListLength"):
+            return False
+        if op.type in ("GatherV2", "GatherNd", "ResourceGather"):
+            return origins[0] is not None and bool(op.type != "GatherV2")
+        if op.type == "Reshape":
+            target = tf.get_static_value(op.inputs[1])
+            return target is None or list(target) != [-1]
+        if op.type == "ConcatV2":
+            self._note(op, op)
+            return False
+        others = [
+            tensor
+            for tensor, origin in zip(op.inputs, origins, strict=True)
+            if origin is None and tensor.shape.rank != 0
+        ]
+        return len(varying) > 1 or bool(others)
+
+    def _note(self, op: Any, origin: Any) -> None:
+        for output in op.outputs:
+            if not output.shape.is_fully_defined():
+                self._origins[id(output)] = origin
+                self._keep.append(output)
+
+    def _of(self, tensor: Any, scope: Scope) -> Any:
+        found = self._origins.get(id(tensor))
+        return (
+            found
+            if found is not None
+            else self._origins.get(id(scope.origin(tensor)[0]))
+        )
