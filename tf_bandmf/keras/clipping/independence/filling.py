@@ -34,8 +34,8 @@ def _tile(node: Node) -> Value:
     needs_rows(value)
     if multiples[value.axis] != sizes.ONE:
         raise mixes("repeats the whole batch")
-    shape = tuple(d * m for d, m in zip(node.shape(0), multiples, strict=True))
-    return dataclasses.replace(value, content=None, shape=shape)
+    repeated = tuple(d * m for d, m in zip(node.shape(0), multiples, strict=True))
+    return dataclasses.replace(value, content=None, shape=repeated)
 
 
 def filled(shape: Content) -> Value:
