@@ -12,7 +12,18 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "tf_bandmf")
-EXTRAS = {"keras", "hub", "plot", "flower", "docs", "examples", "test", "dev"}
+EXTRAS = {
+    "keras",
+    "hub",
+    "plot",
+    "ledger",
+    "ledger-postgresql",
+    "flower",
+    "docs",
+    "examples",
+    "test",
+    "dev",
+}
 BUILD = "import sys, setuptools.build_meta as b; b.build_{}(sys.argv[1])"
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from tf_bandmf.accounting.guarantee import Guarantee
     from tf_bandmf.analysis.sensitivity import Sensitivity
+    from tf_bandmf.ledger.book import Ledger
     from tf_bandmf.participation import (
         BallsInBins,
         BMinSepSampling,
@@ -72,6 +73,7 @@ __all__ = [
     "GradientSample",
     "Guarantee",
     "JointGuarantee",
+    "Ledger",
     "MinSep",
     "Participation",
     "Plan",
@@ -126,6 +128,7 @@ _HOMES = {
     "ApproximateDP": "planning.elsewhere",
     "ZeroConcentratedDP": "planning.elsewhere",
     "JointGuarantee": "planning.composition",
+    "Ledger": "ledger.book",
     "advise": "planning.advice",
     "tuning_cost": "planning.tuning",
     "bands_that_fit": "planning.memory",

@@ -11,6 +11,7 @@ from tf_bandmf.accounting.checks import check_positive
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning import choosing, sampling_advice
+from tf_bandmf.planning.account import Binder
 from tf_bandmf.planning.arguments import (
     DataUse,
     check_budget,
@@ -47,6 +48,8 @@ def plan(
     test_seed: int | None = None,
     unit: str = ONE_EXAMPLE,
     generator: str = "philox",
+    ledger: Binder | None = None,
+    dataset: str | Sequence[str] | None = None,
 ) -> Plan:
     """Plans a private run: from a budget to a strategy and its noise.
 
@@ -104,6 +107,10 @@ def plan(
         `Plan.batches`, outside of federated learning.
       generator: of the noise: "philox", or "chacha20", a stream cipher, whose noise is
         computationally indistinguishable from random and takes about three times as long.
+      ledger: a `tf_bandmf.Ledger`; a run of the plan then reserves its cost there before
+        its first step. Planning reserves nothing.
+      dataset: its name in the ledger; or ("name", "partition", ...) if the run uses the
+        data of some of its partitions alone.
 
     Returns:
       A `Plan`.
@@ -111,7 +118,14 @@ def plan(
     Raises:
       ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
         use of the data is missing, contradictory or invalid.
+      LedgerError: if the ledger's budget has no room for a run, or it has none for
+        the data set.
     """
+    if (ledger is None) != (dataset is None):
+        raise ValueError(
+            f"Give ledger and dataset together, found ledger = {ledger!r}, dataset = "
+            f"{dataset!r}."
+        )
     check_generator(generator)
     named = None if isinstance(mechanism, Strategy) else _Mechanism.parse(mechanism)
     data = resolve_data(
@@ -160,7 +174,7 @@ def plan(
         # A function shows what it is told: bars would get between its lines.
         progress=bool(progress) and not callable(progress),
     )
-    return Plan(
+    made = Plan(
         workload=workload,
         strategy=strategy,
         participation=participation,
@@ -177,6 +191,9 @@ def plan(
         unit=unit,
         generator=generator,
     )
+    if ledger is None or dataset is None:
+        return made
+    return ledger.bind(made, dataset)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.files import configs
 from tf_bandmf.files.hidden import HiddenBytes
 from tf_bandmf.participation import Participation
+from tf_bandmf.planning.account import Account
 from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
 from tf_bandmf.planning.statement import (
@@ -75,6 +76,7 @@ class Plan:
         (by a file) must agree with the computed one, and is then used to the last bit.
       unit: whose presence is hidden, in one line: what the sampler draws.
       generator: of the noise, "philox" or "chacha20".
+      account: the budget in a ledger that a run reserves from before it begins, or None.
     """
 
     workload: Workload
@@ -93,6 +95,7 @@ class Plan:
     sensitivity: Sensitivity | None = None
     unit: str = ONE_EXAMPLE
     generator: str = _DEFAULT_GENERATOR
+    account: Account | None = None
 
     def __post_init__(self) -> None:
         n = self.strategy.num_steps
@@ -436,13 +439,14 @@ class Plan:
             "test_seed": self.test_seed,
             "sensitivity": dataclasses.asdict(self.sensitivity),  # type: ignore[arg-type]
             # Files of plans for single examples do not name the unit, nor the default
-            # generator.
+            # generator, nor an account that is not there.
             **({} if self.unit == ONE_EXAMPLE else {"unit": self.unit}),
             **(
                 {}
                 if self.generator == _DEFAULT_GENERATOR
                 else {"generator": self.generator}
             ),
+            **({} if self.account is None else {"account": self.account.to_config()}),
         }
 
     @classmethod
@@ -459,7 +463,9 @@ class Plan:
                 f"The plan has format {found!r}; this version of tf-bandmf reads format "
                 f"{_FORMAT}."
             )
+        account = fields.pop("account", None)
         return cls(
+            account=None if account is None else Account.from_config(account),
             workload=Workload.from_config(fields.pop("workload")),
             strategy=Strategy.from_config(fields.pop("strategy")),
             participation=participation_lib.from_config(fields.pop("participation")),

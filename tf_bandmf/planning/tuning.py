@@ -22,7 +22,7 @@ import numpy as np
 
 from tf_bandmf.accounting import gaussian, selection
 from tf_bandmf.accounting.checks import check_planned_delta
-from tf_bandmf.accounting.guarantee import REPLACE_ONE
+from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
 from tf_bandmf.planning.plan import Plan
 
 _RENYI = "Renyi DP of repeated selection (dp-accounting; arXiv:2110.03620)"
@@ -51,6 +51,7 @@ class TuningCost:
       method: the theorem that gave epsilon, and on which privacy of a trial.
       trial_epsilon: of a single trial at delta, as planned.
       remark: what else a reader must know, or nothing.
+      adjacency: which data sets count as neighbors: the plan's.
     """
 
     epsilon: float
@@ -61,6 +62,7 @@ class TuningCost:
     method: str
     trial_epsilon: float
     remark: str = ""
+    adjacency: str = ZERO_OUT
 
     def draw_trials(self) -> int:
         """K, from random numbers of the operating system.
@@ -160,6 +162,7 @@ def tuning_cost(
         method=method,
         trial_epsilon=trial,
         remark=remark,
+        adjacency=plan.adjacency,
     )
 
 

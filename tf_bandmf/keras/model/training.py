@@ -90,6 +90,8 @@ class PrivateTraining(PrivateStep):
             a callback. Nothing was trained then.
           RuntimeError: if the process rounds float32 products (TensorFloat-32): norms
             would be wrong. The message says how to turn it off.
+          BudgetExceededError, LedgerError: if the ledger that the plan is bound to does
+            not let the run begin. Nothing was trained then.
         """
         optimizer = self._private_optimizer()
         x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
@@ -115,10 +117,15 @@ class PrivateTraining(PrivateStep):
             x = self._checked_stream(x) if preparation.self_check_is_due(self) else x
         warn_of_private_monitors(kwargs.get("callbacks"))
         let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().run)
+        reservation = optimizer.run.reservation
         try:
             return super().fit(x, **kwargs)
+        except tf.errors.OpError:
+            reservation.raise_refusal()
+            raise
         finally:
             kept_pass.forget(self)
+            reservation.note(optimizer.steps_taken)
 
     def begin_run(
         self, batches: BatchSchedule, private_state: str | os.PathLike[str]
@@ -160,6 +167,8 @@ class PrivateTraining(PrivateStep):
         membership.refuse_second(self.weights, batches.schedule_id)
         if optimizer.steps_taken:
             membership.note(batches.schedule_id)
+            # A new run reserves at its first step.
+            optimizer.run.reservation.ensure()
         self._training.run_file = run
         self.train_function = None
         return batches
@@ -270,7 +279,11 @@ class PrivateTraining(PrivateStep):
         if preparation.self_check_is_due(self):
             data = (x, y, kwargs.get("sample_weight"))
             preparation.check_gradients(self, self._private_optimizer(), data)
-        return super().train_on_batch(x, y, **kwargs)
+        try:
+            return super().train_on_batch(x, y, **kwargs)
+        except tf.errors.OpError:
+            self._private_optimizer().run.reservation.raise_refusal()
+            raise
 
     def _checked_stream(self, x: Any) -> Any:
         """Checks the first batch; returns data that still begin with it."""

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.files import configs as storage
 from tf_bandmf.keras.clipping import Clipping
 from tf_bandmf.keras.optimizer import inner_optimizers
@@ -177,6 +178,38 @@ class PrivateOptimizer(WrappedOptimizer):
           ValueError: if the reason is empty, or the run has not begun.
         """
         self.run.vouch(reason)
+
+    def end_run(self, reason: str, steps: int | None = None) -> None:
+        """Ends the run where it is, and gives the rest of its budget back to the ledger.
+
+        What it keeps is `plan.epsilon_after(steps)`. No further step is allowed.
+
+        WARNING: only where no private data had a part in when it ended: an accident, a
+        clock, a deadline. A run that was stopped because of what its model was like has
+        spent all of its plan.
+
+        Args:
+          reason: why it ended, one line: the caller's word, which the ledger keeps.
+          steps: that the run took; by default those that are known. More, if a process
+            was killed after its last checkpoint and somebody may have seen models or
+            metrics of the steps that were lost.
+
+        Raises:
+          ValueError: if the plan is bound to no ledger, the run has not begun, it took
+            more steps, or the reason is no text of one line.
+          LedgerError: if the ledger cannot be written.
+        """
+        run = self.run
+        with run.turn:
+            known = run.secrets.steps_known() if run.has_begun else 0
+            taken = (
+                known
+                if steps is None
+                else whole_number(
+                    "steps", steps, known, self.plan.num_steps, "num_steps"
+                )
+            )
+            run.reservation.end(taken, reason)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the inner optimizer's variables, and a fresh noise key.

@@ -32,6 +32,7 @@ from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.known_runs import SECOND_RUN
 from tf_bandmf.keras.run.membership import Membership
 from tf_bandmf.keras.run.replicas import NoisyMean, shared_key
+from tf_bandmf.keras.run.reservation import Reservation
 from tf_bandmf.keras.run.scaling import UNSOUND, Scaling
 from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.keras.run.weights_seal import CHANGED, STATE_CHANGED, WeightsSeal
@@ -71,6 +72,7 @@ class Run:
       inner_optimizer: the same.
       scaling: of coordinates, or None.
       membership: among the runs of this process.
+      reservation: in the ledger that the plan is bound to.
       strategy: of distribution, within whose scope it was made.
       turn: held while a step is taken.
       vouched: what the caller said of weights that he changed, in order.
@@ -99,6 +101,7 @@ class Run:
         self.was_loaded_without_weights = False
         self._keep_normals = keep_normals
         self.membership = Membership(plan, is_additional)
+        self.reservation = Reservation(plan)
         self._variables: list[Any] = []
         self._generator: noise.NoiseGenerator | None = None
         self._noisy_mean: NoisyMean | None = None
@@ -159,6 +162,7 @@ class Run:
         """Goes on with these secrets: of a new or of a resumed run."""
         self._secrets = secrets
         self.membership.join(secrets.key, self._variables)
+        self.reservation.join(secrets.key)
         self._seal = WeightsSeal(self._state_of_steps)
 
     def _state_of_steps(self) -> list[Any]:
@@ -235,7 +239,8 @@ class Run:
           InvalidArgumentError: in graphs too, if the budget is spent, the batch is not
             that of the step, it would be a second run that was not announced, the
             optimizer was restored from a file without its private state, something else
-            changed weights or the inner optimizer's state, or there are no scales.
+            changed weights or the inner optimizer's state, there are no scales, or the
+            ledger that the plan is bound to has no budget for the run.
         """
         noise.refuse_xla()
         schedule_id = admission.schedule_id_of(batch)
@@ -248,6 +253,7 @@ class Run:
             ),
             (self.seal.holds(weights), CHANGED),
             (self.membership.may_begin(is_new, weights, schedule_id), SECOND_RUN),
+            *self.reservation.conditions(),
         ]
         sound = tf.constant(True)
         if self.scaling is not None:
@@ -255,7 +261,8 @@ class Run:
             conditions.append((sound, UNSOUND))
         # Moments that are not sound have a message of their own.
         conditions.append((self.seal.holds_state() | ~sound, STATE_CHANGED))
-        step = self.membership.noted(self._checked(conditions), schedule_id)
+        step = self.reservation.held(self._checked(conditions))
+        step = self.membership.noted(step, schedule_id)
         if not admission.is_scheduled(batch):
             return step
         # From its first step on the run has one schedule.
@@ -385,6 +392,7 @@ class Run:
         remarks = []
         if self.has_begun:
             remarks += self.membership.remarks(int(self.schedule_id))
+        remarks += self.reservation.remarks()
         remarks += [
             f"Weights were changed between steps, for which whoever trained vouches that "
             f"no private data had a part in it: {sentence(reason)}"

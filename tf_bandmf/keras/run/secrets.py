@@ -146,6 +146,11 @@ class SecretState:
             ),
         }
 
+    def steps_known(self) -> int:
+        """Steps that the run took, as far as digests tell, before it was resumed too."""
+        found = np.flatnonzero(self._known_digests[0].numpy())
+        return max(int(self._steps[0]), int(found[-1]) + 1 if found.size else 0)
+
     def _bound(self, keys: Any, digests: Any) -> Any:
         """Keys of steps, bound to the digests of their sums."""
         return self._generator.bound_key(keys, digests) if self._is_bound else keys

@@ -1,0 +1,179 @@
+"""What a run has reserved in the ledger that its plan is bound to.
+
+A run reserves at its first step: after all checks that the step may be taken, before
+anything of it is computed with noise. So a model that is only loaded, or compiled again,
+reserves nothing; and no noisy gradient leaves a run that has not reserved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+from tf_bandmf.ledger.errors import LedgerError
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.plan import Plan
+
+ENDED = (
+    "The run has ended (end_run), and what it did not use was given back to its budget. "
+    "Start a new run with a new PrivateOptimizer."
+)
+
+
+class Reservation:
+    """Of one run; without an account it asks nothing, and costs nothing.
+
+    Args:
+      plan: of the run.
+
+    Attributes:
+      refusal: why the ledger let the run not begin, or None.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._run: str | None = None
+        self._entry: Any = None
+        self._noted_steps = 0
+        self._ended: tf.Variable | None = None
+        self._lock = threading.Lock()
+        self.refusal: Exception | None = None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the plan is bound to a ledger."""
+        return self._plan.account is not None
+
+    @property
+    def entry(self) -> Any:
+        """Of the ledger, once the run has reserved; else None."""
+        return self._entry
+
+    def join(self, key: NoiseKey) -> None:
+        """Names the run, within the scope of its distribution strategy."""
+        if not self.is_needed:
+            return
+        content = b"tf-bandmf run in a ledger" + key.secret_bytes()
+        name = hashlib.sha256(content).hexdigest()
+        if name != self._run:
+            self._run, self._entry, self.refusal = name, None, None
+        if self._ended is None:
+            self._ended = tf.Variable(False, trainable=False, dtype=tf.bool)
+
+    def ensure(self) -> None:
+        """Reserves, or finds what the run has reserved.
+
+        Raises:
+          LedgerError: if the ledger refuses, cannot be written, or is not open.
+        """
+        with self._lock:
+            if not self.is_needed or self._entry is not None:
+                return
+            assert self._run is not None
+            try:
+                self._entry = self._ledger().begin(self._plan, self._run)
+            except Exception as error:
+                self.refusal = error
+                raise
+            self.refusal = None
+
+    def _ledger(self) -> Any:
+        # SQLAlchemy is needed for plans that are bound alone.
+        from tf_bandmf.ledger.book import opened
+
+        assert self._plan.account is not None
+        return opened(self._plan.account.ledger)
+
+    def conditions(self) -> list[tuple[tf.Tensor, str]]:
+        """What must hold for any step, with what to say if it does not."""
+        if self._ended is None:
+            return []
+        return [(tf.logical_not(self._ended), ENDED)]
+
+    def held(self, step: tf.Tensor) -> tf.Tensor:
+        """The step, after the run has reserved; within its first step it does.
+
+        Args:
+          step: that may be taken otherwise, int64.
+
+        Returns:
+          The step. If the ledger refuses, InvalidArgumentError is raised, in graphs too;
+          without assertions it would be a step past the horizon, which has no noise.
+        """
+        if not self.is_needed:
+            return step
+
+        def reserve() -> str:
+            try:
+                self.ensure()
+            except Exception as error:
+                return f"The ledger did not let the run begin: {error}"
+            return ""
+
+        refusal = tf.cond(
+            tf.equal(step, 0),
+            lambda: tf.numpy_function(reserve, [], tf.string),
+            lambda: tf.constant(""),
+        )
+        refusal = tf.ensure_shape(refusal, [])
+        is_held = tf.equal(refusal, "")
+        check = tf.debugging.Assert(is_held, [refusal], summarize=1)
+        with tf.control_dependencies([] if check is None else [check]):
+            horizon = tf.constant(self._plan.num_steps, tf.int64)
+            return tf.where(is_held, step, horizon)
+
+    def raise_refusal(self) -> None:
+        """Raises what the ledger said, if it let the run not begin."""
+        refusal, self.refusal = self.refusal, None
+        if refusal is not None:
+            raise refusal
+
+    def note(self, steps: int) -> None:
+        """Writes down how many steps were taken, if the run has taken more since."""
+        if self._entry is None or steps <= self._noted_steps:
+            return
+        assert self._run is not None
+        try:
+            self._ledger().note_steps(self._run, steps)
+            self._noted_steps = steps
+        except LedgerError as error:
+            # What was reserved is reserved; this spends nothing.
+            warnings.warn(
+                f"The ledger does not know that {steps} steps were taken: {error}",
+                stacklevel=3,
+            )
+
+    def end(self, steps: int, reason: str) -> Any:
+        """Ends the run at so many steps, and gives back what the others would cost.
+
+        Raises:
+          ValueError: if the plan is bound to no ledger, or the run has not begun.
+        """
+        if not self.is_needed or self._run is None or self._ended is None:
+            raise ValueError(
+                "Only a run whose plan is bound to a ledger, and that has begun, ends "
+                "there: plan with ledger= and dataset=."
+            )
+        self.ensure()
+        # Nothing follows, whatever becomes of the ledger.
+        self._ended.assign(True)
+        entry = self._ledger().end(
+            self._run, plan=self._plan, steps=steps, reason=reason
+        )
+        return entry
+
+    def remarks(self) -> list[str]:
+        """What the statement says of the reservation."""
+        account = self._plan.account
+        if account is None:
+            return []
+        of = f"data set {account.dataset!r} of ledger {account.ledger[:12]}"
+        if account.partitions:
+            of = f"partition(s) {', '.join(account.partitions)} of {of}"
+        if self._entry is None:
+            return [f"Bound to the budget of {of}; nothing is reserved yet."]
+        return [f"Reserved in the budget of {of}: entry {self._entry.name}."]

@@ -1,0 +1,126 @@
+"""What was released without a run of a bound plan, as a cost."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import dp_accounting
+
+from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
+from tf_bandmf.ledger import bounds, filters
+from tf_bandmf.ledger.amounts import number
+from tf_bandmf.ledger.costs import (
+    Cost,
+    gaussian_cost,
+    kind_cost,
+    plan_cost,
+    stated_cost,
+)
+from tf_bandmf.planning.composition import JointGuarantee
+from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.tuning import TuningCost
+
+if TYPE_CHECKING:
+    from tf_bandmf.ledger.balances import Balance
+    from tf_bandmf.ledger.budgets import Budget
+    from tf_bandmf.ledger.datasets import Dataset
+
+# At which Gaussian releases state an epsilon, beside their mu.
+_DELTA = 1e-9
+
+
+def described(what: Any, dataset: Dataset) -> tuple[Cost, dict[str, Any]]:
+    """Its cost, and what an entry says of it.
+
+    Raises:
+      TypeError: if it is nothing that has a cost.
+      ValueError: if it says nothing for the data set's unit or adjacency.
+    """
+    neighbors = dataset.neighbors
+    if isinstance(what, Plan):
+        cost = plan_cost(what, neighbors)
+        return cost, {"what": "run", "plan": what.fingerprint, **_pair(cost)}
+    if isinstance(what, TuningCost):
+        found = Guarantee(
+            what.epsilon, what.delta, "bound", what.method, adjacency=what.adjacency
+        )
+        cost = stated_cost(found, neighbors)
+        trials = {"expected_trials": what.expected_trials, "trials": what.distribution}
+        return cost, {"what": "tuning", **trials, **_pair(cost)}
+    if isinstance(what, JointGuarantee):
+        found = what.guarantee_at(max(plan.delta for plan in what.plans))
+        return _stated(found, neighbors, "runs")
+    if isinstance(what, Guarantee):
+        return _stated(what, neighbors, "guarantee")
+    if isinstance(what, dp_accounting.DpEvent):
+        cost = _of_event(what, neighbors)
+        return cost, {"what": "event", "event": str(what), **_pair(cost)}
+    if isinstance(what, tuple) and len(what) == 2:
+        cost = kind_cost(float(what[0]), float(what[1]))
+        return cost, {"what": "guarantee", **_pair(cost)}
+    raise TypeError(
+        f"what must be a Guarantee, TuningCost, Plan, joint guarantee, event of "
+        f"dp-accounting, or (epsilon, delta) for the data set's adjacency, found {what!r}."
+    )
+
+
+def _stated(found: Guarantee, neighbors: str, name: str) -> tuple[Cost, dict[str, Any]]:
+    if found.kind == "estimate":
+        raise ValueError(
+            f"An estimate is no bound, and cannot be spent: {found.accountant}. Give what "
+            f"holds for certain."
+        )
+    cost = stated_cost(found, neighbors)
+    return cost, {"what": name, "accountant": found.accountant, **_pair(cost)}
+
+
+def _pair(cost: Cost) -> dict[str, float]:
+    return {"epsilon": number(cost.epsilon), "delta": number(cost.delta)}
+
+
+def _of_event(event: dp_accounting.DpEvent, neighbors: str) -> Cost:
+    """Of Gaussian events, also composed and Poisson-sampled.
+
+    Raises:
+      ValueError: for others, or under another adjacency than they are stated for.
+    """
+    moved = 2.0 if neighbors == REPLACE_ONE else 1.0
+    single, count = event, 1
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        single, count = event.event, int(event.count)
+    if isinstance(single, dp_accounting.GaussianDpEvent):
+        mu = moved * math.sqrt(count) / single.noise_multiplier
+        return gaussian_cost(mu, bounds.gaussian_epsilon(mu, _DELTA), _DELTA)
+    is_sampled = isinstance(single, dp_accounting.PoissonSampledDpEvent)
+    if is_sampled and isinstance(single.event, dp_accounting.GaussianDpEvent):
+        noise = float(single.event.noise_multiplier)
+        mu = moved * math.sqrt(count) / noise
+        epsilon = bounds.gaussian_epsilon(mu, _DELTA)
+        if neighbors != ZERO_OUT:
+            return gaussian_cost(mu, epsilon, _DELTA)
+        query = [float(single.sampling_probability), noise, count]
+        return kind_cost(epsilon, _DELTA, mu=mu, poisson=query)
+    raise ValueError(
+        f"what must be an event of Gaussian mechanisms, found {event}: give its guarantee, "
+        f"tf_bandmf.Guarantee(epsilon, delta, 'bound', 'what computed it')."
+    )
+
+
+def risk_of(balance: Balance) -> float:
+    """Probability, at most, that a simulated bound does not hold."""
+    return number(balance.risk)
+
+
+def odometer(budget: Budget, balance: Balance) -> float:
+    """See `Ledger.odometer`."""
+    delta = budget.delta or 1e-6
+    expected = budget.rho
+    if expected is None:
+        assert budget.epsilon is not None
+        # Of the Gaussian mechanism that spends all of it.
+        from tf_bandmf.accounting import gaussian
+
+        noise = gaussian.calibrate_noise_stddev(budget.epsilon, delta)
+        expected = gaussian.zcdp_rho(noise)
+    return filters.odometer_epsilon(filters.zcdp_rho(balance), delta, expected)
