@@ -19,6 +19,7 @@ pytest_plugins = ["attack_report"]
 
 # The user's cache is the user's.
 os.environ["TF_BANDMF_CACHE"] = "off"
+os.environ["TF_BANDMF_LEDGER_WITNESS"] = "off"
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],

@@ -149,7 +149,7 @@ class Ledger:
         if entry is not None and entry.digest == seen[1]:
             return None
         return (
-            f"The ledger at {self!r} lacks entry {seen[0]}, which this machine has seen: the "
+            f"The ledger at {self!r} lacks entry {seen[0]}, which this machine saw: the "
             f"database was replaced by an older one or a copy, or entries were changed. "
             f"Restore it; Ledger(url, trust=True) goes on without, and says so."
         )

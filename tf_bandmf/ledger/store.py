@@ -23,7 +23,7 @@ try:
     from tf_bandmf.ledger import schema
 except ImportError as _error:
     raise ImportError(
-        'A ledger needs SQLAlchemy 2: pip install "tf-bandmf[ledger]" (for PostgreSQL '
+        'A ledger needs SQLAlchemy: pip install "tf-bandmf[ledger]" (for PostgreSQL '
         '"tf-bandmf[ledger-postgresql]").'
     ) from _error
 
@@ -61,7 +61,8 @@ class Store:
         """What the witness knows the database by: without name and password."""
         if self.is_sqlite:
             return f"sqlite:{os.path.realpath(self.url.database or '')}"
-        return f"postgresql:{self.url.host}:{self.url.port}:{self.url.database}"
+        where = self.url.host or self.url.query.get("host", "")
+        return f"postgresql:{where}:{self.url.port}:{self.url.database}"
 
     @property
     def is_sqlite(self) -> bool:
@@ -69,7 +70,8 @@ class Store:
         return self.url.get_backend_name() == "sqlite"
 
     def _connected(self, create: bool) -> sa.Engine:
-        options: dict[str, Any] = {"poolclass": sa.pool.NullPool}
+        # SQLAlchemy 1.4, which TensorFlow Federated has, works like 2 then.
+        options: dict[str, Any] = {"poolclass": sa.pool.NullPool, "future": True}
         if self.is_sqlite:
             path = self.url.database or ""
             if create:
@@ -244,16 +246,7 @@ class Transaction:
           LedgerError: if the clock is behind that of who wrote the newest one.
         """
         before = self.newest()
-        at = self._now()
-        if before is not None:
-            late = (times.parsed(before.at) - times.parsed(at)).total_seconds()
-            if late > _CLOCK_SECONDS:
-                raise LedgerError(
-                    f"The clock says {at}, and the newest entry of the ledger is of "
-                    f"{before.at}: a clock is wrong. Periods are told apart by it: set it "
-                    f"first."
-                )
-            at = max(at, before.at)
+        at = self._not_before(before)
         entry = Entry(
             number=0 if before is None else before.number + 1,
             at=at,
@@ -278,9 +271,25 @@ class Transaction:
         return entry
 
     def moment(self) -> str:
-        """What an entry that is written now will say; not before the newest one."""
-        before, at = self.newest(), self._now()
-        return at if before is None else max(at, before.at)
+        """What an entry that is written now will say; not before the newest one.
+
+        Raises:
+          LedgerError: as `append`.
+        """
+        return self._not_before(self.newest())
+
+    def _not_before(self, newest: Entry | None) -> str:
+        at = self._now()
+        if newest is None:
+            return at
+        late = (times.parsed(newest.at) - times.parsed(at)).total_seconds()
+        if late > _CLOCK_SECONDS:
+            raise LedgerError(
+                f"The clock says {at}, and the newest entry of the ledger is of "
+                f"{newest.at}: a clock is wrong. Periods are told apart by it: set it "
+                f"first."
+            )
+        return max(at, newest.at)
 
     def _now(self) -> str:
         """By the clock of the server, or of this machine for a file."""
@@ -304,13 +313,13 @@ class Transaction:
         return self._connection.execute(query).scalar()
 
 
-def _checked(url: str) -> sa.URL:
+def _checked(url: str) -> sa.engine.URL:
     """A URL that names a file of SQLite or a database of PostgreSQL."""
     advice = (
         '"sqlite:///privacy.db" (a file) or "postgresql://user@host/database", found '
     )
     try:
-        found = sa.make_url(url)
+        found = sa.engine.make_url(url)
     except (sa.exc.ArgumentError, TypeError, AttributeError):
         # It may have a password.
         raise ValueError(f"A ledger's URL must be {advice}something else.") from None

@@ -1,0 +1,166 @@
+"""A run of a plan that is bound to a ledger reserves at its first step, or takes none."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.keras.run import known_runs
+from tf_bandmf.ledger import BudgetExceededError, LedgerError, book
+
+pytest.importorskip("sqlalchemy")
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    made = tf_bandmf.Ledger(f"sqlite:///{tmp_path}/privacy.db")
+    made.add_dataset("patients", epsilon=5.0, delta=1e-5)
+    return made
+
+
+@pytest.fixture
+def plan(make_plan, ledger):
+    return make_plan(
+        "identity", batch_size=11, test_seed=None, ledger=ledger, dataset="patients"
+    )
+
+
+def runs(ledger):
+    return ledger.spent("patients")[0].runs
+
+
+def test_invariant_19_a_run_reserves_at_its_first_step(
+    data, plan, ledger, make_private_model
+):
+    model = make_private_model(plan, run_eagerly=True)
+    model.build((None, data[0].shape[1]))
+    model.optimizer.build(model.trainable_variables)
+    assert runs(ledger) == 0
+    assert "nothing is reserved" in str(model.privacy_statement())
+    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    assert runs(ledger) == 1
+    (entry,) = [entry for entry in ledger.history() if entry.kind == "begun"]
+    assert f"entry {entry.name}" in str(model.privacy_statement())
+    # It goes on without another one, and what it took is noted.
+    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    assert runs(ledger) == 1
+    steps = [e.body["steps"] for e in ledger.history() if e.kind == "steps"]
+    assert steps == [2, 4]
+    assert ledger.verify(entry.name).is_intact
+
+
+@pytest.mark.parametrize("run_eagerly", [True, False])
+def test_invariant_19_a_run_without_budget_takes_no_step(
+    run_eagerly, data, plan, ledger, make_private_model
+):
+    waiting = make_private_model(plan, run_eagerly=run_eagerly)
+    before = waiting.get_weights()
+    ledger.spend("patients", (3.0, 1e-6), about="somebody was faster")
+    with pytest.raises(BudgetExceededError, match="What would fit"):
+        waiting.fit(plan.batches(*data), epochs=1, verbose=0)
+    with pytest.raises(BudgetExceededError):
+        waiting.train_on_batch(next(iter(plan.batches(*data))))
+    assert waiting.optimizer.steps_taken == 0
+    for a, b in zip(waiting.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert runs(ledger) == 1
+    # With more budget the same run begins.
+    ledger.set_budget("patients", epsilon=8.0, delta=1e-5)
+    waiting.fit(plan.batches(*data), epochs=1, verbose=0)
+    assert runs(ledger) == 2
+
+
+def test_invariant_19_a_loop_of_ones_own_reserves_too(
+    data, plan, ledger, make_private_model
+):
+    model = make_private_model(plan)
+
+    @tf.function(autograph=False)
+    def step(batch):
+        return model.train_step(batch)
+
+    batches = iter(plan.batches(*data))
+    ledger.set_budget("patients", epsilon=1.0, delta=1e-5)
+    first = next(batches)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="did not let the run begin"
+    ):
+        step(first)
+    ledger.set_budget("patients", epsilon=5.0, delta=1e-5)
+    step(first)
+    assert runs(ledger) == 1 and model.optimizer.steps_taken == 1
+
+
+def test_invariant_19_without_the_ledger_nothing_begins(
+    data, plan, make_private_model, monkeypatch
+):
+    monkeypatch.setattr(book, "_OPEN", {})
+    model = make_private_model(plan, run_eagerly=True)
+    with pytest.raises(LedgerError, match="not open in this process"):
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+    assert model.optimizer.steps_taken == 0
+
+
+def test_invariant_19_a_resumed_run_reserves_once(
+    data, plan, ledger, make_private_model, tmp_path
+):
+    def train(epochs):
+        known_runs.forget()  # as in another process
+        model = make_private_model(plan, run_eagerly=True)
+        model.build((None, data[0].shape[1]))
+        backup = keras.callbacks.BackupAndRestore(
+            tmp_path / "backup", save_freq=1, delete_checkpoint=False
+        )
+        model.fit(
+            plan.batches(*data),
+            epochs=epochs,
+            private_state=tmp_path / "run.private",
+            callbacks=[backup],
+            verbose=0,
+        )
+        return model
+
+    train(1)
+    model = train(2)
+    assert model.optimizer.steps_taken == 4
+    assert runs(ledger) == 1
+    # It ended, and does not go on in a third process.
+    model.optimizer.end_run("all steps were taken")
+    with pytest.raises(LedgerError, match="has ended"):
+        train(2)
+
+
+def test_a_run_that_ends_early_gives_back_the_rest(
+    data, plan, ledger, make_private_model
+):
+    model = make_private_model(plan)
+    with pytest.raises(ValueError, match="has begun"):
+        model.optimizer.end_run("too early")
+    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    with pytest.raises(ValueError, match="steps must be a whole number from 2"):
+        model.optimizer.end_run("the machine is needed", steps=1)
+    model.optimizer.end_run("the machine is needed")
+    (state,) = ledger.spent("patients")
+    expected = plan.epsilon_after(2)
+    assert state.spent.value == pytest.approx(expected, rel=1e-6)
+    assert state.spent.value < plan.epsilon
+    with pytest.raises(tf.errors.InvalidArgumentError, match="The run has ended"):
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+    assert model.optimizer.steps_taken == 2
+
+
+def test_a_model_that_is_loaded_reserves_nothing(
+    data, plan, ledger, make_private_model, tmp_path
+):
+    model = make_private_model(plan, run_eagerly=True)
+    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.plan.account == plan.account
+    loaded.predict(data[0], verbose=0)
+    assert runs(ledger) == 1
+    key = model.optimizer.secret_state.key.secret_bytes()
+    content = (tmp_path / "privacy.db").read_bytes()
+    assert key not in content and key.hex().encode() not in content

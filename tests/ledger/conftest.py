@@ -1,0 +1,163 @@
+"""Ledgers in files, and on a PostgreSQL that the session starts and stops."""
+
+import hashlib
+import itertools
+import os
+import pathlib
+import pwd
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+
+import tf_bandmf
+
+pytest.importorskip("sqlalchemy")
+
+BACKENDS = ("sqlite", "postgresql")
+
+
+def server_programs():
+    """The folder of `initdb` and `pg_ctl`, or None."""
+    found = shutil.which("pg_ctl")
+    folders = [pathlib.Path(found).resolve().parent] if found else []
+    folders += sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    for folder in folders:
+        if (folder / "initdb").exists() and (folder / "pg_ctl").exists():
+            return folder
+    return None
+
+
+def other_user():
+    """Whom the server runs as: it refuses to be root."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return name
+    return ""
+
+
+class Server:
+    """A PostgreSQL without a port: on a socket in its own folder."""
+
+    def __init__(self, programs, user):
+        self._programs, self._user = programs, user
+        # Paths of sockets are short.
+        self.folder = tempfile.mkdtemp(prefix="tf-bandmf-pg-", dir="/tmp")
+        if user:
+            shutil.chown(self.folder, user)
+        self._run(
+            "initdb", "-D", f"{self.folder}/data", "-U", "tester", "-A", "trust", "-N"
+        )
+        options = f"-k {self.folder} -c listen_addresses='' -c fsync=off"
+        self._run(
+            *("pg_ctl", "-D", f"{self.folder}/data", "-o", options),
+            *("-l", f"{self.folder}/log", "-w", "start"),
+        )
+        self._numbers = itertools.count()
+
+    def _run(self, program, *arguments):
+        subprocess.run(
+            [str(self._programs / program), *arguments],
+            check=True,
+            cwd=self.folder,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            **({"user": self._user} if self._user else {}),
+        )
+
+    def stop(self):
+        self._run("pg_ctl", "-D", f"{self.folder}/data", "-m", "immediate", "stop")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def url(self, database):
+        return f"postgresql://tester@/{database}?host={self.folder}"
+
+    def new_database(self):
+        import psycopg
+
+        name = f"ledger_{next(self._numbers)}"
+        place = f"host={self.folder} user=tester dbname=postgres"
+        with psycopg.connect(place, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+
+@pytest.fixture(scope="session")
+def postgresql():
+    pytest.importorskip("psycopg")
+    programs, user = server_programs(), other_user()
+    if programs is None:
+        pytest.skip("no PostgreSQL server is installed (Debian: postgresql)")
+    if user == "":
+        pytest.skip("PostgreSQL refuses to run as root, and there is no other user")
+    server = Server(programs, user)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def own_witness(monkeypatch, tmp_path):
+    """What the machine has seen is the test's alone."""
+    monkeypatch.setenv("TF_BANDMF_LEDGER_WITNESS", str(tmp_path / "witness"))
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/privacy.db"
+
+
+@pytest.fixture(params=BACKENDS)
+def each_url(request, url):
+    if request.param == "sqlite":
+        return url
+    return request.getfixturevalue("postgresql").new_database()
+
+
+@pytest.fixture
+def ledger(each_url):
+    return tf_bandmf.Ledger(each_url, who="tester")
+
+
+@pytest.fixture
+def file_ledger(url):
+    return tf_bandmf.Ledger(url, who="tester")
+
+
+@pytest.fixture(scope="session")
+def make_plan():
+    def make(mechanism="lambda_cgd:0.9", **changes):
+        arguments = {
+            "epsilon": 1.0,
+            "delta": 1e-6,
+            "num_examples": 1200,
+            "batch_size": 40,
+            "epochs": 2,
+            **changes,
+        }
+        return tf_bandmf.plan(mechanism, **arguments)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_name():
+    return lambda number: hashlib.sha256(str(number).encode()).hexdigest()
+
+
+@pytest.fixture
+def spent():
+    """Epsilon of the only account."""
+
+    def find(ledger, dataset="patients"):
+        (state,) = ledger.spent(dataset)
+        return state.spent.value
+
+    return find

@@ -1,0 +1,311 @@
+"""Data sets, budgets and runs, in a file and on PostgreSQL alike."""
+
+import datetime
+import math
+import os
+import stat
+
+import dp_accounting
+import pytest
+
+import tf_bandmf
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.ledger import BudgetExceededError, LedgerError, store
+from tf_bandmf.ledger import opened as find_open
+
+
+def test_a_run_reserves_once_and_a_second_run_once_more(
+    ledger, make_plan, run_name, spent
+):
+    ledger.add_dataset("patients", epsilon=2.0, delta=1e-6)
+    plan = make_plan(ledger=ledger, dataset="patients")
+    make_plan(ledger=ledger, dataset="patients")
+    assert [entry.kind for entry in ledger.history()].count("planned") == 1
+    assert spent(ledger) == 0.0
+    entry = ledger.begin(plan, run_name(1))
+    assert spent(ledger) == pytest.approx(1.0, rel=1e-6)
+    # Resumed: the same run.
+    assert ledger.begin(plan, run_name(1)) == entry
+    assert spent(ledger) == pytest.approx(1.0, rel=1e-6)
+    ledger.begin(plan, run_name(2))
+    joint = tf_bandmf.compose([plan, plan]).epsilon(1e-6)
+    assert spent(ledger) == pytest.approx(joint, rel=1e-6)
+    with pytest.raises(LedgerError, match="one plan"):
+        other = make_plan(ledger=ledger, dataset="patients", epsilon=0.1)
+        ledger.begin(other, run_name(1))
+    assert ledger.verify().is_intact
+
+
+def test_a_run_that_does_not_fit_is_refused_with_what_would(
+    ledger, make_plan, run_name, spent
+):
+    ledger.add_dataset("patients", epsilon=1.4, delta=1e-6)
+    first = make_plan(ledger=ledger, dataset="patients")
+    ledger.begin(first, run_name(1))
+    with pytest.raises(BudgetExceededError, match=r"1\.4.*1 of 1\.4 is spent") as found:
+        make_plan(ledger=ledger, dataset="patients")
+    fitting = found.value.fitting_epsilon
+    assert fitting == ledger.fits("patients") > 0.5
+    # It fits, and not much more does.
+    last = make_plan(ledger=ledger, dataset="patients", epsilon=fitting)
+    with pytest.raises(BudgetExceededError):
+        make_plan(ledger=ledger, dataset="patients", epsilon=1.002 * fitting)
+    ledger.begin(last, run_name(2))
+    assert 1.399 < spent(ledger) <= 1.4
+    # What was planned before somebody else began is refused when it begins.
+    with pytest.raises(BudgetExceededError):
+        ledger.begin(last, run_name(3))
+    assert ledger.overspent() == []
+
+
+def test_a_run_that_ended_early_keeps_what_its_steps_cost(
+    ledger, make_plan, run_name, spent
+):
+    ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
+    plan, run = make_plan(ledger=ledger, dataset="patients"), run_name(1)
+    ledger.begin(plan, run)
+    ledger.note_steps(run, 7)
+    with pytest.raises(ValueError, match="at least 7"):
+        ledger.end(run, plan=plan, steps=6, reason="power failure")
+    with pytest.raises(BudgetExceededError):
+        ledger.begin(plan, run_name(2))
+    ledger.end(run, plan=plan, steps=10, reason="power failure")
+    assert spent(ledger) == pytest.approx(plan.epsilon_after(10), rel=1e-6)
+    with pytest.raises(LedgerError, match="has ended"):
+        ledger.begin(plan, run)
+    # Nothing is given back twice.
+    ledger.end(run, plan=plan, steps=10, reason="power failure")
+    ledger.release(run, digest="ab" * 32, to="the web site")
+    assert spent(ledger) == pytest.approx(plan.epsilon_after(10), rel=1e-6)
+    small = make_plan(ledger=ledger, dataset="patients", epsilon=0.2)
+    ledger.begin(small, run_name(3))
+    ledger.end(run_name(3), plan=small, steps=0, reason="it never began")
+    assert spent(ledger) == pytest.approx(plan.epsilon_after(10), rel=1e-6)
+    assert ledger.verify().is_intact
+
+
+def test_a_run_without_a_reason_keeps_all_of_its_plan(
+    file_ledger, make_plan, run_name, spent
+):
+    file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
+    plan = make_plan(ledger=file_ledger, dataset="patients")
+    file_ledger.begin(plan, run_name(1))
+    with pytest.raises(ValueError, match="Give plan, steps and reason"):
+        file_ledger.end(run_name(1), steps=1)
+    file_ledger.end(run_name(1))
+    assert spent(file_ledger) == pytest.approx(1.0, rel=1e-6)
+    with pytest.raises(LedgerError, match="knows no run"):
+        file_ledger.end(run_name(2))
+    with pytest.raises(ValueError, match="64 hexadecimal digits"):
+        file_ledger.begin(plan, "my run")
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "cyclic-fixed-size"])
+def test_amplified_runs_are_settled(sampling, file_ledger, make_plan, run_name, spent):
+    file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
+    options = {"ledger": file_ledger, "dataset": "patients", "sampling": sampling}
+    plan = make_plan("identity", **options)
+    file_ledger.begin(plan, run_name(1))
+    before = spent(file_ledger)
+    file_ledger.end(run_name(1), plan=plan, steps=20, reason="power failure")
+    assert 0.0 < spent(file_ledger) < 0.8 * before
+    assert spent(file_ledger) <= plan.epsilon_after(20) * (1 + 1e-6)
+    assert file_ledger.verify().is_intact
+
+
+def test_periods_have_budgets_of_their_own(ledger, make_plan, run_name, monkeypatch):
+    now = ["2026-03-01T00:00:00Z"]
+    monkeypatch.setattr(store.Transaction, "_now", lambda self: now[0])
+    # It was made by the real clock.
+    later = tf_bandmf.Ledger(str(ledger._store.url.render_as_string(False)))
+    assert later.id == ledger.id
+    now[0] = "2101-03-01T00:00:00Z"
+    ledger.add_dataset(
+        "patients",
+        epsilon=1.0,
+        delta=1e-6,
+        period="2101",
+        begins="2101-01-01",
+        ends=datetime.date(2102, 1, 1),
+    )
+    plan = make_plan(ledger=ledger, dataset="patients")
+    ledger.begin(plan, run_name(1))
+    with pytest.raises(ValueError, match="overlap"):
+        ledger.set_budget("patients", epsilon=1, delta=1e-6, begins="2101-07-01")
+    now[0] = "2102-01-01T00:00:00Z"
+    with pytest.raises(LedgerError, match="no budget at 2102"):
+        ledger.begin(plan, run_name(2))
+    ledger.set_budget(
+        "patients", epsilon=1.0, delta=1e-6, period="2102", begins="2102-01-01"
+    )
+    ledger.begin(plan, run_name(2))
+    assert [state.runs for state in ledger.spent("patients")] == [1, 1]
+    # A clock that is set back opens no earlier period.
+    now[0] = "2101-06-01T00:00:00Z"
+    with pytest.raises(LedgerError, match="clock"):
+        ledger.begin(plan, run_name(3))
+
+
+def test_disjoint_partitions_compose_in_parallel(ledger, make_plan, run_name):
+    ledger.add_dataset("patients", epsilon=1.2, delta=1e-6)
+    with pytest.raises(ValueError, match="Declare them first"):
+        make_plan(ledger=ledger, dataset=("patients", "north"))
+    ledger.add_partitions("patients", ["north", "south"], disjoint_by="the hospital")
+    north = make_plan(ledger=ledger, dataset=("patients", "north"))
+    south = make_plan(ledger=ledger, dataset=("patients", "south"))
+    ledger.begin(north, run_name(1))
+    ledger.begin(south, run_name(2))
+    with pytest.raises(BudgetExceededError, match="partition north"):
+        ledger.begin(north, run_name(3))
+    states = {state.partition: state for state in ledger.spent("patients")}
+    assert states["north"].spent.value == pytest.approx(1.0, rel=1e-6)
+    assert states["south"].spent.value == pytest.approx(1.0, rel=1e-6)
+    assert states[""].runs == 0
+    # A run on all data is on both.
+    with pytest.raises(BudgetExceededError):
+        make_plan(ledger=ledger, dataset="patients", epsilon=0.9)
+    small = make_plan(ledger=ledger, dataset="patients", epsilon=0.4)
+    ledger.begin(small, run_name(4))
+    states = {state.partition: state for state in ledger.spent("patients")}
+    expected = tf_bandmf.compose([north, small]).epsilon(1e-6)
+    assert states["north"].spent.value == pytest.approx(expected, rel=1e-6)
+    # And so are data that come later.
+    ledger.add_partitions("patients", ["west"], disjoint_by="the hospital")
+    states = {state.partition: state for state in ledger.spent("patients")}
+    assert states["west"].spent.value == pytest.approx(0.4, rel=1e-6)
+    assert ledger.verify().is_intact
+
+
+def test_other_releases_are_entries_like_any_other(ledger, make_plan, spent):
+    ledger.add_dataset("patients", epsilon=4.0, delta=1e-5)
+    ledger.spend("patients", (0.25, 0.0), about="number of patients")
+    assert spent(ledger) == pytest.approx(0.25, rel=1e-3)
+    plan = make_plan()
+    cost = tf_bandmf.tuning_cost(plan, 5)
+    ledger.spend("patients", cost, about="best of about 5 trials")
+    ledger.spend("patients", dp_accounting.GaussianDpEvent(20.0), about="means")
+    guarantee = tf_bandmf.Guarantee(0.1, 1e-8, "bound", "theirs", zcdp_rho=0.0005)
+    ledger.spend("patients", guarantee, about="histogram")
+    ledger.spend("patients", plan, about="a run of last year")
+    ledger.spend("patients", tf_bandmf.compose([plan]), about="another one")
+    assert ledger.spent("patients")[0].runs == 6
+    total = 0.25 + cost.epsilon + 0.5 + 0.1 + 2 * plan.epsilon
+    assert 1.0 < spent(ledger) <= total
+    estimate = tf_bandmf.Guarantee(0.1, 1e-8, "estimate", "simulation")
+    with pytest.raises(ValueError, match="no bound"):
+        ledger.spend("patients", estimate, about="a guess")
+    with pytest.raises(TypeError, match="what must be"):
+        ledger.spend("patients", "0.1", about="a guess")
+    with pytest.raises(BudgetExceededError, match="everything"):
+        ledger.spend("patients", (5.0, 1e-6), about="everything")
+    assert ledger.verify().is_intact
+
+
+def test_budgets_in_rho_and_adaptive_ones(ledger, make_plan, run_name):
+    plan = make_plan()
+    ledger.add_dataset("in rho", rho=2.5 * plan.zcdp_rho)
+    ledger.add_dataset("adaptive", epsilon=1.5, delta=1e-6, adaptive=True)
+    bound = make_plan(ledger=ledger, dataset="in rho")
+    ledger.begin(bound, run_name(1))
+    ledger.begin(bound, run_name(2))
+    with pytest.raises(BudgetExceededError, match="rho"):
+        ledger.begin(bound, run_name(3))
+    with pytest.raises(BudgetExceededError):
+        ledger.spend("in rho", (1e-3, 1e-9), about="has no rho")
+    for number in (4, 5):
+        chosen = make_plan(ledger=ledger, dataset="adaptive", epsilon=0.8)
+        ledger.begin(chosen, run_name(number))
+    (state,) = ledger.spent("adaptive")
+    assert state.spent.method == "gaussian filter at 0.5 of delta"
+    assert state.spent.value > tf_bandmf.compose([chosen, chosen]).epsilon(1e-6)
+    assert math.isfinite(ledger.odometer("adaptive"))
+    assert ledger.odometer("adaptive") > state.spent.value
+
+
+def test_replace_one_counts_twice_the_sensitivity(file_ledger, make_plan, run_name):
+    file_ledger.add_dataset(
+        "patients", adjacency="replace-one", epsilon=3.0, delta=1e-6
+    )
+    plan = make_plan(ledger=file_ledger, dataset="patients")
+    file_ledger.begin(plan, run_name(1))
+    (state,) = file_ledger.spent("patients")
+    found = gaussian.gaussian_epsilon(plan.noise_multiplier / 2.0, 1e-6)
+    assert state.spent.value == pytest.approx(found, rel=1e-6)
+    rest = file_ledger.fits("patients")
+    last = make_plan(ledger=file_ledger, dataset="patients", epsilon=rest)
+    file_ledger.begin(last, run_name(2))
+
+
+def test_what_is_not_meant_is_refused(file_ledger, make_plan, tmp_path):
+    ledger = file_ledger
+    with pytest.raises(LedgerError, match="no data set 'patients'"):
+        make_plan(ledger=ledger, dataset="patients")
+    ledger.add_dataset("patients", unit="one patient")
+    with pytest.raises(LedgerError, match="no budget"):
+        make_plan(ledger=ledger, dataset="patients", unit="one patient")
+    ledger.set_budget("patients", epsilon=1, delta=1e-6)
+    with pytest.raises(ValueError, match="hides 'one training example'"):
+        make_plan(ledger=ledger, dataset="patients")
+    with pytest.raises(ValueError, match="test seed"):
+        make_plan(ledger=ledger, dataset="patients", unit="one patient", test_seed=1)
+    with pytest.raises(ValueError, match="Give ledger and dataset together"):
+        make_plan(ledger=ledger)
+    with pytest.raises(ValueError, match="Give other data another name"):
+        ledger.add_dataset("patients", unit="one visit")
+    ledger.add_dataset("patients", unit="one patient")  # the same
+    for bad in ("sqlite://", "mysql://a/b", "privacy.db", 3):
+        with pytest.raises(ValueError, match="URL"):
+            tf_bandmf.Ledger(bad)
+    with pytest.raises(LedgerError, match="no ledger"):
+        tf_bandmf.Ledger(f"sqlite:///{tmp_path}/typo.db", create=False)
+    assert not (tmp_path / "typo.db").exists()
+    for arguments in (
+        {"epsilon": 1.0},
+        {"epsilon": 0.0, "delta": 1e-6},
+        {"epsilon": 1.0, "delta": 1e-6, "rho": 1.0},
+        {"rho": 1.0, "delta": 1e-6},
+        {"epsilon": 1.0, "delta": 1e-6, "begins": "soon"},
+        {"epsilon": 1.0, "delta": 1e-6, "begins": "2026-02-01", "ends": "2026-01-01"},
+        {"epsilon": 1.0, "delta": 1e-6, "shares": {"gaussian": 1.0}},
+        {"epsilon": 1, "delta": 1e-6, "adaptive": True, "shares": {"gaussian": 1.1}},
+        {"epsilon": 1, "delta": 1e-6, "adaptive": True, "shares": {"magic": 1.0}},
+    ):
+        with pytest.raises(ValueError):
+            ledger.set_budget("patients", **arguments)
+
+
+def test_a_bound_plan_stays_bound_in_files(file_ledger, make_plan, run_name, tmp_path):
+    file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
+    plan = make_plan(ledger=file_ledger, dataset="patients")
+    assert plan.fingerprint != make_plan().fingerprint
+    assert "account" not in make_plan().to_config()
+    plan.save(str(tmp_path / "plan.json"))
+    again = tf_bandmf.Plan.load(str(tmp_path / "plan.json"))
+    assert again.account == plan.account and again.fingerprint == plan.fingerprint
+    assert find_open(again.account.ledger) is file_ledger
+    with pytest.raises(LedgerError, match="not open in this process"):
+        find_open("0" * 32)
+    file_ledger.begin(again, run_name(1))
+    kept = tf_bandmf.Plan.from_config(file_ledger.kept_plan(plan.fingerprint))
+    assert kept.fingerprint == plan.fingerprint
+    other = tf_bandmf.Ledger(f"sqlite:///{tmp_path}/other.db")
+    with pytest.raises(LedgerError, match="not bound to this ledger"):
+        other.begin(plan, run_name(1))
+
+
+def test_nothing_secret_is_in_it_and_only_the_owner_reads_it(url, tmp_path):
+    tf_bandmf.Ledger(url)
+    mode = os.stat(tmp_path / "privacy.db").st_mode
+    assert stat.S_IMODE(mode) == 0o600
+    named = store._checked("postgresql://me:pass-word@host/db")
+    assert "pass-word" not in named.render_as_string(hide_password=True)
+
+
+def test_estimates_count_without_amplification(file_ledger, make_plan, run_name, spent):
+    file_ledger.add_dataset("patients", epsilon=8.0, delta=1e-6)
+    options = {"sampling": "balls-in-bins", "noise_multiplier": 2.0, "epsilon": None}
+    plan = make_plan("identity", ledger=file_ledger, dataset="patients", **options)
+    assert plan.kind == "estimate"
+    file_ledger.begin(plan, run_name(1))
+    certain = gaussian.gaussian_epsilon(2.0, 1e-6)
+    assert spent(file_ledger) == pytest.approx(certain, rel=1e-6)

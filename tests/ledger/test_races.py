@@ -1,0 +1,126 @@
+"""Many processes at once; kills; full disks: nothing is lost, nothing is overspent."""
+
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+
+import pytest
+
+import tf_bandmf
+from tf_bandmf.ledger import LedgerError
+
+PROGRAM = pathlib.Path(__file__).with_name("racing_runs.py")
+
+
+def told(url, plan, what, count):
+    """What the processes were told, one line each."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), url, str(plan), what, str(count)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert not [line for line in lines if line.startswith("failed")], lines[-3:]
+    return lines
+
+
+@pytest.mark.attack(
+    "Processes that race for the last of a budget",
+    tried="All begin at once with plans that fitted when they were made, on SQLite and on "
+    "PostgreSQL: as many begin as fit, and the others are refused.",
+    area="faults",
+    invariants=[19],
+)
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)], ids=str)
+def test_processes_race_for_the_last_of_a_budget(count, ledger, make_plan, tmp_path):
+    # Room for half of them, by exact composition.
+    noise = make_plan().noise_multiplier
+    rho = 0.5 * (count // 2) / noise**2
+    ledger.add_dataset("patients", rho=rho * 1.001)
+    path = tmp_path / "plan.json"
+    make_plan(ledger=ledger, dataset="patients").save(str(path))
+    url = ledger._store.url.render_as_string(False)
+    said = told(url, path, "race", count)
+    begun = [line for line in said if line.startswith("begun")]
+    assert len(begun) == count // 2, said
+    assert said.count("refused") == count - count // 2
+    (state,) = ledger.spent("patients")
+    assert state.runs == count // 2 and state.spent.part <= 1.0
+    assert ledger.verify().is_intact and not ledger.overspent()
+
+
+def check_told(ledger, lines):
+    """What a process was told, the ledger knows."""
+    for line in lines:
+        word, _, run = line.strip().partition(" ")
+        if word in ("begun", "ended"):
+            kinds = [entry.kind for entry in ledger.history(run=run)]
+            assert word in kinds, (word, kinds)
+
+
+@pytest.mark.attack(
+    "kill -9 while runs begin, step and end",
+    tried="At random moments, on SQLite and PostgreSQL: what a process was told the ledger "
+    "knows, the chain is whole, and what was reserved and not settled counts in full.",
+    area="faults",
+    invariants=[19],
+)
+@pytest.mark.parametrize(
+    "kills", [3, pytest.param(100, marks=pytest.mark.slow)], ids=str
+)
+def test_kills_lose_nothing(kills, each_url, make_plan, tmp_path):
+    ledger = tf_bandmf.Ledger(each_url)
+    ledger.add_dataset("patients", rho=1e6)
+    path = tmp_path / "plan.json"
+    make_plan(ledger=ledger, dataset="patients").save(str(path))
+    said = told(each_url, path, "kill", kills)
+    check_told(ledger, said)
+    assert any(line.startswith("begun") for line in said)
+    found = ledger.verify()
+    assert found.is_intact, str(found)
+    entries = ledger.history(dataset="patients")
+    begun = {entry.run for entry in entries if entry.kind == "begun"}
+    ended = {entry.run for entry in entries if entry.kind == "ended"}
+    (state,) = ledger.spent("patients")
+    assert state.runs == len(begun) and ended <= begun
+
+
+@pytest.mark.attack(
+    "A full disk while a run begins",
+    tried="No file may grow past a limit, between one entry and the next: the "
+    "run is refused, and the ledger is as it was.",
+    area="faults",
+    invariants=[19],
+)
+def test_a_full_disk_refuses_the_run(url, make_plan, run_name, tmp_path):
+    ledger = tf_bandmf.Ledger(url)
+    ledger.add_dataset("patients", rho=1e6)
+    plan = make_plan(ledger=ledger, dataset="patients")
+    path, refused, begun = tmp_path / "privacy.db", 0, 0
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for number in range(24):
+        limit = path.stat().st_size + 1024 * (number % 4)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            ledger.begin(plan, run_name(number))
+            begun += 1
+        except LedgerError as error:
+            assert "Nothing was reserved" in str(error)
+            refused += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+        (state,) = ledger.spent("patients")
+        assert state.runs == begun
+        if refused > begun:
+            # Grows, where there is space.
+            ledger.begin(plan, run_name(f"again {number}"))
+            begun += 1
+    assert refused >= 3 and begun >= 3
+    assert ledger.verify().is_intact
