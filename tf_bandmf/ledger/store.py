@@ -319,8 +319,10 @@ def _checked(url: str) -> sa.engine.URL:
         '"sqlite:///privacy.db" (a file) or "postgresql://user@host/database", found '
     )
     try:
+        if not isinstance(url, str):
+            raise TypeError
         found = sa.engine.make_url(url)
-    except (sa.exc.ArgumentError, TypeError, AttributeError):
+    except (sa.exc.ArgumentError, TypeError):
         # It may have a password.
         raise ValueError(f"A ledger's URL must be {advice}something else.") from None
     name = found.get_backend_name()
