@@ -94,6 +94,8 @@ def bounds(tensor: Any, scope: Scope) -> Bounds:
         found = Bounds(0)
     elif op.type == "OneHot":
         found = _either([bounds(part, scope) for part in op.inputs[2:]])
+    elif op.type == "Where" and op.inputs[0].shape.rank == 1:
+        found = _places(op.inputs[0], 0, scope)
     elif op.type == "ZerosLike":
         found = Bounds(0, frozenset({1}))
     else:

@@ -211,6 +211,13 @@ _PARTIAL = """
     XlaSelfAdjointEig XlaSetBound XlaSetDynamicDimensionSize XlaSort XlaSvd
     XlaVariadicReduce XlaVariadicReduceV2 XlaVariadicSort
 """
+# Of tensorflow-text, by which KerasHub makes tokens.
+_TEXT = """
+    CaseFoldUTF8 FastWordpieceTokenizeWithOffsets NormalizeUTF8 RegexSplitWithOffsets
+    SentencepieceOp SentencepieceTokenizeOp SentencepieceTokenizeWithOffsetsOp
+    UnicodeScriptTokenizeWithOffsets WhitespaceTokenizeWithOffsets
+    WhitespaceTokenizeWithOffsetsV2 WordpieceTokenizeWithOffsets
+"""
 # Functions, branches and loops: their bodies are walked. A loop that depends on data needs
 # a bound. Cases beyond the last branch take the last one.
 CALLS = frozenset(
@@ -268,6 +275,7 @@ OPERATIONS: dict[str, Operation] = {
     **_entries(_SEEDED, Effect.NONE),
     **_entries(_VARYING, Effect.NONE, varies=True),
     **_entries(_PARTIAL, Effect.NONE, total=False),
+    **_entries(_TEXT, Effect.READS, total=False),
     **_entries(" ".join(CALLS), Effect.NONE),
     **_entries(_READS, Effect.READS),
     **_entries(_DRAWS, Effect.DRAWS),

@@ -68,6 +68,11 @@ def stopping_operations(
             yield op, _SIZES
 
 
+def is_endless(reason: str) -> bool:
+    """Whether a reason of `stopping_operations` is that a loop may not end."""
+    return reason == _ENDLESS
+
+
 def _may_stop(op: Any, name: str) -> bool:
     """Whether a function has anything that data could stop."""
 
@@ -144,18 +149,10 @@ def _is_within(op: Any, positions: Any, scope: Scope) -> bool:
 def _ends(op: Any, scope: Scope) -> bool:
     """Whether a loop ends: data do not decide about it, or a counter is bounded."""
     given = list(op.inputs)
-    _, inner = scope.inside(op, op.get_attr("cond").name, given)
-    condition = function_graph(op, op.get_attr("cond").name, given)
-    body = function_graph(op, op.get_attr("body").name, given)
-    data = [
-        inner.depends(tensor)
-        for tensor in scope.inside(op, op.get_attr("cond").name, given)[0].inputs
-    ]
-    of_condition = Scope(
-        {id(t): d for t, d in zip(condition.inputs, data, strict=True)}
-    )
-    if not of_condition.depends(condition.outputs[0]):
+    condition, inside = scope.inside(op, op.get_attr("cond").name, given)
+    if not inside.depends(condition.outputs[0]):
         return True
+    body = function_graph(op, op.get_attr("body").name, given)
     plain = Scope({})
     places = {id(t): i for i, t in enumerate(condition.inputs)}
     pending = [condition.outputs[0]]
@@ -167,13 +164,13 @@ def _ends(op: Any, scope: Scope) -> bool:
         elif kind in ("Less", "LessEqual", "Greater", "GreaterEqual"):
             order = 1 if kind.startswith("Less") else -1
             count, limit = list(tensor.op.inputs)[::order]
-            if not count.dtype.is_integer or of_condition.depends(limit):
+            if not count.dtype.is_integer or inside.depends(limit):
                 continue
             counter = places.get(id(plain.origin(count)[0]))
             fixed = plain.origin(limit)[0]
             if counter is None or not _stays(fixed, places, body):
                 continue
-            if not data[counter] and _counts(body, counter):
+            if not scope.depends(given[counter]) and _counts(body, counter):
                 return True
     return False
 

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.purity import stateful_operation
+from tf_bandmf.sampling.failing import FailedRecords, each_that_works, with_weights
+from tf_bandmf.sampling.purity import may_fail, refused_operation
 from tf_bandmf.sampling.sources import (
     INPUTS,
     TARGETS,
@@ -58,6 +59,9 @@ def _seeded(seed: tf.Tensor) -> Iterator[None]:
 class MappedExamples(ExampleSource):
     """Examples that a function changes each time they are read.
 
+    An example of which the function fails becomes a row of zeros with the weight 0. If
+    the function could fail for some example, there are sample weights.
+
     Args:
       examples: what is read.
       function: of one example, without a batch axis: `function(x)` returns another x, or
@@ -69,7 +73,8 @@ class MappedExamples(ExampleSource):
 
     Raises:
       TypeError: if it takes other arguments, or returns something else.
-      ValueError: if it is no pure function of example and seed, or shapes vary.
+      ValueError: if it is no pure function of example and seed, shapes vary, or it could
+        go on for ever.
     """
 
     def __init__(self, examples: ExampleSource, function: Callable[..., Any]) -> None:
@@ -88,12 +93,11 @@ class MappedExamples(ExampleSource):
         draw = Draw(tf.constant(0, tf.int64), np.zeros(2, np.int64))
         rows = repeated(examples.drawn(ids, draw), _PROBED_VIEWS)
         seeds = draw.seeds(ids, _PROBED_VIEWS)
-        results = [
-            self._one(tf.nest.map_structure(lambda t, i=i: t[i], rows), seeds[i])
-            for i in range(int(seeds.shape[0]))
-        ]
-        self._spec = self._common_spec(results)
+        self._spec = self._common_spec(self._tried(rows, seeds))
         self._traced = self._trace(rows)
+        data = len(tf.nest.flatten(rows))
+        self._may_fail = may_fail(self._traced.graph, self._traced.graph.inputs[:data])
+        self.failed = FailedRecords(self.num_examples)
         # What is used is what was traced.
         probed = tf.function(self._mapped, autograph=False)(rows, seeds)
         self._probe = b"".join(
@@ -102,6 +106,22 @@ class MappedExamples(ExampleSource):
             else b"\0".join(leaf.numpy().ravel())
             for leaf in tf.nest.flatten(probed)
         )
+
+    def _tried(self, rows: dict[str, Any], seeds: tf.Tensor) -> list[dict[str, Any]]:
+        """What the function makes of some examples, but those of which it fails."""
+        results, failure = [], None
+        for i in range(int(seeds.shape[0])):
+            row = tf.nest.map_structure(lambda t, i=i: t[i], rows)
+            try:
+                results.append(self._one(row, seeds[i]))
+            except tf.errors.OpError as error:
+                failure = error
+        if failure is not None and not results:
+            raise ValueError(
+                f"map: {self._name} fails for all of the examples that it was tried "
+                f"with. It must work for an example."
+            ) from failure
+        return results
 
     def _one(self, content: dict[str, Any], seed: tf.Tensor) -> dict[str, Any]:
         """`x`, and `y` if the function takes it, of one example."""
@@ -153,20 +173,33 @@ class MappedExamples(ExampleSource):
         traced = tf.function(one, autograph=True).get_concrete_function(
             specs, tf.TensorSpec([2], tf.int64)
         )
-        state = stateful_operation(traced.graph)
+        state = refused_operation(traced.graph)
         if state is not None:
             raise ValueError(
                 f"map: {self._name} is no pure function of one example and its seed: it "
-                f"uses {state}. Random numbers: take an argument seed and use "
-                f"tf.random.stateless_* or tf.image.stateless_random_* with it "
+                f"uses {state}, which is not among the operations that are known to be. "
+                f"Random numbers: take an argument seed and use tf.random.stateless_* or "
+                f"tf.image.stateless_random_* with it "
                 f"(keras.random and Keras' preprocessing layers, once tf_bandmf.keras is "
                 f"imported). No variables are assigned, no code of the host is called: "
                 f"examples could meet in them, and a resumed run would see other examples."
             )
         return traced
 
-    def _mapped(self, rows: dict[str, Any], seeds: tf.Tensor) -> dict[str, Any]:
+    def _mapped(
+        self,
+        rows: dict[str, Any],
+        seeds: tf.Tensor,
+        indices: tf.Tensor | None = None,
+    ) -> dict[str, Any]:
         """The rows after the function, one by one."""
+        if self._may_fail:
+            found, works = each_that_works(
+                lambda row: self._traced(*row), (rows, seeds), self._spec
+            )
+            if indices is not None:
+                works = self.failed.noted(works, indices)
+            return with_weights({**rows, **found}, works)
         found = tf.map_fn(
             lambda row: self._traced(*row),
             (rows, seeds),
@@ -182,7 +215,8 @@ class MappedExamples(ExampleSource):
 
     def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
         rows = repeated(self._examples.drawn(indices, draw), views)
-        return self._mapped(rows, draw.seeds(indices, views))
+        ids = tf.repeat(tf.cast(indices, tf.int64), views)
+        return self._mapped(rows, draw.seeds(indices, views), ids)
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
         self._examples.update_digest(update)

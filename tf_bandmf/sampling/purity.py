@@ -1,4 +1,4 @@
-"""Whether a traced function of examples keeps state, draws numbers or runs host code.
+"""Whether a traced function of examples keeps state, draws numbers, runs host code, stops.
 
 What reads an example must be a function of that example alone: examples could meet in a
 variable, and a resumed run would read others than the run did.
@@ -6,66 +6,54 @@ variable, and a resumed run would read others than the run did.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-# Stateful operations that change nothing and draw nothing: reads of weights and tables.
-_READS = {
-    "Assert",
-    "Placeholder",
-    "ReadVariableOp",
-    "VarHandleOp",
-    "VarIsInitializedOp",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "HashTableV2",
-    "StaticHashTable",
-    "LookupTableFindV2",
-    "LookupTableSizeV2",
-}
-# Their bodies are looked at instead.
-_CALLS = {
-    "PartitionedCall",
-    "StatefulPartitionedCall",
-    "If",
-    "StatelessIf",
-    "Case",
-    "StatelessCase",
-    "While",
-    "StatelessWhile",
-    "Switch",
-    "Merge",
-}
+from tf_bandmf.graphs.operations import Effect, effect
+from tf_bandmf.graphs.totality import is_endless, stopping_operations
+from tf_bandmf.graphs.walking import Scope
+
+_PURE = (Effect.NONE, Effect.READS, Effect.PRINTS)
 
 
-def stateful_operation(graph: Any, may_call_host: bool = False) -> str | None:
-    """The first operation that has state, of a graph and the functions it calls.
+def refused_operation(graph: Any, may_call_host: bool = False) -> str | None:
+    """The first operation that is not pure, of a graph and the functions it calls.
+
+    It is one that is not in the table of `tf_bandmf.graphs.operations`, or does more than
+    to compute its outputs and to read.
 
     Args:
       graph: of a traced function.
-      may_call_host: whether code of the host is no state.
+      may_call_host: whether code of the host is allowed.
     """
     definition = graph.as_graph_def()
     nodes = list(definition.node)
     for function in definition.library.function:
         nodes += function.node_def
-    known = {op.name: op for op in _op_defs(definition)}
+    called = {function.signature.name for function in definition.library.function}
     for node in nodes:
-        op = known.get(node.op)
-        if op is None or node.op in _READS or node.op in _CALLS:
+        if node.op in called or (may_call_host and "PyFunc" in node.op):
             continue
-        if "PyFunc" in node.op:
-            if not may_call_host:
-                return node.op
-        elif op.is_stateful:
-            return node.op
+        if effect(node, node.op) not in _PURE:
+            return str(node.op)
     return None
 
 
-def _op_defs(definition: Any) -> Any:
-    from tensorflow.python.framework import op_def_registry
+def may_fail(graph: Any, examples: Sequence[Any]) -> bool:
+    """Whether some example could stop a graph.
 
-    names = {node.op for node in definition.node}
-    for function in definition.library.function:
-        names |= {node.op for node in function.node_def}
-    found = (op_def_registry.get(name) for name in names)
-    return [op for op in found if op is not None]
+    Args:
+      graph: of a traced function.
+      examples: its inputs that hold an example.
+
+    Raises:
+      ValueError: if some example could keep it running for ever.
+    """
+    scope = Scope(
+        {id(t): any(t is example for example in examples) for t in graph.inputs}
+    )
+    found = list(stopping_operations(graph.get_operations(), scope, graph.outputs, {}))
+    for op, reason in found:
+        if is_endless(reason):
+            raise ValueError(f"Operation {op.name!r} ({op.type}) {reason}.")
+    return bool(found)

@@ -9,7 +9,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.purity import stateful_operation
+from tf_bandmf.sampling.purity import refused_operation
 from tf_bandmf.sampling.record_identity import (
     MOST_HASHES,
     SeenRecords,
@@ -147,7 +147,7 @@ def refuse_state(source: ExampleSource) -> None:
 
     indices = tf.TensorSpec([None], tf.int64)
     traced = tf.function(drawn, autograph=False).get_concrete_function(indices)
-    state = stateful_operation(traced.graph, may_call_host=True)
+    state = refused_operation(traced.graph, may_call_host=True)
     if state is not None:
         raise ValueError(
             f"{type(source).__name__} uses {state}: an index must mean one "

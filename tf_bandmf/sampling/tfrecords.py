@@ -13,7 +13,13 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from tf_bandmf.sampling.purity import stateful_operation
+from tf_bandmf.sampling.failing import (
+    FailedRecords,
+    at_once_or_each,
+    each_that_works,
+    with_weights,
+)
+from tf_bandmf.sampling.purity import may_fail, refused_operation
 from tf_bandmf.sampling.record_identity import SeenRecords, probed_places
 from tf_bandmf.sampling.sources import (
     INPUTS,
@@ -26,6 +32,7 @@ from tf_bandmf.sampling.sources import (
 # A record in a file: its length, a checksum of the length, its bytes, their checksum.
 _BEFORE, _AFTER = 12, 4
 _RECORDS_AT_ONCE = 256
+_ROWS = "parse must return one row per record."
 # By whose results two functions `parse` are told apart, for a resumed run.
 _PROBED = 8
 
@@ -44,7 +51,8 @@ class TFRecordExamples(ExampleSource):
       files: paths of uncompressed TFRecord files on a mounted file system.
       parse: function from one serialized record, a string scalar, to `x`, `(x, y)` or
         `(x, y, sample_weight)`, of static shapes; runs in a graph. A pure function: state,
-        random numbers and code of the host are refused.
+        random numbers and code of the host are refused. A record of which it fails
+        becomes a row of zeros with the weight 0.
       batched: `parse` takes many records at once, strings of shape [N], as
         `tf.io.parse_example` does, which is faster. It must treat each by itself: the
         library tries that with a few records only.
@@ -54,7 +62,7 @@ class TFRecordExamples(ExampleSource):
 
     Raises:
       ValueError: if there are no records, a file is no uncompressed TFRecord file, a
-        shape is not static, or `parse` has state.
+        shape is not static, or `parse` has state or could go on for ever.
       FileNotFoundError: if a file is missing.
     """
 
@@ -88,13 +96,15 @@ class TFRecordExamples(ExampleSource):
         ends = np.cumsum(self._lengths + (_BEFORE + _AFTER))
         first = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         self._starts = ends - self._lengths - _AFTER - first[self._file_of]
+        self._may_fail = False
         self._spec = self._element_spec()
+        self.failed = FailedRecords(self.num_examples)
         self._seen = SeenRecords(self.num_examples)
 
     def _element_spec(self) -> dict[str, Any]:
         shape = [None] if self._batched else []
         traced = self._parse.get_concrete_function(tf.TensorSpec(shape, tf.string))
-        state = stateful_operation(traced.graph)
+        state = refused_operation(traced.graph)
         if state is not None:
             raise ValueError(
                 f"parse is no pure function of a record: it uses {state}. Examples could "
@@ -103,6 +113,7 @@ class TFRecordExamples(ExampleSource):
                 f"repeatable; what needs Python goes into sampling.IndexedExamples, which "
                 f"checks what it returns."
             )
+        self._may_fail = may_fail(traced.graph, traced.graph.inputs[:1])
         skipped = len(shape)
 
         def checked(tensor: Any) -> tf.TensorSpec:
@@ -186,6 +197,13 @@ class TFRecordExamples(ExampleSource):
             tf.string,
         )
         records = tf.ensure_shape(records, [None])
+        if self._may_fail:
+            mapped = at_once_or_each if self._batched else each_that_works
+            content, works = mapped(
+                lambda record: _contents(self._parse(record)), records, self._spec
+            )
+            content = one_row_each(content, records, _ROWS)
+            return with_weights(content, self.failed.noted(works, indices))
         if not self._batched:
             return tf.map_fn(
                 lambda record: _contents(self._parse(record)),
@@ -193,7 +211,7 @@ class TFRecordExamples(ExampleSource):
                 fn_output_signature=self._spec,
             )
         content = _contents(self._parse(records))
-        return one_row_each(content, records, "parse must return one row per record.")
+        return one_row_each(content, records, _ROWS)
 
     def recognized_by(self) -> Callable[[], np.ndarray]:
         places = tf.constant(probed_places(self.num_examples))

@@ -1,0 +1,112 @@
+"""Examples of which a function fails: a damaged image, a text where a number should be.
+
+Such an example becomes a row of zeros and weight 0. It takes its part in the run, adds
+nothing to the sum, and does not end the run: that it ended would tell about the record
+(invariants 5 and 18).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.sampling.sources import SAMPLE_WEIGHT
+
+
+class FailedRecords:
+    """Which records failed so far: as private as the data, and in no log.
+
+    Args:
+      num_examples: m; a byte each.
+    """
+
+    def __init__(self, num_examples: int) -> None:
+        self._failed = np.zeros(num_examples, bool)
+
+    def noted(self, works: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+        """`works`, noted before it is used; in a graph too.
+
+        Args:
+          works: for each row, bool, shape [N].
+          indices: of their records, int64, shape [N].
+        """
+
+        def note(works: np.ndarray, indices: np.ndarray) -> np.ndarray:
+            self._failed[indices[~works]] = True
+            return works
+
+        found = tf.numpy_function(note, [works, indices], tf.bool)
+        return tf.ensure_shape(found, [None])
+
+    def count(self) -> int:
+        """Of records. An exact function of the data: for private counts alone."""
+        return int(self._failed.sum())
+
+
+def each_that_works(
+    function: Callable[[Any], Any], rows: Any, spec: Any
+) -> tuple[Any, tf.Tensor]:
+    """Maps a function over rows, one by one, whatever it does with some of them.
+
+    Args:
+      function: of one row; in a graph. Errors of its operations are those of the row.
+      rows: structure of tensors whose first dimension is N.
+      spec: structure of specs of what it returns, of static shapes.
+
+    Returns:
+      Its results, with zeros where it failed, and where it did not, bool, shape [N].
+    """
+    count = tf.shape(tf.nest.flatten(rows)[0], out_type=tf.int64)[0]
+    found = tf.data.Dataset.from_tensor_slices((tf.range(count), rows)).map(
+        lambda place, row: (place, function(row)), num_parallel_calls=tf.data.AUTOTUNE
+    )
+    found = found.ignore_errors().concatenate(
+        tf.data.Dataset.from_tensors((count, _nothing(spec)))
+    )
+    places, results = found.batch(count + 1).get_single_element()
+    last = tf.shape(places, out_type=tf.int64)[0] - 1
+    # Where in the results each row is; the last one is nobody's.
+    order = tf.scatter_nd(places[:, None], tf.range(last + 1) - last, [count + 1])
+    order = order[:count] + last
+    works = tf.scatter_nd(places[:, None], tf.ones_like(places), [count + 1])[:count]
+    results = tf.nest.map_structure(
+        lambda t, s: tf.ensure_shape(tf.gather(t, order), [None, *s.shape]),
+        results,
+        spec,
+    )
+    return results, works > 0
+
+
+def at_once_or_each(
+    function: Callable[[Any], Any], rows: Any, spec: Any
+) -> tuple[Any, tf.Tensor]:
+    """As `each_that_works`, of a function of all rows, which is tried at once first."""
+    count = tf.shape(tf.nest.flatten(rows)[0])[0]
+
+    def alone(row: Any) -> Any:
+        given = tf.nest.map_structure(lambda t: t[None], row)
+        return tf.nest.map_structure(lambda t: t[0], function(given))
+
+    given = tf.data.Dataset.from_tensors(rows)
+    whole = given.map(lambda r: (function(r), tf.fill([count], True))).ignore_errors()
+    # Computed only if there is nothing before it.
+    each = given.map(lambda r: each_that_works(alone, r, spec))
+    return whole.concatenate(each).take(1).get_single_element()
+
+
+def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:
+    """Rows with the weight 0 where they are none, as float32."""
+    weights = tf.cast(works, tf.float32)
+    own = content.get(SAMPLE_WEIGHT)
+    if own is not None:
+        own = tf.cast(own, tf.float32)
+        shaped = tf.reshape(works, [-1, *([1] * (own.shape.rank - 1))])
+        weights = tf.where(shaped, own, tf.zeros_like(own))
+    return {**content, SAMPLE_WEIGHT: weights}
+
+
+def _nothing(spec: Any) -> Any:
+    return tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
