@@ -112,7 +112,7 @@ STOPS = {
 )
 @pytest.mark.parametrize("name", STOPS)
 def test_invariant_18_what_a_record_could_stop_is_refused(name):
-    with pytest.raises(UnsupportedModelError, match="one record|size that varies"):
+    with pytest.raises(UnsupportedModelError, match=r"one record|size that varies"):
         cases.clipping_of(cases.model_with(cases.Custom(STOPS[name])))(
             *cases.examples()
         )
