@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.clipping import ClippedGradients, Clipping, clipped_gradient_sums
 from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.compat.keras_objects import all_layers, kernel_of
 from tf_bandmf.planning.gradient_sample import GradientSample
 
 # Divides gradients by their norm.
@@ -99,9 +100,9 @@ def _array(values: Any) -> np.ndarray | None:
 def _fan_in(model: keras.Model) -> float | None:
     """Inputs of a unit, added up over the trainable kernels."""
     special = {}
-    for layer in model._flatten_layers():
+    for layer in all_layers(model):
         if isinstance(layer, keras.layers.EinsumDense):
-            special[id(layer._kernel)] = _summed_axes(layer)
+            special[id(kernel_of(layer))] = _summed_axes(layer)
         elif isinstance(layer, _DEPTHWISE):
             special[id(layer.kernel)] = math.prod(layer.kernel_size)
         elif isinstance(layer, _SEPARABLE):
@@ -118,5 +119,5 @@ def _summed_axes(layer: keras.layers.EinsumDense) -> int:
     """The product of the kernel's axes that are not axes of the outputs."""
     operands, outputs = layer.equation.split("->")
     names = operands.split(",")[1]
-    shape = zip(names, layer._kernel.shape, strict=True)
+    shape = zip(names, kernel_of(layer).shape, strict=True)
     return math.prod(size for name, size in shape if name not in outputs)

@@ -12,7 +12,6 @@ from tf_bandmf.keras.clipping.independence import (
     register_per_example_layer,
     vouched_classes,
 )
-from tf_bandmf.keras.clipping.patches.total_lookups import bad_values_become_nan
 from tf_bandmf.keras.clipping.proof.metrics import (
     metrics_change_no_weights,
     update_reads_no_metrics,
@@ -24,6 +23,7 @@ from tf_bandmf.keras.clipping.self_check import self_check
 from tf_bandmf.keras.clipping.settings import Clipping, is_loss_scale
 from tf_bandmf.keras.clipping.tensors.made_up import made_up
 from tf_bandmf.keras.clipping.tensors.multi_row import present_rows
+from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan
 
 __all__ = [
     "PREPROCESSING",

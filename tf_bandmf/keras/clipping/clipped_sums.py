@@ -17,13 +17,13 @@ from tf_bandmf.keras.clipping.factors.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.forward.supported import check_supported
-from tf_bandmf.keras.clipping.patches.total_lookups import bad_values_become_nan
 from tf_bandmf.keras.clipping.proof.proved_forward import proved_forward
 from tf_bandmf.keras.clipping.settings import FLAT, Clip, Clipping, how_to_clip
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.microbatches import in_groups
 from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
+from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan
 
 # The norm of a clipped sum of B examples is below this times B times the clip norm,
 # whatever the data: more is a programming error. Each contribution is within the clip

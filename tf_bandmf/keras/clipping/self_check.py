@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,19 +15,21 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import backend
 
 from tf_bandmf.keras.clipping.clipped_sums import clipped_gradient_sums, traced_pass
 from tf_bandmf.keras.clipping.errors import ClippingMismatchError
 from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.passes import run_model
-from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, unscaled_losses
+from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
 from tf_bandmf.keras.clipping.settings import FLAT, Clipping, Grouping
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.variables import (
     tensorflow_variable,
     trainable_variables,
 )
+from tf_bandmf.keras.compat import fixed_draws
+from tf_bandmf.keras.compat.keras_objects import all_layers
+from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 # Gradients computed in bfloat16 carry 8 bits, in float16 11 bits, whichever way they
 # are computed.
@@ -87,7 +88,7 @@ def self_check(
         size = 2
     count = min(int(size), _NUM_EXAMPLES + (microbatch_size is not None))
     data = batches.map_tensors(lambda tensor: tensor[:count], data)
-    for layer in model._flatten_layers():
+    for layer in all_layers(model):
         rtol = max(rtol, _TOLERANCES.get(layer.compute_dtype, 0.0))
     group = None
     if microbatch_size is not None:
@@ -102,10 +103,10 @@ def self_check(
         checked = traced_pass(model, *data, **options)
         repeatable = checked.repeatable
         if repeatable:
-            stack.enter_context(kept_pass.constants_drawn())
+            stack.enter_context(fixed_draws.constants_drawn())
         else:
             # A pass of its own, which no step can run.
-            stack.enter_context(_without_randomness())
+            stack.enter_context(fixed_draws.without_randomness())
             checked = traced_pass(model, *data, **options)
         references = _references(model, data, scale, options["scales"])
         largest = max(
@@ -345,57 +346,3 @@ def _move_zeros(states: list[Any]) -> None:
         if state.shape is not None and not np.any(state.numpy()):
             values = 0.1 * (1 + rng.random(tuple(state.shape)))
             state.assign(keras.ops.cast(values, state.dtype))
-
-
-@contextlib.contextmanager
-def _without_randomness() -> Iterator[None]:
-    """Replaces Keras' random functions by deterministic ones."""
-    module: Any = backend.random
-    replaced = {
-        name: getattr(module, name)
-        for name, value in _DETERMINISTIC.items()
-        if hasattr(module, name) and value is not None
-    }
-    for name, original in replaced.items():
-        setattr(module, name, _deterministic(original, _DETERMINISTIC[name]))
-    try:
-        yield
-    finally:
-        for name, original in replaced.items():
-            setattr(module, name, original)
-
-
-def _fill(arguments: dict[str, Any], value: Any, dtype: Any = None) -> tf.Tensor:
-    dtype = arguments.get("dtype") or dtype or keras.config.floatx()
-    return tf.fill(arguments["shape"], tf.cast(value, dtype))
-
-
-# Every entry maps the function's bound arguments to its result.
-_DETERMINISTIC: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "dropout": lambda a: a["inputs"],
-    "normal": lambda a: _fill(a, a["mean"]),
-    "truncated_normal": lambda a: _fill(a, a["mean"]),
-    "uniform": lambda a: _fill(a, (a["minval"] + a["maxval"]) / 2),
-    "randint": lambda a: _fill(a, a["minval"], "int32"),
-    "shuffle": lambda a: tf.reverse(a["x"], axis=[a["axis"]]),
-    "categorical": lambda a: tf.tile(
-        tf.argmax(a["logits"], axis=-1, output_type=tf.int64)[:, None],
-        [1, a["num_samples"]],
-    ),
-    "gamma": lambda a: _fill(a, a["alpha"]),
-    "binomial": lambda a: _fill(a, a["counts"] * a["probabilities"]),
-    "beta": lambda a: _fill(a, a["alpha"] / (a["alpha"] + a["beta"])),
-}
-
-
-def _deterministic(
-    original: Callable[..., Any], result: Callable[[dict[str, Any]], Any]
-) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return result(dict(bound.arguments))
-
-    return replacement

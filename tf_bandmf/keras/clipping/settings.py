@@ -25,6 +25,7 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors.norms import automatic_weights, clip_weights
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
+from tf_bandmf.keras.compat.keras_objects import all_layers
 
 LAYERS, SECOND_MOMENT = "layers", "second_moment"
 # Of shares: their ratios are exact enough in float32.
@@ -304,7 +305,7 @@ def _checked_scale(model: keras.Model, loss_scale_factor: float | None) -> float
                 f"{loss_scale_factor!r}."
             )
         return float(loss_scale_factor)
-    for layer in model._flatten_layers():
+    for layer in all_layers(model):
         if layer.compute_dtype == "float16":
             raise UnsupportedModelError(
                 f"Layer {layer.name!r} ({type(layer).__name__}) computes in float16, "

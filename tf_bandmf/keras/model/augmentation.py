@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.patches.seeds import seeds_from
+from tf_bandmf.keras.compat.keras_objects import takes_training
+from tf_bandmf.keras.compat.seeds import seeds_from
 from tf_bandmf.sampling.mapped import register_dialect
 
 
@@ -24,7 +25,7 @@ class KerasDialect:
 
         def call(x: Any) -> Any:
             one = tf.nest.map_structure(lambda t: t[None], x)
-            if getattr(function, "_call_has_training_arg", True):
+            if takes_training(function):
                 found = function(one, training=True)
             else:
                 found = function(one)

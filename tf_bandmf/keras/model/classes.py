@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras.src.saving import object_registration
 
+from tf_bandmf.keras.compat.keras_objects import (
+    Functional,
+    copy_config_mark,
+    register_class,
+    registered_name,
+)
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.sampling.batches import is_scheduled_batch
 
@@ -22,7 +27,7 @@ class PrivateSequential(PrivateTraining, keras.Sequential):
 
 
 @keras.saving.register_keras_serializable(package="tf_bandmf")
-class PrivateFunctional(PrivateTraining, keras.src.models.functional.Functional):
+class PrivateFunctional(PrivateTraining, Functional):
     """A functional `keras.Model` that trains privately."""
 
 
@@ -33,7 +38,7 @@ keras.saving.get_custom_objects().update(
 _PRIVATE_CLASSES: dict[type, type] = {
     keras.Sequential: PrivateSequential,
     keras.Model: PrivateFunctional,
-    keras.src.models.functional.Functional: PrivateFunctional,
+    Functional: PrivateFunctional,
 }
 _PLAIN_CLASSES: dict[type, type] = {
     PrivateSequential: keras.Sequential,
@@ -102,7 +107,7 @@ def private_class(plain_class: type) -> type:
             **_preprocess_samples(plain_class),
         },
     )
-    object_registration.GLOBAL_CUSTOM_NAMES[made] = _REGISTERED_NAME
+    register_class(made, _REGISTERED_NAME)
     _PRIVATE_CLASSES[plain_class] = made
     _PLAIN_CLASSES[made] = plain_class
     return made
@@ -145,7 +150,7 @@ def _preprocess_samples(plain_class: type) -> dict[str, Any]:
 def _get_config(plain_class: type) -> Any:
     def get_config(self: Any) -> dict[str, Any]:
         """The config of the plain class, and which class that is."""
-        registered = object_registration.get_registered_name(plain_class)
+        registered = registered_name(plain_class)
         return {
             _PLAIN: {
                 "module": plain_class.__module__,
@@ -156,9 +161,5 @@ def _get_config(plain_class: type) -> Any:
         }
 
     # Keras finds out the arguments of `__init__` for classes that say no more.
-    get_config._is_default = getattr(  # type: ignore[attr-defined]
-        plain_class.get_config,  # type: ignore[attr-defined]
-        "_is_default",
-        False,
-    )
+    copy_config_mark(plain_class.get_config, get_config)  # type: ignore[attr-defined]
     return get_config

@@ -11,6 +11,7 @@ import keras
 
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.clipping import check_supported
+from tf_bandmf.keras.compat.keras_objects import all_layers
 from tf_bandmf.keras.model.classes import plain_class_of, plain_config, private_class
 from tf_bandmf.keras.model.cloning import cloned
 from tf_bandmf.keras.model.preparation import without_dynamic_scale
@@ -143,9 +144,7 @@ def _again(model: keras.Model) -> keras.Model:
 
 
 def _adapted(model: keras.Model) -> bool:
-    return any(
-        getattr(layer, "lora_enabled", False) for layer in model._flatten_layers()
-    )
+    return any(getattr(layer, "lora_enabled", False) for layer in all_layers(model))
 
 
 def _copy_weights(model: keras.Model, plain: keras.Model) -> None:
@@ -180,10 +179,10 @@ def _pairs(
 
 def _layers(model: keras.Model) -> list[Any]:
     """Each layer once; with the preprocessor of a task, which Keras 3.12 leaves out."""
-    found = list(model._flatten_layers(include_self=False))
+    found = list(all_layers(model, include_self=False))
     preprocessor = getattr(model, "preprocessor", None)
     if isinstance(preprocessor, keras.layers.Layer):
-        found.extend(preprocessor._flatten_layers())
+        found.extend(all_layers(preprocessor))
     return list({id(layer): layer for layer in found}.values())
 
 

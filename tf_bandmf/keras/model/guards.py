@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 import keras
-from keras.src.backend.common import global_state
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.compat.keras_objects import CALL_CONTEXT, global_state
 
 
 def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,7 +80,7 @@ def refuse_plain_outer_training(
       private_class: of private models.
       training: what the caller says.
     """
-    context = global_state.get_global_attribute("current_call_ctx")
+    context = global_state.get_global_attribute(CALL_CONTEXT)
     outer = getattr(context, "entry_layer", None)
     if outer is None or outer is model or isinstance(outer, private_class):
         return

@@ -13,6 +13,7 @@ from tf_bandmf.keras.clipping import (
     made_up,
     self_check,
 )
+from tf_bandmf.keras.compat.keras_objects import all_layers
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.guards import announced
 from tf_bandmf.keras.model.training_state import state_of
@@ -74,7 +75,7 @@ def build_optimizer(model: Any, optimizer: PrivateOptimizer) -> None:
     """Builds it before the step is traced: variables made in a trace cost another."""
     if optimizer.built or model._is_distributed:
         return
-    if model.built and all(layer.built for layer in model._flatten_layers()):
+    if model.built and all(layer.built for layer in all_layers(model)):
         check_supported(model)
         optimizer.build(model.trainable_variables)
 
@@ -84,7 +85,7 @@ def self_check_is_due(model: Any) -> bool:
     checked = state_of(model).checked
     if isinstance(checked, bool):
         return not checked
-    return list(map(id, model._flatten_layers())) != list(map(id, checked))
+    return list(map(id, all_layers(model))) != list(map(id, checked))
 
 
 def check_gradients(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
@@ -99,7 +100,7 @@ def check_gradients(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
     if int(tf.shape(tf.nest.flatten(found[0])[0])[0]) == 0:
         return
     build_model(model, data)
-    state, layers = state_of(model), tuple(model._flatten_layers())
+    state, layers = state_of(model), tuple(all_layers(model))
     with announced(
         "comparing the gradients of made-up examples with those that each has by "
         "itself (once; make_private(..., self_check=False) leaves it out).",

@@ -25,6 +25,7 @@ from tf_bandmf.keras.clipping import (
     update_reads_no_metrics,
     update_runs_no_host_code,
 )
+from tf_bandmf.keras.compat.keras_objects import is_distributed, loss_tracker
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.batch_contents import as_drawn, shares, unwrap_single
 from tf_bandmf.keras.model.guards import announced, in_turn, refuse_other_loops, refused
@@ -164,7 +165,7 @@ class PrivateStep(_Model):
         """Training metrics: exact functions of the data, outside of the guarantee."""
         batch_size = tf.cast(batches_lib.count_examples(data, seen[0]), tf.float32)
         mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
-        self._loss_tracker.update_state(mean_loss, sample_weight=batch_size)
+        loss_tracker(self).update_state(mean_loss, sample_weight=batch_size)
         with bad_values_become_nan(), metrics_change_no_weights(self):
             logs = self.compute_metrics(*seen)
         strategy = self._private_optimizer().run.strategy
@@ -236,7 +237,7 @@ class PrivateStep(_Model):
     @property
     def _is_distributed(self) -> bool:
         """Whether the model was made within the scope of a distribution strategy."""
-        return self._distribute_strategy is not None
+        return is_distributed(self)
 
     @property
     def _private_run(self) -> PrivateRun | None:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_bandmf.files import whole as whole_files
 from tf_bandmf.keras.clipping import vouched_classes
 from tf_bandmf.keras.clipping.forward import kept_pass
+from tf_bandmf.keras.compat.keras_objects import NOTHING_TO_BUILD, BuildHook, build_from
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.fit_data import check_passes, checked_data
@@ -36,7 +37,7 @@ from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
 
 
-class PrivateTraining(PrivateStep):
+class PrivateTraining(BuildHook, PrivateStep):
     """Mixin that trains a Keras model privately; put it before `keras.Model`.
 
         class MyModel(tf_bandmf.keras.PrivateTraining, keras.Model): ...
@@ -249,18 +250,15 @@ class PrivateTraining(PrivateStep):
         optimizer.build(self.trainable_variables)
         if self._is_distributed:
             with self.distribute_strategy.scope():
-                self._symbolic_build(data_batch=contents(batch))
+                build_from(self, contents(batch))
 
-    def _maybe_symbolic_build(
-        self, iterator: Any = None, data_batch: Any = None
-    ) -> None:
-        """As Keras', which averages first batches of replicas as if of one size."""
-        if self._is_distributed:
-            if self.optimizer.built:
-                return
-            if data_batch is not None:
-                data_batch = contents(data_batch)
-        super()._maybe_symbolic_build(iterator, data_batch)
+    def built_from(self, data_batch: Any) -> Any:
+        """See the base class. Keras averages batches of replicas as if of one size."""
+        if not self._is_distributed:
+            return data_batch
+        if self.optimizer.built:
+            return NOTHING_TO_BUILD
+        return None if data_batch is None else contents(data_batch)
 
     def train_on_batch(self, x: Any, y: Any = None, **kwargs: Any) -> Any:
         """As `keras.Model.train_on_batch`; `x` is a batch of `plan.batches`.

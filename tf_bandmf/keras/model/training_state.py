@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from tf_bandmf.keras.compat.keras_objects import all_layers, compile_loss
+
 if TYPE_CHECKING:
     from tf_bandmf.keras.resume.private_file import PrivateRun
 
@@ -52,9 +54,9 @@ def traced_once(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         bool(model.jit_compile),
         [
             model.optimizer,
-            model._compile_loss,
+            compile_loss(model),
             *model.trainable_variables,
-            *model._flatten_layers(),
+            *all_layers(model),
         ],
     )
     state = state_of(model)

@@ -7,7 +7,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
+
+from tf_bandmf.keras.compat.keras_objects import compile_metrics, keras_backend
 
 
 def build_metrics(
@@ -25,14 +26,14 @@ def build_metrics(
       y_pred: predictions.
       sample_weight: weights, or None.
     """
-    metrics = getattr(model, "_compile_metrics", None)
+    metrics = compile_metrics(model)
     if metrics is None or metrics.built:
         return
     x, y, y_pred, sample_weight = keras.tree.map_structure(
         _symbolic, (x, y, y_pred, sample_weight)
     )
     with tf.init_scope(), tf.variable_creator_scope(_at_once):
-        backend.compute_output_spec(
+        keras_backend.compute_output_spec(
             model.compute_metrics, x, y, y_pred, sample_weight=sample_weight
         )
 
@@ -45,4 +46,6 @@ def _at_once(make: Callable[..., Any], **arguments: Any) -> Any:
 def _symbolic(tensor: Any) -> Any:
     if tensor is None:
         return None
-    return keras.KerasTensor(tensor.shape, backend.standardize_dtype(tensor.dtype))
+    return keras.KerasTensor(
+        tensor.shape, keras_backend.standardize_dtype(tensor.dtype)
+    )

@@ -12,6 +12,8 @@ import tensorflow as tf
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.files import configs as storage
 from tf_bandmf.keras.clipping import Clipping
+from tf_bandmf.keras.compat.keras_objects import variables_of_optimizer
+from tf_bandmf.keras.compat.replicas import keep_gradients_apart
 from tf_bandmf.keras.optimizer import inner_optimizers
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
 from tf_bandmf.keras.optimizer.workload_match import warn_of_mismatch
@@ -250,7 +252,7 @@ class PrivateOptimizer(WrappedOptimizer):
         self.run.begin(variables)
         if replicas > 1:
             # Every replica gives it the same noisy gradients: Keras shall not add them up.
-            self.inner_optimizer.__dict__["_all_reduce_sum_gradients"] = list
+            keep_gradients_apart(self.inner_optimizer)
 
     def apply_noisy(
         self,
@@ -278,7 +280,7 @@ class PrivateOptimizer(WrappedOptimizer):
                 f"To change them, use noisy.map(function)."
             )
         weights = noisy.take(self)
-        variables, run = self._trainable_variables, self.run
+        variables, run = variables_of_optimizer(self), self.run
         checks = run.still_at(noisy.step, weights)
         with tf.control_dependencies([check for check in checks if check is not None]):
             gradients = [tf.identity(gradient) for gradient in noisy.gradients]

@@ -11,6 +11,7 @@ import warnings
 import keras
 import numpy as np
 
+from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.planning.plan import Plan
 
 # Differences that change errors by less than the choice of a strategy is good for.
@@ -112,7 +113,7 @@ def _rates(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Steps, int64, and the learning rates of the optimizer at them."""
     steps = np.unique(np.linspace(0, num_steps - 1, _RATE_SAMPLES).astype(np.int64))
-    schedule = inner._learning_rate
+    schedule = given_learning_rate(inner)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         rates = [float(schedule(int(step))) for step in steps]
     else:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf._version import __version__
+from tf_bandmf.keras.compat.keras_objects import all_layers
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 
 # Keys of configurations whose values differ between models that are built alike.
@@ -75,7 +76,7 @@ def environment(model: Any) -> dict[str, Any]:
         "dtype policies": sorted(
             {
                 layer.dtype_policy.name
-                for layer in model._flatten_layers()
+                for layer in all_layers(model)
                 # These have the policy of the process that loads them, and do nothing.
                 if not isinstance(layer, (keras.Model, keras.layers.InputLayer))
             }
@@ -94,9 +95,7 @@ def model_digest(model: Any) -> str:
     """Of the loss and of what the layers do, apart from names, which may change."""
     config = model.get_compile_config() or {}
     loss = [config.get("loss"), config.get("loss_weights")]
-    layers = [
-        [type(layer).__name__, layer.get_config()] for layer in model._flatten_layers()
-    ]
+    layers = [[type(layer).__name__, layer.get_config()] for layer in all_layers(model)]
     text = json.dumps(_without_names([loss, layers]), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

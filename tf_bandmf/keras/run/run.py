@@ -28,6 +28,7 @@ from tf_bandmf.keras.clipping import (
     ClippedGradients,
     update_runs_no_host_code,
 )
+from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.run import admission
 from tf_bandmf.keras.run.known_runs import SECOND_RUN
 from tf_bandmf.keras.run.membership import Membership
@@ -169,7 +170,7 @@ class Run:
         """Variables of the inner optimizer that its steps alone change."""
         inner = self.inner_optimizer
         state = [*inner.variables, *(self.scaling.state() if self.scaling else ())]
-        others = (inner.iterations, getattr(inner, "_learning_rate", None))
+        others = (inner.iterations, given_learning_rate(inner))
         return [v for v in state if not any(v is other for other in others)]
 
     # What it is, and where.

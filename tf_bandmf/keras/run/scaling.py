@@ -27,6 +27,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.compat.keras_objects import second_moments
+
 UNSOUND = (
     "The scales of scaling='second_moment' do not exist: the inner optimizer has second "
     "moments that are negative, infinite or not a number. Training has diverged, or its "
@@ -102,7 +104,7 @@ class Scaling:
 
     def state(self) -> list[Any]:
         """The variables that hold the moments."""
-        return list(self._inner._velocities)
+        return list(second_moments(self._inner))
 
     def _moments(self) -> list[tf.Tensor]:
         return [

@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.keras.compat.averages import around_swaps
 from tf_bandmf.keras.run.secrets import of_replica, per_replica
 
 CHANGED = (
@@ -129,14 +130,12 @@ def let_average(callbacks: Any, run: Callable[[], Any]) -> None:
     for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
         if not isinstance(callback, keras.callbacks.SwapEMAWeights):
             continue
-        for name in ("_swap_variables", "_finalize_ema_values"):
-            change = getattr(type(callback), name).__get__(callback)
 
-            def through(change: Any = change) -> Any:
-                found = run()
-                return found.seal.through(change) if found.has_begun else change()
+        def through(swap: Callable[[], Any]) -> Any:
+            found = run()
+            return found.seal.through(swap) if found.has_begun else swap()
 
-            setattr(callback, name, through)
+        around_swaps(callback, through)
 
 
 def _digest(weights: Sequence[Any]) -> tf.Tensor:

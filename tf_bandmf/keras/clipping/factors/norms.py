@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
-from tensorflow.compiler.tf2xla.ops import gen_xla_ops
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from tf_bandmf.keras.compat.graphs import GraphOrParentsInXlaContext, gen_xla_ops
 
 _UNIT = 2.0**-24
 _TINY = 2.0**-126

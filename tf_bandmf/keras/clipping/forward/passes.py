@@ -16,6 +16,11 @@ from tf_bandmf.keras.clipping.forward.weight_reads import ReadLog
 from tf_bandmf.keras.clipping.independence import Trace, recording
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
 from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.compat.keras_objects import (
+    added_losses,
+    all_layers,
+    takes_training,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Forward:
 
 def run_model(model: keras.Model, x: Any) -> Any:
     """Calls a model the way Keras' training step does."""
-    if getattr(model, "_call_has_training_arg", True):
+    if takes_training(model):
         return model(x, training=True)
     return model(x)
 
@@ -73,7 +78,7 @@ def run_forward(
     log = ReadLog(model, variables)
     _, size = batches.batch_size(data)
     recorder = Recorder(units, log, shapes, size, trace)
-    layers = {id(layer): layer for layer in model._flatten_layers()}
+    layers = {id(layer): layer for layer in all_layers(model)}
     layers.update((id(unit.layer), unit.layer) for unit in units)
     layers.pop(id(model))
     with log.watching(), recording(trace):
@@ -85,8 +90,8 @@ def run_forward(
 
 
 def _refuse_added_losses(model: keras.Model) -> None:
-    for layer in model._flatten_layers():
-        if layer._losses:
+    for layer in all_layers(model):
+        if added_losses(layer):
             raise UnsupportedModelError(
                 f"Layer {layer.name!r} ({type(layer).__name__}) added a loss with "
                 "`add_loss` or an activity regularizer. It is not per example, so it "

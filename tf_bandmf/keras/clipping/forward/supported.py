@@ -9,6 +9,7 @@ import keras
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
+from tf_bandmf.keras.compat.keras_objects import all_layers, remat_mode
 
 _PER_EXAMPLE_NORMALIZATIONS = (
     "`LayerNormalization`, `GroupNormalization` or `RMSNormalization`"
@@ -34,7 +35,7 @@ def check_supported(model: keras.Model) -> None:
             "it a `keras.Input`, call `model.build(...)` or call it once on data."
         )
     _check_model(model)
-    for layer in model._flatten_layers():
+    for layer in all_layers(model):
         problem = _problem(layer)
         if problem is not None:
             kind = type(layer).__name__
@@ -102,7 +103,7 @@ def _problem(layer: Any) -> str | None:
             "has an activity regularizer, a loss that is not per example. Remove it, "
             "or make it an output of the model with a loss of its own."
         )
-    if getattr(layer, "_remat_mode", None) is not None:
+    if remat_mode(layer) is not None:
         return (
             "is in a `RematScope`: activations that are thrown away cannot be used "
             "for per-example gradients. Build the model outside of the scope and "

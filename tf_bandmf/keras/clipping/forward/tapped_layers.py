@@ -15,6 +15,7 @@ import keras
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.rules import AloneRule, Rule, opening_rule_for, rule_for
+from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_variables
 
 # Their inner layers run inside loops, where a tap would see single time steps.
 _CLOSED = (keras.layers.RNN, keras.layers.TimeDistributed)
@@ -67,7 +68,7 @@ def find_units(
             return
         if not inside and not alone:
             return
-        own = [v for v in layer._trainable_variables if id(v) in wanted]
+        own = [v for v in own_trainable_variables(layer) if id(v) in wanted]
         if layer is model:
             if own:
                 raise UnsupportedModelError(
@@ -80,7 +81,7 @@ def find_units(
         elif inside and (own or isinstance(layer, _CLOSED)):
             units.append(Unit(layer, inside, rule_for(layer, inside)))
             return
-        for child in layer._flatten_layers(include_self=False, recursive=False):
+        for child in all_layers(layer, include_self=False, recursive=False):
             visit(child)
 
     visit(model)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,12 +17,7 @@ from tf_bandmf.keras.clipping.forward.weight_reads import ReadLog
 from tf_bandmf.keras.clipping.independence import Trace, note_replacement
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
-
-_STATE = threading.local()
-_LOCK = threading.Lock()
-# Layers whose `call` is replaced: id -> [layer, previous instance attribute, users].
-_INSTALLED: dict[int, list[Any]] = {}
-_ABSENT = object()
+from tf_bandmf.keras.compat.patching import patched
 
 
 class Spread(enum.Enum):
@@ -188,26 +182,13 @@ def _current_graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
-def _dispatcher(layer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        recorder: Recorder | None = getattr(_STATE, "recorder", None)
-        if recorder is None:
-            return original(*args, **kwargs)
-        if not recorder.handles(layer):
-            return recorder.watch(layer, original, args, kwargs)
-        return recorder.record(layer, original, args, kwargs)
-
-    return call
-
-
 @contextlib.contextmanager
 def tapped(recorder: Recorder, layers: Sequence[Any]) -> Iterator[None]:
     """Directs calls of layers to the recorder, in this thread.
 
     The layers' own `call` is back afterwards, whatever happens. Replicas of a
     distribution strategy trace in threads that take turns in the middle of a forward
-    pass: the replacement is shared, what it does depends on the thread.
+    pass: what a thread replaced, it alone sees.
 
     Args:
       recorder: receives the calls.
@@ -218,38 +199,20 @@ def tapped(recorder: Recorder, layers: Sequence[Any]) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         for layer in layers:
-            _install(layer)
-            stack.callback(_uninstall, layer)
-        previous = getattr(_STATE, "recorder", None)
-        _STATE.recorder = recorder
-        try:
-            yield
-        finally:
-            _STATE.recorder = previous
+            redirect = functools.partial(_redirected, recorder, layer)
+            original = stack.enter_context(patched(layer, "call", redirect))
+            note_replacement(vars(layer)["call"], original)
+        yield
 
 
-def _install(layer: Any) -> None:
-    with _LOCK:
-        entry = _INSTALLED.get(id(layer))
-        if entry is not None:
-            entry[2] += 1
-            return
-        # Not by `setattr`: Keras tracks what is set on a layer.
-        attributes = vars(layer)
-        _INSTALLED[id(layer)] = [layer, attributes.get("call", _ABSENT), 1]
-        original = layer.call
-        attributes["call"] = _dispatcher(layer, original)
-        note_replacement(attributes["call"], original)
-
-
-def _uninstall(layer: Any) -> None:
-    with _LOCK:
-        entry = _INSTALLED[id(layer)]
-        entry[2] -= 1
-        if entry[2]:
-            return
-        del _INSTALLED[id(layer)]
-        if entry[1] is _ABSENT:
-            del vars(layer)["call"]
-        else:
-            vars(layer)["call"] = entry[1]
+def _redirected(
+    recorder: Recorder,
+    layer: Any,
+    original: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """A call of a layer."""
+    if recorder.handles(layer):
+        return recorder.record(layer, original, args, kwargs)
+    return recorder.watch(layer, original, args, kwargs)

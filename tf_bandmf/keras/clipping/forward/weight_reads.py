@@ -19,6 +19,7 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
 from tf_bandmf.keras.clipping.tensors.variables import VariableIndex
+from tf_bandmf.keras.compat.graphs import EagerTensor
 
 
 class ReadLog:
@@ -128,7 +129,7 @@ def captured_handles(graph: Any) -> dict[int, Any]:
     for external, internal in getattr(graph, "captures", ()):
         if internal.dtype != tf.resource:
             continue
-        if not isinstance(external, tf.__internal__.EagerTensor) and outer is not None:
+        if not isinstance(external, EagerTensor) and outer is not None:
             if outer_map is None:
                 outer_map = captured_handles(outer)
             external = outer_map.get(id(external), external)

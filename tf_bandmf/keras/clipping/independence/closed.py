@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras import layers
 
 from tf_bandmf.keras.clipping.independence.registration import is_vouched
+from tf_bandmf.keras.compat.keras_objects import all_layers, attention_axes
 
 # Ranks of a call's tensors, in order.
 Ranks = Sequence[int]
@@ -65,7 +66,7 @@ def _sequences(layer: Any, ranks: Ranks) -> bool:
 
 
 def _attention(layer: Any, ranks: Ranks) -> bool:
-    axes = layer._attention_axes
+    axes = attention_axes(layer)
     chosen = [axes] if isinstance(axes, int) else list(axes or [1])
     return ranks[0] >= 3 and all(0 < axis < ranks[0] - 1 for axis in chosen)
 
@@ -197,7 +198,7 @@ def acts_on_each_example(layer: Any, ranks: Ranks | None, call: Any = None) -> b
         return False
     if ranks is not None and not (ranks and condition(layer, ranks)):
         return False
-    inner = layer._flatten_layers(include_self=False, recursive=False)
+    inner = all_layers(layer, include_self=False, recursive=False)
     return all(
         acts_on_each_example(part, None) and not getattr(part, "stateful", False)
         for part in inner

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import keras
 
+from tf_bandmf.keras.compat.keras_objects import all_layers
+
 _Class = TypeVar("_Class", bound=type)
 _vouched: set[type] = set()
 
@@ -51,5 +53,5 @@ def is_vouched(layer: Any) -> bool:
 
 def vouched_classes(model: keras.Model) -> tuple[str, ...]:
     """Names of the classes in a model that its user vouched for, sorted."""
-    classes = {type(layer) for layer in model._flatten_layers()} & _vouched
+    classes = {type(layer) for layer in all_layers(model)} & _vouched
     return tuple(sorted(f"{c.__module__}.{c.__qualname__}" for c in classes))

@@ -40,6 +40,7 @@ from tf_bandmf.keras.clipping.independence.domain import (
 )
 from tf_bandmf.keras.clipping.independence.evaluation import Evaluation
 from tf_bandmf.keras.clipping.independence.sizes import BATCH
+from tf_bandmf.keras.compat.keras_objects import LOGITS, MASK
 
 _STATE = threading.local()
 _CONTAINERS = (keras.Model,)
@@ -372,7 +373,7 @@ def _tensors(structure: Any) -> list[Any]:
         if not tf.is_tensor(leaf) or not hasattr(leaf, "op"):
             continue
         found.append(leaf)
-        for name in ("_keras_mask", "_keras_logits"):
+        for name in (MASK, LOGITS):
             extra = getattr(leaf, name, None)
             if tf.is_tensor(extra) and hasattr(extra, "op"):
                 found.append(extra)

@@ -6,23 +6,24 @@ counts over the whole batch (of unmasked steps, of weights), which would make th
 of one example depend on the others.
 """
 
-import contextlib
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.losses import loss as loss_module
-from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.losses.rows import row_losses
 from tf_bandmf.keras.clipping.tensors.map_examples import map_examples
-
-_UNINITIALIZED = "uninitialized_variables"
-_LOCK = threading.RLock()
+from tf_bandmf.keras.compat.keras_objects import (
+    EXTRAS,
+    UNINITIALIZED_VARIABLES,
+    CompileLoss,
+    compile_loss,
+    copied_loss,
+    global_state,
+    loss_parts,
+)
+from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 
 class _SilentCompileLoss(CompileLoss):
@@ -35,18 +36,18 @@ class _SilentCompileLoss(CompileLoss):
         """Resolves the losses; see the base class."""
         # The base class creates trackers, which are variables. In a stateless scope
         # they stay plain objects; then they are forgotten.
-        pending = global_state.get_global_attribute(_UNINITIALIZED)
-        global_state.set_global_attribute(_UNINITIALIZED, [])
+        pending = global_state.get_global_attribute(UNINITIALIZED_VARIABLES)
+        global_state.set_global_attribute(UNINITIALIZED_VARIABLES, [])
         try:
             with keras.StatelessScope(initialize_variables=False):
                 super().build(y_true, y_pred)
         finally:
-            global_state.set_global_attribute(_UNINITIALIZED, pending)
+            global_state.set_global_attribute(UNINITIALIZED_VARIABLES, pending)
 
     @property
     def metrics(self) -> list[Any]:
         # One entry per loss: the base class pairs losses with these.
-        return [None] * len(self._flat_losses or [])
+        return [None] * len(loss_parts(self))
 
     @property
     def variables(self) -> list[Any]:
@@ -65,43 +66,13 @@ def compiled_loss(model: keras.Model) -> CompileLoss:
     Raises:
       UnsupportedModelError: if the model has no compiled loss.
     """
-    source = getattr(model, "_compile_loss", None)
+    source = compile_loss(model)
     if source is None:
         raise UnsupportedModelError(
             f"Model {model.name!r} has no compiled loss, which per-example gradients "
             "are taken of. Call `model.compile(loss=...)`."
         )
-    copy = _SilentCompileLoss(
-        loss=source._user_loss,
-        loss_weights=source._user_loss_weights,
-        reduction=source.reduction,
-        output_names=source.output_names,
-    )
-    if source.built:
-        copy._flat_losses = source._flat_losses
-        copy._y_pred_build_structure = source._y_pred_build_structure
-        copy._y_true_build_structure = source._y_true_build_structure
-        copy.built = True
-    return copy
-
-
-@contextlib.contextmanager
-def unscaled_losses() -> Iterator[None]:
-    """Stops Keras from dividing losses by the number of replicas.
-
-    Clipping must see the gradient of the loss itself. Multiplying afterwards would
-    be wrong for losses that Keras does not scale (those that return a scalar).
-    """
-    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
-        yield
-        return
-    with _LOCK:
-        scale = loss_module.scale_loss_for_distribution
-        loss_module.scale_loss_for_distribution = lambda value: value
-        try:
-            yield
-        finally:
-            loss_module.scale_loss_for_distribution = scale
+    return copied_loss(source, _SilentCompileLoss)
 
 
 def per_example_losses(
@@ -127,7 +98,7 @@ def per_example_losses(
     extras = [
         (index, name, getattr(leaf, name))
         for index, leaf in enumerate(leaves)
-        for name in ("_keras_mask", "_keras_logits")
+        for name in EXTRAS
         if tf.is_tensor(leaf) and getattr(leaf, name, None) is not None
     ]
     tensors = [leaf for leaf in leaves if tf.is_tensor(leaf)]

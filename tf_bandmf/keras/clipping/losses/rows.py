@@ -13,12 +13,17 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses.losses import LossFunctionWrapper
-from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_bandmf.keras.clipping.independence import current_trace
+from tf_bandmf.keras.compat.keras_objects import (
+    LOGITS,
+    MASK,
+    CompileLoss,
+    LossFunctionWrapper,
+    loss_arguments,
+    loss_parts,
+)
 
-_LOGITS = "_keras_logits"
 _CLASSES = {
     LossFunctionWrapper: None,
     keras.losses.BinaryCrossentropy: keras.losses.binary_crossentropy,
@@ -59,20 +64,20 @@ def row_losses(
     weight_rank = 1 if sample_weight is None else sample_weight.shape.rank
     if y.shape.rank not in (1, 2) or y_pred.shape.rank != 2 or weight_rank != 1:
         return None
-    if any(getattr(tensor, "_keras_mask", None) is not None for tensor in given):
+    if any(getattr(tensor, MASK, None) is not None for tensor in given):
         return None
     if not loss.built:
         loss.build(y, y_pred)
-    (part, *others) = loss._flat_losses
+    (part, *others) = loss_parts(loss)
     if others or part.loss_weights is not None or not has_rows(part.loss):
         return None
 
-    logits = getattr(y_pred, _LOGITS, None)
+    logits = getattr(y_pred, LOGITS, None)
     elements = given if logits is None else [*given, logits]
     # Nothing else has seen the copies: what reads them reads them here.
     copies = [tf.identity(tensor) for tensor in elements]
     if logits is not None:
-        setattr(copies[1], _LOGITS, copies[-1])
+        setattr(copies[1], LOGITS, copies[-1])
     target, prediction = (
         keras.ops.convert_to_tensor(copy, dtype=part.loss.dtype) for copy in copies[:2]
     )
@@ -107,9 +112,10 @@ def has_rows(loss: Any) -> bool:
         return False
     if _CLASSES[kind] is not None and _CLASSES[kind] is not loss.fn:
         return False
-    if type(loss._fn_kwargs) is not dict:
+    given = loss_arguments(loss)
+    if type(given) is not dict:
         return False
-    arguments = dict(loss._fn_kwargs)
+    arguments = dict(given)
     if arguments.pop("ignore_class", None) is not None:
         return False
     numbers = all(type(value) in (bool, int, float) for value in arguments.values())

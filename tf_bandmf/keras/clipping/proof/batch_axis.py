@@ -24,12 +24,13 @@ from tf_bandmf.keras.clipping.forward.passes import Forward, run_forward
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit, find_units
 from tf_bandmf.keras.clipping.forward.taps import CallShape, Spread
 from tf_bandmf.keras.clipping.independence import Trace
-from tf_bandmf.keras.clipping.patches.seeds import used_generators
 from tf_bandmf.keras.clipping.proof.comparing_losses import refuse_comparisons
 from tf_bandmf.keras.clipping.proof.refusals import prove
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
+from tf_bandmf.keras.compat.keras_objects import compile_loss
+from tf_bandmf.keras.compat.seeds import used_generators
 
 _BATCH_SIZES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061)
 # These read the shape of a tensor, not its values.
@@ -83,7 +84,7 @@ def structure_of(
     key = (
         tuple(id(variable) for variable in variables),
         tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves),
-        id(model._compile_loss),
+        id(compile_loss(model)),
         tuple(id(layer) for layer in alone),
     )
     known = _KNOWN.setdefault(model, {})

@@ -11,18 +11,22 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.compile_utils import CompileLoss
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.independence import NotIndependent
 from tf_bandmf.keras.clipping.independence.domain import per_example
 from tf_bandmf.keras.clipping.independence.evaluation import Evaluation
 from tf_bandmf.keras.clipping.independence.sizes import BATCH
-from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, unscaled_losses
+from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
 from tf_bandmf.keras.clipping.losses.rows import has_rows
 from tf_bandmf.keras.clipping.tensors import batches
-
-_EXTRAS = ("_keras_mask", "_keras_logits")
+from tf_bandmf.keras.compat.keras_objects import (
+    EXTRAS,
+    CompileLoss,
+    given_loss,
+    loss_parts,
+)
+from tf_bandmf.keras.compat.replicas import unscaled_losses
 
 
 def refuse_comparisons(
@@ -42,7 +46,7 @@ def refuse_comparisons(
         is executed for each example by itself like any other.
     """
     loss = compiled_loss(model)
-    for part in _parts(loss) or keras.tree.flatten(loss._user_loss):
+    for part in _parts(loss) or keras.tree.flatten(given_loss(loss)):
         if isinstance(part, keras.losses.Circle) or (
             getattr(part, "fn", part) is keras.losses.circle
         ):
@@ -60,7 +64,7 @@ def refuse_comparisons(
     known = {}
     for leaf in batches.tensor_leaves(copies):
         known[id(leaf)] = per_example(0, BATCH)
-        for name in _EXTRAS:
+        for name in EXTRAS:
             extra = getattr(leaf, name, None)
             if extra is not None:
                 known[id(extra)] = per_example(0, BATCH)
@@ -76,7 +80,7 @@ def refuse_comparisons(
 
 def _parts(loss: CompileLoss) -> list[Any]:
     """The losses of the outputs, once they are known."""
-    return [part.loss for part in loss._flat_losses or ()]
+    return [part.loss for part in loss_parts(loss)]
 
 
 def _refusal(model: keras.Model, name: str, reason: str) -> UnsupportedModelError:
@@ -90,7 +94,7 @@ def _refusal(model: keras.Model, name: str, reason: str) -> UnsupportedModelErro
 
 def _copy(tensor: tf.Tensor) -> tf.Tensor:
     copied = tf.identity(tensor)
-    for name in _EXTRAS:
+    for name in EXTRAS:
         extra = getattr(tensor, name, None)
         if extra is not None:
             setattr(copied, name, tf.identity(extra))

@@ -16,6 +16,7 @@ from tf_bandmf.keras.clipping.proof.variable_uses import (
     no_host_code,
 )
 from tf_bandmf.keras.clipping.tensors.variables import VariableIndex
+from tf_bandmf.keras.compat.keras_objects import given_metrics, tensorflow_value
 
 
 @contextlib.contextmanager
@@ -119,18 +120,13 @@ def update_runs_no_host_code() -> Iterator[None]:
 def metric_handles(model: keras.Model) -> set[int]:
     """Ids of the handles of a model's metrics, those not yet built for data included."""
     handles = set()
-    compiled = getattr(model, "_compile_metrics", None)
-    given = (
-        getattr(compiled, "_user_metrics", None),
-        getattr(compiled, "_user_weighted_metrics", None),
-    )
     variables = list(model.metrics_variables)
-    for metric in keras.tree.flatten(given):
+    for metric in keras.tree.flatten(given_metrics(model)):
         # Names and functions have no variables yet: nothing can have read them.
         if isinstance(metric, keras.metrics.Metric):
             variables.extend(metric.variables)
     for variable in variables:
-        raw = variable._value
+        raw = tensorflow_value(variable)
         for part in (raw, *getattr(raw, "values", ())):
             handles.add(id(getattr(part, "handle", None)))
     return handles

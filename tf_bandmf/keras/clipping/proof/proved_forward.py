@@ -12,7 +12,6 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.forward.passes import Forward, run_forward
 from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
 from tf_bandmf.keras.clipping.independence import Trace, recording
-from tf_bandmf.keras.clipping.patches.seeds import used_generators
 from tf_bandmf.keras.clipping.proof.batch_axis import structure_of
 from tf_bandmf.keras.clipping.proof.refusals import (
     prove,
@@ -20,6 +19,7 @@ from tf_bandmf.keras.clipping.proof.refusals import (
     refuse_state,
 )
 from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.compat.seeds import used_generators
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from tf_bandmf.keras.clipping.tensors.variables import (
     tensorflow_variable,
     trainable_variables,
 )
+from tf_bandmf.keras.compat.graphs import EagerTensor
 
 
 def regularization_gradients(model: keras.Model) -> list[tf.Tensor]:
@@ -75,6 +76,6 @@ def _is_weight_or_constant(op: Any) -> bool:
     if op.type in ("Const", "ReadVariableOp"):
         return True
     return op.type == "Placeholder" and any(
-        internal is op.outputs[0] and isinstance(external, tf.__internal__.EagerTensor)
+        internal is op.outputs[0] and isinstance(external, EagerTensor)
         for external, internal in getattr(op.graph, "captures", ())
     )

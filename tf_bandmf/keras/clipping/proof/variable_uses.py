@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.framework import op_callbacks
 
 from tf_bandmf.graphs.walking import called
 from tf_bandmf.keras.clipping.forward.weight_reads import captured_handles
 from tf_bandmf.keras.clipping.independence import state
+from tf_bandmf.keras.compat.graphs import op_callbacks
 
 
 class VariableUse(NamedTuple):

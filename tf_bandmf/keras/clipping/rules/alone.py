@@ -14,17 +14,17 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.independence import current_trace
-from tf_bandmf.keras.clipping.patches.seeds import per_example_seeds, used_generators
 from tf_bandmf.keras.clipping.rules import generic
 from tf_bandmf.keras.clipping.rules.base import LayerCall
 from tf_bandmf.keras.clipping.tensors.map_examples import map_examples
+from tf_bandmf.keras.compat.keras_objects import EXTRAS
+from tf_bandmf.keras.compat.seeds import per_example_seeds, used_generators
 
 # Their results have sizes that depend on the data, and cannot be put side by side.
 _RAGGED = frozenset(
     "Where Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2 ListDiff "
     "DynamicPartition".split()
 )
-_EXTRAS = ("_keras_logits", "_keras_mask")
 
 
 class AloneRule(generic.GenericRule):
@@ -189,7 +189,7 @@ def _leaves(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
         if leaf is None:
             continue
         found = [leaf]
-        found += [getattr(leaf, name, None) for name in _EXTRAS]
+        found += [getattr(leaf, name, None) for name in EXTRAS]
         for tensor in found:
             if tensor is None:
                 continue
@@ -222,7 +222,7 @@ def _packed(call: LayerCall, leaves: Sequence[tf.Tensor]) -> Any:
         if leaf is None:
             return None
         replaced = tapped()
-        for name in _EXTRAS:
+        for name in EXTRAS:
             if getattr(leaf, name, None) is not None:
                 with contextlib.suppress(AttributeError):
                     setattr(replaced, name, tapped())

@@ -1,9 +1,8 @@
 """What a norm rule is: how one kind of layer yields per-example gradients."""
 
 import abc
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -54,6 +53,16 @@ class LayerCall:
     def run(self) -> Any:
         """Calls the layer's own `call` with the recorded arguments."""
         return self.original(*self.args, **self.kwargs)
+
+    def run_with(self, **attributes: Any) -> Any:
+        """Calls the layer's own `call` as if it had other attributes.
+
+        It is a copy of the layer that has them: nobody else sees it.
+        """
+        copy = object.__new__(type(self.layer))
+        vars(copy).update({**vars(self.layer), **attributes})
+        function = self.original.__func__  # type: ignore[attr-defined]
+        return function(copy, *self.args, **self.kwargs)
 
     @property
     def inputs(self) -> tf.Tensor:
@@ -134,24 +143,6 @@ def inherits_unchanged(layer: Any, cls: type) -> bool:
     )
 
 
-_ABSENT = object()
-
-
-@contextlib.contextmanager
-def replaced_attribute(layer: Any, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute of a layer, and sets it back."""
-    # Not by `setattr`: Keras tracks attributes, and a layer may be one.
-    previous = vars(layer).get(name, _ABSENT)
-    vars(layer)[name] = value
-    try:
-        yield
-    finally:
-        if previous is _ABSENT:
-            del vars(layer)[name]
-        else:
-            vars(layer)[name] = previous
-
-
 class OneTapRule(Rule):
     """Base of the rules that tap one tensor, unless said otherwise the layer's output."""
 
@@ -181,9 +172,7 @@ class PreActivationRule(OneTapRule):
 
     def forward(self, call: LayerCall) -> Any:
         """See the base class."""
-        with replaced_attribute(call.layer, "activation", None):
-            outputs = call.run()
-        outputs = call.tap(outputs)
+        outputs = call.tap(call.run_with(activation=None))
         activation = call.layer.activation
         return outputs if activation is None else activation(outputs)
 

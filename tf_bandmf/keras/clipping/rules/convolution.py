@@ -27,6 +27,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     reduce_to_shape,
 )
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
+from tf_bandmf.keras.compat.keras_objects import kernel_of
 
 _FEW_CHANNELS = 4
 # Positions of which patches are small, or not much larger than what is formed of them.
@@ -118,23 +119,23 @@ class ConvolutionRule(PreActivationRule):
         """See the base class."""
         return is_plain(
             layer, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D
-        ) and owns_only(variables, layer._kernel, layer.bias)
+        ) and owns_only(variables, kernel_of(layer), layer.bias)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
         layer = call.layer
         inputs = channels_last(call.inputs, layer.data_format)
         gradient = channels_last(gradient, layer.data_format)
-        *size, depth, filters = kernel_shape(layer._kernel)
+        *size, depth, filters = kernel_shape(kernel_of(layer))
         result: dict[int, Factor] = {}
         if layer.bias is not None:
             result[id(layer.bias)] = Instantiated(reduce_to_shape(gradient, (filters,)))
-        if not any(variable is layer._kernel for variable in call.variables):
+        if not any(variable is kernel_of(layer) for variable in call.variables):
             return result
 
         if layer.groups > 1:
             product = _product_of_groups(layer, inputs, gradient, size)
-            result[id(layer._kernel)] = product
+            result[id(kernel_of(layer))] = product
             return result
         terms = _terms(gradient)
 
@@ -142,7 +143,7 @@ class ConvolutionRule(PreActivationRule):
             make = _way_to_form(layer, terms, size, rows)
             return make(layer, inputs, gradient, size, rows)
 
-        result[id(layer._kernel)] = FormedOrProduct(
+        result[id(kernel_of(layer))] = FormedOrProduct(
             form,
             lambda: _product(layer, inputs, gradient, size),
             terms if terms > 0 else None,
@@ -155,7 +156,7 @@ def _product(
     layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int]
 ) -> Product:
     """Patches and gradients, one outer product per output position."""
-    *_, depth, filters = shape = kernel_shape(layer._kernel)
+    *_, depth, filters = shape = kernel_shape(kernel_of(layer))
     patches = _patches(layer, inputs, gradient, size)
     terms = _terms(gradient)
     left = reshape_examples(patches, terms, math.prod(size) * depth)
@@ -167,7 +168,7 @@ def _product_of_groups(
     layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int]
 ) -> Product:
     """As `_product`; channels are split into groups, each seeing its own inputs only."""
-    *_, depth, filters = shape = kernel_shape(layer._kernel)
+    *_, depth, filters = shape = kernel_shape(kernel_of(layer))
     patches = _patches(layer, inputs, gradient, size)
     terms = _terms(gradient)
     kernel, groups = math.prod(size), layer.groups
@@ -205,7 +206,7 @@ def _way_to_form(layer: Any, terms: int, size: Sequence[int], rows: int) -> _For
         return _from_patches  # the inputs
     if not _has_two_dimensional_form(layer):
         return _from_patches
-    *_, depth, filters = kernel_shape(layer._kernel)
+    *_, depth, filters = kernel_shape(kernel_of(layer))
     products = terms * math.prod(size) * depth * filters
     if rows > 1 or terms < 0 or products >= _MANY_PRODUCTS:
         return _one_by_one
@@ -241,7 +242,7 @@ def _in_groups(
     layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int], rows: int
 ) -> tf.Tensor:
     """As `_from_patches`, by one operation with a group of channels for each of the B."""
-    *_, depth, filters = kernel_shape(layer._kernel)
+    *_, depth, filters = kernel_shape(kernel_of(layer))
 
     def side_by_side(tensor: tf.Tensor, channels: int) -> tuple[tf.Tensor, tf.Tensor]:
         tensor = tf.cast(tensor, tf.float32)
@@ -272,7 +273,7 @@ def _one_by_one(
     It needs no patches, and about as long as the gradient of the whole batch, and a tenth
     of a millisecond more for each of the B.
     """
-    shape = [*size, *kernel_shape(layer._kernel)[-2:]]
+    shape = [*size, *kernel_shape(kernel_of(layer))[-2:]]
     inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
 
     units = tf.shape(inputs)[0] // rows
@@ -308,7 +309,7 @@ def _from_patches(
     batch, terms = tf.shape(gradient)[0] // rows, _terms(gradient)
     if terms > 0:
         terms *= rows
-    *_, depth, filters = kernel_shape(layer._kernel)
+    *_, depth, filters = kernel_shape(kernel_of(layer))
     positions = math.prod(size)
     by_channel = depth <= _FEW_CHANNELS and _has_two_dimensional_form(layer)
     if by_channel:

@@ -19,6 +19,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     reduce_to_shape,
 )
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
+from tf_bandmf.keras.compat.keras_objects import kernel_of
 
 
 class DenseRule(PreActivationRule):
@@ -30,11 +31,11 @@ class DenseRule(PreActivationRule):
             return False
         adapter = adapter_of(layer)
         parts = adapter[:2] if adapter else ()
-        return owns_only(variables, layer._kernel, layer.bias, *parts)
+        return owns_only(variables, kernel_of(layer), layer.bias, *parts)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        kernel, bias = call.layer._kernel, call.layer.bias
+        kernel, bias = kernel_of(call.layer), call.layer.bias
         result: dict[int, Factor] = {}
         inputs = call.inputs
         units_in, units_out = kernel_shape(kernel)
@@ -110,7 +111,7 @@ class EinsumDenseRule(PreActivationRule):
             return False
         adapter = adapter_of(layer)
         parts = adapter[:2] if adapter else ()
-        if not owns_only(variables, layer._kernel, layer.bias, *parts):
+        if not owns_only(variables, kernel_of(layer), layer.bias, *parts):
             return False
         inputs = layer.equation.replace(" ", "").split(",")[0]
         # Any rank will do to see whether the equation is understood.
@@ -126,8 +127,8 @@ class EinsumDenseRule(PreActivationRule):
         equation = _parse(layer.equation, call.inputs.shape.rank)
         assert equation is not None
         result: dict[int, Factor] = {
-            id(layer._kernel): _product(
-                equation, call.inputs, gradient, kernel_shape(layer._kernel)
+            id(kernel_of(layer)): _product(
+                equation, call.inputs, gradient, kernel_shape(kernel_of(layer))
             )
         }
         adapter = adapter_of(layer)

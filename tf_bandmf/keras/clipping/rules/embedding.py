@@ -16,9 +16,9 @@ from tf_bandmf.keras.clipping.rules.base import (
     is_plain,
     kernel_shape,
     owns_only,
-    replaced_attribute,
 )
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
+from tf_bandmf.keras.compat.keras_objects import MASK, embeddings_of
 
 _PREFIX = "lora_embeddings"
 
@@ -43,7 +43,7 @@ class EmbeddingRule(OneTapRule):
         adapter = adapter_of(layer, _PREFIX)
         return owns_only(
             variables,
-            layer._embeddings,
+            embeddings_of(layer),
             getattr(layer, "reverse_embeddings", None),
             *(adapter[:2] if adapter else ()),
         )
@@ -53,12 +53,11 @@ class EmbeddingRule(OneTapRule):
         if not _is_reverse(call):
             outputs = call.run()
             tapped = call.tap(outputs)
-            mask = getattr(outputs, "_keras_mask", None)
+            mask = getattr(outputs, MASK, None)
             if mask is not None:
-                tapped._keras_mask = mask
+                setattr(tapped, MASK, mask)
             return tapped
-        with replaced_attribute(call.layer, "logit_soft_cap", None):
-            outputs = call.tap(call.run())
+        outputs = call.tap(call.run_with(logit_soft_cap=None))
         soft_cap = call.layer.logit_soft_cap
         if soft_cap is None:
             return outputs
@@ -82,7 +81,7 @@ def _is_reverse(call: LayerCall) -> bool:
 
 
 def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Factor]:
-    num_rows, width = kernel_shape(layer._embeddings)
+    num_rows, width = kernel_shape(embeddings_of(layer))
     if ids.dtype not in (tf.int32, tf.int64):
         ids = tf.cast(ids, tf.int32)
     # Keras counts negative ids from the end; rows that do not exist get nothing.
@@ -91,7 +90,7 @@ def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Fac
     ids = tf.where(exists, ids, -1)
     ids = _flat(ids, 0)
     values = _flat(gradient, width)
-    result: dict[int, Factor] = {id(layer._embeddings): Rows(ids, values, num_rows)}
+    result: dict[int, Factor] = {id(embeddings_of(layer)): Rows(ids, values, num_rows)}
     adapter = adapter_of(layer, _PREFIX)
     if adapter is not None:
         down, up = adapter.values()
@@ -108,13 +107,13 @@ def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Fac
 def _of_projection(
     layer: Any, inputs: tf.Tensor, gradient: tf.Tensor
 ) -> dict[int, Factor]:
-    num_rows, width = kernel_shape(layer._embeddings)
+    num_rows, width = kernel_shape(embeddings_of(layer))
     inputs, gradient = _flat(inputs, width), _flat(gradient, num_rows)
     if not layer.tie_weights:
         layout = Layout.plain((width, num_rows))
         return {id(layer.reverse_embeddings): Product(inputs, gradient, layout)}
     result: dict[int, Factor] = {
-        id(layer._embeddings): Product(
+        id(embeddings_of(layer)): Product(
             gradient, inputs, Layout.plain((num_rows, width))
         )
     }

@@ -12,21 +12,24 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
-from tf_bandmf.keras.clipping.patches.seeds import (
+from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
+from tf_bandmf.keras.clipping.tensors.map_examples import map_examples
+from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
+from tf_bandmf.keras.compat.keras_objects import (
+    AUTOCAST_SCOPE,
+    CALL_CONTEXT,
+    LOGITS,
+    MASK,
+    global_state,
+)
+from tf_bandmf.keras.compat.seeds import (
     per_example_seeds,
     recorded_draws,
     replayed_draws,
 )
-from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
-from tf_bandmf.keras.clipping.tensors.map_examples import map_examples
-from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
-
-_CONTEXT = "current_call_ctx"
-_AUTOCAST = "autocast_scope"
 
 
 class GenericRule(Rule):
@@ -91,18 +94,18 @@ class _Scope:
     """Keras' ambient state of a call: `training`, mixed precision."""
 
     def __init__(self) -> None:
-        context = global_state.get_global_attribute(_CONTEXT)
+        context = global_state.get_global_attribute(CALL_CONTEXT)
         self._context = copy.copy(context)
-        self._autocast = global_state.get_global_attribute(_AUTOCAST)
+        self._autocast = global_state.get_global_attribute(AUTOCAST_SCOPE)
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         previous = {
             name: global_state.get_global_attribute(name)
-            for name in (_CONTEXT, _AUTOCAST)
+            for name in (CALL_CONTEXT, AUTOCAST_SCOPE)
         }
-        global_state.set_global_attribute(_CONTEXT, copy.copy(self._context))
-        global_state.set_global_attribute(_AUTOCAST, self._autocast)
+        global_state.set_global_attribute(CALL_CONTEXT, copy.copy(self._context))
+        global_state.set_global_attribute(AUTOCAST_SCOPE, self._autocast)
         try:
             yield
         finally:
@@ -184,7 +187,7 @@ def _output_leaves(layer: Any, outputs: Any) -> list[tf.Tensor]:
             )
         if leaf.dtype.is_floating:
             leaves.append(leaf)
-            logits = getattr(leaf, "_keras_logits", None)
+            logits = getattr(leaf, LOGITS, None)
             if logits is not None:
                 leaves.append(logits)
     return leaves
@@ -198,11 +201,11 @@ def _pack(outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
         if leaf is None or not leaf.dtype.is_floating:
             return leaf
         replaced = next(remaining)
-        if getattr(leaf, "_keras_logits", None) is not None:
-            replaced._keras_logits = next(remaining)
-        mask = getattr(leaf, "_keras_mask", None)
+        if getattr(leaf, LOGITS, None) is not None:
+            setattr(replaced, LOGITS, next(remaining))
+        mask = getattr(leaf, MASK, None)
         if mask is not None:
-            replaced._keras_mask = mask
+            setattr(replaced, MASK, mask)
         return replaced
 
     return keras.tree.map_structure(replace, outputs)

@@ -21,6 +21,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     owns_only,
     reduce_to_shape,
 )
+from tf_bandmf.keras.compat.keras_objects import bias_of
 
 _LAYERS = "keras_hub.src.layers.modeling"
 _MODELS = "keras_hub.src.models"
@@ -93,10 +94,10 @@ class MaskedLMHeadRule(PreActivationRule):
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
         """See the base class."""
         return _is(layer, f"{_LAYERS}.masked_lm_head.MaskedLMHead") and owns_only(
-            variables, layer._bias
+            variables, bias_of(layer)
         )
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""
-        bias = call.layer._bias
+        bias = bias_of(call.layer)
         return {id(bias): Instantiated(reduce_to_shape(gradient, kernel_shape(bias)))}

@@ -22,11 +22,12 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Formed
-from tf_bandmf.keras.clipping.patches.vectorizing import vectorized_map
 from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, owns_only
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
+from tf_bandmf.keras.compat.keras_objects import kernel_of
+from tf_bandmf.keras.compat.vectorizing import vectorized_map
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
@@ -42,7 +43,7 @@ class KernelFunctionRule(PreActivationRule):
             and "call" not in vars(layer)
             and not layer.lora_enabled
             and getattr(layer, "quantization_mode", None) is None
-            and owns_only(variables, layer._kernel, layer.bias)
+            and owns_only(variables, kernel_of(layer), layer.bias)
         )
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
@@ -52,10 +53,10 @@ class KernelFunctionRule(PreActivationRule):
             DenseRule() if _base_of(layer) is keras.layers.Dense else ConvolutionRule()
         )
         result = dict(rule.factors_of(call, gradient))
-        of_kernel = result.get(id(layer._kernel))
+        of_kernel = result.get(id(kernel_of(layer)))
         if of_kernel is None:
             return result
-        weight = tensorflow_variable(layer._kernel)
+        weight = tensorflow_variable(kernel_of(layer))
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
             tape.watch(weight)
             kernel = tf.convert_to_tensor(layer.kernel)
@@ -73,7 +74,7 @@ class KernelFunctionRule(PreActivationRule):
             of_units = of_kernel if rows == 1 else of_kernel.of_units(rows)
             return vectorized_map(pulled_back, of_units.instantiate())
 
-        result[id(layer._kernel)] = Formed(form)
+        result[id(kernel_of(layer))] = Formed(form)
         return result
 
 

@@ -16,6 +16,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     owns_only,
 )
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
+from tf_bandmf.keras.compat.keras_objects import split_into_groups
 
 
 class _ScaleAndShiftRule(OneTapRule):
@@ -121,7 +122,7 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
 
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
         """See the base class."""
-        split = layer._reshape_into_groups(inputs)
+        split = split_into_groups(layer, inputs)
         mean, variance = self._moments(layer, split)
         normalized = (split - mean) * tf.math.rsqrt(variance + layer.epsilon)
         return tf.reshape(normalized, tf.shape(inputs))
@@ -146,7 +147,7 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
         inputs = tf.cast(call.inputs, tf.float32)
         gradient = tf.cast(gradient, tf.float32)
         axes = list(range(1, gradient.shape.rank - 1))
-        split = layer._reshape_into_groups(inputs)
+        split = split_into_groups(layer, inputs)
         mean, variance = self._moments(layer, split)
         channels = int(gradient.shape[-1])
         groups = int(split.shape[-2])

@@ -14,7 +14,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import ops
-from keras.src import backend
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Layout, Product
 from tf_bandmf.keras.clipping.rules.base import (
@@ -23,9 +22,9 @@ from tf_bandmf.keras.clipping.rules.base import (
     is_plain,
     kernel_shape,
     owns_only,
-    replaced_attribute,
 )
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
+from tf_bandmf.keras.compat.keras_objects import keras_backend
 
 _CELLS = {
     keras.layers.LSTM: keras.layers.LSTMCell,
@@ -68,7 +67,7 @@ class RecurrentRule(OneTapRule):
                 not layer.zero_output_for_mask and _begins_with_zeros(call)
             )
             tapped = call.tap(projected)
-            last, outputs, states = backend.rnn(
+            last, outputs, states = keras_backend.rnn(
                 _STEPS[type(layer)](cell, with_state=not known),
                 tapped,
                 first,
@@ -90,8 +89,7 @@ class RecurrentRule(OneTapRule):
             call.notes.update(states=before, sequences=sequences, projected=tapped)
             return last, outputs, states
 
-        with replaced_attribute(layer, "inner_loop", inner_loop):
-            return call.run()
+        return call.run_with(inner_loop=inner_loop)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         """See the base class."""

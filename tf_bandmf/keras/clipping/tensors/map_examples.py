@@ -1,18 +1,17 @@
 """A function of one example, executed for each example of a batch by itself."""
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import gen_math_ops
 
 from tf_bandmf.graphs.walking import called, has_node
 from tf_bandmf.keras.clipping.independence import current_trace
-from tf_bandmf.keras.clipping.patches.vectorizing import CONVERTED, vectorized_map
-
-_LOCK = threading.RLock()
+from tf_bandmf.keras.compat.vectorizing import (
+    CONVERTED,
+    vectorized_map,
+    without_broadcasting_products,
+)
 
 
 def map_examples(
@@ -37,7 +36,7 @@ def map_examples(
     """
     # Nothing else has seen the copies: who reads them reads one example of them.
     copies = tf.nest.map_structure(tf.identity, elements)
-    with _without_broadcasting_products():
+    with without_broadcasting_products():
         outputs, of_one = _mapped(function, copies)
     trace = current_trace()
     if trace is not None:
@@ -86,46 +85,5 @@ def _mapped(
         fn_output_signature=signature,
         parallel_iterations=1,
     )
-    return list(looped), []
-
-
-def _converts(op: Any) -> bool:
-    """Whether an operation, with all that it calls, is converted row by row."""
-    return op.type in CONVERTED and not any(
-        has_node(op.graph, name, lambda node: node.op not in CONVERTED)
-        for name, _ in called(op)
-    )
-
-
-@contextlib.contextmanager
-def _without_broadcasting_products() -> Iterator[None]:
-    """Repeats operands of batched matrix products instead of broadcasting them.
-
-    On CPUs TensorFlow 2.21 (oneDNN) writes out of bounds in the product of [B, 1, M, K]
-    with a broadcast [1, 1, K, N], which is what vectorizing makes of an example's
-    activations times a kernel: it crashes, or returns wrong numbers.
-    """
-    names = ("batch_mat_mul", "batch_mat_mul_v2", "batch_mat_mul_v3")
-    with _LOCK:
-        originals = {name: getattr(gen_math_ops, name) for name in names}
-        for name, original in originals.items():
-            setattr(gen_math_ops, name, _repeating(original))
-        try:
-            yield
-        finally:
-            for name, original in originals.items():
-                setattr(gen_math_ops, name, original)
-
-
-def _repeating(product: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    def repeated(x: tf.Tensor, y: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
-        first, second = x.shape[:-2], y.shape[:-2]
-        if not (first.is_fully_defined() and first == second):
-            batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-2], tf.shape(y)[:-2])
-            x, y = (
-                tf.broadcast_to(t, tf.concat([batch, tf.shape(t)[-2:]], axis=0))
-                for t in (x, y)
-            )
-        return product(x, y, *args, **kwargs)
-
-    return repeated
+    with without_broadcasting_products():
+        outputs, of_one = _mapped(function, copies)

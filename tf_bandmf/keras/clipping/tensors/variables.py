@@ -6,6 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.compat.keras_objects import tensorflow_value
+
 
 def tensorflow_variable(variable: Any) -> tf.Variable:
     """Returns the `tf.Variable` behind a Keras variable.
@@ -18,7 +20,7 @@ def tensorflow_variable(variable: Any) -> tf.Variable:
     Returns:
       The (possibly distributed) TensorFlow variable.
     """
-    return variable._value
+    return tensorflow_value(variable)
 
 
 class VariableIndex:

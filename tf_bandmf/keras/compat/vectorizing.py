@@ -4,19 +4,23 @@ There TensorFlow puts the vectorized loop into a function of its own. Its gradie
 shapes from that function, XLA must know shapes when it compiles, and takes all inputs of
 the function for constants then: it would compile for every batch anew. So the loop is made
 in the graph itself, as outside of XLA.
+
+What tells that it broke: `tests/keras/clipping/tensors` and the cases under XLA of
+`tests/keras/model/test_training.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops import gen_math_ops
 from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 
-_LOCK = threading.RLock()
+from tf_bandmf.keras.compat.patching import patched
+
 # Operations that TensorFlow's conversion makes, or leaves, of which each computes a row
 # of its outputs from the same row of its inputs: those that add up, pick or compare
 # within an example. Not in it are sparse products, scatters and partitions, which number
@@ -65,18 +69,14 @@ def _in_place() -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
-    with _LOCK:
-        original = control_flow_ops._is_under_xla_context
-        control_flow_ops._is_under_xla_context = lambda: False
-        converters = pfor._pfor_converter_registry
-        before = {name: converters[name] for name in _SEGMENTS}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            patched(control_flow_ops, "_is_under_xla_context", lambda original: False)
+        )
         for name, function in _SEGMENTS.items():
-            converters[name] = _segments(function)
-        try:
-            yield
-        finally:
-            control_flow_ops._is_under_xla_context = original
-            converters.update(before)
+            converter = _segments(function)
+            stack.enter_context(patched(pfor._pfor_converter_registry, name, converter))
+        yield
 
 
 _SEGMENTS = {
@@ -87,13 +87,14 @@ _SEGMENTS = {
 }
 
 
-def _segments(function: Callable[..., tf.Tensor]) -> Callable[[Any], Any]:
+def _segments(function: Callable[..., tf.Tensor]) -> Callable[[Any, Any], Any]:
     """A converter of a sum over segments whose examples keep theirs apart.
 
     A number that is no segment's is dropped, as on GPUs.
     """
 
-    def convert(pfor_input: Any) -> Any:
+    def convert(original: Any, pfor_input: Any) -> Any:
+        del original
         pfor_input.stack_inputs([0, 1])
         data = pfor_input.stacked_input(0)
         segments = tf.cast(pfor_input.stacked_input(1), tf.int64)
@@ -112,3 +113,34 @@ def _segments(function: Callable[..., tf.Tensor]) -> Callable[[Any], Any]:
         return pfor.wrap(found, True)
 
     return convert
+
+
+@contextlib.contextmanager
+def without_broadcasting_products() -> Iterator[None]:
+    """Repeats operands of batched matrix products instead of broadcasting them.
+
+    On CPUs TensorFlow 2.21 (oneDNN) writes out of bounds in the product of [B, 1, M, K]
+    with a broadcast [1, 1, K, N], which is what vectorizing makes of an example's
+    activations times a kernel: it crashes, or returns wrong numbers.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in ("batch_mat_mul", "batch_mat_mul_v2", "batch_mat_mul_v3"):
+            stack.enter_context(patched(gen_math_ops, name, _repeated))
+        yield
+
+
+def _repeated(
+    product: Callable[..., tf.Tensor],
+    x: tf.Tensor,
+    y: tf.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> tf.Tensor:
+    first, second = x.shape[:-2], y.shape[:-2]
+    if not (first.is_fully_defined() and first == second):
+        batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-2], tf.shape(y)[:-2])
+        x, y = (
+            tf.broadcast_to(t, tf.concat([batch, tf.shape(t)[-2:]], axis=0))
+            for t in (x, y)
+        )
+    return product(x, y, *args, **kwargs)

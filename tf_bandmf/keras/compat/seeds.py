@@ -5,6 +5,8 @@ must then draw what it drew in the forward pass, or its gradient belongs to anot
 function than the loss. A draw depends on the shape that is drawn, so it cannot be
 repeated for one example of a batch. Instead a layer that draws is run example by
 example in the forward pass too, with one seed per example and draw.
+
+What tells that it broke: `tests/keras/clipping/test_clipped_gradient_sums.py`.
 """
 
 import contextlib
@@ -15,45 +17,33 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.compat.patching import patched
+
 _STATE = threading.local()
-_LOCK = threading.Lock()
-_USERS = 0
-_ORIGINAL: Callable[..., Any] | None = None
 
 
-def _next(self: keras.random.SeedGenerator, *args: Any, **kwargs: Any) -> Any:
-    """Replacement of `SeedGenerator.next`, inactive unless a scope is entered."""
+def _next(
+    original: Callable[..., Any],
+    generator: keras.random.SeedGenerator,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """In the place of `SeedGenerator.next`, of a thread that asks for it."""
     replay = getattr(_STATE, "replay", None)
     if replay is not None:
         return replay()
-    assert _ORIGINAL is not None
     generators = getattr(_STATE, "generators", None)
     if generators is not None:
-        generators.append(self)
-    seed = _ORIGINAL(self, *args, **kwargs)
+        generators.append(generator)
+    seed = original(generator, *args, **kwargs)
     draws = getattr(_STATE, "draws", None)
     if draws is not None:
         draws.append(seed)
     return seed
 
 
-@contextlib.contextmanager
-def _patched() -> Iterator[None]:
-    # Replicas of a distribution strategy trace in several threads that take
-    # turns, so that patching is counted and what it does is thread-local.
-    global _USERS, _ORIGINAL
-    with _LOCK:
-        if _USERS == 0:
-            _ORIGINAL = keras.random.SeedGenerator.next
-            keras.random.SeedGenerator.next = _next
-        _USERS += 1
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _USERS -= 1
-            if _USERS == 0:
-                keras.random.SeedGenerator.next = _ORIGINAL
+def _patched() -> contextlib.AbstractContextManager[Any]:
+    return patched(keras.random.SeedGenerator, "next", _next)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,59 @@
+"""Each private name of TensorFlow is there, and does what it is taken for."""
+
+import tensorflow as tf
+
+from tf_bandmf.keras.compat import graphs
+
+
+def test_values_of_eager_code_are_told_from_those_of_graphs():
+    assert isinstance(tf.constant(1.0), graphs.EagerTensor)
+    with tf.Graph().as_default():
+        assert not isinstance(tf.constant(1.0), graphs.EagerTensor)
+
+
+def test_operations_are_seen_as_they_are_made():
+    seen = []
+
+    def callback(op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        seen.append(op_type)
+
+    graphs.op_callbacks.add_op_callback(callback)
+    try:
+        tf.constant(1.0) + tf.constant(2.0)
+    finally:
+        graphs.op_callbacks.remove_op_callback(callback)
+    assert any("Add" in str(kind) for kind in seen)
+
+
+def test_custom_gradients_definitions_and_functions_of_a_graph_are_found():
+    assert graphs.ops.gradient_registry.lookup("Square") is not None
+    assert graphs.op_def_registry.get("AddV2").name == "AddV2"
+    assert graphs.nn_impl.__file__.endswith("nn_impl.py")
+    with tf.Graph().as_default():
+        assert graphs.tensor_util.constant_value(tf.constant(3)) == 3
+
+    @tf.function
+    def branches(x):
+        return tf.cond(x > 0, lambda: x + 1.0, lambda: x)
+
+    graph = branches.get_concrete_function(tf.TensorSpec([])).graph
+    (op,) = [op for op in graph.get_operations() if op.type in ("If", "StatelessIf")]
+    found = graphs.control_flow_util_v2.get_func_graph(
+        op, [], op.get_attr("then_branch").name
+    )
+    assert any(inner.type == "AddV2" for inner in found.get_operations())
+    assert graphs.context.executing_eagerly()
+
+
+def test_code_that_is_traced_for_xla_is_told_from_other_code():
+    found = []
+
+    def ask(x):
+        graph = tf.compat.v1.get_default_graph()
+        found.append(bool(graphs.GraphOrParentsInXlaContext(graph)))
+        return x
+
+    tf.function(ask)(tf.constant(1.0))
+    tf.function(ask, jit_compile=True)(tf.constant(1.0))
+    assert found == [False, True]
+    assert callable(graphs.gen_xla_ops.xla_optimization_barrier)

@@ -1,0 +1,119 @@
+"""Private names of Keras and TensorFlow are used in `keras/compat/` alone."""
+
+import ast
+import pathlib
+
+import pytest
+
+import tf_bandmf
+
+PACKAGE = pathlib.Path(tf_bandmf.__file__).parent
+DOOR = PACKAGE / "keras" / "compat"
+MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
+# Files without Keras, which cannot use its door, and what they need it for.
+CORE = {
+    "noise/normals.py": "whether noise is traced for XLA",
+    "optimize/lbfgs.py": "a session's settings for a compiled search",
+    "sampling/purity.py": "definitions of operations",
+}
+WAITING = {
+    f"keras/clipping/independence/{name}.py"
+    for name in (
+        "custom_gradients",
+        "evaluation",
+        "layout",
+        "state",
+        "stopping",
+        "trace",
+    )
+}
+NAMES = frozenset(
+    """
+    __internal__ _all_reduce_sum_gradients _attention_axes _call_has_training_arg
+    _compile_loss _compile_metrics _distribute_strategy _distribution_strategy _embeddings
+    _finalize_ema_values _flat_losses _flatten_layers _fn_kwargs _is_default _kernel
+    _keras_logits _keras_mask _learning_rate _loss_tracker _losses _maybe_symbolic_build
+    _remat_mode _reshape_into_groups _swap_variables _symbolic_build _trainable_variables
+    _user_loss _user_loss_weights _user_metrics _user_weighted_metrics _velocities
+    _y_pred_build_structure _y_true_build_structure GLOBAL_CUSTOM_NAMES
+    """.split()
+)
+# Functions that somebody else's code looks up: replaced by `compat.patching` alone.
+PATCHED_OWNERS = ("tf", "keras", "backend", "layer", "callback")
+
+
+def imported(path):
+    """Private modules that a file imports."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.startswith(MODULES))
+        elif isinstance(node, ast.ImportFrom):
+            if (node.module or "").startswith(MODULES):
+                yield node.module
+
+
+def used(path):
+    """Private names of Keras in a file, and assignments to what is others'."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            if node.attr in NAMES:
+                yield node.attr
+            if ast.unparse(node).startswith(MODULES):
+                yield ast.unparse(node)
+            if isinstance(node.ctx, ast.Store):
+                owner = ast.unparse(node.value)
+                if owner.split(".")[0] in PATCHED_OWNERS:
+                    yield f"{owner}.{node.attr} ="
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value in NAMES:
+                yield node.value
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if node.name in NAMES:
+                yield node.name
+
+
+def others(folder):
+    """Files of a folder of the package that are not of the door, by their path."""
+    found = [path for path in folder.rglob("*.py") if DOOR not in path.parents]
+    return {path.relative_to(PACKAGE).as_posix(): path for path in found}
+
+
+def test_no_other_file_imports_private_modules():
+    files = others(PACKAGE)
+    assert len(files) > 200
+    names = {name: sorted(imported(path)) for name, path in files.items()}
+    assert {name for name, found in names.items() if found} - WAITING == set(CORE)
+
+
+def test_no_other_file_of_keras_uses_private_names():
+    files = others(PACKAGE / "keras")
+    assert len(files) > 80
+    names = {name: sorted(set(used(path))) for name, path in files.items()}
+    assert {k: v for k, v in names.items() if v and k not in WAITING} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import keras.src.backend",
+        "from tensorflow.python.eager import context",
+        "x = keras.src.models.functional",
+        "x = model._flatten_layers()",
+        "x = getattr(model, '_compile_loss', None)",
+        "tf.gather = None",
+        "layer.call = None",
+    ],
+)
+def test_such_a_line_is_found(line, tmp_path):
+    (tmp_path / "file.py").write_text(line)
+    path = tmp_path / "file.py"
+    assert [*imported(path), *used(path)]
+
+
+def test_each_file_of_the_door_says_what_tells_that_it_broke():
+    for path in DOOR.glob("[!_]*.py"):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        assert "What tells that it broke:" in text, path.name
+        named = [word.strip("`.,") for word in text.split() if "tests/" in word]
+        assert all((PACKAGE.parent / name).exists() for name in named), path.name

@@ -1,1 +1,0 @@
-"""Short changes to Keras and TensorFlow while a step is traced."""

@@ -1,0 +1,16 @@
+"""The one door to the insides of Keras and TensorFlow.
+
+Nothing else in `tf_bandmf.keras` imports `keras.src` or `tensorflow.python`, names a
+private attribute of theirs, or replaces one of their functions; a test reads the syntax
+trees of all files for that. Each file says what it is for and what tells that it broke.
+
+    patching.py        how a function is replaced for a while, in one thread
+    keras_objects.py   private attributes and modules of Keras
+    graphs.py          private modules of TensorFlow
+    seeds.py           what layers draw from Keras' seed generators
+    fixed_draws.py     random functions that draw constants, for the self-check
+    total_lookups.py   operations that would stop because of a value in the data
+    vectorizing.py     `tf.vectorized_map` under XLA, and with products that are right
+    replicas.py        what Keras divides and adds up over replicas
+    averages.py        the callback that swaps weights for their averages
+"""

@@ -1,0 +1,28 @@
+"""Private modules of TensorFlow that show what a graph does.
+
+TensorFlow has no public way to see operations as they are made, to know the custom
+gradient of an operation, or to ask whether code is traced for XLA.
+
+What tells that it broke: `tests/keras/compat/test_graphs.py`.
+"""
+
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_callbacks, op_def_registry, ops, tensor_util
+from tensorflow.python.ops import control_flow_util_v2, nn_impl
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+EagerTensor = ops.EagerTensor
+
+__all__ = [
+    "EagerTensor",
+    "GraphOrParentsInXlaContext",
+    "context",
+    "control_flow_util_v2",
+    "gen_xla_ops",
+    "nn_impl",
+    "op_callbacks",
+    "op_def_registry",
+    "ops",
+    "tensor_util",
+]

@@ -1,0 +1,215 @@
+"""Private attributes and modules of Keras, under names that say what they are.
+
+The private step reads what a layer computes with (its own variables, not what adapters
+make of them), and how Keras put a compiled loss together. Keras has no public name for
+these.
+
+What tells that it broke: `tests/keras/compat/test_keras_objects.py` asks each function
+about a model of known parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras.src import backend as keras_backend
+from keras.src.backend.common import global_state
+from keras.src.losses.losses import LossFunctionWrapper
+from keras.src.models.functional import Functional
+from keras.src.saving import object_registration
+from keras.src.trainers.compile_utils import CompileLoss
+
+__all__ = [
+    "AUTOCAST_SCOPE",
+    "CALL_CONTEXT",
+    "EXTRAS",
+    "LOGITS",
+    "MASK",
+    "CompileLoss",
+    "Functional",
+    "LossFunctionWrapper",
+    "global_state",
+    "keras_backend",
+]
+
+# What Keras attaches to tensors: it belongs to the example, too.
+MASK, LOGITS = "_keras_mask", "_keras_logits"
+EXTRAS = (MASK, LOGITS)
+# Names of `global_state` for what stands around a call.
+CALL_CONTEXT, AUTOCAST_SCOPE = "current_call_ctx", "autocast_scope"
+UNINITIALIZED_VARIABLES = "uninitialized_variables"
+
+
+def all_layers(
+    layer: keras.Layer, include_self: bool = True, recursive: bool = True
+) -> list[Any]:
+    """A layer or model and the layers in it."""
+    found = layer._flatten_layers(include_self=include_self, recursive=recursive)
+    return list(found)
+
+
+def own_trainable_variables(layer: keras.Layer) -> list[Any]:
+    """Those that are not of layers in it."""
+    return layer._trainable_variables
+
+
+def added_losses(layer: keras.Layer) -> list[Any]:
+    """What `add_loss` and activity regularizers added in a call."""
+    return layer._losses
+
+
+def takes_training(layer: Any) -> bool:
+    """Whether `call` has the argument `training`; True for what is no layer."""
+    return getattr(layer, "_call_has_training_arg", True)
+
+
+def remat_mode(layer: keras.Layer) -> Any:
+    """How the layer's activations are computed again, or None."""
+    return getattr(layer, "_remat_mode", None)
+
+
+def kernel_of(layer: keras.Layer) -> Any:
+    """The variable of `Dense`, `EinsumDense` or a convolution, without an adapter."""
+    return layer._kernel
+
+
+def embeddings_of(layer: keras.Layer) -> Any:
+    """The variable of `Embedding`, without an adapter."""
+    return layer._embeddings
+
+
+def bias_of(layer: keras.Layer) -> Any:
+    """The variable of a reversible embedding of KerasHub."""
+    return layer._bias
+
+
+def attention_axes(layer: keras.Layer) -> Sequence[int] | None:
+    """The axes over which `MultiHeadAttention` attends, once it is built."""
+    return layer._attention_axes
+
+
+def split_into_groups(layer: keras.layers.GroupNormalization, inputs: Any) -> Any:
+    """The inputs as `GroupNormalization` reshapes them."""
+    return layer._reshape_into_groups(inputs)
+
+
+def tensorflow_value(variable: keras.Variable) -> Any:
+    """The `tf.Variable` of a Keras variable."""
+    return variable._value
+
+
+def compile_loss(model: keras.Model) -> CompileLoss | None:
+    """The compiled loss, or None."""
+    return getattr(model, "_compile_loss", None)
+
+
+def loss_parts(loss: CompileLoss) -> list[Any]:
+    """The losses of the outputs, once they are known: `loss`, `loss_weights`."""
+    return loss._flat_losses or []
+
+
+def given_loss(loss: CompileLoss) -> Any:
+    """What `compile` was given as the loss."""
+    return loss._user_loss
+
+
+def copied_loss(
+    source: CompileLoss, copy_class: Callable[..., CompileLoss]
+) -> CompileLoss:
+    """A compiled loss of another class, in the same state of being built."""
+    copy = copy_class(
+        loss=source._user_loss,
+        loss_weights=source._user_loss_weights,
+        reduction=source.reduction,
+        output_names=source.output_names,
+    )
+    if source.built:
+        copy._flat_losses = source._flat_losses
+        copy._y_pred_build_structure = source._y_pred_build_structure
+        copy._y_true_build_structure = source._y_true_build_structure
+        copy.built = True
+    return copy
+
+
+def loss_arguments(loss: LossFunctionWrapper) -> Any:
+    """The keyword arguments with which the loss' function is called."""
+    return loss._fn_kwargs
+
+
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
+    """The metric of the mean loss."""
+    return model._loss_tracker
+
+
+def compile_metrics(model: keras.Model) -> Any:
+    """The compiled metrics, or None."""
+    return getattr(model, "_compile_metrics", None)
+
+
+def given_metrics(model: keras.Model) -> tuple[Any, Any]:
+    """What `compile` was given as metrics and as weighted metrics."""
+    compiled = compile_metrics(model)
+    return (
+        getattr(compiled, "_user_metrics", None),
+        getattr(compiled, "_user_weighted_metrics", None),
+    )
+
+
+def is_distributed(model: keras.Model) -> bool:
+    """Whether the model was made within a distribution strategy."""
+    return model._distribute_strategy is not None
+
+
+def build_from(model: keras.Model, batch: Any) -> None:
+    """Builds model, metrics and optimizer from a batch, as `fit` does."""
+    model._symbolic_build(data_batch=batch)
+
+
+NOTHING_TO_BUILD = object()
+
+
+class BuildHook:
+    """Mixin of models that say from which batch `fit` builds them."""
+
+    def built_from(self, data_batch: Any) -> Any:
+        """The batch to build from: None for the first one, or `NOTHING_TO_BUILD`."""
+        return data_batch
+
+    def _maybe_symbolic_build(
+        self, iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        found = self.built_from(data_batch)
+        if found is not NOTHING_TO_BUILD:
+            super()._maybe_symbolic_build(iterator, found)  # type: ignore[misc]
+
+
+def given_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The learning rate's schedule or variable, None if there is neither."""
+    return getattr(optimizer, "_learning_rate", None)
+
+
+def variables_of_optimizer(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """What the optimizer was built for."""
+    return optimizer._trainable_variables
+
+
+def second_moments(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The running mean squares of Adam and its kin."""
+    return optimizer._velocities
+
+
+def register_class(made: type, name: str) -> None:
+    """Makes Keras save objects of a class under a name."""
+    object_registration.GLOBAL_CUSTOM_NAMES[made] = name
+
+
+def registered_name(known: type) -> str:
+    """The name under which Keras saves objects of a class."""
+    return object_registration.get_registered_name(known)
+
+
+def copy_config_mark(source: Any, target: Any) -> None:
+    """Lets Keras treat one `get_config` like another: as made by itself, or written."""
+    target._is_default = getattr(source, "_is_default", False)

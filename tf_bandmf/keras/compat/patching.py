@@ -1,0 +1,121 @@
+"""Functions of others, replaced for a while: counted, locked, local to a thread.
+
+A function is replaced once, by one that looks up what its thread asked for; other threads
+get the original. It is set back when the last one is done, in whichever order they leave.
+
+What tells that it broke: `tests/keras/compat/test_patching.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_LOCK = threading.Lock()
+_STATE = threading.local()
+_ABSENT = object()
+
+
+@dataclasses.dataclass
+class _Installed:
+    """A function that is replaced.
+
+    Attributes:
+      owner: whose it is; kept, so that no id is used twice.
+      before: what stood there, which need not be an attribute of its own.
+      original: what the owner gave for the name.
+      users: how many need it replaced, in all threads.
+    """
+
+    owner: Any
+    before: Any
+    original: Callable[..., Any]
+    users: int = 0
+
+
+_INSTALLED: dict[tuple[int, str], _Installed] = {}
+
+
+@contextlib.contextmanager
+def patched(
+    owner: Any, name: str, replacement: Callable[..., Any], *, on_top: bool = False
+) -> Iterator[Callable[..., Any]]:
+    """Replaces a function, in this thread, until the context is left.
+
+    Contexts of one function nest: the inner one counts.
+
+    Args:
+      owner: a module, a class, an object, or a dictionary of functions.
+      name: of the attribute, or the key.
+      replacement: of the original function and its arguments.
+      on_top: gives it what the thread had replaced the function by, if it had, in the
+        place of the original.
+
+    Yields:
+      The original function.
+    """
+    key = (id(owner), name)
+    with _LOCK:
+        installed = _INSTALLED.get(key)
+        if installed is None:
+            installed = _install(owner, name, key)
+        installed.users += 1
+    stack = _replacements().setdefault(key, [])
+    inner = stack[-1] if on_top and stack else installed.original
+    stack.append(functools.partial(replacement, inner))
+    try:
+        yield installed.original
+    finally:
+        stack.pop()
+        if not stack:
+            del _replacements()[key]
+        with _LOCK:
+            installed.users -= 1
+            if not installed.users:
+                del _INSTALLED[key]
+                _set(owner, name, installed.before)
+
+
+def _replacements() -> dict[tuple[int, str], list[Callable[..., Any]]]:
+    """What this thread asked for, the innermost last."""
+    found = getattr(_STATE, "replacements", None)
+    if found is None:
+        found = _STATE.replacements = {}
+    return found
+
+
+def _install(owner: Any, name: str, key: tuple[int, str]) -> _Installed:
+    if isinstance(owner, dict):
+        before = original = owner[name]
+    else:
+        before, original = vars(owner).get(name, _ABSENT), getattr(owner, name)
+        if before is _ABSENT and isinstance(owner, (types.ModuleType, type)):
+            before = original
+
+    @functools.wraps(original)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        stack = _replacements().get(key)
+        if stack:
+            return stack[-1](*args, **kwargs)
+        return original(*args, **kwargs)
+
+    _set(owner, name, dispatch)
+    installed = _INSTALLED[key] = _Installed(owner, before, original)
+    return installed
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    elif isinstance(owner, (types.ModuleType, type)):
+        setattr(owner, name, value)
+    elif value is _ABSENT:
+        del vars(owner)[name]
+    else:
+        # Not by `setattr`: Keras tracks what is set on a layer.
+        vars(owner)[name] = value

@@ -1,0 +1,44 @@
+"""What Keras divides by the number of replicas, and adds up over them.
+
+Clipping must see the gradient of the loss itself, and each replica has the whole noisy
+gradient already.
+
+What tells that it broke: `test_replicas_see_unscaled_losses`, and on two replicas the
+weights of `tests/keras/run/test_distribution.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss as loss_module
+
+from tf_bandmf.keras.compat.patching import patched
+
+
+@contextlib.contextmanager
+def unscaled_losses() -> Iterator[None]:
+    """Stops Keras from dividing losses by the number of replicas, in this thread.
+
+    Multiplying afterwards would be wrong for losses that Keras does not scale (those
+    that return a scalar).
+    """
+    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        yield
+        return
+    with patched(loss_module, "scale_loss_for_distribution", _as_it_is):
+        yield
+
+
+def _as_it_is(original: Any, value: Any) -> Any:
+    del original
+    return value
+
+
+def keep_gradients_apart(optimizer: keras.optimizers.Optimizer) -> None:
+    """Stops an optimizer from adding up gradients that all replicas have, for good."""
+    vars(optimizer)["_all_reduce_sum_gradients"] = list
