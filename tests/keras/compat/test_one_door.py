@@ -12,20 +12,10 @@ DOOR = PACKAGE / "keras" / "compat"
 MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
 # Files without Keras, which cannot use its door, and what they need it for.
 CORE = {
+    "graphs/walking.py": "functions, branches and loops that a graph calls",
     "noise/normals.py": "whether noise is traced for XLA",
     "optimize/lbfgs.py": "a session's settings for a compiled search",
     "sampling/purity.py": "definitions of operations",
-}
-WAITING = {
-    f"keras/clipping/independence/{name}.py"
-    for name in (
-        "custom_gradients",
-        "evaluation",
-        "layout",
-        "state",
-        "stopping",
-        "trace",
-    )
 }
 NAMES = frozenset(
     """
@@ -83,14 +73,14 @@ def test_no_other_file_imports_private_modules():
     files = others(PACKAGE)
     assert len(files) > 200
     names = {name: sorted(imported(path)) for name, path in files.items()}
-    assert {name for name, found in names.items() if found} - WAITING == set(CORE)
+    assert {name for name, found in names.items() if found} == set(CORE)
 
 
 def test_no_other_file_of_keras_uses_private_names():
     files = others(PACKAGE / "keras")
     assert len(files) > 80
     names = {name: sorted(set(used(path))) for name, path in files.items()}
-    assert {k: v for k, v in names.items() if v and k not in WAITING} == {}
+    assert {k: v for k, v in names.items() if v} == {}
 
 
 @pytest.mark.parametrize(

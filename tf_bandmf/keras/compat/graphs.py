@@ -9,7 +9,7 @@ What tells that it broke: `tests/keras/compat/test_graphs.py`.
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks, op_def_registry, ops, tensor_util
-from tensorflow.python.ops import control_flow_util_v2, nn_impl
+from tensorflow.python.ops import nn_impl
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 EagerTensor = ops.EagerTensor
@@ -18,7 +18,6 @@ __all__ = [
     "EagerTensor",
     "GraphOrParentsInXlaContext",
     "context",
-    "control_flow_util_v2",
     "gen_xla_ops",
     "nn_impl",
     "op_callbacks",

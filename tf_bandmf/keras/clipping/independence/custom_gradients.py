@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import nn_impl
-
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
+from tf_bandmf.keras.compat.graphs import nn_impl, ops
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # Modules of TensorFlow whose custom gradients act on each element alone.

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import tensor_util
 
 from tf_bandmf.graphs.operations import OPERATIONS
 from tf_bandmf.graphs.walking import ARGUMENTS, called, function_graph, held_already
@@ -30,6 +29,7 @@ from tf_bandmf.keras.clipping.independence.domain import (
     per_example,
 )
 from tf_bandmf.keras.clipping.independence.sizes import BATCH, Content, Dim
+from tf_bandmf.keras.compat.graphs import tensor_util
 
 # Longer constants are no shapes.
 _LONGEST_SHAPE = 32

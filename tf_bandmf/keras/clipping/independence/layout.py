@@ -17,6 +17,7 @@ from tf_bandmf.keras.clipping.independence.domain import (
 from tf_bandmf.keras.clipping.independence.elementwise import POSITIONS
 from tf_bandmf.keras.clipping.independence.evaluation import Node, transfer
 from tf_bandmf.keras.clipping.independence.sizes import Content, Dim, as_tuple
+from tf_bandmf.keras.compat.graphs import tensor_util
 
 _MINUS_ONE = Dim(-1)
 
@@ -386,8 +387,6 @@ def _pad(node: Node) -> Value:
 
 
 def _matrix(node: Node, index: int) -> list[list[int]]:
-    from tensorflow.python.framework import tensor_util
-
     constant = tensor_util.constant_value(node.op.inputs[index])
     if constant is None:
         raise NotIndependent("has sizes that are not constant")

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
-from tensorflow.python.framework import op_def_registry
 
 from tf_bandmf.graphs.operations import OPERATIONS, Effect, effect, operation
 from tf_bandmf.graphs.walking import (
@@ -25,6 +23,7 @@ from tf_bandmf.graphs.walking import (
     walk,
 )
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
+from tf_bandmf.keras.compat.graphs import context, op_def_registry
 
 _CLEAN = (Effect.NONE, Effect.READS, Effect.DRAWS, Effect.PRINTS)
 _ASSIGNMENTS = frozenset(

@@ -85,5 +85,12 @@ def _mapped(
         fn_output_signature=signature,
         parallel_iterations=1,
     )
-    with without_broadcasting_products():
-        outputs, of_one = _mapped(function, copies)
+    return list(looped), []
+
+
+def _converts(op: Any) -> bool:
+    """Whether an operation, with all that it calls, is converted row by row."""
+    return op.type in CONVERTED and not any(
+        has_node(op.graph, name, lambda node: node.op not in CONVERTED)
+        for name, _ in called(op)
+    )
