@@ -204,7 +204,7 @@ def test_windows_of_a_time_series_need_no_copy_and_their_unit_is_asked_for():
             series, series[8:, 0], 8, sequence_stride=stride, batch_size=16
         )
 
-    for overlapping in (1, 3, 7):
+    for overlapping in (1, 3, 6):
         plan = _plan(num_examples=-(-52 // overlapping), batch_size=2)
         with pytest.raises(ValueError, match="unit='one window'"):
             plan.batches(windows(overlapping))
@@ -216,6 +216,13 @@ def test_windows_of_a_time_series_need_no_copy_and_their_unit_is_asked_for():
     first = next(iter(plan.batches(windows(1))))
     assert first["x"].shape[1:] == (8, 1)
     np.testing.assert_array_equal(first["y"], series[8 : 8 + len(first["y"]), 0])
+
+
+def test_images_with_margins_are_no_windows():
+    images = np.zeros((M, 16), np.float32)
+    images[:, 4:12] = np.random.default_rng(0).normal(size=(M, 8))
+    for shape in ((M, 16), (M, 4, 4), (M, 16, 1)):
+        assert _plan().batches(images.reshape(shape)).num_steps == 18
 
 
 def test_lists_of_arrays_are_several_inputs():
