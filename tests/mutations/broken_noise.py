@@ -6,7 +6,7 @@ import tensorflow as tf
 from mutation import broken
 
 from tf_bandmf.keras.run.secrets import SecretState
-from tf_bandmf.noise import generator, normals, recurrences
+from tf_bandmf.noise import box_muller, generator, normals, radius, recurrences
 from tf_bandmf.noise.keys import NoiseKey
 
 # Which noise.
@@ -182,11 +182,11 @@ def anothers_part(patch):
 def shared_radius(patch):
     def pairs(words, shared):
         first, second, third, angle = words
-        radius = tf.sqrt(normals.squared_radius(first, second, third, shared))
-        cosine, _ = normals._cosine_and_sine(angle)
-        return radius * cosine, -radius * cosine
+        length = tf.sqrt(radius.squared_radius(first, second, third, shared))
+        cosine, _ = box_muller.cosine_and_sine(angle)
+        return length * cosine, -length * cosine
 
-    patch.setattr(normals, "_box_muller", pairs)
+    patch.setattr(normals, "box_muller", pairs)
 
 
 @broken(
@@ -202,4 +202,4 @@ def uniform_noise(patch):
         scale = np.sqrt(3.0) * 2.0**-31
         return tuple(tf.cast(w, tf.float32) * scale for w in (first, second))
 
-    patch.setattr(normals, "_box_muller", pairs)
+    patch.setattr(normals, "box_muller", pairs)

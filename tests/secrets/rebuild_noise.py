@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from forms import contents_of, files_below
 
-from tf_bandmf.noise import normals
+from tf_bandmf.noise import box_muller
 from tf_bandmf.noise.philox import philox
 
 # Entries that are compared; with 38 a wrong guess explains 0.7 of a noisy gradient's norm
@@ -103,7 +103,7 @@ def _first_normals(step_keys):
     counters = tf.constant(np.broadcast_to(counters, [len(keys), len(counters)]))
     words = philox(tf.constant(keys.T[:, :, None]), counters)
     signed = [tf.bitcast(word, tf.int32) for word in words]
-    cosines, sines = normals._box_muller(signed, tf.constant(2.0**-90))
+    cosines, sines = box_muller.box_muller(signed, tf.constant(2.0**-90))
     return tf.reshape(tf.stack([cosines, sines], axis=-1), [len(keys), -1]).numpy()
 
 

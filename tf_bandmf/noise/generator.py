@@ -8,8 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.noise.devices import traced_under_xla
 from tf_bandmf.noise.keys import KEY_WORDS, NoiseKey
-from tf_bandmf.noise.normals import BLOCK, traced_under_xla, weighted_normals
+from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.recurrences import recurrence_of
 from tf_bandmf.strategies import Strategy
 

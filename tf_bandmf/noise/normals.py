@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Callable
 
-import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.noise.polynomials import polynomial
-from tf_bandmf.noise.radius import shared_part, squared_radius
+from tf_bandmf.noise.box_muller import box_muller
+from tf_bandmf.noise.devices import device_kind, traced_under_xla
+from tf_bandmf.noise.lanes import lane_normals
+from tf_bandmf.noise.radius import shared_part
 from tf_bandmf.noise.word_sources import source_of
 
 # Normals are made in blocks of this many, so that any block can be made by itself.
@@ -20,17 +20,6 @@ _PAIRS = BLOCK // 2  # of a block; each has one counter of the generator: four w
 _SHARED = 1 << 63
 # Without XLA so many blocks at a time, whose intermediate results fit into a cache.
 _CHUNK = 32
-
-# Polynomials in x**2 for sin(x)/x and cos(x) where |x| <= pi/4, errors below 1e-8:
-# S. Moshier's Cephes library, sinf.c.
-_SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1, 1.0)
-_COSINE = (
-    2.443315711809948e-5,
-    -1.388731625493765e-3,
-    4.166664568298827e-2,
-    -0.5,
-    1.0,
-)
 
 
 def standard_normals(
@@ -83,26 +72,34 @@ def weighted_normals(
       jit_compile: see `standard_normals`.
     """
     num_blocks = -(-num_normals // BLOCK)
+    first_block = tf.cast(first_block, tf.uint64)
+    kind, is_nested = device_kind(), traced_under_xla()
+    # On a GPU pairs are best, which come out as complex numbers: not within a program.
+    if kind == "TPU" or (
+        kind == "GPU" and is_nested and not source_of(step_keys).of_many_operations
+    ):
+        lanes = _compiled_lanes(num_normals, kind)
+        return lanes(step_keys, weights, first_block)
     blocks = _compiled_blocks if jit_compile else _plain_blocks
     pairs = blocks(num_blocks, int(weights.shape[0]), int(step_keys.shape[-1]))(
-        step_keys, weights, tf.cast(first_block, tf.uint64)
+        step_keys, weights, first_block
     )
     # Normals 2 i and 2 i + 1 are real and imaginary part of number i.
-    if traced_under_xla():  # which knows no such bitcast
+    if is_nested:  # XLA knows no such bitcast
         parts = tf.stack([tf.math.real(pairs), tf.math.imag(pairs)], axis=-1)
     else:
         parts = tf.bitcast(pairs, tf.float32)
     return tf.reshape(parts, [-1])[:num_normals]
 
 
-def traced_under_xla() -> bool:
-    """Whether this is traced into a function that XLA compiles."""
-    from tensorflow.python.framework import ops
-    from tensorflow.python.ops import control_flow_util
+@functools.cache
+def _compiled_lanes(num_normals: int, kind: str) -> Callable[..., tf.Tensor]:
+    def lanes(
+        step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
+    ) -> tf.Tensor:
+        return lane_normals(step_keys, weights, first_block, num_normals, kind == "TPU")
 
-    if tf.executing_eagerly():
-        return False
-    return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
+    return tf.function(lanes, jit_compile=True, autograph=False, reduce_retracing=False)
 
 
 # From keys, weights and the first block to normals in pairs, complex64.
@@ -163,7 +160,7 @@ def _compiled_pairs(
         ) -> tuple[tf.Tensor, tf.Tensor]:
             words = source_of(step_key).four(step_key, counter)
             signed = [tf.bitcast(word, tf.int32) for word in words]
-            return _box_muller(signed, shared[:, None])
+            return box_muller(signed, shared[:, None])
 
         def normals(j: int) -> tuple[tf.Tensor, tf.Tensor]:
             return of_key(step_keys[j], counter, shared[j])
@@ -185,7 +182,7 @@ def _plain_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks:
             words = many(step_keys[j], block * _PAIRS, chunk * _PAIRS)
             words = tf.reshape(tf.transpose(words), [4, chunk, _PAIRS])
             shared = _shared_parts(step_keys[j], block, chunk)
-            return _box_muller(tf.unstack(words), shared[:, None])
+            return box_muller(tf.unstack(words), shared[:, None])
 
         def of_chunk(i: tf.Tensor | int) -> tf.Tensor:
             block = first_block + tf.cast(i, tf.uint64) * chunk
@@ -239,39 +236,3 @@ def _weighted_sum(
         cosine, sine = normals(j)
         cosines, sines = cosines + weights[j] * cosine, sines + weights[j] * sine
     return tf.complex(cosines, sines)
-
-
-def _box_muller(
-    words: Sequence[tf.Tensor], shared: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two independent normals from four int32 words and a block's shared part."""
-    first, second, third, angle = words
-    radius = tf.sqrt(squared_radius(first, second, third, shared))
-    cosine, sine = _cosine_and_sine(angle)
-    return radius * cosine, radius * sine
-
-
-def _cosine_and_sine(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Of an int32 angle in units of `2^-31 pi`."""
-    # The nearest multiple of a quarter turn, modulo 4, and what is left of the angle.
-    # (Integers wrap around, as angles do.)
-    quarter = tf.constant(30, tf.int32)
-    turns = tf.bitwise.right_shift(angle + (1 << 29), quarter)
-    rest = tf.cast(angle - tf.bitwise.left_shift(turns, quarter), tf.float32)
-    x = rest * np.float32(np.pi * 2.0**-31)
-    square = x * x
-    near_cosine, near_sine = (
-        polynomial(_COSINE, square),
-        x * polynomial(_SINE, square),
-    )
-    is_odd = tf.bitwise.bitwise_and(turns, 1) > 0
-    return (
-        _negated(tf.where(is_odd, near_sine, near_cosine), turns + 1),
-        _negated(tf.where(is_odd, near_cosine, near_sine), turns),
-    )
-
-
-def _negated(x: tf.Tensor, turns: tf.Tensor) -> tf.Tensor:
-    """`-x` where the second bit of `turns` is set."""
-    sign = tf.bitwise.left_shift(tf.bitwise.bitwise_and(turns, 2), tf.constant(30))
-    return tf.bitcast(tf.bitwise.bitwise_xor(tf.bitcast(x, tf.int32), sign), tf.float32)

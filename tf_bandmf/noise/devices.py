@@ -1,0 +1,31 @@
+"""On which kind of device, and by which compiler, what is being traced will run."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+_ACCELERATORS = ("TPU", "GPU")
+
+
+def device_kind() -> str:
+    """`CPU`, `GPU` or `TPU`: that of `tf.device`, else the best that the process has.
+
+    It decides about layouts, which change no number: should the operations be placed
+    elsewhere, they are slower there, and right.
+    """
+    # An operation that is made here is on the device of the scope, if there is one.
+    named = tf.DeviceSpec.from_string(tf.zeros([]).device).device_type
+    if named is not None:
+        return str(named)
+    found = (kind for kind in _ACCELERATORS if tf.config.list_logical_devices(kind))
+    return next(found, "CPU")
+
+
+def traced_under_xla() -> bool:
+    """Whether this is traced into a function that XLA compiles."""
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import control_flow_util
+
+    if tf.executing_eagerly():
+        return False
+    return bool(control_flow_util.GraphOrParentsInXlaContext(ops.get_default_graph()))
