@@ -14,7 +14,7 @@ from tf_bandmf.noise.keys import NoiseKey
 KEY = NoiseKey.for_testing(0)
 
 
-def reference(key, value):
+def reference(key, value, all_levels=False):
     """The digest by Python's integers."""
     key = [int(word) for word in np.asarray(key).view("<u4")]
     words = [int(word) for word in np.asarray(value, "<f4").view("<u4")]
@@ -32,7 +32,7 @@ def reference(key, value):
                 )
                 hashed += [nh % 2**32, nh % 2**64 >> 32]
         words = hashed
-        if len(words) == 4:
+        if len(words) == 4 and not all_levels:
             break
     result = []
     for word in range(2):
@@ -49,6 +49,16 @@ def test_it_is_what_its_formula_says(size):
     key = digest_key(bytes(32), "plan")
     found = keyed_digest(tf.constant(key), tf.constant(value))
     np.testing.assert_array_equal(found, reference(key, value))
+
+
+@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 70_000])
+def test_words_of_any_number_are_digested_with_it(size):
+    words = np.random.default_rng(size).integers(-(2**31), 2**31, size, np.int32)
+    key = digest_key(bytes(32), "rows")
+    function = tf.function(digests.digest_of_any_length, autograph=False)
+    found = function(tf.constant(key), tf.constant(words))
+    counted = np.concatenate([[size], words]).astype("i4").view("f4")
+    np.testing.assert_array_equal(found, reference(key, counted, all_levels=True))
 
 
 @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)

@@ -77,6 +77,30 @@ def plain_digest(key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     raise ValueError(f"{value.shape[0]} numbers are more than a digest takes.")
 
 
+def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    """The digest of words whose number varies, which is part of what is digested.
+
+    In plain operations: XLA would compile them again for each number.
+
+    Args:
+      key: see `digest_key`; for no other function.
+      words: int32, shape [size], of at most 2^42 words.
+
+    Returns:
+      int32, shape [2].
+    """
+    key = tf.bitcast(key, tf.uint32)
+    words = tf.concat([tf.shape(words), words], axis=0)
+    for level in range(LEVELS):
+        own = key[level * _LEVEL_WORDS : (level + 1) * _LEVEL_WORDS]
+        missing = -tf.shape(words)[0] % _BLOCK
+        padded = tf.pad(words, [[0, missing]])
+        hashed = _hashed_columns(own, tf.reshape(padded, [2, _HALF, -1]))
+        words = tf.bitcast(hashed, tf.int32)
+    last = tf.ensure_shape(words, [2 * _VALUES])
+    return tf.bitcast(_last(key[-_LAST_WORDS:], tf.bitcast(last, tf.uint32)), tf.int32)
+
+
 keyed_digest = tf.function(plain_digest, jit_compile=True, autograph=False)
 """`plain_digest`, compiled by XLA."""
 
@@ -86,7 +110,12 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     num_blocks = -(-words.shape[0] // _BLOCK)
     padded = tf.pad(words, [[0, num_blocks * _BLOCK - words.shape[0]]])
     # The words of a block stand in a column: sums along columns are vectorized.
-    pairs = tf.reshape(padded, [2, _HALF, num_blocks])
+    return _hashed_columns(key, tf.reshape(padded, [2, _HALF, num_blocks]))
+
+
+def _hashed_columns(key: tf.Tensor, pairs: tf.Tensor) -> tf.Tensor:
+    """Four words for each block, of blocks in columns, [2, B / 2, blocks]; of 32 bits."""
+    pairs = tf.bitcast(pairs, tf.uint32)
     keys = tf.reshape(key, [_VALUES, 2, _HALF, 1])
     values = [
         tf.reduce_sum(

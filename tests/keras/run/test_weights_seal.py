@@ -112,8 +112,8 @@ def test_the_digest_sees_every_change(kind, monkeypatch):
             weights_seal, "_host_digest", lambda value, *_: digest(value)
         )
     weights = variables()
-    reference = int(weights_seal._digest(weights))
-    assert int(weights_seal._digest(weights)) == reference
+    reference = int(weights_seal.digest_of(weights))
+    assert int(weights_seal.digest_of(weights)) == reference
     for variable in weights:
         value = keras.ops.convert_to_numpy(variable)
         edits = [-value, value + 1]
@@ -123,16 +123,16 @@ def test_the_digest_sees_every_change(kind, monkeypatch):
             if np.array_equal(edit, value) and not np.any(np.signbit(edit)):
                 continue
             variable.assign(edit)
-            assert int(weights_seal._digest(weights)) != reference
+            assert int(weights_seal.digest_of(weights)) != reference
         variable.assign(value)
-    assert int(weights_seal._digest(weights)) == reference
-    assert int(weights_seal._digest(weights[::-1])) != reference
+    assert int(weights_seal.digest_of(weights)) == reference
+    assert int(weights_seal.digest_of(weights[::-1])) != reference
 
 
 def test_the_digest_is_the_same_in_a_graph():
     weights = variables()
-    graph = tf.function(lambda: weights_seal._digest(weights), autograph=False)
-    assert int(graph()) == int(weights_seal._digest(weights))
+    graph = tf.function(lambda: weights_seal.digest_of(weights), autograph=False)
+    assert int(graph()) == int(weights_seal.digest_of(weights))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from tf_bandmf.keras.clipping.clipped_sums import (
 )
 from tf_bandmf.keras.clipping.errors import ClippingMismatchError, UnsupportedModelError
 from tf_bandmf.keras.clipping.factors.precision import check_matmul_precision
+from tf_bandmf.keras.clipping.forward.looked_up import LookedUp
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.independence import (
     register_per_example_layer,
@@ -19,6 +20,7 @@ from tf_bandmf.keras.clipping.proof.metrics import (
 )
 from tf_bandmf.keras.clipping.proof.refusals import PREPROCESSING
 from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
+from tf_bandmf.keras.clipping.rules.embedding import is_lookup_table
 from tf_bandmf.keras.clipping.self_check import self_check
 from tf_bandmf.keras.clipping.settings import Clipping, is_loss_scale
 from tf_bandmf.keras.clipping.tensors.made_up import made_up
@@ -31,11 +33,13 @@ __all__ = [
     "ClippedGradients",
     "Clipping",
     "ClippingMismatchError",
+    "LookedUp",
     "UnsupportedModelError",
     "bad_values_become_nan",
     "check_matmul_precision",
     "check_supported",
     "clipped_gradient_sums",
+    "is_lookup_table",
     "is_loss_scale",
     "made_up",
     "metrics_change_no_weights",

@@ -22,6 +22,12 @@ from tf_bandmf.keras.clipping.settings import FLAT, Clip, Clipping, how_to_clip
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.microbatches import in_groups
 from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
+from tf_bandmf.keras.clipping.tensors.table_readers import (
+    TableReader,
+    read_by,
+    reader_of,
+    reading,
+)
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
 from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan
 
@@ -49,7 +55,7 @@ class ClippedGradients(NamedTuple):
         the variables; empty if by nothing.
     """
 
-    sums: list[tf.Tensor]
+    sums: list[Any]
     norms: tf.Tensor
     losses: tf.Tensor
     outputs: Any
@@ -70,6 +76,7 @@ def clipped_gradient_sums(
     shares: tf.Tensor | None = None,
     clipping: Clipping = FLAT,
     scales: Sequence[tf.Tensor] | None = None,
+    readers: Mapping[int, TableReader] | None = None,
 ) -> ClippedGradients:
     """Sums the per-example gradients of a batch, each clipped to an l2 norm.
 
@@ -104,6 +111,9 @@ def clipped_gradient_sums(
       scales: None; or what each coordinate of an example's gradient is multiplied by
         before it is clipped: positive float32, aligned with the trainable variables and
         in their shapes. They must not depend on the batch.
+      readers: None; or how tables are read that are not read in the layer's variable, by
+        `id` of that. Their sums are `tf.IndexedSlices`, in which rows stand several times
+        and negative ids say that there is no row.
 
     Returns:
       Sums, norms, losses and predictions; sums and norms of the scaled gradients.
@@ -128,7 +138,8 @@ def clipped_gradient_sums(
     data = _with_shares(batches.to_tensors((x, y, sample_weight, rows)), shares)
     if rows is not None and microbatch_size is not None:
         microbatch_size = max(1, microbatch_size // UnitRows(data[3]).rows)
-    clipped = _clipped(model, data, microbatch_size, clip)
+    with read_by(readers):
+        clipped = _clipped(model, data, microbatch_size, clip)
     return clipped._replace(scales=clip.scales)
 
 
@@ -243,7 +254,7 @@ def _pass(model: keras.Model, data: Any, clip: Clip) -> tuple[Any, list[Any]]:
 
 def _key(model: keras.Model, data: Any, clip: Clip) -> Any:
     parts = (clip.parts.members, len(clip.parts.clips))
-    settings = (*parts, clip.automatic, clip.scale, bool(clip.scales))
+    settings = (*parts, clip.automatic, clip.scale, bool(clip.scales), reading())
     return kept_pass.key_of(model, trainable_variables(model), data, settings)
 
 
@@ -354,8 +365,14 @@ def _weighted_sums(
     for part, own in zip(measured, tensors, strict=True):
         sums.update(part.sums(weights[part.group], own))
     return [
-        sums[position]
-        if position in sums
-        else tf.zeros(tuple(variable.shape), tf.float32)
+        sums[position] if position in sums else _nothing(variable)
         for position, variable in enumerate(variables)
     ]
+
+
+def _nothing(variable: Any) -> tf.Tensor | tf.IndexedSlices:
+    """The sum of gradients that no example has."""
+    shape = tuple(variable.shape)
+    if reader_of(variable) is None:
+        return tf.zeros(shape, tf.float32)
+    return tf.IndexedSlices(tf.zeros([0, *shape[1:]]), tf.zeros([0], tf.int64))

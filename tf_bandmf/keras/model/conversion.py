@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ from tf_bandmf.keras.compat.keras_objects import all_layers
 from tf_bandmf.keras.model.classes import plain_class_of, plain_config, private_class
 from tf_bandmf.keras.model.cloning import cloned
 from tf_bandmf.keras.model.preparation import without_dynamic_scale
+from tf_bandmf.keras.model.tables import DENSE, checked
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.model.training_state import state_of
 
@@ -24,6 +25,8 @@ def make_private(
     self_check: bool = True,
     *,
     microbatch_size: int | None = None,
+    tables: str | Sequence[str] = DENSE,
+    release_every: int | None = None,
 ) -> keras.Model:
     """Makes a Keras model train privately, in place.
 
@@ -47,12 +50,21 @@ def make_private(
         one after the other, and memory is that of one group: for large logical batches.
         Gradients are clipped by example and noise is drawn once for the batch, as
         without it; the plan's budget counts batches, not groups.
+      tables: how the rows of `Embedding` layers get their noise. "dense": all rows in each
+        step. "lazy": a row gets the noise of all steps since it was last read when it is
+        read again, and all rows get theirs when the model is released, so that a step
+        costs what it touches, however large the tables are. Until then the layers' weights
+        are those of the last release: at ends of epochs of `fit`, before `evaluate` and
+        `predict`, by `model.release()`. Needs `keras.optimizers.SGD`. Or the names of the
+        layers for which it shall be so; or "auto": large tables, if it can be had.
+      release_every: tables are released after so many steps, too.
 
     Returns:
       The same model.
 
     Raises:
-      ValueError: if microbatch_size is not a positive integer.
+      ValueError: if microbatch_size or release_every is not a positive integer, or tables
+        is none of these.
       TypeError: if it is no model, or of a class with a training step of its own.
       UnsupportedModelError: if a layer mixes examples (batch normalization) or its
         per-example gradients cannot be had.
@@ -65,7 +77,18 @@ def make_private(
         microbatch_size = whole_number(
             "microbatch_size", microbatch_size, most=2**31 - 1
         )
+    tables = checked(tables)
+    if release_every is not None:
+        release_every = whole_number("release_every", release_every)
     if isinstance(model, PrivateTraining):
+        if tables != DENSE or release_every is not None:
+            if model.optimizer is not None and model.optimizer.built:
+                raise ValueError(
+                    "tables must be chosen before the run begins: this model has an "
+                    "optimizer that is built. Compile it with a new PrivateOptimizer "
+                    "after make_private(model, tables=...)."
+                )
+            model._tables, model._release_every = tables, release_every
         if microbatch_size is not None:
             model._microbatch_size = microbatch_size
             model.train_function = None
@@ -80,6 +103,7 @@ def make_private(
     model.train_function = None
     state_of(model).checked = not self_check
     model._microbatch_size = microbatch_size
+    model._tables, model._release_every = tables, release_every
     return model
 
 

@@ -31,7 +31,10 @@ def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def one_at_a_time(*args: Any, **kwargs: Any) -> Any:
-        with model._private_optimizer().run.turn:
+        run = model._private_optimizer().run
+        with run.turn:
+            if run.tables is not None:
+                run.tables.begin()
             return function(*args, **kwargs)
 
     return one_at_a_time

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import (
+    LookedUp,
     check_matmul_precision,
     check_supported,
     made_up,
@@ -16,6 +17,7 @@ from tf_bandmf.keras.clipping import (
 from tf_bandmf.keras.compat.keras_objects import all_layers
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.guards import announced
+from tf_bandmf.keras.model.tables import lazy_layers
 from tf_bandmf.keras.model.training_state import state_of
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 
@@ -61,7 +63,18 @@ def build(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
     """Makes the variables of model and optimizer, from the shapes of a batch."""
     if not optimizer.built:
         build_model(model, data)
-        optimizer.build(model.trainable_variables)
+        begin_run(model, optimizer)
+
+
+def begin_run(model: Any, optimizer: PrivateOptimizer) -> None:
+    """Builds the optimizer of a built model, if it is not built, whereby its run begins."""
+    if not optimizer.built:
+        state = state_of(model)
+        state.lazy_layers = lazy_layers(model, optimizer)
+        state.looked_up = LookedUp(model, state.lazy_layers)
+        tables = [layer.trainable_variables[0] for layer in state.lazy_layers]
+        optimizer.run.keep_lazily(tables)
+    optimizer.build(model.trainable_variables)
 
 
 def build_model(model: Any, data: Any) -> None:
@@ -77,7 +90,7 @@ def build_optimizer(model: Any, optimizer: PrivateOptimizer) -> None:
         return
     if model.built and all(layer.built for layer in all_layers(model)):
         check_supported(model)
-        optimizer.build(model.trainable_variables)
+        begin_run(model, optimizer)
 
 
 def self_check_is_due(model: Any) -> bool:

@@ -60,6 +60,9 @@ class PrivateStep(_Model):
 
     # Examples whose gradients are held in memory together; None for the whole batch.
     _microbatch_size: int | None = None
+    # Which tables get their noise when their rows are read, and when they are released.
+    _tables: str | tuple[str, ...] = "dense"
+    _release_every: int | None = None
 
     # In a loop of one's own AutoGraph would convert all of this library: seconds.
     @tf.autograph.experimental.do_not_convert
@@ -93,7 +96,7 @@ class PrivateStep(_Model):
             noisy = run.privatize(clipped, variables, step, self._penalties())
             # 4. The inner optimizer applies what is released.
             run.apply(noisy, variables)
-        run.seal.renew(self.weights)
+        run.renew_seal(self.weights)
         return self._logs(data, clipped, seen)
 
     def _run_for(self, data: Any) -> Run:
@@ -117,6 +120,10 @@ class PrivateStep(_Model):
         x, y, sample_weight, rows = as_drawn(data)
         with tf.control_dependencies([step]):
             x = tf.nest.map_structure(tf.identity, x)
+        tables = self._private_optimizer().run.tables
+        if tables is not None:
+            looked_up = self._training.looked_up(x, rows)
+            tables.bring_up_to_date(looked_up, step)
         return self._compiled_clipping()(x, y, sample_weight, rows, shares(data))
 
     def _compiled_clipping(self) -> Callable[..., ClippedGradients]:
@@ -145,6 +152,9 @@ class PrivateStep(_Model):
                 shares=shares,
                 clipping=optimizer.clipping,
                 scales=scales,
+                readers=None
+                if optimizer.run.tables is None
+                else optimizer.run.tables.readers,
             )
 
         if self.jit_compile and not self.run_eagerly:
@@ -203,6 +213,11 @@ class PrivateStep(_Model):
         if preparation.num_replicas(self) > 1:
             raise NotImplementedError(
                 "private_gradients works on one replica. Use model.fit."
+            )
+        if optimizer.run.tables is not None or self._tables != "dense":
+            raise NotImplementedError(
+                "private_gradients makes gradients of whole tables: give make_private "
+                "tables='dense', or use model.fit or model.train_on_batch."
             )
         preprocess = preprocess_of(self)
         if preprocess is not None and batches_lib.is_scheduled_batch(batch):

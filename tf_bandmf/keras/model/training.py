@@ -19,6 +19,7 @@ from tf_bandmf.keras.clipping import vouched_classes
 from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.compat.keras_objects import NOTHING_TO_BUILD, BuildHook, build_from
 from tf_bandmf.keras.model import preparation
+from tf_bandmf.keras.model import tables as tables_lib
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.fit_data import check_passes, checked_data
 from tf_bandmf.keras.model.guards import refuse_plain_outer_training
@@ -117,6 +118,13 @@ class PrivateTraining(BuildHook, PrivateStep):
             check_passes(x, optimizer.plan.participation, kwargs)
             x = self._checked_stream(x) if preparation.self_check_is_due(self) else x
         warn_of_private_monitors(kwargs.get("callbacks"))
+        if self._tables != tables_lib.DENSE:
+            if not self._private_optimizer().built:
+                self._prepare(self._private_optimizer(), x)
+            if self._training.lazy_layers:
+                every = self._release_every
+                found = tables_lib.with_releases(kwargs.get("callbacks"), every)
+                kwargs = {**kwargs, "callbacks": found}
         let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().run)
         reservation = optimizer.run.reservation
         try:
@@ -174,6 +182,44 @@ class PrivateTraining(BuildHook, PrivateStep):
         self.train_function = None
         return batches
 
+    def release(self) -> None:
+        """Lets the weights of tables be those of now; between two steps.
+
+        With `make_private(tables="lazy")` the layers' variables have the last release
+        until then. `fit` releases at the ends of epochs, `evaluate` and `predict` before
+        they begin. Without such tables it does nothing.
+
+        Raises:
+          InvalidArgumentError: if something else changed a table since its last release,
+            or a step was interrupted.
+        """
+        self._private_optimizer().run.release()
+
+    def _release_if_whole(self) -> None:
+        optimizer = getattr(self, "optimizer", None)
+        if isinstance(optimizer, PrivateOptimizer) and not optimizer.run.is_restored():
+            optimizer.run.release()
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model.evaluate`, after a release of tables."""
+        self._release_if_whole()
+        return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model.predict`, after a release of tables."""
+        self._release_if_whole()
+        return super().predict(*args, **kwargs)
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model.test_on_batch`, after a release of tables."""
+        self._release_if_whole()
+        return super().test_on_batch(*args, **kwargs)
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model.predict_on_batch`, after a release of tables."""
+        self._release_if_whole()
+        return super().predict_on_batch(*args, **kwargs)
+
     def privacy_statement(self) -> PrivacyStatement:
         """The plan's statement, with what the user of this model vouched for.
 
@@ -219,6 +265,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         if self._private_run is None:
             yield filepath
             return
+        self.release()
         self._private_run.record()
         options = {**kwargs}
         may_replace = not args and options.pop("overwrite", True) is True
@@ -247,7 +294,7 @@ class PrivateTraining(BuildHook, PrivateStep):
             batches = self._batches(data) if isinstance(data, BatchSchedule) else data
             batch = next(iter(batches))
             preparation.build_model(self, batch)
-        optimizer.build(self.trainable_variables)
+        preparation.begin_run(self, optimizer)
         if self._is_distributed:
             with self.distribute_strategy.scope():
                 build_from(self, contents(batch))
@@ -376,6 +423,9 @@ class PrivateTraining(BuildHook, PrivateStep):
             config["optimizer"] = keras.saving.serialize_keras_object(optimizer)
         if config and self._microbatch_size is not None:
             config["microbatch_size"] = self._microbatch_size
+        if config and self._tables != tables_lib.DENSE:
+            config["tables"] = self._tables
+            config["release_every"] = self._release_every
         return config
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
@@ -386,6 +436,8 @@ class PrivateTraining(BuildHook, PrivateStep):
         """
         config = dict(config)
         self._microbatch_size = config.pop("microbatch_size", None)
+        self._tables = tables_lib.checked(config.pop("tables", tables_lib.DENSE))
+        self._release_every = config.pop("release_every", None)
         try:
             inspect.signature(self.compile).bind(**config)
         except TypeError:
@@ -393,4 +445,4 @@ class PrivateTraining(BuildHook, PrivateStep):
             return
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
-            self.optimizer.build(self.trainable_variables)
+            preparation.begin_run(self, self.optimizer)

@@ -25,12 +25,16 @@ class TrainingState:
         whether the comparison was left out, or is due.
       train_function: what `make_train_function` made.
       gradient_function: of `private_gradients`, with what it was traced for.
+      lazy_layers: those whose tables get their noise when rows are read.
+      looked_up: which rows a batch looks up in them.
     """
 
     __slots__ = (
         "checked",
         "gradient_function",
         "is_quiet",
+        "lazy_layers",
+        "looked_up",
         "run_file",
         "train_function",
     )
@@ -41,6 +45,8 @@ class TrainingState:
         self.checked: tuple[Any, ...] | bool = False
         self.train_function: Any = None
         self.gradient_function: Any = None
+        self.lazy_layers: list[Any] = []
+        self.looked_up: Any = None
 
 
 def state_of(model: Any) -> TrainingState:

@@ -247,7 +247,7 @@ class PrivateOptimizer(WrappedOptimizer):
                 "Build the optimizer before a step of several replicas: model.fit "
                 "does; otherwise optimizer.build(model.trainable_variables)."
             )
-        self.inner_optimizer.build(variables)
+        self.inner_optimizer.build(self.run.eager(variables))
         super().build(variables)
         self.run.begin(variables)
         if replicas > 1:
@@ -291,7 +291,7 @@ class PrivateOptimizer(WrappedOptimizer):
                 update(gradients, variables)
                 iterations = self.inner_optimizer.iterations
                 iterations.assign(tf.cast(noisy.step + 1, iterations.dtype))
-        run.seal.renew(weights)
+        run.renew_seal(weights)
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -60,6 +60,9 @@ def computation(model: Any) -> list[Any]:
         clipping.automatic,
         json.dumps(clipping.groups),
     ]
+    if model._tables != "dense":
+        own = model._tables
+        found.append(own if isinstance(own, str) else list(own))
     # Without scaling it is what it was before there was any: files of then resume.
     if clipping.scaling is not None:
         found.append(clipping.scaling)

@@ -63,6 +63,7 @@ class PrivateRun:
         "_digests",
         "_header",
         "_lock",
+        "_memory",
         "_model",
         "path",
         "resumed",
@@ -75,6 +76,8 @@ class PrivateRun:
         self._buffer: np.ndarray | None = None
         self.resumed = False
         self._lock: locks.Lock | None = None
+        # Of the rows of tables whose noise is drawn when they are read.
+        self._memory: list[np.ndarray] = []
         # Of the steps that were taken when the file was written last.
         self._digests: np.ndarray | None = None
 
@@ -125,7 +128,24 @@ class PrivateRun:
             random_states={},
         )
         self.record()
+        self._watch_releases()
         return schedule
+
+    def note_release(self, step: int) -> None:
+        """Writes down that tables are released at a step, before they are.
+
+        A run that is resumed from an earlier step releases them there, too: else it would
+        be another history of the run, with noise of its own.
+        """
+        releases = self._header.setdefault("releases", [])
+        if step not in releases:
+            releases.append(step)
+            self._write()
+
+    def _watch_releases(self) -> None:
+        tables = self._model.optimizer.run.tables
+        if tables is not None:
+            tables.watch_releases(self.note_release, self._header.get("releases", ()))
 
     def record(self) -> None:
         """Writes down which weights the run has at this step: a checkpoint follows.
@@ -158,6 +178,8 @@ class PrivateRun:
         if self._digests is not None:
             digests = np.concatenate([digests, self._digests[len(digests) :]])
         self._digests = digests.view(HiddenArray)
+        tables = run.tables
+        self._memory = [] if tables is None else tables.memory()
         self._write()
 
     def _resume(
@@ -218,15 +240,23 @@ class PrivateRun:
             _replay(run.strategy, state, step - buffer_step)
         buffer = state.secret_tensors()["buffer"]
         pinned = schedule.schedule_id if step else -1
+        if self._memory and step != header["buffer_step"]:
+            raise ValueError(
+                f"{self.path} has what rows of tables remember of their noise at step "
+                f"{header['buffer_step']} alone, and these weights are of step {step}. "
+                f"Resume from the newest checkpoint."
+            )
         with run.strategy.scope():
             run.adopt(
                 run.secrets_of(
                     key, step=step, schedule_id=pinned, buffer=buffer, **kept
-                )
+                ),
+                self._memory or None,
             )
         run.vouched = tuple(header.get("vouched", ()))
         run.resumed_elsewhere = self._resumed_elsewhere(step)
         self.resumed = True
+        self._watch_releases()
         return schedule
 
     def _secret(self, name: str) -> HiddenBytes | None:
@@ -253,6 +283,10 @@ class PrivateRun:
                 self._header = HiddenDict(json.loads(arrays["header"].tobytes()))
                 self._buffer = arrays["buffer"].view(HiddenArray)
                 self._digests = arrays["digests"].view(HiddenArray)
+                count = sum(name.startswith("memory") for name in arrays.files)
+                self._memory = [
+                    arrays[f"memory{i}"].view(HiddenArray) for i in range(count)
+                ]
             if self._header["format"] != _FORMAT:
                 raise ValueError
         except PermissionError:
@@ -269,7 +303,12 @@ class PrivateRun:
         text = HiddenBytes(json.dumps(self._header).encode())
         header = np.frombuffer(text, np.uint8).view(HiddenArray)
         assert self._buffer is not None and self._digests is not None  # by record()
-        np.savez(stream, header=header, buffer=self._buffer, digests=self._digests)
+        memory: dict[str, Any] = {
+            f"memory{i}": array for i, array in enumerate(self._memory)
+        }
+        np.savez(
+            stream, header=header, buffer=self._buffer, digests=self._digests, **memory
+        )
         private_files.write(self.path, HiddenBytes(stream.getvalue()))
 
     def __repr__(self) -> str:

@@ -36,6 +36,7 @@ from tf_bandmf.keras.run.replicas import NoisyMean, shared_key
 from tf_bandmf.keras.run.reservation import Reservation
 from tf_bandmf.keras.run.scaling import UNSOUND, Scaling
 from tf_bandmf.keras.run.secrets import SecretState
+from tf_bandmf.keras.run.tables import RowSums, RunTables
 from tf_bandmf.keras.run.weights_seal import CHANGED, STATE_CHANGED, WeightsSeal
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.memory import refuse_too_large
@@ -104,12 +105,28 @@ class Run:
         self.membership = Membership(plan, is_additional)
         self.reservation = Reservation(plan)
         self._variables: list[Any] = []
+        self._lazy: list[Any] = []
+        self._tables: RunTables | None = None
         self._generator: noise.NoiseGenerator | None = None
         self._noisy_mean: NoisyMean | None = None
         self._secrets: SecretState | None = None
         self._seal: WeightsSeal | None = None
 
     # Its beginning.
+
+    def keep_lazily(self, tables: Sequence[Any]) -> None:
+        """Draws the noise of these tables when their rows are read; before `begin`.
+
+        Args:
+          tables: trainable variables, [rows, columns].
+        """
+        assert not self.has_begun
+        self._lazy = list(tables)
+
+    def eager(self, variables: Sequence[Any]) -> list[Any]:
+        """Those of some variables that get their noise in each step."""
+        lazy = {id(table) for table in self._lazy}
+        return [variable for variable in variables if id(variable) not in lazy]
 
     def begin(self, variables: Sequence[Any]) -> None:
         """Makes the noise generator, and a fresh key; within the scope of the strategy.
@@ -122,7 +139,9 @@ class Run:
         """
         self._variables, strategy = list(variables), self.strategy
         replicas = strategy.num_replicas_in_sync
-        num_parameters = sum(math.prod(variable.shape) for variable in variables)
+        eager = self.eager(variables)
+        # One that nobody sees, if there are none.
+        num_parameters = sum(math.prod(variable.shape) for variable in eager) or 1
         needed = self.plan.memory(num_parameters, replicas, self._keep_normals)
         if not tf.config.get_visible_devices("GPU"):
             here = 1 if replicas == 1 else len(strategy.extended.worker_devices)
@@ -159,9 +178,25 @@ class Run:
             self._generator, key, self.plan.fingerprint, is_bound=is_bound, **state
         )
 
-    def adopt(self, secrets: SecretState) -> None:
-        """Goes on with these secrets: of a new or of a resumed run."""
+    def adopt(self, secrets: SecretState, memory: Any = None) -> None:
+        """Goes on with these secrets: of a new or of a resumed run.
+
+        Args:
+          secrets: where the run is.
+          memory: of its tables, whose variables have a release: see `RunTables`.
+        """
         self._secrets = secrets
+        if self._lazy:
+            self._tables = RunTables(
+                self._lazy,
+                self.plan,
+                self.inner_optimizer,
+                self.generator,
+                secrets.key,
+                secrets.digest_before,
+                int(secrets.step),
+                memory,
+            )
         self.membership.join(secrets.key, self._variables)
         self.reservation.join(secrets.key)
         self._seal = WeightsSeal(self._state_of_steps)
@@ -193,6 +228,15 @@ class Run:
         if self._seal is None:
             raise ValueError("The run has not begun: the optimizer is not built.")
         return self._seal
+
+    @property
+    def tables(self) -> RunTables | None:
+        """Those whose noise is drawn when their rows are read, if there are any."""
+        return self._tables
+
+    def renew_seal(self, weights: Sequence[Any]) -> None:
+        """Seals the weights after a step; those of tables are sealed at releases."""
+        self.seal.renew(self.eager(weights))
 
     @property
     def generator(self) -> noise.NoiseGenerator:
@@ -252,10 +296,12 @@ class Run:
             *admission.conditions(
                 self.plan, batch, iterations, self.schedule_id, self.strategy
             ),
-            (self.seal.holds(weights), CHANGED),
+            (self.seal.holds(self.eager(weights)), CHANGED),
             (self.membership.may_begin(is_new, weights, schedule_id), SECOND_RUN),
             *self.reservation.conditions(),
         ]
+        if self._tables is not None:
+            conditions.append((self._tables.is_at(taken), RESTORED))
         sound = tf.constant(True)
         if self.scaling is not None:
             sound = self.scaling.is_sound()
@@ -297,7 +343,8 @@ class Run:
             the noisy gradients.
 
         Returns:
-          Noisy gradients, in the variables' shapes and dtypes.
+          Noisy gradients, in the variables' shapes and dtypes; for tables whose noise is
+          drawn when rows are read, `RowSums`, which have none yet.
 
         Raises:
           TypeError: if `clipped` did not come from the clipping of this library.
@@ -309,31 +356,65 @@ class Run:
         """
         self._check_origin(clipped, variables)
         plan = self.plan
-        flat = tf.concat([_reshaped(total, [-1]) for total in clipped.sums], axis=0)
-        norm = tf.sqrt(2.0 * tf.cast(tf.nn.l2_loss(flat), tf.float64))
+        row_sums, sums, eager, penalties = self._split(clipped, variables, penalties)
+        parts = [_reshaped(total, [-1]) for total in sums] or [tf.zeros([1])]
+        flat = tf.concat(parts, axis=0)
+        halves = [tf.nn.l2_loss(part) for part in (flat, *(s.sums for s in row_sums))]
+        norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
+        bound = flat
+        if self._tables is not None:
+            chained = self._tables.digest(row_sums, step)
+            bound = tf.concat([flat, tf.bitcast(chained, tf.float32)], axis=0)
         examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
         # NaN fails this comparison too.
         is_clipped = norm <= SUM_MARGIN * plan.l2_norm_clip * examples
         message = "The sum of gradients is not clipped, or not finite."
         with tf.control_dependencies([tf.debugging.Assert(is_clipped, [message])]):
-            correlated = self.secrets.next_noise(tf.identity(step), flat)
+            correlated = self.secrets.next_noise(tf.identity(step), bound)
         assert self._noisy_mean is not None and plan.expected_batch_size is not None
         noisy = self._noisy_mean(
             flat, correlated, plan.noise_stddev, plan.expected_batch_size
         )
-        sizes = [math.prod(variable.shape) for variable in variables]
-        gradients = [
-            _reshaped(part, variable.shape)
-            for part, variable in zip(tf.split(noisy, sizes), variables)
-        ]
+        gradients = []
+        if eager:
+            sizes = [math.prod(variable.shape) for variable in eager]
+            gradients = [
+                _reshaped(part, variable.shape)
+                for part, variable in zip(tf.split(noisy, sizes), eager)
+            ]
         if clipped.scales:
             gradients = [g / s for g, s in zip(gradients, clipped.scales, strict=True)]
         if penalties is not None:
             gradients = [a + b for a, b in zip(gradients, penalties)]
-        return [
-            tf.cast(gradient, variable.dtype)
-            for gradient, variable in zip(gradients, variables)
-        ]
+        found = {
+            id(variable): tf.cast(gradient, variable.dtype)
+            for gradient, variable in zip(gradients, eager)
+        }
+        if self._tables is not None:
+            with tf.control_dependencies([noisy]):
+                found |= {
+                    id(variable): RowSums(*map(tf.identity, sums))
+                    for variable, sums in zip(self._tables.variables, row_sums)
+                }
+        return [found[id(variable)] for variable in variables]
+
+    def _split(
+        self,
+        clipped: ClippedGradients,
+        variables: Sequence[Any],
+        penalties: Sequence[tf.Tensor] | None,
+    ) -> tuple[list[RowSums], list[tf.Tensor], list[Any], list[tf.Tensor] | None]:
+        """Row sums of tables; sums, variables and penalties of all others."""
+        if self._tables is None:
+            own = None if penalties is None else list(penalties)
+            return [], list(clipped.sums), list(variables), own
+        by_id = {id(v): s for v, s in zip(variables, clipped.sums, strict=True)}
+        row_sums = self._tables.row_sums([by_id[id(v)] for v in self._tables.variables])
+        eager = self.eager(variables)
+        if penalties is not None:
+            added = {id(v): p for v, p in zip(variables, penalties)}
+            penalties = [added[id(v)] for v in eager]
+        return row_sums, [by_id[id(v)] for v in eager], eager, penalties
 
     def _check_origin(self, clipped: Any, variables: Sequence[Any]) -> None:
         if not isinstance(clipped, ClippedGradients):
@@ -357,8 +438,25 @@ class Run:
 
     def apply(self, noisy: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
         """Lets the inner optimizer apply what `privatize` returned."""
-        with tf.control_dependencies(noisy), update_runs_no_host_code():
-            self.inner_optimizer.apply(list(noisy), list(variables))
+        if self._tables is None:
+            with tf.control_dependencies(noisy), update_runs_no_host_code():
+                self.inner_optimizer.apply(list(noisy), list(variables))
+            return
+        by_id = {id(v): gradient for v, gradient in zip(variables, noisy, strict=True)}
+        row_sums = [by_id[id(v)] for v in self._tables.variables]
+        eager = self.eager(variables)
+        gradients = [by_id[id(v)] for v in eager]
+        iterations = self.inner_optimizer.iterations
+        flat = tf.nest.flatten([row_sums, gradients])
+        with tf.control_dependencies(flat):
+            step = tf.identity(iterations.value)
+            rate = self._tables.rate()
+            self._tables.apply(row_sums, step, rate)
+            if not eager:
+                iterations.assign_add(1)
+                return
+            with tf.control_dependencies([rate]), update_runs_no_host_code():
+                self.inner_optimizer.apply(gradients, eager)
 
     def still_at(
         self, step: tf.Tensor, weights: Sequence[Any]
@@ -371,10 +469,24 @@ class Run:
         """
         conditions = [
             (tf.equal(self.iterations, step), RESTORED),
-            (self.seal.holds(weights), CHANGED),
+            (self.seal.holds(self.eager(weights)), CHANGED),
             (self.seal.holds_state(), STATE_CHANGED),
         ]
         return [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
+
+    def release(self) -> None:
+        """Lets the layers' variables of all tables have the rows of now.
+
+        Raises:
+          InvalidArgumentError: if something else changed the variables, or a step was
+            interrupted.
+        """
+        if self._tables is None:
+            return
+        with self.turn:
+            self.refuse_restored()
+            if not self._tables.release():
+                raise tf.errors.InvalidArgumentError(None, None, CHANGED)
 
     def vouch(self, reason: str) -> None:
         """See `PrivateOptimizer.vouch_for_weights`."""
@@ -386,6 +498,8 @@ class Run:
             raise ValueError("The run has not begun: any weights may begin it.")
         with self.turn:
             self.seal.open()
+            if self._tables is not None:
+                self._tables.accept()
             self.vouched = tuple(dict.fromkeys((*self.vouched, reason.strip())))
 
     def remarks(self) -> list[str]:
@@ -394,6 +508,8 @@ class Run:
         if self.has_begun:
             remarks += self.membership.remarks(int(self.schedule_id))
         remarks += self.reservation.remarks()
+        if self._tables is not None:
+            remarks += self._tables.remarks()
         remarks += [
             f"Weights were changed between steps, for which whoever trained vouches that "
             f"no private data had a part in it: {sentence(reason)}"

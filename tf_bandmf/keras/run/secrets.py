@@ -160,8 +160,8 @@ class SecretState:
 
         Args:
           step: int64 scalar that `generator.checked_step` returned.
-          total: what the noise is added to: this replica's sum of clipped gradients,
-            float32, shape [num_parameters].
+          total: what the noise is bound to: this replica's sum of clipped gradients,
+            float32, and what else was summed at this step; of a static length.
 
         Returns:
           float32, shape [shard_size].
@@ -181,6 +181,11 @@ class SecretState:
             horizon = tf.constant(self._generator.num_steps, tf.int64)
             row = tf.where(may_be, step, horizon)
         return self._draw(row, step, digest)
+
+    def digest_before(self, step: tf.Tensor) -> tf.Tensor:
+        """The digest of the step before one, int64; 0 before the first."""
+        digest = of_replica(self._known_digests).sparse_read(tf.maximum(step - 1, 0))
+        return tf.where(step > 0, digest, tf.constant(0, tf.int64))
 
     def replay(self) -> tf.Tensor:
         """Draws the noise of the coming step once more, from its known digest.

@@ -78,14 +78,14 @@ class WeightsSeal:
           weights: Keras variables, in the same order each time.
         """
         state = of_replica(self._states).value()
-        unchanged = tf.equal(state[1], _digest(weights))
+        unchanged = tf.equal(state[1], digest_of(weights))
         return tf.equal(state[0], 0) | unchanged
 
     @tf.autograph.experimental.do_not_convert
     def holds_state(self) -> tf.Tensor:
         """Whether the optimizer's state is as that step left it, bool scalar."""
         state = of_replica(self._states).value()
-        unchanged = tf.equal(state[2], _digest(self._optimizer_state()))
+        unchanged = tf.equal(state[2], digest_of(self._optimizer_state()))
         return tf.equal(state[0], 0) | unchanged
 
     @tf.autograph.experimental.do_not_convert
@@ -95,7 +95,7 @@ class WeightsSeal:
         return of_replica(self._states).assign(self._now(), read_value=False)
 
     def _now(self) -> tf.Tensor:
-        digests = _digest(self._weights), _digest(self._optimizer_state())
+        digests = digest_of(self._weights), digest_of(self._optimizer_state())
         return tf.stack([tf.constant(1, tf.int64), *digests])
 
     def open(self) -> None:
@@ -138,8 +138,8 @@ def let_average(callbacks: Any, run: Callable[[], Any]) -> None:
         around_swaps(callback, through)
 
 
-def _digest(weights: Sequence[Any]) -> tf.Tensor:
-    """int64 scalar."""
+def digest_of(weights: Sequence[Any]) -> tf.Tensor:
+    """Of all bits of Keras variables, int64 scalar."""
     if not weights:
         return tf.constant(0, tf.int64)
     # A step has four of these, and tracing takes its time for each operation.

@@ -47,6 +47,8 @@ class Part(NamedTuple):
           tensors: those of `measured`, cleaned.
         """
         total = self.measured.weighted_sum(weights, tensors)
+        if isinstance(total, tf.IndexedSlices):
+            return {self.members[0]: total}
         if len(self.members) == 1:
             return {self.members[0]: tf.ensure_shape(total, self.shapes[0])}
         pieces = tf.split(total, [math.prod(shape) for shape in self.shapes])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import (
     Factor,
@@ -28,34 +29,43 @@ class Rows(Factor):
       ids: [B, T] integers.
       values: [B, T, O].
       num_rows: rows of the table.
+      stays_sparse: whether the weighted sum is made of (ids, values) as `tf.IndexedSlices`,
+        in which rows stand several times and rows that do not exist have negative ids.
     """
 
     ids: tf.Tensor
     values: tf.Tensor
     num_rows: int
+    stays_sparse: bool = False
 
     # Above this many terms, sorting ids is cheaper than comparing all pairs.
     _MAX_PAIRED_TERMS = 256
 
     def add(self, other: Factor) -> Factor | None:
         """See the base class."""
-        if isinstance(other, Product):
+        if isinstance(other, Product) and not self.stays_sparse:
             return RowsAndProduct.of(self, other)
         if not isinstance(other, Rows) or self.num_rows != other.num_rows:
             return None
-        return Rows(
-            tf.concat([self.ids, tf.cast(other.ids, self.ids.dtype)], axis=1),
-            tf.concat([self.values, other.values], axis=1),
-            self.num_rows,
+        return dataclasses.replace(
+            self,
+            ids=tf.concat([self.ids, tf.cast(other.ids, self.ids.dtype)], axis=1),
+            values=tf.concat([self.values, other.values], axis=1),
         )
 
     def of_units(self, rows: int) -> Factor:
         """See the base class."""
         ids, values = join_terms(self.ids, rows), join_terms(self.values, rows)
-        return Rows(ids, values, self.num_rows)
+        return dataclasses.replace(self, ids=ids, values=values)
 
     def instantiate(self) -> tf.Tensor:
         """See the base class."""
+        if self.stays_sparse:
+            raise UnsupportedModelError(
+                "A table whose noise is drawn when its rows are read is used as a whole, "
+                "such as in a tied output projection: every step touches all of it. Give "
+                "make_private tables='dense', or use it for lookups alone."
+            )
         values = tf.cast(self.values, tf.float32)
         batch = tf.shape(values)[0]
         offsets = tf.range(batch, dtype=tf.int64)[:, None] * self.num_rows
@@ -72,7 +82,8 @@ class Rows(Factor):
         """See the base class: every value is multiplied by the scales of its row."""
         exists = (self.ids >= 0) & (self.ids < self.num_rows)
         scales = tf.gather(scale, tf.where(exists, self.ids, 0))
-        return Rows(self.ids, tf.cast(self.values, tf.float32) * scales, self.num_rows)
+        scaled = tf.cast(self.values, tf.float32) * scales
+        return dataclasses.replace(self, values=scaled)
 
     def measure(self, negligible: float = 0.0) -> Measured:
         """See the base class."""
@@ -87,11 +98,12 @@ class Rows(Factor):
 
         def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
             (cleaned,) = tensors
-            return tf.math.unsorted_segment_sum(
-                tf.reshape(cleaned * weights[:, None, None], [-1, cleaned.shape[-1]]),
-                tf.reshape(self.ids, [-1]),
-                self.num_rows,
-            )
+            ids = tf.reshape(self.ids, [-1])
+            values = cleaned * weights[:, None, None]
+            values = tf.reshape(values, [-1, cleaned.shape[-1]])
+            if self.stays_sparse:
+                return tf.IndexedSlices(values, tf.cast(ids, tf.int64))
+            return tf.math.unsorted_segment_sum(values, ids, self.num_rows)
 
         return Measured(measured, (values,), weighted_sum)
 

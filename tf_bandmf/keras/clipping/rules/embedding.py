@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Layout, Product
@@ -18,6 +19,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     owns_only,
 )
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
+from tf_bandmf.keras.clipping.tensors.table_readers import TableReader, reader_of
 from tf_bandmf.keras.compat.keras_objects import MASK, embeddings_of
 
 _PREFIX = "lora_embeddings"
@@ -51,7 +53,11 @@ class EmbeddingRule(OneTapRule):
     def forward(self, call: LayerCall) -> Any:
         """See the base class."""
         if not _is_reverse(call):
-            outputs = call.run()
+            reader = reader_of(embeddings_of(call.layer))
+            if reader is None:
+                outputs = call.run()
+            else:
+                outputs = _read(call.layer, call.inputs, reader)
             tapped = call.tap(outputs)
             mask = getattr(outputs, MASK, None)
             if mask is not None:
@@ -74,23 +80,57 @@ class EmbeddingRule(OneTapRule):
         return {key: factor for key, factor in found.items() if key in wanted}
 
 
+def is_lookup_table(layer: Any, variables: Sequence[Any]) -> bool:
+    """Whether all that a layer's one variable is for is to be looked up, or projected with.
+
+    Args:
+      layer: a built layer.
+      variables: its trainable variables.
+    """
+    if adapter_of(layer, _PREFIX) is not None or len(variables) != 1:
+        return False
+    is_table = isinstance(layer, keras.layers.Embedding)
+    return is_table and EmbeddingRule().supports(layer, variables)
+
+
+def is_reverse(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call with these arguments multiplies with the table."""
+    if len(args) > 1:
+        return bool(args[1])
+    return bool(kwargs.get("reverse", False))
+
+
 def _is_reverse(call: LayerCall) -> bool:
-    if len(call.args) > 1:
-        return bool(call.args[1])
-    return bool(call.kwargs.get("reverse", False))
+    return is_reverse(call.args, call.kwargs)
 
 
-def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Factor]:
-    num_rows, width = kernel_shape(embeddings_of(layer))
+def rows_of_ids(layer: Any, ids: tf.Tensor) -> tf.Tensor:
+    """The rows that an `Embedding` looks up, of the ids' shape; -1 where there is none."""
+    num_rows, _ = kernel_shape(embeddings_of(layer))
     if ids.dtype not in (tf.int32, tf.int64):
         ids = tf.cast(ids, tf.int32)
     # Keras counts negative ids from the end; rows that do not exist get nothing.
     ids = tf.where(ids < 0, ids + num_rows, ids)
     exists = (ids >= 0) & (ids < num_rows)
-    ids = tf.where(exists, ids, -1)
-    ids = _flat(ids, 0)
+    return tf.where(exists, ids, -1)
+
+
+def _read(layer: Any, ids: tf.Tensor, reader: TableReader) -> tf.Tensor:
+    """As the call of an `Embedding`, by a reader."""
+    rows = rows_of_ids(layer, ids)
+    found = reader(tf.maximum(rows, 0))
+    found = tf.where((rows >= 0)[..., None], found, np.float32(np.nan))
+    return tf.cast(found, layer.compute_dtype)
+
+
+def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Factor]:
+    num_rows, width = kernel_shape(embeddings_of(layer))
+    ids = _flat(rows_of_ids(layer, ids), 0)
     values = _flat(gradient, width)
-    result: dict[int, Factor] = {id(embeddings_of(layer)): Rows(ids, values, num_rows)}
+    stays_sparse = reader_of(embeddings_of(layer)) is not None
+    result: dict[int, Factor] = {
+        id(embeddings_of(layer)): Rows(ids, values, num_rows, stays_sparse)
+    }
     adapter = adapter_of(layer, _PREFIX)
     if adapter is not None:
         down, up = adapter.values()

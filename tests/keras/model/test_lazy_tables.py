@@ -1,0 +1,379 @@
+"""Tables whose noise is drawn when their rows are read: `make_private(tables="lazy")`."""
+
+import gc
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.noise.keys import NoiseKey
+
+ROWS, WIDTH, LENGTH, EXAMPLES, BATCH = 40, 3, 4, 24, 6
+LOSS = keras.losses.BinaryCrossentropy(from_logits=True)
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, ROWS, (EXAMPLES, LENGTH)).astype(np.int32)
+    # Padding, an id from the end, one that does not exist, repeats.
+    ids[0], ids[1, 0], ids[2, 1], ids[3] = 0, -1, ROWS + 5, 7
+    return ids, rng.integers(0, 2, (EXAMPLES, 1)).astype(np.float32)
+
+
+def make_plan(mechanism="dp_sgd", epochs=2, **changes):
+    settings = {"test_seed": 0, "batch_size": BATCH, "num_examples": EXAMPLES}
+    return tf_bandmf.plan(
+        mechanism, epsilon=4.0, delta=1e-3, epochs=epochs, **{**settings, **changes}
+    )
+
+
+def two_towers():
+    """A shared table, a bag with a mask, a table of its own, a small dense part."""
+    keras.utils.set_random_seed(0)
+    ids = keras.Input((LENGTH,), dtype="int32")
+    items = keras.layers.Embedding(ROWS, WIDTH, mask_zero=True, name="items")
+    others = keras.layers.Embedding(ROWS, WIDTH, name="others")
+    bag = keras.layers.GlobalAveragePooling1D()(items(ids[:, :-1]))
+    target = keras.layers.Flatten()(items(ids[:, -1:]))
+    more = keras.layers.Flatten()(others((ids * 3 + 1) % ROWS))
+    both = keras.layers.Concatenate()([bag, target, more])
+    return keras.Model(ids, keras.layers.Dense(1)(both))
+
+
+def mean_of_bag():
+    keras.utils.set_random_seed(0)
+    ids = keras.Input((LENGTH,), dtype="int32")
+    table = keras.layers.Embedding(ROWS, WIDTH, name="items")
+    return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+
+
+def prepare(model, plan, tables="lazy", inner=None, **settings):
+    model = tf_bandmf.keras.make_private(
+        model, self_check=False, tables=tables, **settings
+    )
+    inner = keras.optimizers.SGD(0.5) if inner is None else inner
+    optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan, additional_run=True)
+    model.compile(optimizer, LOSS)
+    return model
+
+
+def table_of(model, name="items"):
+    return model.get_layer(name).embeddings.numpy()
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """No noise at all: what is left is what the data do."""
+
+    def zeros(step_keys, weights, num_normals, first_block=0, **options):
+        return tf.zeros([num_normals])
+
+    monkeypatch.setattr("tf_bandmf.noise.lazy_tables.weighted_normals", zeros)
+    monkeypatch.setattr("tf_bandmf.noise.generator.weighted_normals", zeros)
+
+
+def schedule():
+    return keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "settings"),
+    [
+        pytest.param("dp_sgd", {"learning_rate": 0.5}, marks=pytest.mark.slow),
+        pytest.param(
+            "lambda_cgd", {"momentum": 0.9, "nesterov": True}, marks=pytest.mark.slow
+        ),
+        ("lambda_cgd", {"momentum": 0.8, "weight_decay": 0.1}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The plan's noise is shaped")
+def test_without_noise_weights_are_those_of_dense_tables(
+    silent, data, mechanism, settings
+):
+    found = []
+    for tables in ("dense", "lazy"):
+        rate = settings.get("learning_rate") or schedule()
+        inner = keras.optimizers.SGD(**{**settings, "learning_rate": rate})
+        plan = make_plan(mechanism)
+        model = prepare(two_towers(), plan, tables, inner)
+        model.fit(plan.batches(*data), epochs=2, verbose=0)
+        found.append(model.get_weights())
+        assert bool(model.optimizer.run.tables) == (tables == "lazy")
+    for dense, lazy in zip(*found):
+        np.testing.assert_allclose(lazy, dense, rtol=1e-5, atol=1e-6)
+
+
+class Watch(keras.callbacks.Callback):
+    """Keeps what callbacks see."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps, self.epochs, self.begin = [], [], []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps.append(table_of(self.model))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(table_of(self.model))
+
+
+def test_invariant_10_between_releases_everybody_sees_the_last_one(data, tmp_path):
+    plan = make_plan(test_seed=None)
+    model = prepare(mean_of_bag(), plan)
+    before = table_of(model)
+    watch = Watch()
+    model.fit(
+        plan.batches(*data), epochs=2, verbose=0, callbacks=[watch], shuffle=False
+    )
+    per_epoch = len(watch.steps) // 2
+    for seen in watch.steps[:per_epoch]:
+        np.testing.assert_array_equal(seen, before)
+    for seen in watch.steps[per_epoch:]:
+        np.testing.assert_array_equal(seen, watch.epochs[0])
+    # A release moves every row, whether somebody touched it or not.
+    for earlier, later in zip([before, *watch.epochs], watch.epochs):
+        assert np.all(np.any(earlier != later, axis=1))
+    np.testing.assert_array_equal(table_of(model), watch.epochs[1])
+    statement = model.privacy_statement()
+    assert any("items" in remark for remark in statement.remarks)
+    # Nothing that Keras tracks has the rows of now, or their clocks.
+    tracked = {id(v) for v in model.variables + model.optimizer.variables}
+    (table,) = model.optimizer.run.tables._tables
+    assert not tracked & {id(table._states), id(table._clocks)}
+    model.save(tmp_path / "model.keras")
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    names = [
+        name for name, _ in tf.train.list_variables(checkpoint.save(tmp_path / "c"))
+    ]
+    assert not any("clock" in name or "states" in name for name in names)
+
+
+@pytest.mark.slow
+def test_a_loop_of_steps_shows_nothing_until_it_releases(data):
+    plan = make_plan()
+    model = prepare(mean_of_bag(), plan)
+    before = table_of(model)
+    batches = iter(plan.batches(*data).dataset(0))
+    for _ in range(3):
+        model.train_on_batch(next(batches))
+    np.testing.assert_array_equal(table_of(model), before)
+    model.release()
+    released = table_of(model)
+    assert np.all(np.any(released != before, axis=1))
+    model.release()
+    np.testing.assert_array_equal(table_of(model), released)
+    model.train_on_batch(next(batches))
+    np.testing.assert_array_equal(table_of(model), released)
+    model.predict(data[0][:2], verbose=0)
+    assert np.all(np.any(table_of(model) != released, axis=1))
+
+
+@pytest.mark.slow
+def test_release_every_and_validation(data):
+    plan = make_plan()
+    model = prepare(mean_of_bag(), plan, release_every=2)
+    watch = Watch()
+    model.fit(
+        plan.batches(*data),
+        epochs=1,
+        verbose=0,
+        callbacks=[watch],
+        validation_data=(data[0] % ROWS, data[1]),
+    )
+    changes = [np.any(a != b) for a, b in zip(watch.steps, watch.steps[1:])]
+    assert changes == [True, False, True]
+
+
+@pytest.mark.filterwarnings("ignore:The plan's noise is shaped")
+@pytest.mark.parametrize(
+    "mechanism", [pytest.param("dp_sgd", marks=pytest.mark.slow), "lambda_cgd"]
+)
+def test_invariant_11_a_resumed_run_has_the_weights_of_one_that_was_not_interrupted(
+    data, tmp_path, mechanism
+):
+    inner = {"momentum": 0.5} if mechanism == "lambda_cgd" else {}
+
+    plan = make_plan(mechanism, test_seed=None, epochs=3)
+    inner = keras.optimizers.SGD(0.5, **inner)
+    model = prepare(mean_of_bag(), plan, inner=inner)
+    path, checkpoint = str(tmp_path / "run.private"), tmp_path / "first.keras"
+    model.fit(plan.batches(*data), epochs=1, verbose=0, private_state=path)
+    model.save(checkpoint)
+    after_one = table_of(model)
+    model.fit(plan.batches(*data), epochs=2, verbose=0)
+    straight = model.get_weights()
+    del model
+    gc.collect()
+    again = keras.models.load_model(checkpoint)
+    again._training.checked = True
+    np.testing.assert_array_equal(table_of(again), after_one)
+    again.fit(plan.batches(*data), epochs=3, verbose=0, private_state=path)
+    for one, other in zip(straight, again.get_weights()):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_weights_that_something_else_changed_are_not_released(data):
+    plan = make_plan()
+    model = prepare(mean_of_bag(), plan)
+    batches = iter(plan.batches(*data).dataset(0))
+    model.train_on_batch(next(batches))
+    table = model.get_layer("items").embeddings
+    table.assign(table + 1.0)
+    model.train_on_batch(next(batches))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="something else changed"):
+        model.release()
+    model.optimizer.vouch_for_weights("the table was moved by one")
+    moved = table_of(model)
+    model.train_on_batch(next(batches))
+    model.release()
+    assert np.max(np.abs(table_of(model) - moved)) < 0.9
+
+
+@pytest.mark.slow
+def test_weights_that_are_loaded_before_the_first_step_are_used(silent, data):
+    plan = make_plan()
+    found = []
+    for tables in ("dense", "lazy"):
+        model = prepare(mean_of_bag(), plan, tables)
+        model.optimizer.run  # noqa: B018
+        model.make_train_function()
+        model.get_layer("items").embeddings.assign(np.full([ROWS, WIDTH], 0.3))
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+        found.append(table_of(model))
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+def _tied():
+    ids = keras.Input((LENGTH,), dtype="int32")
+    table = keras.layers.ReversibleEmbedding(ROWS, WIDTH, name="items")
+    return keras.Model(ids, table(table(ids), reverse=True))
+
+
+def _regularized():
+    model = keras.Sequential(
+        [
+            keras.Input((LENGTH,), dtype="int32"),
+            keras.layers.Embedding(
+                ROWS, WIDTH, embeddings_regularizer="l2", name="items"
+            ),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "says"),
+    [
+        (mean_of_bag, {"inner": "adam"}, "Adam is not linear"),
+        (mean_of_bag, {"microbatch_size": 2}, "microbatch_size"),
+        (mean_of_bag, {"tables": ["nobody"]}, "nobody"),
+        (_regularized, {}, "regularizer"),
+        (
+            lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]),
+            {},
+            "none",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(make, settings, says):
+    model = prepare(make(), make_plan(), **settings)
+    with pytest.raises(UnsupportedModelError, match=says):
+        model.fit(make_plan().batches(np.ones([EXAMPLES, 4], np.int32)), verbose=0)
+
+
+def test_a_tied_projection_is_refused(data):
+    plan = make_plan()
+    model = prepare(_tied(), plan)
+    model.compile(
+        model.optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    with pytest.raises(UnsupportedModelError, match="tied output projection"):
+        model.fit(plan.batches(data[0], np.abs(data[0]) % ROWS), verbose=0)
+
+
+class Noised(keras.layers.Layer):
+    """Ids that are random in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(0)
+
+    def call(self, ids):
+        drawn = keras.random.uniform(keras.ops.shape(ids), seed=self.seed)
+        return keras.ops.where(drawn < 0.5, ids, 0)
+
+
+def test_ids_that_are_no_function_of_the_inputs_are_refused(data):
+    ids = keras.Input((LENGTH,), dtype="int32")
+    table = keras.layers.Embedding(ROWS, WIDTH, name="items")
+    flat = keras.layers.Flatten()(table(Noised()(ids)))
+    plan = make_plan()
+    model = prepare(keras.Model(ids, keras.layers.Dense(1)(flat)), plan)
+    with pytest.raises(UnsupportedModelError, match="no function of the inputs"):
+        model.fit(plan.batches(*data), verbose=0)
+
+
+def test_invariant_8_other_data_after_the_same_steps_get_other_noise(data):
+    """Two histories of one key: what they share ends where their sums differ."""
+    shown = []
+    rows = tf.constant([0, 1, 2], tf.int64)
+    for value in (1.0, 1.0, 2.0):
+        model = prepare(mean_of_bag(), make_plan(test_seed=None))
+        model.make_train_function()
+        run = model.optimizer.run
+        run.adopt(run.secrets_of(NoiseKey(bytes(32))))
+        tables = run.tables
+        tables.begin()
+        for step in range(3):
+            t = tf.constant(step, tf.int64)
+            tables.bring_up_to_date([rows], t)
+            added = tf.fill([3, WIDTH], value if step == 1 else 1.0)
+            sums = tables.row_sums([tf.IndexedSlices(added, rows)])
+            digest = tf.bitcast(tables.digest(sums, t), tf.float32)
+            dense = tf.zeros([run.generator.num_parameters])
+            run.secrets.next_noise(t, tf.concat([dense, digest], axis=0))
+            tables.apply(sums, t, tf.constant(0.5, tf.float64))
+        assert tables.release()
+        shown.append(table_of(model))
+    np.testing.assert_array_equal(shown[0], shown[1])
+    # Rows that nobody touched differ, too: nothing that was drawn after is shared.
+    assert np.all(np.any(shown[0] != shown[2], axis=1))
+    untouched = shown[0][3:] - shown[2][3:]
+    assert np.all(untouched != 0.0)
+
+
+def test_a_resumed_run_repeats_releases_that_were_made_after_its_checkpoint(
+    data, tmp_path
+):
+    plan = make_plan(test_seed=None, epochs=3)
+    model = prepare(mean_of_bag(), plan)
+    path, checkpoint = str(tmp_path / "run.private"), tmp_path / "first.keras"
+    model.fit(plan.batches(*data), epochs=1, verbose=0, private_state=path)
+    model.save(checkpoint)
+    model.fit(plan.batches(*data), epochs=1, verbose=0, callbacks=[Peek(2)])
+    straight = model.get_weights()
+    del model
+    gc.collect()
+    again = keras.models.load_model(checkpoint)
+    again._training.checked = True
+    again.fit(plan.batches(*data), epochs=2, verbose=0, private_state=path)
+    for one, other in zip(straight, again.get_weights()):
+        np.testing.assert_array_equal(one, other)
+
+
+class Peek(keras.callbacks.Callback):
+    """Predicts in the middle of an epoch."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.batch = batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch:
+            self.model.predict(np.zeros([1, LENGTH], np.int32), verbose=0)

@@ -1,0 +1,210 @@
+"""Rows that are brought up to date when they are read have the law of the eager noise."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf import matrices
+from tf_bandmf.noise import lazy
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.noise.lazy_tables import Jumps, LazyTable
+
+_STEPS = 9
+_RATES = np.linspace(0.5, 0.1, _STEPS)
+_UPDATES = {
+    "sgd": lazy.LinearUpdate(),
+    "decay": lazy.LinearUpdate(weight_decay=0.3),
+    "momentum": lazy.LinearUpdate(momentum=0.8),
+    "nesterov": lazy.LinearUpdate(momentum=0.8, nesterov=True, weight_decay=0.2),
+}
+_MATRICES = {
+    "independent": matrices.ToeplitzBanded(np.ones(1), _STEPS),
+    "toeplitz": matrices.ToeplitzBanded.example(_STEPS),
+    "banded": matrices.RowBanded.example(_STEPS),
+    "inverse": matrices.Inverse.example(_STEPS),
+    "scaled": matrices.ColumnScaled.example(_STEPS),
+    "scaled inverse": matrices.Inverse.example(_STEPS).normalize_columns(),
+    "buffered": matrices.BufferedToeplitz.example(_STEPS),
+}
+_KEYS = NoiseKey.for_testing(3).step_keys(2 * _STEPS + 2)
+
+
+def _system(kind, update, stddev=0.7, batch_size=4.0):
+    noise = lazy.noise_system(_MATRICES[kind])
+    return lazy.row_system(noise, update, stddev, batch_size)
+
+
+def _eager(kind, update, sums=None, stddev=0.7, batch_size=4.0):
+    """Weights before each step as functions of all z, [n + 1, n], and without noise."""
+    noising = np.linalg.inv(_MATRICES[kind].to_dense())
+    weights, velocity = np.zeros([2, _STEPS + 1, _STEPS + 1])
+    for t in range(_STEPS):
+        # The last column is what does not depend on the noise.
+        gradient = np.append(stddev * noising[t], 0.0 if sums is None else sums[t])
+        gradient *= _RATES[t] / batch_size
+        decayed = weights[t] * (1.0 - _RATES[t] * update.weight_decay)
+        velocity[t + 1] = update.momentum * velocity[t] - gradient
+        moved = velocity[t + 1]
+        if update.nesterov:
+            moved = update.momentum * velocity[t + 1] - gradient
+        weights[t + 1] = decayed + moved
+    return weights[:, :-1], weights[:, -1]
+
+
+@pytest.mark.parametrize("update", _UPDATES)
+@pytest.mark.parametrize("kind", _MATRICES)
+def test_all_pairs_of_reads_have_the_covariance_of_the_eager_noise(kind, update):
+    update = _UPDATES[update]
+    jumps = Jumps(_system(kind, update), _STEPS)
+    times = [2, 3, 7, 9]
+    m = jumps.entries
+    # The state as a function of the normals of all jumps: exact, nothing is drawn.
+    state, reads, last = np.zeros([m, m * len(times)]), [], 0
+    for t in range(_STEPS):
+        rate = tf.constant(_RATES[t], tf.float64)
+        jumps.advance(tf.constant(t), rate)
+        if t + 1 not in times:
+            continue
+        products, factors = jumps.from_clocks(tf.constant([2 * last]))
+        fresh = np.zeros_like(state)
+        place = m * len(reads)
+        fresh[:, place : place + m] = factors[0].numpy()
+        state, last = products[0].numpy() @ state + fresh, t + 1
+        reads.append(state[0])
+    expected = _eager(kind, update)[0][times]
+    np.testing.assert_allclose(
+        np.array(reads) @ np.array(reads).T,
+        expected @ expected.T,
+        rtol=2e-6,
+        atol=1e-7 * np.max(expected**2),
+    )
+
+
+def _run(kind, update, touched, sums, releases, stddev, rows, columns=3):
+    """Trains a table; what it shows at each release."""
+    jumps = Jumps(_system(kind, update, stddev), _STEPS)
+    weights = tf.Variable(tf.zeros([rows, columns]))
+    table = LazyTable(weights, jumps, number=1)
+
+    @tf.function(autograph=False)
+    def step(t, rate, rows, sums):
+        table.bring_up_to_date(rows, t, tf.gather(_KEYS, 2 * t))
+        table.add(rows, sums, t, rate)
+        jumps.advance(t, rate)
+
+    @tf.function(autograph=False)
+    def release(t):
+        table.release(weights, t, tf.gather(_KEYS, 2 * t + 1))
+        jumps.released(t)
+
+    shown = []
+    for t in range(_STEPS):
+        rate = tf.constant(_RATES[t], tf.float64)
+        own = tf.constant(touched[t], tf.int32)
+        added = np.broadcast_to(np.float32(sums[t])[..., None], [len(own), columns])
+        step(tf.constant(t), rate, own, tf.constant(added, tf.float32))
+        if t + 1 in releases:
+            release(tf.constant(t + 1))
+            shown.append(weights.numpy())
+    return np.array(shown)
+
+
+@pytest.mark.parametrize(
+    ("kind", "update"),
+    [("independent", "decay"), ("inverse", "nesterov"), ("buffered", "momentum")],
+)
+def test_sums_arrive_as_in_an_eager_run(kind, update):
+    touched = [[0, 2], [1], [], [2], [0, 1, 2], [1], [0], [], [1]]
+    sums = [np.arange(len(own)) + 0.5 * t + 1 for t, own in enumerate(touched)]
+    update = _UPDATES[update]
+    shown = _run(kind, update, touched, sums, [4, 9], 1e-9, 4)
+    for row in range(4):
+        own = [
+            float(np.sum(sums[t][[r == row for r in touched[t]]]))
+            for t in range(_STEPS)
+        ]
+        expected = _eager(kind, update, own)[1]
+        np.testing.assert_allclose(
+            shown[:, row, 0], expected[[4, 9]], rtol=1e-5, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("kind", ["inverse"])
+def test_what_is_shown_has_the_law_of_the_eager_noise(kind):
+    update = lazy.LinearUpdate(momentum=0.8, weight_decay=0.2)
+    rows, columns = 3000, 24
+    rng = np.random.default_rng(5)
+    touched = [rng.permutation(rows)[: rows // 3] for _ in range(_STEPS)]
+    sums = [np.zeros(rows // 3)] * _STEPS
+    shown = _run(kind, update, touched, sums, [3, 4, 9], 0.7, rows, columns)
+    found = np.einsum("arc,brc->ab", shown, shown) / (rows * columns)
+    expected = _eager(kind, update)[0][[3, 4, 9]]
+    expected = expected @ expected.T
+    scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    # Five standard errors of a mean of 72,000 products.
+    np.testing.assert_array_less(np.abs(found - expected) / scale, 5 * 2**0.5 / 268)
+    # Rows and columns are independent of each other.
+    last = shown[-1] / np.sqrt(expected[-1, -1])
+    across = last.T @ last / rows
+    np.testing.assert_array_less(np.abs(across - np.eye(columns)), 6 * 2**0.5 / 54)
+    neighbours = np.mean(last[1:] * last[:-1], axis=1)
+    np.testing.assert_array_less(np.abs(neighbours.mean()), 5 / 268)
+
+
+def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch):
+    rows, columns = 5000, 3
+    monkeypatch.setattr("tf_bandmf.noise.lazy_tables._RELEASE_NUMBERS", 4096)
+    jumps = Jumps(_system("inverse", lazy.LinearUpdate()), _STEPS)
+    weights = tf.Variable(tf.random.normal([rows, columns]))
+    table = LazyTable(weights, jumps)
+    assert table._release_rows < rows
+    before = weights.numpy()
+    jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
+    table.release(weights, tf.constant(1), _KEYS[0])
+    first = weights.numpy()
+    moved = first - before
+    assert len(np.unique(moved)) > 0.99 * moved.size
+    np.testing.assert_allclose(np.std(moved), 0.7 / 4 * 0.1, rtol=0.03)
+    jumps.released(tf.constant(1))
+    table.release(weights, tf.constant(1), _KEYS[1])
+    np.testing.assert_array_equal(weights.numpy(), first)
+
+
+def test_memory_and_weights_make_the_same_table_again():
+    system = _system("inverse", lazy.LinearUpdate(momentum=0.5))
+    rate = tf.constant(0.3, tf.float64)
+    rows = tf.constant([1, 4])
+
+    def take(jumps, table, weights, t):
+        table.bring_up_to_date(rows, tf.constant(t), _KEYS[2 * t])
+        table.add(rows, tf.ones([2, 2]), tf.constant(t), rate)
+        jumps.advance(tf.constant(t), rate)
+        table.release(weights, tf.constant(t + 1), _KEYS[2 * t + 1])
+        jumps.released(tf.constant(t + 1))
+
+    weights = tf.Variable(tf.zeros([6, 2]))
+    jumps = Jumps(system, _STEPS)
+    table = LazyTable(weights, jumps)
+    take(jumps, table, weights, 0)
+    again = tf.Variable(weights.numpy())
+    other_jumps = Jumps(system, _STEPS, step=1)
+    other = LazyTable(again, other_jumps, step=1, memory=table.memory())
+    take(jumps, table, weights, 1)
+    take(other_jumps, other, again, 1)
+    np.testing.assert_array_equal(weights.numpy(), again.numpy())
+
+
+def test_mechanisms_that_remember_too_much_are_refused():
+    with pytest.raises(ValueError, match="at most 8 are kept"):
+        lazy.noise_system(matrices.Dense.example(20))
+    with pytest.raises(ValueError, match="at most 8 are kept"):
+        lazy.noise_system(matrices.ToeplitzBanded(np.linspace(1.0, 0.1, 12), 40))
+
+
+def test_tables_show_no_secret():
+    table = LazyTable(
+        tf.Variable(tf.ones([2, 2])), Jumps(_system("inverse", lazy.LinearUpdate()), 3)
+    )
+    assert repr(table) == "LazyTable(<secret>)"
+    with pytest.raises(TypeError, match="not pickled"):
+        table.__reduce__()

@@ -1,0 +1,139 @@
+"""Which rows of tables a batch looks up, before the pass that looks them up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.forward.passes import run_model
+from tf_bandmf.keras.clipping.independence.pure_operations import PURE
+from tf_bandmf.keras.clipping.patches.total_lookups import bad_values_become_nan
+from tf_bandmf.keras.clipping.rules.embedding import is_reverse, rows_of_ids
+from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
+
+# Beside pure ones: vocabularies, which training does not change, and what a function has.
+_ALLOWED = PURE | {"LookupTableFindV2", "LookupTableSizeV2", "_Arg", "_Retval"}
+_ABSENT = object()
+
+
+class LookedUp:
+    """The rows that the examples of a batch look up: a function of the inputs alone.
+
+    It is the part of the model between its inputs and the ids of its lookups, cut out of
+    a graph of the model: that holds no weight, no random number and no state, as is
+    checked. So the pass of the step, which computes the ids again, looks up these rows.
+
+    Args:
+      model: built.
+      layers: `Embedding` layers; those of one table may be several.
+    """
+
+    def __init__(self, model: keras.Model, layers: Sequence[Any]) -> None:
+        self._model = model
+        self._layers = list(layers)
+        self._known: dict[Any, Any] = {}
+
+    def __call__(self, x: Any, rows: tf.Tensor | None) -> list[tf.Tensor]:
+        """Rows by layer, [N] int64, as often as they are looked up; -1 for no row.
+
+        Args:
+          x: inputs of a batch.
+          rows: as for `clipped_gradient_sums`.
+
+        Raises:
+          UnsupportedModelError: if ids depend on weights, random numbers or state.
+        """
+        data = batches.to_tensors((x, rows))
+        leaves = batches.tensor_leaves(data)
+        specs = tuple(
+            tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves
+        )
+        if specs not in self._known:
+            with tf.init_scope():
+                self._known[specs] = self._traced(data, specs)
+        return list(self._known[specs](*leaves))
+
+    def _traced(self, data: Any, specs: Sequence[tf.TensorSpec]) -> Any:
+        def forward(*leaves: tf.Tensor) -> list[tf.Tensor]:
+            remaining = iter(leaves)
+            x, rows = batches.map_tensors(lambda _: next(remaining), data)
+            if rows is not None:
+                x = UnitRows(rows).flat(x)
+            with _calls_of(self._layers) as found, bad_values_become_nan():
+                run_model(self._model, x)
+            return [
+                tf.concat(
+                    [
+                        tf.zeros([0], tf.int64),
+                        *(_flat_rows(layer, ids) for ids in found[id(layer)]),
+                    ],
+                    axis=0,
+                )
+                for layer in self._layers
+            ]
+
+        whole = tf.compat.v1.wrap_function(forward, list(specs))
+        feeds = whole.graph.inputs[: len(specs)]
+        part = whole.prune(feeds, whole.graph.outputs[: len(self._layers)])
+        self._refuse_impure(part.graph)
+        return part
+
+    def _refuse_impure(self, graph: Any) -> None:
+        definition = graph.as_graph_def()
+        nodes = [*definition.node]
+        for function in definition.library.function:
+            nodes.extend(function.node_def)
+        for node in nodes:
+            if node.op not in _ALLOWED:
+                names = ", ".join(repr(layer.name) for layer in self._layers)
+                raise UnsupportedModelError(
+                    f"The ids that layers {names} look up are no function of the inputs "
+                    f"alone: they depend on operation {node.name!r} ({node.op}). So it is "
+                    f"not known before the step which rows it reads. Give make_private "
+                    f"tables='dense', or compute the ids from the inputs."
+                )
+
+
+def _flat_rows(layer: Any, ids: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.reshape(rows_of_ids(layer, ids), [-1]), tf.int64)
+
+
+@contextlib.contextmanager
+def _calls_of(layers: Sequence[Any]) -> Iterator[dict[int, list[tf.Tensor]]]:
+    """Collects the inputs of layers' calls, by `id` of the layer."""
+    found: dict[int, list[tf.Tensor]] = {id(layer): [] for layer in layers}
+
+    def noting(layer: Any, original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_reverse(args, kwargs):
+                raise UnsupportedModelError(
+                    f"Layer {layer.name!r} multiplies with its table (a tied output "
+                    f"projection): every step touches all rows, so that their noise cannot "
+                    f"be drawn when rows are read. Give make_private tables='dense', or "
+                    f"name the other tables in tables=[...]."
+                )
+            ids = args[0] if args else next(iter(kwargs.values()))
+            found[id(layer)].append(tf.convert_to_tensor(ids))
+            return original(*args, **kwargs)
+
+        return call
+
+    previous = []
+    try:
+        for layer in layers:
+            # Not by `setattr`: Keras tracks what is set on a layer.
+            previous.append((layer, vars(layer).get("call", _ABSENT)))
+            vars(layer)["call"] = noting(layer, layer.call)
+        yield found
+    finally:
+        for layer, before in previous:
+            if before is _ABSENT:
+                del vars(layer)["call"]
+            else:
+                vars(layer)["call"] = before

@@ -1,0 +1,43 @@
+"""Tables whose rows a step reads somewhere else than in the layer's variable.
+
+Where the noise of a table is drawn when its rows are read, the layer's variable has the
+last release, and the rows of now are where nothing shows them. A reader gets them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+# From ids that exist, [...] integers, to rows, [..., columns] float32; NaN for rows that
+# are not up to date.
+TableReader = Callable[[tf.Tensor], tf.Tensor]
+
+_NONE: Mapping[int, TableReader] = {}
+_readers: contextvars.ContextVar[Mapping[int, TableReader]] = contextvars.ContextVar(
+    "readers", default=_NONE
+)
+
+
+@contextlib.contextmanager
+def read_by(readers: Mapping[int, TableReader] | None) -> Iterator[None]:
+    """Reads tables by these readers in its body, by `id` of the Keras variable."""
+    token = _readers.set(_NONE if readers is None else readers)
+    try:
+        yield
+    finally:
+        _readers.reset(token)
+
+
+def reader_of(variable: Any) -> TableReader | None:
+    """The reader of a table, or None for one that is read where it is."""
+    return _readers.get().get(id(variable))
+
+
+def reading() -> tuple[tuple[int, int], ...]:
+    """Which tables are read by which readers: part of what a pass is traced for."""
+    return tuple((key, id(reader)) for key, reader in _readers.get().items())

@@ -1,0 +1,173 @@
+"""Which tables of a model get their noise when their rows are read, and their releases."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import UnsupportedModelError, is_lookup_table
+from tf_bandmf.keras.run.tables import refusal
+
+DENSE, LAZY, AUTO = "dense", "lazy", "auto"
+# Numbers of a table from which on "auto" draws its noise when rows are read.
+_WORTH = 200_000
+
+
+def checked(tables: Any) -> str | tuple[str, ...]:
+    """The argument of `make_private`.
+
+    Raises:
+      ValueError: if it is none of the words, nor a sequence of names.
+    """
+    if isinstance(tables, str):
+        if tables in (DENSE, LAZY, AUTO):
+            return tables
+    elif isinstance(tables, Sequence) and tables:
+        if all(isinstance(name, str) for name in tables):
+            return tuple(tables)
+    raise ValueError(
+        f"tables must be 'dense', 'lazy', 'auto' or names of Embedding layers, found "
+        f"{tables!r}."
+    )
+
+
+def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
+    """The layers whose tables get their noise when rows are read.
+
+    Args:
+      model: private and built, with its setting.
+      optimizer: private.
+
+    Raises:
+      UnsupportedModelError: if a table is asked for that cannot be had so.
+    """
+    setting = model._tables
+    if setting == DENSE:
+        return []
+    found = [layer for layer in model._flatten_layers() if _is_table(layer)]
+    if not isinstance(setting, str):
+        known = {layer.name: layer for layer in found}
+        missing = [name for name in setting if name not in known]
+        if missing:
+            raise UnsupportedModelError(
+                f"tables names {', '.join(missing)}, found trainable Embedding layers "
+                f"{', '.join(known) or '(none)'}."
+            )
+        found = [known[name] for name in setting]
+    reason = _reason(model, optimizer)
+    if reason is not None:
+        if setting == AUTO:
+            return []
+        raise UnsupportedModelError(
+            f"Noise of tables cannot be drawn when rows are read: {reason}. Change that, "
+            f"or give make_private tables='dense'."
+        )
+    reasons = {layer.name: _reason_of(model, layer) for layer in found}
+    if setting == AUTO:
+        chosen = [
+            layer
+            for layer in found
+            if reasons[layer.name] is None
+            and type(layer) is keras.layers.Embedding
+            and layer.input_dim * layer.output_dim >= _WORTH
+        ]
+        if chosen and not model._training.is_quiet:
+            names = ", ".join(layer.name for layer in chosen)
+            print(
+                f"tf_bandmf: the noise of tables {names} is drawn when their rows are "
+                f"read (tables='dense' draws all of it in each step).",
+                file=sys.stderr,
+                flush=True,
+            )
+        return chosen
+    if not found:
+        raise UnsupportedModelError(
+            "tables='lazy' is for models with trainable Embedding layers: this one has "
+            "none. Give make_private tables='dense'."
+        )
+    for name, why in reasons.items():
+        if why is not None:
+            raise UnsupportedModelError(
+                f"The noise of table {name!r} cannot be drawn when rows are read: {why}. "
+                f"Change that, or name the other tables in make_private(tables=[...])."
+            )
+    return found
+
+
+def _is_table(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.Embedding) and bool(layer.trainable_variables)
+
+
+def _reason(model: Any, optimizer: Any) -> str | None:
+    """Why no table of the model can be had so."""
+    if model._microbatch_size is not None:
+        return "microbatch_size takes a batch in groups"
+    if model.jit_compile and not model.run_eagerly:
+        return "the model is compiled with jit_compile=True"
+    if optimizer.run.strategy.num_replicas_in_sync > 1 or model._is_distributed:
+        return "the model is on several replicas"
+    if optimizer.clipping.scaling is not None:
+        return "scaling of coordinates reads all of them in each step"
+    return refusal(optimizer.inner_optimizer, optimizer.plan)
+
+
+def _reason_of(model: Any, layer: Any) -> str | None:
+    """Why the table of a layer cannot be had so."""
+    variables = layer.trainable_variables
+    if not is_lookup_table(layer, variables):
+        return (
+            "it does more than look rows up (adapters, quantization, a call of its own)"
+        )
+    (table,) = variables
+    if table.regularizer is not None:
+        return "it has a regularizer, which changes all rows at each step: use weight_decay"
+    if table.constraint is not None:
+        return "it has a constraint, which is not linear"
+    if keras.backend.standardize_dtype(table.dtype) != "float32":
+        return f"it is of dtype {table.dtype}"
+    if not any(table is variable for variable in model.trainable_variables):
+        return "it is not trainable"
+    owners = [
+        other
+        for other in model._flatten_layers()
+        if any(table is own for own in other._trainable_variables)
+    ]
+    if owners != [layer]:
+        return "other layers have the same variable (call one layer several times)"
+    return None
+
+
+class Releases(keras.callbacks.Callback):
+    """Releases the tables of a private model at the ends of epochs, before other callbacks.
+
+    Args:
+      every: also after so many steps; None for at ends of epochs alone.
+    """
+
+    def __init__(self, every: int | None) -> None:
+        super().__init__()
+        self._every = every
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Releases if it is time."""
+        tables = self.model.optimizer.run.tables
+        if self._every is not None and tables.steps_behind >= self._every:
+            self.model.release()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Releases."""
+        self.model.release()
+
+
+def with_releases(callbacks: Any, every: int | None) -> Any:
+    """Callbacks of `fit`, with `Releases` before all others."""
+    own = Releases(every)
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks.insert(0, own)
+        own.set_model(callbacks._model)
+        return callbacks
+    return [own, *(tf.nest.flatten(callbacks) if callbacks is not None else ())]

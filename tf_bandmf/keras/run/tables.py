@@ -1,0 +1,376 @@
+"""The tables of a run whose noise is drawn when their rows are read.
+
+Between two releases the rows of now are here, where nothing shows them: they are as secret
+as the key, for a row whose noise is behind shows that nobody touched it. The layers'
+variables have the last release. `docs/lazy-noise.md` says what is promised, and why.
+
+What a row gets when it is read is bound to all that the run has summed before: its key has
+the digest of the step before, which is chained through all steps, and the rows that are
+read together with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.files.hidden import HiddenArray
+from tf_bandmf.keras.clipping import update_runs_no_host_code
+from tf_bandmf.keras.run.weights_seal import digest_of
+from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.digests import digest_key, digest_of_any_length
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.noise.lazy import LinearUpdate, RowSystem, noise_system, row_system
+from tf_bandmf.noise.lazy_tables import Jumps, LazyTable
+from tf_bandmf.planning.plan import Plan
+
+# What keys are for: rows that a step reads, or a release.
+_READ, _RELEASE = 0, 1
+
+
+class RowSums(NamedTuple):
+    """Clipped sums of a table's rows.
+
+    Attributes:
+      rows: [U] int32, each once.
+      sums: [U, columns] float32.
+    """
+
+    rows: tf.Tensor
+    sums: tf.Tensor
+
+
+def refusal(inner: Any, plan: Plan) -> str | None:
+    """Why no table of a run can have lazy noise, or None: what is not linear, or too long.
+
+    Args:
+      inner: optimizer of Keras.
+      plan: of the run.
+    """
+    if type(inner) is not keras.optimizers.SGD:
+        return (
+            f"{type(inner).__name__} is not linear in its gradients, so that what several "
+            f"steps of noise do to a row is not known without taking them. "
+            f"keras.optimizers.SGD works, with any schedule, momentum and weight decay"
+        )
+    for name in ("clipnorm", "clipvalue", "global_clipnorm"):
+        if getattr(inner, name, None) is not None:
+            return f"{name} of SGD is not linear in the gradients"
+    if inner.use_ema:
+        return "averages of weights (use_ema) change at every step"
+    try:
+        row_system(noise_system(plan.strategy.matrix), update_of(inner, True), 1.0, 1.0)
+    except ValueError as error:
+        return str(error).rstrip(".")
+    return None
+
+
+def update_of(inner: Any, decays: bool) -> LinearUpdate:
+    """What SGD does with a variable, which its weight decay is for or not."""
+    decay = float(inner.weight_decay or 0.0) if decays else 0.0
+    return LinearUpdate(float(inner.momentum), bool(inner.nesterov), decay)
+
+
+def environment() -> str:
+    """What decides how sums are rounded: another one has noise of its own."""
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
+    devices = sorted(
+        str(tf.config.experimental.get_device_details(gpu).get("device_name"))
+        for gpu in tf.config.get_visible_devices("GPU")
+    )
+    versions = tf.__version__, keras.__version__
+    return f"{versions} {platform.machine()} {threads} {devices}"
+
+
+class RunTables:
+    """The states of a run's tables, its keys for them, and their releases.
+
+    Args:
+      variables: of the tables, Keras variables [rows, columns] in float32.
+      plan: of the run.
+      inner: optimizer of Keras that applies its noisy gradients.
+      generator: of the run.
+      key: of the run.
+      digest_before: gives the digest of the step before one, int64.
+      step: of the run, at which the variables are a release.
+      memory: by variable, see `LazyTable`.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        plan: Plan,
+        inner: Any,
+        generator: NoiseGenerator,
+        key: NoiseKey,
+        digest_before: Callable[[tf.Tensor], tf.Tensor],
+        step: int = 0,
+        memory: Sequence[np.ndarray] | None = None,
+    ) -> None:
+        self._variables = list(variables)
+        self._plan, self._inner, self._generator = plan, inner, generator
+        self._is_bound = plan.test_seed is None
+        self._digest_before = digest_before
+        self._has_memory = self._system(update_of(inner, False)).entries > 1
+        if self._has_memory and step and memory is None:
+            raise ValueError(
+                "What rows of tables remember of their noise is missing: the run cannot "
+                "go on. Resume from the newest checkpoint of its private state file."
+            )
+        self._memory = memory
+        self._first_step = step
+        own = hashlib.blake2b(
+            key.secret_bytes(), digest_size=32, person=b"tf-bandmf tables"
+        )
+        secret = NoiseKey(own.digest())
+        count = 2 * (plan.num_steps + 1)
+        keys = secret.step_keys(count, plan.generator)
+        context = f"{plan.fingerprint} {environment()}"
+        digests = digest_key(secret.secret_bytes(), context)
+        with tf.init_scope():
+            self._keys = tf.Variable(keys.copy().view(np.int64), trainable=False)
+            self._digest_key = tf.Variable(digests.copy(), trainable=False)
+            self._now = tf.Variable(step, trainable=False, dtype=tf.int32)
+        self._jumps: dict[LinearUpdate, Jumps] = {}
+        self._tables: list[LazyTable] = []
+        self._readers: dict[int, Callable[[tf.Tensor], tf.Tensor]] = {}
+        # Of the variables, after the last release.
+        self._seal: list[int] = []
+        self._released = step
+        self._release_function = tf.function(self._release, autograph=False)
+        self.num_releases = 0
+        self._note_release: Callable[[int], None] | None = None
+        self._due: list[int] = []
+
+    # Its beginning.
+
+    def _system(self, update: LinearUpdate) -> RowSystem:
+        plan = self._plan
+        assert plan.expected_batch_size is not None
+        noise = noise_system(plan.strategy.matrix)
+        return row_system(
+            noise, update, float(plan.noise_stddev), float(plan.expected_batch_size)
+        )
+
+    def watch_releases(self, note: Callable[[int], None], known: Sequence[int]) -> None:
+        """Notes releases before they are made, and repeats those of a resumed run.
+
+        Args:
+          note: is called with the step.
+          known: steps at which the run released before it was resumed.
+        """
+        self._note_release = note
+        self._due = sorted(step for step in known if step > int(self._now))
+
+    def begin(self) -> None:
+        """Prepares a step: before the first one it takes the rows of the variables.
+
+        Raises:
+          RuntimeError: if a release of the run as it was before cannot be repeated.
+        """
+        while self._due and self._due[0] <= int(self._now):
+            step = self._due.pop(0)
+            if step != int(self._now) or not self.release():
+                raise RuntimeError(
+                    f"This run was resumed, and had released its tables at step {step}. "
+                    f"It must release them there again: take the steps as before "
+                    f"(steps_per_execution), or resume from the newest checkpoint."
+                )
+        if self._tables:
+            if int(self._now) == self._first_step and self._was_changed():
+                # Weights that were loaded before the first step.
+                for table, variable in zip(self._tables, self._variables):
+                    table.replace_weights(_raw(variable))
+                self._seal = self._digests()
+            return
+        plan, step = self._plan, self._first_step
+        for number, variable in enumerate(self._variables):
+            update = update_of(self._inner, self._inner._use_weight_decay(variable))
+            if update not in self._jumps:
+                system = self._system(update)
+                self._jumps[update] = Jumps(system, plan.num_steps, step)
+            memory = None if self._memory is None else self._memory[number]
+            jumps = self._jumps[update]
+            table = LazyTable(_raw(variable), jumps, number, step, memory)
+            self._tables.append(table)
+            self._readers[id(variable)] = self._reader(table)
+        self._memory = None
+        self._seal = self._digests()
+
+    def _reader(self, table: LazyTable) -> Callable[[tf.Tensor], tf.Tensor]:
+        def read(rows: tf.Tensor) -> tf.Tensor:
+            found = table.weights_of(rows)
+            is_up_to_date = tf.equal(table.clocks_of(rows), 2 * self._now.value())
+            return tf.where(is_up_to_date[..., None], found, np.float32(np.nan))
+
+        return read
+
+    @property
+    def readers(self) -> dict[int, Callable[[tf.Tensor], tf.Tensor]]:
+        """For `clipped_gradient_sums`."""
+        if not self._tables:
+            raise RuntimeError(
+                "The tables of this run were not made yet: train with model.fit or "
+                "model.train_on_batch, or give make_private tables='dense'."
+            )
+        return self._readers
+
+    @property
+    def variables(self) -> list[Any]:
+        """Of the layers: they have the last release."""
+        return self._variables
+
+    def is_at(self, step: tf.Tensor) -> tf.Tensor:
+        """Whether the next step is this one, bool scalar."""
+        return tf.equal(tf.cast(self._now.value(), step.dtype), step)
+
+    # A step.
+
+    def bring_up_to_date(self, looked_up: Sequence[tf.Tensor], step: tf.Tensor) -> None:
+        """Draws the noise that rows are behind by.
+
+        Args:
+          looked_up: by variable, [N] int64 rows, negative for none.
+          step: int64 scalar that was admitted.
+        """
+        step = tf.cast(step, tf.int32)
+        unique = [_each_once(rows) for rows in looked_up]
+        key = self._key(step, _READ, unique)
+        for table, rows in zip(self._tables, unique):
+            table.bring_up_to_date(rows, step, key)
+
+    def row_sums(self, sums: Sequence[tf.IndexedSlices]) -> list[RowSums]:
+        """Adds up what stands several times, and leaves out what is no row."""
+        found = []
+        for slices in sums:
+            exists = slices.indices >= 0
+            rows = tf.cast(tf.boolean_mask(slices.indices, exists), tf.int32)
+            values = tf.boolean_mask(slices.values, exists)
+            unique, places = tf.unique(rows)
+            added = tf.math.unsorted_segment_sum(values, places, tf.shape(unique)[0])
+            found.append(RowSums(unique, added))
+        return found
+
+    def digest(self, sums: Sequence[RowSums], step: tf.Tensor) -> tf.Tensor:
+        """Of the sums of a step and the digest before: the chain; int32, shape [2]."""
+        parts = [tf.bitcast(self._digest_before(step), tf.int32)]
+        for rows, values in sums:
+            flat = tf.bitcast(tf.reshape(values, [-1]), tf.int32)
+            parts += [tf.shape(rows), rows, flat]
+        return digest_of_any_length(self._digest_key.value(), tf.concat(parts, axis=0))
+
+    def rate(self) -> tf.Tensor:
+        """The learning rate of the coming step, float64; before the optimizer takes it."""
+        with update_runs_no_host_code():
+            return tf.cast(tf.convert_to_tensor(self._inner.learning_rate), tf.float64)
+
+    def apply(self, sums: Sequence[RowSums], step: tf.Tensor, rate: tf.Tensor) -> None:
+        """Takes the step with these sums; its noise comes when the rows are read."""
+        step = tf.cast(step, tf.int32)
+        for table, (rows, values) in zip(self._tables, sums):
+            table.add(rows, values, step, rate)
+        for jumps in self._jumps.values():
+            jumps.advance(step, rate)
+        self._now.assign(step + 1)
+
+    def _key(self, step: tf.Tensor, use: int, rows: Sequence[tf.Tensor]) -> tf.Tensor:
+        """For what is drawn at a step: bound to what was summed before, and for whom."""
+        key = self._keys.sparse_read(2 * step + use)
+        if self._is_bound:
+            before = self._digest_before(tf.cast(step, tf.int64))
+            parts = [tf.bitcast(before, tf.int32), tf.constant([use])]
+            for own in rows:
+                parts += [tf.shape(own), own]
+            words = tf.concat(parts, axis=0)
+            digest = digest_of_any_length(self._digest_key.value(), words)
+            key = self._generator.bound_key(key, tf.bitcast(digest, tf.int64))
+        return tf.bitcast(key, tf.uint64)
+
+    # Releases.
+
+    @property
+    def steps_behind(self) -> int:
+        """Steps since the last release."""
+        return int(self._now) - self._released
+
+    def release(self) -> bool:
+        """Brings all rows up to date, and lets the layers' variables have them.
+
+        Returns:
+          False if something else has changed the variables: nothing is released then.
+        """
+        if not self.steps_behind:
+            return True
+        if self._was_changed():
+            return False
+        if self._note_release is not None:
+            self._note_release(int(self._now))
+        self._release_function(tf.constant(True))
+        self._released = int(self._now)
+        self.num_releases += 1
+        self._seal = self._digests()
+        return True
+
+    def accept(self) -> None:
+        """Goes on with the variables that something else changed; not within a step."""
+        if not self._tables or not self._was_changed():
+            return
+        self._release_function(tf.constant(False))
+        self._released = int(self._now)
+        for table, variable in zip(self._tables, self._variables):
+            table.replace_weights(_raw(variable))
+        self._seal = self._digests()
+
+    def _release(self, shows: tf.Tensor) -> None:
+        step = self._now.value()
+        key = self._key(step, _RELEASE, ())
+        for table, variable in zip(self._tables, self._variables):
+            table.release(_raw(variable), step, key, shows)
+        for jumps in self._jumps.values():
+            jumps.released(step)
+
+    def remarks(self) -> list[str]:
+        """What the statement must say."""
+        names = ", ".join(str(variable.path) for variable in self._variables)
+        return [
+            f"The noise of tables ({names}) was drawn when their rows were read. The "
+            f"numbers above hold for what was released: these tables {self.num_releases} "
+            f"time(s) since the run was begun or resumed, all other weights at each step. "
+            f"They do not hold for whoever sees the memory of the process."
+        ]
+
+    def memory(self) -> list[np.ndarray]:
+        """See `LazyTable`; after a release, for the private state file alone."""
+        if not self._has_memory:
+            return []
+        if not self._tables:
+            return list(self._memory or ())
+        return [table.memory().view(HiddenArray) for table in self._tables]
+
+    def _digests(self) -> list[int]:
+        return [int(digest_of([variable])) for variable in self._variables]
+
+    def _was_changed(self) -> bool:
+        return self._digests() != self._seal
+
+    def __repr__(self) -> str:
+        return "RunTables(<secret>)"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("Tables between releases are secret: they are not pickled.")
+
+
+def _raw(variable: Any) -> tf.Variable:
+    return variable.value
+
+
+def _each_once(rows: tf.Tensor) -> tf.Tensor:
+    """Rows that exist, int32."""
+    return tf.unique(tf.cast(tf.boolean_mask(rows, rows >= 0), tf.int32))[0]

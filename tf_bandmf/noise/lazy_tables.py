@@ -1,0 +1,348 @@
+"""Tables whose rows are brought up to date when they are read: see `lazy`.
+
+WARNING: between two releases a row's noise is behind by as many steps as nobody read it:
+whoever sees the table then sees which rows were touched. All of it is as secret as a key.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.noise.lazy import RowSystem
+from tf_bandmf.noise.normals import BLOCK, weighted_normals
+
+# Normals that a step makes at once; so many more than it needs at most.
+_STEP_BLOCKS = 8
+# Numbers of a table that a release brings up to date at once, about.
+_RELEASE_NUMBERS = 1 << 20
+# Blocks of normals of a key that are for one table: more than anything has.
+_TABLE_BLOCKS = 1 << 40
+# Of a variance, what is left of it given the entries before: less is rounding of float64.
+_SMALLEST_PIVOT = 1e-12
+
+
+class Jumps:
+    """`P(l, t)` and `Q(l, t)` of a system, for each `l` since the last release.
+
+    Args:
+      system: of the rows.
+      num_steps: n.
+      step: t, at which every row is up to date.
+    """
+
+    def __init__(self, system: RowSystem, num_steps: int, step: int = 0) -> None:
+        self.entries = m = system.entries
+        self._system = RowSystem(*(tf.constant(part, tf.float64) for part in system))
+        identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
+        self._products = tf.Variable(identity, trainable=False)
+        self._covariances = tf.Variable(tf.zeros_like(identity), trainable=False)
+        self._release = tf.Variable(step, trainable=False, dtype=tf.int32)
+
+    def of_step(
+        self, step: tf.Tensor, rate: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """F, G and H of a step, float64, shapes [m, m], [m], [m].
+
+        Args:
+          step: int32 scalar.
+          rate: the learning rate of the step, float64 scalar.
+        """
+        system = self._system
+        row = step if system.noise.shape[0] > 1 else 0
+        return (
+            system.transition[row] + rate * system.transition_rate[row],
+            system.noise[row] + rate * system.noise_rate[row],
+            rate * system.gradient_rate,
+        )
+
+    def advance(self, step: tf.Tensor, rate: tf.Tensor) -> list[Any]:
+        """From `t = step` to the next step; see `of_step`.
+
+        Returns:
+          The operations.
+        """
+        transition, noise, _ = self.of_step(step, rate)
+        window = tf.range(self._release.read_value(), step + 1)
+        products = tf.matmul(transition, self._products.sparse_read(window))
+        grown = tf.matmul(transition, self._covariances.sparse_read(window))
+        grown = tf.matmul(grown, transition, transpose_b=True)
+        grown += noise[:, None] * noise
+        return [
+            self._products.scatter_update(tf.IndexedSlices(products, window)),
+            self._covariances.scatter_update(tf.IndexedSlices(grown, window)),
+        ]
+
+    def released(self, step: tf.Tensor) -> Any:
+        """Says that all rows were brought up to date at `t = step`, int32."""
+        return self._release.assign(step, read_value=False)
+
+    def from_clocks(self, clocks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """P and L of rows, float32, shape [U, m, m], from their clocks, [U] int32."""
+        known = tf.bitwise.right_shift(clocks, 1)
+        behind = tf.bitwise.bitwise_and(clocks, 1)
+        products = self._products.sparse_read(known)
+        factors = _factor(self._covariances.sparse_read(known - behind))
+        return tf.cast(products, tf.float32), tf.cast(factors, tf.float32)
+
+
+class LazyTable:
+    """The states of a table's rows, each as of its own time. Secret.
+
+    A row's clock is `2 t` if its state is that before step `t`; and `2 (t + 1) + 1` if it
+    is that after step `t` but for the noise of step `t`, which is still to come.
+
+    Args:
+      weights: the table, float32, shape [rows, columns], at `step`.
+      jumps: of its rows.
+      number: of the table, among those that share keys.
+      step: at which every row is up to date.
+      memory: what the rows' states have beside the weights, at `step`: float32, shape
+        [rows, (m - 1) columns]; None for zeros.
+    """
+
+    __slots__ = (
+        "_clocks",
+        "_first_block",
+        "_jumps",
+        "_release_rows",
+        "_states",
+        "columns",
+        "num_rows",
+    )
+
+    def __init__(
+        self,
+        weights: tf.Variable,
+        jumps: Jumps,
+        number: int = 0,
+        step: int = 0,
+        memory: np.ndarray | None = None,
+    ) -> None:
+        self.num_rows, self.columns = weights.shape.as_list()
+        self._jumps = jumps
+        self._first_block = number * _TABLE_BLOCKS
+        self._clocks = tf.Variable(
+            tf.fill([self.num_rows], tf.constant(2 * step, tf.int32)), trainable=False
+        )
+        # Whole blocks of normals, so that each row has its own.
+        width = jumps.entries * self.columns
+        blocks = min(_RELEASE_NUMBERS // BLOCK, -(-self.num_rows * width // BLOCK))
+        self._release_rows = _rows_of_whole_blocks(width, blocks)
+        if jumps.entries == 1:
+            self._states = tf.Variable(weights.read_value(), trainable=False)
+            return
+        self._states = tf.Variable(tf.zeros([self.num_rows, width]), trainable=False)
+        self.replace_weights(weights)
+        if memory is not None:
+            _assign(self._states, memory, [0, self.columns], [0, 0], end_mask=3)
+
+    def weights_of(self, rows: tf.Tensor) -> tf.Tensor:
+        """Weights of rows as they are, [..., columns]; rows [...] that exist."""
+        return self._states.sparse_read(rows)[..., : self.columns]
+
+    def clocks_of(self, rows: tf.Tensor) -> tf.Tensor:
+        """Clocks of rows, int32; see the class."""
+        return self._clocks.sparse_read(rows)
+
+    def memory(self) -> np.ndarray:
+        """See the class; for the private state file alone."""
+        return self._states[:, self.columns :].numpy()
+
+    def replace_weights(self, weights: tf.Variable) -> None:
+        """Takes other weights, at a time at which every row is up to date."""
+        _assign(
+            self._states, weights.read_value(), [0, 0], [0, self.columns], end_mask=1
+        )
+
+    def bring_up_to_date(self, rows: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> Any:
+        """Brings rows to the state before a step.
+
+        Args:
+          rows: [U], each once.
+          step: int32 scalar, that of the jumps.
+          key: uint64, of the generator: for these rows, in this order, at this step.
+
+        Returns:
+          The operations.
+        """
+        count = tf.shape(rows)[0]
+        m, columns = self._jumps.entries, self.columns
+        normals = _many_normals(key, count * (m * columns), self._first_block)
+        states = self._at_jump(
+            self._states.sparse_read(rows), self._clocks.sparse_read(rows), normals
+        )
+        return self._write(rows, states, tf.fill([count], 2 * step))
+
+    def add(
+        self, rows: tf.Tensor, sums: tf.Tensor, step: tf.Tensor, rate: tf.Tensor
+    ) -> Any:
+        """Takes a step with clipped sums in rows that are up to date, but for its noise.
+
+        Args:
+          rows: [U], each once.
+          sums: float32, shape [U, columns].
+          step: int32 scalar.
+          rate: the learning rate, float64 scalar.
+
+        Returns:
+          The operations.
+        """
+        transition, _, gradient = self._jumps.of_step(step, rate)
+        transition = tf.cast(transition, tf.float32)
+        gradient = tf.cast(gradient, tf.float32)
+        states = self._apart(self._states.sparse_read(rows))
+        if self._jumps.entries == 1:
+            states = transition[0, 0] * states + gradient[0] * sums[:, None]
+        else:
+            states = tf.einsum("ij,ujd->uid", transition, states)
+            states += gradient[:, None] * sums[:, None]
+        clocks = tf.fill([tf.shape(rows)[0]], 2 * (step + 1) + 1)
+        return self._write(rows, states, clocks)
+
+    def release(
+        self,
+        into: tf.Variable,
+        step: tf.Tensor,
+        key: tf.Tensor,
+        shows: tf.Tensor | bool = True,
+    ) -> None:
+        """Brings every row to the state before a step, and shows the weights.
+
+        In parts of the table, one after the other: nothing of its size is made.
+
+        Args:
+          into: gets the weights.
+          step: int32 scalar, that of the jumps.
+          key: uint64, of the generator: for all rows, at this step.
+          shows: False for bringing them up to date alone; bool scalar.
+        """
+        count, m = self._release_rows, self._jumps.entries
+        numbers = count * m * self.columns
+        blocks = numbers // BLOCK
+        ones = tf.ones([1])
+
+        def part(i: tf.Tensor) -> tf.Tensor:
+            first = i * count
+            rows = tf.range(first, tf.minimum(first + count, self.num_rows))
+            block = tf.cast(i, tf.uint64) * blocks + self._first_block
+            normals = weighted_normals(key[None], ones, numbers, block)
+            normals = normals[: tf.shape(rows)[0] * (m * self.columns)]
+            states = self._at_jump(
+                self._states.sparse_read(rows), self._clocks.sparse_read(rows), normals
+            )
+            written = self._write(rows, states, tf.fill([tf.shape(rows)[0]], 2 * step))
+            # Not by scattering, after which TensorFlow copies it whenever it is read.
+            last = first + tf.shape(rows)[0]
+            weights = states[:, 0]
+
+            def show() -> tf.Tensor:
+                _assign(into, weights, [first], [last])
+                return i + 1
+
+            with tf.control_dependencies(written):
+                return (tf.cond(tf.convert_to_tensor(shows), show, lambda: i + 1),)
+
+        parts = -(-self.num_rows // count)
+        tf.while_loop(
+            lambda i: i < parts, part, [tf.constant(0)], parallel_iterations=1
+        )
+
+    def _at_jump(
+        self, states: tf.Tensor, clocks: tf.Tensor, normals: tf.Tensor
+    ) -> tf.Tensor:
+        """States after their jump, [U, m, columns]; normals one after the other."""
+        states = self._apart(states)
+        normals = tf.reshape(normals, [-1, self._jumps.entries, self.columns])
+        products, factors = self._jumps.from_clocks(clocks)
+        if self._jumps.entries == 1:
+            return products * states + factors * normals
+        return tf.matmul(products, states) + tf.matmul(factors, normals)
+
+    def _apart(self, states: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(states, [-1, self._jumps.entries, self.columns])
+
+    def _write(
+        self, rows: tf.Tensor, states: tf.Tensor, clocks: tf.Tensor
+    ) -> list[Any]:
+        flat = tf.reshape(states, [-1, self._jumps.entries * self.columns])
+        return [
+            self._states.scatter_update(tf.IndexedSlices(flat, rows)),
+            self._clocks.scatter_update(tf.IndexedSlices(clocks, rows)),
+        ]
+
+    def __repr__(self) -> str:
+        return "LazyTable(<secret>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A table between releases is secret: it is not pickled.")
+
+
+def _assign(
+    variable: tf.Variable, value: Any, begin: Any, end: Any, end_mask: int = 0
+) -> Any:
+    """Assigns a part of a variable, of which nothing else is read or copied."""
+    return tf.raw_ops.ResourceStridedSliceAssign(
+        ref=variable.handle,
+        begin=begin,
+        end=end,
+        strides=[1] * len(begin),
+        value=value,
+        end_mask=end_mask,
+    )
+
+
+def _rows_of_whole_blocks(width: int, blocks: int) -> int:
+    """The number of rows whose numbers fill at most so many blocks, or one period."""
+    period = BLOCK // int(np.gcd(width, BLOCK))
+    return max(1, blocks * BLOCK // (period * width)) * period
+
+
+def _many_normals(key: tf.Tensor, count: tf.Tensor, first_block: int) -> tf.Tensor:
+    """The first normals of a key, float32, shape [count]; of a number that varies."""
+    size = _STEP_BLOCKS * BLOCK
+    ones = tf.ones([1])
+    first = tf.constant(first_block, tf.uint64)
+
+    def part(i: tf.Tensor) -> tf.Tensor:
+        block = tf.cast(i, tf.uint64) * _STEP_BLOCKS + first
+        return weighted_normals(key[None], ones, size, block)
+
+    parts = -(-count // size)
+    results = tf.TensorArray(tf.float32, parts, element_shape=[size])
+
+    def write(i: tf.Tensor, written: Any) -> tuple[tf.Tensor, Any]:
+        return i + 1, written.write(i, part(i))
+
+    _, results = tf.while_loop(
+        lambda i, _: i < parts, write, (tf.constant(0), results), parallel_iterations=1
+    )
+    return tf.reshape(results.stack(), [-1])[:count]
+
+
+def _factor(covariances: tf.Tensor) -> tf.Tensor:
+    """Lower triangular L with `L L^T` = covariances, which may be singular.
+
+    Args:
+      covariances: float64, shape [U, m, m] with a static m.
+    """
+    m = covariances.shape[-1]
+    if m == 1:
+        return tf.sqrt(covariances)
+    rows: list[list[tf.Tensor]] = [[] for _ in range(m)]
+    for j in range(m):
+        variance = covariances[:, j, j]
+        rest = variance - tf.add_n([tf.zeros_like(variance), *(x * x for x in rows[j])])
+        whole = rest > _SMALLEST_PIVOT * variance
+        pivot = tf.sqrt(tf.where(whole, rest, 1.0))
+        for i in range(j):
+            rows[i].append(tf.zeros_like(variance))
+        own = rows[j][:j]
+        rows[j].append(tf.where(whole, pivot, 0.0))
+        for i in range(j + 1, m):
+            products = [a * b for a, b in zip(rows[i], own)]
+            left = covariances[:, i, j] - tf.add_n([tf.zeros_like(variance), *products])
+            rows[i].append(tf.where(whole, left / pivot, 0.0))
+    return tf.stack([tf.stack(row, axis=-1) for row in rows], axis=-2)
