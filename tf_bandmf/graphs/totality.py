@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import handle_data_util
 
 from tf_bandmf.graphs.bounds import bounds, limit_of, size_of
 from tf_bandmf.graphs.operations import CALLS, LOOPS, OPERATIONS, Operation, operation
@@ -117,9 +118,14 @@ def _is_stopped(op: Any, known: Operation, scope: Scope) -> bool:
 
 def _is_within(op: Any, positions: Any, scope: Scope) -> bool:
     """Whether positions are within the bounds of what they are positions in."""
-    if op.type == "ResourceGather" or op.type == "ResourceGatherNd":
-        return False  # the size of a variable is not in the graph
+    if op.type == "ResourceGatherNd":
+        return False
     found = bounds(positions, scope)
+    if op.type == "ResourceGather":
+        rows = _rows_of_variable(op.inputs[0])
+        if rows is None or op.get_attr("batch_dims") != 0:
+            return False
+        return found.least is not None and found.least >= 0 and found.is_below(rows)
     if op.type.startswith("UnsortedSegment"):
         # What is below 0 is in no segment.
         return found.is_below(limit_of(op.inputs[2], scope))
@@ -144,6 +150,15 @@ def _is_within(op: Any, positions: Any, scope: Scope) -> bool:
     return all(
         found.is_below(size_of(op.inputs[0], axis, scope)) for axis in range(depth)
     )
+
+
+def _rows_of_variable(handle: Any) -> int | None:
+    """The size of the first axis of a variable, if its shape is fixed."""
+    data = handle_data_util.get_resource_handle_data(handle)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    shape = tf.TensorShape(data.shape_and_type[0].shape)
+    return shape[0] if shape.rank else None
 
 
 def _ends(op: Any, scope: Scope) -> bool:

@@ -348,6 +348,7 @@ def test_invariant_8_other_data_after_the_same_steps_get_other_noise(data):
     assert np.all(untouched != 0.0)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_repeats_releases_that_were_made_after_its_checkpoint(
     data, tmp_path
 ):

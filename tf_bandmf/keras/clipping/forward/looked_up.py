@@ -9,16 +9,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.graphs.operations import Effect, operation
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.forward.passes import run_model
-from tf_bandmf.keras.clipping.independence.pure_operations import PURE
 from tf_bandmf.keras.clipping.patches.total_lookups import bad_values_become_nan
 from tf_bandmf.keras.clipping.rules.embedding import is_reverse, rows_of_ids
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
 
-# Beside pure ones: vocabularies, which training does not change, and what a function has.
-_ALLOWED = PURE | {"LookupTableFindV2", "LookupTableSizeV2", "_Arg", "_Retval"}
+# Beside pure operations: vocabularies, which training does not change, and what a
+# function has.
+_ALLOWED = frozenset({"LookupTableFindV2", "LookupTableSizeV2", "_Arg", "_Retval"})
 _ABSENT = object()
 
 
@@ -90,7 +91,9 @@ class LookedUp:
         for function in definition.library.function:
             nodes.extend(function.node_def)
         for node in nodes:
-            if node.op not in _ALLOWED:
+            known = operation(node.op)
+            is_pure = known is not None and known.effect is Effect.NONE
+            if not is_pure and node.op not in _ALLOWED:
                 names = ", ".join(repr(layer.name) for layer in self._layers)
                 raise UnsupportedModelError(
                     f"The ids that layers {names} look up are no function of the inputs "
