@@ -190,6 +190,11 @@ def given_learning_rate(optimizer: keras.optimizers.Optimizer) -> Any:
     return getattr(optimizer, "_learning_rate", None)
 
 
+def uses_weight_decay(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
+    """Whether an optimizer's weight decay, if it has one, is for a variable."""
+    return bool(optimizer._use_weight_decay(variable))
+
+
 def variables_of_optimizer(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """What the optimizer was built for."""
     return optimizer._trainable_variables

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import UnsupportedModelError, is_lookup_table
+from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_variables
 from tf_bandmf.keras.run.tables import refusal
 
 DENSE, LAZY, AUTO = "dense", "lazy", "auto"
@@ -48,7 +49,7 @@ def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
     setting = model._tables
     if setting == DENSE:
         return []
-    found = [layer for layer in model._flatten_layers() if _is_table(layer)]
+    found = [layer for layer in all_layers(model) if _is_table(layer)]
     if not isinstance(setting, str):
         known = {layer.name: layer for layer in found}
         missing = [name for name in setting if name not in known]
@@ -133,8 +134,8 @@ def _reason_of(model: Any, layer: Any) -> str | None:
         return "it is not trainable"
     owners = [
         other
-        for other in model._flatten_layers()
-        if any(table is own for own in other._trainable_variables)
+        for other in all_layers(model)
+        if any(table is own for own in own_trainable_variables(other))
     ]
     if owners != [layer]:
         return "other layers have the same variable (call one layer several times)"
@@ -168,6 +169,6 @@ def with_releases(callbacks: Any, every: int | None) -> Any:
     own = Releases(every)
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks.insert(0, own)
-        own.set_model(callbacks._model)
+        own.set_model(callbacks.model)
         return callbacks
     return [own, *(tf.nest.flatten(callbacks) if callbacks is not None else ())]

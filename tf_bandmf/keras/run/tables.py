@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.keras.clipping import update_runs_no_host_code
+from tf_bandmf.keras.compat.keras_objects import tensorflow_value, uses_weight_decay
 from tf_bandmf.keras.run.weights_seal import digest_of
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.digests import digest_key, digest_of_any_length
@@ -187,18 +188,18 @@ class RunTables:
             if int(self._now) == self._first_step and self._was_changed():
                 # Weights that were loaded before the first step.
                 for table, variable in zip(self._tables, self._variables):
-                    table.replace_weights(_raw(variable))
+                    table.replace_weights(tensorflow_value(variable))
                 self._seal = self._digests()
             return
         plan, step = self._plan, self._first_step
         for number, variable in enumerate(self._variables):
-            update = update_of(self._inner, self._inner._use_weight_decay(variable))
+            update = update_of(self._inner, uses_weight_decay(self._inner, variable))
             if update not in self._jumps:
                 system = self._system(update)
                 self._jumps[update] = Jumps(system, plan.num_steps, step)
             memory = None if self._memory is None else self._memory[number]
             jumps = self._jumps[update]
-            table = LazyTable(_raw(variable), jumps, number, step, memory)
+            table = LazyTable(tensorflow_value(variable), jumps, number, step, memory)
             self._tables.append(table)
             self._readers[id(variable)] = self._reader(table)
         self._memory = None
@@ -325,14 +326,14 @@ class RunTables:
         self._release_function(tf.constant(False))
         self._released = int(self._now)
         for table, variable in zip(self._tables, self._variables):
-            table.replace_weights(_raw(variable))
+            table.replace_weights(tensorflow_value(variable))
         self._seal = self._digests()
 
     def _release(self, shows: tf.Tensor) -> None:
         step = self._now.value()
         key = self._key(step, _RELEASE, ())
         for table, variable in zip(self._tables, self._variables):
-            table.release(_raw(variable), step, key, shows)
+            table.release(tensorflow_value(variable), step, key, shows)
         for jumps in self._jumps.values():
             jumps.released(step)
 
@@ -365,10 +366,6 @@ class RunTables:
 
     def __reduce__(self) -> Any:
         raise TypeError("Tables between releases are secret: they are not pickled.")
-
-
-def _raw(variable: Any) -> tf.Variable:
-    return variable.value
 
 
 def _each_once(rows: tf.Tensor) -> tf.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -12,15 +12,15 @@ import tensorflow as tf
 from tf_bandmf.graphs.operations import Effect, operation
 from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.forward.passes import run_model
-from tf_bandmf.keras.clipping.patches.total_lookups import bad_values_become_nan
 from tf_bandmf.keras.clipping.rules.embedding import is_reverse, rows_of_ids
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
+from tf_bandmf.keras.compat.patching import patched
+from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan
 
 # Beside pure operations: vocabularies, which training does not change, and what a
 # function has.
 _ALLOWED = frozenset({"LookupTableFindV2", "LookupTableSizeV2", "_Arg", "_Retval"})
-_ABSENT = object()
 
 
 class LookedUp:
@@ -112,8 +112,8 @@ def _calls_of(layers: Sequence[Any]) -> Iterator[dict[int, list[tf.Tensor]]]:
     """Collects the inputs of layers' calls, by `id` of the layer."""
     found: dict[int, list[tf.Tensor]] = {id(layer): [] for layer in layers}
 
-    def noting(layer: Any, original: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def noting(layer: Any) -> Callable[..., Any]:
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if is_reverse(args, kwargs):
                 raise UnsupportedModelError(
                     f"Layer {layer.name!r} multiplies with its table (a tied output "
@@ -127,16 +127,7 @@ def _calls_of(layers: Sequence[Any]) -> Iterator[dict[int, list[tf.Tensor]]]:
 
         return call
 
-    previous = []
-    try:
+    with contextlib.ExitStack() as stack:
         for layer in layers:
-            # Not by `setattr`: Keras tracks what is set on a layer.
-            previous.append((layer, vars(layer).get("call", _ABSENT)))
-            vars(layer)["call"] = noting(layer, layer.call)
+            stack.enter_context(patched(layer, "call", noting(layer)))
         yield found
-    finally:
-        for layer, before in previous:
-            if before is _ABSENT:
-                del vars(layer)["call"]
-            else:
-                vars(layer)["call"] = before
