@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import handle_data_util
 
 from tf_bandmf.graphs.bounds import bounds, limit_of, size_of
 from tf_bandmf.graphs.operations import CALLS, LOOPS, OPERATIONS, Operation, operation
@@ -153,8 +154,7 @@ def _is_within(op: Any, positions: Any, scope: Scope) -> bool:
 
 def _rows_of_variable(handle: Any) -> int | None:
     """The size of the first axis of a variable, if its shape is fixed."""
-    # What TensorFlow knows of what is behind a handle, in inner graphs too.
-    data = getattr(handle, "_handle_data", None)
+    data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
     shape = tf.TensorShape(data.shape_and_type[0].shape)

@@ -12,10 +12,10 @@ DOOR = PACKAGE / "keras" / "compat"
 MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
 # Files without Keras, which cannot use its door, and what they need it for.
 CORE = {
+    "graphs/totality.py": "shapes of the variables behind handles",
     "graphs/walking.py": "functions, branches and loops that a graph calls",
     "noise/normals.py": "whether noise is traced for XLA",
     "optimize/lbfgs.py": "a session's settings for a compiled search",
-    "sampling/purity.py": "definitions of operations",
 }
 NAMES = frozenset(
     """
