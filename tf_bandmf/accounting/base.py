@@ -96,6 +96,8 @@ class Accountant(abc.ABC):
     ) -> privacy_loss_distribution.PrivacyLossDistribution:
         """The privacy loss distribution of a run, discretized to the safe side.
 
+        What Fourier transforms may err by is added to the probability of an infinite loss.
+
         Raises:
           ValueError: if no such distribution is known.
         """

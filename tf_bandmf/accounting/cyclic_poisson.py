@@ -9,8 +9,8 @@ Composition is that of dp-accounting's privacy loss distributions, whose discret
 errs to the safe side. Its Fourier transforms do not: raised to the power of the number of
 queries, each frequency has a relative error of that many roundings, and delta one of about
 `num_queries 2^-53` in absolute terms, in either direction (measured: 1e-13 for 1,180
-queries, 1e-12 for 11,721). Four times that is added. Where delta is not far above it,
-dp-accounting's Renyi divergences, which need no transform, bound it, too.
+queries, 1e-12 for 11,721). Four times that is added. Where delta is not far above it, and
+for very many queries, `poisson_tilted` composes them: its errors are relative.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import math
 
 import dp_accounting
 import numpy as np
-from dp_accounting import rdp
+import scipy.optimize
 from dp_accounting.pld import pld_privacy_accountant
 
 from tf_bandmf import matrices
-from tf_bandmf.accounting import gaussian, root_finding
+from tf_bandmf.accounting import gaussian, poisson_tilted, root_finding
 from tf_bandmf.accounting.base import Accountant, meaningful
 from tf_bandmf.accounting.checks import (
     LARGEST_EPSILON,
@@ -33,21 +33,21 @@ from tf_bandmf.accounting.checks import (
     check_positive,
     whole_number,
 )
+from tf_bandmf.accounting.event_losses import rounding_of_transforms
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 
 NAME = "Poisson-sampled Gaussian queries (dp-accounting, privacy loss distributions)"
+TILTED_NAME = "Poisson-sampled Gaussian queries (tilted Fourier transform)"
 
 # Discretization of the privacy loss, as a part of epsilon.
 _INTERVAL, _ROUGH_INTERVAL = 1e-4, 2e-3
-# Rounding errors of its convolutions: at least, and for each query. Smaller deltas are
-# not asked for; deltas below so many times the errors are bounded in another way, too.
-_LEAST_ROUNDING, _ROUNDING_OF_QUERY, SMALLEST_DELTA = 1e-13, 2.0**-51, 1e-12
-_NEAR_ROUNDING = 1e3
-# Smaller deltas underflow.
-_LEAST_DELTA = 1e-300
+# Deltas below so many times the errors of its convolutions are those of the tilted
+# transform, and all of more queries.
+_NEAR_ROUNDING, _MOST_QUERIES = 1e3, 100_000
 _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
 _MOST_REFINEMENTS = 6
-# Of rough noise, relative.
+# Of epsilon by the tilted transform, relative, and of rough noise.
+_SEARCH_TOLERANCE, _LEAST_EPSILON = 1e-5, 1e-6
 _ROUGH_TOLERANCE = 5e-3
 
 
@@ -97,7 +97,7 @@ class CyclicPoissonAccountant(Accountant):
     num_queries: int
     sampling_probability: float
     column_norm: float = 1.0
-    claims = ((NAME, "exact", ZERO_OUT),)
+    claims = ((NAME, "exact", ZERO_OUT), (TILTED_NAME, "exact", ZERO_OUT))
 
     def __post_init__(self) -> None:
         whole_number("num_queries", self.num_queries)
@@ -154,10 +154,10 @@ class CyclicPoissonAccountant(Accountant):
         """Epsilon at delta, rounded up.
 
         Raises:
-          ValueError: on invalid input, or if delta is below 1e-12.
+          ValueError: on invalid input.
         """
         check_positive("noise_stddev", noise_stddev)
-        self._check_delta(delta)
+        check_delta(delta)
         unamplified = self._unamplified(noise_stddev)
         if self.sampling_probability == 1.0:
             return gaussian.gaussian_epsilon(unamplified, delta)
@@ -166,6 +166,8 @@ class CyclicPoissonAccountant(Accountant):
             upper = gaussian.gaussian_epsilon(unamplified, delta)
         if upper == 0.0:
             return upper
+        if self._is_tilted(delta):
+            return self._tilted_epsilon(delta, noise_stddev, upper)
         # Again until the discretization is that of the result: then `_delta` is asked
         # about the same distribution, whose inverse this is.
         interval, wanted = 0.0, _interval(_ROUGH_INTERVAL * upper)
@@ -174,8 +176,6 @@ class CyclicPoissonAccountant(Accountant):
             if wanted == interval:
                 break
             interval = wanted
-            if delta <= 2.0 * self._rounding:
-                break
             found = _composed_epsilon(
                 self, noise_stddev, interval, delta - self._rounding
             )
@@ -187,16 +187,30 @@ class CyclicPoissonAccountant(Accountant):
         def is_safe(epsilon: float) -> bool:
             return self._delta(epsilon, noise_stddev, _INTERVAL) <= delta
 
-        if delta > _NEAR_ROUNDING * self._rounding and found < LARGEST_EPSILON:
-            return root_finding.to_safe_side(found, is_safe)
-        # The least of two bounds, neither of which says where it is.
-        found = root_finding.least_safe(is_safe, upper)
-        if not is_safe(found):
-            raise ValueError(
-                f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > "
-                f"{LARGEST_EPSILON:g} at delta = {delta}. Add noise."
-            )
-        return found
+        if found >= LARGEST_EPSILON and not is_safe(found):
+            raise _no_privacy(noise_stddev, delta)
+        return root_finding.to_safe_side(found, is_safe)
+
+    def _tilted_epsilon(self, delta: float, noise_stddev: float, upper: float) -> float:
+        """Epsilon by the tilted transform, rounded up and checked."""
+
+        def found(epsilon: float) -> float:
+            return self._tilted(epsilon, noise_stddev, poisson_tilted.FINE)
+
+        def excess(epsilon: float) -> float:
+            return root_finding.log(found(epsilon)) - math.log(delta)
+
+        least = min(_LEAST_EPSILON, upper)
+        if found(least) <= delta:
+            return least
+        if excess(upper) >= 0.0:
+            if upper >= LARGEST_EPSILON:
+                raise _no_privacy(noise_stddev, delta)
+            return upper
+        root = scipy.optimize.brentq(excess, least, upper, rtol=_SEARCH_TOLERANCE)
+        return root_finding.to_safe_side(
+            float(root), lambda epsilon: found(epsilon) <= delta
+        )
 
     def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
         """The smallest noise for the budget, rounded up.
@@ -204,14 +218,21 @@ class CyclicPoissonAccountant(Accountant):
         It was checked: `self.delta(epsilon, result) <= delta`.
 
         Raises:
-          ValueError: on invalid input, if no useful noise gives the budget, or if delta
-            is below 1e-12.
+          ValueError: on invalid input, or if no useful noise gives the budget.
         """
-        self._check_delta(delta)
+        check_delta(delta)
         unamplified = gaussian.calibrate_noise_stddev(epsilon, delta)
         largest = unamplified * math.sqrt(self.num_queries) * self.column_norm
         if self.sampling_probability == 1.0:
             return largest
+        if self._is_tilted(delta):
+            found = root_finding.smallest_noise(
+                lambda noise: self._tilted(epsilon, noise, poisson_tilted.ROUGH),
+                lambda noise: self._tilted(epsilon, noise, poisson_tilted.FINE),
+                delta,
+                largest,
+            )
+            return min(found, largest)
         found = root_finding.smallest_noise(
             lambda noise: self._delta(epsilon, noise, _ROUGH_INTERVAL),
             lambda noise: self._delta(epsilon, noise, _INTERVAL),
@@ -231,14 +252,20 @@ class CyclicPoissonAccountant(Accountant):
         Raises:
           ValueError: as `calibrate_noise_stddev`.
         """
-        self._check_delta(delta)
+        check_delta(delta)
         unamplified = gaussian.calibrate_noise_stddev(epsilon, delta)
         largest = unamplified * math.sqrt(self.num_queries) * self.column_norm
         if self.sampling_probability == 1.0:
             return largest
 
+        is_tilted = self._is_tilted(delta)
+
         def excess(log_noise: float) -> float:
-            found = self._delta(epsilon, math.exp(log_noise), _ROUGH_INTERVAL)
+            noise = math.exp(log_noise)
+            if is_tilted:
+                found = self._tilted(epsilon, noise, poisson_tilted.ROUGH)
+            else:
+                found = self._delta(epsilon, noise, _ROUGH_INTERVAL)
             return root_finding.log(found) - root_finding.log(delta)
 
         if near is None:
@@ -252,14 +279,17 @@ class CyclicPoissonAccountant(Accountant):
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         stddev = self.calibrate_noise_stddev(epsilon, delta)
-        guarantee = Guarantee(epsilon, delta, "exact", NAME)
+        guarantee = Guarantee(epsilon, delta, "exact", self._name(delta))
         return Calibration(stddev, guarantee, is_amplified=True)
 
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
         epsilon = meaningful(self.epsilon(delta, noise_stddev), noise_stddev, delta)
-        return Guarantee(epsilon, delta, "exact", NAME)
+        return Guarantee(epsilon, delta, "exact", self._name(delta))
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
+        if guarantee.accountant == TILTED_NAME:
+            found = self._tilted(guarantee.epsilon, noise_stddev, poisson_tilted.FINE)
+            return found <= guarantee.delta * (1.0 + 1e-6)
         # Another run of the transforms may differ by its rounding, of which `_delta` adds
         # four times as much: half of that still leaves more than the error.
         slack = 0.5 * self._rounding
@@ -276,6 +306,8 @@ class CyclicPoissonAccountant(Accountant):
         largest = gaussian.gaussian_delta(self._unamplified(noise_stddev), epsilon)
         if self.sampling_probability == 1.0:
             return largest
+        if self.num_queries > _MOST_QUERIES:
+            return self._tilted(epsilon, noise_stddev, poisson_tilted.FINE)
         interval = _interval(interval * epsilon)
         delta = _composed_delta(self, noise_stddev, interval, epsilon)
         rounding = self._rounding
@@ -286,23 +318,45 @@ class CyclicPoissonAccountant(Accountant):
             )
         delta = max(delta, 0.0) + rounding - slack
         if delta < _NEAR_ROUNDING * rounding:
-            delta = min(delta, _renyi_delta(self, noise_stddev, epsilon))
+            found = self._tilted(epsilon, noise_stddev, poisson_tilted.FINE)
+            delta = min(delta, found)
         return min(delta, largest)
+
+    def _tilted(self, epsilon: float, noise_stddev: float, resolution: float) -> float:
+        """Delta by the tilted transform, or without amplification."""
+        largest = gaussian.gaussian_delta(self._unamplified(noise_stddev), epsilon)
+        if self.sampling_probability == 1.0:
+            return largest
+        found = poisson_tilted.delta(
+            self.sampling_probability,
+            noise_stddev / self.column_norm,
+            self.num_queries,
+            epsilon,
+            resolution,
+        )
+        return min(found, largest)
+
+    def _is_tilted(self, delta: float) -> bool:
+        """Whether the tilted transform decides at delta."""
+        if self.sampling_probability == 1.0:
+            return False
+        is_near = delta <= _NEAR_ROUNDING * self._rounding
+        return is_near or self.num_queries > _MOST_QUERIES
+
+    def _name(self, delta: float) -> str:
+        return TILTED_NAME if self._is_tilted(delta) else NAME
 
     @property
     def _rounding(self) -> float:
         """What the composition may err by, absolute."""
-        return max(_LEAST_ROUNDING, _ROUNDING_OF_QUERY * self.num_queries)
+        return rounding_of_transforms(self.num_queries)
 
-    def _check_delta(self, delta: float) -> None:
-        check_delta(delta)
-        if self.sampling_probability < 1.0 and delta < SMALLEST_DELTA:
-            raise ValueError(
-                f"delta must be >= {SMALLEST_DELTA:g} under Poisson sampling, found "
-                f"{delta!r}: rounding errors of the composition reach "
-                f"{self._rounding:.2g}. Use a larger delta, or a participation without "
-                f"amplification by sampling (FixedEpochOrder, MinSep)."
-            )
+
+def _no_privacy(noise_stddev: float, delta: float) -> ValueError:
+    return ValueError(
+        f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > "
+        f"{LARGEST_EPSILON:g} at delta = {delta}. Add noise."
+    )
 
 
 def _interval(interval: float) -> float:
@@ -335,20 +389,3 @@ def _composed_epsilon(
     queries: CyclicPoissonAccountant, noise: float, interval: float, delta: float
 ) -> float:
     return float(_composed(queries, noise, interval).get_epsilon(delta))
-
-
-@functools.lru_cache(maxsize=64)
-def _renyi(queries: CyclicPoissonAccountant, noise: float) -> rdp.RdpAccountant:
-    accountant = rdp.RdpAccountant()
-    accountant.compose(queries.event(noise))
-    return accountant
-
-
-def _renyi_delta(
-    queries: CyclicPoissonAccountant, noise: float, epsilon: float
-) -> float:
-    """Delta from Renyi divergences: looser, but right however small it is."""
-    found = float(_renyi(queries, noise).get_delta(epsilon))
-    if not 0.0 <= found <= 1.0:
-        return 1.0
-    return max(found * (1.0 + 1e-9), _LEAST_DELTA)

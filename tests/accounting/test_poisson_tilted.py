@@ -1,0 +1,169 @@
+"""The tilted transform against closed forms, quadrature in 30 digits and simulation."""
+
+import math
+import sys
+from pathlib import Path
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import special
+
+from tf_bandmf.accounting import poisson_tilted as tilted
+from tf_bandmf.accounting import tails
+from tf_bandmf.accounting.cyclic_poisson import TILTED_NAME, CyclicPoissonAccountant
+
+sys.path.insert(0, str(Path(__file__).parent))
+import floors
+
+EPSILONS = (0.01, 0.3, 1.0, 4.0, 12.0, 50.0)
+
+
+@pytest.mark.attack(
+    "One Poisson-sampled query, the tilted transform held against 60 digits",
+    tried="noise 0.05 to 100, probability 1e-6 to 0.9, epsilon 0.01 to 50",
+    area="audit",
+    invariants=[3, 12],
+)
+@pytest.mark.parametrize("noise", [0.05, 0.3, 1.0, 5.0, 100.0])
+def test_invariant_12_one_query_is_not_below_its_closed_form(noise, figure):
+    count, near = 0, 0
+    for probability in (1e-6, 1e-3, 0.1, 0.9):
+        for epsilon in EPSILONS:
+            found = tilted.delta(probability, noise, 1, epsilon)
+            exact = floors.one_step(probability, noise, epsilon)
+            assert found >= exact, (probability, epsilon)
+            count += 1
+            near += bool(found <= 1.1 * exact or found < 1e-25)
+    assert count == 24 and near >= 12
+    figure(f"{count} points, none below")
+
+
+def two_queries(q, noise, epsilon):
+    """Delta of two queries, "remove": the second one's closed form, averaged."""
+    with mpmath.workdps(30):
+        q, s = mpmath.mpf(q), mpmath.mpf(noise)
+
+        def loss(x):
+            return mpmath.log(1 - q + q * mpmath.exp((x - mpmath.mpf(1) / 2) / s**2))
+
+        def one(left):
+            if left <= mpmath.log(1 - q):
+                return 1 - mpmath.exp(left)
+            x = mpmath.log((mpmath.expm1(left) + q) / q) * s**2 + mpmath.mpf(1) / 2
+            none = mpmath.erfc(x / s / mpmath.sqrt(2)) / 2
+            moved = mpmath.erfc((x - 1) / s / mpmath.sqrt(2)) / 2
+            return (1 - q) * none + q * moved - mpmath.exp(left) * none
+
+        def integrand(x):
+            density = (1 - q) * mpmath.npdf(x, 0, s) + q * mpmath.npdf(x, 1, s)
+            return density * one(epsilon - loss(x))
+
+        points = [-12 * s, -4 * s, 0, 1, 1 + 3 * s, 1 + 6 * s, 1 + 12 * s]
+        return mpmath.quad(integrand, points)
+
+
+@pytest.mark.parametrize(
+    "probability, noise, epsilon",
+    [(0.1, 0.6, 3.0), (0.01, 1.0, 1.5), (0.5, 2.0, 3.5)],
+)
+def test_two_queries_are_those_of_quadrature(probability, noise, epsilon):
+    exact = two_queries(probability, noise, epsilon)
+    found = tilted.delta(probability, noise, 2, epsilon)
+    assert exact <= found <= 1.02 * exact
+    rough = tilted.delta(probability, noise, 2, epsilon, tilted.ROUGH)
+    assert exact <= rough <= 4.0 * exact
+
+
+def simulated(query, count, epsilon, num_draws, seed):
+    """Delta and its standard error: draws from a histogram of the tilted density."""
+    theta = tilted._tilt(query, count, epsilon)[0]
+    s, q = query.noise, query.probability
+    edges = np.linspace(-11.0 * s, 1.0 + 11.0 * s, 6_001)
+    middle = 0.5 * (edges[1:] + edges[:-1])
+
+    def log_density(x):
+        none = -0.5 * (x / s) ** 2
+        if query.add:
+            found = none
+        else:
+            moved = -0.5 * ((x - 1.0) / s) ** 2
+            found = np.logaddexp(math.log1p(-q) + none, math.log(q) + moved)
+        return found - math.log(s * math.sqrt(2.0 * math.pi))
+
+    def loss(x):
+        return (-1.0 if query.add else 1.0) * query.losses(x)
+
+    shares = special.softmax(log_density(middle) + theta * loss(middle))
+    generator = np.random.default_rng(seed)
+    cells = np.searchsorted(np.cumsum(shares), generator.random((num_draws, count)))
+    cells = np.minimum(cells, shares.size - 1)
+    x = edges[cells] + generator.random(cells.shape) * (edges[1] - edges[0])
+    proposal = np.log(shares[cells] / (edges[1] - edges[0]))
+    weights = np.exp((log_density(x) - proposal).sum(axis=1))
+    values = weights * np.maximum(-np.expm1(epsilon - loss(x).sum(axis=1)), 0.0)
+    return values.mean(), values.std() / math.sqrt(num_draws)
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(
+    "probability, noise, count, epsilon",
+    [(0.05, 1.0, 60, 4.0), (0.3, 3.0, 40, 3.0), (0.5, 6.0, 100, 2.5)],
+)
+def test_many_queries_are_those_of_simulation(probability, noise, count, epsilon, add):
+    """Deltas down to 1e-20, where a transform that is not tilted has nothing left."""
+    query = tilted.Query(probability, noise, add)
+    value, error = simulated(query, count, epsilon, 10_000, 3)
+    found = tilted._delta(query, count, epsilon, tilted.FINE)
+    if value < 1e-200:
+        assert found < 1e-25
+        return
+    assert error < 0.1 * value
+    assert value - 4.0 * error <= found <= 1.01 * value + 4.0 * error
+
+
+@pytest.mark.parametrize("delta", [1e-13, 1e-15, 1e-20])
+def test_small_deltas_have_noise_and_the_name_of_what_computed_it(delta):
+    queries = CyclicPoissonAccountant(2_000, 0.01)
+    found = queries.calibrate(2.0, delta)
+    assert found.guarantee.accountant == TILTED_NAME
+    epsilon = queries.epsilon(delta, found.noise_stddev)
+    assert 0.999 * 2.0 <= epsilon <= 2.0
+    assert floors.one_step(0.01, found.noise_stddev, epsilon) <= delta
+    queries.validate(found.noise_stddev, found.guarantee)
+    with pytest.raises(ValueError, match="damaged"):
+        queries.validate(0.99 * found.noise_stddev, found.guarantee)
+
+
+def test_the_two_transforms_agree_where_both_count():
+    queries = CyclicPoissonAccountant(1_000, 0.01)
+    for epsilon in (0.5, 1.0, 2.0):
+        whole = queries._delta(epsilon, 1.0, 1e-4)
+        assert queries._tilted(epsilon, 1.0, tilted.FINE) == pytest.approx(
+            whole, rel=3e-3
+        )
+
+
+def test_a_wrong_window_would_be_noticed(monkeypatch):
+    """Control: what lies beyond a window that is too small is in the bound, as a bound."""
+    query = tilted.Query(0.05, 1.0, False)
+    value = tilted._delta.__wrapped__(query, 60, 4.0, tilted.FINE)
+    monkeypatch.setattr(tilted, "_WINDOW", 1.0)
+    assert tilted._delta.__wrapped__(query, 60, 4.0, tilted.FINE) >= 0.999 * value
+
+
+def test_tails_of_sharp_cells():
+    """In 60 digits: none is below the mass, and what is added is as stated."""
+    z = np.concatenate([[-np.inf], np.linspace(-37.0, 37.0, 371), [np.inf]])
+    mass, error = tails.sharp_cells(z)
+    with mpmath.workdps(60):
+        tail = [mpmath.ncdf(-abs(mpmath.mpf(float(place)))) for place in z]
+    for i in range(z.size - 1):
+        with mpmath.workdps(60):
+            if z[i] >= 0.0:
+                exact = tail[i] - tail[i + 1]
+            elif z[i + 1] <= 0.0:
+                exact = tail[i + 1] - tail[i]
+            else:
+                exact = 1 - tail[i] - tail[i + 1]
+            assert mass[i] - error[i] <= exact <= mass[i], z[i]
