@@ -202,7 +202,7 @@ def test_sampling_never_costs_more_than_no_sampling():
         assert calibrated[0] <= calibrated[1]
 
 
-@pytest.mark.parametrize("delta", [1e-8, 1e-12])
+@pytest.mark.parametrize("delta", [1e-8, pytest.param(1e-12, marks=pytest.mark.slow)])
 def test_two_million_examples_have_a_plan(delta):
     """Rounding of the composition made delta negative, and plans called damaged."""
     plan = tf_bandmf.plan(
@@ -236,6 +236,6 @@ def test_the_rounding_of_transforms_is_in_the_privacy_loss_distribution():
 
 def test_delta_never_rises_where_the_composition_rounds():
     queries = CyclicPoissonAccountant(11_721, 512 / 2_000_000)
-    deltas = [queries.delta(e, 0.8124585621815342) for e in (0.5, 1, 2, 3, 5, 8, 12)]
+    deltas = [queries.delta(e, 0.8124585621815342) for e in (0.5, 2, 5, 12)]
     assert all(delta > 0.0 for delta in deltas)
     assert np.all(np.diff(deltas) <= 1e-18)
