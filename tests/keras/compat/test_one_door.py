@@ -14,7 +14,8 @@ MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.comp
 CORE = {
     "graphs/totality.py": "shapes of the variables behind handles",
     "graphs/walking.py": "functions, branches and loops that a graph calls",
-    "noise/normals.py": "whether noise is traced for XLA",
+    "noise/devices.py": "whether noise is traced for XLA",
+    "noise/lanes.py": "operations of XLA: loops without copies",
     "optimize/lbfgs.py": "a session's settings for a compiled search",
 }
 NAMES = frozenset(
