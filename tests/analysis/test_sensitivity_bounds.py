@@ -79,9 +79,10 @@ def test_no_kind_of_matrix_is_underestimated(kind, seed, n, b, width, lowest):
     ):
         expected = brute_force(dense, all_patterns)
         found = sensitivity_lib.sensitivity(matrix, participation, n)
-        if found.is_exact:
+        if found.is_exact and "vectors" not in found.method:
             np.testing.assert_allclose(found.value, expected, rtol=1e-9)
         else:
+            # Vectors can do more than signs: tests/analysis/test_vector_contributions.py.
             assert found.value >= expected * (1 - 1e-9)
     # The bound holds whether or not an exact value is known, and says what it is.
     bound = sensitivity_lib.upper_bound(matrix, b, k)

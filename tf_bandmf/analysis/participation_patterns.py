@@ -11,9 +11,12 @@ from __future__ import annotations
 import numpy as np
 
 from tf_bandmf import matrices
+from tf_bandmf.analysis import vector_contributions
 
 # Entries of an intermediate array held at once.
 _CHUNK = 8_000_000
+# Of vectors of contributions: operations of one sweep, and patterns together.
+_LARGEST_SWEEP, _AT_ONCE = 1e6, 64
 
 
 def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.ndarray:
@@ -188,23 +191,59 @@ def scaled_toeplitz_bound(
 
 def fixed_order_maximum(
     matrix: matrices.LowerTriangular, min_separation: int
-) -> tuple[float, bool]:
-    """Largest sum of `|X|` over the patterns `i, i + b, i + 2b, ...` for `i < b`.
+) -> tuple[float, str]:
+    """The largest squared sensitivity over the patterns `i, i + b, i + 2b, ...`, `i < b`.
 
     Returns:
-      The sum, which bounds sens^2 under fixed epoch order, and whether it is exact: at
-      the best pattern no entry is negative (beyond rounding), or only consecutive
-      participations interact, so that signs can be chosen such that nothing cancels.
+      The maximum, and how it was found: "signs" if at the best pattern no entry of the
+      Gram matrix is negative (beyond rounding), or only consecutive participations
+      interact, so that signs can be chosen such that nothing cancels; "vectors" if it is
+      that of the best vectors (`vector_contributions`), to 1e-8 and from above; "bound"
+      if neither was affordable: the largest sum of `|X|`, an upper bound.
     """
     n, b = matrix.num_rows, min_separation
     absolute, signed = np.zeros(b), np.zeros(b)
-    for offset in range(0, min(matrix.bands, n), b):
+    offsets = range(0, min(matrix.bands, n), b)
+    for offset in offsets:
         diagonal = matrix.gram_diagonal(offset)
         weight = 1.0 if offset == 0 else 2.0
         start = np.arange(n - offset) % b
         absolute += weight * np.bincount(start, np.abs(diagonal), minlength=b)
         signed += weight * np.bincount(start, diagonal, minlength=b)
     best = int(np.argmax(absolute))
-    exact = absolute[best] - signed[best] <= 1e-9 * absolute[best]
-    is_path = matrix.bands <= 2 * b or n <= 2 * b
-    return float(absolute[best]), bool(exact or is_path)
+    agree = absolute - signed <= 1e-9 * absolute
+    if agree[best] or matrix.bands <= 2 * b or n <= 2 * b:
+        return float(absolute[best]), "signs"
+    k = -(-n // b)
+    if float(n) * k * vector_contributions.dimensions(k) > _LARGEST_SWEEP:
+        return float(absolute[best]), "bound"
+    diagonals = {offset: matrix.gram_diagonal(offset) for offset in offsets}
+    value = 0.0
+    # In the order of their bounds, until none is left that could be larger.
+    order = np.argsort(-absolute, kind="stable")
+    for first in range(0, b, _AT_ONCE):
+        chosen = [i for i in order[first : first + _AT_ONCE] if absolute[i] > value]
+        if not chosen:
+            break
+        grams = _pattern_grams(diagonals, chosen, n, b)
+        value, upper = vector_contributions.largest(grams, value)
+        if upper > value * (1.0 + 1e-8):
+            return float(absolute[best]), "bound"
+        value = upper
+    return value, "vectors"
+
+
+def _pattern_grams(
+    diagonals: dict[int, np.ndarray], starts: list[int], num_rows: int, b: int
+) -> np.ndarray:
+    """X of the columns `i, i + b, ...` for each start, [starts, k, k], padded with 0."""
+    k = -(-num_rows // b)
+    grams = np.zeros((len(starts), k, k))
+    for offset, diagonal in diagonals.items():
+        apart = offset // b
+        for row, start in enumerate(starts):
+            entries = diagonal[start::b]
+            index = np.arange(entries.size)
+            grams[row, index, index + apart] = entries
+            grams[row, index + apart, index] = entries
+    return grams

@@ -24,6 +24,12 @@ _DENSE_LIMIT = 8_192
 _TOEPLITZ_DENSE_LIMIT = 2_048
 # Elementary operations spent on an exact dynamic program before settling for a bound.
 _OPERATION_LIMIT = 2e9
+# How the best of the patterns of a fixed epoch order was found.
+_FIXED_ORDER = {
+    "signs": "the b fixed patterns",
+    "vectors": "the b fixed patterns, the best vectors",
+    "bound": "bound, |X| on the fixed patterns",
+}
 # Rows of a matrix that is materialized for its column norms alone.
 _NORMS_LIMIT = 20_000
 
@@ -71,7 +77,7 @@ def sensitivity(
     | Toeplitz >= 0, non-increasing from lag b on | exact: columns 0, b, 2b, ... |
     | column-normalized DP-lambda-CGD | exact: the same columns (Lemma 8) |
     | binary tree | exact: the best placement in its nodes |
-    | fixed epoch order, Gram matrix >= 0 on patterns | exact: the best of b patterns |
+    | fixed epoch order | exact: the best of b patterns, of any signs (k^2.5 b <= 1e6) |
     | b < bands <= 2b, or two participations | exact: consecutive steps interact |
     | anything else | bound: the smallest that `upper_bound` knows |
 
@@ -186,9 +192,8 @@ def _exact_fixed_order(matrix: matrices.LowerTriangular, b: int) -> Sensitivity 
         if matrix.num_rows > _DENSE_LIMIT:
             return None
         matrix = matrices.Dense(matrix.to_dense())
-    squared, is_exact = patterns.fixed_order_maximum(matrix, b)
-    method = "the b fixed patterns" if is_exact else "bound, |X| on the fixed patterns"
-    return Sensitivity(float(np.sqrt(squared)), is_exact, method)
+    squared, found = patterns.fixed_order_maximum(matrix, b)
+    return Sensitivity(float(np.sqrt(squared)), found != "bound", _FIXED_ORDER[found])
 
 
 def _exact_path(matrix: matrices.LowerTriangular, b: int, k: int) -> Sensitivity | None:

@@ -26,6 +26,7 @@ _WIDEST_TEXT = 100
 # Of a table of mechanisms, by name of the column: what narrow terminals leave out first.
 _LESS_IMPORTANT = (
     "seconds",
+    "optimal among",
     "optimality gap",
     "regenerations per step",
     "max SE",

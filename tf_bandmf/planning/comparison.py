@@ -41,7 +41,10 @@ class Row:
         amplifies.
       noise_stddev: on raw C, for l2_norm_clip = 1.
       converged: whether the optimizer converged; True for closed forms, which need none.
-      optimality_gap: certified relative gap of the squared error; None without one.
+      optimality_gap: certified relative gap of the squared error, in the class
+        `optimal_among`; None without one.
+      optimal_among: the class, such as "4 bands, columns of equal norm"; None without a
+        gap.
       memory_vectors: vectors of the model's size kept between steps.
       regenerations_per_step: earlier noise vectors drawn again at a step, at most.
       seconds: to find the strategy.
@@ -59,6 +62,7 @@ class Row:
     noise_stddev: float
     converged: bool
     optimality_gap: float | None
+    optimal_among: str | None
     memory_vectors: int
     regenerations_per_step: int
     seconds: float
@@ -119,6 +123,7 @@ class Comparison:
             "sensitivity",
             "noise stddev",
             "optimality gap",
+            "optimal among",
             "memory vectors",
             "regenerations per step",
             "seconds",
@@ -245,6 +250,7 @@ def row(
     per_step = strategy.per_step_squared_error(workload)
     diagnostics = strategy.diagnostics
     gap = diagnostics.get("optimality_gap")
+    has_gap = gap is not None and math.isfinite(gap)
     made = Row(
         mechanism=label,
         bands=strategy.matrix.stored_bands,
@@ -257,7 +263,8 @@ def row(
         normalization="column_norm" if found.is_amplified else "sensitivity",
         noise_stddev=found.noise_stddev,
         converged=bool(diagnostics.get("converged", True)),
-        optimality_gap=None if gap is None or not math.isfinite(gap) else float(gap),
+        optimality_gap=float(gap) if has_gap else None,
+        optimal_among=diagnostics.get("optimal_among") if has_gap else None,
         memory_vectors=strategy.memory_vectors,
         regenerations_per_step=strategy.regenerations_per_step,
         seconds=seconds,
@@ -284,6 +291,7 @@ def _texts(row: Row) -> list[str]:
         f"{relation}{row.sensitivity:.4f}",
         f"{row.noise_stddev:.4f}",
         gap,
+        row.optimal_among or "",
         str(row.memory_vectors),
         str(row.regenerations_per_step),
         f"{row.seconds:.2f}",

@@ -62,7 +62,8 @@ def optimized_banded(
 
     The problem is convex in `C^T C`. The diagnostics hold the certified
     `optimality_gap`, an upper bound on how much smaller, relatively, the objective (a
-    squared error) of any other strategy with these bands and constraints can be. The
+    squared error) of any other strategy with these bands and constraints can be (the
+    class `optimal_among`: others, with columns of other norms, may be better). The
     bound falls behind the true gap: it shrinks with the gradient, the true gap with its
     square. `converged` says that the gap, the gradient or the decrease met its
     tolerance, and `message` which one.
@@ -165,6 +166,12 @@ def _start_columns(workload: Workload, start: Strategy, bands: int) -> np.ndarra
     return optimized.fit_bands(banded_matrices.columns_from_rows(rows), bands)
 
 
+def _class(bands: int, column_normalized: bool) -> str:
+    """The strategies among which the optimality gap is one, in words."""
+    described = f"{bands} band{'s' * (bands > 1)}"
+    return described + (", columns of equal norm" if column_normalized else "")
+
+
 def _strategy(
     columns: np.ndarray,
     column_normalized: bool,
@@ -178,7 +185,10 @@ def _strategy(
         "banded",
         matrices.RowBanded(rows),
         {"bands": len(columns), "column_normalized": column_normalized},
-        optimized.diagnostics(objective.name, result),
+        {
+            **optimized.diagnostics(objective.name, result),
+            "optimal_among": _class(len(columns), column_normalized),
+        },
     )
 
 

@@ -42,8 +42,13 @@ def optimized_banded_inverse(
 
     The noise generator keeps nothing and generates `bands - 1` earlier vectors again at
     each step. The minimized sensitivity is that of the columns 0, b, 2b, ..., exact
-    if `C` is non-negative and non-increasing, as it was observed to be;
-    `Strategy.sensitivity` checks that on the result and otherwise reports a bound.
+    if `C` is non-negative and non-increasing; `Strategy.sensitivity` checks that on the
+    result. With very many bands `C` has small negative entries, and there the formula is
+    too small. Then the sensitivity under a fixed epoch order is still exact: the largest
+    over the b patterns, each by its Gram matrix (`analysis.vector_contributions`). Under
+    min-separation it is a bound: patterns are too many to look at each, the leftmost one
+    need not be the worst, and the Gram matrix has no bands that a dynamic program could
+    follow. The fixed order's value is a lower bound on it.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.

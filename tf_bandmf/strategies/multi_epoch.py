@@ -4,24 +4,29 @@ The baseline 'MF [15]' of arXiv:2306.08153, Table 2: Choquette-Choo, McMahan, Ru
 Thakurta, "Multi-Epoch Matrix Factorization Mechanisms for Private Machine Learning",
 arXiv:2211.06530. It minimizes `tr(A^T A X^-1)` over the Gram matrix `X = C^T C` such that
 columns of `C` in which one example can take part are orthogonal (steps `b`, `2b`, ...
-apart), which makes the sensitivity under fixed epoch order that of column norms.
+apart), which makes the sensitivity under fixed epoch order that of column norms. With one
+participation there are no such columns, and the optimum is that of all factorizations.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
 from tf_bandmf import matrices
 from tf_bandmf.participation import FixedEpochOrder, Participation
+from tf_bandmf.strategies import two_participations
 from tf_bandmf.strategies.base import Strategy
 from tf_bandmf.strategies.registry import Family, register
 from tf_bandmf.workloads import Workload, check_workload
 
 # Several n x n arrays and an eigendecomposition an iteration.
 _LARGEST_NUM_STEPS = 8_192
+# The optimum of all for two participations: larger problems, and gaps, take minutes.
+_LARGEST_OF_ALL, _TOLERANCE_OF_ALL, _MOST_ROUNDS = 128, 1e-4, 40
+_ALL = "all strategies"
 # Exponent of the multiplicative update; 2 would be exact for a diagonal X.
 _RELAXATION = 1.8
 
@@ -34,7 +39,20 @@ def dense(
     max_iterations: int = 300,
     progress: Callable[[int, float], None] | None = None,
 ) -> Strategy:
-    """The optimal dense strategy for fixed-epoch participation, mean error.
+    """The dense strategy with the smallest mean error among a class of strategies.
+
+    The class, which `diagnostics["optimal_among"]` names:
+
+    | participations | class |
+    |---|---|
+    | one | all strategies: `sens(C)` is the largest column norm |
+    | two, min-separation, up to 128 steps | all: see `two_participations` |
+    | more, fixed epoch order | columns in steps b, 2b, ... apart are orthogonal |
+    | more, min-separation | they are, and all columns have equal norms |
+
+    With more participations some strategy outside of the class can be better: without
+    orthogonal columns the sensitivity is no function of norms, and nobody knows the
+    optimum.
 
     The noise of each step depends on all earlier ones: the generator either keeps `n`
     vectors or draws up to `n - 1` again; `Strategy` counts the latter. With
@@ -51,19 +69,20 @@ def dense(
 
     Args:
       workload: A.
-      participation: gives b; all `ceil(n / b)` participations count unless
-        `equal_column_norms`.
+      participation: gives b and k. With k = 1, b does not matter; else all
+        `ceil(n / b)` participations count unless `equal_column_norms`.
       equal_column_norms: constrain the columns of `C` to equal norms. The default does
         for min-separation, as Table 2 recommends for long runs, and does not for fixed
         epoch order.
-      tolerance: largest certified relative gap of the squared error.
+      tolerance: largest certified relative gap of the squared error; for the optimum of
+        all with two participations at least 1e-4.
       max_iterations: iterations of one eigendecomposition each, about 10 n^3 operations.
       progress: called with the iteration and the current relative gap.
 
     Returns:
       The strategy, scaled to sensitivity 1 under fixed epoch order. Its diagnostics have
-      `converged`, `optimality_gap` (relative, of the mean squared error, among
-      strategies with these constraints), `iterations` and `mean_squared_error`.
+      `converged`, `optimality_gap` (relative, of the mean squared error, in the class
+      `optimal_among`), `iterations` and `mean_squared_error`.
 
     Raises:
       ValueError: if there are more than 8,192 steps, the tolerance is not positive, or
@@ -71,7 +90,7 @@ def dense(
         `equal_column_norms`.
     """
     check_workload(workload)
-    n, b = workload.num_steps, participation.separation()
+    n = workload.num_steps
     if n > _LARGEST_NUM_STEPS:
         raise ValueError(
             f"num_steps must be <= {_LARGEST_NUM_STEPS} for a dense strategy, found "
@@ -83,8 +102,12 @@ def dense(
             f"{max_iterations}."
         )
     k = participation.participations(n)
+    b = participation.separation() if k > 1 else n
+    is_fixed = isinstance(participation, FixedEpochOrder)
+    if k == 2 and not is_fixed and equal_column_norms is None and n <= _LARGEST_OF_ALL:
+        return _for_two(workload, b, tolerance, max_iterations, progress)
     if equal_column_norms is None:
-        equal_column_norms = not isinstance(participation, FixedEpochOrder)
+        equal_column_norms = not is_fixed
     if not equal_column_norms and k < -(-n // b):
         raise ValueError(
             f"max_participations must be ceil(n / b) = {-(-n // b)} without equal "
@@ -93,18 +116,56 @@ def dense(
     found = _optimize(
         workload, min(b, n), k, equal_column_norms, tolerance, max_iterations, progress
     )
+    return _strategy(
+        found,
+        {"min_separation": b, "equal_column_norms": bool(equal_column_norms)},
+        tolerance,
+        _class(k, equal_column_norms),
+    )
+
+
+def _for_two(
+    workload: Workload,
+    min_separation: int,
+    tolerance: float,
+    max_iterations: int,
+    progress: Callable[[int, float], None] | None,
+) -> Strategy:
+    tolerance = max(tolerance, _TOLERANCE_OF_ALL)
+    rounds = min(max_iterations, _MOST_ROUNDS)
+    found = two_participations.optimum(
+        workload.to_dense(), min_separation, tolerance, rounds, progress
+    )
+    parameters = {"min_separation": min_separation, "max_participations": 2}
+    return _strategy(found, parameters, tolerance, _ALL)
+
+
+def _strategy(
+    found: _Optimum | two_participations.Optimum,
+    parameters: dict[str, Any],
+    tolerance: float,
+    optimal_among: str,
+) -> Strategy:
     matrix = matrices.Dense(matrices.lower_triangular_factor(found.gram))
     return Strategy(
         "dense",
         matrix,
-        {"min_separation": b, "equal_column_norms": bool(equal_column_norms)},
+        parameters,
         {
             "converged": found.gap <= tolerance,
             "optimality_gap": found.gap,
+            "optimal_among": optimal_among,
             "iterations": found.iterations,
-            "mean_squared_error": found.squared_error / n,
+            "mean_squared_error": found.squared_error / len(found.gram),
         },
     )
+
+
+def _class(max_participations: int, equal_column_norms: bool) -> str:
+    """The strategies among which the optimum is one, in words."""
+    if max_participations == 1:
+        return _ALL
+    return "orthogonal columns" + (" of equal norm" if equal_column_norms else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,4 +368,11 @@ def _build(workload: Workload, participation: Participation) -> Strategy:
     return dense(workload, participation)
 
 
-register(Family("dense", _build, "the optimal dense factorization", is_optimized=True))
+register(
+    Family(
+        "dense",
+        _build,
+        "dense, optimal among orthogonal columns (one participation: among all)",
+        is_optimized=True,
+    )
+)

@@ -1,0 +1,83 @@
+"""Exact sensitivities of patterns whose columns have inner products of both signs."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tf_bandmf import matrices
+from tf_bandmf.analysis import participation_patterns, sensitivity, vector_contributions
+from tf_bandmf.participation import FixedEpochOrder
+
+
+def best_signs(gram):
+    k = len(gram)
+    signs = np.array(list(itertools.product([1.0, -1.0], repeat=k)))
+    return float(np.einsum("si,ij,sj->s", signs, gram, signs).max())
+
+
+@pytest.mark.parametrize("k", [3, 6, 10])
+def test_vectors_are_between_signs_and_absolute_values_and_certified(k):
+    rng = np.random.default_rng(k)
+    columns = rng.normal(size=(50, k + 2, k))
+    grams = columns.transpose(0, 2, 1) @ columns
+    found = [vector_contributions.largest(gram[None]) for gram in grams]
+    lower, upper = np.array(found).T
+    assert np.all(lower <= upper) and np.all(upper <= lower * (1.0 + 2e-9))
+    together = vector_contributions.largest(grams)
+    assert together[0] == pytest.approx(lower.max(), rel=1e-8)
+    assert together[1] >= lower.max()
+    absolute = np.abs(grams).sum(axis=(1, 2))
+    signs = np.array([best_signs(gram) for gram in grams])
+    assert np.all(signs <= upper * (1.0 + 1e-12))
+    assert np.all(upper <= absolute * (1.0 + 1e-8))
+    # Vectors gain on signs, and absolute values are a bound that is not attained.
+    assert np.any(upper > 1.001 * signs) and np.any(upper < 0.99 * absolute)
+
+
+def test_three_vectors_that_repel_one_another_have_a_closed_form():
+    """X = I + c (1 - I), c < 0: at 120 degrees, 3 - 3 c."""
+    for c in (-0.1, -0.5):
+        gram = np.full((1, 3, 3), c) + (1.0 - c) * np.eye(3)
+        _, upper = vector_contributions.largest(gram)
+        assert upper == pytest.approx(3.0 - 3.0 * c, rel=1e-8)
+        assert best_signs(gram[0]) == pytest.approx(3.0 - 2.0 * c)
+
+
+@pytest.mark.parametrize(("n", "b"), [(12, 3), (11, 3), (13, 2), (9, 1)])
+def test_fixed_orders_are_exact_for_entries_of_any_sign(n, b):
+    rng = np.random.default_rng(n)
+    dense = np.tril(rng.normal(size=(n, n)), -1) + np.eye(n)
+    found, how = participation_patterns.fixed_order_maximum(matrices.Dense(dense), b)
+    assert how == "vectors"
+    values = []
+    for start in range(b):
+        columns = dense[:, start::b]
+        _, upper = vector_contributions.largest((columns.T @ columns)[None])
+        values.append(upper)
+    assert found == pytest.approx(max(values), rel=1e-8)
+    # Contributions that attain it: as many vectors as are drawn never exceed it.
+    best = max(
+        best_signs(dense[:, start::b].T @ dense[:, start::b]) for start in range(b)
+    )
+    assert best <= found * (1.0 + 1e-12)
+
+
+def test_a_strategy_with_mixed_signs_is_exact_under_a_fixed_order():
+    column = np.array([1.0, -0.6, 0.5, 0.4, -0.5, 0.3, 0.2, -0.4, 0.3])
+    matrix = matrices.ToeplitzBanded(column, 12)
+    order = FixedEpochOrder(num_examples=2, batch_size=1, epochs=6)
+    found = sensitivity.sensitivity(matrix, order, 12)
+    assert found.is_exact and "vectors" in found.method
+    dense = matrix.to_dense()
+    absolute = max(np.abs(dense[:, i::2].T @ dense[:, i::2]).sum() for i in range(2))
+    assert found.value < 0.99 * np.sqrt(absolute)
+
+
+def test_what_is_too_large_stays_a_bound(monkeypatch):
+    monkeypatch.setattr(participation_patterns, "_LARGEST_SWEEP", 10.0)
+    column = np.array([1.0, -0.6, 0.5, 0.4, -0.5])
+    matrix = matrices.ToeplitzBanded(column, 12)
+    order = FixedEpochOrder(num_examples=2, batch_size=1, epochs=6)
+    found = sensitivity.sensitivity(matrix, order, 12)
+    assert not found.is_exact and found.method.startswith("bound")
