@@ -250,7 +250,7 @@ def row(
     per_step = strategy.per_step_squared_error(workload)
     diagnostics = strategy.diagnostics
     gap = diagnostics.get("optimality_gap")
-    has_gap = gap is not None and math.isfinite(gap)
+    certified = float(gap) if gap is not None and math.isfinite(gap) else None
     made = Row(
         mechanism=label,
         bands=strategy.matrix.stored_bands,
@@ -263,8 +263,10 @@ def row(
         normalization="column_norm" if found.is_amplified else "sensitivity",
         noise_stddev=found.noise_stddev,
         converged=bool(diagnostics.get("converged", True)),
-        optimality_gap=float(gap) if has_gap else None,
-        optimal_among=diagnostics.get("optimal_among") if has_gap else None,
+        optimality_gap=certified,
+        optimal_among=diagnostics.get("optimal_among")
+        if certified is not None
+        else None,
         memory_vectors=strategy.memory_vectors,
         regenerations_per_step=strategy.regenerations_per_step,
         seconds=seconds,
