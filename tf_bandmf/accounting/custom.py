@@ -7,7 +7,7 @@ second opinions, and noise for those who insist on another accountant.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Callable
+from typing import Any, Callable, Protocol
 
 import dp_accounting
 import scipy.optimize
@@ -15,12 +15,26 @@ import scipy.optimize
 from tf_bandmf.accounting import root_finding
 from tf_bandmf.accounting.checks import check_delta, check_positive
 
-if TYPE_CHECKING:
-    from tf_bandmf.participation import Participation
-    from tf_bandmf.strategies import Strategy
-
 _LARGEST_LOG_NOISE = 20.0
 _TOLERANCE = 1e-6
+
+
+class _Strategy(Protocol):
+    """What is asked of a `tf_bandmf.Strategy`."""
+
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def matrix(self) -> Any: ...
+    def in_float32(self) -> Any: ...
+    def sensitivity(self, participation: Any) -> Any: ...
+
+
+class _Participation(Protocol):
+    """What is asked of a `tf_bandmf.Participation`."""
+
+    def validate_num_steps(self, num_steps: int) -> None: ...
+    def accountant(self, matrix: Any) -> Any: ...
 
 
 def epsilon_by(
@@ -63,12 +77,12 @@ def epsilon_by(
 
 def calibrate_by(
     make_accountant: Callable[[], dp_accounting.PrivacyAccountant],
-    strategy: Strategy,
-    participation: Participation,
+    strategy: _Strategy,
+    participation: _Participation,
     epsilon: float,
     delta: float,
 ) -> float:
-    """The noise multiplier of a plan for a budget by an accountant of one's own choice.
+    """The noise multiplier of a plan for a budget by an accountant of the caller's choice.
 
         noise = calibrate_by(dp_accounting.rdp.RdpAccountant, strategy, sampler, 2.0, 1e-5)
         plan = tf_bandmf.plan(strategy, noise_multiplier=noise, delta=1e-5,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tf_bandmf import matrices
 from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.accounting.checks import check_delta
-
-if TYPE_CHECKING:
-    from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.planned_run import PlannedRun
 
 
-def epsilon_after(plan: Plan, steps: int, delta: float | None = None) -> float:
+def epsilon_after(plan: PlannedRun, steps: int, delta: float | None = None) -> float:
     """Epsilon of a run of a plan that has only its first steps.
 
     They release the leading block of `C` times what the examples add, with the same noise.
@@ -25,7 +21,7 @@ def epsilon_after(plan: Plan, steps: int, delta: float | None = None) -> float:
       delta: by default the plan's.
 
     Raises:
-      ValueError: if there are no so many steps, or delta is not in (0, 1).
+      ValueError: if the plan has fewer than `steps` steps, or delta is not in (0, 1).
     """
     is_own = delta is None or delta == plan.delta
     delta = plan.delta if delta is None else delta

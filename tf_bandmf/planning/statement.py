@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING
 
+from tf_bandmf.planning.planned_run import PlannedRun
 from tf_bandmf.strategies import Strategy, registry
-
-if TYPE_CHECKING:
-    from tf_bandmf.planning.plan import Plan
 
 ONE_EXAMPLE = "one training example"
 NOT_COVERED = (
@@ -108,7 +105,7 @@ class PrivacyStatement(Statement):
     @classmethod
     def of_plan(
         cls,
-        plan: Plan,
+        plan: PlannedRun,
         unit: str,
         remarks: tuple[str, ...] = (),
         certain: bool = False,

@@ -139,8 +139,8 @@ def _setting(value: Any) -> Any:
 
 def keep(model: Any, checked: CheckedPass) -> None:
     """Lets the next step with its key run it."""
-    # Keras must not track it.
-    object.__setattr__(model, _READY, checked)
+    # Not by `setattr`: Keras must not track it.
+    vars(model)[_READY] = checked
 
 
 def is_kept(model: Any) -> bool:
@@ -150,7 +150,7 @@ def is_kept(model: Any) -> bool:
 
 def forget(model: Any) -> None:
     """Lets no later step run a checked pass that none has taken."""
-    object.__setattr__(model, _READY, None)
+    vars(model)[_READY] = None
 
 
 def take(model: Any, key: Callable[[], Any]) -> Any | None:
