@@ -9,8 +9,8 @@ import os
 import pathlib
 import sys
 
-# The marker `attack`, for the page "what was attacked".
-pytest_plugins = ["attack_report"]
+# The marker `attack`, for the page "what was attacked"; `invariant`, and its option.
+pytest_plugins = ["attack_report", "invariant_marks"]
 
 # The user's cache is the user's.
 os.environ["TF_BANDMF_CACHE"] = "off"

@@ -239,7 +239,7 @@ def test_invariant_17_embedding_with_repeated_ids():
 @pytest.mark.slow
 def test_ordinary_models_lose_less_than_a_thousandth():
     """One example of every layer of the zoo, clipped to half its norm."""
-    import test_clipping_zoo as zoo
+    import test_kinds_of_layers as zoo
 
     lost = {}
     cases = [(zoo.IMAGE_LAYERS, (8, 8, 3), reference.images)]

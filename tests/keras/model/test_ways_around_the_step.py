@@ -1,4 +1,4 @@
-"""What a hostile reading found: ways around the private step that were open."""
+"""Ways around the private step: other loops, threads, assigned states."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""What a hostile reading found: examples that did not stay what they were, or met."""
+"""Examples stay what they were when the schedule was made, and apart from one another."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a hostile reading found: ways by which examples met that the analysis let pass."""
+"""Ways by which the examples of a batch could meet, each of which is refused."""
 
 import independence_cases as cases
 import keras

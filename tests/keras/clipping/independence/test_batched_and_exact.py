@@ -1,4 +1,4 @@
-"""Honest layers, losses and models run batched, with exact gradients."""
+"""Layers, losses and models that keep examples apart run batched, with exact gradients."""
 
 import independence_cases as cases
 import keras
