@@ -1,4 +1,4 @@
-"""The command line: `tf-bandmf advise | compare | bands | plan | show`, a file each.
+"""The command line: advise, compare, bands, plan, show and budget, a file each.
 
 Built on click, which brings suggestions for typos and shell completion and nothing else.
 Messages are one line on standard error; results go to standard output.
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import click
 
 from tf_bandmf._version import __version__
-from tf_bandmf.cli import advise, bands, compare, completion, plan, show
+from tf_bandmf.cli import advise, bands, budget, compare, completion, plan, show
 from tf_bandmf.cli.help import Context
 from tf_bandmf.cli.native_logs import without_native_logs
 from tf_bandmf.cli.parsing import BadArguments, one_line
@@ -45,7 +45,7 @@ def _group() -> None:
 
 
 _group.context_class = Context
-for _module in (advise, compare, bands, plan, show, completion):
+for _module in (advise, compare, bands, plan, show, budget, completion):
     _module.command.context_class = Context
     _group.add_command(_module.command)
 

@@ -87,7 +87,8 @@ class Ledger:
       who: writes; by default the user's name and machine.
       create: False refuses a database that has no ledger.
       trust: accepts a database that contradicts what this machine has seen, as after
-        a restored backup; an entry says so.
+        a restored backup; an entry says so, and the machine remembers what it has then.
+        With `create=False` only to look at it.
 
     Attributes:
       id: of the ledger, 32 hexadecimal digits.
@@ -123,10 +124,11 @@ class Ledger:
                 raise DamagedLedgerError(problem)
             if problem is not None and create:
                 found.append(self._who, "trusted", canonical({"contradicted": problem}))
-            newest = found.newest()
-        assert newest is not None
-        self._remember(newest)
-        witness.remember(self._place, 0, self.id)
+            is_trusted = problem is None or create
+            newest = found.newest() if is_trusted else None
+        if newest is not None:
+            self._remember(newest)
+            witness.remember(self._place, 0, self.id)
         with _GUARD:
             _OPEN[self.id] = self
 

@@ -31,8 +31,8 @@ class Entry:
       number: from 0, without gaps.
       at: when it was written, UTC.
       who: wrote it.
-      kind: "ledger", "dataset", "budget", "partitions", "planned", "begun", "steps",
-        "ended", "spent" or "released".
+      kind: "ledger", "trusted", "dataset", "budget", "partitions", "planned", "begun",
+        "steps", "ended", "spent" or "released".
       dataset: that it is about, or None.
       run: that it is about, by a digest of its noise key; of a plan that has not run,
         its fingerprint; or None.
