@@ -62,11 +62,18 @@ def best(balance: Balance, delta: float) -> Bound:
 
 def is_within(balance: Balance, epsilon: float, delta: float) -> bool:
     """Whether an account is within a budget by any of the bounds, the quickest first."""
-    if not balance.runs:
+    if basic(balance, delta) <= epsilon:
         return True
-    for bound in _quick(balance, delta):
-        if bound.epsilon <= epsilon:
-            return True
+    if is_gaussian_within(gaussian_mu(balance), epsilon, delta):
+        return True
+    if _is_gaussian(balance):
+        return False
+    stated = _others(balance)
+    mu = math.sqrt(number(balance.gaussian))
+    if is_gaussian_within(mu, epsilon - stated.epsilon, delta - stated.delta):
+        return True
+    if _renyi(balance, delta) <= epsilon:
+        return True
     return has_losses(balance) and losses_epsilon(balance, delta) <= epsilon
 
 
@@ -105,34 +112,59 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
 
 
+def is_gaussian_within(mu: float, epsilon: float, delta: float) -> bool:
+    """Whether a Gaussian mechanism is (epsilon, delta)-DP: one evaluation of its delta."""
+    from tf_bandmf.accounting import gaussian
+
+    if epsilon < 0.0 or not 0.0 < delta < 1.0 or not math.isfinite(mu):
+        return False
+    return mu == 0.0 or gaussian.gaussian_delta(1.0 / mu, epsilon) <= delta
+
+
 def _quick(balance: Balance, delta: float) -> list[Bound]:
     """Without privacy loss distributions."""
-    is_gaussian = not (balance.kinds or balance.rest_epsilon or balance.rest_delta)
+    is_gaussian = _is_gaussian(balance)
     name = GAUSSIAN if is_gaussian else UNAMPLIFIED
     found = [
         Bound(basic(balance, delta), BASIC),
         Bound(gaussian_epsilon(gaussian_mu(balance), delta), name),
     ]
     if not is_gaussian:
-        found.append(Bound(_mixed(balance, delta), MIXED))
-        divergences = [(order, total_divergence(balance, order)) for order in ORDERS]
-        epsilon = min(
-            epsilon_of(order, found_.divergence, delta - found_.leak)
-            for order, found_ in divergences
-        )
-        found.append(Bound(epsilon, RENYI))
+        stated = _others(balance)
+        mu = math.sqrt(number(balance.gaussian))
+        together = gaussian_epsilon(mu, delta - stated.delta)
+        found.append(Bound((stated.epsilon + together) * (1.0 + 1e-12), MIXED))
+        found.append(Bound(_renyi(balance, delta), RENYI))
     return found
 
 
-def _mixed(balance: Balance, delta: float) -> float:
-    """Gaussian mechanisms together, and what others state added to it."""
-    others = [(parsed(kind), count) for kind, count in balance.kinds.items()]
-    epsilon = math.fsum(kind["epsilon"] * count for kind, count in others)
-    spent = math.fsum(kind["delta"] * count for kind, count in others)
-    epsilon += number(balance.rest_epsilon)
-    left = delta - spent * (1.0 + 1e-12) - number(balance.rest_delta)
-    together = gaussian_epsilon(math.sqrt(number(balance.gaussian)), left)
-    return (epsilon + together) * (1.0 + 1e-12)
+def _is_gaussian(balance: Balance) -> bool:
+    return not (balance.kinds or balance.rest_epsilon or balance.rest_delta)
+
+
+class _Pair(NamedTuple):
+    epsilon: float
+    delta: float
+
+
+def _others(balance: Balance) -> _Pair:
+    """What runs that are no Gaussian mechanisms state, by basic composition."""
+    kinds = [(parsed(kind), count) for kind, count in balance.kinds.items()]
+    epsilon = math.fsum(kind["epsilon"] * count for kind, count in kinds)
+    delta = math.fsum(kind["delta"] * count for kind, count in kinds)
+    return _Pair(
+        (epsilon + number(balance.rest_epsilon)) * (1.0 + 1e-12),
+        (delta + number(balance.rest_delta)) * (1.0 + 1e-12),
+    )
+
+
+def _renyi(balance: Balance, delta: float) -> float:
+    """The smallest epsilon of all orders."""
+    divergences = [(order, total_divergence(balance, order)) for order in ORDERS]
+    return min(
+        epsilon_of(order, found.divergence, delta - found.leak)
+        for order, found in divergences
+    )
 
 
 def has_losses(balance: Balance) -> bool:

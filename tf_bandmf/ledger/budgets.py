@@ -104,14 +104,21 @@ class Budget:
         most = self.epsilon * (1.0 + _ROUNDING)
         if not self.adaptive:
             return bounds.is_within(balance, most, self.delta * (1.0 + _ROUNDING))
-        return any(needed <= most for needed, _ in self._needed(balance))
+        return any(
+            filters.lets_through(balance, name, most, delta, order)
+            for name, delta, order in self._filters()
+        )
 
-    def _needed(self, balance: Balance) -> Iterable[tuple[float, str]]:
-        """What each filter needs to let all through."""
+    def _filters(self) -> Iterable[tuple[str, float, float]]:
+        """Each filter's name, part of delta, and order."""
         assert self.epsilon is not None and self.delta is not None
         for name, part in self.shares.items():
             delta = part * self.delta * (1.0 + _ROUNDING)
-            order = filters.fixed_order(self.epsilon, delta)
+            yield name, delta, filters.fixed_order(self.epsilon, delta)
+
+    def _needed(self, balance: Balance) -> Iterable[tuple[float, str]]:
+        """What each filter needs to let all through."""
+        for name, delta, order in self._filters():
             yield filters.needed_epsilon(balance, name, delta, order), name
 
     def spent(self, balance: Balance) -> Spent:

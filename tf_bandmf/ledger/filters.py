@@ -70,6 +70,23 @@ def needed_epsilon(balance: Balance, name: str, delta: float, order: float) -> f
     return epsilon_of(order, found.divergence, delta - found.leak)
 
 
+def lets_through(
+    balance: Balance, name: str, epsilon: float, delta: float, order: float
+) -> bool:
+    """Whether a filter with this budget lets all of an account through.
+
+    Args:
+      balance: of the account.
+      name: of the filter.
+      epsilon: of the budget.
+      delta: what the filter has of the budget's.
+      order: that the budget fixes, of `renyi`.
+    """
+    if name == "gaussian":
+        return bounds.is_gaussian_within(bounds.gaussian_mu(balance), epsilon, delta)
+    return needed_epsilon(balance, name, delta, order) <= epsilon
+
+
 def fixed_order(epsilon: float, delta: float) -> float:
     """The order at which the Renyi filter of a budget works.
 
