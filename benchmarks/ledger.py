@@ -3,8 +3,8 @@
     PYTHONPATH=. python benchmarks/ledger.py [RUNS] [URL]
 
 Fills a ledger with RUNS runs (by default 100,000) in one transaction, and then times
-single reservations, each in its own, with what it takes to reach the disk: by the clock, and
-of the processor. URL is that of a database without a ledger; by default a file in a
+single reservations, each in its own, with what it takes to reach the disk: by the clock,
+and of the processor. URL is that of a database without a ledger; by default a file in a
 temporary folder. The last lines compare steps of `fit` with and without a ledger.
 """
 
