@@ -24,8 +24,9 @@ import numpy as np
 
 import tf_bandmf
 from tf_bandmf.files import private as private_files
-from tf_bandmf_federated.averaging import FederatedAveraging, Replies, Request
+from tf_bandmf_federated.averaging import Add, FederatedAveraging, Replies, Request
 from tf_bandmf_federated.cohorts import AvailableCohorts
+from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.rounds import ProgramState
 from tf_bandmf_federated.running import Run
 
@@ -65,15 +66,17 @@ def train(
     took: list[float] = []
     began = 0.0
 
-    def exchange(request: Request) -> Replies:
-        return Replies({name: update for name in request.names})
+    def exchange(request: Request, add: Add) -> Replies:
+        for name in request.names:
+            add(name, update)
+        return Replies()
 
     engine = FederatedAveraging(
         plan, [np.zeros(d, np.float32)], exchange, clients_per_round=clients or 1
     )
 
-    async def first() -> ProgramState:
-        cohorts = AvailableCohorts.of(lambda: names, plan.participation)
+    async def first(ledger: Ledger) -> ProgramState:
+        cohorts = AvailableCohorts(ledger, lambda: names, plan.participation)
         return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
 
     def after_round(_: ProgramState) -> None:

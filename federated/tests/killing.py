@@ -6,6 +6,7 @@ Test files run themselves as a driver that forks a child for each kill.
 import collections
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 
@@ -73,6 +74,16 @@ def die_at(moment):
 
     for name in ("fsync", "fdatasync", "replace"):
         setattr(os, name, count(getattr(os, name)))
+    connect = sqlite3.connect
+
+    def connected(*arguments, **options):
+        # Before each statement, commits among them, and in the middle of those.
+        database = connect(*arguments, **options)
+        database.set_trace_callback(count(lambda statement: None))
+        database.set_progress_handler(count(lambda: 0), 100)
+        return database
+
+    sqlite3.connect = connected
 
 
 def check_what_left(folder, num_rounds, separation, participations):

@@ -1,5 +1,7 @@
 """Clipping in NumPy: the norm is never underestimated."""
 
+import fractions
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,9 +22,10 @@ def test_invariant_17_the_norm_is_at_most_the_clip_norm(array, clip):
     found = clip_update([array], clip)
     exact = np.linalg.norm(found.update[0].astype(np.longdouble).ravel())
     assert exact <= clip
-    assert found.contributes and found.is_finite
+    assert found.is_finite
     before = np.linalg.norm(array.astype(np.longdouble).ravel())
-    assert found.was_clipped == (before > clip)
+    if abs(before / clip - 1.0) > 2.0**-35:  # below is what a norm is rounded up by
+        assert found.was_clipped == (before > clip)
     if before > clip * 1.001 and clip >= 0.3:
         assert exact >= clip * 0.999
 
@@ -38,7 +41,7 @@ def test_what_is_below_the_norm_stays_bit_for_bit():
 def test_invariant_5_a_value_that_is_not_finite_makes_zeros(bad):
     found = clip_update([np.array([1.0, bad], np.float32), np.ones(3)], 1.0)
     assert all(not np.any(array) for array in found.update)
-    assert (found.contributes, found.is_finite) == (False, False)
+    assert not found.is_finite
 
 
 def test_a_float64_that_float32_lacks_is_not_finite():
@@ -50,11 +53,15 @@ def test_huge_values_are_clipped_and_do_not_overflow():
     assert 0.499 < norm_of(found.update) <= 0.5
 
 
-def test_zeroing_norm_takes_out_what_is_above_it():
-    assert clip_update([np.array([3.0])], 1.0, zeroing_norm=2.9).is_huge
-    assert not clip_update([np.array([3.0])], 1.0, zeroing_norm=3.1).is_huge
-
-
 def test_integers_are_refused():
     with pytest.raises(TypeError, match="arrays of floats, found int"):
         clip_update([np.array([1, 2])], 1.0)
+
+
+def test_invariant_17_a_norm_is_rounded_up():
+    # Its exact value, in whole numbers: float32 numbers are multiples of 2^-149.
+    values = np.random.default_rng(3).normal(size=70_000).astype(np.float32)
+    exact = sum(fractions.Fraction(float(v)) ** 2 for v in values)
+    found = fractions.Fraction(norm_of([values, values[:1]]))
+    exact += fractions.Fraction(float(values[0])) ** 2
+    assert exact <= found**2 <= exact * fractions.Fraction(1.0 + 2.0**-34)

@@ -1,71 +1,123 @@
-"""Selection of who is there and may take part; its record survives."""
+"""Selection of who is there and may take part; who did is in the ledger."""
 
+import collections
 import copy
+import random
 
 import pytest
 
 import tf_bandmf
+from tf_bandmf_federated import cohorts as cohorts_module
 from tf_bandmf_federated.cohorts import AvailableCohorts
+from tf_bandmf_federated.ledger import Ledger
 
 HERE = ["a", "b", "c", "d", "e", "f"]
 
 
-def make(here=HERE, b=2, k=2, **options):
-    return AvailableCohorts.of(lambda: here, tf_bandmf.MinSep(b, k), **options)
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger(str(tmp_path / "ledger"), {}) as found:
+        yield found
 
 
-def test_nobody_comes_too_early_or_too_often():
-    cohorts, came = make(), {}
+def make(ledger, here=HERE, b=2, k=2, **options):
+    return AvailableCohorts(ledger, lambda: here, tf_bandmf.MinSep(b, k), **options)
+
+
+def begin(cohorts, ledger, k):
+    """A round that begins."""
+    found = cohorts.select(k)
+    ledger.started(cohorts.round_number - 1, 1, found.names, "c", "s")
+    return found
+
+
+def test_nobody_comes_too_early_or_too_often(ledger):
+    cohorts, came = make(ledger), {}
     for number in range(8):
-        for name in cohorts.select(2).names:
+        for name in begin(cohorts, ledger, 2).names:
             came.setdefault(name, []).append(number)
     assert sum(map(len, came.values())) == 12  # all six, twice
     for rounds in came.values():
         assert len(rounds) == 2 and rounds[1] - rounds[0] >= 2
-    assert cohorts.measured().max_participations == 2
+    measured = cohorts.measured()
+    assert (measured.num_clients, measured.max_participations) == (6, 2)
+    assert measured.num_participations == 12
+    gaps = [late - early for early, late in came.values()]
+    assert measured.min_separation == min(gaps)
 
 
-def test_fewer_are_selected_where_fewer_may():
-    cohorts = make()
-    assert len(cohorts.select(4).names) == 4
+def test_fewer_are_selected_where_fewer_may(ledger):
+    cohorts = make(ledger)
+    assert len(begin(cohorts, ledger, 4).names) == 4
     found = cohorts.select(4)
     assert (len(found.names), found.available, found.eligible) == (2, 6, 2)
 
 
-def test_it_is_saved_and_a_copy_goes_its_own_way():
-    cohorts = make()
-    cohorts.select(3)
-    restored = type(cohorts).from_bytes(cohorts.to_bytes())
-    assert restored.to_bytes() == cohorts.to_bytes()
+def test_a_name_that_comes_twice_is_one_device(ledger):
+    found = make(ledger, ["a", "a", "b"]).select(3)
+    assert found.names == ("a", "b") and found.eligible == 2
+
+
+def test_an_older_state_goes_on_with_all_that_is_known(ledger):
+    cohorts = make(ledger)
+    saved = cohorts.to_bytes()
     copied = copy.deepcopy(cohorts)
-    copied.select(3)
-    assert restored.to_bytes() == cohorts.to_bytes() != copied.to_bytes()
-    assert not set(copied.cohort) & set(cohorts.cohort)
-
-
-def test_a_round_that_was_begun_has_the_same_devices_again():
-    cohorts = make()
-    before = copy.deepcopy(cohorts)
-    first = cohorts.select(3)
-    again = before.select_again(first.names, 3)
+    first = begin(cohorts, ledger, 3)
+    assert copied.round_number == 0 and cohorts.round_number == 1
+    older = cohorts.from_bytes(saved)
+    again = older.select_again(first.names, 3)
     assert again.names == first.names
-    assert before.to_bytes() == cohorts.to_bytes()
+    assert older.to_bytes() == cohorts.to_bytes()
+    assert not set(older.select(3).names) & set(first.names)
     with pytest.raises(ValueError, match="not of one run"):
-        before.select_again(first.names, 3)
+        cohorts.select_again(first.names, 3)
 
 
-def test_digests_tell_cohorts_apart():
-    cohorts = make()
-    first, second = cohorts.select(3), cohorts.select(3)
+def test_digests_tell_cohorts_apart(ledger):
+    cohorts = make(ledger)
+    first, second = begin(cohorts, ledger, 3), cohorts.select(3)
     assert cohorts.digest_of_selected(first) != cohorts.digest_of_selected(second)
 
 
-def test_what_cannot_be_is_refused():
+def test_it_waits_until_it_is_told_not_to(ledger):
+    seen, here = [], ["a"]
+
+    def wait(available, eligible):
+        seen.append((available, eligible))
+        here.append(f"new {len(here)}")
+        return eligible < 3
+
+    found = make(ledger, here, enough=3, wait=wait).select(1)
+    assert seen == [(1, 1), (2, 2), (3, 3)] and len(found.names) == 1
+
+
+def test_selection_is_uniform_among_the_eligible(ledger, monkeypatch):
+    monkeypatch.setattr(cohorts_module, "_LOOKED_UP", 4)  # several looks
+    generator = random.Random(5)
+    monkeypatch.setattr(random, "Random", lambda seed: generator)
+    cohorts = make(ledger, [str(i) for i in range(12)], b=2, k=9)
+    resting = set(begin(cohorts, ledger, 4).names)
+    counts = collections.Counter()
+    for _ in range(2000):
+        counts.update(copy.deepcopy(cohorts).select(2).names)
+    assert not resting & set(counts)
+    # 4000 choices of 8: standard deviation 20.
+    assert len(counts) == 8 and all(abs(n - 500) < 100 for n in counts.values())
+
+
+def test_of_many_devices_the_eligible_are_estimated(ledger, monkeypatch):
+    monkeypatch.setattr(cohorts_module, "_LOOKED_UP", 50)
+    names = [str(i) for i in range(1000)]
+    cohorts = make(ledger, names, b=5, k=9)
+    begin(cohorts, ledger, 500)
+    found = cohorts.select(10)
+    assert found.available == 1000 and 200 < found.eligible < 800
+
+
+def test_what_cannot_be_is_refused(ledger):
     with pytest.raises(ValueError, match="over_selection"):
-        make(over_selection=0.9)
-    with pytest.raises(TypeError, match=r"AvailableCohorts\.of"):
-        AvailableCohorts()
+        make(ledger, over_selection=0.9)
     with pytest.raises(ValueError, match="twice"):
-        make().count_round(["a", "a"])
+        make(ledger).count_round(["a", "a"])
     with pytest.raises(ValueError, match="no cohorts"):
-        type(make()).from_bytes(b"{}")
+        make(ledger).from_bytes(b"{}")

@@ -86,7 +86,7 @@ def test_files_are_private_and_damage_is_refused(tmp_path):
     store.keep("request", UPDATE)
     for name in os.listdir(folder):
         assert (folder / name).stat().st_mode & 0o077 == 0
-    path = folder / f"{POLICY.plan}.json"
+    path = folder / f"{POLICY.plan}.device"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)

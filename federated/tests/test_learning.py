@@ -15,7 +15,6 @@ from tf_bandmf_federated import (
     MinSepDataSource,
     build_fed_avg,
     tag_dataset,
-    tag_with_client,
 )
 from tf_bandmf_federated.plan_checks import check_plan
 
@@ -202,23 +201,6 @@ def test_invariant_1_horizon():
             process.skip_round(state)
 
 
-def test_a_registry_on_the_server():
-    process = build(make_plan(), num_registered_clients=4, noise="host")
-    cohort = [tag_with_client(examples(c), c) for c in (0, 2)]
-    state = process.prepare(process.initialize())
-    output = process.next(state, cohort)
-    assert output.metrics["aggregator"]["contributing_clients"] == 2
-    state = process.prepare(output.state)
-    output = process.next(state, cohort)
-    assert output.metrics["aggregator"]["early_clients"] == 2
-    state = process.prepare(output.state)
-    twice = [tag_with_client(examples(1), 1)] * 2
-    with pytest.raises(Exception, match="same client twice"):
-        process.next(state, twice)
-    # The round failed and released nothing: it may be repeated without the copy.
-    process.next(process.prepare(output.state, replay=True), twice[:1])
-
-
 def test_metrics_of_training_are_released_on_demand_only():
     output = in_state().next(in_state().initialize(), first_time(0))
     assert not output.metrics["client_work"]["train"]
@@ -298,12 +280,14 @@ def test_invariant_8_noise_that_was_used_is_refused(secret_process):
         process.next(prepared, first_time(1))
     with pytest.raises(ValueError, match="round 0 was used already"):
         process.next(state=prepared, client_data=first_time(1))
-    # The same cohort may come again, if somebody says so, once.
+    # A round without a result that left may be run again, if somebody says so, once.
     again = process.prepare(first, replay=True)
     repeated = process.next(again, first_time(0))
-    np.testing.assert_array_equal(
-        weights_of(process, repeated.state), weights_of(process, output.state)
-    )
+    same = weights_of(process, repeated.state) == weights_of(process, output.state)
+    if process.noise_place == "state":
+        assert np.all(same)  # bound to the sum, which is the same
+    else:
+        assert not np.any(same)  # drawn anew
     with pytest.raises(ValueError, match="round 0 was used already"):
         process.next(again, first_time(0))
     # Another run is another run.
@@ -325,43 +309,23 @@ def test_a_round_that_failed_may_be_called_again(secret_process):
     process.next(process.prepare(skipped), [])
 
 
-def test_invariant_11_a_key_from_outside_does_not_hand_out_noise_again():
-    """The route of the first program's state and key, without a record of its uses."""
-    plan = make_plan(test_seed=None)
-    process = build(plan, noise="host")
+def test_invariant_8_an_older_state_and_its_key_have_independent_noise(tmp_path):
+    """The route of the first program's state and key, in another program."""
+    plan, folder = make_plan(test_seed=None), str(tmp_path / "noise")
+    process = build(plan, noise="host", noise_dir=folder)
     first = process.initialize()
     output = process.next(process.prepare(first), first_time(0))
     key = NoiseKey(process.host_noise.key.secret_bytes())
-    restarted = build(plan, noise="host", noise_key=key)
-    for state in (first, output.state):
-        with pytest.raises(ValueError, match="key is of an earlier program"):
-            restarted.prepare(state)
-    # A replay does not say what was handed out later.
-    repeated = restarted.next(restarted.prepare(first, replay=True), first_time(0))
-    np.testing.assert_array_equal(
-        weights_of(process, repeated.state), weights_of(process, output.state)
-    )
-    with pytest.raises(ValueError, match="key is of an earlier program"):
-        restarted.prepare(repeated.state)
-
-
-def test_invariant_11_a_restart_knows_what_was_handed_out(tmp_path):
-    plan, folder = make_plan(test_seed=None), str(tmp_path / "noise")
-
-    def start():
-        return build(plan, noise="host", noise_dir=folder)
-
-    process = start()
-    first = process.initialize()
-    state = process.next(process.prepare(first), first_time(0)).state
-    process.prepare(state)  # and dies before its result
-    restarted = start()
-    for old in (first, state):
-        with pytest.raises(ValueError, match="handed out already"):
-            restarted.prepare(old)
-    skipped = restarted.skip_round(state)
-    later = restarted.next(restarted.prepare(skipped), [])
-    assert restarted.round_number(later.state) == 3
+    for restarted in (
+        build(plan, noise="host", noise_key=key),
+        build(plan, noise="host", noise_dir=folder),
+    ):
+        repeated = restarted.next(restarted.prepare(first), first_time(0))
+        assert not np.any(
+            weights_of(process, repeated.state) == weights_of(process, output.state)
+        )
+        later = restarted.next(restarted.prepare(output.state), [])
+        assert restarted.round_number(later.state) == 2
     with pytest.raises(ValueError, match="Leave them out"):
         build(plan, noise="state", noise_dir=folder)
 

@@ -1,18 +1,22 @@
 """The write-ahead record: what it takes, refuses and reads again."""
 
+import contextlib
 import os
+import shutil
+import sqlite3
 
 import pytest
 
 from tf_bandmf_federated import Ledger, RoundRecord
 
 RUN = {"plan": "p", "num_parameters": 4}
-START = dict(key_id=9, cohort=("a", "b"), cohort_digest="c", state_digest="s")
+KNOWN = dict(key_id=9, cohort_digest="c", state_digest="s")
+START = dict(KNOWN, cohort=("a", "b"))
 
 
 @pytest.fixture
 def path(tmp_path):
-    return str(tmp_path / "ledger.jsonl")
+    return str(tmp_path / "ledger.sqlite3")
 
 
 def rounds_of(path):
@@ -35,16 +39,16 @@ def test_every_entry_is_read_again(path):
     assert rounds_of(path) == written
     assert written == {
         0: RoundRecord(
-            0, **START, result_digest="r", release_digest="m", is_released=True
+            0, **KNOWN, result_digest="r", release_digest="m", is_released=True
         ),
         1: RoundRecord(
             1,
-            **START,
+            **KNOWN,
             release_digest="m",
             skipped_because="another cohort",
             starts=2,
         ),
-        2: RoundRecord(2, **START),
+        2: RoundRecord(2, **KNOWN),
     }
     assert os.stat(path).st_mode & 0o777 == 0o600
 
@@ -61,30 +65,46 @@ def test_the_first_state_is_known_and_fixed_when_a_round_begins(path):
         assert ledger.initial_digest == "s"
 
 
-def test_an_entry_is_in_the_file_when_the_call_returns(path):
+def test_an_entry_is_in_the_file_when_the_call_returns(path, tmp_path):
+    acts = (
+        lambda ledger: ledger.started(0, **START),
+        lambda ledger: ledger.result(0, "r"),
+        lambda ledger: ledger.released(0),
+    )
     with Ledger(path, RUN) as ledger:
-        for size, act in enumerate(
-            (
-                lambda: ledger.started(0, **START),
-                lambda: ledger.result(0, "r"),
-                lambda: ledger.released(0),
-            ),
-            start=2,
-        ):
-            act()
-            with open(path, "rb") as file:
-                assert file.read().count(b"\n") == size
+        for number, act in enumerate(acts):
+            act(ledger)
+            # What a kill would leave: the file and its journal.
+            copied = tmp_path / f"{number}"
+            for name in ("", "-wal"):
+                shutil.copy2(path + name, f"{copied}{name}")
+            assert rounds_of(str(copied)) == ledger.rounds
+
+
+def test_cohorts_and_records_are_read_again(path):
+    with Ledger(path, RUN) as ledger:
+        ledger.started(0, **START)
+        ledger.started(1, **{**START, "cohort": ("c", "b")})
+    with Ledger(path, RUN) as ledger:
+        assert ledger.cohort(0) == ("a", "b") and ledger.cohort(1) == ("c", "b")
+        found = ledger.records(["b", "new", "a"], 2).tolist()
+        assert found == [[1, 2], [-1, 0], [0, 1]]
+        assert ledger.records(["b"], 1).tolist() == [[0, 1]]  # as it was before round 1
+        measured = ledger.measured(2)
+        assert (measured.num_clients, measured.min_separation) == (3, 1)
+        with pytest.raises(ValueError, match="twice"):
+            ledger.started(2, **{**START, "cohort": ("a", "a")})
 
 
 @pytest.mark.parametrize(
-    "change", [dict(key_id=8), dict(cohort=("a",)), dict(state_digest="t")]
+    "change", [dict(key_id=8), dict(cohort_digest="d"), dict(state_digest="t")]
 )
 def test_a_round_begun_for_others_is_refused_and_not_written(path, change):
     with Ledger(path, RUN) as ledger:
         ledger.started(0, **START)
-        with pytest.raises(ValueError, match="must not be used for this one"):
+        with pytest.raises(ValueError, match="must not be run for this one"):
             ledger.started(0, **{**START, **change})
-    assert rounds_of(path) == {0: RoundRecord(0, **START)}
+    assert rounds_of(path) == {0: RoundRecord(0, **KNOWN)}
 
 
 def test_another_result_of_a_round_is_refused(path):
@@ -130,42 +150,79 @@ def test_entries_in_a_wrong_order_are_refused(path):
             ledger.result(0, "r")
 
 
-def test_a_line_that_a_crash_cut_is_dropped(path):
-    with Ledger(path, RUN) as ledger:
-        ledger.started(0, **START)
-        ledger.result(0, "r")
-    with open(path, "rb") as file:
-        whole = file.read()
-    begin_of_last = whole[:-1].rindex(b"\n") + 1
-    for length in range(begin_of_last, len(whole)):
-        with open(path, "wb") as file:
-            file.write(whole[:length])
-        assert rounds_of(path) == {0: RoundRecord(0, **START)}
-    # And what is written next follows the last whole line.
-    with Ledger(path, RUN) as ledger:
-        ledger.result(0, "r")
-    with open(path, "rb") as file:
-        assert file.read() == whole
+def changed(path, *statements):
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        for statement in statements:
+            database.execute(statement)
 
 
-def test_a_changed_removed_or_moved_line_is_seen(path):
+DAMAGES = {
+    "an entry's text": "UPDATE entries SET entry = replace(entry, '\"r\"', '\"q\"')",
+    "a cohort": "UPDATE entries SET names = '[\"z\"]' WHERE number = 2",
+    "a removed entry": "DELETE FROM entries WHERE number = 3",
+    "no JSON": "UPDATE entries SET entry = 'no JSON' WHERE number = 3",
+    "a removed participation": "DELETE FROM participations WHERE device = 'a'",
+    "an earlier participation": "UPDATE participations SET round = 5",
+    "another device's": "UPDATE participations SET device = 'x' WHERE device = 'a'",
+    "one more": "INSERT INTO participations VALUES ('z', 0)",
+    "a missing table": "DROP TABLE participations",
+}
+
+
+@pytest.mark.attack(
+    "Rows of the ledger are changed (invariant 11)",
+    tried="Changes, removes, moves and adds rows of entries and participations, and opens "
+    "the ledger again.",
+    area="faults",
+    invariants=[11],
+)
+def test_a_changed_removed_or_added_row_is_seen(path, tmp_path, figure):
     with Ledger(path, RUN) as ledger:
         ledger.started(0, **START)
         ledger.result(0, "r")
         ledger.released(0)
-    with open(path, "rb") as file:
-        lines = file.read().split(b"\n")
-    for damaged in (
-        lines[:2] + [lines[2].replace(b'"r"', b'"q"')] + lines[3:],
-        lines[:2] + lines[3:],
-        [lines[0], lines[2], lines[1], *lines[3:]],
-        [lines[0], b"no JSON", *lines[2:]],
-        [lines[0], b"[1]", *lines[2:]],
-    ):
-        with open(path, "wb") as file:
-            file.write(b"\n".join(damaged))
+    for number, statement in enumerate(DAMAGES.values()):
+        copied = shutil.copy2(path, tmp_path / f"{number}")
+        changed(copied, statement)
         with pytest.raises(ValueError, match="damaged or was changed"):
+            Ledger(str(copied), RUN)
+    moved = shutil.copy2(path, tmp_path / "moved")
+    changed(
+        moved,
+        "UPDATE entries SET number = 9 WHERE number = 2",
+        "UPDATE entries SET number = 2 WHERE number = 3",
+        "UPDATE entries SET number = 3 WHERE number = 9",
+    )
+    with pytest.raises(ValueError, match="damaged or was changed"):
+        Ledger(str(moved), RUN)
+    rounds_of(path)  # the control: what was not changed is read
+    figure(f"{len(DAMAGES) + 1} changes, each refused")
+
+
+def test_a_file_that_is_no_ledger_is_refused(path):
+    with open(path, "wb") as file:
+        file.write(b"no database" * 1000)
+    os.chmod(path, 0o600)
+    with pytest.raises(ValueError, match="damaged or was changed"):
+        Ledger(path, RUN)
+
+
+def test_a_fork_does_not_write(path):
+    with Ledger(path, RUN) as ledger:
+        ledger.started(0, **START)
+        child = os.fork()
+        if child == 0:
+            try:
+                ledger.result(0, "r")
+            except ValueError as error:
+                ledger.close()
+                os._exit(7 if "fork" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        with pytest.raises(BlockingIOError):  # the child has not freed the lock
             Ledger(path, RUN)
+        ledger.result(0, "r")
+    assert rounds_of(path)[0].result_digest == "r"
 
 
 def test_another_run_a_second_program_and_open_files_are_refused(path):

@@ -11,8 +11,7 @@ import tensorflow_federated as tff
 from hypothesis import strategies as st
 
 import tf_bandmf
-from tf_bandmf_federated import MinSepNoiseFactory, tag_dataset, tag_with_client
-from tf_bandmf_federated.registry import Registry
+from tf_bandmf_federated import MinSepNoiseFactory, tag_dataset
 
 N, CLIENTS = 10, 5
 B, K = 3, 2
@@ -37,12 +36,6 @@ def device_process(**options):
 devices = functools.cache(device_process)
 
 
-@functools.cache
-def registry():
-    factory = MinSepNoiseFactory(make_plan(), 1.0, num_registered_clients=CLIENTS)
-    return factory.create(VALUE_TYPE)
-
-
 def one_hot(client):
     return np.eye(CLIENTS, dtype=np.float32)[client]
 
@@ -54,12 +47,6 @@ def device_tags(last_round=-1, participations=0, present=True, finite=True, now=
         round=np.int32(now),
         present=present,
         finite=finite,
-    )
-
-
-def client_tags(client, present=True, finite=True):
-    return collections.OrderedDict(
-        client=np.int32(client), present=present, finite=finite
     )
 
 
@@ -109,21 +96,6 @@ def test_admitted_participations_keep_the_separation_with_records_of_devices(att
     check_run(next_round, attempts)
 
 
-@hypothesis.settings(deadline=None, derandomize=True, max_examples=15)
-@hypothesis.given(traces)
-def test_admitted_participations_keep_the_separation_with_the_registry(attempts):
-    state = registry().initialize()
-
-    def next_round(cohort, history):
-        nonlocal state
-        tags = [client_tags(c) for c in cohort]
-        output = registry().next(state, [one_hot(c) for c in cohort], tags)
-        state = output.state
-        return output.result, output.measurements
-
-    check_run(next_round, attempts)
-
-
 def test_an_early_contribution_has_no_influence_on_the_sum():
     state = devices().initialize()
     for _ in range(2):
@@ -159,35 +131,6 @@ def test_clients_without_data_are_not_counted():
     output = devices().next(devices().initialize(), [one_hot(0)], [tags])
     assert output.measurements["contributing_clients"] == 0
     assert output.measurements["early_clients"] == 0
-    tags = client_tags(-1, present=False)
-    output = registry().next(registry().initialize(), [one_hot(0)], [tags])
-    assert output.measurements["contributing_clients"] == 0
-    assert np.all(output.state["registry"]["last_round"] == -1)
-
-
-def test_the_registry_finds_the_same_client_twice():
-    state = registry().initialize()
-    values = [one_hot(1), one_hot(3), one_hot(3)]
-    with pytest.raises(Exception, match="same client twice"):
-        registry().next(state, values, [client_tags(c) for c in (1, 3, 3)])
-    output = registry().next(state, values[:2], [client_tags(c) for c in (1, 3)])
-    table = output.state["registry"]
-    np.testing.assert_array_equal(table["last_round"], [-1, 0, -1, 0, -1])
-    np.testing.assert_array_equal(table["participations"], [0, 1, 0, 1, 0])
-
-
-def test_a_client_that_is_not_finite_counts_as_having_taken_part():
-    # Whether it is finite depends on its data: the record must not.
-    broken = np.full(CLIENTS, np.nan, np.float32)
-    output = registry().next(registry().initialize(), [broken], [client_tags(2)])
-    assert output.measurements["non_finite_clients"] == 1
-    assert output.state["registry"]["participations"][2] == 1
-
-
-@pytest.mark.parametrize("client", [CLIENTS, -1])
-def test_unknown_clients_are_refused(client):
-    with pytest.raises(Exception, match="so large is the registry"):
-        registry().next(registry().initialize(), [one_hot(0)], [client_tags(client)])
 
 
 def test_tagged_data_sets():
@@ -197,7 +140,6 @@ def test_tagged_data_sets():
     assert int(element["last_round"]) == 7 and int(element["participations"]) == 2
     assert int(element["round"]) == 9
     np.testing.assert_array_equal(element["example"][0], [0, 1])
-    assert int(next(iter(tag_with_client(dataset, 3)))["client"]) == 3
     for wrong in ((-2, 0), (-1, 1), (3, 0), (0, -1)):
         with pytest.raises(ValueError, match="last_round must be"):
             tag_dataset(dataset, *wrong, 9)
@@ -206,15 +148,5 @@ def test_tagged_data_sets():
             tag_dataset(dataset, *wrong)
     with pytest.raises(ValueError, match="round_number must be"):
         tag_dataset(dataset, -1, 0, -1)
-    with pytest.raises(TypeError, match="client must be a whole number"):
-        tag_with_client(dataset, 1.5)
-    with pytest.raises(ValueError, match="client must be"):
-        tag_with_client(dataset, -1)
     dictionary = tf.data.Dataset.from_tensor_slices({"x": np.arange(4)}).batch(2)
     assert set(next(iter(tag_dataset(dictionary, -1, 0, 0)))["example"]) == {"x"}
-
-
-def test_size_of_the_registry():
-    with pytest.raises(ValueError, match="num_registered_clients"):
-        MinSepNoiseFactory(make_plan(), 1.0, num_registered_clients=0)
-    assert Registry(4).initial_table()["last_round"].shape == [4]

@@ -5,6 +5,7 @@ import collections
 import functools
 import importlib
 import os
+import shutil
 import signal
 import types
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from ledgers import copy_ledger, number_of_entries
 
 import tf_bandmf
 import tf_bandmf.noise.keys
@@ -26,6 +28,7 @@ from tf_bandmf_federated import (
     train_model,
 )
 
+LEDGER = "ledger.sqlite3"
 N, B = 5, 2
 CLIENTS_PER_ROUND = 2
 INPUT_SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1]))
@@ -152,8 +155,14 @@ def train(path, process, models=None, states=None, metrics=None, source=None, **
 
 def ledger_of(path, process):
     made_for = {"plan": process.plan.fingerprint, **process.settings}
-    with Ledger(str(path / "ledger.jsonl"), made_for) as ledger:
+    with Ledger(str(path / LEDGER), made_for) as ledger:
         return ledger.rounds
+
+
+def cohort_of(path, process, round_number):
+    made_for = {"plan": process.plan.fingerprint, **process.settings}
+    with Ledger(str(path / LEDGER), made_for) as ledger:
+        return ledger.cohort(round_number)
 
 
 @pytest.fixture(params=["state", "host"])
@@ -217,13 +226,11 @@ def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
     # The uninterrupted run, from the same first state and key.
     straight = Models()
     (tmp_path / "straight" / "states").mkdir(parents=True)
-    for name in ("states/state-00000000", "noise.key", "ledger.jsonl"):
+    for name in ("states/state-00000000", "noise.key"):
         if (tmp_path / name).exists():
-            content = (tmp_path / name).read_bytes()
-            if name == "ledger.jsonl":  # before the first round
-                content = b"".join(content.splitlines(keepends=True)[:2])
-            (tmp_path / "straight" / name).write_bytes(content)
-            os.chmod(tmp_path / "straight" / name, 0o600)
+            shutil.copy2(tmp_path / name, tmp_path / "straight" / name)
+    # Before the first round: its kind and the first state.
+    copy_ledger(tmp_path / LEDGER, tmp_path / "straight" / LEDGER, entries=2)
     process = another(process.noise_place)  # this one used the noise already
     train(tmp_path / "straight", process, straight)
     assert dict(straight.releases) == released
@@ -273,7 +280,7 @@ def test_a_round_that_cannot_be_repeated_is_skipped(tmp_path, process, change):
         "clients per round": dict(clients_per_round=1),
         "told to skip": dict(interrupted_round="skip"),
     }[change]
-    cohort = ledger_of(tmp_path, process)[2].cohort
+    cohort = cohort_of(tmp_path, process, 2)
     after, states = Models(), tmp_path / "states"
     outcome = train(tmp_path, process, after, States(str(states)), **options)
     assert outcome.skipped_rounds == (2,)
@@ -284,10 +291,9 @@ def test_a_round_that_cannot_be_repeated_is_skipped(tmp_path, process, change):
     known = ledger_of(tmp_path, process)
     assert known[2].skipped_because and known[2].result_digest is not None
     # Its clients count, and stay away for b rounds.
-    assert not set(cohort) & set(known[3].cohort)
-    assert outcome.measured.num_participations == sum(
-        len(record.cohort) for record in known.values()
-    )
+    cohorts = [cohort_of(tmp_path, process, t) for t in known]
+    assert not set(cohort) & set(cohorts[3])
+    assert outcome.measured.num_participations == sum(map(len, cohorts))
     assert outcome.measured.min_separation >= B
     # It stays skipped, also if the state before it comes back.
     for path in states.iterdir():
@@ -358,7 +364,7 @@ def test_an_older_state_and_other_data_release_nothing_more(tmp_path, process):
 def test_missing_or_damaged_files_are_refused(tmp_path, process):
     states = tmp_path / "states"
     train(tmp_path, process, Models(), total_rounds=3)
-    ledger = (tmp_path / "ledger.jsonl").read_bytes()
+    ledger = (tmp_path / LEDGER).read_bytes()
     newest = sorted(states.iterdir())[-1]
     content = newest.read_bytes()
 
@@ -367,17 +373,17 @@ def test_missing_or_damaged_files_are_refused(tmp_path, process):
         train(tmp_path, process)
     newest.write_bytes(content)
 
-    (tmp_path / "ledger.jsonl").unlink()
+    whole = (tmp_path / LEDGER).rename(tmp_path / "whole")
     with pytest.raises(ValueError, match="one of the two was replaced"):
         train(tmp_path, process)
-    (tmp_path / "ledger.jsonl").write_bytes(ledger)
-    os.chmod(tmp_path / "ledger.jsonl", 0o600)
+    (tmp_path / LEDGER).write_bytes(ledger)
+    os.chmod(tmp_path / LEDGER, 0o600)
 
-    lines = ledger.split(b"\n")
-    (tmp_path / "ledger.jsonl").write_bytes(b"\n".join(lines[:-4]) + b"\n")
+    (tmp_path / LEDGER).unlink()
+    copy_ledger(tmp_path / "whole", tmp_path / LEDGER, number_of_entries(whole) - 4)
     with pytest.raises(ValueError, match="one of the two was replaced"):
         train(tmp_path, process)
-    (tmp_path / "ledger.jsonl").write_bytes(ledger)
+    (tmp_path / LEDGER).write_bytes(ledger)
 
     for path in states.iterdir():
         path.unlink()
@@ -389,7 +395,7 @@ def test_a_first_state_without_its_ledger_is_refused(tmp_path, process):
     """Nothing says any more for whom the noise of its first round was used."""
     states = str(tmp_path / "states")
     train(tmp_path, process, Models(), total_rounds=1)
-    (tmp_path / "ledger.jsonl").unlink()
+    (tmp_path / LEDGER).unlink()
     os.unlink(os.path.join(states, "state-00000001"))
     models = Models()
     for folder in (tmp_path, tmp_path / "new"):
@@ -422,8 +428,7 @@ def test_fewer_rounds_than_were_begun_are_refused(tmp_path):
 def test_what_a_killed_program_left_of_the_key_is_removed(tmp_path):
     (tmp_path / ".private-half").write_bytes(b"secret")
     train(tmp_path, process_of("host"), total_rounds=1)
-    names = {"ledger.jsonl", "noise.key", "noise.ring", "noise.uses", "states"}
-    names.add("noise.uses.lock")
+    names = {LEDGER, "noise.key", "noise.ring", "states"}
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
@@ -460,7 +465,7 @@ def test_two_programs_of_one_run_are_refused(tmp_path):
     process = process_of("state")
     made_for = {"plan": "another"}
     tmp_path.joinpath("run").mkdir()
-    with Ledger(str(tmp_path / "run" / "ledger.jsonl"), made_for):
+    with Ledger(str(tmp_path / "run" / LEDGER), made_for):
         with pytest.raises(BlockingIOError, match="Another program"):
             train(tmp_path / "run", process)
 
@@ -597,16 +602,14 @@ def test_nothing_is_released_twice_with_different_content(tmp_path):
 def test_devices_join_and_leave_between_two_calls(tmp_path, process):
     models = Models()
     train(tmp_path, process, models, source=make_source(PLAN), total_rounds=2)
-    before = ledger_of(tmp_path, process)
-    gone = set(before[0].cohort[:1]) | set(before[1].cohort[:1])
+    gone = {cohort_of(tmp_path, process, t)[0] for t in (0, 1)}
     names = [f"c{i}" for i in range(10) if f"c{i}" not in gone]
     clients = {name: lambda i=i: examples(i) for i, name in enumerate(names)}
     source = MinSepDataSource(clients, PLAN, seed=3, availability=Independent(0.9))
     outcome = train(tmp_path, process, models, source=source)
     assert outcome.skipped_rounds == ()
     assert [key for key, _ in models.releases] == list(range(1, N + 1))
-    known = ledger_of(tmp_path, process)
-    record = {t: one.cohort for t, one in known.items()}
+    record = {t: cohort_of(tmp_path, process, t) for t in range(N)}
     assert not gone & set().union(*(record[t] for t in range(2, N)))
     assert outcome.measured == measure_participation(record)
     assert measured_guarantee(PLAN, outcome.measured).is_within_plan

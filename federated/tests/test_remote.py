@@ -24,7 +24,6 @@ from tf_bandmf_federated import (
     build_fed_avg,
     remote_context,
     tag_dataset,
-    tag_with_client,
     use_local_workers,
     worker_guard,
     workers,
@@ -169,17 +168,11 @@ def test_noise_is_added_once_and_bit_for_bit(two_workers):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_fewer_clients_than_workers_and_the_registry(two_workers):
-    process = build("lambda_cgd", "state", num_registered_clients=4)
+def test_fewer_clients_than_workers(two_workers):
+    process = build("lambda_cgd", "state")
     with remote_context(two_workers.addresses):
-        state = process.initialize()
-        for expected in (0, 1):
-            output = process.next(state, [tag_with_client(examples(2), 2)])
-            state = output.state
-            assert output.metrics["aggregator"]["early_clients"] == expected
-        twice = [tag_with_client(examples(c), c) for c in (1, 3, 0, 3)]
-        with pytest.raises(Exception, match="same client twice"):
-            process.next(state, twice)
+        output = process.next(process.initialize(), cohort(0)[:1])
+        assert output.metrics["aggregator"]["contributing_clients"] == 1
 
 
 def test_keys_are_fresh_on_workers(two_workers):

@@ -39,21 +39,23 @@ def run(plan, folder, total, devices):
     """Releases of the rounds up to `total`, and the sums that were sent."""
     sums, models = {}, Models()
 
-    def exchange(request):
-        updates = {}
+    def exchange(request, add):
+        total = np.zeros(SIZE)
         for name in request.names:
             number = list(devices.stores).index(name)
             update = np.random.default_rng(number).normal(size=SIZE)
-            updates[name] = [np.float32(update / np.linalg.norm(update))]
-        sums[request.round_number] = sum(u[0].astype(float) for u in updates.values())
-        return Replies(updates)
+            update = np.float32(update / np.linalg.norm(update) * 0.999)
+            add(name, [update])
+            total += update
+        sums[request.round_number] = total
+        return Replies()
 
     engine = FederatedAveraging(
         plan, [np.zeros(SIZE, np.float32)], exchange, clients_per_round=PER_ROUND
     )
 
-    async def first():
-        cohorts = AvailableCohorts.of(devices.present, plan.participation)
+    async def first(ledger):
+        cohorts = AvailableCohorts(ledger, devices.present, plan.participation)
         return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
 
     asyncio.run(

@@ -30,8 +30,8 @@ def test_killed_at_random_moments(tmp_path, kills):
 
 def main(folder, kills):
     random.seed(kills)
-    # Files are written about 20 times in a round.
-    end = max(2, 40 * N // (kills + 20))
+    # There are about 60 moments in a round.
+    end = max(2, 120 * N // (kills + 20))
     kill_and_finish(
         kills, lambda: random.randrange(1, end), lambda moment: train(folder, moment)
     )
@@ -55,13 +55,17 @@ def train(folder, moment):
         with open(folder / "left", "a") as file:
             file.write(f"{number} {content}\n")
 
-    def exchange(request):
+    def exchange(request, add):
         leaves(request.round_number, request.weights)
         devices.gone = {name for name in request.names if rng.random() < 0.2}
-        replies = devices.exchange(request)
-        with open(folder / "took part", "a") as file:
-            for name in replies.updates:
+
+
+        def took_part(name, update):
+            add(name, update)
+            with open(folder / "took part", "a") as file:
                 file.write(f"{name} {request.round_number}\n")
+
+        replies = devices.exchange(request, took_part)
         devices.gone = set()
         return replies
 
@@ -76,8 +80,8 @@ def train(folder, moment):
         clients_per_round=PER_ROUND,
     )
 
-    async def first():
-        cohorts = AvailableCohorts.of(devices.present, plan.participation)
+    async def first(ledger):
+        cohorts = AvailableCohorts(ledger, devices.present, plan.participation)
         return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
 
     run = Run(

@@ -65,9 +65,9 @@ def make_run(
         **engine_options,
     )
 
-    async def first():
-        cohorts = AvailableCohorts.of(
-            devices.present, plan.participation, over_selection
+    async def first(ledger):
+        cohorts = AvailableCohorts(
+            ledger, devices.present, plan.participation, over_selection
         )
         return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
 
@@ -139,7 +139,7 @@ def test_the_separation_is_kept_and_measured(tmp_path):
 def test_invariant_5_a_round_of_which_nobody_answers_is_as_noisy(tmp_path):
     devices = make_devices(tmp_path)
     models = Models()
-    finish(tmp_path, devices, exchange=lambda request: Replies({}), models=models)
+    finish(tmp_path, devices, exchange=lambda request, add: Replies(), models=models)
     rows = np.array(
         [np.frombuffer(content, np.float32) for _, content in models.released]
     )
@@ -152,13 +152,13 @@ def test_invariant_5_a_round_of_which_nobody_answers_is_as_noisy(tmp_path):
 def test_invariant_4_the_server_clips_again_and_divides_by_a_constant(tmp_path):
     devices = make_devices(tmp_path, plan=TEST_PLAN)
 
-    def liar(request):
-        huge = [np.full(shape, 1e9, np.float32) for shape in SHAPES]
-        return Replies({request.names[0]: huge})
+    def liar(request, add):
+        add(request.names[0], [np.full(shape, 1e9, np.float32) for shape in SHAPES])
+        return Replies()
 
     told = finish(tmp_path, devices, plan=TEST_PLAN, exchange=liar)
     nobody = finish(
-        tmp_path / "2", devices, plan=TEST_PLAN, exchange=lambda request: Replies({})
+        tmp_path / "2", devices, plan=TEST_PLAN, exchange=lambda request, add: Replies()
     )
     moved = np.linalg.norm(flat(told.state) - flat(nobody.state))
     assert moved == pytest.approx(N / PER_ROUND, rel=1e-4)
@@ -172,8 +172,9 @@ def test_bad_replies_contribute_nothing_and_training_goes_on(tmp_path):
         [np.array([["a"]]), np.array([1])],
     ]
 
-    def exchange(request):
-        return Replies({request.names[0]: bad[request.round_number % 3]})
+    def exchange(request, add):
+        add(request.names[0], bad[request.round_number % 3])
+        return Replies()
 
     seen = []
     finish(
@@ -191,7 +192,19 @@ def test_an_update_of_who_was_not_asked_is_refused(tmp_path):
     devices = make_devices(tmp_path)
     update = [np.zeros(shape, np.float32) for shape in SHAPES]
     with pytest.raises(ValueError, match="not asked"):
-        finish(tmp_path, devices, exchange=lambda request: Replies({"me": update}))
+        finish(tmp_path, devices, exchange=lambda request, add: add("me", update))
+
+
+def test_a_second_update_of_one_device_is_refused(tmp_path):
+    devices = make_devices(tmp_path)
+    update = [np.zeros(shape, np.float32) for shape in SHAPES]
+
+    def exchange(request, add):
+        for _ in range(2):
+            add(request.names[0], update)
+
+    with pytest.raises(ValueError, match="second update of one device"):
+        finish(tmp_path, devices, exchange=exchange)
 
 
 @pytest.mark.parametrize("stage", ["before sending", "after the answers", "release"])
@@ -199,10 +212,10 @@ def test_an_update_of_who_was_not_asked_is_refused(tmp_path):
 def test_a_crash_gives_no_second_content(tmp_path, stage, interrupted_round):
     devices = make_devices(tmp_path)
 
-    def dies(request):
+    def dies(request, add):
         if request.round_number == 2 and stage == "before sending":
             raise Crash
-        replies = devices.exchange(request)
+        replies = devices.exchange(request, add)
         if request.round_number == 2 and stage == "after the answers":
             raise Crash
         return replies
@@ -226,12 +239,16 @@ def test_a_replay_asks_the_same_devices_and_they_give_the_same_answer(tmp_path):
     devices = make_devices(tmp_path)
     answers = []
 
-    def dies_once(request):
-        replies = devices.exchange(request)
+    def dies_once(request, add):
+        found = {}
+
+        def keep(name, update):
+            found[name] = update[0].tobytes()
+            add(name, update)
+
+        replies = devices.exchange(request, keep)
         if request.round_number == 1:
-            answers.append(
-                {name: u[0].tobytes() for name, u in replies.updates.items()}
-            )
+            answers.append(found)
             if len(answers) == 1:
                 raise Crash
         return replies

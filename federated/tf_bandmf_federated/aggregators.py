@@ -15,7 +15,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf import MinSep, Plan
-from tf_bandmf_federated import registry as registry_lib
 from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
 from tf_bandmf_federated.records import (
     add_noise,
@@ -26,7 +25,7 @@ from tf_bandmf_federated.records import (
     is_early,
 )
 from tf_bandmf_federated.server_noise import choose_place, server_noise
-from tf_bandmf_federated.tags import CLIENT_TAGS, DEVICE_TAGS
+from tf_bandmf_federated.tags import DEVICE_TAGS
 
 
 class _Settings:
@@ -116,16 +115,14 @@ class MinSepNoiseFactory(tff.aggregators.WeightedAggregationFactory):
     """`CorrelatedNoiseFactory` that admits a client only if the plan's `MinSep` permits.
 
     A client that comes too early, or too often, contributes exact zeros: on the client,
-    before the sum. `early_clients` counts them.
+    before the sum. `early_clients` counts them. Devices know their own past
+    (`tags.DEVICE_TAGS`).
 
     Args:
       plan: as for `CorrelatedNoiseFactory`, like the next three.
       clients_per_round: denominator.
       noise: place.
       zeroing_norm: or None.
-      num_registered_clients: None: devices know their own past (`tags.DEVICE_TAGS`). A
-        number N: for simulation, the aggregator's state has a table of N clients, and
-        the same client twice in one round is an error (`tags.CLIENT_TAGS`).
 
     Raises:
       TypeError, ValueError: as `CorrelatedNoiseFactory`.
@@ -137,14 +134,8 @@ class MinSepNoiseFactory(tff.aggregators.WeightedAggregationFactory):
         clients_per_round: float | None = None,
         noise: str = "auto",
         zeroing_norm: float | None = None,
-        num_registered_clients: int | None = None,
     ) -> None:
         self._settings = _Settings(plan, clients_per_round, noise, zeroing_norm)
-        if num_registered_clients is not None and num_registered_clients < 1:
-            raise ValueError(
-                f"num_registered_clients must be >= 1, found {num_registered_clients}."
-            )
-        self._num_registered = num_registered_clients
 
     @property
     def denominator(self) -> float:
@@ -154,7 +145,7 @@ class MinSepNoiseFactory(tff.aggregators.WeightedAggregationFactory):
     @property
     def tags(self) -> collections.OrderedDict:
         """Names and types of what goes into the weight slot."""
-        return DEVICE_TAGS if self._num_registered is None else CLIENT_TAGS
+        return DEVICE_TAGS
 
     def create(
         self, value_type: tff.Type, weight_type: tff.Type | None = None
@@ -177,13 +168,6 @@ class MinSepNoiseFactory(tff.aggregators.WeightedAggregationFactory):
                 f"A private mean has uniform weights; the weight slot takes tags of type "
                 f"{tags_type}, found {weight_type}."
             )
-        if self._num_registered is None:
-            return self._create_for_devices(value_type, tags_type)
-        return self._create_with_registry(value_type, tags_type, self._num_registered)
-
-    def _create_for_devices(
-        self, value_type: tff.Type, tags_type: tff.Type
-    ) -> tff.templates.AggregationProcess:
         core = _Core(self._settings, value_type)
         participation = self._settings.participation
 
@@ -208,78 +192,6 @@ class MinSepNoiseFactory(tff.aggregators.WeightedAggregationFactory):
             )
             records = tff.federated_map(record_of, (value, tags, round_number))
             return core.output(state, tff.federated_sum(records))
-
-        return tff.templates.AggregationProcess(initialize, next_fn)
-
-    def _create_with_registry(
-        self, value_type: tff.Type, tags_type: tff.Type, num_clients: int
-    ) -> tff.templates.AggregationProcess:
-        core = _Core(self._settings, value_type)
-        participation = self._settings.participation
-        registry = registry_lib.Registry(num_clients)
-        table_type = tff.to_type(registry.table_type)
-
-        @tff.tensorflow.computation(value_type, tags_type, table_type, np.int64)
-        def record_of(value, tags, table, round_number):
-            past = registry.look_up(table, tags)
-            early = is_early(past, round_number, participation)
-            record = core.record(value, tags, early)
-            return record, registry.visit(tags, early)
-
-        @tff.tensorflow.computation()
-        def initial_state():
-            return collections.OrderedDict(
-                core=core.initial_state(), registry=registry.initial_table()
-            )
-
-        @tff.tensorflow.computation(initial_state.type_signature.result)
-        def parts(state):
-            return state["registry"], core.round_of(state["core"])
-
-        visits = registry.aggregation()
-
-        @tff.tensorflow.computation(table_type, visits.type, np.int64)
-        def updated(table, totals, round_number):
-            return registry.updated(table, totals, round_number)
-
-        @tff.federated_computation()
-        def initialize():
-            return tff.federated_eval(initial_state, tff.SERVER)
-
-        @tff.tensorflow.computation(initial_state.type_signature.result)
-        def core_of(state):
-            return state["core"]
-
-        @tff.federated_computation(
-            initialize.type_signature.result,
-            tff.FederatedType(value_type, tff.CLIENTS),
-            tff.FederatedType(tags_type, tff.CLIENTS),
-        )
-        def next_fn(state, value, tags):
-            table, round_number = tff.federated_map(parts, state)
-            records, visited = tff.federated_map(
-                record_of,
-                (
-                    value,
-                    tags,
-                    tff.federated_broadcast(table),
-                    tff.federated_broadcast(round_number),
-                ),
-            )
-            totals = tff.federated_aggregate(
-                visited, visits.zero, visits.accumulate, visits.merge, visits.report
-            )
-            new_table = tff.federated_map(updated, (table, totals, round_number))
-            output = core.output(
-                tff.federated_map(core_of, state),
-                tff.federated_sum(records),
-            )
-            new_state = tff.federated_zip(
-                collections.OrderedDict(core=output.state, registry=new_table)
-            )
-            return tff.templates.MeasuredProcessOutput(
-                new_state, output.result, output.measurements
-            )
 
         return tff.templates.AggregationProcess(initialize, next_fn)
 

@@ -2,24 +2,24 @@
 
 The engine's part is one function, `exchange`: it sends a round's model to devices and
 brings back what they answer. All that privacy needs is here: updates are clipped again,
-added up with uniform weights in an order of their own, and get the round's noise, whoever
-answered; the sum is divided by a constant.
+added up as they come with uniform weights (`exact_sum`), and the sum gets the round's
+noise, whoever answered, and is divided by a constant. In memory are the model, one update,
+and the sum, which takes as much as two models.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_bandmf import Plan
-from tf_bandmf_federated.clipping import BLOCK, Bounded, bound_update, scaled
 from tf_bandmf_federated.cohorts import Selected
+from tf_bandmf_federated.exact_sum import ExactSum
 from tf_bandmf_federated.host_noise import HostNoise
 from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
 from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
@@ -27,16 +27,14 @@ from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
 @dataclasses.dataclass(frozen=True)
 class Replies:
-    """What came back in a round.
+    """What came back in a round, beside the updates.
 
     Attributes:
-      updates: by the device's name; what it adds to the sum, as arrays.
       refused: devices that did not take part because of their own record.
       late: replies of earlier rounds that came now, and were thrown away.
       failed: devices that answered with an error, or with something else.
     """
 
-    updates: Mapping[str, Sequence[np.ndarray]]
     refused: int = 0
     late: int = 0
     failed: int = 0
@@ -59,7 +57,8 @@ class Request:
     names: tuple[str, ...]
 
 
-Exchange = Callable[[Request], Replies]
+Add = Callable[[str, Sequence[np.ndarray]], None]
+Exchange = Callable[[Request, Add], Replies]
 
 
 class FederatedAveraging:
@@ -71,11 +70,12 @@ class FederatedAveraging:
     Args:
       plan: with `MinSep` participation.
       weights: before round 0, float32.
-      exchange: sends a request to its devices and gives what came back. May raise: the
-        round has no result then, and is run again.
+      exchange: sends a request to its devices, and calls its second argument with the
+        name and the update of each that answers, as soon as it does, in any order. An
+        update may be forgotten after the call. May raise: the round has no result then,
+        and is run again.
       clients_per_round: the public denominator; by default the plan's batch size.
       optimizer: by default SGD with learning rate 1.
-      zeroing_norm: updates of a larger norm contribute zero; None: they are clipped.
 
     Attributes:
       host_noise: which makes the noise.
@@ -94,18 +94,10 @@ class FederatedAveraging:
         *,
         clients_per_round: float | None = None,
         optimizer: ServerOptimizer | None = None,
-        zeroing_norm: float | None = None,
     ) -> None:
         check_plan(plan)
-        if zeroing_norm is not None and not (
-            math.isfinite(zeroing_norm) and zeroing_norm > plan.l2_norm_clip
-        ):
-            raise ValueError(
-                f"zeroing_norm must be finite and above the plan's l2_norm_clip = "
-                f"{plan.l2_norm_clip:g}, found {zeroing_norm}."
-            )
         self._plan = plan
-        self._first = [np.array(w) for w in weights]
+        self._first = [np.asarray(w) for w in weights]  # copied where a run begins
         for weight in self._first:
             if weight.dtype != np.float32:
                 raise TypeError(
@@ -116,15 +108,15 @@ class FederatedAveraging:
         if sum(sizes) == 0:
             raise ValueError("The model has no weights.")
         self._ends = np.cumsum(sizes)
+        self._shapes = [weight.shape for weight in self._first]
+        ExactSum(0, plan.l2_norm_clip)  # refuses what it cannot add up
         self._exchange = exchange
         self._optimizer = ServerSGD() if optimizer is None else optimizer
         self._denominator = clients_per_round_of(plan, clients_per_round)
-        self._zeroing_norm = zeroing_norm
         self.host_noise = HostNoise(plan, int(self._ends[-1]))
         self.settings = {
-            "shapes": [list(weight.shape) for weight in self._first],
+            "shapes": [list(shape) for shape in self._shapes],
             "clients_per_round": self._denominator,
-            "zeroing_norm": zeroing_norm,
             "server_optimizer": self._optimizer.get_config(),
         }
 
@@ -149,19 +141,13 @@ class FederatedAveraging:
     def key_id(self, state: Any) -> int:
         return self.host_noise.key_id(int(state["noise"]["run_id"]))
 
-    def know(self, state: Any, last_round: int) -> None:
-        self.host_noise.know(state, last_round)
-
     def hyper_parameters(self, state: Any) -> Any:
         return {}  # all of them are settings
 
-    def prepare(self, state: Any, replay: bool, inputs: str) -> Any:
-        # The noise is bound to the sum, which is not known yet.
-        self.host_noise.begin(state, replay)
-        return state
+    def prepare(self, state: Any, inputs: str) -> Any:
+        return state  # the noise is bound to the sum, which is not known yet
 
     def skip_round(self, state: Any) -> Any:
-        self.host_noise.pass_over(state)
         digests = np.append(state["noise"]["digests"], np.int64(0))
         return self._after(state, digests, state["weights"], state["optimizer"])
 
@@ -169,22 +155,26 @@ class FederatedAveraging:
         return [np.asarray(w) for w in state["weights"]]
 
     async def run(self, state: Any, selected: Selected) -> tuple[Any, Any]:
-        """One round: exchange, clip, add up, noise, optimizer."""
+        """One round: exchange, clip and add up, noise, optimizer."""
         number, weights = self.round_number(state), await self.weights(state)
         run_id = int(state["noise"]["run_id"])
         request = Request(str(run_id), number, _read_only(weights), selected.names)
-        found = self._exchange(request)
-        updates, counts = self._bounded(found.updates, selected.names)
-        total = self._total(updates)
-        noise, digests = self.host_noise.bound_to(state, total)
-        direction = self._noisy_mean(total, noise)
+        total = ExactSum(int(self._ends[-1]), self._plan.l2_norm_clip)
+        received = _Received(total, selected.names, self._shapes)
+        found = self._exchange(request, received.add)
+        noise, digests = self.host_noise.bound_to(state, total.units)
+        mean = total.mean_with(noise, self._plan.noise_stddev, self._denominator)
+        del noise
+        parts = np.split(mean, self._ends[:-1])
+        direction = [part.reshape(s) for part, s in zip(parts, self._shapes)]
         weights, slots = self._optimizer.apply(weights, direction, state["optimizer"])
         after = self._after(state, digests, weights, slots)
+        counts = received.counts
         metrics = collections.OrderedDict(
             available=selected.available,
             eligible=selected.eligible,
             selected=len(selected.names),
-            reported=len(found.updates),
+            reported=len(received.names),
             refused=found.refused,
             late=found.late,
             failed=found.failed + counts.pop("misshapen"),
@@ -218,62 +208,55 @@ class FederatedAveraging:
         """
         names = (
             "available eligible selected reported refused late failed contributing "
-            "non_finite zeroed clipped_again skipped"
+            "non_finite clipped_again skipped"
         )
         return collections.OrderedDict((name, 0) for name in names.split())
 
-    def _bounded(
-        self, updates: Mapping[str, Sequence[np.ndarray]], names: Sequence[str]
-    ) -> tuple[list[Bounded], dict[str, int]]:
-        """What is added, in the order of the names, and counts.
 
-        The order makes the sum of the same updates the same, however they came in.
-        """
-        strangers = set(updates) - set(names)
-        if strangers:
-            raise ValueError(
-                f"{len(strangers)} updates are of devices that were not asked. What "
-                f"they sent must not enter the sum."
-            )
-        added = []
-        counts = dict(
-            misshapen=0, contributing=0, non_finite=0, zeroed=0, clipped_again=0
+class _Received:
+    """The updates of a round, which are added up and forgotten.
+
+    Attributes:
+      names: of the devices whose update came.
+      counts: of what was done to updates.
+    """
+
+    def __init__(
+        self, total: ExactSum, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
+    ) -> None:
+        self._total, self._asked, self._shapes = total, frozenset(names), shapes
+        self.names: set[str] = set()
+        self.counts = dict.fromkeys(
+            ("misshapen", "contributing", "non_finite", "clipped_again"), 0
         )
-        for name in sorted(updates):
-            update = [np.asarray(array) for array in updates[name]]
-            fits = [(a.shape, a.dtype.kind) for a in update] == [
-                (w.shape, "f") for w in self._first
-            ]
-            if not fits:
-                counts["misshapen"] += 1
-                continue
-            bounded = bound_update(update, self._plan.l2_norm_clip, self._zeroing_norm)
-            counts["contributing"] += bounded.contributes
-            counts["non_finite"] += not bounded.is_finite
-            counts["zeroed"] += bounded.is_huge
-            counts["clipped_again"] += bounded.was_clipped
-            added.append(bounded)
-        return added, {name: int(count) for name, count in counts.items()}
 
-    def _total(self, updates: Sequence[Bounded]) -> np.ndarray:
-        """The sum of clipped updates, float64, shape [d]; block by block."""
-        total = np.zeros(int(self._ends[-1]))
-        for number, part in enumerate(np.split(total, self._ends[:-1])):
-            added = [(np.ravel(u.arrays[number]), u.factor) for u in updates]
-            for start in range(0, part.size, BLOCK):
-                block = slice(start, start + BLOCK)
-                for flat, factor in added:
-                    part[block] += scaled(flat[block], factor)
-        return total
+    def add(self, name: str, update: Sequence[np.ndarray]) -> None:
+        """Adds the update of a device.
 
-    def _noisy_mean(self, total: np.ndarray, noise: np.ndarray) -> list[np.ndarray]:
-        """`(sum of clipped updates + stddev noise) / clients_per_round`, float32."""
-        for start in range(0, total.size, BLOCK):
-            block = slice(start, start + BLOCK)
-            total[block] += self._plan.noise_stddev * noise[block].astype(np.float64)
-            total[block] /= self._denominator
-        parts = np.split(total.astype(np.float32), self._ends[:-1])
-        return [part.reshape(w.shape) for part, w in zip(parts, self._first)]
+        Raises:
+          ValueError: if the device was not asked, or its update came already.
+        """
+        if name not in self._asked:
+            raise ValueError(
+                "An update is of a device that was not asked. What it sent must not "
+                "enter the sum."
+            )
+        if name in self.names:
+            raise ValueError(
+                "A second update of one device came in a round: it would add twice what "
+                "the plan accounts for."
+            )
+        self.names.add(name)
+        arrays = [np.asarray(array) for array in update]
+        if [(a.shape, a.dtype.kind) for a in arrays] != [
+            (shape, "f") for shape in self._shapes
+        ]:
+            self.counts["misshapen"] += 1
+            return
+        bounded = self._total.add(arrays)
+        self.counts["contributing"] += bounded.is_finite
+        self.counts["non_finite"] += not bounded.is_finite
+        self.counts["clipped_again"] += bounded.was_clipped
 
 
 def _read_only(weights: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ def tagged_client_work(
     Args:
       inner: trains on examples, with uniform weights: its weight is 0 if the update was
         not finite (TFF then sends zeros) and 1 otherwise.
-      tags: `DEVICE_TAGS` or `CLIENT_TAGS`; the ones besides "present" and "finite" are
+      tags: `DEVICE_TAGS`; the ones besides "present" and "finite" are
         in the elements.
 
     Returns:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
 # Below 1 by more than what rounding products to float32 can add, relatively.
 _ROOM = 1.0 - 2.0**-22
@@ -14,8 +17,10 @@ _ROOM = 1.0 - 2.0**-22
 _TINY = float(np.finfo(np.float32).smallest_subnormal)
 
 
-# Numbers that are worked on at a time, so that large models need no second copy.
-BLOCK = 1 << 16
+# More than the relative error of a norm: see `norm_of`.
+_NORM_ERROR = 2.0**-36
+# Numbers of a dot product: BLAS uses no threads of its own for so few.
+_DOT = 1 << 13
 
 
 class Bounded(NamedTuple):
@@ -24,17 +29,13 @@ class Bounded(NamedTuple):
     Attributes:
       arrays: float32, not clipped yet.
       factor: in [0, 1]; 1.0 leaves them as they are, 0.0 makes zeros of anything.
-      contributes: whether it enters the sum as other than zeros.
-      is_finite: whether all values and the norm were.
-      is_huge: whether the norm exceeded the zeroing norm.
+      is_finite: whether all values and the norm were; if not, it adds nothing.
       was_clipped: whether the norm exceeded the clip norm.
     """
 
     arrays: list[np.ndarray]
     factor: float
-    contributes: bool
     is_finite: bool
-    is_huge: bool
     was_clipped: bool
 
 
@@ -42,28 +43,21 @@ class Clipped(NamedTuple):
     """A contribution, and what was done to it.
 
     Attributes:
-      update: float32, norm at most the clip norm; zeros if it does not contribute.
-      contributes: see `Bounded`, as the others.
+      update: float32, norm at most the clip norm; zeros if it was not finite.
+      is_finite: see `Bounded`, as the other.
     """
 
     update: list[np.ndarray]
-    contributes: bool
     is_finite: bool
-    is_huge: bool
     was_clipped: bool
 
 
-def bound_update(
-    update: Sequence[np.ndarray],
-    l2_norm_clip: float,
-    zeroing_norm: float | None = None,
-) -> Bounded:
+def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
     """What `clip_update` does, without doing it: for sums that are made in parts.
 
     Args:
       update: arrays of floats, which are taken as float32.
       l2_norm_clip: zeta.
-      zeroing_norm: or None.
 
     Raises:
       TypeError: if an array does not hold real floats.
@@ -75,56 +69,63 @@ def bound_update(
     with np.errstate(over="ignore", invalid="ignore"):
         arrays = [array.astype(np.float32, copy=False) for array in arrays]
         norm = norm_of(arrays)
-    is_finite = math.isfinite(norm)
-    is_huge = is_finite and zeroing_norm is not None and norm > zeroing_norm
-    if not is_finite or is_huge:
-        return Bounded(arrays, 0.0, False, is_finite, is_huge, False)
+    if not math.isfinite(norm):
+        return Bounded(arrays, 0.0, False, False)
     if norm <= l2_norm_clip:
-        return Bounded(arrays, 1.0, True, True, False, False)
+        return Bounded(arrays, 1.0, True, False)
     size = sum(array.size for array in arrays)
     room = l2_norm_clip * _ROOM - _TINY * math.sqrt(size)
     factor = max(room, 0.0) / norm  # may be below what float32 has
-    return Bounded(arrays, factor, True, True, False, True)
+    return Bounded(arrays, factor, True, True)
 
 
-def scaled(array: np.ndarray, factor: float) -> np.ndarray:
-    """A part of an update times the factor of its `Bounded`, float32."""
+def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Clipped:
+    """`update * min(1, l2_norm_clip / norm)`, with a norm that is never underestimated.
+
+    An update with a value that is not finite is zeros.
+
+    Args:
+      update: arrays of floats, which are taken as float32.
+      l2_norm_clip: zeta.
+
+    Raises:
+      TypeError: if an array does not hold real floats.
+    """
+    arrays, factor, is_finite, was_clipped = bound_update(update, l2_norm_clip)
+    return Clipped(
+        [_scaled(array, factor) for array in arrays], is_finite, was_clipped
+    )
+
+
+def norm_of(arrays: Sequence[np.ndarray]) -> float:
+    """The l2 norm over all arrays, rounded up; NaN if a value is not finite.
+
+    Squares are added up in float64, in which no float32 over- or underflows: first those
+    of blocks of b numbers, with a relative error below b 2^-53, then m sums of blocks,
+    with one below m 2^-53 (Higham, "The accuracy of floating point summation", SIAM J.
+    Sci. Comput. 14, 1993, eq. 2.6). What is added is more than both up to 10^9 numbers.
+    """
+    total = 0.0
+    for array in arrays:
+        flat = np.ravel(array)
+        total += sum(in_chunks(flat.size, functools.partial(_squares, flat)))
+    return math.sqrt(total) * (1.0 + _NORM_ERROR) if math.isfinite(total) else math.nan
+
+
+def _squares(flat: np.ndarray, start: int, end: int) -> float:
+    """The sum of the squares of a part."""
+    doubles, total = np.empty(_DOT), 0.0
+    for block in blocks(start, end, _DOT):
+        part = doubles[: block.stop - block.start]
+        np.copyto(part, flat[block])
+        total += float(np.dot(part, part))
+    return total
+
+
+def _scaled(array: np.ndarray, factor: float) -> np.ndarray:
+    """An array times a factor, float32."""
     if factor == 1.0:
         return array
     if factor == 0.0:  # of NaN, too
         return np.zeros_like(array)
     return (array.astype(np.float64) * factor).astype(np.float32)
-
-
-def clip_update(
-    update: Sequence[np.ndarray],
-    l2_norm_clip: float,
-    zeroing_norm: float | None = None,
-) -> Clipped:
-    """`update * min(1, l2_norm_clip / norm)`, with a norm that is never underestimated.
-
-    The norm is summed in float64, in which no float32 over- or underflows. An update
-    with a value that is not finite is zeros, and so is one above `zeroing_norm`.
-
-    Args:
-      update: arrays of floats, which are taken as float32.
-      l2_norm_clip: zeta.
-      zeroing_norm: or None.
-
-    Raises:
-      TypeError: if an array does not hold real floats.
-    """
-    arrays, factor, *flags = bound_update(update, l2_norm_clip, zeroing_norm)
-    return Clipped([scaled(array, factor) for array in arrays], *flags)
-
-
-def norm_of(arrays: Sequence[np.ndarray]) -> float:
-    """The l2 norm over all arrays, in float64; NaN or infinity if a value is."""
-    total = 0.0
-    for array in arrays:
-        flat = np.ravel(array)
-        for start in range(0, flat.size, BLOCK):
-            part = flat[start : start + BLOCK].astype(np.float64)
-            # No BLAS, whose threads cost more than such a block.
-            total += float(np.square(part, out=part).sum())
-    return math.sqrt(total) if math.isfinite(total) else math.nan

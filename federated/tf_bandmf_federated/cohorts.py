@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tf_bandmf import MinSep
 from tf_bandmf.participation.checks import positive_int
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.digests import digest_of
-from tf_bandmf_federated.participation_table import Cohort, ParticipationTable
+from tf_bandmf_federated.eligibility import may_take_part
+from tf_bandmf_federated.ledger import Ledger
 
-_FORMAT = "tf-bandmf-federated cohorts 1"
+_FORMAT = "tf-bandmf-federated cohorts 2"
+_LOOKED_UP = 2_000  # devices at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +29,8 @@ class Selected:
     Attributes:
       names: of the devices.
       available: how many were there.
-      eligible: how many of these might take part.
+      eligible: how many of these might take part. If more than 2,000 are there, it is
+        estimated from as many of them as it took to find enough.
     """
 
     names: tuple[str, ...]
@@ -36,58 +41,44 @@ class Selected:
 class AvailableCohorts:
     """Selects, uniformly, of the devices that are there and may take part.
 
-    It implements `rounds.Cohorts`. Who was selected counts as having taken part,
-    whatever becomes of it. Make it by `AvailableCohorts.of(...)`.
+    It implements `rounds.Cohorts`. Who took part is what the ledger says of the rounds
+    before, whatever became of them: nothing is kept here but the round's number, so that
+    an older state goes on with all that is known.
+
+    Args:
+      ledger: of the run.
+      present: gives the names of the devices that are there now.
+      participation: b, and k if it is stated.
+      over_selection: >= 1; so many times the devices that are wanted are asked.
+      enough: eligible devices that are looked for, if more than are asked.
+      wait: whether to look again, from how many devices are there and how many of them
+        may take part. It sleeps as long as it likes, and may raise.
+
+    Raises:
+      ValueError: if `over_selection` is below 1 or not finite.
     """
 
-    _present: ClassVar[Callable[[], Sequence[str]]]
-    _participation: ClassVar[MinSep]
-    _over_selection: ClassVar[float]
-    _wait: ClassVar[Callable[[int, int], bool]]
-
-    def __init__(self) -> None:
-        if not hasattr(type(self), "_participation"):
-            raise TypeError("Make cohorts by AvailableCohorts.of(...).")
-        self._round = 0
-        self._cohort: Cohort | None = None
-        self._table = ParticipationTable((), self._participation)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
+        ledger: Ledger,
         present: Callable[[], Sequence[str]],
         participation: MinSep,
         over_selection: float = 1.0,
+        enough: int = 1,
         wait: Callable[[int, int], bool] = lambda available, eligible: False,
-    ) -> AvailableCohorts:
-        """Cohorts before round 0.
-
-        Args:
-          present: gives the names of the devices that are there now.
-          participation: b, and k if it is stated.
-          over_selection: >= 1; so many times the devices that are wanted are asked.
-          wait: whether to look again, from how many devices are there and how many of
-            them may take part. It sleeps as long as it likes, and may raise.
-
-        Raises:
-          ValueError: if `over_selection` is below 1 or not finite.
-        """
+    ) -> None:
         if not (math.isfinite(over_selection) and over_selection >= 1.0):
             raise ValueError(
                 f"over_selection must be finite and >= 1, found {over_selection}."
             )
-        # A class of its own: what is saved is loaded by the class, without arguments.
-        bound = type(
-            cls.__name__,
-            (cls,),
-            {
-                "_present": staticmethod(present),
-                "_participation": participation,
-                "_over_selection": over_selection,
-                "_wait": staticmethod(wait),
-            },
-        )
-        return bound()
+        self._ledger = ledger
+        self._present = present
+        self._participation = participation
+        self._over_selection = over_selection
+        self._enough = enough
+        self._wait = wait
+        self._round = 0
+        self._cohort: tuple[str, ...] = ()
 
     @property
     def round_number(self) -> int:
@@ -97,7 +88,7 @@ class AvailableCohorts:
     @property
     def cohort(self) -> tuple[str, ...]:
         """Names of the last selection."""
-        return () if self._cohort is None else self._cohort.clients
+        return self._cohort
 
     def select(self, k: int | None = None) -> Selected:
         """Devices for this round; fewer if not enough are there and may take part.
@@ -107,76 +98,103 @@ class AvailableCohorts:
         """
         wanted = math.ceil(positive_int("k", k) * self._over_selection)
         while True:
-            present = sorted(set(type(self)._present()))
-            free = self._table.free(self._round, present)
-            if not type(self)._wait(len(present), len(free)):
+            present = self._present()
+            free, looked_at = self._found(present, max(wanted, self._enough))
+            available = len(present)
+            eligible = len(free)
+            if looked_at < available:
+                eligible = round(available * len(free) / looked_at)
+            if not self._wait(available, eligible):
                 break
-        # No privacy is claimed from how they are drawn.
-        chosen = random.SystemRandom().sample(free, min(wanted, len(free)))
-        self.count_round(sorted(chosen))
-        return Selected(self.cohort, len(present), len(free))
+        self.count_round(sorted(free[:wanted]))
+        return Selected(self._cohort, available, eligible)
 
     def select_again(self, clients: Sequence[str], k: int | None = None) -> Selected:
         """The devices that a round was begun with: those that are there are asked."""
-        present = set(type(self)._present())
-        free = self._table.free(self._round, clients)
-        if len(free) != len(clients):
+        if len(self._free(clients)) != len(clients):
             raise ValueError(
                 f"Round {self._round} was begun with devices that may not take part in "
                 f"it: ledger and state are not of one run."
             )
         self.count_round(clients)
-        return Selected(self.cohort, len(present), len(clients))
+        return Selected(self._cohort, len(self._present()), len(clients))
 
     def digest_of_selected(self, selected: Selected) -> str:
         """Of the names: the devices' data never leave them."""
         return digest_of(list(selected.names))
 
     def count_round(self, clients: Sequence[str]) -> None:
-        """Counts these devices' participation in this round.
+        """Goes on to the next round, after one of these devices.
 
         Raises:
           ValueError: if a name comes twice.
         """
         if len(set(clients)) != len(clients):
             raise ValueError("A device is twice in a round.")
-        self._cohort = self._table.cohort(self._round, clients)
-        self._table.record(self._cohort)
+        self._cohort = tuple(clients)
         self._round += 1
 
     def measured(self) -> MeasuredParticipation:
-        """Separation and participations of the selections so far."""
-        return self._table.measured(self._round)
+        """Separation and participations of the rounds so far."""
+        return self._ledger.measured(self._round)
 
     def to_bytes(self) -> bytes:
-        """As JSON; it names who took part."""
-        content = {
-            "format": _FORMAT,
-            "round": self._round,
-            "cohort": None if self._cohort is None else self._cohort.to_config(),
-            "table": self._table.to_config(),
-        }
-        return json.dumps(content, separators=(",", ":")).encode()
+        """As JSON. Who took part is in the ledger."""
+        return json.dumps({"format": _FORMAT, "round": self._round}).encode()
 
-    @classmethod
-    def from_bytes(cls, buffer: bytes) -> AvailableCohorts:
-        """What `to_bytes` gave.
+    def from_bytes(self, buffer: bytes) -> AvailableCohorts:
+        """What `to_bytes` gave, of the same ledger.
 
         Raises:
           ValueError: if it is something else.
         """
         content = json.loads(bytes(buffer))
         if content.get("format") != _FORMAT:
-            raise ValueError(f"These bytes are no cohorts of format {_FORMAT!r}.")
-        found = cls()
-        found._round = content["round"]
-        if content["cohort"] is not None:
-            found._cohort = Cohort.from_config(content["cohort"])
-        found._table.load_config(content["table"])
+            raise ValueError(
+                f"These bytes are no cohorts of format {_FORMAT!r}. A run of an earlier "
+                f"version is finished with that version."
+            )
+        found = copy.copy(self)
+        found._round, found._cohort = content["round"], ()
         return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AvailableCohorts:
-        copied = type(self)()
-        copied._round, copied._cohort = self._round, self._cohort
-        copied._table = self._table.copy()
-        return copied
+        return copy.copy(self)  # nothing in it changes but what is replaced
+
+    def _free(self, names: Sequence[str]) -> list[str]:
+        """Those who may take part in this round."""
+        last_rounds, counts = self._ledger.records(names, self._round).T
+        may = may_take_part(
+            last_rounds,
+            counts,
+            self._round,
+            self._participation.min_separation,
+            self._participation.max_participations,
+        )
+        return [name for name, is_free in zip(names, may) if is_free]
+
+    def _found(self, present: Sequence[str], target: int) -> tuple[list[str], int]:
+        """At least so many who may take part, or all; and how many were looked at.
+
+        In random order: the first of them are a uniform choice of all of them.
+        """
+        free: dict[str, None] = {}  # in this order, each once
+        looked_at = 0
+        order = _shuffled(len(present))
+        while looked_at < len(present) and len(free) < target:
+            size = min(max(_LOOKED_UP, 2 * target), len(present) - looked_at)
+            names = [present[next(order)] for _ in range(size)]
+            free.update(dict.fromkeys(self._free(names)))
+            looked_at += size
+        return list(free), looked_at
+
+
+def _shuffled(size: int) -> Iterator[int]:
+    """The numbers below `size` in random order, made one by one (Fisher and Yates)."""
+    # No privacy is claimed from how devices are drawn.
+    generator = random.Random(secrets.randbits(256))
+    moved: dict[int, int] = {}
+    for i in range(size):
+        j = generator.randrange(i, size)
+        yield moved.get(j, j)
+        moved[j] = moved.pop(i, i)

@@ -6,10 +6,11 @@ of one plan finds it as the first one left it.
 
 | file | |
 |---|---|
-| `<plan>.json` | name of the device, last round, participations, the last request |
+| `<plan>.device` | name of the device, last round, participations, the last request |
 | `<plan>.update` | the contribution of the last round, for a request that comes again |
 
-Everything is written before it counts: a device that is killed took part.
+Everything is written before it counts: a device that is killed took part. No name ends in
+what Flower puts into an app's bundle (`.json` and others).
 """
 
 from __future__ import annotations
@@ -53,9 +54,12 @@ class DeviceStore:
     def __init__(self, folder: str, policy: DevicePolicy) -> None:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self.policy = policy
-        self._path = os.path.join(folder, f"{policy.plan}.json")
+        self._path = os.path.join(folder, f"{policy.plan}.device")
         self._update_path = os.path.join(folder, f"{policy.plan}.update")
+        earlier = os.path.join(folder, f"{policy.plan}.json")
         with self._locked():
+            if os.path.exists(earlier):  # of a version before; it is the same record
+                os.replace(earlier, self._path)
             if not os.path.exists(self._path):
                 self._write(
                     {

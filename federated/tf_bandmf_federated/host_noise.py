@@ -2,13 +2,8 @@
 
 The key and the ring buffer stay in this process. Before each round the noise of that round
 alone is put into TFF's state; the round takes it out again. So a saved state holds no
-secret. What a restart needs is kept in a folder, which holds them all:
-
-| file | |
-|---|---|
-| `noise.key` | the key |
-| `noise.uses` | which rounds' noise was handed out, written ahead |
-| `noise.ring` | the ring buffer; lost or damaged, it is made again |
+secret. What a restart needs is kept in a folder: `noise.key`, and `noise.ring`, the ring
+buffer, which is made again if it is lost or damaged.
 """
 
 from __future__ import annotations
@@ -16,6 +11,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import os
+import secrets
 import threading
 from typing import Any
 
@@ -31,24 +27,25 @@ from tf_bandmf_federated.noise_uses import NoiseUses
 from tf_bandmf_federated.ring_file import RingFile
 
 KEY_FILE = "noise.key"
-_USES, _RING = "noise.uses", "noise.ring"
+_RING = "noise.ring"
 
 
 class HostNoise:
     """The noise of the rounds of one program, made by the core's generator.
 
     A pure function of key, run, round, and the digests that bind the rounds to what their
-    noise is added to (see `bound_to`); the ring buffer is remade from round 0 on if a
-    round is wanted that is not the next one, or read from the folder of `keep_in`. Noise
-    that is prepared before its sum is known is bound to the round alone: it is handed out
-    once. Threads may call it.
+    noise is added to (see `bound_to`) or was prepared for (see `prepare`). The ring buffer
+    is remade from round 0 on if a round is wanted that is not the next one, or read from
+    the folder of `keep_in`. Threads may call it.
 
     Args:
       plan: strategy; with a test seed its key is the test key.
       num_parameters: d.
       key: of an interrupted run; None for a fresh one of 256 bits from the operating
-        system. What an earlier program did with a given key is not known: its noise is
-        handed out only as a replay, or after `keep_in` or `know` told of it.
+        system.
+
+    Attributes:
+      uses: which rounds were prepared in this process, by the number of the run.
 
     Raises:
       MemoryError: if this machine cannot hold the ring buffer; see `plan_that_fits`.
@@ -60,7 +57,7 @@ class HostNoise:
     ) -> None:
         if key is not None and plan.test_seed is not None:
             raise ValueError("A plan with a test seed has a key: leave noise_key out.")
-        self._uses = NoiseUses(is_complete=key is None)
+        self.uses = NoiseUses()
         if key is None and plan.test_seed is None:
             key = NoiseKey.from_operating_system()
         self._key = key
@@ -95,16 +92,11 @@ class HostNoise:
             return NoiseKey.for_testing(self._test_seed)  # type: ignore[arg-type]
         return self._key
 
-    @property
-    def uses(self) -> NoiseUses:
-        """Which rounds' noise was handed out, by the number of the run."""
-        return self._uses
-
     def keep_in(self, folder: str) -> None:
         """Goes on with the key in a folder, or puts this one there; keeps all there.
 
-        From now on the folder says what was handed out, before it is, and has the ring
-        buffer, after it changed. It is as secret as the key, and created with mode 0700.
+        It has the key, and the ring buffer whenever that changed. It is as secret as the
+        key, and created with mode 0700.
 
         Raises:
           PermissionError: if others than the owner may read a file of it.
@@ -117,34 +109,20 @@ class HostNoise:
             is_new = not os.path.exists(path)
             if self._test_seed is None and not is_new:
                 self._use(NoiseKey(private_files.read(path)))
-            # Before the key: a key without its record is one of which nothing is known.
-            self._uses.keep_at(os.path.join(folder, _USES), is_new)
             if self._test_seed is None and is_new:
                 private_files.write(path, self.key.secret_bytes())
             if self._generator.memory_vectors:
                 self._ring_path, self._ring = os.path.join(folder, _RING), None
 
-    def know(self, state: Any, last_round: int) -> None:
-        """What a complete record, such as a ledger, says of a state's run.
-
-        Args:
-          state: of the run.
-          last_round: the last one whose noise may have been handed out, -1 for none.
-
-        Raises:
-          TypeError, ValueError: if it is no state for this key.
-        """
-        self._uses.know(self._checked(state)[0], last_round)
-
     def _use(self, key: NoiseKey) -> None:
         """Takes another key, if nothing was handed out."""
         if key.secret_bytes() == self.key.secret_bytes():
             return
-        if not self._uses.is_empty:
+        if not self.uses.is_empty:
             raise ValueError(
                 "This process handed out noise of another key already. Build a new one."
             )
-        self._key, self._uses = key, NoiseUses(is_complete=False)
+        self._key = key
         self._buffer.assign(tf.zeros_like(self._buffer))  # it was the other key's
         self._run_id = None
 
@@ -170,15 +148,16 @@ class HostNoise:
     def prepare(self, state: Any, replay: bool = False, inputs: str = "") -> Any:
         """A state whose next round has its noise.
 
+        The sum that it is added to is not known yet. So the noise is drawn anew whenever
+        a round is prepared: a state that comes back, with another cohort or other data,
+        gets independent noise. A prepared state is for one round.
+
         Args:
           state: of a learning process, or of the aggregator alone.
-          replay: permits to hand out a round's noise again. True says: the round is
-            repeated with the same clients and the same data, or its first result was
-            neither released nor kept. Two results with the same noise differ by the
-            clients' exact contributions.
+          replay: permits to prepare a round again, as in `NoiseUses.begin`.
           inputs: what the round is begun with, such as a digest of cohort, data and
-            model: other inputs get independent noise. Empty: the noise is bound to the
-            rounds alone.
+            model: the noise follows from it, so that the round can be repeated bit for
+            bit. Empty: the noise is independent of all that was drawn before.
 
         Raises:
           ValueError: if a round comes again without `replay`, the state is of another
@@ -187,35 +166,33 @@ class HostNoise:
         """
         with self._lock:
             run_id, round_number = self._checked(state)
-            # First: whatever happens now, the noise counts as handed out.
-            self._uses.hand_out(run_id, round_number, replay)
-            digests = self._prepared_digests(state, run_id, round_number, inputs)
+            self._check_round(round_number)
+            self.uses.begin(run_id, round_number, replay)
+            drawn = inputs or secrets.token_hex(32)
+            words = np.frombuffer(drawn.encode(), np.uint8)
+            digests = self._digests_before(state, round_number)
+            digests[round_number] = self.digest(run_id, round_number, words)
             values = self.values(run_id, round_number, digests[: round_number + 1])
         prepared = self._noise_state(run_id, round_number, values, digests)
         return replace_noise(state, prepared)
 
-    def _prepared_digests(
-        self, state: Any, run_id: int, round_number: int, inputs: str
-    ) -> np.ndarray:
-        """Of all rounds, int64; later ones have 0."""
+    def _digests_before(self, state: Any, round_number: int) -> np.ndarray:
+        """Of the rounds before this one, int64, shape [num_steps]; others have 0."""
         digests = np.zeros([self._generator.num_steps], np.int64)
         before = np.asarray(find_aggregator(state)["noise"]["digests"], np.int64)
         digests[:round_number] = before[:round_number]
-        if inputs:
-            words = np.frombuffer(inputs.encode(), np.uint8)
-            digests[round_number] = self.digest(run_id, round_number, words)
         return digests
 
     def skip(self, state: Any) -> Any:
-        """A state after its next round, whose noise is not handed out any more.
+        """A state after its next round, which has no result.
 
         Raises:
           ValueError: if the state is of another key.
           TypeError: if the state has no noise from the host.
         """
         run_id, round_number = self._checked(state)
-        self._uses.pass_over(run_id, round_number)
-        digests = self._prepared_digests(state, run_id, round_number, "")
+        self.uses.pass_over(run_id, round_number)
+        digests = self._digests_before(state, round_number)
         nothing = self._noise_state(run_id, -1, np.zeros([0], np.float32), digests)
         return replace_noise(state, nothing, round_number + 1)
 
@@ -245,33 +222,6 @@ class HostNoise:
         found.update(np.ascontiguousarray(total).data)
         return int.from_bytes(found.digest(), "little", signed=True)
 
-    def begin(self, state: Any, replay: bool) -> None:
-        """Notes that a state's round begins, whose noise `bound_to` makes later.
-
-        The noise would be independent, should the round be begun once more from an older
-        state; but two histories of a run spend more than the plan, and here it is noticed.
-
-        Args:
-          state: before the round.
-          replay: see `prepare`.
-
-        Raises:
-          ValueError, TypeError: as `prepare`.
-        """
-        run_id, round_number = self._checked(state)
-        self._check_round(round_number)
-        self._uses.hand_out(run_id, round_number, replay)
-
-    def pass_over(self, state: Any) -> None:
-        """Notes that a state's round has no result.
-
-        Raises:
-          ValueError, TypeError: as `prepare`.
-        """
-        run_id, round_number = self._checked(state)
-        self._check_round(round_number)
-        self._uses.pass_over(run_id, round_number)
-
     def bound_to(self, state: Any, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The noise of a state's round, bound to the sum that it is added to.
 
@@ -297,7 +247,9 @@ class HostNoise:
             )
         now = self.digest(run_id, round_number, total)
         digests = np.append(before, np.int64(now))
-        return self.values(run_id, round_number, digests), digests
+        with self._lock:
+            row = self._row(run_id, round_number, digests)
+        return np.asarray(memoryview(row)), digests  # without a copy
 
     def values(
         self, run_id: int, round_number: int, digests: np.ndarray | None = None
@@ -322,22 +274,26 @@ class HostNoise:
             )
             if is_same and self._last is not None and self._last[0] == round_number:
                 return self._last[1]
-            self._go_to(run_id, round_number, digests)
-            n = self._generator.num_steps
-            while self._position <= round_number:
-                step = self._position
-                # Until the row is there nothing is known of the buffer: should this be
-                # interrupted, any round begins anew.
-                self._position = n + 1
-                row, update = self._next_row(tf.constant(step, tf.int64))
-                if update is not None and self._ring_path is not None:
-                    ring = self._ring_file()
-                    if round_number - step <= ring.num_updates:
-                        ring.put(self._history_id(step), step, update.numpy())
-                self._position = step + 1
-            values = row.numpy()
+            values = self._row(run_id, round_number, digests).numpy()
             self._last = (round_number, values)
             return values
+
+    def _row(self, run_id: int, round_number: int, digests: np.ndarray) -> tf.Tensor:
+        """Makes the rows that the buffer needs, and the wanted one."""
+        self._last = None
+        self._go_to(run_id, round_number, digests)
+        while self._position <= round_number:
+            step = self._position
+            # Until the row is there nothing is known of the buffer: should this be
+            # interrupted, any round begins anew.
+            self._position = self._generator.num_steps + 1
+            row, update = self._next_row(tf.constant(step, tf.int64))
+            if update is not None and self._ring_path is not None:
+                ring = self._ring_file()
+                if round_number - step <= ring.num_updates:
+                    ring.put(self._history_id(step), step, update.numpy())
+            self._position = step + 1
+        return row
 
     def _check_round(self, round_number: int) -> None:
         n = self._generator.num_steps
@@ -470,7 +426,6 @@ def find_aggregator(state: Any) -> Any:
     """
     aggregator = getattr(state, "aggregator", state)
     if isinstance(aggregator, collections.abc.Mapping):
-        aggregator = aggregator.get("core", aggregator)
         if "noise" in aggregator and "round" in aggregator:
             return aggregator
     raise TypeError(
@@ -486,6 +441,4 @@ def replace_noise(state: Any, noise: Any, round_number: int | None = None) -> An
     if round_number is not None:
         core["round"] = np.int64(round_number)
     aggregator = getattr(state, "aggregator", state)
-    if "core" in aggregator:
-        core = collections.OrderedDict(core=core, registry=aggregator["registry"])
     return core if aggregator is state else state._replace(aggregator=core)

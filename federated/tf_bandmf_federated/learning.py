@@ -12,13 +12,12 @@
         output = process.next(state, data)
         state = output.state
 
-The round that a state runs next is `round_number(state)`; noise of a round is a pure
-function of key, run and round. `prepare` puts the noise of the round into the state where
-the host makes the noise (`noise_place == "host"`), and does nothing where TFF's state
-holds all; calling it always is right. A round that was begun and must not be repeated is
-passed over by `skip_round`. `next` refuses to use a round's noise a second time, also
-where TFF's state holds it, as long as the process lives; what another process did is known
-where the host makes the noise and keeps a record (`noise_dir`).
+The round that a state runs next is `round_number(state)`. `prepare` puts the noise of the
+round into the state where the host makes the noise (`noise_place == "host"`), and does
+nothing where TFF's state holds all; calling it always is right. A round that was begun and
+must not be repeated is passed over by `skip_round`. `next` refuses a second result of a
+round as long as the process lives; what another process did is in the ledger of
+`train_model`.
 
 What a saved state holds:
 
@@ -135,13 +134,12 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
 
         Args:
           state: before the round.
-          replay: says that the round is repeated with the same clients and data, or its
-            first result was neither released nor kept.
+          replay: says that the round's first result was neither released nor kept.
           inputs: see `HostNoise.prepare`; noise in the state is bound to the sum itself.
 
         Raises:
-          ValueError: past the plan's last round; if a round's noise was handed out
-            before and `replay` is False; if the state is of another key.
+          ValueError: past the plan's last round; if the round was begun before in this
+            process and `replay` is False; if the state is of another key.
         """
         n = self.plan.num_steps
         if self.round_number(state) >= n:
@@ -152,7 +150,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         if self.host_noise is not None:
             return self.host_noise.prepare(state, replay, inputs)
         if replay:
-            self._state_uses.hand_out(
+            self._state_uses.begin(
                 self.key_id(state), self.round_number(state), replay
             )
         return state
@@ -161,9 +159,8 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         """The state after a round whose result is thrown away: model as before.
 
         For a round that was begun and must not be repeated with its noise. The clients'
-        participations in it count; a registry on the server does not know them, so that
-        with one the result must not have been released. The guarantee holds: what is
-        released is part of what the plan would release.
+        participations in it count. The guarantee holds: what is released is part of what
+        the plan would release.
 
         Raises:
           ValueError: past the plan's last round.
@@ -216,7 +213,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
           ValueError: if it was used before.
         """
         if self.host_noise is None:
-            self._state_uses.take_first(*use)
+            self._state_uses.take(*use, begins=True)
         else:
             self.host_noise.uses.take(*use)
 
@@ -268,7 +265,6 @@ def build_fed_avg(
     noise_key: NoiseKey | None = None,
     noise_dir: str | None = None,
     zeroing_norm: float | None = None,
-    num_registered_clients: int | None = None,
     metrics_aggregator: Callable[..., Any] | None = None,
 ) -> PrivateLearningProcess:
     """Builds private federated averaging.
@@ -282,7 +278,7 @@ def build_fed_avg(
     Formal guarantee: user-level (epsilon, delta)-DP as the plan states, zero-out
     adjacency of one client's whole data, for the model weights of all rounds and
     everything computed from them, if the clients' tags are true and no client comes
-    twice in one round (`num_registered_clients` checks both). Metrics are outside of it.
+    twice in one round (`MinSepDataSource` sees to both). Metrics are outside of it.
 
     Args:
       model_fn: as for `tff.learning.algorithms.build_unweighted_fed_avg`.
@@ -294,29 +290,23 @@ def build_fed_avg(
       noise: where the noise is made: "state", "host" or "auto" (by the size of the ring
         buffer); see `server_noise`.
       noise_key: of an interrupted run whose noise the host makes; None: a fresh one.
-        What was done with a given key is not known: `prepare` then needs `replay=True`,
-        or a folder or a ledger that says what was handed out.
       noise_dir: a folder for what the host's noise needs to go on after a restart: the
-        key, a record of the rounds whose noise was handed out, the ring buffer. If it
-        has them, the run goes on with them. As secret as the key.
+        key and the ring buffer. If it has them, the run goes on with them. As secret as
+        the key.
       zeroing_norm: updates of a larger norm contribute zero; None: they are clipped.
-      num_registered_clients: for simulation, a registry of that many clients on the
-        server; see `MinSepNoiseFactory`.
       metrics_aggregator: None: no training metrics. TFF's
         `tff.learning.metrics.sum_then_finalize` gives exact ones, WITHOUT noise: they
         are not private.
 
     Returns:
       A `tff.learning.templates.LearningProcess`. Elements of the clients' data are
-      tagged: see `tag_dataset` and `tag_with_client`.
+      tagged: see `tag_dataset`.
 
     Raises:
       TypeError: if an argument is of the wrong type, or trainable weights are not float32.
       ValueError: if the plan does not fit: another participation, another batch size.
     """
-    factory = MinSepNoiseFactory(
-        plan, clients_per_round, noise, zeroing_norm, num_registered_clients
-    )
+    factory = MinSepNoiseFactory(plan, clients_per_round, noise, zeroing_norm)
     if server_optimizer_fn is None:
         server_optimizer_fn = tff.learning.optimizers.build_sgdm(learning_rate=1.0)
     initial_weights = _initial_weights(model_fn)
@@ -347,7 +337,6 @@ def build_fed_avg(
         "noise": place,
         "clients_per_round": factory.denominator,
         "zeroing_norm": zeroing_norm,
-        "num_registered_clients": num_registered_clients,
     }
     return PrivateLearningProcess(process, plan, num_parameters, host, settings)
 

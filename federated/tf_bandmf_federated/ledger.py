@@ -1,43 +1,65 @@
 """The write-ahead record of a training program: what was begun, before it is done.
 
-Noise of a round is a pure function of the key. Used twice, with two cohorts or two models,
-it cancels, and the difference of the two results is the difference of what the clients
-sent. So before the noise of a round is used, the ledger says for which cohort, data and
-state; and before anything is released, which result it was. After a crash the program
-repeats a round only if all of these are the same, and otherwise passes over it.
+A round that is run twice, with two cohorts or two models, spends more than the plan. So
+before a round is sent to anybody, the ledger says for which cohort, data and state; and
+before anything is released, which result it was. After a crash the program repeats a round
+only if all of these are the same, and otherwise passes over it.
 
-The file has a line of JSON for each entry, with the SHA-256 of this entry and the digest of
-the line before. An entry is on the disk before the call returns.
+The file is a database of SQLite. Its journal makes an entry whole or not there, and it is
+on the disk before the call returns. Two tables:
+
+`entries`: each has the SHA-256 of itself and the digest of the one before.
 
 | entry | fields |
 |---|---|
 | `run` | the first one: plan's fingerprint, model and settings of the process |
 | `initial` | digest of the state before round 0 |
-| `started` | round, key id, names of the cohort, digests of cohort and state |
+| `started` | round, key id, digests of cohort and state, counts up to this round; names |
+| `again` | round, which was begun before, with the same cohort and state |
 | `result` | round, digest of the state after it |
 | `skipped` | round, reason |
 | `releasing` | round, digest of the model that leaves now |
 | `released` | round |
 
-A skipped round has no result, but the model as it stood before it may be released in its
-place.
+`participations`: device and round, for the question who may take part. A sum of digests of
+its rows is in the entries.
 
-Names of clients are in it: only the owner may read the file (mode 0600).
+A skipped round has no result, but the model as it stood before it may be released in its
+place. Names of devices are in it: only the owner may read the file (mode 0600).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import hashlib
 import json
 import os
+import sqlite3
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tf_bandmf.files import private as private_files
+import numpy as np
 
-_FORMAT = "tf-bandmf-federated ledger 3"
+from tf_bandmf.files import private as private_files
+from tf_bandmf_federated import participations
+from tf_bandmf_federated.accounting import MeasuredParticipation
+
+_FORMAT = "tf-bandmf-federated ledger 4"
 _BEFORE_FIRST = "0" * 64
+# A transaction is on the disk when it ends. Nobody else has the file, for it is locked: so
+# the journal needs no shared memory.
+_PRAGMAS = (
+    "locking_mode = EXCLUSIVE",
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "cache_size = -32768",  # kilobytes
+)
+_TABLE = """
+CREATE TABLE entries (
+    number INTEGER PRIMARY KEY, entry TEXT NOT NULL, names TEXT, sha256 TEXT NOT NULL);
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +69,6 @@ class RoundRecord:
     Attributes:
       round_number: from 0.
       key_id: which tells keys apart, and reveals nothing of them.
-      cohort: names of the clients, in the order of their data.
       cohort_digest: SHA-256 of names, tags and data.
       state_digest: SHA-256 of the program's state before the round.
       result_digest: SHA-256 of the state after it, or None.
@@ -60,7 +81,6 @@ class RoundRecord:
 
     round_number: int
     key_id: int
-    cohort: tuple[str, ...]
     cohort_digest: str
     state_digest: str
     result_digest: str | None = None
@@ -85,24 +105,42 @@ class Ledger:
 
     def __init__(self, path: str, run: dict[str, Any]) -> None:
         self._path = path
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._file = os.fdopen(descriptor, "r+b")
+        self._owner = os.getpid()
+        # SQLite gives its journal the mode of this file.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._database: sqlite3.Connection | None = None
         try:
             self._lock()
             private_files.check_mode(path)
             self._digest = _BEFORE_FIRST
             self._rounds: dict[int, RoundRecord] = {}
+            self._counts: dict[int, participations.Counts] = {}
             self._initial_digest: str | None = None
-            self._read(run)
+            try:
+                self._database = sqlite3.connect(path, isolation_level=None)
+                self._read(run)
+            except sqlite3.DatabaseError as error:
+                raise ValueError(self._damaged(str(error))) from error
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
     def __enter__(self) -> Ledger:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._file.close()  # and the lock with it
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection, and the lock with it. A forked process leaves both."""
+        if os.getpid() != self._owner:
+            return
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     @property
     def rounds(self) -> dict[int, RoundRecord]:
@@ -122,6 +160,32 @@ class Ledger:
         """
         self._append(entry="initial", state_digest=state_digest)
 
+    def cohort(self, round_number: int) -> tuple[str, ...]:
+        """Names of the devices that a round was begun with, in the order of their data."""
+        query = (
+            "SELECT names FROM entries WHERE names IS NOT NULL "
+            "AND json_extract(entry, '$.round') = ?"
+        )
+        with self._transaction() as database:
+            (names,) = database.execute(query, [round_number]).fetchone()
+        return tuple(json.loads(names))
+
+    def records(self, names: Sequence[str], round_number: int) -> np.ndarray:
+        """What devices did in the rounds before one.
+
+        Returns:
+          int64, shape [names, 2]: last round, `NEVER` for none, and participations.
+        """
+        with self._transaction() as database:
+            return participations.records(database, names, round_number)
+
+    def measured(self, num_rounds: int) -> MeasuredParticipation:
+        """Separation and participations of the first rounds, as they were begun."""
+        return self._counts_of(num_rounds - 1).measured(num_rounds)
+
+    def _counts_of(self, round_number: int) -> participations.Counts:
+        return self._counts.get(round_number, participations.Counts())
+
     def started(
         self,
         round_number: int,
@@ -130,20 +194,31 @@ class Ledger:
         cohort_digest: str,
         state_digest: str,
     ) -> None:
-        """A round begins: its noise may be used for this cohort and state from now on.
+        """A round begins, for this cohort and state, who count as having taken part.
 
         Raises:
           ValueError: if the round was begun for others, or was skipped; or if an earlier
-            one is missing.
+            one is missing; if a name comes twice.
         """
-        self._append(
+        if len(set(cohort)) != len(cohort):
+            raise ValueError("A device is twice in a round.")
+        entry = dict(
             entry="started",
             round=round_number,
             key_id=key_id,
-            cohort=list(cohort),
             cohort_digest=cohort_digest,
             state_digest=state_digest,
         )
+        if round_number in self._rounds:
+            self._take({**entry, "counts": None})  # raises unless all is the same
+            self._write({"entry": "again", "round": round_number})
+            return
+        before = self._counts_of(round_number - 1)
+        with self._transaction() as database:
+            counts = participations.added(database, before, cohort, round_number)
+        entry["counts"] = dataclasses.astuple(counts)
+        self._take(entry)
+        self._write(entry, cohort)
 
     def result(self, round_number: int, result_digest: str) -> None:
         """The round has a result, which may be released from now on.
@@ -184,51 +259,72 @@ class Ledger:
         self._take(entry)  # first: a contradiction is not written
         self._write(entry)
 
-    def _write(self, entry: dict[str, Any]) -> None:
-        self._digest = _chained(self._digest, entry)
-        line = json.dumps({"sha256": self._digest, **entry}, separators=(",", ":"))
-        self._file.seek(0, os.SEEK_END)
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def _write(self, entry: dict[str, Any], cohort: tuple[str, ...] = ()) -> None:
+        text = json.dumps(entry, separators=(",", ":"))
+        names = json.dumps(cohort) if entry["entry"] == "started" else None
+        self._digest = _chained(self._digest, text, names)
+        with self._transaction() as database:
+            database.execute(
+                "INSERT INTO entries (entry, names, sha256) VALUES (?, ?, ?)",
+                [text, names, self._digest],
+            )
+            database.executemany(
+                "INSERT INTO participations VALUES (?, ?)",
+                [(name, entry["round"]) for name in cohort],
+            )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All that is written in it, or nothing; on the disk at its end."""
+        if os.getpid() != self._owner or self._database is None:
+            raise ValueError(
+                f"{self._path} was opened by another process, of which this one is a "
+                f"fork, or is closed. Two programs of one run spend more than its plan: "
+                f"end the other one, and call again."
+            )
+        self._database.execute("BEGIN")
+        try:
+            yield self._database
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BlockingIOError(
                 f"Another program has {self._path} open. Two programs of one run would "
-                f"use its noise twice; end the other one first."
+                f"spend more than its plan; end the other one first."
             ) from error
 
     def _read(self, run: dict[str, Any]) -> None:
-        lines = self._file.read().split(b"\n")
-        torn = lines.pop()  # b"" if the last line is whole
-        if torn:
-            # Its call never returned: nothing was done that it announces.
-            self._file.truncate(self._file.tell() - len(torn))
+        assert self._database is not None
+        for pragma in _PRAGMAS:
+            self._database.execute(f"PRAGMA {pragma}")
         expected = {"entry": "run", "format": _FORMAT, **run}
-        if not lines:
-            self._write(expected)
-            private_files.sync_folder(os.path.dirname(os.path.abspath(self._path)))
-            return
-        for number, line in enumerate(lines, start=1):
-            entry = self._entry(line, number)
+        if not self._database.execute("SELECT 1 FROM sqlite_master").fetchone():
+            self._database.executescript(f"BEGIN; {_TABLE}{participations.TABLE}COMMIT;")
+        query = "SELECT number, entry, names, sha256 FROM entries ORDER BY number"
+        number = 0
+        for number, (found, text, names, stated) in enumerate(
+            self._database.execute(query), start=1
+        ):
+            self._digest = _chained(self._digest, text, names)
+            if (found, stated) != (number, self._digest):
+                raise ValueError(self._damaged(f"Its entry {found}"))
+            entry = json.loads(text)
             if number > 1:
                 self._take(entry)
             elif entry != expected:
                 raise ValueError(self._of_another_run(entry, expected))
-
-    def _entry(self, line: bytes, number: int) -> dict[str, Any]:
-        try:
-            entry = json.loads(line)
-            stated = entry.pop("sha256")
-            self._digest = _chained(self._digest, entry)
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ValueError(self._damaged(number)) from error
-        if stated != self._digest:
-            raise ValueError(self._damaged(number))
-        return entry
+        if number == 0:
+            self._write(expected)
+            private_files.sync_folder(os.path.dirname(os.path.abspath(self._path)))
+        found = participations.counted(self._database)
+        if found != self._counts_of(max(self._rounds, default=-1)):
+            raise ValueError(self._damaged("Its table of participations"))
 
     def _of_another_run(self, found: dict[str, Any], expected: dict[str, Any]) -> str:
         names = [
@@ -246,10 +342,10 @@ class Ledger:
             f"budget of its own, elsewhere."
         )
 
-    def _damaged(self, number: int) -> str:
+    def _damaged(self, what: str) -> str:
         return (
-            f"Line {number} of {self._path} is damaged or was changed. What the run "
-            f"released is not known any more: it cannot go on."
+            f"{self._path} is damaged or was changed ({what}). What the run released is "
+            f"not known any more: it cannot go on."
         )
 
     def _take(self, entry: dict[str, Any]) -> None:
@@ -268,14 +364,18 @@ class Ledger:
             record = RoundRecord(
                 round_number=number,
                 key_id=entry["key_id"],
-                cohort=tuple(entry["cohort"]),
                 cohort_digest=entry["cohort_digest"],
                 state_digest=entry["state_digest"],
             )
             self._rounds[number] = self._started(known, record)
+            if known is None:
+                self._counts[number] = participations.Counts(*entry["counts"])
             return
         if known is None:
             raise ValueError(f"Round {number} was not begun: it cannot be {kind}.")
+        if kind == "again":
+            self._rounds[number] = self._started(known, known)
+            return
         if kind == "skipped":
             known = dataclasses.replace(known, skipped_because=entry["reason"])
         elif kind == "result":
@@ -305,8 +405,8 @@ class Ledger:
             raise ValueError(f"Round {number} was skipped: it is not begun again.")
         if not is_same(known, record):
             raise ValueError(
-                f"Round {number} was begun for another cohort or state: its noise must "
-                f"not be used for this one. Skip the round."
+                f"Round {number} was begun for another cohort or state: it must not be "
+                f"run for this one. Skip the round."
             )
         return dataclasses.replace(known, starts=known.starts + 1)
 
@@ -329,16 +429,10 @@ def is_same(first: RoundRecord, second: RoundRecord) -> bool:
     """Whether two records are of one round with the same key, cohort, data and state."""
     return all(
         getattr(first, name) == getattr(second, name)
-        for name in (
-            "round_number",
-            "key_id",
-            "cohort",
-            "cohort_digest",
-            "state_digest",
-        )
+        for name in ("round_number", "key_id", "cohort_digest", "state_digest")
     )
 
 
-def _chained(before: str, entry: dict[str, Any]) -> str:
-    content = json.dumps(entry, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(before.encode() + content.encode()).hexdigest()
+def _chained(before: str, entry: str, names: str | None) -> str:
+    content = "\n".join((before, entry, names or ""))
+    return hashlib.sha256(content.encode()).hexdigest()

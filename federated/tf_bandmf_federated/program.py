@@ -41,6 +41,7 @@ import tensorflow_federated as tff
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.data_source import MinSepDataSource
 from tf_bandmf_federated.learning import PrivateLearningProcess
+from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.program_state import PrivateProgramStateManager
 from tf_bandmf_federated.rounds import ProgramState
 from tf_bandmf_federated.running import Run
@@ -112,7 +113,7 @@ async def train_model(
     _check_same_plan(process, data_source)
     engine = _TffEngine(process)
 
-    async def first() -> ProgramState:
+    async def first(ledger: Ledger) -> ProgramState:
         return ProgramState(
             await tff.program.materialize_value(process.initialize()),
             _zeros_of(process.next.type_signature.result.metrics.member),
@@ -151,12 +152,11 @@ class _TffEngine:
         self._process = process
         self.round_number = process.round_number
         self.key_id = process.key_id
-        self.prepare = process.prepare
         self.skip_round = process.skip_round
 
-    def know(self, state: Any, last_round: int) -> None:
-        if self._process.host_noise is not None:
-            self._process.host_noise.know(state, last_round)
+    def prepare(self, state: Any, inputs: str) -> Any:
+        # Whether the round may be run again is for the ledger to say.
+        return self._process.prepare(state, replay=True, inputs=inputs)
 
     def hyper_parameters(self, state: Any) -> Any:
         return self._process.get_hparams(state)

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.digests import digest_of
 from tf_bandmf_federated.ledger import Ledger, RoundRecord, is_same
 
@@ -42,6 +43,9 @@ class Cohorts(Protocol):
     def count_round(self, clients: Sequence[str]) -> None:
         """Counts a round of these clients, of which there is no result."""
 
+    def measured(self) -> MeasuredParticipation:
+        """Separation and participations of the rounds so far."""
+
 
 class Engine(Protocol):
     """What runs a round. States are whatever it likes that `digest_of` can digest."""
@@ -52,14 +56,11 @@ class Engine(Protocol):
     def key_id(self, state: Any) -> int:
         """A public number that tells the noise keys of runs apart."""
 
-    def know(self, state: Any, last_round: int) -> None:
-        """The noise of the rounds up to this one may have been used; -1 for none."""
-
     def hyper_parameters(self, state: Any) -> Any:
         """What must be the same after a restart; for `digest_of`."""
 
-    def prepare(self, state: Any, replay: bool, inputs: str) -> Any:
-        """The state whose round may use its noise, once; bound to these inputs."""
+    def prepare(self, state: Any, inputs: str) -> Any:
+        """The state that `run` takes, begun with these inputs; the same each time."""
 
     async def run(self, state: Any, selected: Any) -> tuple[Any, Any]:
         """The round with the selected clients: state after it, and metrics."""
@@ -163,6 +164,7 @@ class Rounds:
     clients_per_round: int | None
     releases: Releases
     may_replay: bool
+    _last_digest: list[Any] = dataclasses.field(default_factory=list)
 
     def round_number(self, state: ProgramState) -> int:
         return self.engine.round_number(state.state)
@@ -182,7 +184,6 @@ class Rounds:
                     "there: it cannot go on. A new run, in another directory, has a "
                     "privacy budget of its own, which adds to what this one spent."
                 )
-            self._tell_noise(first)
             self.ledger.initial(digest_of(first.state))
             await self.states.save(first, version=0)
             return first
@@ -200,15 +201,10 @@ class Rounds:
             )
         self._check_state(state, done)
         self._check_hyper_parameters(first, state)
-        self._tell_noise(state)
         known = rounds.get(done - 1)
         if known is not None and not known.is_released:
             await self.releases.release(state, self.ledger)
         return state
-
-    def _tell_noise(self, state: ProgramState) -> None:
-        """The ledger knows which rounds' noise was used: it is written ahead."""
-        self.engine.know(state.state, max(self.ledger.rounds, default=-1))
 
     def _check_hyper_parameters(self, first: ProgramState, state: ProgramState) -> None:
         """Raises ValueError if the engine was built with others than the state's.
@@ -253,34 +249,32 @@ class Rounds:
         if known is None:
             data = iterator.select(self.clients_per_round)
         else:
-            data = iterator.select_again(known.cohort, self.clients_per_round)
+            cohort = self.ledger.cohort(number)
+            data = iterator.select_again(cohort, self.clients_per_round)
+        names = list(iterator.cohort)
         record = RoundRecord(
             round_number=number,
             key_id=self._key_id(state),
-            cohort=iterator.cohort,
-            cohort_digest=iterator.digest_of_selected(data),
-            state_digest=digest_of(state.state),
+            cohort_digest=digest_of([names, iterator.digest_of_selected(data)]),
+            state_digest=self._digest_of(state),
         )
         if known is not None and not is_same(known, record):
             return await self._skip(state, known, "another cohort, data or state")
         self.ledger.started(
             number,
             record.key_id,
-            record.cohort,
+            iterator.cohort,
             record.cohort_digest,
             record.state_digest,
         )
-        prepared = self.engine.prepare(
-            state.state,
-            replay=known is not None,
-            inputs=f"{record.cohort_digest} {record.state_digest}",
-        )
+        inputs = f"{record.cohort_digest} {record.state_digest}"
+        prepared = self.engine.prepare(state.state, inputs)
         next_state, metrics = await self.engine.run(prepared, data)
-        result = digest_of(next_state)
+        after = ProgramState(next_state, metrics, iterator)
+        result = self._digest_of(after)
         if known is not None and known.result_digest not in (None, result):
             return await self._skip(state, known, "another result")
         self.ledger.result(number, result)
-        after = ProgramState(next_state, metrics, iterator)
         await self._save(after)
         await self.releases.release(after, self.ledger)
         return after
@@ -291,7 +285,7 @@ class Rounds:
         if known.skipped_because is None:
             self.ledger.skipped(known.round_number, reason)
         iterator = copy.deepcopy(state.data_iterator)
-        iterator.count_round(known.cohort)
+        iterator.count_round(self.ledger.cohort(known.round_number))
         after = ProgramState(
             self.engine.skip_round(state.state),
             self.engine.skipped_metrics(state.metrics),
@@ -300,6 +294,12 @@ class Rounds:
         await self._save(after)
         await self.releases.release(after, self.ledger)
         return after
+
+    def _digest_of(self, state: ProgramState) -> str:
+        """Of the engine's state; the last one's is known when the next round begins."""
+        if not self._last_digest or self._last_digest[0] is not state.state:
+            self._last_digest[:] = [state.state, digest_of(state.state)]
+        return self._last_digest[1]
 
     async def _save(self, state: ProgramState) -> None:
         await self.states.save(state, version=self.round_number(state))

@@ -28,7 +28,9 @@ from tf_bandmf_federated.rounds import (
 )
 from tf_bandmf_federated.state_files import StateFiles
 
-LEDGER_FILE, STATES_FOLDER = "ledger.jsonl", "states"
+# No names that Flower puts into the bundle it sends to every node.
+LEDGER_FILE, STATES_FOLDER = "ledger.sqlite3", "states"
+_EARLIER_LEDGER = "ledger.jsonl"
 _RESTARTS = ("replay", "skip")
 
 
@@ -54,7 +56,7 @@ class Run:
       engine: runs its rounds.
       settings: what else makes it what it is, as plain values: the ledger keeps them.
       host_noise: what makes the noise, or None if the engine's state holds it.
-      first: makes the state before round 0.
+      first: makes the state before round 0, for a run with this ledger.
       private_dir: for ledger, key and states; created with mode 0700.
       states: makes what saves states, in a folder of `private_dir`.
       clients_per_round: to select.
@@ -71,7 +73,7 @@ class Run:
     engine: Engine
     settings: dict[str, Any]
     host_noise: HostNoise | None
-    first: Callable[[], Awaitable[ProgramState]]
+    first: Callable[[Ledger], Awaitable[ProgramState]]
     private_dir: str
     states: Callable[[str], States] = StateFiles
     clients_per_round: int | None = None
@@ -103,12 +105,19 @@ class Run:
         total = self.plan.num_steps if self.total_rounds is None else self.total_rounds
         folder = self.private_dir
         os.makedirs(folder, mode=0o700, exist_ok=True)
+        if os.path.exists(os.path.join(folder, _EARLIER_LEDGER)):
+            raise ValueError(
+                f"{folder} is of an earlier version ({_EARLIER_LEDGER}), whose sums and "
+                f"ledger were others. Finish that run with the version that began it; or "
+                f"begin a new one in another folder, with a privacy budget of its own, "
+                f"which adds to what this one spent."
+            )
         made_for = {"plan": self.plan.fingerprint, **self.settings}
         with Ledger(os.path.join(folder, LEDGER_FILE), made_for) as ledger:
             private_files.remove_unfinished(folder)
             states = self.states(os.path.join(folder, STATES_FOLDER))
             self._keep_noise(is_new=not ledger.rounds)
-            first = await self.first()
+            first = await self.first(ledger)
             engine = self.engine
             releases = Releases(
                 engine, self.models, self.metrics, self.release_every, total
@@ -128,6 +137,7 @@ class Run:
                     f"of what was measured. Give at least as many."
                 )
             state = await program.begin(first)
+            del first  # of a large model
             while program.round_number(state) < total:
                 state = await program.run_round(state)
                 if self.after_round is not None:

@@ -148,7 +148,7 @@ def _restored(template: Any, value: np.ndarray) -> Any:
     if isinstance(template, (bool, int, float)):
         return type(template)(value)
     if _is_serializable(template):
-        return type(template).from_bytes(value.tobytes())
+        return template.from_bytes(value.tobytes())
     return value
 
 

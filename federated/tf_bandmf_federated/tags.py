@@ -7,7 +7,6 @@ dictionary of the model's `example` (a batch) and of tags, the same in all eleme
 |---|---|---|
 | `last_round`, `participations` | the device | production: the server keeps no record |
 | `round` | who tagged the data | refusing data that were tagged for another round |
-| `client` | the simulation | a registry on the server, which sees duplicates, too |
 """
 
 from __future__ import annotations
@@ -28,9 +27,6 @@ DEVICE_TAGS = collections.OrderedDict(
     round=np.int32,
     present=np.bool_,
     finite=np.bool_,
-)
-CLIENT_TAGS = collections.OrderedDict(
-    client=np.int32, present=np.bool_, finite=np.bool_
 )
 
 
@@ -63,18 +59,6 @@ def tag_dataset(
     if now < 0:
         raise ValueError(f"round_number must be >= 0, found {round_number}.")
     return _tagged(dataset, last_round=last, participations=count, round=now)
-
-
-def tag_with_client(dataset: tf.data.Dataset, client: int) -> tf.data.Dataset:
-    """A client's data with its number in the server's registry, for simulation.
-
-    Raises:
-      TypeError: if it is no whole number.
-      ValueError: if the number is negative.
-    """
-    if _whole("client", client) < 0:
-        raise ValueError(f"client must be >= 0, found {client}.")
-    return _tagged(dataset, client=int(client))
 
 
 def _whole(name: str, value: int) -> int:

@@ -4,7 +4,8 @@
 
 Each SuperNode is a device with one speaker's lines and a store of its own. The SuperLink
 with its server is killed once and started again, two SuperNodes are killed, one of them for
-good. All listen on 127.0.0.1 alone, without TLS.
+good. All listen on 127.0.0.1 alone, without TLS. SuperLink keeps the devices' updates in
+memory alone (without `--database`), and what is written is for this user alone.
 """
 
 from __future__ import annotations
@@ -93,7 +94,6 @@ class Deployment:
             "--insecure",
             "--host=127.0.0.1",
             f"--port={self.port}",
-            f"--database={self.folder / 'superlink.db'}",
             "--disable-runtime-dependency-installation",
             *options,
         )
@@ -224,7 +224,7 @@ def write_plan(
 
 def participations(folder: pathlib.Path) -> list[int]:
     """How often each device took part, as its own store says."""
-    stores = (folder / "devices").glob("*/*.json")
+    stores = (folder / "devices").glob("*/*.device")
     records = [json.loads(private_files.read(str(path))) for path in sorted(stores)]
     return [record["participations"] for record in records]
 
@@ -249,6 +249,7 @@ def main() -> None:
     )
     parser.add_argument("--no-kills", action="store_true")
     options = parser.parse_args()
+    os.umask(0o077)  # of all that is started here, too
     folder = pathlib.Path(options.out).resolve()
     if not options.go_on:
         shutil.rmtree(folder, ignore_errors=True)

@@ -68,7 +68,7 @@ def test_a_deployment_runs_to_its_end(tmp_path, rounds, devices, separation, kil
     ).groups()
     assert float(measured) <= 1.0001 * float(planned) <= 100.1
     # What the devices counted themselves, each in its own store.
-    stores = sorted((tmp_path / "out" / "devices").glob("*/*.json"))
+    stores = sorted((tmp_path / "out" / "devices").glob("*/*.device"))
     counts = [
         json.loads(private_files.read(str(path)))["participations"] for path in stores
     ]

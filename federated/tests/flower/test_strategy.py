@@ -334,7 +334,6 @@ def test_server_optimizers_run_and_belong_to_the_run(tmp_path):
     [
         (dict(clients_per_round=2.5), "whole"),
         (dict(clients_per_round=None), "clients_per_round is missing"),
-        (dict(zeroing_norm=0.5), "zeroing_norm"),
         (dict(over_selection=0.5), "over_selection"),
         (dict(interrupted_round="again"), "interrupted_round"),
     ],

@@ -15,6 +15,7 @@ from flwr.supercore import log
 from tf_bandmf_federated.clipping import clip_update
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.device_store import DeviceStore, Refused
+from tf_bandmf_federated.flower.bundles import check_outside_of_apps
 from tf_bandmf_federated.flower.messages import (
     ARRAYS,
     CONFIG,
@@ -90,6 +91,7 @@ class ParticipationMod:
 
     def _open(self, context: Context) -> DeviceStore:
         where = self._store(context) if callable(self._store) else self._store
+        check_outside_of_apps(where, "A device's store")
         return DeviceStore(where, self._policy)
 
     def _train(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from logging import INFO, WARNING
 from typing import Any
 
@@ -24,8 +24,9 @@ from flwr.supercore import log
 
 from tf_bandmf import Plan
 from tf_bandmf_federated.accounting import MeasuredParticipation
-from tf_bandmf_federated.averaging import FederatedAveraging, Replies, Request
+from tf_bandmf_federated.averaging import Add, FederatedAveraging, Replies, Request
 from tf_bandmf_federated.cohorts import AvailableCohorts
+from tf_bandmf_federated.flower.bundles import check_outside_of_apps
 from tf_bandmf_federated.flower.devices import Devices
 from tf_bandmf_federated.flower.messages import (
     ARRAYS,
@@ -37,12 +38,14 @@ from tf_bandmf_federated.flower.messages import (
     RUN,
 )
 from tf_bandmf_federated.health import Health
+from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
 from tf_bandmf_federated.rounds import ProgramState, Releasing
 from tf_bandmf_federated.running import Run
 from tf_bandmf_federated.server_optimizers import ServerOptimizer
 
 _PAUSE = 0.1  # seconds from one look at the SuperLink to the next
+_AT_ONCE = 4  # replies that are in memory together
 _REMEMBERED = 20  # rounds whose late replies are still counted
 
 
@@ -66,11 +69,10 @@ class PrivateFedAvg(Strategy):
     Args:
       plan: with `MinSep` participation; its steps are rounds.
       private_dir: for ledger, noise key and states; as secret as the key, and needed to
-        go on.
+        go on. Not in the folder of a Flower app, whose files are sent to every node.
       clients_per_round: the public denominator, and how many devices are selected; by
         default the plan's batch size.
       server_optimizer: by default SGD with learning rate 1.
-      zeroing_norm: updates of a larger norm contribute zero.
       over_selection: >= 1: so many times `clients_per_round` are asked. The round ends
         when `clients_per_round` took part; what comes later is counted as late.
       min_available: devices that may take part in a round, and are awaited before it is
@@ -93,7 +95,6 @@ class PrivateFedAvg(Strategy):
         *,
         clients_per_round: int | None = None,
         server_optimizer: ServerOptimizer | None = None,
-        zeroing_norm: float | None = None,
         over_selection: float = 1.0,
         min_available: int | None = None,
         max_wait: float = 60.0,
@@ -102,6 +103,7 @@ class PrivateFedAvg(Strategy):
         interrupted_round: str = "replay",
     ) -> None:
         self._participation = check_plan(plan)
+        check_outside_of_apps(private_dir, "private_dir")
         wanted = clients_per_round_of(plan, clients_per_round)
         if wanted != int(wanted):
             raise ValueError(f"clients_per_round must be whole, found {wanted}.")
@@ -109,7 +111,6 @@ class PrivateFedAvg(Strategy):
         self._private_dir = private_dir
         self._wanted = int(wanted)
         self._optimizer = server_optimizer
-        self._zeroing_norm = zeroing_norm
         self._over_selection = over_selection
         self._min_available = self._wanted if min_available is None else min_available
         self._max_wait = max_wait
@@ -186,16 +187,17 @@ class PrivateFedAvg(Strategy):
             self._exchange,
             clients_per_round=self._wanted,
             optimizer=self._optimizer,
-            zeroing_norm=self._zeroing_norm,
         )
         result = Result()
 
-        async def first() -> ProgramState:
+        async def first(ledger: Ledger) -> ProgramState:
             assert self._devices is not None
-            cohorts = AvailableCohorts.of(
+            cohorts = AvailableCohorts(
+                ledger,
                 self._devices.present,
                 self._participation,
                 self._over_selection,
+                self._min_available,
                 self._wait,
             )
             return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
@@ -315,32 +317,37 @@ class PrivateFedAvg(Strategy):
                 f"or begin a new run with a plan and device stores of its own."
             )
 
-    def _exchange(self, request: Request) -> Replies:
-        """Sends a round's model to its devices, and gives what came back in time."""
+    def _exchange(self, request: Request, add: Add) -> Replies:
+        """Sends a round's model to its devices, and adds what comes back in time."""
         assert self._devices is not None
         self._refuse_older_state(request.round_number)
         late = self._count_late(request.round_number)
         asked = self._send(request)
-        updates: dict[str, list[np.ndarray]] = {}
-        refused = failed = 0
+        added = refused = failed = 0
         end = time.monotonic() + self._timeout
-        while asked and len(updates) < self._wanted and time.monotonic() < end:
-            for reply in self._grid.pull_messages(list(asked)):
+        while asked and added < self._wanted and time.monotonic() < end:
+            for reply in self._pulled(list(asked)):
                 name = asked.pop(reply.metadata.reply_to_message_id, None)
                 if name is None:
                     continue
                 found = self._update_of(reply, request, name)
                 if isinstance(found, list):
-                    updates[name] = found
+                    add(name, found)
+                    added += 1
                 elif found.startswith(REFUSED):
                     refused += 1
                 else:
                     failed += 1
                     log(INFO, "device %s: %s", name[:8], found)
-            if asked and len(updates) < self._wanted:
+            if asked and added < self._wanted:
                 time.sleep(_PAUSE)
         self._late.update((message, request.round_number) for message in asked)
-        return Replies(updates, refused=refused, late=late, failed=failed)
+        return Replies(refused=refused, late=late, failed=failed)
+
+    def _pulled(self, messages: list[str]) -> Iterator[Message]:
+        """What has come, a few at a time: each may be a model in memory."""
+        for begin in range(0, len(messages), _AT_ONCE):
+            yield from self._grid.pull_messages(messages[begin : begin + _AT_ONCE])
 
     def _send(self, request: Request) -> dict[str, str]:
         """Names of the devices that were sent the model, by the message's number."""

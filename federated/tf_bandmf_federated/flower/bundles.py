@@ -1,0 +1,26 @@
+"""What must not come into the bundle that Flower sends to every node."""
+
+from __future__ import annotations
+
+import pathlib
+
+_APP = "[tool.flwr.app"  # a table of an app's pyproject.toml
+
+
+def check_outside_of_apps(folder: str, what: str) -> None:
+    """Raises ValueError if a folder is below that of a Flower app.
+
+    `flwr run` bundles what is in an app's folder, and every SuperNode gets the bundle.
+
+    Args:
+      folder: that gets private files.
+      what: it is, for the error.
+    """
+    for parent in pathlib.Path(folder).resolve().parents:
+        project = parent / "pyproject.toml"
+        if project.is_file() and _APP in project.read_text(errors="replace"):
+            raise ValueError(
+                f"{what} must be outside of a Flower app, found {folder} in the app at "
+                f"{parent}: flwr run bundles files of an app's folder and sends them to "
+                f"every node. Give another folder."
+            )
