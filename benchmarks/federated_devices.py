@@ -54,7 +54,9 @@ def write(path: str, devices: int) -> None:
     start = time.perf_counter()
     with Ledger(path, RUN) as ledger:
         for number, first in enumerate(range(0, devices, AT_ONCE)):
-            cohort = tuple(names[i] for i in range(first, min(first + AT_ONCE, devices)))
+            cohort = tuple(
+                names[i] for i in range(first, min(first + AT_ONCE, devices))
+            )
             ledger.started(number, 1, cohort, "0" * 64, "0" * 64)
     print(
         f"{devices:,} participations written in {time.perf_counter() - start:.0f} s, "

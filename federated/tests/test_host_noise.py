@@ -314,9 +314,9 @@ def test_of_many_threads_one_begins_a_round():
         thread.join()
     assert sorted(t for t, _ in found) == list(range(N))
     assert len(refused) == 7 * N
-    for t, noise in found:
-        again = host.values(5, t, noise["digests"][: t + 1])
-        np.testing.assert_array_equal(noise["values"], again)
+    for t, found_noise in found:
+        again = host.values(5, t, found_noise["digests"][: t + 1])
+        np.testing.assert_array_equal(found_noise["values"], again)
 
 
 def test_test_seeds():

@@ -276,9 +276,9 @@ def test_invariant_8_noise_that_was_used_is_refused(secret_process):
     first = process.initialize()
     prepared = process.prepare(first)
     output = process.next(prepared, first_time(0))
-    with pytest.raises(ValueError, match="round 0 was used already"):
+    with pytest.raises(ValueError, match="Round 0 was used already"):
         process.next(prepared, first_time(1))
-    with pytest.raises(ValueError, match="round 0 was used already"):
+    with pytest.raises(ValueError, match="Round 0 was used already"):
         process.next(state=prepared, client_data=first_time(1))
     # A round without a result that left may be run again, if somebody says so, once.
     again = process.prepare(first, replay=True)
@@ -288,7 +288,7 @@ def test_invariant_8_noise_that_was_used_is_refused(secret_process):
         assert np.all(same)  # bound to the sum, which is the same
     else:
         assert not np.any(same)  # drawn anew
-    with pytest.raises(ValueError, match="round 0 was used already"):
+    with pytest.raises(ValueError, match="Round 0 was used already"):
         process.next(again, first_time(0))
     # Another run is another run.
     other = process.prepare(process.initialize())
@@ -304,7 +304,7 @@ def test_a_round_that_failed_may_be_called_again(secret_process):
     output = process.next(prepared, first_time(0))
     skipped = process.skip_round(output.state)
     if process.noise_place == "state":
-        with pytest.raises(ValueError, match="round 1 was used already"):
+        with pytest.raises(ValueError, match="Round 1 was used already"):
             process.next(output.state, [])
     process.next(process.prepare(skipped), [])
 

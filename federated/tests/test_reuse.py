@@ -1,6 +1,7 @@
 """Old copies of a server's folder: no two releases share noise on different sums."""
 
 import asyncio
+import itertools
 import shutil
 
 import numpy as np
@@ -9,7 +10,7 @@ from simulated import SimulatedDevices
 
 import tf_bandmf
 from tf_bandmf_federated.averaging import FederatedAveraging, Replies
-from tf_bandmf_federated.cohorts import AvailableCohorts
+from tf_bandmf_federated.cohorts import AvailableCohorts, Selected
 from tf_bandmf_federated.host_noise import HostNoise
 from tf_bandmf_federated.rounds import ProgramState
 from tf_bandmf_federated.running import Run
@@ -35,11 +36,11 @@ def make_plan(mechanism):
     )
 
 
-def run(plan, folder, total, devices):
-    """Releases of the rounds up to `total`, and the sums that were sent."""
-    sums, models = {}, Models()
+def make_engine(plan, devices, sums, meanwhile=lambda round_number: None):
+    """Devices add vectors of their own; `sums` gets the sum of each round."""
 
     def exchange(request, add):
+        meanwhile(request.round_number)
         total = np.zeros(SIZE)
         for name in request.names:
             number = list(devices.stores).index(name)
@@ -50,9 +51,15 @@ def run(plan, folder, total, devices):
         sums[request.round_number] = total
         return Replies()
 
-    engine = FederatedAveraging(
+    return FederatedAveraging(
         plan, [np.zeros(SIZE, np.float32)], exchange, clients_per_round=PER_ROUND
     )
+
+
+def run(plan, folder, total, devices, meanwhile=lambda round_number: None):
+    """Releases of the rounds up to `total`, and the sums that were sent."""
+    sums, models = {}, Models()
+    engine = make_engine(plan, devices, sums, meanwhile)
 
     async def first(ledger):
         cohorts = AvailableCohorts(ledger, devices.present, plan.participation)
@@ -72,6 +79,16 @@ def run(plan, folder, total, devices):
         ).finish()
     )
     return models.left, sums
+
+
+def noise_left(plan, rounds, *histories):
+    """Standard deviation, in units of the noise, of what the difference of the releases of
+    two histories has beside the difference of the devices' sums; by round."""
+    steps = [
+        np.array([PER_ROUND * (left[t + 1] - left[t]) - sums[t] for t in rounds])
+        for left, sums in histories
+    ]
+    return ((steps[0] - steps[1]) / plan.noise_stddev).std(axis=1)
 
 
 def two_histories(plan, folder, devices):
@@ -115,13 +132,135 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     np.testing.assert_allclose(a - b, sums_a - sums_b, atol=1e-3)
 
 
+PARTS = ("ledger.sqlite3", "states", "noise.key", "noise.ring")
+ALL = [
+    parts
+    for count in range(len(PARTS) + 1)
+    for parts in itertools.combinations(PARTS, count)
+]
+# Those that go on, and one that is refused.
+FEW = [PARTS, PARTS[:2], PARTS[:1], PARTS[1:2]]
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory):
+    """A run at round 7, and its folder as it was after round 4."""
+    folder = tmp_path_factory.mktemp("line")
+    plan = make_plan("banded")
+    devices = SimulatedDevices(str(folder / "devices"), plan, 40)
+    left, sums = run(plan, folder / "run", 4, devices)
+    shutil.copytree(folder / "run", folder / "old")
+    more, more_sums = run(plan, folder / "run", 7, devices)
+    return plan, folder, devices, ({**left, **more}, {**sums, **more_sums})
+
+
+@pytest.mark.attack(
+    "Parts of a backup are brought back (invariant 8)",
+    tried="Brings every subset of ledger, states, key and ring buffer back as they were "
+    "after round 4, in a folder that is at round 7: it is refused, or a round is what it "
+    "was, or it shares no noise with the one before.",
+    area="noise",
+    invariants=[8, 11],
+)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(parts, marks=[] if parts in FEW else [pytest.mark.slow])
+        for parts in ALL
+    ],
+    ids=lambda parts: "+".join(parts) or "none",
+)
+def test_invariant_8_parts_of_a_backup(parts, line, tmp_path, figure):
+    plan, folder, devices, (left, sums) = line
+    shutil.copytree(folder / "run", tmp_path / "run")
+    for name in parts:
+        old, new = folder / "old" / name, tmp_path / "run" / name
+        if old.is_dir():
+            shutil.rmtree(new)
+            shutil.copytree(old, new)
+        else:
+            shutil.copy2(old, new)
+    try:
+        again, again_sums = run(plan, tmp_path / "run", 10, devices)
+    except ValueError as error:
+        assert "replaced" in str(error) or "no state" in str(error)
+        assert "ledger.sqlite3" in parts and "states" not in parts
+        figure(f"{'+'.join(parts)}: refused")
+        return
+    twice = [t for t in again_sums if t in sums]
+    for t in twice:
+        again.setdefault(t, left[t])  # the state that it went on from
+    if {"ledger.sqlite3", "states"} <= set(parts):
+        assert twice == [4, 5, 6]
+        deviations = noise_left(plan, twice, (left, sums), (again, again_sums))
+        figure(f"{'+'.join(parts)}: {deviations.min():.1f} times the noise is left")
+        assert deviations.min() > 1.3
+        return
+    # The newest ledger: rounds that were begun are what they were, to the bit.
+    figure(f"{'+'.join(parts)}: no round has two results")
+    assert twice == ([4, 5, 6] if "states" in parts else [])
+    for t in twice:
+        np.testing.assert_array_equal(again[t + 1], left[t + 1])
+
+
+@pytest.mark.attack(
+    "A snapshot in the middle of a round goes on (invariant 8)",
+    tried="Copies folder and journal while devices compute, as a second container has "
+    "them, and goes on from both with other devices.",
+    area="noise",
+    invariants=[8],
+)
+def test_invariant_8_a_snapshot_in_mid_step(tmp_path, figure):
+    plan = make_plan("banded")
+    devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
+
+    def snapshot(round_number):
+        if round_number == 3:
+            shutil.copytree(tmp_path / "run", tmp_path / "copy")
+
+    left, sums = run(plan, tmp_path / "run", 6, devices, snapshot)
+    again, again_sums = run(plan, tmp_path / "copy", 6, devices)
+    # Round 3 was begun: the same devices, sum and noise.
+    np.testing.assert_array_equal(again[4], left[4])
+    again[3] = left[3]
+    again_sums[3] = sums[3]
+    deviations = noise_left(plan, (4, 5), (left, sums), (again, again_sums))
+    figure(f"{deviations.min():.1f} times the noise is left")
+    assert deviations.min() > 1.3
+
+
+@pytest.mark.attack(
+    "Two servers that share all they know run a round (invariant 8)",
+    tried="One engine runs one state with the updates of two cohorts, as two processes do "
+    "after a fork.",
+    area="noise",
+    invariants=[8],
+)
+@pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "control"])
+def test_invariant_8_a_fork(is_bound, tmp_path, figure, monkeypatch):
+    if not is_bound:
+        monkeypatch.setattr(HostNoise, "digest", lambda *arguments: 0)
+    plan = make_plan("banded")
+    devices = SimulatedDevices(str(tmp_path / "devices"), plan, 6)
+    names, sums = list(devices.stores), {}
+    engine = make_engine(plan, devices, sums)
+    state = engine.prepare(engine.initial_state(), "")
+    found = []
+    for cohort in (names[:3], names[3:]):
+        after, _ = asyncio.run(engine.run(state, Selected(tuple(cohort), 6, 6)))
+        found.append(({0: state["weights"][0], 1: after["weights"][0]}, dict(sums)))
+    (deviation,) = noise_left(plan, [0], *found)
+    figure(f"{deviation:.1f} times the noise is left" if is_bound else "control: none")
+    assert deviation > 1.3 if is_bound else deviation < 1e-4
+
+
 def test_the_same_replies_get_the_same_noise(tmp_path):
     plan = make_plan("banded")
     host = HostNoise(plan, SIZE)
     engine = FederatedAveraging(
         plan,
         [np.zeros(SIZE, np.float32)],
-        lambda request: Replies({}),
+        lambda request, add: Replies(),
         clients_per_round=PER_ROUND,
     )
     state = engine.initial_state()

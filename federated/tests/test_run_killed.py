@@ -59,7 +59,6 @@ def train(folder, moment):
         leaves(request.round_number, request.weights)
         devices.gone = {name for name in request.names if rng.random() < 0.2}
 
-
         def took_part(name, update):
             add(name, update)
             with open(folder / "took part", "a") as file:

@@ -92,9 +92,7 @@ def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Clipped:
       TypeError: if an array does not hold real floats.
     """
     arrays, factor, is_finite, was_clipped = bound_update(update, l2_norm_clip)
-    return Clipped(
-        [_scaled(array, factor) for array in arrays], is_finite, was_clipped
-    )
+    return Clipped([_scaled(array, factor) for array in arrays], is_finite, was_clipped)
 
 
 def norm_of(arrays: Sequence[np.ndarray]) -> float:

@@ -150,9 +150,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         if self.host_noise is not None:
             return self.host_noise.prepare(state, replay, inputs)
         if replay:
-            self._state_uses.begin(
-                self.key_id(state), self.round_number(state), replay
-            )
+            self._state_uses.begin(self.key_id(state), self.round_number(state), replay)
         return state
 
     def skip_round(self, state: Any) -> Any:

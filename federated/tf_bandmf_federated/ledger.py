@@ -305,7 +305,9 @@ class Ledger:
             self._database.execute(f"PRAGMA {pragma}")
         expected = {"entry": "run", "format": _FORMAT, **run}
         if not self._database.execute("SELECT 1 FROM sqlite_master").fetchone():
-            self._database.executescript(f"BEGIN; {_TABLE}{participations.TABLE}COMMIT;")
+            self._database.executescript(
+                f"BEGIN; {_TABLE}{participations.TABLE}COMMIT;"
+            )
         query = "SELECT number, entry, names, sha256 FROM entries ORDER BY number"
         number = 0
         for number, (found, text, names, stated) in enumerate(

@@ -1,0 +1,76 @@
+"""Old states in TensorFlow Federated: no two results share noise on different sums."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tf_bandmf
+from tf_bandmf_federated import CorrelatedNoiseFactory, HostNoise, server_noise
+from tf_bandmf_federated.noise_uses import NoiseUses
+
+SIZE = 2000
+
+
+def make_plan(mechanism):
+    options = {"bands": 3} if mechanism == "bsr" else {}
+    return tf_bandmf.plan(
+        mechanism,
+        noise_multiplier=5.0,
+        delta=1e-6,
+        num_steps=6,
+        participation=tf_bandmf.MinSep(3, 2),
+        **options,
+    )
+
+
+def two_results(plan, place):
+    """What a round adds beside its sum, from one state and two cohorts, with the noise's
+    standard deviation as the unit."""
+    factory = CorrelatedNoiseFactory(plan, 1.0, place)
+    process = factory.create(tff.TensorType(np.float32, [SIZE]))
+    host = HostNoise(plan, SIZE) if place == "host" else None
+
+    def prepared(state):
+        if host is None:
+            return state
+        host.uses = NoiseUses()  # as in a process that begins anew
+        return host.prepare(state)
+
+    state = process.initialize()
+    for _ in range(2):
+        state = process.next(prepared(state), []).state
+    found = []
+    for seed in (1, 2):
+        update = np.random.default_rng(seed).normal(size=SIZE)
+        update = (update / np.linalg.norm(update) * 0.9).astype(np.float32)
+        result = process.next(prepared(state), [update]).result
+        found.append((result - update) / plan.noise_stddev)
+    return found
+
+
+@pytest.mark.attack(
+    "An older state goes on in TensorFlow Federated (invariant 8)",
+    tried="Runs the third round of one state with two cohorts, with noise in the state and "
+    "from the host, and subtracts both sums from the difference of the results.",
+    area="noise",
+    invariants=[8],
+)
+@pytest.mark.parametrize("place", ["state", "host"])
+@pytest.mark.parametrize("mechanism", ["bsr", "lambda_cgd"])
+def test_invariant_8_two_results_of_one_state_share_no_noise(mechanism, place, figure):
+    first, second = two_results(make_plan(mechanism), place)
+    deviation = np.std(first - second)
+    figure(f"{mechanism}, {place}: {deviation:.1f} times the noise is left")
+    assert 1.3 < deviation < 2.5
+
+
+@pytest.mark.parametrize("place", ["state", "host"])
+def test_the_measure_sees_noise_that_is_reused(place, monkeypatch):
+    # The control: noise that is bound to the rounds alone.
+    monkeypatch.setattr(HostNoise, "digest", lambda *arguments: 0)
+    monkeypatch.setattr(
+        server_noise.digests, "plain_digest", lambda key, total: tf.zeros([2], tf.int32)
+    )
+    first, second = two_results(make_plan("bsr"), place)
+    np.testing.assert_allclose(first, second, atol=1e-5)
