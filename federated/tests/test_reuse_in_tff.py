@@ -13,14 +13,12 @@ SIZE = 2000
 
 
 def make_plan(mechanism):
-    options = {"bands": 3} if mechanism == "bsr" else {}
     return tf_bandmf.plan(
         mechanism,
         noise_multiplier=5.0,
         delta=1e-6,
         num_steps=6,
         participation=tf_bandmf.MinSep(3, 2),
-        **options,
     )
 
 
@@ -57,7 +55,7 @@ def two_results(plan, place):
     invariants=[8],
 )
 @pytest.mark.parametrize("place", ["state", "host"])
-@pytest.mark.parametrize("mechanism", ["bsr", "lambda_cgd"])
+@pytest.mark.parametrize("mechanism", ["bsr:3", "lambda_cgd"])
 def test_invariant_8_two_results_of_one_state_share_no_noise(mechanism, place, figure):
     first, second = two_results(make_plan(mechanism), place)
     deviation = np.std(first - second)
@@ -72,5 +70,5 @@ def test_the_measure_sees_noise_that_is_reused(place, monkeypatch):
     monkeypatch.setattr(
         server_noise.digests, "plain_digest", lambda key, total: tf.zeros([2], tf.int32)
     )
-    first, second = two_results(make_plan("bsr"), place)
+    first, second = two_results(make_plan("bsr:3"), place)
     np.testing.assert_allclose(first, second, atol=1e-5)

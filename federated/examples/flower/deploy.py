@@ -277,9 +277,14 @@ def main() -> None:
             run.wait_for(rounds // 2, 1200.0)
             time.sleep(2.0)  # into the next round
             run.kill_now("superlink")
-            run.start_node(0)
             run.kill_now("device 1")  # for good
             run.start_link()
+            # The new SuperLink knows no node, and SuperNodes that are not known end.
+            for number in range(options.devices):
+                if number != 1:
+                    if f"device {number}" in run.processes:
+                        run.kill(f"device {number}")
+                    run.start_node(number)
             run.submit(rounds, options.per_round)
         run.wait_for(rounds, 3600.0)
         summary = run.summary()

@@ -14,8 +14,7 @@ from tf_bandmf_federated.flower import PrivateFedAvg
 
 SIZE, PER_ROUND = 2000, 2
 PLAN = tf_bandmf.plan(
-    "bsr",
-    bands=2,
+    "bsr:2",
     noise_multiplier=5.0,
     delta=1e-5,
     num_steps=6,
