@@ -13,6 +13,7 @@ from tf_bandmf.keras.clipping.independence import (
     register_per_example_layer,
     vouched_classes,
 )
+from tf_bandmf.keras.clipping.proof.batch_axis import layers_executed_alone
 from tf_bandmf.keras.clipping.proof.metrics import (
     metrics_change_no_weights,
     update_reads_no_metrics,
@@ -41,6 +42,7 @@ __all__ = [
     "clipped_gradient_sums",
     "is_lookup_table",
     "is_loss_scale",
+    "layers_executed_alone",
     "made_up",
     "metrics_change_no_weights",
     "present_rows",

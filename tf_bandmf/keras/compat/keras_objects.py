@@ -10,7 +10,7 @@ about a model of known parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -218,3 +218,21 @@ def registered_name(known: type) -> str:
 def copy_config_mark(source: Any, target: Any) -> None:
     """Lets Keras treat one `get_config` like another: as made by itself, or written."""
     target._is_default = getattr(source, "_is_default", False)
+
+
+def calls_of(model: Any) -> Iterator[tuple[Any, list[Any], list[Any]]]:
+    """Each call in the graph of a functional model, in its order.
+
+    Yields:
+      The operation or layer, its input tensors and its output tensors.
+    """
+    for depth in sorted(model._nodes_by_depth, reverse=True):
+        for node in model._nodes_by_depth[depth]:
+            if not node.is_input:
+                inputs = keras.tree.flatten(node.arguments.keras_tensors)
+                yield node.operation, inputs, keras.tree.flatten(node.output_tensors)
+
+
+def output_shape_of_lambda(layer: keras.layers.Lambda) -> Any:
+    """What a `Lambda` was given for its output shape."""
+    return layer._output_shape

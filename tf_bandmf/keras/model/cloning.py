@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from tf_bandmf.keras.compat.keras_objects import output_shape_of_lambda
+
 
 def cloned(
     model: keras.Model, replace: Callable[[Any], Any | None] = lambda layer: None
@@ -88,7 +90,7 @@ def _same_lambda(layer: keras.layers.Lambda) -> keras.layers.Lambda:
     config = keras.layers.Layer.get_config(layer)
     return keras.layers.Lambda(
         layer.function,
-        output_shape=layer._output_shape,
+        output_shape=output_shape_of_lambda(layer),
         mask=layer.mask,
         arguments=layer.arguments,
         **config,

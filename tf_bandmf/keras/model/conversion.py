@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import keras
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.clipping import check_supported
 from tf_bandmf.keras.compat.keras_objects import all_layers
+from tf_bandmf.keras.model.alone import checked_names
 from tf_bandmf.keras.model.classes import plain_class_of, plain_config, private_class
 from tf_bandmf.keras.model.cloning import cloned
 from tf_bandmf.keras.model.preparation import without_dynamic_scale
@@ -27,6 +28,7 @@ def make_private(
     microbatch_size: int | None = None,
     tables: str | Sequence[str] = DENSE,
     release_every: int | None = None,
+    alone: Collection[str] = (),
 ) -> keras.Model:
     """Makes a Keras model train privately, in place.
 
@@ -58,13 +60,18 @@ def make_private(
         `predict`, by `model.release()`. Needs `keras.optimizers.SGD`. Or the names of the
         layers for which it shall be so; or "auto": large tables, if it can be had.
       release_every: tables are released after so many steps, too.
+      alone: names of layers that may run on batches of one although they mix the
+        examples of a batch. Layers of which it cannot be shown that they keep examples
+        apart run so in any case, and `fit` names them. Such a layer that gives an example
+        another result beside others than by itself (by the self-check) is refused
+        unless it is named here: its result in private training is that of a batch of one.
 
     Returns:
       The same model.
 
     Raises:
-      ValueError: if microbatch_size or release_every is not a positive integer, or tables
-        is none of these.
+      ValueError: if microbatch_size or release_every is not a positive integer, tables is
+        none of these, or `alone` names a layer that the model does not have.
       TypeError: if it is no model, or of a class with a training step of its own.
       UnsupportedModelError: if a layer mixes examples (batch normalization) or its
         per-example gradients cannot be had.
@@ -89,6 +96,8 @@ def make_private(
                     "after make_private(model, tables=...)."
                 )
             model._tables, model._release_every = tables, release_every
+        if alone:
+            state_of(model).may_run_alone |= checked_names(model, alone)
         if microbatch_size is not None:
             model._microbatch_size = microbatch_size
             model.train_function = None
@@ -99,9 +108,11 @@ def make_private(
         model.optimizer = without_dynamic_scale(optimizer, optimizer.inner_optimizer)
     if model.built:
         check_supported(model)
+    names = checked_names(model, alone)
     model.__class__ = chosen
     model.train_function = None
     state_of(model).checked = not self_check
+    state_of(model).may_run_alone = names
     model._microbatch_size = microbatch_size
     model._tables, model._release_every = tables, release_every
     return model

@@ -15,6 +15,7 @@ from tf_bandmf.keras.clipping import (
     self_check,
 )
 from tf_bandmf.keras.compat.keras_objects import all_layers
+from tf_bandmf.keras.model.alone import check_layers_alone
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.guards import announced
 from tf_bandmf.keras.model.tables import lazy_layers
@@ -126,6 +127,7 @@ def check_gradients(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
             loss_scale_factor=optimizer.loss_scale_factor,
             clipping=optimizer.clipping,
         )
+    check_layers_alone(model, data, state.may_run_alone, state.is_quiet)
     state.checked = layers
 
 

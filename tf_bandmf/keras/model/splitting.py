@@ -7,12 +7,12 @@ data: `plan.batches(..., map=encode)`. There a value that a layer refuses ends n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import keras
 
 from tf_bandmf.keras.clipping import PREPROCESSING
+from tf_bandmf.keras.compat.keras_objects import calls_of
 
 # What puts encoded features together, example by example.
 _JOINING = (keras.layers.Concatenate, keras.layers.Flatten, keras.layers.Reshape)
@@ -55,7 +55,7 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
     frontier: dict[int, Any] = {}
     last = {id(tensor) for tensor in keras.tree.flatten(model.outputs)}
     found = False
-    for operation, inputs, outputs in _calls(model):
+    for operation, inputs, outputs in calls_of(model):
         before = all(id(tensor) in encoded for tensor in inputs)
         if before and isinstance(operation, (*PREPROCESSING, *_JOINING)):
             found |= isinstance(operation, PREPROCESSING)
@@ -79,12 +79,3 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
     encode = keras.Model(model.input, tensors, name=f"{model.name}_preprocessing")
     core = keras.Model(tensors, model.output, name=f"{model.name}_core")
     return encode, core
-
-
-def _calls(model: Any) -> Iterable[tuple[Any, list[Any], list[Any]]]:
-    """Each call of the graph in its order: operation, input and output tensors."""
-    for depth in sorted(model._nodes_by_depth, reverse=True):
-        for node in model._nodes_by_depth[depth]:
-            if not node.is_input:
-                inputs = keras.tree.flatten(node.arguments.keras_tensors)
-                yield node.operation, inputs, keras.tree.flatten(node.output_tensors)

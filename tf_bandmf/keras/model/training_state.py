@@ -24,6 +24,7 @@ class TrainingState:
       checked: the layers whose gradients were compared with those of batches of one; or
         whether the comparison was left out, or is due.
       train_function: what `make_train_function` made.
+      may_run_alone: names of layers that may run on batches of one whatever that changes.
       gradient_function: of `private_gradients`, with what it was traced for.
       lazy_layers: those whose tables get their noise when rows are read.
       looked_up: which rows a batch looks up in them.
@@ -35,6 +36,7 @@ class TrainingState:
         "is_quiet",
         "lazy_layers",
         "looked_up",
+        "may_run_alone",
         "run_file",
         "train_function",
     )
@@ -43,6 +45,7 @@ class TrainingState:
         self.is_quiet = False
         self.run_file: PrivateRun | None = None
         self.checked: tuple[Any, ...] | bool = False
+        self.may_run_alone: frozenset[str] = frozenset()
         self.train_function: Any = None
         self.gradient_function: Any = None
         self.lazy_layers: list[Any] = []

@@ -93,6 +93,13 @@ def structure_of(
     return known[key]
 
 
+def layers_executed_alone(model: keras.Model) -> tuple[Any, ...]:
+    """Layers that traces of a model executed for each example by itself, each once."""
+    known = _KNOWN.get(model, {}).values()
+    layers = {id(layer): layer for found in known for layer in found.alone}
+    return tuple(layers.values())
+
+
 def _trace(
     model: keras.Model, variables: Sequence[Any], data: Any, alone: list[Any]
 ) -> Structure:

@@ -1,0 +1,66 @@
+"""Layers that run for each example by itself are named, and refused if that matters."""
+
+import keras
+import pytest
+
+import tf_bandmf.keras
+
+MIXING = tf_bandmf.keras.UnsupportedModelError
+
+
+class Centred(keras.layers.Layer):
+    """What the batch looks like decides what an example becomes."""
+
+    def call(self, x):
+        return x - keras.ops.mean(x, axis=0, keepdims=True)
+
+
+class Spectrum(keras.layers.Layer):
+    """Nothing is mixed, but the analysis does not know the operation."""
+
+    def call(self, x):
+        real, imaginary = keras.ops.rfft(x)
+        return keras.ops.concatenate([real, imaginary], axis=-1)
+
+
+@pytest.fixture
+def fit(data, make_plan, compile_model):
+    def run(layer, verbose=2, **settings):
+        model = keras.Sequential([keras.Input((5,)), layer, keras.layers.Dense(3)])
+        tf_bandmf.keras.make_private(model, **settings)
+        plan = make_plan(epochs=1)
+        inner = keras.optimizers.SGD(0.1)
+        compile_model(model, tf_bandmf.keras.PrivateOptimizer(inner, plan))
+        model.fit(plan.batches(*data), verbose=verbose)
+        return model
+
+    return run
+
+
+def test_a_layer_whose_result_depends_on_others_is_refused_before_training(fit):
+    with pytest.raises(MIXING, match=r"mixes the examples.*alone=\['centred'\]"):
+        fit(Centred(name="centred"))
+
+
+def test_it_is_accepted_by_name_and_listed(fit, capsys):
+    model = fit(Centred(name="centred"), alone=["centred"])
+    assert model.optimizer.steps_taken == 4
+    assert "on each example by itself" in capsys.readouterr().err
+
+
+def test_a_layer_that_only_could_not_be_analysed_trains_and_is_listed(fit, capsys):
+    fit(Spectrum(name="spectrum"))
+    assert "spectrum (Spectrum)" in capsys.readouterr().err
+
+
+def test_nothing_is_printed_where_nothing_shall_be(fit, capsys):
+    fit(Spectrum(), verbose=0)
+    assert "by itself" not in capsys.readouterr().err
+
+
+def test_names_that_are_none_are_refused():
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    with pytest.raises(ValueError, match="no such layer"):
+        tf_bandmf.keras.make_private(model, alone=["nothing"])
+    with pytest.raises(ValueError, match="list of names"):
+        tf_bandmf.keras.make_private(model, alone="dense")

@@ -1,0 +1,145 @@
+"""Layers that run for each example by itself: named before training, never in silence.
+
+A layer of which the analysis of the graph does not show that it keeps examples apart gets
+batches of one. For most such layers that changes nothing but the time that they take. A
+layer whose result depends on the other examples of a batch computes something else then,
+and a model with it would train, and learn something else than the user meant: it is
+refused, unless the user names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Collection
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import (
+    UnsupportedModelError,
+    layers_executed_alone,
+    made_up,
+)
+from tf_bandmf.keras.compat.keras_objects import all_layers
+from tf_bandmf.keras.compat.patching import patched
+from tf_bandmf.keras.model.batch_contents import contents
+
+_EXAMPLES = 3
+# Relative and absolute differences that rounding makes, also in bfloat16.
+_CLOSE = {"rtol": 3e-2, "atol": 1e-4}
+
+
+def checked_names(model: keras.Model, alone: Collection[str]) -> frozenset[str]:
+    """The names of layers that may run on batches of one, whatever that changes.
+
+    Raises:
+      ValueError: if it is no collection of names, or the model is built and has no layer of
+        such a name.
+    """
+    if isinstance(alone, str) or not all(isinstance(name, str) for name in alone):
+        raise ValueError(
+            f"alone must be a list of names of layers, found {alone!r}. Give "
+            f"alone=[layer.name]."
+        )
+    known = {layer.name for layer in all_layers(model)}
+    unknown = sorted(set(alone) - known)
+    if unknown and model.built:
+        raise ValueError(
+            f"alone names {', '.join(unknown)}, and the model has no such layer."
+        )
+    return frozenset(alone)
+
+
+def check_layers_alone(
+    model: keras.Model, data: Any, accepted: Collection[str], quiet: bool
+) -> None:
+    """Names the layers that run alone; refuses those whose results depend on others.
+
+    Args:
+      model: private, built, and traced for such data.
+      data: a batch, of which shapes and dtypes matter.
+      accepted: names of layers that are not refused.
+      quiet: prints nothing.
+
+    Raises:
+      UnsupportedModelError: if a layer that is not accepted gives an example another
+        result in a batch than by itself.
+    """
+    layers = layers_executed_alone(model)
+    if not layers:
+        return
+    inputs = made_up(contents(data), _EXAMPLES)[0]
+    for layer in _dependent(model, layers, inputs):
+        if layer.name not in accepted:
+            raise UnsupportedModelError(
+                f"Layer {layer.name!r} ({type(layer).__name__}) gives an example another "
+                f"result beside other examples than by itself: it mixes the examples of "
+                f"a batch. In private training it would get batches of one, and learn "
+                f"something else than you mean. Take statistics of each example by "
+                f"itself, or constants of public data; or, if batches of one are what "
+                f"you want, make_private(model, alone=[{layer.name!r}])."
+            )
+    if not quiet:
+        names = ", ".join(f"{each.name} ({type(each).__name__})" for each in layers)
+        print(
+            f"tf_bandmf: these layers run on each example by itself, as it could not be "
+            f"shown that they keep examples apart: {names}. That takes longer. If a "
+            f"class acts on each example alone, vouch for it: "
+            f"tf_bandmf.keras.register_per_example_layer.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _dependent(model: keras.Model, layers: Collection[Any], inputs: Any) -> list[Any]:
+    """Those layers that give the first example another result without the others."""
+    calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def recorded(layer: Any) -> Callable[..., Any]:
+        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            calls.append((layer, args, kwargs, found))
+            return found
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(patched(layer, "call", recorded(layer)))
+        model(inputs, training=False)
+    found: list[Any] = []
+    for layer, args, kwargs, together in calls:
+        if any(layer is other for other in found):
+            continue
+        again = layer.call(*args, **kwargs)
+        alone = layer.call(*_first(args), **_first(kwargs))
+        if _same(together, again) and not _same(_first(together), alone):
+            found.append(layer)
+    return found
+
+
+def _first(structure: Any) -> Any:
+    """The first example of what has one; the rest as it is."""
+
+    def first(leaf: Any) -> Any:
+        is_batch = tf.is_tensor(leaf) and leaf.shape.rank and leaf.shape[0] == _EXAMPLES
+        return leaf[:1] if is_batch else leaf
+
+    return tf.nest.map_structure(first, structure)
+
+
+def _same(one: Any, other: Any) -> bool:
+    pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other))
+    return all(_close(a, b) for a, b in pairs if tf.is_tensor(a) and tf.is_tensor(b))
+
+
+def _close(a: tf.Tensor, b: tf.Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not (a.dtype.is_floating or a.dtype.is_complex):
+        return bool(tf.reduce_all(a == b))
+    a, b = (tf.cast(value, tf.complex128).numpy() for value in (a, b))
+    return bool(np.allclose(a, b, equal_nan=True, **_CLOSE))
