@@ -65,6 +65,7 @@ class Operation:
 # NAME: or, after a colon, inputs whose values can stop it; after @, positions; after %,
 # the divisor of integers.
 _TOTAL = """
+    Empty:0
     Abs Acos Acosh Add AddN AddV2 AdjustContrast AdjustContrastv2 AdjustHue
     AdjustSaturation All:1 Angle Any:1 ApproxTopK ApproximateEqual ArgMax:1 ArgMin:1
     AsString Asin Asinh Atan Atan2 Atanh AvgPool AvgPool3D AvgPool3DGrad:0
@@ -160,7 +161,7 @@ _PARTIAL = """
     FakeQuantWithMinMaxVarsPerChannelGradient For FractionalAvgPool
     FractionalAvgPoolGrad FractionalMaxPool FractionalMaxPoolGrad FusedPadConv2D
     FusedResizeAndPadConv2D GRUBlockCell GRUBlockCellGrad GenerateBoundingBoxProposals
-    HistogramFixedWidth InplaceAdd InplaceSub InplaceUpdate IsotonicRegression
+    HistogramFixedWidth IsotonicRegression
     KthOrderStatistic LSTMBlockCell LSTMBlockCellGrad LogMatrixDeterminant Lu
     MakeUnique MapDefun MatrixDeterminant MatrixExponential MatrixInverse
     MatrixLogarithm MatrixSolve MatrixSolveLs MatrixSquareRoot MatrixTriangularSolve
@@ -306,6 +307,8 @@ def effect(node: object, name: str) -> Effect | None:
     known = operation(name)
     if known is None:
         return None
+    if name == "Empty":  # else it is what memory was left with
+        return known.effect if node.attr["init"].b else None  # type: ignore[attr-defined]
     if known.effect is Effect.PRINTS:
         stream = node.attr["output_stream"].s.decode()  # type: ignore[attr-defined]
         return known.effect if stream in TERMINAL else None

@@ -113,3 +113,50 @@ def test_finds_groups_that_count_padding(monkeypatch):
     self_check(model, x, y)
     with pytest.raises(ClippingMismatchError, match="sum"):
         self_check(model, x, y, microbatch_size=2)
+
+
+class Gated(layers.Layer):
+    """Mixes examples through a gate that is shut by the weights as they are."""
+
+    def __init__(self, gate, initial):
+        super().__init__()
+        self.gate, self.initial = gate, initial
+
+    def build(self, shape):
+        self.alpha = self.add_weight(
+            shape=(), initializer=keras.initializers.Constant(self.initial)
+        )
+
+    def call(self, x):
+        mean = keras.ops.mean(x, axis=0, keepdims=True)
+        return x + self.gate(self.alpha) * mean
+
+
+GATES = {
+    "zero": (lambda a: a, 0.0),
+    "behind relu": (keras.ops.relu, -1.0),
+    "behind relu, negated": (lambda a: keras.ops.relu(-a), 1.0),
+    "stopped": (lambda a: tf.stop_gradient(tf.nn.relu(a)), -2.0),
+    "finite": (
+        lambda a: tf.where(tf.math.is_finite(1 / tf.nn.relu(a)), 1.0, 0.0),
+        -1.0,
+    ),
+}
+
+
+@pytest.mark.attack(
+    "Gates that are shut while it is checked",
+    tried="A layer that was vouched for mixes examples behind a weight that is zero, "
+    "negative behind relu, or only looked at by isfinite and stop_gradient.",
+    area="inputs",
+    invariants=[16],
+)
+@pytest.mark.parametrize("name", GATES)
+def test_finds_what_is_mixed_behind_a_gate(name, monkeypatch):
+    monkeypatch.setattr(registration, "_vouched", {Gated})
+    model = reference.classifier(Gated(*GATES[name]), inputs=(6, 4))
+    before = [np.asarray(v) for v in model.variables]
+    with pytest.raises(ClippingMismatchError):
+        self_check(model, reference.sequences(), reference.labels())
+    for old, new in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(old, new)

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -53,9 +53,10 @@ def self_check(
     The reference is a plain gradient tape on a batch of one, which knows nothing of
     taps and rules. Then the second example is replaced by zeros, outliers and NaN, and
     left out: what the first contributes must stay what it is. Random layers are made
-    deterministic while the check runs, and weights that are zero are moved away from it,
-    for a gate that is closed now may open later. Call it eagerly, on the first batch; it
-    changes nothing in the model. What layers mix is found without numbers, before: this
+    deterministic while the check runs, and weights that are zero are moved away from it.
+    Then all weights and state are drawn at random, several times, and examples compared
+    beside each other again: a gate that is closed now may open later. Call it eagerly,
+    on the first batch; it changes nothing in the model. What layers mix is found without numbers, before: this
     looks for mistakes in that. The next step of the model that is traced for the same
     shapes and settings runs the very pass that was checked.
 
@@ -99,7 +100,7 @@ def self_check(
         "clipping": clipping,
         "scales": _made_up_scales(model) if clipping.scaling else None,
     }
-    with _unchanged_state(model), contextlib.ExitStack() as stack:
+    with _unchanged_state(model) as draw, contextlib.ExitStack() as stack:
         checked = traced_pass(model, *data, **options)
         repeatable = checked.repeatable
         if repeatable:
@@ -123,6 +124,9 @@ def self_check(
 
         clipped = step(data)
         others = [step(batch) for batch in _other_neighbors(data)]
+        for signs in _DRAWS:
+            draw(signs)
+            _compare_neighbors(model, step, data, rtol)
     if not any(math.isfinite(norm) for norm, _ in references):
         warnings.warn(
             f"The gradients of model {model.name!r} were not compared with those of "
@@ -165,6 +169,44 @@ def self_check(
             compare(result.sums, references[:1])
     if repeatable:
         kept_pass.keep(model, checked)
+
+
+# How often all weights are drawn, and their signs: both, for gates behind `relu`, and the
+# other ones; positive, for what is a variance.
+_DRAWS = ((-1.0, 1.0), (-1.0, 1.0), (1.0,))
+_ALONE = 3
+
+
+def _compare_neighbors(
+    model: keras.Model, step: Callable[[Any], Any], data: Any, rtol: float
+) -> None:
+    """Compares what an example contributes beside others with what it does alone.
+
+    Raises:
+      ClippingMismatchError: if that is not the same.
+    """
+    results = [step(batch) for batch in (data, *_other_neighbors(data))]
+    names = ("another example", *_NEIGHBORS)
+    alone = results[1 + _ALONE]
+    expected = float(alone.norms[0])
+    if not math.isfinite(expected):
+        return
+    for name, result in zip(names, results, strict=True):
+        found = float(result.norms[0])
+        same = abs(found - expected) <= rtol * expected + 1e-6
+        if same and not np.isfinite(result.norms[1:]).any():
+            errors = [
+                np.sum((np.asarray(a, np.float64) - np.asarray(b, np.float64)) ** 2)
+                for a, b in zip(result.sums, alone.sums, strict=True)
+            ]
+            total = sum(float(np.sum(np.asarray(b) ** 2.0)) for b in alone.sums)
+            same = math.sqrt(sum(errors)) <= rtol * math.sqrt(total) + 1e-6
+        if not same:
+            raise ClippingMismatchError(
+                f"With other weights than those of now, the gradient norm of an example "
+                f"of model {model.name!r} is {expected:.6g} when it is alone, but "
+                f"{found:.6g} beside {name}. {_CAUSES}"
+            )
 
 
 # What stands beside the first example, in this order.
@@ -309,8 +351,14 @@ def _compare_sums(
 
 
 @contextlib.contextmanager
-def _unchanged_state(model: keras.Model) -> Iterator[None]:
+def _unchanged_state(
+    model: keras.Model,
+) -> Iterator[Callable[[Sequence[float]], None]]:
     """Restores weights that a forward pass changes; refuses data-dependent ones.
+
+    Yields:
+      A function that draws all weights and state at random, of the size that they have
+      and of one of the given signs.
 
     Raises:
       ClippingMismatchError: if the forward pass changed a weight. What is not a
@@ -318,10 +366,13 @@ def _unchanged_state(model: keras.Model) -> Iterator[None]:
     """
     states = [layer_state for layer_state in model.variables]
     before = [np.array(state.numpy()) for state in states]
-    try:
-        _move_zeros(states)
-        during = [np.array(state.numpy()) for state in states]
-        yield
+    rng = np.random.default_rng(0)
+    during: list[np.ndarray[Any, Any]] = []
+
+    def note() -> None:
+        during[:] = [np.array(state.numpy()) for state in states]
+
+    def compare() -> None:
         for state, old in zip(states, during, strict=True):
             if "seed_generator" in state.path:
                 continue
@@ -332,17 +383,38 @@ def _unchanged_state(model: keras.Model) -> Iterator[None]:
                     "noise with the model. Remove the layer or freeze it with "
                     "`layer.trainable = False` if that stops its updates."
                 )
+
+    def draw(signs: Sequence[float]) -> None:
+        compare()
+        for state, old in zip(states, before, strict=True):
+            if not _is_real(state):
+                continue
+            size = math.sqrt(float(np.mean(np.square(old.astype(np.float64)))) or 0.01)
+            size = size if math.isfinite(size) else 0.1
+            values = size * (0.2 + rng.random(old.shape)) * rng.choice(signs, old.shape)
+            state.assign(keras.ops.cast(values, state.dtype))
+        note()
+
+    try:
+        _move_zeros(states)
+        note()
+        yield draw
+        compare()
     finally:
         for state, old in zip(states, before, strict=True):
             state.assign(old)
+
+
+def _is_real(state: Any) -> bool:
+    return state.shape is not None and (
+        state.dtype in _TOLERANCES or state.dtype.startswith("float")
+    )
 
 
 def _move_zeros(states: list[Any]) -> None:
     """Gives weights that are all zero small values: gates open, biases show."""
     rng = np.random.default_rng(0)
     for state in states:
-        if state.dtype not in _TOLERANCES and not state.dtype.startswith("float"):
-            continue
-        if state.shape is not None and not np.any(state.numpy()):
+        if _is_real(state) and not np.any(state.numpy()):
             values = 0.1 * (1 + rng.random(tuple(state.shape)))
             state.assign(keras.ops.cast(values, state.dtype))

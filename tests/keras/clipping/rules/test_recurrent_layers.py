@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 
+from tf_bandmf.keras.clipping import self_check
 from tf_bandmf.keras.clipping.rules import rule_for
 from tf_bandmf.keras.clipping.rules.generic import GenericRule
 from tf_bandmf.keras.clipping.rules.recurrent import RecurrentRule
@@ -108,3 +109,20 @@ def test_outputs_are_those_of_keras():
     np.testing.assert_allclose(result.outputs, before, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(np.asarray(model(x, training=True)), before)
     assert "inner_loop" not in vars(model.layers[2])
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        lambda: [keras.layers.GRUCell(3), keras.layers.LSTMCell(2)],
+        lambda: [keras.layers.LSTMCell(3), keras.layers.LSTMCell(2)],
+    ],
+    ids=["gru-lstm", "lstm-lstm"],
+)
+def test_cells_one_after_the_other_have_the_gradients_of_single_examples(cells):
+    inputs = keras.Input((4, 2))
+    outputs = keras.layers.Dense(1)(keras.layers.RNN(cells())(inputs))
+    model = keras.Model(inputs, outputs)
+    model.compile(loss="mse")
+    x = np.random.default_rng(0).normal(size=(3, 4, 2)).astype("f4")
+    self_check(model, x, np.ones((3, 1), "f4"))

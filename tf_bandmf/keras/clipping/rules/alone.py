@@ -71,7 +71,12 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     def run(*tensors: tf.Tensor) -> Any:
         elements = (list(tensors), seeds)
         with _explained(call):
-            leaves = map_examples(one_example, elements, generic._name(call))
+            leaves = map_examples(
+                one_example,
+                elements,
+                generic._name(call),
+                vectorize=generic.may_vectorize(call.layer),
+            )
         rest[:] = leaves
         kept = [leaf for leaf, f in zip(leaves, floating, strict=True) if f]
 
@@ -132,7 +137,11 @@ def _backward(
     elements = (list(inputs), dense, call.notes["seeds"])
     with _explained(call):
         results = map_examples(
-            one_example, elements, generic._name(call), backward=True
+            one_example,
+            elements,
+            generic._name(call),
+            backward=True,
+            vectorize=generic.may_vectorize(call.layer),
         )
     for index, result in zip(wanted, results, strict=True):
         found[index] = result

@@ -83,7 +83,13 @@ class GenericRule(Rule):
             return [tf.convert_to_tensor(grad) for grad in grads]
 
         elements = (_batched(call), [gradients[i] for i in used], seeds)
-        per_example = map_examples(one_example, elements, _name(call), backward=True)
+        per_example = map_examples(
+            one_example,
+            elements,
+            _name(call),
+            backward=True,
+            vectorize=may_vectorize(call.layer),
+        )
         return {
             id(variable): Instantiated(gradient)
             for variable, gradient in zip(call.variables, per_example, strict=True)
@@ -162,7 +168,17 @@ def _forward_per_example(call: LayerCall) -> list[tf.Tensor]:
         return [leaf[0] for leaf in _output_leaves(call.layer, outputs)]
 
     elements = (_batched(call), call.notes["seeds"])
-    return map_examples(one_example, elements, _name(call))
+    return map_examples(
+        one_example, elements, _name(call), vectorize=may_vectorize(call.layer)
+    )
+
+
+def may_vectorize(layer: Any) -> bool:
+    """Whether TensorFlow's conversion of a layer's gradient is right.
+
+    That of a loop with several cells, one after the other, gives shapes that do not fit.
+    """
+    return not isinstance(getattr(layer, "cell", None), keras.layers.StackedRNNCells)
 
 
 def _name(call: LayerCall) -> str:

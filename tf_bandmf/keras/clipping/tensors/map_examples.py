@@ -1,6 +1,8 @@
 """A function of one example, executed for each example of a batch by itself."""
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +23,7 @@ def map_examples(
     *,
     backward: bool = False,
     repeated: bool = True,
+    vectorize: bool = True,
 ) -> list[tf.Tensor]:
     """Maps a function over examples, vectorized, and notes that they stay apart.
 
@@ -30,6 +33,7 @@ def map_examples(
       name: what runs, for messages.
       backward: whether there are gradients among the elements.
       repeated: whether the function runs a second time for its gradient.
+      vectorize: whether it may be vectorized.
 
     Returns:
       Tensors [B, ...].
@@ -37,7 +41,7 @@ def map_examples(
     # Nothing else has seen the copies: who reads them reads one example of them.
     copies = tf.nest.map_structure(tf.identity, elements)
     with without_broadcasting_products():
-        outputs, of_one = _mapped(function, copies)
+        outputs, of_one = _mapped(function, copies, vectorize)
     trace = current_trace()
     if trace is not None:
         flat = (tf.nest.flatten(elements), tf.nest.flatten(copies))
@@ -48,7 +52,7 @@ def map_examples(
 
 
 def _mapped(
-    function: Callable[[Any], list[tf.Tensor]], elements: Any
+    function: Callable[[Any], list[tf.Tensor]], elements: Any, vectorize: bool
 ) -> tuple[list[Any], list[Any]]:
     """Vectorized if TensorFlow's conversion is right for every operation; else a loop.
 
@@ -59,7 +63,9 @@ def _mapped(
       Results of all examples; if vectorized, those of one, from which they were made.
     """
     if tf.executing_eagerly():
-        whole = tf.function(lambda given: _mapped(function, given)[0], autograph=False)
+        whole = tf.function(
+            lambda given: _mapped(function, given, vectorize)[0], autograph=False
+        )
         return list(whole(elements)), []
     graph = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
@@ -69,16 +75,28 @@ def _mapped(
         of_one[:] = function(element)
         return list(of_one)
 
-    outputs = list(vectorized_map(noted, elements))
+    if vectorize:
+        try:
+            with _silent():
+                outputs = list(vectorized_map(noted, elements))
+        except Exception:
+            if not of_one:
+                raise  # by the function itself
+            vectorize = False
     made = graph.get_operations()[start:]
-    if all(_converts(op) for op in made):
+    if vectorize and all(_converts(op) for op in made):
         trace = current_trace()
         if trace is not None:
             # A segment that does not exist is nobody's, by their conversion.
             trace.total(op for op in made if op.type.startswith("UnsortedSegment"))
         return outputs, [out for out in of_one if out.graph is graph]
+    if not of_one:
+        specs = tf.nest.map_structure(
+            lambda t: tf.TensorSpec(t.shape[1:], t.dtype), elements
+        )
+        tf.function(noted, autograph=False).get_concrete_function(specs)
     # What was made is not used, so that it is not run.
-    signature = [tf.TensorSpec(out.shape[1:], out.dtype) for out in outputs]
+    signature = [tf.TensorSpec(out.shape, out.dtype) for out in of_one]
     looped = tf.map_fn(
         function,
         elements,
@@ -86,6 +104,21 @@ def _mapped(
         parallel_iterations=1,
     )
     return list(looped), []
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keeps the pages that TensorFlow logs of an operation that it cannot convert."""
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        return "pfor" not in record.getMessage()
+
+    log = tf.get_logger()
+    log.addFilter(is_wanted)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_wanted)
 
 
 def _converts(op: Any) -> bool:
