@@ -57,8 +57,8 @@ def self_check(
     Then all weights and state are drawn at random, several times, and examples compared
     beside each other again: a gate that is closed now may open later. Call it eagerly,
     on the first batch; it changes nothing in the model. What layers mix is found without
-    numbers, before: this looks for mistakes in that. The next step of the model that is traced for the same
-    shapes and settings runs the very pass that was checked.
+    numbers, before: this looks for mistakes in that. The next step of the model that is
+    traced for the same shapes and settings runs the very pass that was checked.
 
     Args:
       model: a built and compiled model.
