@@ -1,0 +1,127 @@
+"""A model each week on data that grow: what each way costs at the same yearly epsilon.
+
+    python examples/growing_data.py
+
+Prints the table of docs/growing-data.md: the noise in the models that are released, per
+coordinate and unit of clip norm, as its root mean square over the year's releases and in
+the last one; in units of the mean gradient. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+import tf_bandmf
+from tf_bandmf.accounting import gaussian
+
+EPSILON, DELTA = 4.0, 1e-6  # of the whole year
+WEEKS, STEPS = 52, 40  # steps of one week
+BATCH = (
+    500  # a week brings 20,000 records, or one batch's worth of each of 20,000 users
+)
+WINDOW = 4  # weeks
+# Closed forms, of which the best is taken; the others may be better still.
+CANDIDATES = ("identity", "lambda_cgd", "bisr:4", "bisr:32", "bsr:8", "bsr:32")
+# Noise of the mechanism that spends the year's budget at once.
+YEAR = gaussian.calibrate_noise_stddev(EPSILON, DELTA)
+
+
+def errors(plan: tf_bandmf.Plan) -> np.ndarray:
+    """Standard deviation of the noise in the model after each step, shape [n]."""
+    squared = plan.strategy.per_step_squared_error(plan.workload)
+    return plan.noise_stddev * np.sqrt(squared)
+
+
+def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
+    """The plan with the smallest error of those steps that are released.
+
+    Args:
+      num_steps: of the mechanism.
+      uses: how often it uses the data of a unit.
+      separation: least number of steps between two uses.
+      shares: of how many such mechanisms the year's budget is.
+    """
+    found = []
+    for name in CANDIDATES:
+        family, _, bands = name.partition(":")
+        if bands and int(bands) > separation and family != "bisr":
+            continue  # its columns would overlap
+        plan = tf_bandmf.plan(
+            name,
+            noise_multiplier=YEAR * math.sqrt(shares),
+            delta=DELTA,
+            num_steps=num_steps,
+            participation=tf_bandmf.MinSep(separation, uses),
+            batch_size=BATCH,
+        )
+        released = errors(plan)[STEPS - 1 :: STEPS]
+        found.append((math.sqrt(np.mean(released**2)), name, released, plan))
+    return min(found, key=lambda each: each[0])
+
+
+def weekly(shares: int, batches: np.ndarray, continued: bool) -> tuple:
+    """One plan a week, composed: the errors of the weekly models, and the mechanism."""
+    _, name, (last,), plan = best(STEPS, 1, STEPS, shares)
+    after = last / batches
+    if continued:  # each week begins with the model of the week before, and its noise
+        after = np.sqrt(np.cumsum(after**2))
+    return after, name, plan.epsilon
+
+
+def whole_year(uses: int, separation: int, batch: int) -> tuple:
+    """One mechanism over all weeks, whose model goes on."""
+    _, name, released, plan = best(WEEKS * STEPS, uses, separation, 1)
+    return released / batch, name, plan.epsilon
+
+
+def main() -> list[tuple[str, str, str, float, float, float, str]]:
+    """Prints the table, and returns its rows."""
+    same = np.full(WEEKS, float(BATCH))
+    growing = BATCH * np.arange(1.0, WEEKS + 1.0)
+    year = WEEKS * STEPS
+    cases = [
+        ("record", "new alone", "weekly plans, continued", weekly(1, same, True)),
+        ("record", "new alone", "one mechanism", whole_year(1, year, BATCH)),
+        (
+            "record",
+            f"last {WINDOW} weeks",
+            "weekly plans, from scratch",
+            weekly(WINDOW, WINDOW * same, False),
+        ),
+        (
+            "record",
+            f"last {WINDOW} weeks",
+            "weekly plans, continued",
+            weekly(WINDOW, WINDOW * same, True),
+        ),
+        (
+            "record",
+            f"last {WINDOW} weeks",
+            "one mechanism",
+            whole_year(WINDOW, STEPS, WINDOW * BATCH),
+        ),
+        (
+            "record",
+            "all so far",
+            "weekly plans, from scratch",
+            weekly(WEEKS, growing, False),
+        ),
+        ("user", "new alone", "weekly plans, continued", weekly(WEEKS, same, True)),
+        ("user", "new alone", "one mechanism", whole_year(WEEKS, STEPS, BATCH)),
+    ]
+    rows = []
+    print(f"{EPSILON:g}, {DELTA:g} for a year of {WEEKS} weeks, {STEPS} steps each")
+    for unit, data, how, (after, name, epsilon) in cases:
+        rms, last = float(np.sqrt(np.mean(after**2))), float(after[-1])
+        rows.append((unit, data, how, epsilon, 1e3 * rms, 1e3 * last, name))
+        print(
+            f"| {unit} | {data} | {how} | {epsilon:.2f} | {1e3 * rms:.1f} | "
+            f"{1e3 * last:.1f} | `{name}` |"
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What the pages on budgets and growing data show is what the examples print."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def test_the_table_of_growing_data_is_what_the_example_prints(capsys):
+    path = ROOT / "examples" / "growing_data.py"
+    spec = importlib.util.spec_from_file_location("growing_data", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    rows = example.main()
+    printed = [x for x in capsys.readouterr().out.splitlines() if x.startswith("|")]
+    page = (ROOT / "docs" / "growing-data.md").read_text("utf-8")
+    table = page.partition("<!-- growing-data -->")[2].partition("<!-- end -->")[0]
+    assert table.strip().splitlines()[2:] == printed
+    # What the page says in words.
+    rms = {(unit, data, how): value for unit, data, how, _, value, _, _ in rows}
+    for unit, data in (("record", "new alone"), ("record", "last 4 weeks")):
+        once = rms[unit, data, "one mechanism"]
+        assert once < 0.56 * rms[unit, data, "weekly plans, continued"]
+    once = rms["user", "new alone", "one mechanism"]
+    assert once < 0.6 * rms["user", "new alone", "weekly plans, continued"]
+
+
+def test_of_two_shells_one_takes_what_is_left_and_the_other_is_refused(tmp_path):
+    pytest.importorskip("sqlalchemy")
+    program = ROOT / "examples" / "ledger_two_shells.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "privacy.db")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    page = (ROOT / "docs" / "budgets.md").read_text("utf-8")
+    shown = page.partition("```text\n")[2].partition("```")[0]
+    # Digests of entries have the time in them, and the ledger's id.
+    without = lambda text: re.sub(r"-[0-9a-f]{16}", "-...", text).split()  # noqa: E731
+    assert without(done.stdout) == without(shown)
