@@ -6,6 +6,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -186,3 +187,43 @@ def test_invariant_18_a_callback_that_stops_on_the_data_is_warned_about():
     assert "TerminateOnNaN stops" in text and "Own stops" in text
     assert "EarlyStopping acts on 'loss'" in text
     assert "record decides" not in warned([keras.callbacks.History()])
+
+
+class OfTheHost(keras.metrics.Metric):
+    """A metric of another library, which raises for what is not finite."""
+
+    def __init__(self):
+        super().__init__(name="of_host")
+        self.last = self.add_variable((), "zeros", name="last")
+
+    @staticmethod
+    def score(y, predicted):
+        if not np.all(np.isfinite(predicted)):
+            raise ValueError("Input contains NaN.")
+        return np.float32(np.mean((y - predicted) ** 2))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if tf.executing_eagerly():
+            found = self.score(y_true.numpy(), y_pred.numpy())
+        else:
+            found = tf.numpy_function(self.score, [y_true, y_pred], tf.float32)
+            found = tf.ensure_shape(found, [])
+        self.last.assign(found)
+
+    def result(self):
+        return self.last
+
+
+@pytest.mark.attack(
+    "A metric that raises for a record",
+    tried="A metric in Python, as of scikit-learn, gets a prediction that is NaN.",
+    area="inputs",
+    invariants=[5, 18],
+)
+@pytest.mark.parametrize("eagerly", [GRAPH, pytest.param(True, id="eager")])
+def test_invariant_18_a_metric_that_raises_is_nan(eagerly):
+    x, y = np.ones((4, 3), "f4"), np.ones((4, 1), "f4")
+    x[2] = np.nan
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    trained(model, x, y, metrics=[OfTheHost()], run_eagerly=eagerly)
+    assert np.isnan(model.history.history["of_host"][0])

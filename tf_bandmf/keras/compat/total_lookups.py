@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.compat.patching import patched
@@ -32,6 +33,45 @@ def bad_values_become_nan() -> Iterator[None]:
             patched(tf.nn, "sparse_softmax_cross_entropy_with_logits", _cross_entropy)
         )
         yield
+
+
+@contextlib.contextmanager
+def host_errors_become_nan() -> Iterator[None]:
+    """Lets code of Python that metrics call return NaN where it raises, in this thread.
+
+    In a graph; zeros where there is no NaN, of the shape that it returned before.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in ("numpy_function", "py_function"):
+            stack.enter_context(patched(tf, name, _caught))
+        yield
+
+
+def _caught(
+    original: Callable[..., Any], func: Any, inp: Any, Tout: Any, **kw: Any
+) -> Any:
+    """As the original, of a function that does not raise."""
+    shapes: list[tuple[int, ...]] = []
+    types = [tf.as_dtype(dtype) for dtype in tf.nest.flatten(Tout)]
+
+    def call(*args: Any) -> Any:
+        try:
+            found = func(*args)
+        except Exception:
+            known = shapes or [()] * len(types)
+            values = [_nothing(t, s) for t, s in zip(types, known, strict=True)]
+            return tf.nest.pack_sequence_as(Tout, values)
+        shapes[:] = [np.shape(part) for part in tf.nest.flatten(found)]
+        return found
+
+    return original(call, inp, Tout, **kw)
+
+
+def _nothing(dtype: tf.DType, shape: tuple[int, ...]) -> Any:
+    if dtype == tf.string:
+        return np.full(shape, b"", object)
+    value = float("nan") if dtype.is_floating or dtype.is_complex else 0
+    return np.full(shape, value, dtype.as_numpy_dtype)
 
 
 def _gather(
