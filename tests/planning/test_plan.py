@@ -22,7 +22,8 @@ def test_invariant_12_calibration_is_on_the_safe_side(mechanism):
     assert plan.num_steps == 50
     spent = gaussian.gaussian_delta(plan.noise_multiplier, plan.epsilon)
     assert spent <= plan.delta
-    assert plan.noise_stddev == plan.noise_multiplier * plan.sensitivity.value
+    wanted = plan.noise_multiplier * plan.sensitivity.value
+    assert wanted <= plan.noise_stddev <= wanted * (1.0 + 2.0**-23)
     np.testing.assert_allclose(plan.zcdp_rho, 0.5 / plan.noise_multiplier**2)
 
 
@@ -217,3 +218,22 @@ def test_a_delta_below_what_the_noise_can_give_is_refused():
     with pytest.raises(ValueError, match="delta of a plan must be >= 1e-20"):
         tf_bandmf.plan("identity", delta=1e-21, **budget)
     assert tf_bandmf.plan("identity", delta=1e-20, **budget).delta == 1e-20
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.1, 3e-7, 1.7e9])
+@pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 1.1, 123.4])
+def test_invariant_12_noise_of_single_precision_is_not_less(noise, clip):
+    """Training multiplies in float32: the clip norm and the noise are rounded to it."""
+    plan = tf_bandmf.plan(
+        "lambda_cgd:0.5",
+        noise_multiplier=noise,
+        delta=1e-5,
+        num_steps=6,
+        participation=tf_bandmf.participation.MinSep(3),
+        l2_norm_clip=clip,
+    )
+    found = np.float32(plan.noise_stddev)
+    assert float(found) == plan.noise_stddev
+    in_use = max(clip, float(np.float32(clip)))
+    wanted = noise * plan.sensitivity.value * in_use
+    assert wanted <= plan.noise_stddev <= wanted * (1.0 + 2.0**-23)

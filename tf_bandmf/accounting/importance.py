@@ -16,6 +16,9 @@ from tf_bandmf.accounting.monte_carlo import Estimate, betting_upper_bound
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET, _LEAST_SHARE = 0.01, 0.01
+# Of losses and log weights in single precision, whose sums have up to 300 units of the
+# logarithm: 300 2^-24, several times.
+_ROUNDING = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,20 @@ class Run:
     def bound(
         self, epsilon: float, largest: float, beta: float, resolution: float
     ) -> float:
-        return betting_upper_bound(self.values(epsilon), largest, beta, resolution)
+        """An upper bound on delta at confidence `1 - beta`.
+
+        Losses and weights are those of single precision: each value is computed as if
+        both erred by `_ROUNDING` to the unsafe side. The value itself is `largest` at
+        most, so that more is not needed.
+        """
+        found = float(self.values(epsilon).max(initial=0.0))
+        if not found <= largest * (1.0 + _ROUNDING):
+            raise ArithmeticError(
+                f"A simulated value must be at most {largest}, found {found}."
+            )
+        values = self.values(epsilon - _ROUNDING) * math.exp(_ROUNDING)
+        values = np.minimum(values, largest)
+        return betting_upper_bound(values, largest, beta, resolution)
 
 
 def least_variance(

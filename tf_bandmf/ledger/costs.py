@@ -142,9 +142,7 @@ def _block_mu(plan: Plan, steps: int) -> float:
     from tf_bandmf import matrices
 
     block = matrices.leading_block(plan.strategy.matrix, steps)
-    found = plan.participation.accountant(block).event(
-        plan.noise_stddev / plan.l2_norm_clip
-    )
+    found = plan.participation.accountant(block).event(plan.unit_noise_stddev)
     return 1.0 / found.noise_multiplier  # type: ignore[attr-defined]
 
 
@@ -160,7 +158,7 @@ def _sampled(plan: Plan, steps: int) -> dict[str, Any]:
     if steps < plan.num_steps:
         matrix = matrices.leading_block(matrix, steps)
     accountant = plan.participation.accountant(matrix)
-    event = accountant.event(plan.noise_stddev / plan.l2_norm_clip)
+    event = accountant.event(plan.unit_noise_stddev)
     if not isinstance(event, dp_accounting.SelfComposedDpEvent):
         return {}
     query, count = event.event, int(event.count)

@@ -24,7 +24,7 @@ def privacy_curve(
       would be 0, or the accountant cannot tell.
     """
     accountant = accountant_for(plan.strategy, plan.participation, plan.confidence)
-    noise = plan.noise_stddev / plan.l2_norm_clip
+    noise = plan.unit_noise_stddev
     curve = []
     for delta in sorted({*deltas, plan.delta}, reverse=True):
         if delta == plan.delta:

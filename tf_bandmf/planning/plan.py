@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 import dp_accounting
+import numpy as np
 from dp_accounting.pld import privacy_loss_distribution
 
 from tf_bandmf import participation as participation_lib
@@ -131,7 +132,7 @@ class Plan:
                 f"The plan states {self.sensitivity}, but found {computed}: it was "
                 f"damaged. Make the plan again."
             )
-        self._accountant().validate(self._unit_noise_stddev, self.guarantee)
+        self._accountant().validate(self.unit_noise_stddev, self.guarantee)
 
     @property
     def num_steps(self) -> int:
@@ -143,10 +144,27 @@ class Plan:
         """Standard deviation of each entry of `Z`, the noise before `C^-1`.
 
         `noise_multiplier * sensitivity * l2_norm_clip`: on the *sum* of clipped
-        gradients.
+        gradients. It is a number of single precision, the next one above: training
+        multiplies it in that precision, and rounding to the nearest one could take noise
+        away. The clip norm counts as it is in single precision, if that is more.
         """
+        clip = max(self.l2_norm_clip, float(np.float32(self.l2_norm_clip)))
+        wanted = self.unit_noise_stddev * clip
+        single = np.float32(min(wanted, float(np.finfo(np.float32).max)))
+        if float(single) < wanted:
+            single = np.nextafter(single, np.float32(np.inf))
+        if not np.isfinite(single):
+            raise ValueError(
+                f"The noise must have a standard deviation below 3e38, found {wanted:g}. "
+                f"Use a smaller l2_norm_clip."
+            )
+        return float(single)
+
+    @property
+    def unit_noise_stddev(self) -> float:
+        """Noise on the raw `C` for l2_norm_clip = 1, as accountants take it."""
         assert self.sensitivity is not None  # set by __post_init__
-        return self.noise_multiplier * self.sensitivity.value * self.l2_norm_clip
+        return self.noise_multiplier * self.sensitivity.value
 
     @property
     def zcdp_rho(self) -> float:
@@ -181,7 +199,7 @@ class Plan:
         Raises:
           ValueError: if delta is not in (0, 1), or so large that epsilon would be 0.
         """
-        return self._accountant().guarantee(self._unit_noise_stddev, delta)
+        return self._accountant().guarantee(self.unit_noise_stddev, delta)
 
     def epsilon_after(self, steps: int, delta: float | None = None) -> float:
         """Epsilon of the first `steps` steps of a run, if it has no more.
@@ -214,7 +232,7 @@ class Plan:
 
     def epsilon_curve(self, deltas: Sequence[float]) -> list[Guarantee]:
         """`guarantee_at` of several deltas: the trade-off that the run gives."""
-        accountant, noise = self._accountant(), self._unit_noise_stddev
+        accountant, noise = self._accountant(), self.unit_noise_stddev
         return [accountant.guarantee(noise, float(delta)) for delta in deltas]
 
     def dp_event(self) -> dp_accounting.DpEvent:
@@ -227,7 +245,7 @@ class Plan:
         Raises:
           ValueError: under `BallsInBins`: dp-accounting has no event for it.
         """
-        return self._accountant().event(self._unit_noise_stddev)
+        return self._accountant().event(self.unit_noise_stddev)
 
     def privacy_loss_distribution(
         self, interval: float = 1e-4
@@ -240,7 +258,7 @@ class Plan:
         Raises:
           ValueError: for a participation without one (`BallsInBins`, `CyclicFixedSize`).
         """
-        return self._accountant().privacy_loss(self._unit_noise_stddev, interval)
+        return self._accountant().privacy_loss(self.unit_noise_stddev, interval)
 
     def epsilon_by(
         self, accountant: dp_accounting.PrivacyAccountant, delta: float | None = None
@@ -260,15 +278,10 @@ class Plan:
 
         `statement(certain=True)` has it.
         """
-        return self._accountant().remark(self._unit_noise_stddev, self.guarantee)
+        return self._accountant().remark(self.unit_noise_stddev, self.guarantee)
 
     def _accountant(self) -> Accountant:
         return accountant_for(self.strategy, self.participation, self.confidence)
-
-    @property
-    def _unit_noise_stddev(self) -> float:
-        """Noise on the raw `C` for l2_norm_clip = 1, as accountants take it."""
-        return self.noise_stddev / self.l2_norm_clip
 
     @property
     def fingerprint(self) -> str:

@@ -40,7 +40,7 @@ def epsilon_after(plan: PlannedRun, steps: int, delta: float | None = None) -> f
     block = matrices.leading_block(plan.strategy.matrix, int(steps))
     accountant = plan.participation.accountant(block, Simulation(plan.confidence))
     try:
-        found = accountant.guarantee(plan.noise_stddev / plan.l2_norm_clip, delta)
+        found = accountant.guarantee(plan.unit_noise_stddev, delta)
     except ValueError as error:
         if "epsilon = 0" not in str(error):
             raise
