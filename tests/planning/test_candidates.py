@@ -54,3 +54,40 @@ def test_the_chosen_one_under_cyclic_sampling_is_accounted_for_in_full():
         row = choice.table[name]
         assert (row.rmse == full.rmse) == (name == choice.mechanism)
         assert row.rmse == pytest.approx(full.rmse, rel=0.02)
+
+
+HONEST_ACCOUNTANT = BallsInBins.accountant
+
+
+def failing_accountant(self, matrix, simulation=None):
+    """Of a participation that has none for strategies with bands."""
+    if matrix.bands > 1:
+        raise ArithmeticError("The accountant lost itself.")
+    return HONEST_ACCOUNTANT(self, matrix, simulation)
+
+
+def test_a_row_that_fails_does_not_end_a_comparison(monkeypatch):
+    monkeypatch.setattr(BallsInBins, "accountant", failing_accountant)
+    participation = BallsInBins(80, 16, 4)
+    workload = workloads.prefix_sum(participation.num_steps)
+    calibrator = calibration.for_budget(participation, 2.0, 1e-5)
+    names = ["lambda_cgd:0.5", "identity", "bisr:2"]
+    table = comparison.compare(workload, participation, names, calibrator)
+    assert [row.mechanism for row in table.rows] == ["identity"]
+    assert [name for name, _ in table.failures] == ["lambda_cgd:0.5", "bisr:2"]
+    assert str(table).count("The accountant lost itself.") == 2
+    # Where nothing is left the reason is an error.
+    with pytest.raises(ArithmeticError, match="lost itself"):
+        comparison.compare(workload, participation, names[:1], calibrator)
+
+
+def test_a_row_that_fails_does_not_end_auto(monkeypatch):
+    monkeypatch.setattr(BallsInBins, "accountant", failing_accountant)
+    participation = BallsInBins(80, 16, 4)
+    workload = workloads.prefix_sum(participation.num_steps)
+    choice = choosing.choose(
+        workload, participation, epsilon=2.0, delta=1e-5, max_memory_vectors=3
+    )
+    assert choice.mechanism in ("identity", "lambda_cgd:0")  # of one band
+    reasons = [reason for reason in choice.excluded.values() if "lost itself" in reason]
+    assert len(reasons) >= 2

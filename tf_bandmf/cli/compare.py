@@ -83,6 +83,8 @@ def command(
         printing.print_json(table.to_records())
     else:
         printing.Table.of_comparison(table).print(wide)
+    for failure in table.failure_texts():
+        printing.say(f"Not compared: {failure}")
     pictures.say_saved(plot, as_json)
 
 

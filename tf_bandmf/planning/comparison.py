@@ -70,10 +70,17 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Rows in the order in which the mechanisms were given."""
+    """Rows in the order in which the mechanisms were given.
+
+    Attributes:
+      title: of the table.
+      rows: one for each mechanism that has numbers.
+      failures: the others, and why each has none.
+    """
 
     title: str
     rows: tuple[Row, ...]
+    failures: tuple[tuple[str, str], ...] = ()
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -130,8 +137,13 @@ class Comparison:
         ]
         return headings, [_texts(row) for row in self.rows]
 
+    def failure_texts(self) -> list[str]:
+        """One line for each mechanism without numbers."""
+        return [f"{name}: {reason}" for name, reason in self.failures]
+
     def __str__(self) -> str:
-        return plain_table(self.title, *self.cells())
+        table = plain_table(self.title, *self.cells())
+        return "\n".join([table, *self.failure_texts()])
 
 
 def plain_table(
@@ -159,6 +171,9 @@ def compare(
 ) -> Comparison:
     """Builds every mechanism and evaluates it on the workload.
 
+    One that has no numbers, because its accountant fails or it contradicts the
+    participation, does not end the comparison: `Comparison.failures` says why.
+
     Args:
       workload: A; gives the number of steps.
       participation: for sensitivities, and for the mechanisms that optimize theirs.
@@ -170,7 +185,9 @@ def compare(
     Raises:
       TypeError: if an argument has another type.
       ValueError: if there is no mechanism, one is unknown or has an invalid value, the
-        participation contradicts the number of steps, or a result is not finite.
+        participation contradicts the number of steps; of the first mechanism, if none
+        has numbers.
+      ArithmeticError: likewise.
     """
     check_workload(workload)
     if not isinstance(participation, Participation):
@@ -195,15 +212,23 @@ def compare(
         if isinstance(name, str):
             registry.parse(name)
     rows = []
+    failures: list[tuple[str, Exception]] = []
     for name in mechanism_names:
+        label = name if isinstance(name, str) else name.family
         if progress is not None:
-            progress(name if isinstance(name, str) else name.family)
-        rows.append(build_row(name, workload, participation, calibrator))
+            progress(label)
+        try:
+            rows.append(build_row(name, workload, participation, calibrator))
+        except (ValueError, ArithmeticError) as error:
+            failures.append((label, error))
+    if not rows:
+        raise failures[0][1]
     title = (
         f"{workload.name} workload, {workload.num_steps} steps. "
         f"{participation.describe()}"
     )
-    return Comparison(title, tuple(rows))
+    reasons = tuple((label, str(error)) for label, error in failures)
+    return Comparison(title, tuple(rows), reasons)
 
 
 def build_row(
