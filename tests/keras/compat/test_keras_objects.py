@@ -139,10 +139,11 @@ def test_optimizers(model):
     assert objects.given_learning_rate(adam) is adam._learning_rate
     assert objects.given_learning_rate(object()) is None
     variable = model.trainable_variables[0]
-    decayed = keras.optimizers.SGD(weight_decay=0.1)
-    assert objects.uses_weight_decay(decayed, variable)
-    decayed.exclude_from_weight_decay([variable])
-    assert not objects.uses_weight_decay(decayed, variable)
+    for excluded in ([], [variable]):
+        decayed = keras.optimizers.SGD(weight_decay=0.1)
+        decayed.exclude_from_weight_decay(excluded)
+        decayed.build([variable])
+        assert objects.uses_weight_decay(decayed, variable) == (not excluded)
     schedule = keras.optimizers.schedules.CosineDecay(0.1, 8)
     assert objects.given_learning_rate(keras.optimizers.SGD(schedule)) is schedule
 

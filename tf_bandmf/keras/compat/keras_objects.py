@@ -16,6 +16,7 @@ from typing import Any
 import keras
 from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow.rnn import rnn
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.models.functional import Functional
 from keras.src.saving import object_registration
@@ -32,6 +33,7 @@ __all__ = [
     "LossFunctionWrapper",
     "global_state",
     "keras_backend",
+    "rnn",
 ]
 
 # What Keras attaches to tensors: it belongs to the example, too.

@@ -24,7 +24,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     owns_only,
 )
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
-from tf_bandmf.keras.compat.keras_objects import keras_backend
+from tf_bandmf.keras.compat.keras_objects import rnn
 
 _CELLS = {
     keras.layers.LSTM: keras.layers.LSTMCell,
@@ -67,7 +67,7 @@ class RecurrentRule(OneTapRule):
                 not layer.zero_output_for_mask and _begins_with_zeros(call)
             )
             tapped = call.tap(projected)
-            last, outputs, states = keras_backend.rnn(
+            last, outputs, states = rnn(
                 _STEPS[type(layer)](cell, with_state=not known),
                 tapped,
                 first,
