@@ -39,7 +39,7 @@ def test_fresh_noise_is_a_composition_of_epochs():
     plan = make_plan()
     # One Gaussian query for each epoch that an example was in.
     for steps, epochs in ((1, 1), (4, 1), (5, 2), (12, 3)):
-        stddev = plan.noise_stddev / plan.l2_norm_clip / np.sqrt(epochs)
+        stddev = plan.unit_noise_stddev / np.sqrt(epochs)
         expected = gaussian.gaussian_epsilon(stddev, plan.delta)
         np.testing.assert_allclose(plan.epsilon_after(steps), expected, rtol=1e-9)
     assert plan.epsilon_after(0) == 0.0
@@ -76,7 +76,7 @@ def test_it_is_the_gaussian_mechanism_of_the_worst_pattern(mechanism):
         worst = max(
             np.linalg.norm(block[:, first::4].sum(axis=1)) for first in range(4)
         )
-        stddev = plan.noise_stddev / plan.l2_norm_clip / worst
+        stddev = plan.unit_noise_stddev / worst
         expected = gaussian.gaussian_epsilon(stddev, plan.delta)
         np.testing.assert_allclose(plan.epsilon_after(steps), expected, rtol=1e-6)
 
