@@ -199,9 +199,13 @@ class PrivateStep(_Model):
             except UnsupportedModelError:
                 raise
             except Exception:
-                nan = tf.constant(float("nan"))
-                parts = (getattr(m, "metrics", None) or [m] for m in self.metrics)
-                return {metric.name: nan for part in parts for metric in part}
+                # Until they are reset: what was added up is not all.
+                for metric in self.metrics:
+                    if metric is not loss_tracker(self):
+                        for variable in metric.variables:
+                            if variable.dtype.startswith("float"):
+                                variable.assign(variable * float("nan"))
+                return self.get_metrics_result()  # type: ignore[no-any-return]
 
     @tf.autograph.experimental.do_not_convert
     def private_gradients(self, batch: Any) -> NoisyGradients:
