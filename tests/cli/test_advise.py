@@ -9,7 +9,7 @@ import tf_bandmf
 from tf_bandmf import cli
 
 ADVISE = ["advise", "--examples", "1000", "--epsilon", "4", "--delta", "1e-5"]
-ADVISE += ["--epochs", "4", "--sampling", "fixed-order"]
+ADVISE += ["--epochs", "4", "--sampling", "fixed-order", "--mechanism", "bisr:16"]
 PARAMETERS = ["--parameters", "400", "--fan-in", "20"]
 
 
@@ -26,6 +26,7 @@ def test_it_fits_the_terminal(capsys, monkeypatch, width):
         delta=1e-5,
         epochs=4,
         sampling="fixed-order",
+        mechanism="bisr:16",
         fan_in=20.0,
         expected_trials=5.0,
     )
@@ -62,13 +63,15 @@ def test_errors_name_the_fix(capsys, tmp_path):
     broken = tmp_path / "broken.npy"
     broken.write_text("no array")
     cases = {
-        (*ADVISE,): "num_parameters is missing",
-        (*ADVISE, *PARAMETERS, "--examples-seen", "1e6"): "in one way",
+        (*ADVISE,): "--parameters is missing",
+        (*ADVISE, *PARAMETERS, "--examples-seen", "1e6"): "in one way: --epochs, or "
+        "--examples-seen; found --epochs = 4",
+        (*ADVISE, *PARAMETERS, "--memory-vectors", "-1"): "--memory-vectors must be",
         (*ADVISE, *PARAMETERS, "--epochs", "2.5"): "--epochs must be a whole number",
-        (*ADVISE, *PARAMETERS, "--sampling", "none"): "sampling must be one or more",
+        (*ADVISE, *PARAMETERS, "--sampling", "none"): "--sampling must be one or more",
         (*ADVISE, "--gradients", str(broken)): "is no NumPy array file",
         (*ADVISE, "--gradients", str(tmp_path / "none.npy")): "is no NumPy array file",
-        (*ADVISE, *PARAMETERS, "--trials", "0"): "expected_trials must be",
+        (*ADVISE, *PARAMETERS, "--trials", "0"): "--trials must be",
     }
     for arguments, message in cases.items():
         assert cli.main(list(arguments)) == 2

@@ -9,13 +9,23 @@ import pytest
 
 import tf_bandmf
 from tf_bandmf import workloads
-from tf_bandmf.planning import learning_rates, run_settings
+from tf_bandmf.planning import learning_rates, run_settings, sampling_advice
+from tf_bandmf.strategies import registry
 
 DATA = {"num_examples": 4000, "num_parameters": 2410, "delta": 1e-5, "epochs": 8}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_mechanisms():
+    """What "auto" compares, in seconds: these tests do not depend on it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "auto_names", lambda *_: ("identity", "bisr"))
+        patch.setattr(sampling_advice, "advised", lambda strategy, *_: strategy)
+        yield
+
+
 @pytest.fixture(scope="module")
-def advice():
+def advice(few_mechanisms):
     return tf_bandmf.advise(epsilon=4.0, fan_in=64, **DATA)
 
 
@@ -33,6 +43,35 @@ def test_the_plan_has_exactly_the_predicted_noise(advice):
     assert again.num_steps == advice.setting.num_steps
     assert (again.epsilon, again.delta) == (4.0, 1e-5)
     assert again.participation.sampling == advice.setting.sampling
+
+
+def test_one_engine_chooses_the_mechanism_and_gives_its_reasons(advice):
+    plan = tf_bandmf.plan(
+        "auto",
+        epsilon=4.0,
+        delta=1e-5,
+        num_examples=4000,
+        batch_size=advice.setting.batch_size,
+        epochs=8,
+        sampling=advice.setting.sampling,
+    )
+    assert plan.fingerprint == advice.plan.fingerprint
+    assert advice.setting.mechanism == plan.choice.mechanism
+    assert plan.choice.reason in dict(advice.reasons)["mechanism"]
+    assert advice.setting in advice.settings
+    # What is asked of it is asked of the plan.
+    named = tf_bandmf.advise(
+        epsilon=4.0, mechanism="bsr:4", sampling="fixed-order", **DATA
+    )
+    assert {one.mechanism for one in named.settings} == {"bsr:4"}
+    assert named.plan.strategy.family == "bsr"
+    assert "mechanism" not in dict(named.reasons)
+    kept = tf_bandmf.advise(
+        epsilon=4.0, max_memory_vectors=0, sampling="fixed-order", **DATA
+    )
+    assert kept.plan.strategy.memory_vectors == 0
+    with pytest.raises(ValueError, match="No setting of poisson"):
+        tf_bandmf.advise(epsilon=4.0, mechanism="bisr:4", sampling="poisson", **DATA)
 
 
 def test_the_comparison_is_right_to_two_percent(advice):
@@ -258,6 +297,9 @@ def test_advice_is_json_and_text(advice):
         ({"max_batch_size": 0}, "max_batch_size must be a whole number"),
         ({"sampling": "uniform"}, "sampling must be one or more of fixed-order"),
         ({"sampling": ()}, "sampling must be one or more of fixed-order"),
+        ({"mechanism": "bisrr"}, "mechanism"),
+        ({"mechanism": 4}, "mechanism"),
+        ({"max_memory_vectors": -1}, "max_memory_vectors must be"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
         ({"fan_in": 0}, "fan_in must be finite and > 0"),
         ({"epsilon": -1.0}, "epsilon must be finite and > 0"),

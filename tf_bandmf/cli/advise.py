@@ -10,12 +10,25 @@ import click
 from tf_bandmf.cli import options, parsing, printing
 from tf_bandmf.cli.parsing import BadArguments
 from tf_bandmf.cli.progress import calculation
+from tf_bandmf.planning import choosing
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.advice import Advice
     from tf_bandmf.planning.gradient_sample import GradientSample
     from tf_bandmf.planning.run_settings import RunSetting
 
+# The library's names of what these options give; the others have the option's own.
+_OPTIONS = {
+    "num_examples": "examples",
+    "num_parameters": "parameters",
+    "max_examples_seen": "examples-seen",
+    "max_batch_size": "max-batch-size",
+    "max_memory_vectors": "memory-vectors",
+    "fan_in": "fan-in",
+    "public_gradients": "gradients",
+    "expected_trials": "trials",
+    **{name: name for name in ("epochs", "sampling", "momentum", "epsilon", "delta")},
+}
 _LESS_IMPORTANT = ("noise-batch ratio", "RMSE", "epochs", "steps")
 
 
@@ -50,6 +63,19 @@ _LESS_IMPORTANT = ("noise-batch ratio", "RMSE", "epochs", "steps")
     help="how batches may be made, separated by commas",
 )
 @click.option(
+    "--mechanism",
+    type=parsing.Mechanism(("auto",)),
+    default="auto",
+    show_default=True,
+    help='as for "plan": "auto", or a name with or without its value',
+)
+@click.option(
+    "--memory-vectors",
+    type=int,
+    help="vectors of the model's size that the noise may keep between steps; by default "
+    f"{choosing.DEFAULT_MEMORY_VECTORS}",
+)
+@click.option(
     "--momentum", type=float, default=0.0, show_default=True, help="of the optimizer"
 )
 @click.option(
@@ -80,6 +106,8 @@ def command(
     examples_seen: float | None,
     max_batch_size: int | None,
     sampling: str,
+    mechanism: str,
+    memory_vectors: int | None,
     momentum: float,
     fan_in: float | None,
     gradients: str | None,
@@ -89,30 +117,33 @@ def command(
 ) -> None:
     """Advises how to train with a budget, before anything private is touched.
 
-    Compares batch sizes, samplings and closed-form mechanisms by the noise that the
-    models would have, and derives clip norm and learning rate from it. With --trials it
-    says what tuning by private trials costs (arXiv:2110.03620).
+    Compares batch sizes and samplings by the noise that the models would have, lets
+    "plan" choose the mechanism for the best, and derives clip norm and learning rate from
+    it. With --trials it says what tuning by private trials costs (arXiv:2110.03620).
     """
     with calculation("advise", "comparing batch sizes") as progress:
         if epochs is not None and epochs.denominator != 1:
             raise BadArguments(f"--epochs must be a whole number, found {epochs}.")
         from tf_bandmf.planning.advice import advise  # loads dp-accounting
 
-        advice = advise(
-            num_examples=examples,
-            num_parameters=parameters,
-            epsilon=epsilon,
-            delta=delta,
-            epochs=None if epochs is None else int(epochs),
-            max_examples_seen=examples_seen,
-            max_batch_size=max_batch_size,
-            sampling=[name.strip() for name in sampling.split(",")],
-            momentum=momentum,
-            fan_in=fan_in,
-            public_gradients=None if gradients is None else _sample(gradients),
-            expected_trials=trials,
-            progress=progress,
-        )
+        with parsing.in_options(_OPTIONS):
+            advice = advise(
+                num_examples=examples,
+                num_parameters=parameters,
+                epsilon=epsilon,
+                delta=delta,
+                epochs=None if epochs is None else int(epochs),
+                max_examples_seen=examples_seen,
+                max_batch_size=max_batch_size,
+                sampling=[name.strip() for name in sampling.split(",")],
+                mechanism=mechanism,
+                max_memory_vectors=memory_vectors,
+                momentum=momentum,
+                fan_in=fan_in,
+                public_gradients=None if gradients is None else _sample(gradients),
+                expected_trials=trials,
+                progress=progress,
+            )
     if as_json:
         printing.print_json(advice.to_record())
         return

@@ -6,7 +6,8 @@ import contextlib
 import difflib
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -28,6 +29,26 @@ def refusals() -> Iterator[None]:
         yield
     except (ValueError, TypeError, ImportError) as error:
         raise BadArguments(one_line(error)) from error
+
+
+@contextlib.contextmanager
+def in_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Lets the library's refusals speak of the command line's options.
+
+    Args:
+      options: the option (without "--") for each name of an argument. A name that is also
+        a word is replaced only where it is said what it must be or what was found.
+    """
+    words = "|".join(name for name in options if "_" not in name)
+    names = "|".join(name for name in options if "_" in name)
+    pattern = re.compile(
+        rf"\b(?:({names})\b|({words})(?= =| must\b| is missing|, or ))"
+    )
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        text = pattern.sub(lambda found: f"--{options[found[0]]}", str(error))
+        raise BadArguments(one_line(text)) from error
 
 
 def one_line(error: BaseException | str) -> str:

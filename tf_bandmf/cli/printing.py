@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -182,6 +183,8 @@ def print_choice(plan: Plan, wide: bool = False) -> None:
         say(f"Not compared: {name}: {reason}")
     say(choice.reason)
     for line in choice.advice:
+        # The library speaks of its arguments.
+        line = re.sub(r'sampling="([a-z-]+)"', r"--sampling \1", line)
         say(line)
     print()
 

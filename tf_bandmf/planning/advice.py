@@ -27,6 +27,7 @@ from tf_bandmf.planning.gradient_sample import GradientSample
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.run_settings import RunSetting
 from tf_bandmf.planning.tuning import TuningCost, tuning_cost
+from tf_bandmf.strategies import registry
 
 # Both are exact; others are compared if they are named.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
@@ -55,7 +56,8 @@ class Advice:
         optimizer; see `learning_rates.ema_momentum`.
       noise_to_signal: of the advised plan; if `alignment` is None, a lower limit.
       alignment: of public gradients, or None.
-      settings: what was compared: for each sampling the batch sizes, largest first.
+      settings: what was compared: for each sampling the batch sizes, largest first, with
+        mechanisms in closed form; the advised one is `setting`.
       reasons: pairs of a subject ("batch size") and a sentence or two.
       tuning: the price of private trials, if asked for.
       arguments: of `tf_bandmf.plan`.
@@ -139,6 +141,8 @@ def advise(
     max_examples_seen: float | None = None,
     max_batch_size: int | None = None,
     sampling: str | Sequence[str] = DEFAULT_SAMPLINGS,
+    mechanism: str = "auto",
+    max_memory_vectors: int | None = None,
     momentum: float = 0.0,
     fan_in: float | None = None,
     public_gradients: GradientSample | None = None,
@@ -147,13 +151,13 @@ def advise(
 ) -> Advice:
     """Advises how to train with a budget, before anything private is touched.
 
-    Compares batch sizes (powers of two), samplings and closed-form mechanisms by their
-    predicted noise-to-signal ratio (`run_settings.noise_to_signal`), in seconds. The
+    Compares batch sizes (powers of two) and samplings by the predicted noise-to-signal
+    ratio (`run_settings.noise_to_signal`) of mechanisms in closed form, in seconds. The
     smallest batch within 10% of the least noise is advised, because it has the most
     steps; runs with so few steps that their learning rate could not use their little
     noise (`learning_rates.per_clip_unit`) do not count. All epochs that the compute
-    allows are used. `tf_bandmf.plan("auto", ...)` at the advised batch size may find a
-    mechanism that is better by some percent.
+    allows are used. For what is advised `tf_bandmf.plan` then chooses the mechanism, as
+    it does for "auto", and gives its reason.
 
     Args:
       num_examples: m, size of the training set.
@@ -169,6 +173,9 @@ def advise(
         "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins" (an
         estimate). One that demands more than the first is advised if it has at least 3%
         less noise.
+      mechanism: as for `tf_bandmf.plan`. A name with a closed form is what batch sizes
+        are compared with, too.
+      max_memory_vectors: likewise.
       momentum: of SGD, in [0, 1).
       fan_in: inputs of a unit, added up over the layers (pixels or features of a linear
         model; height * width * channels of a convolution): it scales the learning rate.
@@ -210,7 +217,10 @@ def advise(
     scan = run_settings.Scan(
         examples, parameters, epsilon, delta, float(momentum), inputs
     )
-    found = {name: scan.batch_sizes(name, epochs, largest, tell) for name in samplings}
+    names = _closed_form(mechanism)
+    found = {
+        name: scan.batch_sizes(name, epochs, largest, tell, names) for name in samplings
+    }
     settings = tuple(one for several in found.values() for one in several)
     if not settings:
         raise ValueError(
@@ -221,7 +231,7 @@ def advise(
     clip, why = reasons_lib.clip_norm(public_gradients)
     reasons.append(("clip norm", why))
     arguments: dict[str, Any] = {
-        "mechanism": chosen.mechanism,
+        "mechanism": mechanism,
         "epsilon": epsilon,
         "delta": delta,
         "num_examples": examples,
@@ -231,13 +241,19 @@ def advise(
         "workload": f"sgd:momentum={float(momentum)!r}",
         "l2_norm_clip": clip,
     }
+    if max_memory_vectors is not None:
+        arguments["max_memory_vectors"] = max_memory_vectors
     tell("the plan")
-    plan = build.plan(**arguments)
+    plan = build.plan(**arguments, progress=progress or False)
+    name = registry.specification(plan.strategy)
+    if plan.choice is not None:
+        name = plan.choice.mechanism
+        reasons.append(("mechanism", reasons_lib.of_mechanism(plan.choice.reason)))
     scheme = Scheme(chosen.sampling, examples, chosen.batch_size, chosen.epochs)
     assert plan.expected_batch_size is not None  # of a named sampling
     setting = scan.setting(
         scheme,
-        chosen.mechanism,
+        name,
         plan.workload,
         plan.rmse(),
         plan.expected_batch_size,
@@ -252,7 +268,8 @@ def advise(
         ratio /= alignment
     reasons.append(("noise to signal", reasons_lib.of_signal(public_gradients)))
     tell("more compute")
-    reasons.append(("epochs", reasons_lib.of_epochs(scan, setting)))
+    # Of the closed form, whose noise follows that of the others.
+    reasons.append(("epochs", reasons_lib.of_epochs(scan, chosen)))
     tuning = None
     if expected_trials is not None:
         tell("private trials")
@@ -269,7 +286,7 @@ def advise(
         ema_momentum=ema_momentum,
         noise_to_signal=ratio,
         alignment=alignment,
-        settings=settings,
+        settings=tuple(setting if one is chosen else one for one in settings),
         reasons=tuple(reasons),
         tuning=tuning,
         arguments=arguments,
@@ -304,6 +321,14 @@ def _parameters(number: int | None, sample: GradientSample | None) -> int:
     if sample is None:
         raise ValueError("num_parameters is missing: the model's trainable parameters.")
     return sample.num_parameters
+
+
+def _closed_form(mechanism: str) -> tuple[str, ...] | None:
+    """The mechanism that batch sizes are compared with; None for those of the sampling."""
+    if not isinstance(mechanism, str) or mechanism.strip().partition(":")[0] == "auto":
+        return None  # `plan` refuses what is no name
+    family = registry.family_of(registry.parse(mechanism)[0])
+    return None if family.is_optimized or family.needs_budget else (mechanism,)
 
 
 def _samplings(sampling: str | Sequence[str]) -> tuple[str, ...]:

@@ -46,6 +46,11 @@ def clip_norm(sample: GradientSample | None) -> tuple[float, str]:
     )
 
 
+def of_mechanism(reason: str) -> str:
+    """Why this mechanism: the words of `plan`, which are about noise on sums."""
+    return f"{reason} Batch sizes were compared with closed forms."
+
+
 def of_rate(setting: RunSetting, fan_in: float, is_guess: bool) -> str:
     """Why this learning rate; see `learning_rates.per_clip_unit`."""
     rate = setting.learning_rate

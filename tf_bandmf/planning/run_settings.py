@@ -134,8 +134,11 @@ class Scan:
         epochs: int,
         largest: int,
         tell: Callable[[str], None],
+        names: Sequence[str] | None = None,
     ) -> list[RunSetting]:
         """The best mechanism for the largest batch, and for powers of two below it.
+
+        With `names` of these; by default of those that stand for the sampling.
 
         Raises:
           ValueError: if even the run with the largest batches has too many steps.
@@ -155,7 +158,7 @@ class Scan:
                     f"larger batches or fewer epochs."
                 )
             tell(f"{sampling}, batches of {size}")
-            tried = list(self.mechanisms(sampling, size, epochs))
+            tried = list(self.mechanisms(sampling, size, epochs, names))
             if tried:
                 found.append(min(tried, key=lambda one: one.noise_to_signal))
                 last = found[-1].noise_to_signal
@@ -186,12 +189,13 @@ class Scan:
             strategy = registry.build_strategy(
                 family, workload, participation, **options
             )
-            accountant = calibration.accountant_for(strategy, participation)
             try:
+                accountant = calibration.accountant_for(strategy, participation)
                 noise = accountant.rough_noise_stddev(self.epsilon, self.delta)
             except ValueError:
-                if NAMED[sampling].is_simulated:
-                    continue  # few draws see nothing
+                # Few draws see nothing; what was named may not fit the sampling.
+                if NAMED[sampling].is_simulated or names is not None:
+                    continue
                 raise
             per_step = strategy.per_step_squared_error(workload)
             rmse = error.root_mean_squared_error(per_step) * noise

@@ -101,6 +101,7 @@ def test_advice_takes_it():
         delta=1e-4,
         epochs=4,
         sampling="fixed-order",
+        mechanism="bisr:4",
         public_gradients=found,
     )
     assert advice.l2_norm_clip == pytest.approx(0.1 * np.median(found.norms), rel=0.01)
