@@ -115,7 +115,7 @@ class MeasuredGuarantee:
     def noise_multiplier(self) -> float:
         """Standard deviation of the noise per unit of the measured sensitivity."""
         plan = self.plan
-        return plan.noise_stddev / (plan.l2_norm_clip * self.sensitivity.value)
+        return plan.unit_noise_stddev / self.sensitivity.value
 
     @property
     def is_within_plan(self) -> bool:
@@ -210,7 +210,7 @@ def measured_guarantee(
     participation = MinSep(separation, measured.max_participations)
     sensitivity = plan.strategy.sensitivity(participation)
     accountant = accountant_for(plan.strategy, participation, None)
-    guarantee = accountant.guarantee(plan.noise_stddev / plan.l2_norm_clip, delta)
+    guarantee = accountant.guarantee(plan.unit_noise_stddev, delta)
     if not sensitivity.is_exact or measured.num_rounds < n:
         guarantee = dataclasses.replace(guarantee, kind="bound")
     planned = plan.guarantee_at(delta)

@@ -83,7 +83,7 @@ def test_event_of_cyclic_poisson_is_composed_of_sampled_gaussians():
     event = made.dp_event()
     assert event.count == 5 and event.event.sampling_probability == 0.16
     norm = made.strategy.matrix.column_norms().max()
-    per_norm = made.noise_stddev / made.l2_norm_clip / norm
+    per_norm = made.unit_noise_stddev / norm
     noise = event.event.event.noise_multiplier
     assert noise == pytest.approx(per_norm, rel=1e-12)
 

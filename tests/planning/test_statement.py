@@ -70,7 +70,11 @@ def test_invariant_12_rho_of_zcdp_is_that_of_the_stated_adjacency():
         assert ("Replace-one" in plan.adjacency) == (distance == 2.0)
         takes_part = -(-plan.num_steps // plan.participation.num_parts)
         moved = distance * plan.l2_norm_clip
-        rho = takes_part * moved**2 / (2.0 * plan.noise_stddev**2)
+        rho = (
+            takes_part
+            * (moved / plan.l2_norm_clip) ** 2
+            / (2.0 * plan.unit_noise_stddev**2)
+        )
         assert plan.zcdp_rho == pytest.approx(rho, rel=1e-12)
         assert plan.guarantee.zcdp_rho == plan.zcdp_rho
         assert plan.statement().zcdp_rho == plan.zcdp_rho

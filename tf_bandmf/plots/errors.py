@@ -150,7 +150,7 @@ def accumulated_noise(
         normals = np.random.default_rng(seed).standard_normal(plan.num_steps)
         correlated = plan.strategy.matrix.solve(normals)
         noise = matrices.Inverse(plan.workload.inverse()).matmul(correlated)
-        scale = plan.noise_stddev / plan.l2_norm_clip
+        scale = plan.unit_noise_stddev
         (line,) = axes.plot(_steps(plan), scale * noise, label=name, linewidth=1.0)
         deviation = _deviation(plan)
         axes.fill_between(
@@ -167,4 +167,4 @@ def _steps(plan: Plan) -> np.ndarray:
 def _deviation(plan: Plan) -> np.ndarray:
     """Of the noise after each step, for `l2_norm_clip = 1`; shape [n]."""
     per_step = plan.strategy.per_step_squared_error(plan.workload)
-    return plan.noise_stddev / plan.l2_norm_clip * np.sqrt(per_step)
+    return plan.unit_noise_stddev * np.sqrt(per_step)
