@@ -90,14 +90,14 @@ def sample_gradients(
     length = math.sqrt(sum(float(np.sum(np.square(one))) for one in total or []))
     variables = model.trainable_variables
     size = sum(math.prod(variable.shape) for variable in variables)
-    return GradientSample.of_sum(finite, length, size, _fan_in(model))
+    return GradientSample.of_sum(finite, length, size, fan_in(model))
 
 
 def _array(values: Any) -> np.ndarray | None:
     return None if values is None else np.asarray(values)
 
 
-def _fan_in(model: keras.Model) -> float | None:
+def fan_in(model: keras.Model) -> float | None:
     """Inputs of a unit, added up over the trainable kernels."""
     special = {}
     for layer in all_layers(model):

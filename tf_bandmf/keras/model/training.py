@@ -24,6 +24,7 @@ from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.fit_data import check_passes, checked_data
 from tf_bandmf.keras.model.guards import refuse_plain_outer_training
 from tf_bandmf.keras.model.monitors import restore_backup, warn_of_private_monitors
+from tf_bandmf.keras.model.noise_in_weights import warn_of_noise
 from tf_bandmf.keras.model.preprocessing import (
     preprocess_of,
     preprocessed,
@@ -126,6 +127,8 @@ class PrivateTraining(BuildHook, PrivateStep):
                 found = tables_lib.with_releases(kwargs.get("callbacks"), every)
                 kwargs = {**kwargs, "callbacks": found}
         let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().run)
+        if self.built and optimizer.built:
+            warn_of_noise(self)
         reservation = optimizer.run.reservation
         try:
             return super().fit(x, **kwargs)
