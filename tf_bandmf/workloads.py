@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tf_bandmf import matrices
 
-# Of learning rates: fourth powers of sums of them are still numbers.
+# Bounds of learning rates: fourth powers of their sums are finite.
 _LARGEST_RATE = 1e50
 
 

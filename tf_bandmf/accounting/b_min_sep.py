@@ -28,7 +28,7 @@ NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
 NUM_DRAWS = 10_000
 
 _ATTEMPTS = 6
-# Of the log of the noise.
+# Tolerance of the log of the noise.
 _PRECISION = 1e-4
 # A direction that is by so many standard errors below so large a part of the other one is
 # left out of the search.

@@ -54,7 +54,7 @@ class Passes:
         return self.squares.size
 
     def largest_squared_norm(self) -> float:
-        """Of the sum of one example's columns, at most."""
+        """The largest squared norm of the sum of one example's columns."""
         found = np.zeros(self.num_steps + self.separation)
         for t in range(self.num_steps - 1, -1, -1):
             found[t] = max(found[t + 1], self.squares[t] + found[t + self.separation])

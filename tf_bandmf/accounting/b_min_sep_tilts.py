@@ -145,7 +145,7 @@ class Tilts:
         return noise / math.sqrt(max(expected, passes.squares.max()))
 
     def log_weights(self, noise: float, length: float) -> np.ndarray:
-        """Of a participation at each step under a weighted tilt, shape [n]."""
+        """Log weights of a participation at each step under a tilt, shape [n]."""
         return 0.5 * length * (1.0 + length) * self.passes.squares / noise**2
 
     def log_total(self, noise: float, length: float) -> float:

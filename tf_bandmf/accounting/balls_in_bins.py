@@ -36,7 +36,7 @@ NAME = "balls in bins, Monte Carlo with importance sampling"
 
 _ATTEMPTS = 8
 NUM_DRAWS = 50_000
-# Of the log of the noise.
+# Tolerance of the log of the noise.
 _PRECISION = 1e-5
 # Up to so many bins a statement computes a certain bound, too: it takes seconds.
 _MOST_CERTAIN_BINS = 1_024

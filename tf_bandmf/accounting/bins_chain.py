@@ -197,7 +197,7 @@ def _of_chain(kernel: Kernel, rest: float, largest: float, grid: Grid) -> Profil
 
 
 def _regression(kernel: Kernel, j: int) -> tuple[float, float, float]:
-    """Of `x_j` on `x_{j-1}` and `x_0`, and the standard deviation of the rest."""
+    """The coefficients of `x_j` on `x_{j-1}` and `x_0`, and the deviation of the rest."""
     b, d, v = kernel.num_bins, kernel.decay, kernel.ripple_variance
     if v == 0.0:
         return 0.0, 0.0, 0.0

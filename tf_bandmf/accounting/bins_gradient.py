@@ -26,7 +26,7 @@ import tensorflow as tf
 from tf_bandmf.accounting.bins_mixture import Proposal
 from tf_bandmf.accounting.bins_simulator import DEFENSIVE, BinsSimulator
 
-# Of the draws for searching; those of the accountant have other ones.
+# Seed of the draws for searching; the accountant's draws have other seeds.
 _SEED = 0x5EA7C4
 # Relative to the mean of the diagonal: keeps a singular Gram matrix factorizable.
 _JITTER = 1e-10

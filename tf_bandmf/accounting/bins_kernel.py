@@ -61,7 +61,7 @@ class Kernel:
 
     @property
     def ripple_variance(self) -> float:
-        """Of one bin in the autoregression."""
+        """The variance of one bin in the autoregression."""
         return self.ripple * (1.0 + self.decay**self.num_bins)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-# Of a plan: what the noise leaves out of a normal distribution is below a thousandth of
-# it (`noise.radius`), and so is the chance to guess a key of 128 bits.
+# The least delta of a plan: what the noise leaves out of a normal distribution is below
+# a thousandth of it (`noise.radius`), and so is the chance to guess a key of 128 bits.
 SMALLEST_DELTA = 1e-20
 # Larger ones mean nothing.
 LARGEST_EPSILON = 1e4

@@ -16,8 +16,8 @@ from tf_bandmf.accounting.monte_carlo import Estimate, betting_upper_bound
 _TARGET_SHARES = (0.01, 0.05, 0.2, 0.5, 0.9)
 _CERTAIN_PARTS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.95, 1.0)
 _LEAST_TARGET, _LEAST_SHARE = 0.01, 0.01
-# Of losses and log weights in single precision, whose sums have up to 300 units of the
-# logarithm: 300 2^-24, several times.
+# Rounding of losses and log weights in single precision, whose sums have up to 300 units
+# of the logarithm: 300 2^-24, several times.
 _ROUNDING = 1e-4
 
 

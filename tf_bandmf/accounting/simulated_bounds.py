@@ -41,7 +41,7 @@ class Simulator(Protocol):
 
     @property
     def num_draws(self) -> int:
-        """Of a main run, for each direction."""
+        """The draws of a main run in each direction."""
 
     def rough_runs(self, noise: float) -> list[Run]:
         """Both directions from few draws."""

@@ -140,7 +140,7 @@ def best_number_of_guesses(
     best, chosen = 0.0, max(2, int(0.4 * num_canaries) // 2 * 2)
     for share in _SHARES:
         guesses = max(2, int(share * num_canaries) // 2 * 2)
-        # Of a share s / 2 of the mixture of N(+-signal / 2, 1) above a threshold.
+        # The share s / 2 of the mixture of N(+-signal / 2, 1) above a threshold.
         low, high = -signal, signal + 40.0
         for _ in range(60):
             middle = 0.5 * (low + high)

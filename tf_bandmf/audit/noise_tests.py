@@ -26,7 +26,7 @@ class Whiteness:
 
     @property
     def p_value(self) -> float:
-        """Of all tests together (Bonferroni): below alpha with probability <= alpha."""
+        """All tests together (Bonferroni): below alpha with probability <= alpha."""
         return min(1.0, min(self.p_values.values()) * len(self.p_values))
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def _of_correlations(found: np.ndarray, size: int) -> np.ndarray:
 
 
 def _repeats(white: np.ndarray) -> float:
-    """Of how many values of the float32 grid occur more often than they should.
+    """Counts values of the float32 grid that occur more often than they should.
 
     Numbers of one step that are equal to 6 digits: about `size^2 / 2` pairs, each equal
     with a probability of about 1e-6 / (2 sqrt(pi)). Large counts are not by chance.

@@ -45,7 +45,7 @@ class Data:
 
     @property
     def expected_participations(self) -> Fraction:
-        """Of one example under Poisson sampling: n B / m."""
+        """The participations that one example has on average under Poisson sampling."""
         return Fraction(self.num_steps * self.batch_size, self.num_examples)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Longer lines are hard to read.
 _WIDEST_TEXT = 100
-# Of a table of mechanisms, by name of the column: what narrow terminals leave out first.
+# Columns of a table of mechanisms that narrow terminals leave out first.
 _LESS_IMPORTANT = (
     "seconds",
     "optimal among",

@@ -24,7 +24,7 @@ class Lock:
     def __init__(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # Of the process: neither inherited by what it forks, nor left by a kill.
+            # The process's lock: neither inherited by what it forks, nor left by a kill.
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# Of a container: version 2 of control groups, and version 1.
+# Limits of a container: version 2 of control groups, and version 1.
 _LIMITS = (
     "/sys/fs/cgroup/memory.max",
     "/sys/fs/cgroup/memory/memory.limit_in_bytes",

@@ -199,7 +199,7 @@ def from_config(config: Mapping[str, Any]) -> LowerTriangular:
     return KINDS[kind].from_config(config)
 
 
-# Of a run: beyond it, keys and tables of the steps take gigabytes and minutes.
+# The most steps of a run: beyond it, keys and tables take gigabytes and minutes.
 LARGEST_NUM_STEPS = 10_000_000
 
 

@@ -58,7 +58,7 @@ def _polar(
 
 
 def cosine_and_sine(angle: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Of an int32 angle in units of `2^-31 pi`."""
+    """Cosine and sine of an int32 angle in units of `2^-31 pi`."""
     turns, near_cosine, near_sine = _near(angle)
     is_odd = _is_odd(turns)
     return (

@@ -35,7 +35,7 @@ _BLOCK = 1024
 _HALF = _BLOCK // 2
 _VALUES = 2
 _LEVEL_WORDS = _VALUES * _BLOCK
-# Of the last step: for two words of the result, a key of 64 bits for each of five numbers.
+# The key of the last step: 64 bits for each of five numbers, for two words of the result.
 _LAST_WORDS = 2 * 2 * (2 * _VALUES + 1)
 KEY_SIZE = LEVELS * _LEVEL_WORDS + _LAST_WORDS
 

@@ -116,7 +116,7 @@ def _weighted_sum(
     tiles: tf.Tensor,
     shared: tf.Tensor,
 ) -> tf.Tensor:
-    """Of these tiles, shape [tiles, rows, lanes]; `shared` has shape [terms, tiles]."""
+    """The weighted sum, shape [tiles, rows, lanes]; `shared` has shape [terms, tiles]."""
     # Small until they meet, for XLA would keep all of them as a constant.
     lane = tf.range(_LANES)
     place = tf.bitwise.bitwise_and(lane, 1)

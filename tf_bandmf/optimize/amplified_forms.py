@@ -21,7 +21,7 @@ from tf_bandmf.optimize.toeplitz import (
 )
 from tf_bandmf.workloads import Workload
 
-# Of a BLT: decays stay apart from each other and from 1 in float32, too.
+# Decays of a BLT stay apart from each other and from 1 in float32, too.
 _LARGEST_LOGIT = 14.0
 
 
@@ -63,13 +63,13 @@ class InverseBands:
 
     @staticmethod
     def coefficients(variables: tf.Tensor) -> tf.Tensor:
-        """Of `C^-1`, shape [d + 1], leading 1."""
+        """The coefficients of `C^-1`, shape [d + 1], leading 1."""
         y = tf.nn.softmax(tf.pad(variables, [[0, 1]]))[:-1]
         return tf.concat([[1.0], -y], axis=0)
 
     @staticmethod
     def variables(y: np.ndarray) -> np.ndarray:
-        """Of given y, shape [d], > 0 with a sum below 1."""
+        """The variables of given y, shape [d], > 0 with a sum below 1."""
         return np.log(y / (1.0 - np.sum(y)))
 
     def size(self, variables: np.ndarray) -> dict[str, int]:
@@ -98,12 +98,12 @@ class Bands:
 
     @staticmethod
     def coefficients(variables: tf.Tensor) -> tf.Tensor:
-        """Of `C`, shape [d + 1], leading 1."""
+        """The coefficients of `C`, shape [d + 1], leading 1."""
         return tf.concat([[1.0], tf.exp(variables)], axis=0)
 
     @staticmethod
     def variables(coefficients: np.ndarray) -> np.ndarray:
-        """Of given coefficients of `C`, shape [d + 1], > 0."""
+        """The variables of given coefficients of `C`, shape [d + 1], > 0."""
         return np.log(coefficients[1:] / coefficients[0])
 
     def size(self, variables: np.ndarray) -> dict[str, int]:

@@ -42,7 +42,7 @@ import dataclasses
 
 import numpy as np
 
-# Of the largest weight of a step: smaller ones have no inverse to speak of.
+# A share of the largest weight of a step: smaller ones have no useful inverse.
 _LEAST_WEIGHT = 1e-12
 # How often what is left off the diagonal is removed; in rows where that leaves more than
 # this part of what was there, less is removed.
@@ -138,7 +138,7 @@ def corrected_bound(at: Tangent) -> float:
 
 
 def _row_sums(lower: dict[int, np.ndarray], n: int) -> np.ndarray:
-    """Of absolute values, of a symmetric matrix whose lower diagonals are given."""
+    """Row sums of the absolute values of a symmetric matrix, given by lower diagonals."""
     result = np.zeros(n)
     for k, diagonal in lower.items():
         result += np.abs(diagonal)

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tf_bandmf.optimize import lbfgs, objectives
 from tf_bandmf.optimize.result import OptimizationResult
 
-# Of the mean weight: no step is forgotten, since its error may grow.
+# A share of the mean weight: no step is forgotten, since its error may grow.
 _LEAST_WEIGHT = 1e-2
 # Of the weights in the bound, alike for all steps: without it the problem has steps that
 # nothing holds, and its certificate takes an inverse of the weights.

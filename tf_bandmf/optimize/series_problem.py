@@ -20,7 +20,7 @@ from tf_bandmf.workloads import Workload
 _OBJECTIVES = {"mean": "mean", "last": "last", "max": "last"}
 # From the square root, longer first steps leave the region of stable inverses.
 _FIRST_STEP = 0.05
-# Of the logarithm of the squared error, in 20 iterations.
+# Decrease of the log squared error in 20 iterations.
 _LEAST_DECREASE = 1e-12
 # The same with a penalty, whose kinks make the last digits slow.
 _PENALIZED_DECREASE = 1e-6
@@ -135,7 +135,7 @@ class SeriesProblem:
         gradient_tolerance: float,
         penalty: float = 0.0,
     ) -> tuple[np.ndarray, OptimizationResult]:
-        """L-BFGS of SciPy, from coefficients with any leading one.
+        """L-BFGS, from coefficients with any leading one.
 
         Args:
           start: coefficients, shape [p].

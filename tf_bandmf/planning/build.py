@@ -25,7 +25,7 @@ from tf_bandmf.planning.statement import ONE_EXAMPLE, check_generator
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
 
-# Of the noise, relative.
+# Relative rounding of the noise.
 _ROUNDING = 5e-10
 
 

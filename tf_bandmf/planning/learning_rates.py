@@ -7,7 +7,7 @@ import math
 # Noise in a weight, in units of 1 / sqrt(fan_in), at the advised rate; range around it.
 WEIGHT_NOISE = 3.0
 RANGE = 2.0
-# Of learning rate / (1 - momentum), per unit of clip norm.
+# Bounds of learning rate / (1 - momentum), per unit of clip norm.
 LARGEST = 10.0
 # The moving average of the weights remembers this part of the steps.
 _REMEMBERED = 0.1

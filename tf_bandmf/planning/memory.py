@@ -13,7 +13,7 @@ from tf_bandmf.strategies import Strategy
 
 _FLOAT_BYTES = 4
 STEP_KEY_BYTES = {"philox": 16, "chacha20": 40}
-# Of the sum of each step taken; see `tf_bandmf.noise.digests`.
+# Bytes of the digest of each step's sum; see `tf_bandmf.noise.digests`.
 _DIGEST_BYTES = 8
 
 

@@ -217,7 +217,7 @@ class Plan:
           an estimate), at most that of all steps.
 
         Raises:
-          ValueError: if there are no so many steps, or delta is not in (0, 1).
+          ValueError: if the plan has fewer than `steps` steps, or delta is not in (0, 1).
         """
         from tf_bandmf.planning.prefix import epsilon_after
 

@@ -35,7 +35,7 @@ _MECHANISMS = {
 _HOPELESS = 1.5
 _MOST_STEPS = 20_000
 _MOST_SIZES = 30
-# Of the run with the largest batches.
+# Steps of the run with the largest batches.
 _LARGEST_RUN = 200_000
 # Smaller batches gain nothing without privacy either: Masters and Luschi, 2018,
 # arXiv:1804.07612.

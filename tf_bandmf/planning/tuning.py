@@ -28,7 +28,7 @@ from tf_bandmf.planning.plan import Plan
 _RENYI = "Renyi DP of repeated selection (dp-accounting; arXiv:2110.03620)"
 _PROFILE = "privacy profile of repeated selection (arXiv:2402.06701)"
 _UNAMPLIFIED = ", without amplification by sampling"
-# Of the discretization of privacy losses, as a part of epsilon: errs to the safe side.
+# The discretization of privacy losses, relative to epsilon: on the safe side.
 _INTERVAL = 5e-4
 # Each value of a bound without simulation takes seconds.
 _FEW_DELTAS = 3

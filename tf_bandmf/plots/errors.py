@@ -165,6 +165,6 @@ def _steps(plan: Plan) -> np.ndarray:
 
 
 def _deviation(plan: Plan) -> np.ndarray:
-    """Of the noise after each step, for `l2_norm_clip = 1`; shape [n]."""
+    """The deviation of the noise after each step, for `l2_norm_clip = 1`; shape [n]."""
     per_step = plan.strategy.per_step_squared_error(plan.workload)
     return plan.unit_noise_stddev * np.sqrt(per_step)

@@ -63,7 +63,7 @@ EDITED = (
     "examples alone. Train on the batches as they are; change examples where they are "
     "read, each by itself, by plan.batches(..., map=function), or by layers of the model."
 )
-# Of a part of a batch, for one of several replicas: its number, and how many there are.
+# A part of a batch, for one of several replicas: its number, and how many there are.
 PART = "part"
 
 
@@ -252,7 +252,7 @@ class BatchSchedule(abc.ABC):
         return np.frombuffer(digest.digest(), np.int64)
 
     def _draw_key(self) -> bytes:
-        """Of a schedule with a secret seed; a resumed run has the same."""
+        """The key of a schedule's draws with a secret seed; a resumed run has the same."""
         return b""
 
     @property

@@ -42,7 +42,7 @@ class FailedRecords:
         return tf.ensure_shape(found, [None])
 
     def count(self) -> int:
-        """Of records. An exact function of the data: for private counts alone."""
+        """The number of failed records. An exact function of the data: keep it private."""
         return int(self._failed.sum())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Of whole numbers up to here, what float32 cannot hold counts, too.
+# Whole numbers up to here count in full, also where float32 cannot hold them.
 _EXACT = 2.0**53
 # Evenly spread examples that are looked at before a run begins, where all take too long.
 PROBED = 256
@@ -97,7 +97,7 @@ class SeenRecords:
         return tf.ensure_shape(found, [None])
 
     def hashes(self) -> np.ndarray:
-        """Of the records that are known, uint64."""
+        """Hashes of the records that are known, uint64."""
         return self._hashes[self._known].view(np.uint64)
 
 

@@ -269,7 +269,7 @@ class ArrayExamples(ExampleSource):
 
     @functools.cached_property
     def _hashes(self) -> dict[str, Any]:
-        """Of each row of each array, int64, shape [num_examples]."""
+        """Hashes of the rows of all arrays, int64, shape [num_examples]."""
 
         def of(array: Any) -> tf.Tensor:
             found = [

@@ -13,7 +13,7 @@ from tf_bandmf.keras.clipping import regularization_gradients
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.planning.plan import Plan
 
-# Of the strategy's dense matrix.
+# The most steps whose dense matrix is made.
 _MOST_STEPS = 4096
 
 

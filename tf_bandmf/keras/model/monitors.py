@@ -29,10 +29,11 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
                 callback.on_train_begin()
             except Exception as error:  # h5py raises what it will
                 raise ValueError(
-                    f"The backup in {os.fspath(callback.backup_dir)} is damaged, or of "
-                    f"another model or optimizer ({type(error).__name__}: {error}). Put "
-                    f"back a whole copy of it; or delete that folder, and the run begins "
-                    f"again at its first step, with the same batches and noise."
+                    f"The backup in {os.fspath(callback.backup_dir)} is damaged, or "
+                    f"belongs to another model or optimizer "
+                    f"({type(error).__name__}: {error}). Put back a whole copy of it; or "
+                    f"delete that folder, and the run begins again at its first step, "
+                    f"with the same batches and noise."
                 ) from error
 
 

@@ -22,7 +22,7 @@ from tf_bandmf.keras.model.tables import lazy_layers
 from tf_bandmf.keras.model.training_state import state_of
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 
-# Of made-up data: three fill a group and begin another one.
+# Made-up examples: three fill a group and begin another one.
 _CHECKED_EXAMPLES = 3
 
 

@@ -56,7 +56,7 @@ else:
 class PrivateStep(_Model):
     """Mixin with the training step of `PrivateTraining`; see there."""
 
-    # Of Keras.
+    # Set by Keras.
     jit_compile: Any
     train_function: Any
 
@@ -90,7 +90,7 @@ class PrivateStep(_Model):
             seen = present_rows(seen, rows)
         if not (self._is_distributed or tf.executing_eagerly()):
             build_metrics(self, *seen)
-        # Of replicas the first one: the others resume among each other's metrics.
+        # The first replica alone: the others resume among each other's metrics.
         first = replica_id() == 0
         with update_reads_no_metrics(self) if first else contextlib.nullcontext():
             # 3. The run adds the noise of the step.

@@ -169,8 +169,8 @@ class PrivateOptimizer(WrappedOptimizer):
     def vouch_for_weights(self, reason: str) -> None:
         """Lets the next step begin with weights that something else changed.
 
-        Whoever calls it asserts that no private data had a part in the change, but for
-        what noisy gradients have told: weights of an earlier step of the run, of public
+        The caller asserts that the change used no private data other than already noised
+        gradients: weights of an earlier step of the run, of public
         data, rounded, pruned by a rule.
 
         Args:
@@ -186,7 +186,7 @@ class PrivateOptimizer(WrappedOptimizer):
 
         What it keeps is `plan.epsilon_after(steps)`. No further step is allowed.
 
-        WARNING: only where no private data had a part in when it ended: an accident, a
+        WARNING: only if the moment of ending did not depend on private data: an accident, a
         clock, a deadline. A run that was stopped because of what its model was like has
         spent all of its plan.
 

@@ -16,9 +16,9 @@ from tf_bandmf.planning.plan import Plan
 
 # Differences that change errors by less than the choice of a strategy is good for.
 _MOMENTUM_TOLERANCE = 1e-3
-# Of the factor by which the decay shrinks weights over the whole run.
+# Tolerance of the factor by which decay shrinks weights over the whole run.
 _SHRINKAGE_TOLERANCE = 0.1
-# Of learning rates relative to the largest one.
+# Tolerance of learning rates relative to the largest one.
 _RATE_TOLERANCE = 0.05
 # A schedule is called for so many steps, spread over the run.
 _RATE_SAMPLES = 64
@@ -31,9 +31,9 @@ def warn_of_mismatch(inner: keras.optimizers.Optimizer, plan: Plan) -> None:
     `momentum_sgd(momentum=beta, decay=1 - eta w)`, with a schedule as `learning_rates`
     (the velocity takes in each gradient times the rate of its own step). Nesterov's
     look-ahead has no banded inverse and is compared as momentum. Other optimizers
-    (Adam) are no linear maps of the gradients: any workload is a heuristic for them,
-    there is nothing to mend and nothing is said. Nor is it if the noise is independent,
-    which is the same for all workloads.
+    (Adam) are not linear in the gradients: any workload is a heuristic for them, and
+    there is no warning. Nor is there one if the noise is independent, which is the same
+    for all workloads.
     """
     if not isinstance(inner, keras.optimizers.SGD):
         return

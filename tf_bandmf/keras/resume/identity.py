@@ -29,7 +29,7 @@ _NAMES = (
 
 
 def value_of(variable: Any) -> np.ndarray:
-    """Of a Keras variable, on several replicas too."""
+    """The value of a Keras variable, with or without replicas."""
     return tf.convert_to_tensor(variable.value).numpy()
 
 
@@ -40,7 +40,7 @@ def random_states(model: Any) -> list[Any]:
 
 
 def weights_digest(model: Any) -> str:
-    """Of everything that decides the next step: weights, seeds, optimizer."""
+    """A digest of all that decides the next step: weights, seeds, optimizer."""
     digest = hashlib.blake2b(digest_size=32)
     for variable in [*model.variables, *model.optimizer.variables]:
         value = value_of(variable)
@@ -63,7 +63,7 @@ def computation(model: Any) -> list[Any]:
     if model._tables != "dense":
         own = model._tables
         found.append(own if isinstance(own, str) else list(own))
-    # Without scaling it is what it was before there was any: files of then resume.
+    # Omitted without scaling, so that older state files still resume.
     if clipping.scaling is not None:
         found.append(clipping.scaling)
     return found
@@ -95,7 +95,7 @@ def environment(model: Any) -> dict[str, Any]:
 
 
 def model_digest(model: Any) -> str:
-    """Of the loss and of what the layers do, apart from names, which may change."""
+    """A digest of the loss and the layers, apart from names, which may change."""
     config = model.get_compile_config() or {}
     loss = [config.get("loss"), config.get("loss_weights")]
     layers = [[type(layer).__name__, layer.get_config()] for layer in all_layers(model)]
@@ -116,7 +116,7 @@ def _without_names(value: Any) -> Any:
 
 
 def optimizer_digest(optimizer: PrivateOptimizer) -> str:
-    """Of the inner optimizer's settings, as 64 hexadecimal digits."""
+    """A digest of the inner optimizer's settings: 64 hexadecimal digits."""
     inner = keras.optimizers.serialize(optimizer.inner_optimizer)
     config = {key: value for key, value in inner["config"].items() if key != "name"}
     # A plain learning rate is a variable, and saved with the weights.

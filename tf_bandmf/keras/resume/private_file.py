@@ -78,7 +78,7 @@ class PrivateRun:
         self._lock: locks.Lock | None = None
         # Of the rows of tables whose noise is drawn when they are read.
         self._memory: list[np.ndarray] = []
-        # Of the steps that were taken when the file was written last.
+        # The steps that were taken when the file was written last.
         self._digests: np.ndarray | None = None
 
     def begin(self, schedule: BatchSchedule) -> BatchSchedule:
@@ -344,7 +344,7 @@ def _folders_of(callback: Any) -> list[tuple[str, bool]]:
             found.append((os.path.realpath(folder), True))
     file = getattr(callback, "filepath", None)
     if isinstance(file, (str, os.PathLike)):
-        # Of "models/{epoch}/weights.h5": what is before the first placeholder.
+        # The part before the first placeholder, as in "models/{epoch}/weights.h5".
         fixed = os.path.dirname(os.fspath(file).split("{", maxsplit=1)[0])
         folder, here = os.path.realpath(fixed), os.path.realpath("")
         found.append((folder, os.path.commonpath([folder, here]) != folder))

@@ -16,7 +16,7 @@ is_scheduled = batches_lib.is_scheduled_batch
 
 
 def schedule_id_of(batch: Any) -> tf.Tensor:
-    """Of the schedule that a batch is of, int64; `NO_SCHEDULE` if the caller made it."""
+    """The id of a batch's schedule, int64; `NO_SCHEDULE` if the caller made the batch."""
     if not is_scheduled(batch):
         return tf.constant(NO_SCHEDULE, tf.int64)
     return tf.cast(batch[batches_lib.SCHEDULE_ID], tf.int64)

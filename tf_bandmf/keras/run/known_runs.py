@@ -25,7 +25,7 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling import data_identity
 
-# Of data whose batches the caller makes.
+# Stands for data whose batches the caller makes.
 NO_SCHEDULE = -1
 # In a graph, where the other run cannot be named.
 SECOND_RUN = (

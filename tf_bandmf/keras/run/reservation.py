@@ -25,7 +25,7 @@ ENDED = (
 
 
 class Reservation:
-    """Of one run; without an account it asks nothing, and costs nothing.
+    """The reservation of one run; without an account it asks for nothing.
 
     Args:
       plan: of the run.
@@ -50,7 +50,7 @@ class Reservation:
 
     @property
     def entry(self) -> Any:
-        """Of the ledger, once the run has reserved; else None."""
+        """The ledger's entry, once the run has reserved; else None."""
         return self._entry
 
     def join(self, key: NoiseKey) -> None:

@@ -246,7 +246,7 @@ class Run:
 
     @property
     def schedule_id(self) -> tf.Tensor:
-        """Of the schedule that it uses, int64; -1 before its first step."""
+        """The id of the schedule in use, int64; -1 before the first step."""
         return self.secrets.schedule_id
 
     @property

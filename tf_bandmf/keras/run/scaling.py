@@ -35,7 +35,7 @@ UNSOUND = (
     "state was loaded from a damaged file. Go back to a checkpoint of the run from before, "
     "or begin a new run with a smaller learning rate and its own budget."
 )
-# Of the root mean square of all roots: no scale is above 1 + 1 / this.
+# A share of the root mean square of all roots: no scale is above 1 + 1 / this.
 _FLOOR = 0.1
 _OPTIMIZERS = (
     keras.optimizers.Adam,

@@ -125,7 +125,7 @@ class SecretState:
 
     @property
     def schedule_id(self) -> tf.Tensor:
-        """Of the schedule that the run uses, int64; -1 before it began."""
+        """The id of the schedule in use, int64; -1 before the run began."""
         return of_replica(self._schedule_ids).value()
 
     def pin_schedule(self, schedule_id: tf.Tensor) -> tf.Operation:
@@ -280,7 +280,7 @@ def sum_of_replicas(value: tf.Tensor) -> tf.Tensor:
 def _known_digests(
     generator: NoiseGenerator, step: int, digests: np.ndarray | None
 ) -> np.ndarray:
-    """Of all steps, int64, shape [num_steps]; 0 where they are not known."""
+    """The digests of all steps, int64, shape [num_steps]; 0 where unknown."""
     known = np.zeros([generator.num_steps], np.int64)
     given = 0 if digests is None else len(digests)
     if given < step:

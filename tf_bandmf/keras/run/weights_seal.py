@@ -139,7 +139,7 @@ def let_average(callbacks: Any, run: Callable[[], Any]) -> None:
 
 
 def digest_of(weights: Sequence[Any]) -> tf.Tensor:
-    """Of all bits of Keras variables, int64 scalar."""
+    """A digest of all bits of Keras variables, int64 scalar."""
     if not weights:
         return tf.constant(0, tf.int64)
     # A step has four of these, and tracing takes its time for each operation.
