@@ -103,7 +103,7 @@ class StreamedExamples(ExampleSource):
 
     def _read_all(self, progress: bool) -> None:
         """Reads all examples once: how many there are, and what they are."""
-        place, hashes = 0, self._records
+        place, hashes, kept = 0, [self._records], 0
         shown = tqdm.tqdm(
             total=self.num_examples,
             desc="reading the examples once",
@@ -121,9 +121,10 @@ class StreamedExamples(ExampleSource):
                 self._digests[place : place + count] = _digests_of(leaves)
                 inputs = tf.nest.pack_sequence_as(self._structure, leaves)[INPUTS]
                 found = record_hashes(inputs).numpy().view(np.uint64)
-                hashes = np.concatenate([hashes, found])
-                if hashes.size > 2 * MOST_HASHES:
-                    hashes = np.unique(hashes)[:MOST_HASHES]
+                hashes.append(found)
+                kept += count
+                if kept > MOST_HASHES:
+                    hashes, kept = [np.unique(np.concatenate(hashes))[:MOST_HASHES]], 0
                 place += count
                 shown.update(count)
         if place < self.num_examples:
@@ -131,7 +132,7 @@ class StreamedExamples(ExampleSource):
                 f"The plan is for {self.num_examples} examples, and the data set has "
                 f"{place}. Make a plan for this data set."
             )
-        self._records = np.unique(hashes)[:MOST_HASHES]
+        self._records = np.unique(np.concatenate(hashes))[:MOST_HASHES]
         distinct = len(np.unique(self._digests[:, :8].copy().view(np.uint64)))
         if distinct == self.num_examples:
             return
