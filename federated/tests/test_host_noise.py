@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_bandmf
 from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf_federated import HostNoise
+from tf_bandmf_federated import HostNoise, host_noise
 
 N, D = 8, 5
 
@@ -121,6 +121,24 @@ def test_a_skipped_round_is_not_prepared():
     np.testing.assert_array_equal(
         found["values"], host.values(5, 1, found["digests"][:2])
     )
+
+
+def test_invariant_8_every_bit_of_a_large_sum_is_in_its_digest():
+    host = HostNoise(PLANS["regenerated"], D)
+    total = np.random.default_rng(0).normal(size=(1 << 17) + 50)  # 8 bytes each
+    assert total.nbytes > host_noise._CHUNK_BYTES
+    found = {host.digest(1, 0, total)}
+    assert found == {host.digest(1, 0, total.copy())}
+    words = total.view(np.int64)
+    for position in (0, 77, (1 << 17) - 1, 1 << 17, total.size - 1):
+        for bit in (0, 31, 32, 62):
+            words[position] ^= 1 << bit
+            found.add(host.digest(1, 0, total))
+            words[position] ^= 1 << bit
+    exchanged = np.roll(total, 1 << 16)
+    found |= {host.digest(1, 0, exchanged), host.digest(2, 0, total)}
+    found.add(host.digest(1, 1, total))
+    assert len(found) == 1 + 20 + 3
 
 
 def test_prepared_states():
