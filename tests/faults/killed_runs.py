@@ -3,7 +3,8 @@
 `python killed_runs.py FOLDER 3 1 1` brings a run to its end through 3 kills and 1 full
 disk, compares it with a run without any, and lets 1 pair of processes train in one
 folder. Whatever noise is drawn is written down outside of the run, by digest, before it
-is used: `check_uses` compares.
+is used: `check_uses` compares. The plan is bound to a ledger, which must know each run
+once: `check_ledger`.
 
 Children are forked before TensorFlow has done anything: it starts in each of them anew,
 without being imported again.
@@ -37,13 +38,26 @@ NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 22, 6, 3
 NUM_STEPS = 12
 
 
-def make_plan(mechanism="bsr"):
+def ledger_of(folder):
+    """Beside the folders of the runs; what this machine has seen of it, too."""
+    folder = folder.parent
+    os.environ["TF_BANDMF_LEDGER_WITNESS"] = str(folder / "witness")
+    ledger = tf_bandmf.Ledger(f"sqlite:///{folder}/privacy.db")
+    ledger.add_dataset("examples", epsilon=1000.0, delta=1e-5)
+    return ledger
+
+
+def make_plan(folder=None, mechanism="bsr"):
+    bound = {}
+    if folder is not None:
+        bound = {"ledger": ledger_of(folder), "dataset": "examples"}
     # Balls in bins: the sampler's seed is one of the secrets.
     return tf_bandmf.plan(
         f"{mechanism}:3",
         noise_multiplier=1.0,
         delta=1e-5,
         participation=tf_bandmf.BallsInBins(NUM_EXAMPLES, BATCH_SIZE, EPOCHS),
+        **bound,
     )
 
 
@@ -96,7 +110,7 @@ def report_uses(model, report):
 
 def train(folder, report):
     """The program that a user starts again and again until it ends."""
-    plan = make_plan()
+    plan = make_plan(folder)
     model = make_model(plan)
     report_uses(model, report)
     backup = keras.callbacks.BackupAndRestore(
@@ -159,6 +173,18 @@ def check_uses(uses):
     twice = {step: contents for step, contents in found.items() if len(contents) > 1}
     assert not twice, f"noise that met different data: {twice}"
     assert set(found) == set(range(NUM_STEPS))
+
+
+def check_ledger(folder, runs):
+    """So many runs reserved, each once, and nothing of the ledger is broken."""
+    ledger = ledger_of(folder)
+    kinds = collections.Counter(entry.kind for entry in ledger.history())
+    assert kinds["begun"] == runs, kinds
+    assert kinds["planned"] == 1 and kinds["steps"] >= 1, kinds
+    (state,) = ledger.spent("examples")
+    assert state.runs == runs
+    found = ledger.verify()
+    assert found.is_intact and found.witnessed, str(found)
 
 
 class Faults:
@@ -231,6 +257,7 @@ class Faults:
             endings[ended] += 1
             uses += used
         self.end(run, uses)
+        check_ledger(run, 1)
         return endings
 
     def _kill(self, run, rng):
@@ -285,6 +312,7 @@ class Faults:
                 endings[ended] += 1
             shutil.rmtree(run / "backup")
         check_uses(uses)
+        check_ledger(run, 2)
         return endings
 
 

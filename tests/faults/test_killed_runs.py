@@ -15,7 +15,7 @@ PROGRAM = pathlib.Path(__file__).with_name("killed_runs.py")
     "kill -9, full disks, two processes in one folder (centralized training)",
     tried="At random moments of a resumable fit, with other clocks; a digest of "
     "every sum and of its noise is kept outside: no noise meets other data, "
-    "and the end is the same, bit for bit.",
+    "and the end is the same, bit for bit. The run's ledger knows it once.",
     area="faults",
     invariants=[9, 11, 19],
 )
