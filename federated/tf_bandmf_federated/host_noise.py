@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tf_bandmf import Plan
 from tf_bandmf.files import private as private_files
+from tf_bandmf.ledger import hooks
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise import digests as keyed_digests
 from tf_bandmf.noise.keys import NoiseKey
@@ -64,6 +65,8 @@ class HostNoise:
             key = NoiseKey.from_operating_system()
         self._key = key
         self._test_seed = plan.test_seed
+        self._plan = plan
+        self._reserved: dict[int, str] = {}  # in the plan's ledger, by the run's number
         self._fingerprint = plan.fingerprint
         self._generator = NoiseGenerator(
             plan.strategy, num_parameters, generator=plan.generator
@@ -253,6 +256,7 @@ class HostNoise:
                 f"The state is at round {round_number} and has digests of "
                 f"{len(before)} rounds: it was damaged or made by hand."
             )
+        self._reserve(run_id)
         now = self.digest(run_id, round_number, total)
         digests = np.append(before, np.int64(now))
         with self._lock:
@@ -274,6 +278,7 @@ class HostNoise:
           ValueError: if the round is not in [0, num_steps).
         """
         self._check_round(round_number)
+        self._reserve(run_id)
         if digests is None:
             digests = np.zeros([round_number + 1], np.int64)
         with self._lock:
@@ -285,6 +290,23 @@ class HostNoise:
             values = self._row(run_id, round_number, digests).numpy()
             self._last = (round_number, values)
             return values
+
+    def _reserve(self, run_id: int) -> None:
+        """Before any noise of a run: reserves in the ledger that its plan is bound to.
+
+        Raises:
+          LedgerError: if the ledger does not let the run begin, or is not open.
+        """
+        if self._plan.account is None or run_id in self._reserved:
+            return
+        name = hooks.name_of(self.run_key(run_id))
+        hooks.begin(self._plan, name)
+        self._reserved[run_id] = name
+
+    def note_rounds(self, rounds: int) -> None:
+        """Tells the ledger that the plan is bound to how many rounds were done."""
+        for name in self._reserved.values():
+            hooks.note_steps(self._plan, name, rounds)
 
     def _row(self, run_id: int, round_number: int, digests: np.ndarray) -> tf.Tensor:
         """Makes the rows that the buffer needs, and the wanted one."""

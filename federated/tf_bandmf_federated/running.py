@@ -142,6 +142,8 @@ class Run:
                 state = await program.run_round(state)
                 if self.after_round is not None:
                     self.after_round(state)
+            if self.host_noise is not None:
+                self.host_noise.note_rounds(program.round_number(state))
             skipped = tuple(
                 t for t, known in ledger.rounds.items() if known.skipped_because
             )

@@ -35,10 +35,18 @@ def choose_place(noise: str, plan: Plan, num_parameters: int) -> str:
     """Returns "state" or "host"; "auto" decides by the size of the ring buffer.
 
     Raises:
-      ValueError: for another word.
+      ValueError: for another word; for "state" if the plan is bound to a ledger.
     """
     if noise not in ("auto", "state", "host"):
         raise ValueError(f'noise must be "auto", "state" or "host", found {noise!r}.')
+    if plan.account is not None:
+        # Within TFF nothing could reserve before the noise is drawn.
+        if noise == "state":
+            raise ValueError(
+                'The plan is bound to a ledger: noise must be "host" or "auto", found '
+                '"state".'
+            )
+        return "host"
     if noise != "auto":
         return noise
     floats = plan.strategy.memory_vectors * num_parameters

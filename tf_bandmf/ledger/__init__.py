@@ -11,6 +11,8 @@
 | `chain`, `witness`, `verification` | that nothing was changed |
 | `schema`, `store` | the database |
 | `reservations`, `releases` | what runs and other releases write |
+| `hooks` | what the code that draws noise calls |
+| `views`, `exports`, `report` | what readers see |
 | `book` | the ledger |
 """
 

@@ -7,13 +7,13 @@ reserves nothing; and no noisy gradient leaves a run that has not reserved.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import warnings
 from typing import Any
 
 import tensorflow as tf
 
+from tf_bandmf.ledger import hooks
 from tf_bandmf.ledger.errors import LedgerError
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
@@ -57,8 +57,7 @@ class Reservation:
         """Names the run, within the scope of its distribution strategy."""
         if not self.is_needed:
             return
-        content = b"tf-bandmf run in a ledger" + key.secret_bytes()
-        name = hashlib.sha256(content).hexdigest()
+        name = hooks.name_of(key)
         if name != self._run:
             self._run, self._entry, self.refusal = name, None, None
         if self._ended is None:
@@ -75,18 +74,11 @@ class Reservation:
                 return
             assert self._run is not None
             try:
-                self._entry = self._ledger().begin(self._plan, self._run)
+                self._entry = hooks.begin(self._plan, self._run)
             except Exception as error:
                 self.refusal = error
                 raise
             self.refusal = None
-
-    def _ledger(self) -> Any:
-        # SQLAlchemy is needed for plans that are bound alone.
-        from tf_bandmf.ledger.book import opened
-
-        assert self._plan.account is not None
-        return opened(self._plan.account.ledger)
 
     def conditions(self) -> list[tuple[tf.Tensor, str]]:
         """What must hold for any step, with what to say if it does not."""
@@ -138,7 +130,7 @@ class Reservation:
             return
         assert self._run is not None
         try:
-            self._ledger().note_steps(self._run, steps)
+            hooks.note_steps(self._plan, self._run, steps)
             self._noted_steps = steps
         except LedgerError as error:
             # What was reserved is reserved; this spends nothing.
@@ -161,10 +153,7 @@ class Reservation:
         self.ensure()
         # Nothing follows, whatever becomes of the ledger.
         self._ended.assign(True)
-        entry = self._ledger().end(
-            self._run, plan=self._plan, steps=steps, reason=reason
-        )
-        return entry
+        return hooks.end(self._plan, self._run, steps, reason)
 
     def remarks(self) -> list[str]:
         """What the statement says of the reservation."""

@@ -1,0 +1,81 @@
+"""A federated run of a plan that is bound to a budget reserves before its first noise."""
+
+import numpy as np
+import pytest
+from test_running import B, Crash, K, Models, N, finish, make_devices
+
+import tf_bandmf
+from tf_bandmf_federated.host_noise import HostNoise
+from tf_bandmf_federated.server_noise import choose_place
+
+pytest.importorskip("sqlalchemy")
+
+from tf_bandmf.ledger import BudgetExceededError
+
+
+@pytest.fixture
+def ledger(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_BANDMF_LEDGER_WITNESS", str(tmp_path / "witness"))
+    made = tf_bandmf.Ledger(f"sqlite:///{tmp_path}/privacy.db")
+    made.add_dataset("keyboards", unit="one device", epsilon=100.0, delta=1e-5)
+    return made
+
+
+@pytest.fixture
+def plan(ledger):
+    return tf_bandmf.plan(
+        "banded:2",
+        noise_multiplier=0.5,
+        delta=1e-5,
+        num_steps=N,
+        participation=tf_bandmf.MinSep(B, K),
+        unit="one device",
+        ledger=ledger,
+        dataset="keyboards",
+    )
+
+
+def runs(ledger):
+    return ledger.spent("keyboards")[0].runs
+
+
+def test_invariant_19_a_run_that_crashed_reserves_once(tmp_path, ledger, plan):
+    devices = make_devices(tmp_path, plan=plan)
+    assert runs(ledger) == 0
+    with pytest.raises(Crash):
+        finish(tmp_path, devices, plan=plan, models=Models(dies_at=3))
+    assert runs(ledger) == 1
+    finish(tmp_path, devices, plan=plan)
+    assert runs(ledger) == 1
+    notes = [e.body["steps"] for e in ledger.history() if e.kind == "steps"]
+    assert notes == [N]
+    assert ledger.verify().is_intact
+    # Another run, in another folder, is another one.
+    other = tmp_path / "other"
+    other.mkdir()
+    finish(other, make_devices(other, plan=plan), plan=plan)
+    assert runs(ledger) == 2
+
+
+def test_invariant_19_without_budget_nothing_leaves(tmp_path, ledger, plan):
+    devices, models = make_devices(tmp_path, plan=plan), Models()
+    ledger.set_budget("keyboards", epsilon=1.0, delta=1e-5)
+    with pytest.raises(BudgetExceededError):
+        finish(tmp_path, devices, plan=plan, models=models)
+    assert models.released == [] and runs(ledger) == 0
+    ledger.set_budget("keyboards", epsilon=100.0, delta=1e-5)
+    finish(tmp_path, devices, plan=plan, models=models)
+    assert runs(ledger) == 1 and models.released[-1][0] == N
+
+
+def test_noise_of_a_bound_plan_is_the_hosts(ledger, plan):
+    assert choose_place("auto", plan, 10) == "host"
+    with pytest.raises(ValueError, match="bound to a ledger"):
+        choose_place("state", plan, 10)
+    ledger.set_budget("keyboards", epsilon=1.0, delta=1e-5)
+    with pytest.raises(BudgetExceededError):
+        HostNoise(plan, 10).values(1, 0)
+    ledger.set_budget("keyboards", epsilon=100.0, delta=1e-5)
+    noise = HostNoise(plan, 10)
+    assert np.isfinite(noise.values(1, 0)).all()
+    assert runs(ledger) == 1

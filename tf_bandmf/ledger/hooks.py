@@ -1,0 +1,58 @@
+"""What code that draws the noise of a run calls.
+
+It knows no engine, and needs no SQLAlchemy for plans that are bound to no ledger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from tf_bandmf.noise.keys import NoiseKey
+
+if TYPE_CHECKING:
+    from tf_bandmf.planning.plan import Plan
+
+
+def name_of(key: NoiseKey) -> str:
+    """What a ledger knows a run by: a digest that reveals nothing of its key."""
+    content = b"tf-bandmf run in a ledger" + key.secret_bytes()
+    return hashlib.sha256(content).hexdigest()
+
+
+def begin(plan: Plan, run: str) -> Any:
+    """Reserves what a run costs, or finds what it has reserved, before its first noise.
+
+    Args:
+      plan: of the run.
+      run: by `name_of`.
+
+    Returns:
+      The entry of the ledger; None if the plan is bound to none.
+
+    Raises:
+      LedgerError: if the ledger does not let the run begin, or is not open.
+    """
+    if plan.account is None:
+        return None
+    from tf_bandmf.ledger.book import opened
+
+    return opened(plan.account.ledger).begin(plan, run)
+
+
+def note_steps(plan: Plan, run: str, steps: int) -> None:
+    """Writes down how many steps, or rounds, a run that has begun took so far."""
+    if plan.account is None:
+        return
+    from tf_bandmf.ledger.book import opened
+
+    opened(plan.account.ledger).note_steps(run, steps)
+
+
+def end(plan: Plan, run: str, steps: int, reason: str) -> Any:
+    """Ends a run early, and gives back what was not used; see `Ledger.end`."""
+    assert plan.account is not None
+    from tf_bandmf.ledger.book import opened
+
+    found = opened(plan.account.ledger)
+    return found.end(run, plan=plan, steps=steps, reason=reason)
