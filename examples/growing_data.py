@@ -31,7 +31,7 @@ YEAR = gaussian.calibrate_noise_stddev(EPSILON, DELTA)
 def errors(plan: tf_bandmf.Plan) -> np.ndarray:
     """Standard deviation of the noise in the model after each step, shape [n]."""
     squared = plan.strategy.per_step_squared_error(plan.workload)
-    return plan.noise_stddev * np.sqrt(squared)
+    return plan.noise_stddev * np.sqrt(squared)  # at a clip norm of 1
 
 
 def best(num_steps: int, uses: int, separation: int, shares: int) -> tuple:
