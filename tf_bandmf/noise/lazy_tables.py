@@ -259,7 +259,7 @@ class LazyTable:
         products, factors = self._jumps.from_clocks(clocks)
         if self._jumps.entries == 1:
             return products * states + factors * normals
-        return tf.matmul(products, states) + tf.matmul(factors, normals)
+        return _applied(products, states) + _applied(factors, normals)
 
     def _apart(self, states: tf.Tensor) -> tf.Tensor:
         return tf.reshape(states, [-1, self._jumps.entries, self.columns])
@@ -278,6 +278,14 @@ class LazyTable:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("A table between releases is secret: it is not pickled.")
+
+
+def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
+    """Small matrices [U, m, m] times [U, m, columns]: a product would call for each row."""
+    terms = [
+        matrices[:, :, j, None] * states[:, j, None] for j in range(states.shape[1])
+    ]
+    return tf.add_n(terms)
 
 
 def _assign(

@@ -189,6 +189,7 @@ def traced_pass(
     loss_scale_factor: float | None = None,
     clipping: Clipping = FLAT,
     scales: Sequence[tf.Tensor] | None = None,
+    readers: Mapping[int, TableReader] | None = None,
 ) -> kept_pass.CheckedPass:
     """Traces the pass that `clipped_gradient_sums` makes, for a check before its step.
 
@@ -198,7 +199,8 @@ def traced_pass(
     check_supported(model)
     clip = how_to_clip(model, 1.0, clipping, loss_scale_factor, scales)
     data = _with_shares(batches.to_tensors((x, y, sample_weight, None)), None)
-    return kept_pass.trace(*_pass(model, data, clip), _key(model, data, clip))
+    with read_by(readers):
+        return kept_pass.trace(*_pass(model, data, clip), _key(model, data, clip))
 
 
 def _one_pass(

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,6 +23,8 @@ from tf_bandmf.keras.clipping.forward.passes import run_model
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
 from tf_bandmf.keras.clipping.settings import FLAT, Clipping, Grouping
 from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.table_readers import TableReader
+from tf_bandmf.keras.clipping.tensors.table_rows import TableRows, side_by_side
 from tf_bandmf.keras.clipping.tensors.variables import (
     tensorflow_variable,
     trainable_variables,
@@ -47,6 +49,7 @@ def self_check(
     microbatch_size: int | None = None,
     loss_scale_factor: float | None = None,
     clipping: Clipping = FLAT,
+    readers: Mapping[int, TableReader] | None = None,
 ) -> None:
     """Compares clipped gradients of two examples with gradients taken one by one.
 
@@ -72,6 +75,7 @@ def self_check(
       loss_scale_factor: as for `clipped_gradient_sums`.
       clipping: as the step will do it. If it scales coordinates, the check uses made-up
         scales.
+      readers: as for `clipped_gradient_sums`; nothing of the size of these tables is made.
 
     Raises:
       ClippingMismatchError: if they differ, with the likely cause.
@@ -99,8 +103,10 @@ def self_check(
         "loss_scale_factor": loss_scale_factor,
         "clipping": clipping,
         "scales": _made_up_scales(model) if clipping.scaling else None,
+        "readers": readers,
     }
-    with _unchanged_state(model) as draw, contextlib.ExitStack() as stack:
+    tables = readers or {}
+    with _unchanged_state(model, tables) as draw, contextlib.ExitStack() as stack:
         checked = traced_pass(model, *data, **options)
         repeatable = checked.repeatable
         if repeatable:
@@ -109,7 +115,7 @@ def self_check(
             # A pass of its own, which no step can run.
             stack.enter_context(fixed_draws.without_randomness())
             checked = traced_pass(model, *data, **options)
-        references = _references(model, data, scale, options["scales"])
+        references = _references(model, data, scale, options["scales"], tables)
         largest = max(
             (norm for norm, _ in references if math.isfinite(norm)), default=0
         )
@@ -195,11 +201,12 @@ def _compare_neighbors(
         found = float(result.norms[0])
         same = abs(found - expected) <= rtol * expected + 1e-6
         if same and not np.isfinite(result.norms[1:]).any():
+            sums, others = side_by_side([result.sums, alone.sums])
             errors = [
                 np.sum((np.asarray(a, np.float64) - np.asarray(b, np.float64)) ** 2)
-                for a, b in zip(result.sums, alone.sums, strict=True)
+                for a, b in zip(sums, others, strict=True)
             ]
-            total = sum(float(np.sum(np.asarray(b) ** 2.0)) for b in alone.sums)
+            total = sum(float(np.sum(np.asarray(b) ** 2.0)) for b in others)
             same = math.sqrt(sum(errors)) <= rtol * math.sqrt(total) + 1e-6
         if not same:
             raise ClippingMismatchError(
@@ -275,10 +282,18 @@ def _made_up_scales(model: keras.Model) -> list[tf.Tensor]:
 
 
 def _references(
-    model: keras.Model, data: Any, scale: float, scales: list[tf.Tensor] | None
-) -> list[tuple[float, list[np.ndarray[Any, Any]]]]:
-    """Returns norm and gradients of each example, from a tape on a batch of one."""
-    variables = [tensorflow_variable(v) for v in trainable_variables(model)]
+    model: keras.Model,
+    data: Any,
+    scale: float,
+    scales: list[tf.Tensor] | None,
+    tables: Mapping[int, TableReader],
+) -> list[tuple[float, list[Any]]]:
+    """Returns norm and gradients of each example, from a tape on a batch of one.
+
+    Gradients are float64 arrays, those of tables that readers read `TableRows`.
+    """
+    own = trainable_variables(model)
+    variables = [tensorflow_variable(v) for v in own]
     loss = compiled_loss(model)
     count = batches.tensor_leaves(data)[0].shape[0]
     references = []
@@ -297,12 +312,15 @@ def _references(
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
         arrays = [
-            tf.cast(tf.convert_to_tensor(g), tf.float64).numpy() / scale
-            for g in gradients
+            TableRows.of(g, scale)
+            if id(variable) in tables
+            else tf.cast(tf.convert_to_tensor(g), tf.float64).numpy() / scale
+            for g, variable in zip(gradients, own, strict=True)
         ]
         if scales is not None:
             arrays = [a * s.numpy() for a, s in zip(arrays, scales, strict=True)]
-        norm = math.sqrt(sum(float(np.sum(a**2)) for a in arrays))
+        values = [a.values if isinstance(a, TableRows) else a for a in arrays]
+        norm = math.sqrt(sum(float(np.sum(a**2)) for a in values))
         references.append((norm if np.isfinite(value) else math.nan, arrays))
     return references
 
@@ -313,15 +331,17 @@ def _slice(tensor: tf.Tensor, index: int) -> tf.Tensor:
 
 def _compare_sums(
     model: keras.Model,
-    sums: list[tf.Tensor],
-    references: list[tuple[float, list[np.ndarray[Any, Any]]]],
+    sums: list[Any],
+    references: list[tuple[float, list[Any]]],
     *,
     parts: Grouping,
     gamma: float | None,
     rtol: float,
 ) -> None:
     variables = trainable_variables(model)
-    expected = [np.zeros(tuple(variable.shape)) for variable in variables]
+    sums, *gradients = side_by_side([sums, *(own for _, own in references)])
+    references = [(norm, own) for (norm, _), own in zip(references, gradients)]
+    expected = [np.zeros(tuple(total.shape)) for total in sums]
     for norm, gradients in references:
         if not math.isfinite(norm):
             continue
@@ -352,7 +372,7 @@ def _compare_sums(
 
 @contextlib.contextmanager
 def _unchanged_state(
-    model: keras.Model,
+    model: keras.Model, tables: Mapping[int, TableReader]
 ) -> Iterator[Callable[[Sequence[float]], None]]:
     """Restores weights that a forward pass changes; refuses data-dependent ones.
 
@@ -364,7 +384,8 @@ def _unchanged_state(
       ClippingMismatchError: if the forward pass changed a weight. What is not a
         seed would carry data into the model without noise.
     """
-    states = [layer_state for layer_state in model.variables]
+    # Of tables that readers read it is shown that the pass writes nothing.
+    states = [state for state in model.variables if id(state) not in tables]
     before = [np.array(state.numpy()) for state in states]
     rng = np.random.default_rng(0)
     during: list[np.ndarray[Any, Any]] = []

@@ -18,7 +18,7 @@ from tf_bandmf.keras.compat.keras_objects import all_layers
 from tf_bandmf.keras.model.alone import check_layers_alone
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.guards import announced
-from tf_bandmf.keras.model.tables import lazy_layers
+from tf_bandmf.keras.model.tables import DENSE, lazy_layers
 from tf_bandmf.keras.model.training_state import state_of
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 
@@ -126,9 +126,19 @@ def check_gradients(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
             microbatch_size=model._microbatch_size,
             loss_scale_factor=optimizer.loss_scale_factor,
             clipping=optimizer.clipping,
+            readers=_readers_for_check(model, optimizer),
         )
     check_layers_alone(model, data, state.may_run_alone, state.is_quiet)
     state.checked = layers
+
+
+def _readers_for_check(model: Any, optimizer: PrivateOptimizer) -> Any:
+    """How the check reads tables: as the first step will, or the last release."""
+    if model._tables == DENSE:
+        return None
+    begin_run(model, optimizer)
+    tables = optimizer.run.tables
+    return None if tables is None else tables.readers_between_steps()
 
 
 def without_dynamic_scale(new: Any, old: Any) -> Any:

@@ -123,6 +123,12 @@ class PrivateStep(_Model):
         with tf.control_dependencies([step]):
             x = tf.nest.map_structure(tf.identity, x)
         tables = self._private_optimizer().run.tables
+        if tables is None and self._tables not in ("dense", "auto"):
+            raise RuntimeError(
+                "The optimizer was built without the model, so that its run has no "
+                "tables='lazy'. Compile the model with a new PrivateOptimizer, and let "
+                "model.fit or model.train_on_batch build it."
+            )
         if tables is not None:
             looked_up = self._training.looked_up(x, rows)
             tables.bring_up_to_date(looked_up, step)

@@ -223,6 +223,16 @@ class RunTables:
             )
         return self._readers
 
+    def readers_between_steps(self) -> dict[int, Callable[[tf.Tensor], tf.Tensor]]:
+        """Those of a step before the first one; then readers of the last release."""
+        if int(self._now) == self._first_step:
+            self.begin()
+            return self._readers
+        return {
+            id(variable): tensorflow_value(variable).sparse_read
+            for variable in self._variables
+        }
+
     @property
     def variables(self) -> list[Any]:
         """Of the layers: they have the last release."""

@@ -1,0 +1,184 @@
+"""Steps with large embedding tables: private ones beside ordinary ones, in one run.
+
+An ordinary step is one whose update is sparse: the gradient of the table is
+`tf.IndexedSlices`, and SGD subtracts from the rows that were looked up. A private step
+draws the noise of rows when they are read (`make_private(tables="lazy")`), or that of all
+rows (`tables="dense"`). A release draws what all rows are behind by; beside it stands one
+draw of as many independent normals.
+
+    python benchmarks/embeddings.py                        # 10^4 to 10^6 rows, 16 columns
+    python benchmarks/embeddings.py --rows 10000000 --columns 64 --no-dense
+
+Each line is a process of its own: its peak of memory is that of its largest table.
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+
+BATCH, LENGTH, STEPS, EXAMPLES = 500, 4, 60, 20_000
+
+
+def seconds(functions, repeats):
+    """Of each function, called in turns: the first decile, for others use the machine."""
+    taken = [[] for _ in functions]
+    for repeat in range(repeats + 2):
+        for function, own in zip(functions, taken):
+            start = time.perf_counter()
+            function()
+            if repeat > 1:
+                own.append(time.perf_counter() - start)
+    return [sorted(own)[len(own) // 10] for own in taken]
+
+
+def network(rows, columns):
+    import keras
+
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((LENGTH,), dtype="int32"),
+            keras.layers.Embedding(rows, columns),
+            keras.layers.Flatten(),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def ordinary(rows, columns, ids, labels, loss):
+    """A step whose update of the table is sparse."""
+    import tensorflow as tf
+
+    model = network(rows, columns)
+    variables = [variable.value for variable in model.trainable_variables]
+    table, others = variables[0], variables[1:]
+
+    @tf.function(autograph=False)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            found = tf.nn.embedding_lookup(table, x)
+            hidden = tf.reshape(found, [-1, LENGTH * columns])
+            hidden = tf.nn.relu(hidden @ others[0] + others[1])
+            value = loss(y, hidden @ others[2] + others[3])
+        first, *gradients = tape.gradient(value, variables)
+        table.scatter_sub(tf.IndexedSlices(0.1 * first.values, first.indices))
+        for variable, gradient in zip(others, gradients):
+            variable.assign_sub(0.1 * gradient)
+        return value
+
+    data = tf.data.Dataset.from_tensor_slices((ids, labels)).repeat().batch(BATCH)
+    batches = iter(data)
+    return lambda: step(*next(batches)).numpy()
+
+
+def private(rows, columns, ids, labels, loss, mechanism, tables):
+    """A step, and a release after a step."""
+    import keras
+
+    import tf_bandmf
+    import tf_bandmf.keras
+
+    plan = tf_bandmf.plan(
+        mechanism,
+        epsilon=8,
+        delta=1e-6,
+        num_examples=EXAMPLES,
+        batch_size=BATCH,
+        epochs=4,
+    )
+    model = tf_bandmf.keras.make_private(network(rows, columns), tables=tables)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(
+        keras.optimizers.SGD(0.1), plan, additional_run=True
+    )
+    model.compile(optimizer, loss)
+    schedule = plan.batches(ids, labels)
+    first = next(iter(schedule.dataset(0)))
+    model.train_on_batch(first)
+    model.make_train_function()
+    batches = iter(schedule.dataset(1))
+    table = model.trainable_variables[0]
+
+    def step():
+        return [float(value) for value in model.train_function(batches).values()]
+
+    def release():
+        model.release()
+        return float(table[0, 0])
+
+    return step, release
+
+
+def draw(rows, columns):
+    """One draw of as many normals as the table has numbers."""
+    import tensorflow as tf
+
+    from tf_bandmf.noise import standard_normals
+    from tf_bandmf.noise.keys import NoiseKey
+
+    keys = tf.constant(NoiseKey.for_testing(0).step_keys(1)[0])
+    return lambda: standard_normals(keys, rows * columns)[:1].numpy()
+
+
+def measure(rows, columns, mechanism, dense):
+    """Prints a line of the table."""
+    import keras
+    import numpy as np
+
+    import tf_bandmf.keras  # noqa: F401
+
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, rows, (EXAMPLES, LENGTH)).astype("int32")
+    labels = (rng.random((EXAMPLES, 1)) < 0.3).astype("float32")
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    arguments = rows, columns, ids, labels, loss
+    step, release = private(*arguments, mechanism, "lazy")
+    steps = [ordinary(*arguments), step]
+    if dense:
+        steps.append(private(*arguments, mechanism, "dense")[0])
+    plain, lazy, *rest = seconds(steps, STEPS)
+    eager = rest[0] if rest else float("nan")
+    releases = []
+    for _ in range(3):
+        step()
+        start = time.perf_counter()
+        release()
+        releases.append(time.perf_counter() - start)
+    (once,) = seconds([draw(rows, columns)], 3)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(
+        f"{rows:>10,} {columns:>3} {mechanism:<11}{1e3 * plain:>9.2f}{1e3 * lazy:>9.2f}"
+        f"{lazy / plain:>7.2f}{1e3 * eager:>10.1f}{eager / plain:>7.1f}"
+        f"{1e3 * min(releases):>10.0f}{min(releases) / once:>7.1f}{peak:>8.2f}",
+        flush=True,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="*", default=[10**4, 10**5, 10**6])
+    parser.add_argument("--columns", type=int, default=16)
+    parser.add_argument("--mechanisms", nargs="*", default=["dp_sgd", "lambda_cgd"])
+    parser.add_argument("--no-dense", action="store_true")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        measure(given.rows[0], given.columns, given.mechanisms[0], not given.no_dense)
+        return
+    print(
+        f"{'rows':>10}{'col':>4} {'mechanism':<11}{'ordinary':>9}{'lazy':>9}{'ratio':>7}"
+        f"{'dense':>10}{'ratio':>7}{'release':>10}{'/draw':>7}{'GB':>8}   (ms)",
+        flush=True,
+    )
+    for mechanism in given.mechanisms:
+        for rows in given.rows:
+            command = [sys.executable, __file__, "--one", "--rows", str(rows)]
+            command += ["--columns", str(given.columns), "--mechanisms", mechanism]
+            command += ["--no-dense"] * given.no_dense
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    main()
