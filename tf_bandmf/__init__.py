@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from tf_bandmf.planning.advice import Advice, advise
     from tf_bandmf.planning.build import plan
+    from tf_bandmf.planning.card import PrivacyCard
     from tf_bandmf.planning.choosing import Choice
     from tf_bandmf.planning.comparison import Comparison, compare
     from tf_bandmf.planning.composition import JointGuarantee, compose
@@ -78,6 +79,7 @@ __all__ = [
     "Participation",
     "Plan",
     "Poisson",
+    "PrivacyCard",
     "PrivacyStatement",
     "Sensitivity",
     "Shuffled",
@@ -119,6 +121,7 @@ _HOMES = {
     "GradientSample": "planning.gradient_sample",
     "Guarantee": "accounting.guarantee",
     "Plan": "planning.plan",
+    "PrivacyCard": "planning.card",
     "PrivacyStatement": "planning.statement",
     "Sensitivity": "analysis.sensitivity",
     "Strategy": "strategies",

@@ -121,3 +121,28 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     assert cli.main([*PLAN, "--mechanism", "identity", "--out", out]) == 2
     captured = capsys.readouterr()
     assert "folder does not exist" in captured.err and captured.err.count("\n") == 1
+
+
+def test_a_card_is_saved_in_plain_words(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    tf_bandmf.plan(
+        "bsr:4", epsilon=2, delta=1e-5, num_examples=600, batch_size=60, epochs=2
+    ).save(str(path))
+    texts = {}
+    for suffix in (".md", ".html", ".json"):
+        card = tmp_path / f"card{suffix}"
+        arguments = ["show", str(path), "--card", str(card), "--model-name", "churn"]
+        assert cli.main([*arguments, "--unit", "one user", "--json"]) == 0
+        texts[suffix] = card.read_text(encoding="utf-8")
+        assert "What is protected" in texts[suffix] and "one user" in texts[suffix]
+    assert texts[".md"].startswith('---\nlibrary_name: "keras"')
+    assert json.loads(texts[".json"])["model_name"] == "churn"
+    capsys.readouterr()
+    for wrong, message in (
+        (["--card", str(tmp_path / "card.pdf")], "--card must end in .md, .html, .json"),
+        (["--card", str(tmp_path / "none" / "card.md")], "the folder does not exist"),
+        (["--model-name", "churn"], "--model-name needs --card"),
+        (["--unit", "two\nlines"], "unit must name"),
+    ):
+        assert cli.main(["show", str(path), *wrong]) == 2
+        assert message in capsys.readouterr().err

@@ -29,11 +29,13 @@ from dp_accounting.pld import privacy_loss_distribution
 from tf_bandmf.accounting import gaussian, profiles
 from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT, Guarantee
+from tf_bandmf.planning.card import Facts
 from tf_bandmf.planning.parts import Loss, Part, Run, gaussian_loss, renyi_accountants
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import (
     GENERATORS,
     NOT_COVERED,
+    WITHOUT_SAMPLING,
     Statement,
     check_unit,
     sentence,
@@ -118,8 +120,8 @@ class JointGuarantee:
         """
         check_positive("epsilon", epsilon)
         found = [1.0]
-        if self._noise is not None:
-            found.append(gaussian.gaussian_delta(self._noise, epsilon))
+        if self.gaussian_noise is not None:
+            found.append(gaussian.gaussian_delta(self.gaussian_noise, epsilon))
         stated = self._stated
         if stated is not None and epsilon >= stated[0]:
             found.append(stated[1])
@@ -204,8 +206,8 @@ class JointGuarantee:
         return any(part.replaces for part in self.parts)
 
     @functools.cached_property
-    def _noise(self) -> float | None:
-        """Of the Gaussian mechanism that all are together, without amplification."""
+    def gaussian_noise(self) -> float | None:
+        """Noise multiplier of the Gaussian mechanism that all are, unamplified; or None."""
         return _noise(self.parts, self._replaced)
 
     @functools.cached_property
@@ -219,12 +221,12 @@ class JointGuarantee:
 
     def _epsilons(self, delta: float) -> list[_Bound]:
         found = []
-        if self._noise is not None:
+        if self.gaussian_noise is not None:
             exact = all(
                 part.is_gaussian and part.kind == "exact" for part in self.parts
             )
             try:
-                value = gaussian.gaussian_epsilon(self._noise, delta)
+                value = gaussian.gaussian_epsilon(self.gaussian_noise, delta)
             except ValueError:  # beyond any meaning
                 value = math.inf
             name, kind = (GAUSSIAN, "exact") if exact else (UNAMPLIFIED, "bound")
@@ -449,6 +451,24 @@ class JointStatement(Statement):
     guarantee: Guarantee
     unit: str
 
+    def facts(self) -> Facts:
+        """What is promised, as numbers."""
+        found, plans = self.guarantee, self.joint.plans
+        # A rho alone is no Gaussian mechanism.
+        noise = self.joint.gaussian_noise
+        count = len(self.joint.parts)
+        return Facts(
+            epsilon=found.epsilon,
+            delta=found.delta,
+            mu=None if noise is None else 1.0 / noise,
+            kind=found.kind,
+            confidence=found.confidence,
+            replaces=found.adjacency != ZERO_OUT,
+            test_only=any(plan.test_seed is not None for plan in plans),
+            unit=self.unit,
+            accesses=f"Covered are {count} releases from the same data, together.",
+        )
+
     def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""
         plans, found = self.joint.plans, self.guarantee
@@ -457,9 +477,13 @@ class JointStatement(Statement):
             f"(epsilon = {found.epsilon:.6g}, delta = {found.delta:.3g})-DP for all runs "
             f"together"
         )
-        if found.zcdp_rho is not None:
-            formal += f"; without amplification {found.zcdp_rho:.6g}-zCDP"
-        formal += "."
+        is_concentrated = found.zcdp_rho is not None
+        concentrated = f"{found.zcdp_rho:.6g}-zCDP." if is_concentrated else ""
+        counts_sampling = any(plan.participation.is_amplified for plan in plans)
+        if is_concentrated and not counts_sampling:
+            formal += f"; {concentrated}"
+        else:
+            formal += "."
         if any(plan.test_seed is not None for plan in plans):
             formal = (
                 "NONE. The noise of a run comes from a known test seed: anyone can remove "
@@ -494,6 +518,11 @@ class JointStatement(Statement):
             ("Adjacency", found.adjacency),
             ("Type of accounting", f"{found.accountant}. {found.describe_kind()}"),
             *([("Accounting assumptions", " ".join(assumptions))] if plans else []),
+            *(
+                [(WITHOUT_SAMPLING, concentrated)]
+                if is_concentrated and counts_sampling
+                else []
+            ),
             ("Runs", runs),
             ("Not covered", " ".join([*NOT_COVERED, *generators])),
         ]

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 
+from tf_bandmf.accounting.guarantee import REPLACE_ONE
+from tf_bandmf.planning.card import Facts, PrivacyCard
 from tf_bandmf.planning.planned_run import PlannedRun
 from tf_bandmf.strategies import Strategy, registry
 
 ONE_EXAMPLE = "one training example"
+WITHOUT_SAMPLING = "If nothing is counted on the sampling"
 NOT_COVERED = (
     "Training metrics (loss, accuracy and norms on training data) are exact functions "
     "of the data: do not publish them.",
@@ -36,6 +40,21 @@ class Statement(abc.ABC):
     def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""
 
+    @abc.abstractmethod
+    def facts(self) -> Facts:
+        """What is promised, as numbers."""
+
+    def card(self, model_name: str | None = None) -> PrivacyCard:
+        """The statement in plain words, too: for a model card, or for lawyers.
+
+        Args:
+          model_name: in one line.
+
+        Raises:
+          ValueError: if the name is no text of one line.
+        """
+        return PrivacyCard(self, model_name)
+
     def __str__(self) -> str:
         lines = [f"{i}. {name}: {text}" for i, (name, text) in self._numbered()]
         return "\n".join(["Privacy statement", *lines])
@@ -57,6 +76,9 @@ class PrivacyStatement(Statement):
       epsilon, delta: the guarantee.
       zcdp_rho: rho of zCDP without amplification, under `adjacency` as they are.
       accountant: what computed it.
+      kind: "exact", "bound" or "estimate".
+      confidence: of a simulated bound, else None.
+      is_amplified: whether the sampling is counted on.
       accounting: whether the values are exact, a bound (at which confidence) or an
         estimate.
       adjacency: which data sets count as neighbors.
@@ -93,6 +115,9 @@ class PrivacyStatement(Statement):
     test_only: bool
     unit: str
     sampling: str
+    kind: str
+    confidence: float | None
+    is_amplified: bool
     accounting: str
     adjacency: str
     output: str
@@ -125,6 +150,9 @@ class PrivacyStatement(Statement):
             delta=guarantee.delta,
             zcdp_rho=guarantee.zcdp_rho,
             accountant=guarantee.accountant,
+            kind=guarantee.kind,
+            confidence=guarantee.confidence,
+            is_amplified=plan.participation.is_amplified,
             accounting=f"{guarantee.describe_kind()} {beside}".strip(),
             adjacency=guarantee.adjacency,
             sampling=plan.participation.amplification(),
@@ -142,12 +170,31 @@ class PrivacyStatement(Statement):
             remarks=remarks,
         )
 
+    def facts(self) -> Facts:
+        """What is promised, as numbers."""
+        return Facts(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            mu=math.sqrt(2.0 * self.zcdp_rho),
+            kind=self.kind,
+            confidence=self.confidence,
+            replaces=self.adjacency == REPLACE_ONE,
+            test_only=self.test_only,
+            unit=self.unit,
+            accesses=" ".join(
+                [
+                    f"Covered is one training run of {self.num_steps} steps.",
+                    *self.remarks,
+                ]
+            ),
+        )
+
     def points(self) -> list[tuple[str, str]]:
         """The points of the statement: (title, text)."""
-        guarantee = (
-            f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP; without "
-            f"amplification {self.zcdp_rho:.6g}-zCDP."
-        )
+        guarantee = f"(epsilon = {self.epsilon:.6g}, delta = {self.delta:.3g})-DP"
+        # What holds without the sampling says nothing of the guarantee.
+        concentrated = f"{self.zcdp_rho:.6g}-zCDP."
+        guarantee += "." if self.is_amplified else f"; {concentrated}"
         if self.test_only:
             guarantee = (
                 "NONE. The noise comes from a known test seed: anyone can remove it. "
@@ -176,6 +223,7 @@ class PrivacyStatement(Statement):
                 f"{self.accountant}. {self.accounting} {self.sampling}",
             ),
             ("Accounting assumptions", self.participation),
+            *([(WITHOUT_SAMPLING, concentrated)] if self.is_amplified else []),
             (
                 "Mechanism",
                 f"{self.mechanism}; {self.sensitivity}; noise multiplier "

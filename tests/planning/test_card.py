@@ -1,0 +1,173 @@
+"""Privacy in plain words: what it says is true, complete, and safe to print."""
+
+import html.parser
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import tf_bandmf
+from tf_bandmf.planning.card import Facts
+
+ARGUMENTS = {"epsilon": 1.0, "delta": 1e-5, "num_examples": 600, "batch_size": 60}
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return tf_bandmf.plan("bsr:4", epochs=2, **ARGUMENTS)
+
+
+def facts(epsilon, delta=1e-5, mu=None, **changes):
+    fields = {"kind": "exact", "confidence": None, "replaces": False}
+    fields |= {"test_only": False, "unit": "one user", "accesses": "One run."}
+    return Facts(epsilon, delta, mu, **{**fields, **changes})
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0, 30.0, 900.0])
+@pytest.mark.parametrize("delta", [1e-9, 0.01])
+def test_no_test_of_randomized_response_does_better(epsilon, delta):
+    """The worst (epsilon, delta)-DP mechanism, by its four outputs and all its tests."""
+    right = 1.0 / (1.0 + math.exp(-epsilon))
+    wrong = math.exp(-epsilon) * right
+    out = np.array([delta, 0.0, (1 - delta) * right, (1 - delta) * wrong])
+    other = np.array([0.0, delta, (1 - delta) * wrong, (1 - delta) * right])
+    said = facts(epsilon, delta)
+    best = 0.0
+    for choice in itertools.product([0.0, 0.5, 1.0], repeat=4):
+        power, accused = out @ np.array(choice), other @ np.array(choice)
+        assert power <= said.found(accused) * (1 + 1e-12) + 1e-15
+        best = max(best, 0.5 * (1.0 + power - accused))
+    assert said.right() == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("mu", [0.01, 0.3, 2.0])
+def test_a_gaussian_mechanism_is_known_exactly(mu):
+    said = facts(50.0, mu=mu)
+    normal = stats.norm
+    for accused in (0.001, 0.05, 0.5):
+        expected = normal.sf(normal.isf(accused) - mu)
+        assert said.found(accused) == pytest.approx(expected, rel=1e-9)
+    assert said.right() == pytest.approx(normal.cdf(mu / 2.0), rel=1e-9)
+    assert said.right() >= normal.cdf(mu / 2.0)
+
+
+def test_plain_words_come_first_and_name_the_numbers(plan):
+    card = plan.statement(unit="one user").card("churn-2026")
+    points = dict(card.points())
+    assert list(points)[:3] == ["What is protected", "From whom", "How strongly"]
+    said = card.statement.facts()
+    assert said.mu == pytest.approx(1.0 / plan.noise_multiplier)
+    example = points["What that means for one person"]
+    assert f"at most {math.ceil(100 * said.right())} times" in example
+    assert f"at most {math.ceil(100 * said.found(0.05))} of 100" in example
+    assert "one user" in example and "a strong guarantee" in points["How strongly"]
+    text = card.to_markdown()
+    assert text.index("In plain words") < text.index("## Privacy statement")
+    for _, technical in card.statement.points():
+        assert technical in text
+
+
+def test_what_is_an_estimate_or_nothing_says_so(plan):
+    seeded = tf_bandmf.plan("identity", epochs=1, test_seed=1, **ARGUMENTS)
+    card = seeded.statement().card()
+    assert dict(card.points())["What is protected"].startswith("NOTHING")
+    assert len(card.points()) == 1 and card.to_record()["guarantee"] is None
+    assert "differential_privacy" not in card.to_model_card()
+    for kind, confidence, word in (
+        ("estimate", None, "ESTIMATE"),
+        ("bound", 0.999, "probability of at most 0.001"),
+        ("bound", 1.0, "proven"),
+    ):
+        bins = tf_bandmf.compose(
+            [plan, tf_bandmf.ApproximateDP(1.0, 1e-9, kind="estimate")]
+        )
+        statement = bins.statement(delta=2e-5)
+        object.__setattr__(
+            statement,
+            "facts",
+            lambda k=kind, c=confidence: facts(1.0, kind=k, confidence=c),
+        )
+        assert word in dict(statement.card().points())["How sure the numbers are"]
+
+
+def test_replacements_and_several_releases():
+    plan = tf_bandmf.plan(
+        "identity",
+        delta=1e-5,
+        noise_multiplier=0.36,
+        num_steps=20,
+        participation=tf_bandmf.CyclicFixedSize(600, 6, 1),
+    )
+    points = dict(plan.statement().card().points())
+    assert "had they been other data" in points["What is protected"]
+    assert "which of two possible records" in points["What that means for one person"]
+    joint = tf_bandmf.compose([tf_bandmf.ZeroConcentratedDP(0.1)])
+    said = joint.statement(1e-5, unit="one user").facts()
+    # A rho is no Gaussian mechanism.
+    assert said.mu is None and "1 releases" in said.accesses
+
+
+class _Reader(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.text = [], ""
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+HOSTILE = "a<script>alert(1)</script> & \"b': [x](y) `z`"
+
+
+def test_names_and_units_are_text_in_every_format(plan):
+    card = plan.statement(unit=f"one {HOSTILE}").card(HOSTILE)
+    reader = _Reader()
+    reader.feed(card.to_html())
+    assert "script" not in reader.tags and HOSTILE in reader.text
+    record = json.loads(card.to_json())
+    assert record["model_name"] == HOSTILE
+    assert record["guarantee"]["epsilon"] == plan.epsilon
+    heading = card.to_markdown().split("\n")[0]
+    assert "<script>" not in heading.replace("\\<", "")
+    for wrong in ("", "two\nlines", 3):
+        with pytest.raises(ValueError, match="model_name must be"):
+            plan.statement().card(wrong)
+
+
+def test_the_metadata_are_those_of_keras_and_hugging_face(plan):
+    yaml = pytest.importorskip("yaml")
+    card = plan.statement().card(HOSTILE)
+    text = card.to_model_card(license="mit", datasets=["mnist"], tags=["vision"])
+    _, front, body = text.split("---\n", 2)
+    found = yaml.safe_load(front)
+    assert found["library_name"] == "keras" and found["license"] == "mit"
+    assert found["datasets"] == ["mnist"] and found["model_name"] == HOSTILE
+    assert found["tags"] == ["differential-privacy", "tf-bandmf", "vision"]
+    assert found["differential_privacy"]["epsilon"] == plan.epsilon
+    assert body.strip() == card.to_markdown().strip()
+    fields = card.hugging_face_fields()
+    assert fields["model_id"] == HOSTILE
+    assert plan.statement().mechanism in fields["training_regime"]
+    assert "not promised" in fields["bias_risks_limitations"]
+
+
+def test_line_one_does_not_say_what_the_run_would_be_without_its_sampling(plan):
+    sampled = tf_bandmf.plan("identity", epochs=2, sampling="poisson", **ARGUMENTS)
+    for statement, is_sampled in (
+        (plan.statement(), False),
+        (sampled.statement(), True),
+    ):
+        points = dict(statement.points())
+        assert ("zCDP" in points["Formal statement"]) != is_sampled
+        assert ("If nothing is counted on the sampling" in points) == is_sampled
+        assert f"{statement.zcdp_rho:.6g}-zCDP" in str(statement)
+    joint = tf_bandmf.compose([plan, sampled]).statement()
+    points = dict(joint.points())
+    assert "zCDP" not in points["Formal statement"]
+    assert "zCDP" in points["If nothing is counted on the sampling"]
