@@ -139,7 +139,10 @@ def test_a_card_is_saved_in_plain_words(capsys, tmp_path):
     assert json.loads(texts[".json"])["model_name"] == "churn"
     capsys.readouterr()
     for wrong, message in (
-        (["--card", str(tmp_path / "card.pdf")], "--card must end in .md, .html, .json"),
+        (
+            ["--card", str(tmp_path / "card.pdf")],
+            "--card must end in .md, .html, .json",
+        ),
         (["--card", str(tmp_path / "none" / "card.md")], "the folder does not exist"),
         (["--model-name", "churn"], "--model-name needs --card"),
         (["--unit", "two\nlines"], "unit must name"),
