@@ -28,7 +28,7 @@ ALPHA = 1e-6
 def forget():
     """What a process keeps from one mechanism to the next."""
     known_runs.forget()
-    normals._compiled_pairs.cache_clear()
+    normals.compiled_pairs.cache_clear()
 
 
 def own_plan(mechanism, **changes):

@@ -223,8 +223,11 @@ class NoiseGenerator:
         first_block = self._shard_blocks * shard
 
         def normals(steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+            # Signed, for GPUs gather no unsigned numbers.
+            signed = tf.bitcast(step_keys, tf.int64)
+            signed = tf.gather(signed, steps % tf.shape(step_keys, tf.int64)[0])
             return weighted_normals(
-                tf.gather(step_keys, steps % tf.shape(step_keys, tf.int64)[0]),
+                tf.bitcast(signed, tf.uint64),
                 weights,
                 self.shard_size,
                 first_block,

@@ -117,7 +117,7 @@ def _compiled_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks
             _shared_parts(step_keys[j], first_block, num_blocks)
             for j in range(num_terms)
         ]
-        compiled = _compiled_pairs(num_blocks, num_terms, key_words)
+        compiled = compiled_pairs(num_blocks, num_terms, key_words)
         return compiled(step_keys, weights, first_block, tf.stack(shared))
 
     # XLA needs the better part of an hour for two terms of ChaCha20 in one expression.
@@ -125,7 +125,7 @@ def _compiled_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks
         step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
     ) -> tf.Tensor:
         shared_parts = _compiled_shared_parts(num_blocks)
-        term = _compiled_pairs(num_blocks, 1, key_words)
+        term = compiled_pairs(num_blocks, 1, key_words)
         total: tf.Tensor | None = None
         for j in range(num_terms):
             # One after the other, so that two vectors are in memory and not num_terms.
@@ -140,7 +140,7 @@ def _compiled_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks
 
 
 @functools.cache
-def _compiled_pairs(
+def compiled_pairs(
     num_blocks: int, num_terms: int, key_words: int
 ) -> Callable[..., tf.Tensor]:
     def pairs(

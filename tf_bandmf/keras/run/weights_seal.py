@@ -8,8 +8,8 @@ the scales of coordinates.
 
 The digest covers every bit. It is FarmHash64 where weights are on the host (9 GB/s on one
 core), else a sum of products with numbers that depend on the place, modulo 2^64, which XLA
-makes one pass of. It guards against mistakes, not against somebody who looks for weights
-with the same digest.
+makes one pass of where the weights are: a weight never travels to the host. It guards
+against mistakes, not against somebody who looks for weights with the same digest.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.compat.averages import around_swaps
 from tf_bandmf.keras.run.secrets import of_replica, per_replica
+from tf_bandmf.noise.devices import device_kind
 
 CHANGED = (
     "The weights are not those that the last private step of this run left: something "
@@ -142,22 +143,23 @@ def digest_of(weights: Sequence[Any]) -> tf.Tensor:
     """A digest of all bits of Keras variables, int64 scalar."""
     if not weights:
         return tf.constant(0, tf.int64)
+    values = [tf.convert_to_tensor(weight.value) for weight in weights]
+    # In a graph the device of a value is not known yet.
+    if device_kind() != "CPU":
+        return _device_digest(values)
     # A step has four of these, and tracing takes its time for each operation.
     with tf.device("/CPU:0"):
         constants = tf.constant([1, -1]), tf.constant("farmhash64")
     digests = []
     alike: dict[Any, list[tf.Tensor]] = {}
-    for weight in weights:
-        value = tf.convert_to_tensor(weight.value)
-        if "GPU" in value.device or "TPU" in value.device:
-            digests.append(_device_digest(value))
-        elif _is_small(value):
+    for value in values:
+        if _is_small(value):
             alike.setdefault((tuple(value.shape), value.dtype), []).append(value)
         else:
             digests.append(_host_digest(value, *constants))
     with tf.device("/CPU:0"):
-        for values in alike.values():
-            together = tf.stack(values) if len(values) > 1 else values[0]
+        for same in alike.values():
+            together = tf.stack(same) if len(same) > 1 else same[0]
             digests.append(_host_digest(together, *constants))
         digest = _host_digest(tf.concat(digests, axis=0), *constants)
         return tf.reshape(digest, [])
@@ -177,11 +179,14 @@ def _host_digest(value: tf.Tensor, row: tf.Tensor, method: tf.Tensor) -> tf.Tens
 
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
-def _device_digest(value: tf.Tensor) -> tf.Tensor:
-    """Sum over the words of word times a number that is mixed from the word's place.
+def _device_digest(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """int64 scalar: a sum of the values' sums."""
+    digests = tf.stack([_sum_of_products(value) for value in values])
+    return _sum_of_products(digests)
 
-    int64, shape [1].
-    """
+
+def _sum_of_products(value: tf.Tensor) -> tf.Tensor:
+    """Sum over the words of word times a number that is mixed from the word's place."""
     flat = tf.reshape(value, [-1])
     if flat.dtype == tf.bool:
         flat = tf.cast(flat, tf.int32)
@@ -193,4 +198,4 @@ def _device_digest(value: tf.Tensor) -> tf.Tensor:
             place, tf.bitwise.right_shift(place, tf.constant(29, tf.int64))
         )
     odd = tf.bitwise.bitwise_or(place, tf.constant(1, tf.int64))
-    return tf.reduce_sum(words * odd, keepdims=True)
+    return tf.reduce_sum(words * odd)

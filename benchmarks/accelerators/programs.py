@@ -1,0 +1,185 @@
+"""The XLA programs of this project, as TensorFlow functions with arguments of their shapes.
+
+Each has the number of bytes that it must write and read at least: its result, vectors that
+are kept, weights and data.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf import matrices, noise, strategies, workloads
+from tf_bandmf.analysis import gram_recursion
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.noise.normals import BLOCK, compiled_pairs, weighted_normals
+
+NUM_STEPS = 1000
+SIZES = (10**6, 10**8, 10**9)
+NETWORKS = ("mlp", "cnn", "transformer", "resnet")
+GRAM_STEPS, GRAM_BANDS = 2**20, 16
+
+
+class Program(NamedTuple):
+    """A function that XLA compiles.
+
+    Attributes:
+      function: of tensors.
+      specs: of its arguments.
+      least_bytes: None where nobody knows.
+      beside: the program that its temporary memory is compared with, if not the output.
+      kinds: of devices.
+    """
+
+    function: Callable[..., Any]
+    specs: list[tf.TensorSpec]
+    least_bytes: int | None
+    beside: str | None = None
+    kinds: tuple[str, ...] = ("TPU", "GPU")
+
+
+def programs(wanted: str = "") -> Iterator[tuple[str, Program]]:
+    """All whose name contains `wanted`; made one after the other."""
+    for name, make in _makers().items():
+        if wanted in name:
+            yield name, make()
+
+
+def _makers() -> dict[str, Callable[[], Program]]:
+    makers: dict[str, Callable[[], Program]] = {}
+    for size in SIZES:
+        for terms in (1, 2, 4):
+            name = f"normals, {terms} terms, d = {size:.0e}"
+            makers[name] = lambda s=size, t=terms: _normals(s, t, 2)
+            alone = f"normals alone on a GPU, {terms} terms, d = {size:.0e}"
+            makers[alone] = lambda s=size, t=terms: _pairs(s, t)
+    for terms in (1, 2):
+        name = f"normals of ChaCha20, {terms} terms, d = 1e+07"
+        makers[name] = lambda t=terms: _normals(10**7, t, 5)
+    prefix = workloads.prefix_sum(NUM_STEPS)
+    families = {
+        "DP-SGD": (lambda: strategies.identity(NUM_STEPS), False),
+        "lambda_cgd": (lambda: strategies.lambda_cgd(NUM_STEPS, 0.9), False),
+        "lambda_cgd, normals kept": (
+            lambda: strategies.lambda_cgd(NUM_STEPS, 0.9),
+            True,
+        ),
+        "bisr, 4 bands": (lambda: strategies.bisr(prefix, 4), False),
+        "banded, 16 bands": (lambda: strategies.bsr(prefix, 16), False),
+        "blt, 3 buffers": (
+            lambda: strategies.Strategy(
+                "blt",
+                matrices.BufferedToeplitz([0.99, 0.8, 0.3], [0.3, 0.2, 0.1], NUM_STEPS),
+            ),
+            False,
+        ),
+    }
+    for size in (10**7,):
+        for name, (make, kept) in families.items():
+            makers[f"step of {name}, d = {size:.0e}"] = lambda s=size, m=make, k=kept: (
+                _step(m(), s, k)
+            )
+    for dtype in ("float32", "mixed_bfloat16"):
+        for network in NETWORKS:
+            ordinary = f"ordinary gradients, {network}, {dtype}"
+            makers[ordinary] = lambda n=network, t=dtype: _gradients(n, t, None)
+            makers[f"clipped gradients, {network}, {dtype}"] = (
+                lambda n=network, t=dtype, o=ordinary: _gradients(n, t, o)
+            )
+    for n in (2**14, GRAM_STEPS):
+        name = f"error of {GRAM_BANDS} bands and its gradient, n = {n}"
+        makers[name] = lambda n=n: _gram(n, GRAM_BANDS)
+    return makers
+
+
+def _normals(size: int, terms: int, key_words: int) -> Program:
+    def function(keys: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        return weighted_normals(keys, weights, size)
+
+    specs = [
+        tf.TensorSpec([terms, key_words], tf.uint64),
+        tf.TensorSpec([terms], tf.float32),
+    ]
+    return Program(function, specs, 4 * size)
+
+
+def _pairs(size: int, terms: int) -> Program:
+    """What runs on a GPU where the step itself is not one XLA program."""
+    blocks = -(-size // BLOCK)
+    specs = [
+        tf.TensorSpec([terms, 2], tf.uint64),
+        tf.TensorSpec([terms], tf.float32),
+        tf.TensorSpec([], tf.uint64),
+        tf.TensorSpec([terms, blocks], tf.float32),
+    ]
+    function = compiled_pairs(blocks, terms, 2).python_function
+    return Program(function, specs, 4 * size, kinds=("GPU",))
+
+
+def _step(strategy: strategies.Strategy, size: int, kept: bool) -> Program:
+    """Noise of a step, and what is kept of it."""
+    generator = noise.NoiseGenerator(strategy, size, keep_normals=kept)
+    keys = generator.step_keys(NoiseKey.for_testing(0))
+    vectors = generator.memory_vectors
+
+    def function(
+        keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        row, update = generator.row(keys, buffer, step)
+        return (row,) if update is None else (row, update.values)
+
+    specs = [
+        tf.TensorSpec(keys.shape, tf.uint64),
+        tf.TensorSpec([vectors, size], tf.float32),
+        tf.TensorSpec([], tf.int64),
+    ]
+    # Read all that is kept; write a row, and what changes of it.
+    changed = 0 if vectors == 0 else vectors if "blt" in strategy.name else 1
+    return Program(function, specs, 4 * size * (1 + vectors + changed))
+
+
+def _gradients(network: str, dtype: str, ordinary: str | None) -> Program:
+    """Gradients of a batch: clipped ones, if `ordinary` names what they are held against."""
+    import keras
+
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+    import keras_steps
+
+    from tf_bandmf.keras import make_private
+    from tf_bandmf.keras.clipping import clipped_gradient_sums
+
+    keras.config.set_dtype_policy(dtype)
+    model = keras_steps.MODELS[network]()
+    if ordinary is not None:
+        make_private(model)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    size = keras_steps.BATCH_SIZES[network]
+    x, y = keras_steps.data(network, size)
+
+    def clipped(x: tf.Tensor, y: tf.Tensor) -> Any:
+        return clipped_gradient_sums(model, x, y, l2_norm_clip=1.0).sums
+
+    def plain(x: tf.Tensor, y: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x, y, model(x, training=True))
+        return tape.gradient(loss, [v.value for v in model.trainable_variables])
+
+    specs = [tf.TensorSpec(np.shape(a), tf.as_dtype(np.asarray(a).dtype)) for a in (x, y)]
+    function = plain if ordinary is None else clipped
+    return Program(function, specs, None, ordinary)
+
+
+def _gram(num_steps: int, bands: int) -> Program:
+    def function(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            error = tf.reduce_sum(gram_recursion.inverse_row_norms(rows))
+        return error, tape.gradient(error, rows)
+
+    specs = [tf.TensorSpec([num_steps, bands], tf.float64)]
+    return Program(function, specs, 2 * 8 * num_steps * bands)

@@ -1,0 +1,126 @@
+"""What of a private step runs on the host, when the rest runs on a GPU."""
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from placement import executed_nodes, without_kernel
+
+import tf_bandmf
+import tf_bandmf.keras
+
+# What has no kernel for GPUs, and why it does not matter.
+ON_THE_HOST = {
+    "Const": "texts of errors, and the name of a hash",
+    "Fingerprint": "of the batch, which is on the host: the pipeline made it there",
+    "PyFunc": "looks up other runs of the process, in the first step alone; two numbers",
+}
+EXAMPLES, BATCH = 32, 8
+
+
+def convolutional():
+    return [
+        keras.Input((8, 8, 1)),
+        layers.Conv2D(4, 3, activation="relu"),
+        layers.MaxPooling2D(),
+        layers.Flatten(),
+        layers.Dropout(0.5),
+        layers.Dense(10),
+    ]
+
+
+def attention():
+    inputs = keras.Input((8, 8))
+    h = layers.LayerNormalization()(inputs)
+    h = inputs + layers.MultiHeadAttention(2, 4)(h, h)
+    return keras.Model(inputs, layers.Dense(10)(layers.Flatten()(h)))
+
+
+def private_model(make, mechanism="lambda_cgd", optimizer=None, dtype="float32"):
+    """A model and its optimizer's plan, with data for it."""
+    keras.config.set_dtype_policy(dtype)
+    try:
+        made = make()
+        model = made if isinstance(made, keras.Model) else keras.Sequential(made)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    tf_bandmf.keras.make_private(model)
+    plan = tf_bandmf.plan(
+        mechanism,
+        epsilon=8,
+        delta=1e-4,
+        num_examples=EXAMPLES,
+        batch_size=BATCH,
+        epochs=2,
+    )
+    inner = optimizer or keras.optimizers.Adam(0.01)
+    model.compile(
+        tf_bandmf.keras.PrivateOptimizer(inner, plan),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, *model.input_shape[1:])).astype(np.float32)
+    return model, plan.batches(x, rng.integers(0, 10, EXAMPLES))
+
+
+def graph_of(model, batches):
+    model.fit(batches, epochs=1, verbose=0)
+    batch = next(iter(batches.dataset(model.optimizer.steps_taken)))
+    step = tf.function(model.train_step, autograph=False)
+    return step.get_concrete_function(batch).graph
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Layouts and digests are those that a process with a GPU would choose."""
+    devices = tf.config.list_logical_devices
+    monkeypatch.setattr(
+        tf.config,
+        "list_logical_devices",
+        lambda kind=None: ["GPU:0"] if kind == "GPU" else devices(kind),
+    )
+
+
+CASES = {
+    "convolutions": dict(make=convolutional),
+    "attention": dict(make=attention),
+    "attention, bfloat16": dict(make=attention, dtype="mixed_bfloat16"),
+    "convolutions, float16": dict(make=convolutional, dtype="mixed_float16"),
+    "ring buffer, momentum": dict(
+        make=convolutional,
+        mechanism="bsr",
+        optimizer=keras.optimizers.SGD(0.1, momentum=0.9),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow_cases("attention", "attention, *", "convolutions, *", "ring*")
+def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
+    model, batches = private_model(**CASES[name])
+    graph = graph_of(model, batches)
+    found = without_kernel(graph)
+    assert {node.op for node in found} <= set(ON_THE_HOST)
+    # No weight: batches have these numbers of entries alone.
+    count = collections.Counter(node.op for node in found)
+    assert count["PyFunc"] <= 2
+    assert sum(node.op == "Fingerprint" for node in executed_nodes(graph)) == (
+        count["Fingerprint"]
+    )
+    of_batch = [node for node in found if node.op == "Fingerprint"]
+    # Inputs, targets, and the two that put them and the ids together.
+    assert len(of_batch) <= 5
+    assert all("CPU" in node.device for node in of_batch)
+    texts = [node for node in found if node.op == "Const"]
+    assert all(node.attr["dtype"].type == tf.string.as_datatype_enum for node in texts)
+
+
+def test_on_a_cpu_weights_are_hashed_on_the_host():
+    # The control: were weights hashed as they are here, the test above would fail.
+    model, batches = private_model(convolutional)
+    found = without_kernel(graph_of(model, batches))
+    assert sum(node.op == "Fingerprint" for node in found) > 5
