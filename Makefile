@@ -20,8 +20,9 @@ ON_MAIN := $(addprefix --ignore=tests/test_,accounting.py digests.py ledger.py \
 	participation_table.py report.py secret_words.py)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: demo docs linkcheck notebooks figures dist test test-main test-federated \
-	test-flower test-slow test-python test-next test-wheel audit lint format clean
+.PHONY: demo accelerators docs linkcheck notebooks figures dist test test-main \
+	test-federated test-flower test-slow test-python test-next test-wheel audit lint \
+	format clean
 
 demo: .venv/.installed
 	.venv/bin/python examples/digits.py
@@ -112,6 +113,18 @@ test-wheel: .venv/.installed .venv-wheel/.requirements
 		.venv-wheel/dist/*.whl
 	cd .venv-wheel && bin/python ../tests/smoke_installed.py
 
+# Compiles the XLA programs of the package for TPUs and GPUs, of which it needs none: memory,
+# kernels and bytes of each, in benchmarks/accelerators/results/compiled.json. Half an hour.
+PROGRAMS ?=
+COMPILED := benchmarks/accelerators/results/compiled.json
+accelerators: .venv/.installed .venv-accelerators/.requirements
+	rm -rf accelerators-output
+	.venv/bin/python benchmarks/accelerators/export.py --folder accelerators-output \
+		--only "$(PROGRAMS)"
+	.venv-accelerators/bin/python benchmarks/accelerators/compile.py \
+		--folder accelerators-output --results $(COMPILED)
+	.venv/bin/python benchmarks/accelerators/table.py $(COMPILED)
+
 # Wheel and sdist as they would be published, and what an index would say of them.
 dist: .venv/.docs
 	rm -rf dist
@@ -130,8 +143,8 @@ format: .venv/.installed
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-next .venv-wheel demo-output \
-		audit-output dist docs/_build
+	rm -rf .venv .venv-federated .venv-flower .venv-python .venv-next .venv-wheel \
+		.venv-accelerators demo-output accelerators-output audit-output dist docs/_build
 
 # A virtual environment is made anew when its requirement file changes; the stamps are
 # written last, so that a half-made one is never used.
@@ -143,6 +156,11 @@ clean:
 .venv-wheel/.requirements: requirements/main.txt
 	$(PYTHON) -m venv --clear .venv-wheel
 	.venv-wheel/bin/python -m pip install --quiet --no-deps -r requirements/main.txt
+	touch $@
+
+.venv-accelerators/.requirements: requirements/accelerators.txt
+	$(PYTHON) -m venv --clear .venv-accelerators
+	.venv-accelerators/bin/python -m pip install --quiet --no-deps -r $<
 	touch $@
 
 .venv-federated/.requirements: federated/requirements.txt

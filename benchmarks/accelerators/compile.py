@@ -112,7 +112,9 @@ def in_a_process(path: pathlib.Path, device: str, limit: float) -> dict[str, Any
         return {"error": f"not compiled within {limit:.0f} s"}
     if done.returncode == 0:
         return dict(json.loads(done.stdout.splitlines()[-1]))
-    lines = [line for line in done.stderr.splitlines() if re.search(r"rror|RESOURCE", line)]
+    lines = [
+        line for line in done.stderr.splitlines() if re.search(r"rror|RESOURCE", line)
+    ]
     return {"error": (lines or [f"exit status {done.returncode}"])[-1][:300]}
 
 

@@ -139,12 +139,13 @@ def _step(strategy: strategies.Strategy, size: int, kept: bool) -> Program:
         tf.TensorSpec([], tf.int64),
     ]
     # Read all that is kept; write a row, and what changes of it.
-    changed = 0 if vectors == 0 else vectors if "blt" in strategy.name else 1
+    is_buffered = isinstance(strategy.matrix, matrices.BufferedToeplitz)
+    changed = vectors if is_buffered else min(vectors, 1)
     return Program(function, specs, 4 * size * (1 + vectors + changed))
 
 
 def _gradients(network: str, dtype: str, ordinary: str | None) -> Program:
-    """Gradients of a batch: clipped ones, if `ordinary` names what they are held against."""
+    """Gradients of a batch: clipped, if `ordinary` names what they are held against."""
     import keras
 
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
@@ -169,7 +170,9 @@ def _gradients(network: str, dtype: str, ordinary: str | None) -> Program:
             loss = model.compute_loss(x, y, model(x, training=True))
         return tape.gradient(loss, [v.value for v in model.trainable_variables])
 
-    specs = [tf.TensorSpec(np.shape(a), tf.as_dtype(np.asarray(a).dtype)) for a in (x, y)]
+    specs = [
+        tf.TensorSpec(np.shape(a), tf.as_dtype(np.asarray(a).dtype)) for a in (x, y)
+    ]
     function = plain if ordinary is None else clipped
     return Program(function, specs, None, ordinary)
 

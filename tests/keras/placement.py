@@ -1,4 +1,4 @@
-"""Which operations of a graph a device has no kernel for, by what TensorFlow's wheel registers.
+"""Which operations of a graph a device has no kernel for, as TensorFlow registers them.
 
 A wheel for CPUs alone knows the kernels of GPUs too: no device is needed to ask.
 """

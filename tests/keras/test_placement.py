@@ -108,8 +108,9 @@ def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
     # No weight: batches have these numbers of entries alone.
     count = collections.Counter(node.op for node in found)
     assert count["PyFunc"] <= 2
-    assert sum(node.op == "Fingerprint" for node in executed_nodes(graph)) == (
-        count["Fingerprint"]
+    assert (
+        sum(node.op == "Fingerprint" for node in executed_nodes(graph))
+        == (count["Fingerprint"])
     )
     of_batch = [node for node in found if node.op == "Fingerprint"]
     # Inputs, targets, and the two that put them and the ids together.

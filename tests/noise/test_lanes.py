@@ -40,6 +40,7 @@ def test_passes_have_no_rest_where_that_can_be():
 def test_lanes_of_a_stream_cipher():
     keys, weights = keys_of(2, "chacha20"), tf.constant([1.0, -0.5])
     first = tf.constant(1, tf.uint64)
+    # Without XLA, which takes minutes to compile it for a CPU.
     found = lanes.lane_normals(keys, weights, first, 1500, True)
     np.testing.assert_allclose(
         found, weighted_normals(keys, weights, 1500, first), rtol=0, atol=1e-6

@@ -17,6 +17,7 @@ from typing import Callable
 import tensorflow as tf
 
 from tf_bandmf.noise.box_muller import one_of_pair
+from tf_bandmf.noise.devices import traced_under_xla
 from tf_bandmf.noise.radius import shared_part
 from tf_bandmf.noise.word_sources import source_of
 
@@ -45,6 +46,11 @@ def lane_normals(
       num_normals: static.
       in_passes: a loop over a few tiles at a time.
     """
+    if traced_under_xla():
+        from tensorflow.compiler.tf2xla.python import xla
+
+        # A constant, and all counters would be constants of the program.
+        (first_block,) = xla.optimization_barrier(first_block)
     tiles = -(-num_normals // TILE)
     chunk = _tiles_of_pass(tiles) if in_passes else tiles
     passes, rest = divmod(tiles, chunk)
@@ -117,7 +123,6 @@ def _weighted_sum(
     shared: tf.Tensor,
 ) -> tf.Tensor:
     """The weighted sum, shape [tiles, rows, lanes]; `shared` has shape [terms, tiles]."""
-    # Small until they meet, for XLA would keep all of them as a constant.
     lane = tf.range(_LANES)
     place = tf.bitwise.bitwise_and(lane, 1)
     pair = (_LANES * tf.range(_ROWS)[:, None] + lane) // 2

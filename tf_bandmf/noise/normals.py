@@ -143,6 +143,8 @@ def _compiled_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks
 def compiled_pairs(
     num_blocks: int, num_terms: int, key_words: int
 ) -> Callable[..., tf.Tensor]:
+    """Normals in pairs, from keys, weights, the first block and shared parts."""
+
     def pairs(
         step_keys: tf.Tensor,
         weights: tf.Tensor,

@@ -1,0 +1,55 @@
+"""Prints what `compile.py` found as a table in Markdown.
+
+    python benchmarks/accelerators/table.py benchmarks/accelerators/results/compiled.json
+
+For each device: temporary memory over that of the output (of the ordinary program, where one
+stands beside), kernels, and bytes accessed over the least possible.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+
+def cell(program: dict[str, Any], found: dict[str, Any] | None, by_name: Any) -> str:
+    if found is None:
+        return "–"
+    if "error" in found:
+        return found["error"][:60].replace("|", "/")
+    device = found["device"]
+    beside = by_name.get(program["beside"], {}).get("devices", {}).get(device)
+    whole, parts = found["output"], []
+    if beside and "error" not in beside:
+        whole = beside["temporary"]
+    parts.append(f"{found['temporary'] / max(whole, 1):.3g}")
+    parts.append(str(found["kernels"]))
+    if program["least_bytes"]:
+        more = "" if found["bytes_are_complete"] else "≥ "
+        parts.append(f"{more}{found['bytes'] / program['least_bytes']:.3g}")
+    return ", ".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=pathlib.Path)
+    options = parser.parse_args()
+    programs = json.loads(options.results.read_text())
+    by_name = {program["name"]: program for program in programs}
+    devices: list[str] = []
+    for program in programs:
+        for device, found in program["devices"].items():
+            found["device"] = device
+            if device not in devices:
+                devices.append(device)
+    print("| program | " + " | ".join(devices) + " |")
+    print("|---" * (len(devices) + 1) + "|")
+    for program in programs:
+        cells = [cell(program, program["devices"].get(d), by_name) for d in devices]
+        print(f"| {program['name']} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
