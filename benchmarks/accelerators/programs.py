@@ -74,7 +74,7 @@ def _makers() -> dict[str, Callable[[], Program]]:
         "blt, 3 buffers": (
             lambda: strategies.Strategy(
                 "blt",
-                matrices.BufferedToeplitz([0.99, 0.8, 0.3], [0.3, 0.2, 0.1], NUM_STEPS),
+                matrices.BufferedToeplitz([0.99, 0.8, 0.3], [0.9, 0.6, 0.1], NUM_STEPS),
             ),
             False,
         ),
