@@ -16,7 +16,7 @@ from typing import Any
 
 def cell(program: dict[str, Any], found: dict[str, Any] | None, by_name: Any) -> str:
     if found is None:
-        return "–"
+        return "-"
     if "error" in found:
         return found["error"][:60].replace("|", "/")
     device = found["device"]
