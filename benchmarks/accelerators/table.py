@@ -2,8 +2,8 @@
 
     python benchmarks/accelerators/table.py benchmarks/accelerators/results/compiled.json
 
-For each device: temporary memory over that of the output (of the ordinary program, where one
-stands beside), kernels, and bytes accessed over the least possible.
+For each device: temporary memory over that of the output (of the ordinary program, where
+one stands beside), kernels, and bytes accessed over the least possible.
 """
 
 from __future__ import annotations
