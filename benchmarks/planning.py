@@ -6,12 +6,15 @@
     python benchmarks/planning.py auto --sampling balls-in-bins
     python benchmarks/planning.py command --samplings fixed-order,balls-in-bins
     python benchmarks/planning.py command --mechanism banded:32
+    python benchmarks/planning.py sizes --samplings poisson,balls-in-bins --delta 1e-12
 
 `bands` searches over powers of two under cyclic Poisson sampling; `pattern` prints the
 best number of bands for several epochs and epsilons (arXiv:2405.15913, Fig. 3b);
 `auto` plans 60,000 examples in batches of 512 for 10 epochs. Times are without imports.
 `command` is `tf-bandmf plan` for 50,000 examples, batches of 512, 20 epochs and momentum
-0.9, in processes of their own, without a cache and with imports.
+0.9, in processes of their own, without a cache and with imports. `sizes` plans DP-SGD for
+data sets of 10^3 to 10^9 examples under each sampling, each in a process of its own that
+has `--limit` seconds: what it takes in time and memory, or why it is refused.
 """
 
 from __future__ import annotations
@@ -126,9 +129,70 @@ def command(arguments: argparse.Namespace) -> None:
         )
 
 
+# Examples, batch size, epochs.
+SIZES = (
+    (10**3, 1, 1),
+    (10**3, 1, 1000),
+    (10**4, 100, 100),
+    (10**6, 1000, 10),
+    (10**7, 100, 10),
+    (10**9, 10**6, 3),
+    (10**9, 10**4, 3),
+    (10**9, 1, 1),
+)
+ONE_SIZE = """
+import json, resource, sys, time, warnings
+warnings.filterwarnings("ignore")
+import tf_bandmf
+arguments = json.loads(sys.argv[1])
+began, used = time.perf_counter(), time.process_time()
+try:
+    plan = tf_bandmf.plan("identity", **arguments)
+    result = f"noise_multiplier={plan.noise_multiplier:.6g} {plan.kind}"
+except (ValueError, ArithmeticError) as error:
+    result = f"refused: {error}"
+print(json.dumps({
+    "seconds": time.perf_counter() - began,
+    "processor_seconds": time.process_time() - used,
+    "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+    "result": result,
+}))
+"""
+
+
+def sizes(arguments: argparse.Namespace) -> None:
+    for sampling in arguments.samplings.split(","):
+        for examples, batch, epochs in SIZES:
+            request = {
+                "sampling": sampling,
+                "num_examples": examples,
+                "batch_size": batch,
+                "epochs": epochs,
+                "epsilon": arguments.epsilon,
+                "delta": arguments.delta,
+            }
+            size = f"{sampling}:{examples:.0e}/{batch:.0e}/{epochs}"
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-c", ONE_SIZE, json.dumps(request)],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    timeout=arguments.limit,
+                )
+            except subprocess.TimeoutExpired:
+                show(size=size, result=f"nothing within {arguments.limit:g} s")
+                continue
+            except subprocess.CalledProcessError as error:
+                show(size=size, result=error.stderr.strip().splitlines()[-1][:200])
+                continue
+            show(size=size, **json.loads(done.stdout.splitlines()[-1]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     runs = {"bands": bands, "pattern": pattern, "auto": auto, "command": command}
+    runs["sizes"] = sizes
     parser.add_argument("run", choices=sorted(runs))
     parser.add_argument("--steps", type=int, default=4096)
     parser.add_argument("--epochs", type=int, default=8)
@@ -138,6 +202,7 @@ def main() -> None:
     parser.add_argument("--sampling", default="fixed-order")
     parser.add_argument("--samplings", default="fixed-order", help="of command")
     parser.add_argument("--memory-vectors", type=int, default=31)
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds, of sizes")
     arguments = parser.parse_args()
     runs[arguments.run](arguments)
 
