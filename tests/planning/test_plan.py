@@ -164,6 +164,27 @@ def test_bad_input_gives_one_clear_error(change, message):
         tf_bandmf.plan(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "data"),
+    [
+        ("toeplitz:4", {}),
+        ("lambda_cgd", {}),
+        ("bandinv:2", {"max_memory_vectors": 3}),
+        ("auto", {"max_memory_vectors": 1}),
+    ],
+)
+def test_max_lowers_the_largest_error_and_not_the_mean(mechanism, data):
+    mean = tf_bandmf.plan(mechanism, **BUDGET, **DATA, **data)
+    least = tf_bandmf.plan(f"{mechanism}:max", **BUDGET, **DATA, **data)
+
+    def largest(plan):
+        error = plan.strategy.max_se(plan.workload, plan.participation)
+        return plan.noise_multiplier * error
+
+    assert largest(least) <= largest(mean) * (1 + 1e-6)
+    assert least.rmse() >= mean.rmse() * (1 - 1e-6)
+
+
 def test_a_ready_made_strategy_must_fit_the_memory():
     strategy = strategies.bsr(workloads.prefix_sum(50), 8)
     plan = tf_bandmf.plan(strategy, **BUDGET, **DATA, max_memory_vectors=7)
