@@ -309,3 +309,15 @@ def test_estimates_count_without_amplification(file_ledger, make_plan, run_name,
     file_ledger.begin(plan, run_name(1))
     certain = gaussian.gaussian_epsilon(2.0, 1e-6)
     assert spent(file_ledger) == pytest.approx(certain, rel=1e-6)
+
+
+def test_a_run_that_goes_on_after_it_was_settled_is_seen(
+    file_ledger, make_plan, run_name
+):
+    file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
+    plan = make_plan(ledger=file_ledger, dataset="patients")
+    file_ledger.begin(plan, run_name(1))
+    file_ledger.end(run_name(1), plan=plan, steps=10, reason="thought to be dead")
+    assert file_ledger.verify().is_intact
+    file_ledger.note_steps(run_name(1), 60)
+    assert "took 60 steps" in str(file_ledger.verify())

@@ -63,6 +63,7 @@ def verify(found: Transaction, ledger_id: str, known: tuple[str, ...]) -> Verifi
     balances: dict[str, Balance] = {}
     touched: set[tuple[str, int]] = set()
     begun: dict[str, Entry] = {}
+    settled: dict[str, int] = {}
     names: set[str] = set()
     seen = witness.remembered(ledger_id)
     count, previous, at = 0, BEFORE_FIRST, ""
@@ -91,6 +92,7 @@ def verify(found: Transaction, ledger_id: str, known: tuple[str, ...]) -> Verifi
             }
             if found_balances != stated:
                 problems.append(f"Entry {entry.number}: its sums are wrong.")
+            problems += _after_settlement(entry, settled)
             balances.update(found_balances)
             touched |= {(account, entry.number) for account in stated}
         except (KeyError, TypeError, ValueError, AssertionError):
@@ -116,6 +118,19 @@ def verify(found: Transaction, ledger_id: str, known: tuple[str, ...]) -> Verifi
     ]
     name = "" if newest is None else newest.name
     return Verification(count, name, tuple(problems), is_witnessed)
+
+
+def _after_settlement(entry: Entry, settled: dict[str, int]) -> list[str]:
+    """Whether a run took more steps than it was settled for."""
+    run, body = entry.run or "", entry.body
+    if entry.kind == "ended" and "cost" in body:
+        settled[run] = body["steps"]
+    if entry.kind != "steps" or body["steps"] <= settled.get(run, body["steps"]):
+        return []
+    return [
+        f"Entry {entry.number}: run {run[:12]} took {body['steps']} steps, and had been "
+        f"settled for {settled[run]}: it went on after somebody ended it."
+    ]
 
 
 def _of_tables(

@@ -146,7 +146,23 @@ def test_a_run_that_ends_early_gives_back_the_rest(
     expected = plan.epsilon_after(2)
     assert state.spent.value == pytest.approx(expected, rel=1e-6)
     assert state.spent.value < plan.epsilon
+    with pytest.raises(LedgerError, match="has ended"):
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+    # Within the step, too, which asks no ledger.
+    batch = list(plan.batches(*data))[2]
     with pytest.raises(tf.errors.InvalidArgumentError, match="The run has ended"):
+        model.train_on_batch(batch)
+    assert model.optimizer.steps_taken == 2
+
+
+def test_a_run_that_somebody_ended_does_not_go_on(
+    data, plan, ledger, make_private_model
+):
+    model = make_private_model(plan, run_eagerly=True)
+    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    (entry,) = [entry for entry in ledger.history() if entry.kind == "begun"]
+    ledger.end(entry.run, plan=plan, steps=2, reason="thought to be dead")
+    with pytest.raises(LedgerError, match="has ended"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
     assert model.optimizer.steps_taken == 2
 

@@ -374,6 +374,7 @@ class PrivateTraining(BuildHook, PrivateStep):
                 "accountant's assumption would be broken. Use the schedule that began it."
             )
         run.membership.refuse_second(self.weights, schedule.schedule_id)
+        run.reservation.refuse_ended()
         if preparation.self_check_is_due(self):
             for batch in dataset:
                 preparation.check_gradients(self, optimizer, batch)

@@ -80,6 +80,12 @@ class Reservation:
                 raise
             self.refusal = None
 
+    def refuse_ended(self) -> None:
+        """Raises LedgerError if somebody has ended the run in the ledger meanwhile."""
+        if self._entry is not None:
+            assert self._run is not None
+            hooks.begin(self._plan, self._run)
+
     def conditions(self) -> list[tuple[tf.Tensor, str]]:
         """What must hold for any step, with what to say if it does not."""
         if self._ended is None:
