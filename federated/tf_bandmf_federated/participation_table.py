@@ -74,19 +74,6 @@ class ParticipationTable:
             self._participation.max_participations,
         )
 
-    def free(self, round_number: int, names: Sequence[str]) -> list[str]:
-        """Those of any names, known or not, who may take part now."""
-        records = np.array([self._record_of(name) for name in names], np.int64)
-        last, counts = records.reshape(-1, 2).T
-        may = may_take_part(
-            last,
-            counts,
-            round_number,
-            self._participation.min_separation,
-            self._participation.max_participations,
-        )
-        return [name for name, is_free in zip(names, may) if is_free]
-
     def cohort(self, round_number: int, names: Sequence[str]) -> Cohort:
         """The clients with their records as they are now."""
         records = [self._record_of(name) for name in names]

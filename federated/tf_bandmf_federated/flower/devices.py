@@ -50,10 +50,6 @@ class Devices:
         """Names of the devices that are connected now."""
         return sorted(self._nodes())
 
-    def node_of(self, name: str) -> int | None:
-        """The node of a device, if it is connected."""
-        return self._nodes().get(name)
-
     def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
         """The nodes of those devices that are connected."""
         nodes = self._nodes()
