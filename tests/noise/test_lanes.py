@@ -16,19 +16,28 @@ def keys_of(terms, generator="philox"):
 
 # One kernel; passes that leave no rest (5 of 35 tiles); passes and a rest (35 of 163).
 @pytest.mark.parametrize(
-    ("terms", "size", "in_passes"),
-    [(2, 10_000, False), (1, 175 * 1024 - 77, True), (2, 163 * 1024 - 5, True)],
+    ("terms", "size", "kind"),
+    [(2, 10_000, "GPU"), (1, 175 * 1024 - 77, "TPU"), (2, 163 * 1024 - 5, "TPU")],
 )
-def test_lanes_have_the_numbers_of_pairs(terms, size, in_passes):
+def test_lanes_have_the_numbers_of_pairs(terms, size, kind):
     keys, weights = keys_of(terms), tf.linspace(1.0, -0.9, terms)
     # Blocks across the border of the counters' lower halves.
     first = tf.constant(2**21 - 3, tf.uint64)
     compiled = tf.function(lanes.lane_normals, jit_compile=True, autograph=False)
-    found = compiled(keys, weights, first, size, in_passes)
+    found = compiled(keys, weights, first, size, kind)
     # A multiplication and an addition may be one instruction in one of the two.
     tolerance = 0.0 if terms == 1 else 1e-6
     expected = weighted_normals(keys, weights, size, first)
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+def test_a_gpu_has_long_passes_and_a_rest(monkeypatch):
+    monkeypatch.setattr(lanes, "_OF_A_GPU", 4)
+    keys, weights, first = keys_of(1), tf.ones([1]), tf.constant(5, tf.uint64)
+    compiled = tf.function(lanes.lane_normals, jit_compile=True, autograph=False)
+    found = compiled(keys, weights, first, 3 * 4096 - 1030, "GPU")
+    expected = weighted_normals(keys, weights, 3 * 4096 - 1030, first)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_passes_have_no_rest_where_that_can_be():
@@ -41,7 +50,7 @@ def test_lanes_of_a_stream_cipher():
     keys, weights = keys_of(2, "chacha20"), tf.constant([1.0, -0.5])
     first = tf.constant(1, tf.uint64)
     # Without XLA, which takes minutes to compile it for a CPU.
-    found = lanes.lane_normals(keys, weights, first, 1500, True)
+    found = lanes.lane_normals(keys, weights, first, 1500, "TPU")
     np.testing.assert_allclose(
         found, weighted_normals(keys, weights, 1500, first), rtol=0, atol=1e-6
     )

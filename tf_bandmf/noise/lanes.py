@@ -3,9 +3,9 @@
 A TPU pads the last dimension of an array to 128 lanes: pairs in that dimension take 64
 times their size. And where XLA cuts an expression with so many shared parts into kernels,
 these exchange words through memory. So every number computes its own pair here, and keeps
-the cosine or the sine: more arithmetic, and no memory. On a TPU it is a loop, each pass of
-which is one kernel, whose numbers go where they belong; on a GPU, which starts kernels
-slowly, one kernel for all.
+the cosine or the sine: more arithmetic, and no memory. It is a loop, each pass of which is
+one kernel, whose numbers go where they belong; on a GPU, which starts kernels slowly, of
+few passes.
 
 The numbers are those of `normals`: the same words, and the same operations on them.
 """
@@ -26,8 +26,9 @@ from tf_bandmf.noise.word_sources import source_of
 _ROWS, _LANES = 8, 128
 TILE = _ROWS * _LANES
 _TILES, _PAIRS, _SHARED = 4, 2 * TILE, 1 << 63
-# Tiles of a pass: 256 kB of numbers, or what divides the number of tiles.
-_USUAL, _DIVISORS = 64, range(160, 23, -1)
+# Tiles of a pass of a TPU: 256 kB of numbers, or what divides the number of tiles; and of a
+# GPU: 32 MB. Above, XLA cuts four terms into kernels that exchange words through memory.
+_USUAL, _DIVISORS, _OF_A_GPU = 64, range(160, 23, -1), 8192
 
 
 def lane_normals(
@@ -35,7 +36,7 @@ def lane_normals(
     weights: tf.Tensor,
     first_block: tf.Tensor,
     num_normals: int,
-    in_passes: bool,
+    kind: str,
 ) -> tf.Tensor:
     """`sum_j weights[j] z_j`, float32, shape [num_normals]; to be compiled by XLA.
 
@@ -44,7 +45,7 @@ def lane_normals(
       weights: float32, shape [terms].
       first_block: uint64 scalar.
       num_normals: static.
-      in_passes: a loop over a few tiles at a time.
+      kind: of the device, "TPU" or "GPU".
     """
     if traced_under_xla():
         from tensorflow.compiler.tf2xla.python import xla
@@ -52,7 +53,7 @@ def lane_normals(
         # A constant, and all counters would be constants of the program.
         (first_block,) = xla.optimization_barrier(first_block)
     tiles = -(-num_normals // TILE)
-    chunk = _tiles_of_pass(tiles) if in_passes else tiles
+    chunk = _tiles_of_pass(tiles) if kind == "TPU" else min(tiles, _OF_A_GPU)
     passes, rest = divmod(tiles, chunk)
     numbers = tf.range(tiles)
     shared = tf.stack(
@@ -65,10 +66,11 @@ def lane_normals(
         return _weighted_sum(step_keys, weights, first_block, numbers, parts)
 
     if passes == 1 and not rest:
-        normals = of_tiles(0, tiles)
-    else:
+        return tf.reshape(of_tiles(0, tiles), [-1])[:num_normals]
+    if kind == "TPU":
         normals = _in_passes(of_tiles, tiles, chunk)
-    return tf.reshape(normals, [-1])[:num_normals]
+        return tf.reshape(normals, [-1])[:num_normals]
+    return _in_long_passes(of_tiles, num_normals, chunk)
 
 
 def _in_passes(of_tiles: Callable[..., tf.Tensor], tiles: int, chunk: int) -> tf.Tensor:
@@ -97,6 +99,32 @@ def _in_passes(of_tiles: Callable[..., tf.Tensor], tiles: int, chunk: int) -> tf
         written = xla.dynamic_update_slice(
             written, of_tiles(start, rest), [start, 0, 0]
         )
+    return written
+
+
+def _in_long_passes(
+    of_tiles: Callable[..., tf.Tensor], num_normals: int, chunk: int
+) -> tf.Tensor:
+    """As `_in_passes`, into a vector that has no number more: nothing to cut off."""
+    from tensorflow.compiler.tf2xla.python import xla
+
+    size = chunk * TILE
+    passes, rest = divmod(num_normals, size)
+
+    def one_pass(i: tf.Tensor, written: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        normals = tf.reshape(of_tiles(i * chunk, chunk), [size])
+        return i + 1, xla.dynamic_update_slice(written, normals, [i * size])
+
+    _, written = tf.while_loop(
+        lambda i, _: i < passes,
+        one_pass,
+        (0, tf.zeros([num_normals])),
+        maximum_iterations=passes,
+    )
+    if rest:
+        last = of_tiles(passes * chunk, -(-rest // TILE))
+        last = tf.reshape(last, [-1])[:rest]
+        written = xla.dynamic_update_slice(written, last, [passes * size])
     return written
 
 

@@ -18,6 +18,8 @@ BLOCK = 4096
 _PAIRS = BLOCK // 2  # of a block; each has one counter of the generator: four words
 # Counters of the words that a block's pairs share; those of pairs do not come so far.
 _SHARED = 1 << 63
+# Terms that XLA makes one kernel of on a GPU, whatever the size.
+_MOST_PAIRED_TERMS = 2
 # Without XLA so many blocks at a time, whose intermediate results fit into a cache.
 _CHUNK = 32
 
@@ -74,10 +76,11 @@ def weighted_normals(
     num_blocks = -(-num_normals // BLOCK)
     first_block = tf.cast(first_block, tf.uint64)
     kind, is_nested = device_kind(), traced_under_xla()
-    # On a GPU pairs are best, which come out as complex numbers: not within a program.
-    if kind == "TPU" or (
-        kind == "GPU" and is_nested and not source_of(step_keys).of_many_operations
-    ):
+    # On a GPU pairs are best; but they come out as complex numbers, not within a program,
+    # and of many terms XLA makes several kernels.
+    suits_lanes = jit_compile and not source_of(step_keys).of_many_operations
+    suits_lanes &= is_nested or int(weights.shape[0]) > _MOST_PAIRED_TERMS
+    if kind == "TPU" or (kind == "GPU" and suits_lanes):
         lanes = _compiled_lanes(num_normals, kind)
         return lanes(step_keys, weights, first_block)
     blocks = _compiled_blocks if jit_compile else _plain_blocks
@@ -97,7 +100,7 @@ def _compiled_lanes(num_normals: int, kind: str) -> Callable[..., tf.Tensor]:
     def lanes(
         step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
     ) -> tf.Tensor:
-        return lane_normals(step_keys, weights, first_block, num_normals, kind == "TPU")
+        return lane_normals(step_keys, weights, first_block, num_normals, kind)
 
     return tf.function(lanes, jit_compile=True, autograph=False, reduce_retracing=False)
 
