@@ -148,6 +148,11 @@ def test_the_statement_names_what_was_made_elsewhere(plan):
     assert "0.1-zCDP" in str(alone.statement(DELTA, unit="one user"))
 
 
+def _with_count(count):
+    several = dp_accounting.SelfComposedDpEvent(GAUSS(1.0), count)
+    return dp_accounting.ComposedDpEvent([GAUSS(1.0), several])
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
@@ -163,6 +168,12 @@ def test_the_statement_names_what_was_made_elsewhere(plan):
         (lambda: Event(dp_accounting.NoOpDpEvent()), ValueError, "releases nothing"),
         (lambda: Event(dp_accounting.NonPrivateDpEvent()), ValueError, "privacy"),
         (lambda: Event(GAUSS(0.0)), ValueError, "privacy"),
+        (lambda: Event(GAUSS(math.nan)), ValueError, "numbers"),
+        (lambda: Event(LAPLACE(-1.0)), ValueError, "numbers"),
+        # What a count that is none would hide beside others.
+        (lambda: Event(_with_count(-1)), ValueError, "count of a"),
+        (lambda: Event(_with_count(math.nan)), ValueError, "count of a"),
+        (lambda: Event(_with_count(0.5)), ValueError, "count of a"),
         (lambda: Event(dp_accounting.UnsupportedDpEvent()), ValueError, "account for"),
         (
             lambda: Event(

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import dp_accounting
 from dp_accounting.pld import common, privacy_loss_distribution
 
+from tf_bandmf.accounting.checks import whole_number
+
 # Of convolutions by Fourier transforms: at least, and for each query.
 _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
 
@@ -20,11 +22,16 @@ _ADDITIVE = {
 def pieces(
     event: dp_accounting.DpEvent, count: int = 1
 ) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
-    """The events that a composition consists of, and how often each happens."""
+    """The events that a composition consists of, and how often each happens.
+
+    Raises:
+      ValueError: if a count is no whole number >= 0.
+    """
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        yield from pieces(event.event, count * event.count)
+        times = whole_number("count of a SelfComposedDpEvent", event.count, least=0)
+        yield from pieces(event.event, count * times)
     elif isinstance(event, dp_accounting.ComposedDpEvent):
         for part in event.events:
             yield from pieces(part, count)

@@ -197,14 +197,24 @@ class AccountedEvent(Part):
         _check_name_and_neighbors(self.name, self.replace_one)
         if not self._pieces:
             raise ValueError(f"The event releases nothing: {self.event}. Leave it out.")
-        if not (self.is_gaussian or self._has_losses or self._has_divergences):
+        if self.is_gaussian:
+            return
+        try:
+            is_known = self._has_losses or self._has_divergences
+            has_privacy = is_known and self._delta_at(_LARGE) < 1.0
+        except (ValueError, ArithmeticError) as error:  # of dp-accounting
+            raise ValueError(
+                f"event must have numbers that dp-accounting accepts, found "
+                f"{self.event}: {error}"
+            ) from error
+        if not is_known:
             neighbors = "replaced" if self.replace_one else "added or removed"
             raise ValueError(
                 f"event must be one that dp-accounting can account for where a unit is "
                 f"{neighbors}, found {self.event}. Give its (epsilon, delta) as "
                 f"ApproximateDP, or its rho as ZeroConcentratedDP."
             )
-        if not self.is_gaussian and not self._delta_at(_LARGE) < 1.0:
+        if not has_privacy:
             raise ValueError(f"event must have some privacy, found {self.event}.")
 
     @property
@@ -215,7 +225,7 @@ class AccountedEvent(Part):
     def is_gaussian(self) -> bool:  # type: ignore[override]
         return all(
             isinstance(piece, dp_accounting.GaussianDpEvent)
-            and piece.noise_multiplier > 0.0
+            and 0.0 < piece.noise_multiplier < math.inf
             for piece, _ in self._pieces
         )
 
