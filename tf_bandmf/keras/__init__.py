@@ -16,7 +16,14 @@ from tf_bandmf.keras.clipping import (
     UnsupportedModelError,
     register_per_example_layer,
 )
-from tf_bandmf.keras.clipping.rules import Rule, register_rule
+from tf_bandmf.keras.clipping.factors.base import (
+    Factor,
+    Instantiated,
+    Layout,
+    Product,
+)
+from tf_bandmf.keras.clipping.rules import LayerCall, Rule, register_rule
+from tf_bandmf.keras.clipping.rules.base import OneTapRule
 from tf_bandmf.keras.model import augmentation  # noqa: F401  (raises first)
 from tf_bandmf.keras.model.conversion import make_private, to_plain
 from tf_bandmf.keras.model.progress import PrivacyProgress
@@ -30,10 +37,16 @@ __all__ = [
     "Clipping",
     "ClippingMismatchError",
     "Contribution",
+    "Factor",
+    "Instantiated",
+    "LayerCall",
+    "Layout",
     "NoisyGradients",
+    "OneTapRule",
     "PrivacyProgress",
     "PrivateOptimizer",
     "PrivateTraining",
+    "Product",
     "Rule",
     "RunAudit",
     "UnsupportedModelError",

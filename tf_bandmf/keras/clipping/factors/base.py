@@ -171,7 +171,13 @@ class Formed(Factor):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a matrix [G, I, O] becomes a kernel: reshape, transpose, reshape."""
+    """How a matrix [G, I, O] becomes a kernel: reshape, transpose, reshape.
+
+    Attributes:
+      split: the matrix is reshaped to this.
+      order: of the axes, by which it is transposed then.
+      shape: of the kernel.
+    """
 
     split: tuple[int, ...]
     order: tuple[int, ...]

@@ -13,7 +13,7 @@ random numbers. Every trace of the training step is analysed before it runs:
 """
 
 from tf_bandmf.keras.clipping.independence.closed import (
-    acts_on_each_example,
+    is_as_keras_wrote,
     note_replacement,
 )
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
@@ -31,7 +31,7 @@ from tf_bandmf.keras.clipping.independence.trace import (
 __all__ = [
     "NotIndependent",
     "Trace",
-    "acts_on_each_example",
+    "is_as_keras_wrote",
     "current_trace",
     "is_container",
     "note_replacement",

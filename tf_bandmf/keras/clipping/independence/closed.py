@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Union
 
 import keras
 import numpy as np
@@ -21,8 +21,10 @@ from keras import layers
 from tf_bandmf.keras.clipping.independence.registration import is_vouched
 from tf_bandmf.keras.compat.keras_objects import all_layers, attention_axes
 
-# Ranks of a call's tensors, in order.
-Ranks = Sequence[int]
+# Ranks of a call's tensors, in order; None for a layer inside of one in the list, which
+# calls it on tensors that have the batch first and two more axes at least.
+Ranks = Union[Sequence[int], None]
+_INSIDE = (3,)
 Condition = Callable[[Any, Ranks], bool]
 
 
@@ -32,7 +34,7 @@ def _always(layer: Any, ranks: Ranks) -> bool:
 
 def _rows(layer: Any, ranks: Ranks) -> bool:
     """The last axis is not that of the batch."""
-    return all(rank >= 2 for rank in ranks)
+    return all(rank >= 2 for rank in ranks or _INSIDE)
 
 
 def _masking(layer: Any, ranks: Ranks) -> bool:
@@ -43,35 +45,45 @@ def _masking(layer: Any, ranks: Ranks) -> bool:
 def _rescaling(layer: Any, ranks: Ranks) -> bool:
     """Scale and offset have fewer axes than an input: the first one is the batch."""
     most = max(np.ndim(layer.scale), np.ndim(layer.offset))
-    return all(most < rank for rank in ranks)
+    return all(most < rank for rank in ranks or _INSIDE)
 
 
 def _axes(layer: Any, ranks: Ranks) -> bool:
     """Axes are not that of the batch."""
     axis = layer.axis
     chosen = [axis] if isinstance(axis, int) else list(axis or [])
+    if ranks is None:
+        return (
+            all(a > 0 or a > -_INSIDE[0] for a in chosen if a != 0) and 0 not in chosen
+        )
     return all(-rank < a < rank and a % rank != 0 for rank in ranks for a in chosen)
 
 
 def _same_ranks(layer: Any, ranks: Ranks) -> bool:
-    return len(set(ranks)) == 1 and ranks[0] >= 2
+    return ranks is not None and len(set(ranks)) == 1 and ranks[0] >= 2
 
 
 def _images(layer: Any, ranks: Ranks) -> bool:
-    return all(rank == 4 for rank in ranks)
+    return ranks is not None and all(rank == 4 for rank in ranks)
 
 
 def _sequences(layer: Any, ranks: Ranks) -> bool:
+    if ranks is None:
+        return False
     return all(rank == 3 for rank in ranks[:2]) and all(rank >= 2 for rank in ranks)
 
 
 def _attention(layer: Any, ranks: Ranks) -> bool:
     axes = attention_axes(layer)
     chosen = [axes] if isinstance(axes, int) else list(axes or [1])
+    if ranks is None:
+        return False
     return ranks[0] >= 3 and all(0 < axis < ranks[0] - 1 for axis in chosen)
 
 
 def _dot(layer: Any, ranks: Ranks) -> bool:
+    if ranks is None:
+        return False
     axes = [layer.axes] * 2 if isinstance(layer.axes, int) else list(layer.axes)
     return all(a % rank != 0 for a, rank in zip(axes, ranks, strict=False))
 
@@ -100,7 +112,12 @@ def _recurrent(layer: Any, ranks: Ranks) -> bool:
 
 
 def _over_time(layer: Any, ranks: Ranks) -> bool:
-    return acts_on_each_example(layer.layer, [rank - 1 for rank in ranks[:1]])
+    if ranks is None:
+        return False
+    inner = layer.layer
+    return not getattr(inner, "stateful", False) and acts_on_each_example(
+        inner, [rank - 1 for rank in ranks[:1]]
+    )
 
 
 _IMAGE_LAYERS = (
@@ -181,28 +198,43 @@ def acts_on_each_example(layer: Any, ranks: Ranks | None, call: Any = None) -> b
     Args:
       layer: a built layer.
       ranks: of the tensors it is called on; None for layers inside of others in the
-        list, which call them as Keras does.
+        list, which call them as Keras does. Their own configuration counts all the same.
       call: the layer's own `call` if another one is in its place now.
     """
     if is_vouched(layer):
         return True
-    known = _CLASSES.get(type(layer))
-    if known is None:
+    if not is_as_keras_wrote(layer, call) or ranks == []:
         return False
-    original, condition = known
-    call = layer.call if call is None else call
-    call = _replaced.get(call, call)
-    if getattr(call, "__func__", None) is not original:
-        return False
-    if not _is_untouched(layer) or not _is_known_activation_only(layer):
-        return False
-    if ranks is not None and not (ranks and condition(layer, ranks)):
+    _, condition = _CLASSES[type(layer)]
+    if not condition(layer, ranks):
         return False
     inner = all_layers(layer, include_self=False, recursive=False)
+    if isinstance(layer, layers.TimeDistributed):
+        inner = []  # with ranks, in its condition
     return all(
         acts_on_each_example(part, None) and not getattr(part, "stateful", False)
         for part in inner
     )
+
+
+def is_as_keras_wrote(layer: Any, call: Any = None) -> bool:
+    """Whether a layer is of a class in the list and runs nothing but Keras' own code.
+
+    Args:
+      layer: a built layer.
+      call: its own `call` if another one is in its place now.
+    """
+    known = _CLASSES.get(type(layer))
+    if known is None:
+        return is_vouched(layer)
+    call = layer.call if call is None else call
+    call = _replaced.get(call, call)
+    if getattr(call, "__func__", None) is not known[0]:
+        return False
+    if not _is_untouched(layer) or not _is_known_activation_only(layer):
+        return False
+    inner = all_layers(layer, include_self=False, recursive=False)
+    return all(is_as_keras_wrote(part) for part in inner)
 
 
 def crossing_masks(

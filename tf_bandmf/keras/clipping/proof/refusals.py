@@ -12,7 +12,7 @@ from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.independence import (
     NotIndependent,
     Trace,
-    acts_on_each_example,
+    is_as_keras_wrote,
     is_container,
 )
 from tf_bandmf.keras.clipping.proof.metrics import metric_handles
@@ -86,7 +86,7 @@ def prove(
         trace.check_isolation()
     except NotIndependent as error:
         for layer in trace.layers_at(error):
-            known = acts_on_each_example(layer, None)
+            known = is_as_keras_wrote(layer)
             tried = any(layer is other for other in alone)
             if not (known or tried or is_container(layer)):
                 return layer
