@@ -94,6 +94,13 @@ def test_cohorts_and_records_are_read_again(path):
         assert (measured.num_clients, measured.min_separation) == (3, 1)
         with pytest.raises(ValueError, match="twice"):
             ledger.started(2, **{**START, "cohort": ("a", "a")})
+        with pytest.raises(ValueError, match="zero character"):
+            ledger.started(2, **{**START, "cohort": ("a\0b",)})
+        ledger.started(
+            2, **{**START, "cohort": ('"\u20ac\u4e2d', "'; DROP TABLE entries")}
+        )
+    with Ledger(path, RUN) as ledger:
+        assert ledger.records(['"\u20ac\u4e2d'], 3).tolist() == [[2, 1]]
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,8 @@ class Ledger:
         """
         if len(set(cohort)) != len(cohort):
             raise ValueError("A device is twice in a round.")
+        if any("\0" in name for name in cohort):  # where SQLite's JSON ends a text
+            raise ValueError("Names of devices must not contain a zero character.")
         entry = dict(
             entry="started",
             round=round_number,
@@ -262,16 +264,17 @@ class Ledger:
     def _write(self, entry: dict[str, Any], cohort: tuple[str, ...] = ()) -> None:
         text = json.dumps(entry, separators=(",", ":"))
         names = json.dumps(cohort) if entry["entry"] == "started" else None
-        self._digest = _chained(self._digest, text, names)
+        digest = _chained(self._digest, text, names)
         with self._transaction() as database:
             database.execute(
                 "INSERT INTO entries (entry, names, sha256) VALUES (?, ?, ?)",
-                [text, names, self._digest],
+                [text, names, digest],
             )
             database.executemany(
                 "INSERT INTO participations VALUES (?, ?)",
                 [(name, entry["round"]) for name in cohort],
             )
+        self._digest = digest
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
