@@ -321,3 +321,23 @@ def test_a_run_that_goes_on_after_it_was_settled_is_seen(
     assert file_ledger.verify().is_intact
     file_ledger.note_steps(run_name(1), 60)
     assert "took 60 steps" in str(file_ledger.verify())
+
+
+def test_releases_made_elsewhere_are_spent_as_compose_takes_them(file_ledger, spent):
+    file_ledger.add_dataset("patients", epsilon=4.0, delta=1e-5)
+    parts = [
+        tf_bandmf.ApproximateDP(0.25, 1e-7, name="query log"),
+        tf_bandmf.ZeroConcentratedDP(0.01, name="census"),
+        tf_bandmf.AccountedEvent(dp_accounting.LaplaceDpEvent(4.0), name="histogram"),
+    ]
+    for part in parts:
+        file_ledger.spend("patients", part, about="made elsewhere")
+    joint = tf_bandmf.compose(parts).epsilon(1e-5)
+    assert 0.9 * joint < spent(file_ledger) < 1.5 * joint
+    replaced = tf_bandmf.ApproximateDP(0.1, replace_one=True)
+    with pytest.raises(ValueError, match="one unit is replaced"):
+        file_ledger.spend("patients", replaced, about="other neighbors")
+    guess = tf_bandmf.ApproximateDP(0.1, 1e-7, kind="estimate")
+    with pytest.raises(ValueError, match="no bound"):
+        file_ledger.spend("patients", guess, about="a guess")
+    file_ledger.spend("patients", tf_bandmf.compose(parts), about="all of them, again")

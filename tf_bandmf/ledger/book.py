@@ -419,7 +419,9 @@ class Ledger:
         Args:
           dataset: its name.
           what: a `tf_bandmf.TuningCost`, a `Guarantee`, a `Plan` that was run unbound, a
-            joint guarantee by `compose`, an event of dp-accounting, or (epsilon, delta).
+            joint guarantee by `compose`, a release made elsewhere as `compose` takes it
+            (`ApproximateDP`, `ZeroConcentratedDP`, `AccountedEvent`), an event of
+            dp-accounting, or (epsilon, delta) for the data set's adjacency.
           about: what was released, one line.
           partitions: whose data it used; none for all data.
 

@@ -17,7 +17,9 @@ from tf_bandmf.ledger.costs import (
     plan_cost,
     stated_cost,
 )
-from tf_bandmf.planning.composition import JointGuarantee
+from tf_bandmf.planning.composition import JointGuarantee, compose
+from tf_bandmf.planning.elsewhere import ApproximateDP, ZeroConcentratedDP
+from tf_bandmf.planning.parts import Part
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.tuning import TuningCost
 
@@ -49,8 +51,12 @@ def described(what: Any, dataset: Dataset) -> tuple[Cost, dict[str, Any]]:
         trials = {"expected_trials": what.expected_trials, "trials": what.distribution}
         return cost, {"what": "tuning", **trials, **_pair(cost)}
     if isinstance(what, JointGuarantee):
-        found = what.guarantee_at(max(plan.delta for plan in what.plans))
-        return _stated(found, neighbors, "runs")
+        deltas = [plan.delta for plan in what.plans]
+        return _stated(
+            what.guarantee_at(max(deltas, default=_DELTA)), neighbors, "runs"
+        )
+    if isinstance(what, Part):
+        return _of_part(what, neighbors)
     if isinstance(what, Guarantee):
         return _stated(what, neighbors, "guarantee")
     if isinstance(what, dp_accounting.DpEvent):
@@ -60,9 +66,34 @@ def described(what: Any, dataset: Dataset) -> tuple[Cost, dict[str, Any]]:
         cost = kind_cost(float(what[0]), float(what[1]))
         return cost, {"what": "guarantee", **_pair(cost)}
     raise TypeError(
-        f"what must be a Guarantee, TuningCost, Plan, joint guarantee, event of "
-        f"dp-accounting, or (epsilon, delta) for the data set's adjacency, found {what!r}."
+        f"what must be a Guarantee, TuningCost, Plan, joint guarantee, release made "
+        f"elsewhere (tf_bandmf.ApproximateDP and others), event of dp-accounting, or "
+        f"(epsilon, delta) for the data set's adjacency, found {what!r}."
     )
+
+
+def _of_part(part: Part, neighbors: str) -> tuple[Cost, dict[str, Any]]:
+    """Of a release that was made elsewhere, as `tf_bandmf.compose` takes it."""
+    replaced = neighbors == REPLACE_ONE
+    if part.replaces and not replaced:
+        raise ValueError(
+            f"{part.describe()} It is stated for neighbors in which one unit is replaced, "
+            f"and the data set's adjacency is zero-out: state it for that."
+        )
+    if part.kind == "estimate":
+        raise ValueError(
+            f"An estimate is no bound, and cannot be spent: {part.describe()}"
+        )
+    if isinstance(part, ApproximateDP):
+        cost = kind_cost(*part.stated(replaced))
+    elif isinstance(part, ZeroConcentratedDP):
+        rho = part.zcdp(replaced)
+        # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
+        epsilon = rho + 2.0 * math.sqrt(rho * math.log(1.0 / _DELTA))
+        cost = kind_cost(epsilon, _DELTA, rho=rho)
+    else:
+        cost = stated_cost(compose([part]).guarantee_at(_DELTA), neighbors)
+    return cost, {"what": "elsewhere", "stated": part.describe(), **_pair(cost)}
 
 
 def _stated(found: Guarantee, neighbors: str, name: str) -> tuple[Cost, dict[str, Any]]:
