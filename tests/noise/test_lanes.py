@@ -33,6 +33,7 @@ def test_lanes_have_the_numbers_of_pairs(terms, size, kind):
 
 def test_a_gpu_has_long_passes_and_a_rest(monkeypatch):
     monkeypatch.setattr(lanes, "_OF_A_GPU", 4)
+    monkeypatch.setattr(lanes, "FEW_TERMS", 0)
     keys, weights, first = keys_of(1), tf.ones([1]), tf.constant(5, tf.uint64)
     compiled = tf.function(lanes.lane_normals, jit_compile=True, autograph=False)
     found = compiled(keys, weights, first, 3 * 4096 - 1030, "GPU")

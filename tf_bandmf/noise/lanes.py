@@ -27,8 +27,9 @@ _ROWS, _LANES = 8, 128
 TILE = _ROWS * _LANES
 _TILES, _PAIRS, _SHARED = 4, 2 * TILE, 1 << 63
 # Tiles of a pass of a TPU: 256 kB of numbers, or what divides the number of tiles; and of a
-# GPU: 32 MB. Above, XLA cuts four terms into kernels that exchange words through memory.
+# GPU, 32 MB, for more terms than so many: of these XLA makes one kernel only up to there.
 _USUAL, _DIVISORS, _OF_A_GPU = 64, range(160, 23, -1), 8192
+FEW_TERMS = 2
 
 
 def lane_normals(
@@ -53,7 +54,11 @@ def lane_normals(
         # A constant, and all counters would be constants of the program.
         (first_block,) = xla.optimization_barrier(first_block)
     tiles = -(-num_normals // TILE)
-    chunk = _tiles_of_pass(tiles) if kind == "TPU" else min(tiles, _OF_A_GPU)
+    chunk = tiles
+    if kind == "TPU":
+        chunk = _tiles_of_pass(tiles)
+    elif int(step_keys.shape[0]) > FEW_TERMS:
+        chunk = min(tiles, _OF_A_GPU)
     passes, rest = divmod(tiles, chunk)
     numbers = tf.range(tiles)
     shared = tf.stack(

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_bandmf.noise.box_muller import box_muller
 from tf_bandmf.noise.devices import device_kind, traced_under_xla
-from tf_bandmf.noise.lanes import lane_normals
+from tf_bandmf.noise.lanes import FEW_TERMS, lane_normals
 from tf_bandmf.noise.radius import shared_part
 from tf_bandmf.noise.word_sources import source_of
 
@@ -18,8 +18,6 @@ BLOCK = 4096
 _PAIRS = BLOCK // 2  # of a block; each has one counter of the generator: four words
 # Counters of the words that a block's pairs share; those of pairs do not come so far.
 _SHARED = 1 << 63
-# Terms that XLA makes one kernel of on a GPU, whatever the size.
-_MOST_PAIRED_TERMS = 2
 # Without XLA so many blocks at a time, whose intermediate results fit into a cache.
 _CHUNK = 32
 
@@ -79,7 +77,7 @@ def weighted_normals(
     # On a GPU pairs are best; but they come out as complex numbers, not within a program,
     # and of many terms XLA makes several kernels.
     suits_lanes = jit_compile and not source_of(step_keys).of_many_operations
-    suits_lanes &= is_nested or int(weights.shape[0]) > _MOST_PAIRED_TERMS
+    suits_lanes &= is_nested or int(weights.shape[0]) > FEW_TERMS
     if kind == "TPU" or (kind == "GPU" and suits_lanes):
         lanes = _compiled_lanes(num_normals, kind)
         return lanes(step_keys, weights, first_block)
