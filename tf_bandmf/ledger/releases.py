@@ -51,10 +51,11 @@ def described(what: Any, dataset: Dataset) -> tuple[Cost, dict[str, Any]]:
         trials = {"expected_trials": what.expected_trials, "trials": what.distribution}
         return cost, {"what": "tuning", **trials, **_pair(cost)}
     if isinstance(what, JointGuarantee):
-        deltas = [plan.delta for plan in what.plans]
-        return _stated(
-            what.guarantee_at(max(deltas, default=_DELTA)), neighbors, "runs"
-        )
+        pairs = [part for part in what.parts if isinstance(part, ApproximateDP)]
+        delta = max((plan.delta for plan in what.plans), default=_DELTA)
+        # Less than what pairs leak means nothing.
+        delta += math.fsum(pair.delta for pair in pairs)
+        return _stated(what.guarantee_at(delta), neighbors, "runs")
     if isinstance(what, Part):
         return _of_part(what, neighbors)
     if isinstance(what, Guarantee):
