@@ -151,6 +151,11 @@ GATES = {
     area="inputs",
     invariants=[16],
 )
+@pytest.mark.slow_cases(
+    "behind relu, negated",
+    "stopped",
+    "finite",
+)
 @pytest.mark.parametrize("name", GATES)
 def test_finds_what_is_mixed_behind_a_gate(name, monkeypatch):
     monkeypatch.setattr(registration, "_vouched", {Gated})

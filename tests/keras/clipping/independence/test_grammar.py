@@ -170,7 +170,7 @@ def judge(numbers):
     invariants=[16],
 )
 def test_invariant_16_random_layers(figure):
-    counts = judge(range(4))
+    counts = judge(range(3))
     figure(f"{sum(counts.values())} layers, {len(WORDS)} words")
 
 
@@ -186,5 +186,5 @@ def test_the_measure_sees_the_words_that_mix():
     x, _ = cases.examples()
     for word in mixing:
         whole = WORDS[word](tf.constant(x))
-        alone = WORDS[word](tf.constant(x[:1]))
-        assert np.abs(whole[:1] - alone).max() > 1e-3, word
+        alone = [WORDS[word](tf.constant(row[None]))[0] for row in x]
+        assert np.abs(whole - tf.stack(alone)).max() > 1e-3, word

@@ -109,6 +109,17 @@ SEEDS = {
     area="inputs",
     invariants=[16],
 )
+@pytest.mark.slow_cases(
+    "tile",
+    "slice",
+    "pad",
+    "fill",
+    "range",
+    "one hot",
+    "resize",
+    "top k",
+    "random",
+)
 @pytest.mark.parametrize("name", SIZES)
 def test_invariant_16_no_axis_has_the_number_of_examples_in_it(name):
     model = cases.model_with(cases.Custom(SIZES[name]))
@@ -123,6 +134,12 @@ def test_invariant_16_no_axis_has_the_number_of_examples_in_it(name):
     tried="Zeros, constants and keys made of numbers that were drawn.",
     area="inputs",
     invariants=[16],
+)
+@pytest.mark.slow_cases(
+    "a sum that is zero",
+    "the constant part",
+    "a lookup",
+    "few bits",
 )
 @pytest.mark.parametrize("name", SEEDS)
 def test_invariant_16_a_seed_is_drawn_and_nothing_else(name):

@@ -110,6 +110,18 @@ STOPS = {
     area="inputs",
     invariants=[5, 18],
 )
+@pytest.mark.slow_cases(
+    "gather, below alone",
+    "gather, clipped to another size",
+    "gather_nd",
+    "scatter",
+    "sorted segments",
+    "counted by data",
+    "zeta",
+    "top k by a value",
+    "parsed",
+    "reshape by values",
+)
 @pytest.mark.parametrize("name", STOPS)
 def test_invariant_18_what_a_record_could_stop_is_refused(name):
     with pytest.raises(UnsupportedModelError, match=r"one record|size that varies"):
