@@ -107,6 +107,24 @@ def test_without_noise_weights_are_those_of_dense_tables(
         np.testing.assert_allclose(lazy, dense, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["users", "padded"])
+def test_users_of_several_rows_and_padded_batches(silent, data, kind):
+    if kind == "users":
+        users = np.repeat(np.arange(EXAMPLES // 3), 3)
+        plan = make_plan(num_examples=EXAMPLES // 3, batch_size=2, unit="one user")
+        options = {"users": users, "rows_per_user": 2}
+    else:
+        plan = make_plan(sampling="poisson", batch_size=2)
+        options = {"padded": True, "sampler_seed": bytes(32)}
+    found = []
+    for tables in ("dense", "lazy"):
+        model = prepare(mean_of_bag(), plan, tables)
+        model.fit(plan.batches(*data, **options), epochs=2, verbose=0)
+        found.append(table_of(model))
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+
+
 class Watch(keras.callbacks.Callback):
     """Keeps what callbacks see."""
 
