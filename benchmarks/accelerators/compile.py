@@ -152,6 +152,7 @@ def main() -> None:
         kept = {key: program[key] for key in ("name", "least_bytes", "beside")}
         results.append({**kept, "devices": found})
         if options.results:
+            options.results.parent.mkdir(parents=True, exist_ok=True)
             options.results.write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -24,7 +24,8 @@ def cell(program: dict[str, Any], found: dict[str, Any] | None, by_name: Any) ->
     whole, parts = found["output"], []
     if beside and "error" not in beside:
         whole = beside["temporary"]
-    parts.append(f"{found['temporary'] / max(whole, 1):.3g}")
+    size = found["temporary"]
+    parts.append(f"{size / whole:.3g}" if whole else f"{size:,} bytes beside none")
     parts.append(str(found["kernels"]))
     if program["least_bytes"]:
         more = "" if found["bytes_are_complete"] else "≥ "
