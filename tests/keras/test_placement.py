@@ -89,7 +89,7 @@ CASES = {
     "convolutions": dict(make=convolutional),
     "attention": dict(make=attention),
     "attention, bfloat16": dict(make=attention, dtype="mixed_bfloat16"),
-    "convolutions, float16": dict(make=convolutional, dtype="mixed_float16"),
+    "convolutions, bfloat16": dict(make=convolutional, dtype="mixed_bfloat16"),
     "ring buffer, momentum": dict(
         make=convolutional,
         mechanism="bsr",
