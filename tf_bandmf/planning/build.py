@@ -20,6 +20,7 @@ from tf_bandmf.planning.arguments import (
     resolve_data,
 )
 from tf_bandmf.planning.calibration import accountant_for, calibrated
+from tf_bandmf.planning.earlier import translated
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import ONE_EXAMPLE, check_generator
 from tf_bandmf.strategies import Strategy, registry
@@ -51,6 +52,7 @@ def plan(
     generator: str = "philox",
     ledger: Binder | None = None,
     dataset: str | Sequence[str] | None = None,
+    **earlier: Any,
 ) -> Plan:
     """Plans a private run: from a budget to a strategy and its noise.
 
@@ -112,6 +114,8 @@ def plan(
         its first step. Planning reserves nothing.
       dataset: its name in the ledger; or ("name", "partition", ...) if the run uses the
         data of some of its partitions alone.
+      **earlier: names that arguments had before, such as `bands` and `momentum`; they are
+        deprecated, see `planning.earlier`.
 
     Returns:
       A `Plan`.
@@ -127,6 +131,7 @@ def plan(
             f"Give ledger and dataset together, found ledger = {ledger!r}, dataset = "
             f"{dataset!r}."
         )
+    mechanism, workload = translated(mechanism, workload, earlier)
     check_generator(generator)
     named = None if isinstance(mechanism, Strategy) else _Mechanism.parse(mechanism)
     data = resolve_data(
