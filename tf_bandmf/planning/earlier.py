@@ -14,7 +14,10 @@ from tf_bandmf.workloads import Workload
 
 _OF_THE_NAME = ("bands", "lambda_", "gamma", "column_normalized", "objective")
 _OF_THE_WORKLOAD = ("momentum", "decay", "learning_rates")
-_FLAGS = {"column_normalized": {True: "normalized"}, "objective": {"max": "max"}}
+_FLAGS: dict[str, dict[Any, str]] = {
+    "column_normalized": {True: "normalized"},
+    "objective": {"max": "max"},
+}
 
 
 def translated(

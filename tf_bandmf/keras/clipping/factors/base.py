@@ -69,7 +69,7 @@ def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 class Factor(abc.ABC):
-    """Per-example gradients [B, *shape] of one variable."""
+    """Per-example gradients, `[B, *shape]`, of one variable."""
 
     @abc.abstractmethod
     def measure(self, negligible: float = 0.0) -> Measured:
@@ -82,7 +82,7 @@ class Factor(abc.ABC):
 
     @abc.abstractmethod
     def instantiate(self) -> tf.Tensor:
-        """Returns the gradients themselves, [B, *shape] float32."""
+        """Returns the gradients themselves, `[B, *shape]` float32."""
 
     def add(self, other: Factor) -> Factor | None:
         """Returns the factored sum of both, or None if it has no common form."""
@@ -131,7 +131,7 @@ class Instantiated(Factor):
     """Gradients that are kept as they are.
 
     Attributes:
-      gradients: [B, *shape].
+      gradients: `[B, *shape]`.
     """
 
     gradients: tf.Tensor
@@ -198,7 +198,7 @@ class Layout:
         )
 
     def to_kernels(self, matrices: tf.Tensor) -> tf.Tensor:
-        """Maps [B, G, I, O] (or [B, I, O]) to [B, *kernel shape]."""
+        """Maps [B, G, I, O] (or [B, I, O]) to `[B, *kernel shape]`."""
         matrices = tf.reshape(matrices, (-1, *self.split))
         order = (0, *(axis + 1 for axis in self.order))
         return tf.reshape(tf.transpose(matrices, order), (-1, *self.shape))
