@@ -238,7 +238,7 @@ class PrivacyCard:
     def hugging_face_fields(self) -> dict[str, str]:
         """Variables of Hugging Face's template of model cards.
 
-        huggingface_hub.ModelCard.from_template(data, **card.hugging_face_fields())
+        Give them to `huggingface_hub.ModelCard.from_template(data, **fields)`.
         """
         plain, technical = dict(self.points()), dict(self.statement.points())
         limits = ["What is protected", "What is not promised"]
