@@ -102,6 +102,7 @@ ISOLATED = {
     ),
     "inner_function": in_inner_function,
     "first_example": lambda x: x + x[:1],
+    "scan": lambda x: tf.scan(lambda a, t: a + t, x),
     "joined_rows": lambda x: ops.reshape(
         ops.cumsum(ops.reshape(x, (-1,))), ops.shape(x)
     ),
@@ -151,7 +152,6 @@ REFUSED = {
     ),
     "shuffle_without_seed": lambda x: x + tf.random.shuffle(x),
     "partition": partitioned,
-    "scan": lambda x: tf.scan(lambda a, t: a + t, x),
     "masked": lambda x: x + tf.reduce_mean(tf.boolean_mask(x, x[:, 0, 0] > 0)),
     "unique": lambda x: x * tf.cast(tf.size(tf.unique(x[:, 0, 0])[0]), x.dtype),
 }

@@ -111,7 +111,7 @@ def _silent() -> Iterator[None]:
     """Keeps the pages that TensorFlow logs of an operation that it cannot convert."""
 
     def is_wanted(record: logging.LogRecord) -> bool:
-        return "pfor" not in record.getMessage()
+        return record.module != "pfor"
 
     log = tf.get_logger()
     log.addFilter(is_wanted)
