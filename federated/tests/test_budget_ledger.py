@@ -5,7 +5,9 @@ import pytest
 from test_running import B, Crash, K, Models, N, finish, make_devices
 
 import tf_bandmf
+from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.host_noise import HostNoise
+from tf_bandmf_federated.report import privacy_report
 from tf_bandmf_federated.server_noise import choose_place
 
 pytest.importorskip("sqlalchemy")
@@ -79,3 +81,9 @@ def test_noise_of_a_bound_plan_is_the_hosts(ledger, plan):
     noise = HostNoise(plan, 10)
     assert np.isfinite(noise.values(1, 0)).all()
     assert runs(ledger) == 1
+
+
+def test_the_report_names_the_budget(ledger, plan):
+    measured = MeasuredParticipation(N, 3, B, K, 3 * K)
+    report = privacy_report(plan, measured)
+    assert f"data set 'keyboards' of ledger {plan.account.ledger[:12]}" in report

@@ -123,6 +123,8 @@ def _points(
     found: MeasuredGuarantee, operator: OperatorStatements
 ) -> list[tuple[str, str]]:
     plan = found.plan
+    account = plan.account
+    budget = "" if account is None else f"It spends from the budget of {account}. "
     return [
         (
             "DP setting",
@@ -136,7 +138,7 @@ def _points(
             f"{plan.num_steps} planned rounds were run, for every device that follows "
             f"the protocol, the limits on participation included; "
             f"{found.measured.num_clients} devices took part. "
-            f"{_skipped(found.measured)}"
+            f"{_skipped(found.measured)}{budget}"
             f"{_said('Public data', operator.public_data)}",
         ),
         (

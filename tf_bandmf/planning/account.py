@@ -42,6 +42,12 @@ class Account:
                 f"damaged. Make it again."
             )
 
+    def __str__(self) -> str:
+        text = f"data set {self.dataset!r} of ledger {self.ledger[:12]}"
+        if self.partitions:
+            text = f"partition(s) {', '.join(self.partitions)} of {text}"
+        return text
+
     def to_config(self) -> dict[str, Any]:
         """Plain values; `from_config` rebuilds the account."""
         return {

@@ -166,9 +166,6 @@ class Reservation:
         account = self._plan.account
         if account is None:
             return []
-        of = f"data set {account.dataset!r} of ledger {account.ledger[:12]}"
-        if account.partitions:
-            of = f"partition(s) {', '.join(account.partitions)} of {of}"
         if self._entry is None:
-            return [f"Bound to the budget of {of}; nothing is reserved yet."]
-        return [f"Reserved in the budget of {of}: entry {self._entry.name}."]
+            return [f"Bound to the budget of {account}; nothing is reserved yet."]
+        return [f"Reserved in the budget of {account}: entry {self._entry.name}."]
