@@ -85,7 +85,7 @@ def test_a_program_for_a_tpu_has_a_loop_and_no_pairs():
 
     traced = tf.function(program, jit_compile=True, autograph=False)
     text = traced.experimental_get_compiler_ir(keys_of(1), tf.ones([1]))(
-        stage="hlo", platform_name="CPU"
+        stage="hlo", device_name="/device:CPU:0"
     )
     assert "while(" in text and "c64" not in text
     # Words come in tiles of a pass (35), never of all 175.
