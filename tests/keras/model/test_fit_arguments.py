@@ -402,3 +402,14 @@ def test_one_step_of_users_is_the_clipped_sum_of_their_mean_gradients(
         total = [t + factor * g for t, g in zip(total, gradients, strict=True)]
     for found, expected in zip(moved, total, strict=True):
         np.testing.assert_allclose(found, -expected / 3.0, atol=1e-5)
+
+
+def test_targets_that_are_strings_are_refused_with_what_to_do(
+    data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan, self_check=True)
+    names = np.array(["a", "b", "c"])[data[1]]
+    with pytest.raises(TypeError, match=r"np\.unique"):
+        model.fit(plan.batches(data[0], names), verbose=0)
+    assert model.optimizer.steps_taken == 0

@@ -78,8 +78,19 @@ def begin_run(model: Any, optimizer: PrivateOptimizer) -> None:
     optimizer.build(model.trainable_variables)
 
 
+def refuse_text(data: Any) -> None:
+    """Raises TypeError if targets are strings, from the dtypes alone."""
+    for leaf in tf.nest.flatten(contents(data)[1]):
+        if getattr(leaf, "dtype", None) == tf.string:
+            raise TypeError(
+                "Targets must be numbers, found strings. Give the numbers of the classes: "
+                "classes, y = np.unique(labels, return_inverse=True)."
+            )
+
+
 def build_model(model: Any, data: Any) -> None:
     """Makes the weights; refuses models whose examples cannot be told apart."""
+    refuse_text(data)
     if not model.built:
         model(contents(data)[0], training=False)
     check_supported(model)
