@@ -88,6 +88,8 @@ FUNCTIONS = {
             "fan_in": 3.0,
             "public_gradients": None,
             "expected_trials": None,
+            "mechanism": "identity",
+            "max_memory_vectors": None,
         },
     ),
     "tuning_cost": (
