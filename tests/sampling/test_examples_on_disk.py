@@ -8,7 +8,12 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf
-from tf_bandmf.sampling import TFRecordExamples, cache_dataset, open_cache
+from tf_bandmf.sampling import (
+    IndexedExamples,
+    TFRecordExamples,
+    cache_dataset,
+    open_cache,
+)
 from tf_bandmf.sampling.sampled import schedule_for
 
 SEED = bytes(range(32))
@@ -305,3 +310,12 @@ def compressed(directory):
 def test_unreadable_or_unsuitable_examples_are_refused(build, error, message, tmp_path):
     with pytest.raises(error, match=message):
         build(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["U", "S", object])
+def test_texts_that_are_fetched_are_the_texts(kind):
+    texts = np.array(["a b", "ü", ""])
+    given = np.char.encode(texts, "utf-8") if kind == "S" else texts.astype(kind)
+    source = IndexedExamples(lambda indices: given[indices], 3)
+    found = source.gather(tf.constant([2, 0, 1], tf.int64))["x"].numpy()
+    assert found.tolist() == [b"", b"a b", "ü".encode()]

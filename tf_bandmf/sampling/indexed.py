@@ -21,6 +21,7 @@ from tf_bandmf.sampling.sources import (
     SAMPLE_WEIGHT,
     TARGETS,
     ExampleSource,
+    text_as_bytes,
 )
 
 
@@ -81,18 +82,7 @@ class IndexedExamples(ExampleSource):
             )
 
         def array(value: Any) -> np.ndarray:
-            result = np.asarray(value)
-            if result.dtype == object and not all(
-                isinstance(item, (str, bytes)) for item in result.ravel()
-            ):
-                raise TypeError(
-                    f"fetch must return arrays, found {type(value).__name__} of objects: "
-                    f"pad rows to one shape and use np.stack."
-                )
-            if result.dtype.kind in "US":
-                result = np.array(
-                    [str(item).encode() for item in result.ravel()], dtype=object
-                ).reshape(result.shape)
+            result = text_as_bytes(np.asarray(value))
             if not result.ndim or result.shape[0] != len(indices):
                 raise ValueError(
                     f"fetch got {len(indices)} indices and must return as many rows, "

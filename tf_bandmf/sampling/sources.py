@@ -179,6 +179,25 @@ def repeated(content: dict[str, Any], views: int) -> dict[str, Any]:
     return tf.nest.map_structure(lambda t: tf.repeat(t, views, axis=0), content)
 
 
+def text_as_bytes(array: np.ndarray) -> np.ndarray:
+    """Texts as TensorFlow holds them, an array of bytes objects; numbers as they are.
+
+    Raises:
+      TypeError: if there are other objects in the array.
+    """
+    if array.dtype.kind not in "USO":
+        return array
+    items = array.ravel()
+    if not all(isinstance(item, (str, bytes)) for item in items):
+        raise TypeError(
+            f"Examples must be numbers or texts in rows of one shape, found objects of "
+            f"type {type(items[0]).__name__}: pad rows to one shape and use np.stack."
+        )
+    found = np.empty(items.shape, object)
+    found[:] = [i if isinstance(i, bytes) else str(i).encode() for i in items]
+    return found.reshape(array.shape)
+
+
 class ArrayExamples(ExampleSource):
     """Examples in arrays.
 

@@ -26,6 +26,7 @@ from tf_bandmf.sampling.sources import (
     SAMPLE_WEIGHT,
     TARGETS,
     ExampleSource,
+    text_as_bytes,
 )
 
 _NAMES = (INPUTS, TARGETS, SAMPLE_WEIGHT)
@@ -370,22 +371,7 @@ def _leaves(block: Any) -> _Block:
 
 
 def _array(value: Any) -> np.ndarray:
-    result = np.asarray(value)
-    if result.dtype.kind in "US":
-        result = np.array(
-            [
-                item if isinstance(item, bytes) else str(item).encode()
-                for item in result.ravel()
-            ],
-            dtype=object,
-        ).reshape(result.shape)
-    if result.dtype == object and not all(
-        isinstance(item, (str, bytes)) for item in result.ravel()
-    ):
-        raise TypeError(
-            f"A data set must yield tensors or arrays, found {type(value).__name__} of "
-            f"objects."
-        )
+    result = text_as_bytes(np.asarray(value))
     if not result.ndim:
         raise TypeError(
             f"A block of examples must have a first dimension, found the single value "
@@ -397,7 +383,7 @@ def _array(value: Any) -> np.ndarray:
 def _digests_of(leaves: _Block) -> np.ndarray:
     """A cryptographic digest of each example, uint8, shape [N, 16]."""
     columns = [
-        [b"\0".join(map(_bytes, np.ravel(row))) for row in leaf]
+        [b"\0".join(np.ravel(row)) for row in leaf]
         if leaf.dtype == object
         else list(np.ascontiguousarray(leaf).reshape(len(leaf), -1))
         for leaf in leaves
@@ -409,7 +395,3 @@ def _digests_of(leaves: _Block) -> np.ndarray:
             digest.update(part)
         found += digest.digest()
     return np.frombuffer(bytes(found), np.uint8).reshape(-1, _BYTES)
-
-
-def _bytes(item: Any) -> bytes:
-    return item if isinstance(item, bytes) else str(item).encode()
