@@ -120,7 +120,7 @@ class AvailableCohorts:
         return Selected(self._cohort, len(self._present()), len(clients))
 
     def digest_of_selected(self, selected: Selected) -> str:
-        """Of the names: the devices' data never leave them."""
+        """A digest of the names: the devices' data never leave them."""
         return digest_of(list(selected.names))
 
     def count_round(self, clients: Sequence[str]) -> None:

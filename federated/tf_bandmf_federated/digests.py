@@ -14,7 +14,7 @@ _ALL = 2**62  # elements of one batch
 
 
 def digest_of(structure: Any) -> str:
-    """Of all leaves of a nested structure: names, dtypes, shapes and values.
+    """A digest of all leaves of a nested structure: names, dtypes, shapes and values.
 
     Raises:
       TypeError: if a leaf is no array or number.
@@ -25,7 +25,7 @@ def digest_of(structure: Any) -> str:
 
 
 def digest_of_data(datasets: Sequence[Any]) -> str:
-    """Of the elements of data sets, in their order. It reads them all.
+    """A digest of the elements of data sets, in their order. It reads them all.
 
     A `tf.data.Dataset` is read by TensorFlow, not element by element by Python: one call
     for each, which has all its elements in memory.

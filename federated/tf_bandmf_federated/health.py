@@ -38,7 +38,7 @@ class Health:
         metrics: Mapping[str, int],
         measured: MeasuredParticipation,
     ) -> str:
-        """Of a round that is done.
+        """The line for a round that is done.
 
         Args:
           round_number: from 0.

@@ -182,7 +182,7 @@ class HostNoise:
         return replace_noise(state, prepared)
 
     def _digests_before(self, state: Any, round_number: int) -> np.ndarray:
-        """Of the rounds before this one, int64, shape [num_steps]; others have 0."""
+        """Digests of the rounds before this one, int64, shape [num_steps]; others are 0."""
         digests = np.zeros([self._generator.num_steps], np.int64)
         before = np.asarray(find_aggregator(state)["noise"]["digests"], np.int64)
         digests[:round_number] = before[:round_number]
@@ -334,7 +334,7 @@ class HostNoise:
             )
 
     def _history_id(self, step: int) -> int:
-        """Of the rounds up to a step: their key and digests, which its noise is of."""
+        """Identifies the rounds up to a step: the key and digests that give its noise."""
         assert self._run_id is not None
         found = hashlib.blake2b(
             self._digests[: step + 1].tobytes(),

@@ -60,7 +60,7 @@ class ParticipationTable:
         self._participation = participation
         self._last_rounds = np.full(len(self._names), NEVER, np.int64)
         self._participations = np.zeros(len(self._names), np.int64)
-        # Of who took part and cannot be selected now: last round and participations.
+        # Who took part and cannot be selected now: last round and participations.
         self._away: dict[str, tuple[int, int]] = {}
         self._smallest_gap: int | None = None
 

@@ -28,7 +28,7 @@ FROM json_each(?2)
 
 @dataclasses.dataclass
 class Counts:
-    """Of all participations up to a round.
+    """Counts of all participations up to a round.
 
     Attributes:
       clients: different devices.

@@ -38,7 +38,7 @@ class Cohorts(Protocol):
         """The same for a round that was begun with these, before a crash."""
 
     def digest_of_selected(self, selected: Any) -> str:
-        """Of what `select` gave: equal if names and data are, as far as is known."""
+        """A digest of what `select` gave: equal if names and known data are."""
 
     def count_round(self, clients: Sequence[str]) -> None:
         """Counts a round of these clients, of which there is no result."""
@@ -296,7 +296,7 @@ class Rounds:
         return after
 
     def _digest_of(self, state: ProgramState) -> str:
-        """Of the engine's state; the last one's is known when the next round begins."""
+        """A digest of the engine's state; the last one is kept for the next round."""
         if not self._last_digest or self._last_digest[0] is not state.state:
             self._last_digest[:] = [state.state, digest_of(state.state)]
         return self._last_digest[1]

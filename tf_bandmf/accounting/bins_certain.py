@@ -36,7 +36,7 @@ _TOLERANCE = 1e-4
 # Where the search for noise begins below that without amplification, and its last step;
 # of their logarithms.
 _START, _LAST_STEP = 0.5, 3e-4
-# Of norm to noise: beyond it, privacy means nothing.
+# The largest squared ratio of norm to noise: beyond it, privacy means nothing.
 _LARGEST_SQUARED_RATIO = 200.0
 # Beyond it the chain of the bins is not followed: amplification hardly matters.
 _LARGEST_CHAIN_EPSILON = 25.0
@@ -234,7 +234,7 @@ class CertainBins(Accountant):
 
 
 def _at(chain: bins_chain.Profile | None, epsilon: float) -> float:
-    """Of the chain of the bins, 1 where there is none."""
+    """The delta by the chain of the bins, 1 where there is none."""
     if chain is None:
         return 1.0
     return float(chain.at(math.exp(min(epsilon, _LARGEST_EXPONENT))))

@@ -59,7 +59,7 @@ _MARGIN, _NEGLIGIBLE = 1e-6, 1e-9
 # autoregression for each of its variables: tails beyond the nodes, and the rule's error.
 _LOG_LEFT_OUT = math.log(2.0 * float(tails.upper_tail(_REACH)) + _ERROR)
 _LOG_LATTICE_LEFT_OUT = math.log(2.0 * float(tails.upper_tail(_REACH)) + _LATTICE_ERROR)
-# Of the places in `log t` that the common normal reaches every so many-th comes first.
+# Every so many-th of the places in `log t` that the common normal reaches comes first.
 _SPARSE = 16
 # Numbers in memory at once, and nodes of all variables together that are worth the time.
 _MOST_ENTRIES, _MOST_NODES = 2_000_000, 30_000_000
@@ -188,7 +188,7 @@ class _Transform:
             step = _GRID / _FINER
             moved = shifts / step
             low = np.floor(moved).astype(int)
-            # Of the upper place, linear in t.
+            # The weight of the upper place, linear in t.
             parts = np.expm1(step * (moved - low)) / math.expm1(step)
             parts = np.clip(parts, 0.0, 1.0)
             low += place * _FINER

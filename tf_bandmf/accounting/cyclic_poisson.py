@@ -46,7 +46,7 @@ _INTERVAL, _ROUGH_INTERVAL = 1e-4, 2e-3
 _NEAR_ROUNDING, _MOST_QUERIES = 1e3, 100_000
 _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
 _MOST_REFINEMENTS = 6
-# Of epsilon by the tilted transform, relative, and of rough noise.
+# Relative tolerance of epsilon by the tilted transform, and of rough noise.
 _SEARCH_TOLERANCE, _LEAST_EPSILON = 1e-5, 1e-6
 _ROUGH_TOLERANCE = 5e-3
 

@@ -10,7 +10,7 @@ from dp_accounting.pld import common, privacy_loss_distribution
 
 from tf_bandmf.accounting.checks import whole_number
 
-# Of convolutions by Fourier transforms: at least, and for each query.
+# Rounding of convolutions by Fourier transforms: at least, and for each query.
 _LEAST_ROUNDING, _ROUNDING_OF_QUERY = 1e-13, 2.0**-51
 
 _ADDITIVE = {
@@ -42,7 +42,7 @@ def pieces(
 def additive_loss(
     event: dp_accounting.DpEvent, count: int, interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-    """Of an event without parts that happens `count` times.
+    """The loss of an event without parts that happens `count` times.
 
     Args:
       event: under add-or-remove adjacency.

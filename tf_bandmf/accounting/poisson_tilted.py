@@ -60,7 +60,7 @@ _LEAST_PLACES = 2**12
 _UNIT = 2.0**-53
 # Nodes of the quadrature that chooses theta.
 _NODES = 4_001
-# Of log theta, the least; and the most of theta times epsilon, where delta is 0.
+# The least log theta; the most of theta times epsilon, where delta is 0.
 _LEAST_LOG_THETA, _MOST_EXPONENT = -7.0, 2_000.0
 
 
@@ -93,7 +93,7 @@ class Query:
         return 32.0 * _UNIT * self.largest_decrease / (1.0 - self.probability)
 
     def losses(self, x: np.ndarray) -> np.ndarray:
-        """Of `P` against `Q` at values x, which rise with x."""
+        """Losses of `P` against `Q` at values x; they rise with x."""
         q, s = self.probability, self.noise
         exponents = (x - 0.5) / s**2
         small = np.log1p(q * np.expm1(np.minimum(exponents, 1.0)))
@@ -289,7 +289,7 @@ def _power(weights: np.ndarray, count: int) -> np.ndarray:
     upper = np.exp((count - 1.0) * np.log(size + eta))
     rounding = 8.0 * _UNIT * (count + 8.0)
     error = count * eta * upper + (rounding + eta) * np.abs(raised)
-    # Of all frequencies: all but the first and the last are there once for two.
+    # The mean over all frequencies: all but the first and the last stand once for two.
     mean_error = (2.0 * float(error.sum()) - float(error[0])) / places
     found = scipy.fft.irfft(raised, n=places)
     return np.maximum(found, 0.0) + mean_error * (1.0 + 1e-6)

@@ -28,12 +28,12 @@ _LENGTHS, _BISECTIONS = 512, 60
 
 
 def gaussian_profile(noise_stddev: float) -> Profile:
-    """Of the Gaussian mechanism with sensitivity 1."""
+    """The profile of the Gaussian mechanism with sensitivity 1."""
     return lambda epsilons: gaussian.gaussian_deltas(noise_stddev, epsilons)
 
 
 def pair_profile(epsilon: float, delta: float) -> Profile:
-    """Of any (epsilon, delta)-DP mechanism.
+    """A profile that holds for any (epsilon, delta)-DP mechanism.
 
     The largest there is (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 3.3):
     with probability delta all is revealed, else it is randomized response.
@@ -48,7 +48,7 @@ def pair_profile(epsilon: float, delta: float) -> Profile:
 
 
 def zcdp_profile(rho: float, xi: float = 0.0) -> Profile:
-    """Of any (xi, rho)-zCDP mechanism: Renyi divergences at most `xi + rho alpha`.
+    """For any (xi, rho)-zCDP mechanism: Renyi divergences at most `xi + rho alpha`.
 
     For each order alpha, delta is at most
 
@@ -83,7 +83,7 @@ def zcdp_profile(rho: float, xi: float = 0.0) -> Profile:
 
 
 def twice(profile: Profile) -> Profile:
-    """Of the outputs on data sets that are neighbors of a common neighbor.
+    """For the outputs on data sets that are neighbors of a common neighbor.
 
     Group privacy: `D_(2 e)(P, R) <= D_e(P, Q) + exp(e) D_e(Q, R)`.
     """
@@ -96,7 +96,7 @@ def twice(profile: Profile) -> Profile:
 
 
 def least(*profiles: Profile) -> Profile:
-    """Of a mechanism that has all of these profiles."""
+    """The profile of a mechanism for which all of these hold."""
     return lambda epsilons: np.minimum.reduce([p(epsilons) for p in profiles])
 
 

@@ -12,9 +12,9 @@ _NUDGE = 1e-10
 _TOLERANCE = 1e-5
 _MOST_NEWTON_STEPS = 5
 _LEAST_LOG_NOISE = -30.0
-# Of secants: the slope of log delta in log noise that they begin with, and at least; the
-# longest step, and where delta is 0 by rounding; what is farther from 0 says nothing of
-# the slope near it.
+# Secants: the slope of log delta in log noise that they begin with, and the flattest; the
+# longest step; and where delta is 0 by rounding, for what is farther from 0 says nothing
+# about the slope near it.
 _FIRST_SLOPE, _LEAST_SLOPE = -12.0, -1.0
 _LONGEST_STEP, _LONGEST_FROM_ZERO, _ROUNDED_TO_ZERO = 0.5, 1.0, -300.0
 _FAR, _MOST_SECANTS = 30.0, 100

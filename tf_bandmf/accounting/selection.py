@@ -27,13 +27,13 @@ from dp_accounting import dp_event, rdp
 
 from tf_bandmf.accounting.checks import check_delta, is_number
 
-# Of K, by name: the shape eta.
+# The shape eta of the distribution of K, by name.
 DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 # Rényi orders beside dp-accounting's: large epsilons have their best order near 1.
 _ORDERS_NEAR_ONE = (1.01, 1.02, 1.03, 1.05, 1.07)
 _SMALLEST_GAMMA = 1e-12
 _SMALLEST_SHAPE, _LARGEST_SHAPE = 1e-3, 1e3
-# Of delta in the second factor of `profile_epsilon`: between delta and 1.
+# Values between delta and 1 that the second factor of `profile_epsilon` tries.
 _TRIED_DELTAS = 24
 
 

@@ -28,8 +28,8 @@ SAFETY = 2.0
 _CHECK_ERRORS, _CHECK_FACTOR = 5.0, 1.1
 # Smaller values of delta are bounded by about this much.
 _LEAST_BOUNDED = 1e-6
-# Of the log of a rough noise: the last step of its search, and where the search begins
-# below the noise without amplification.
+# The search for a rough noise, in its logarithm: the last step, and how far below the
+# noise without amplification it begins.
 _ROUGH_STEP, _ROUGH_START = 5e-3, 0.7
 
 SimulatorT = TypeVar("SimulatorT", bound=Simulator)

@@ -15,7 +15,7 @@ from tf_bandmf.analysis import vector_contributions
 
 # Entries of an intermediate array held at once.
 _CHUNK = 8_000_000
-# Of vectors of contributions: operations of one sweep, and patterns together.
+# Vectors of contributions: operations of one sweep, and patterns together.
 _LARGEST_SWEEP, _AT_ONCE = 1e6, 64
 
 

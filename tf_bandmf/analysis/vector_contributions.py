@@ -24,7 +24,7 @@ _EVERY = 20
 
 
 def dimensions(k: int) -> int:
-    """Of the vectors, at least: more than sqrt(2 k)."""
+    """The least dimension of the vectors: more than sqrt(2 k)."""
     return min(k, int(np.sqrt(2.0 * k)) + 2)
 
 

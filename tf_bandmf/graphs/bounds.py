@@ -62,7 +62,7 @@ def bounds(tensor: Any, scope: Scope) -> Bounds:
         return Bounds(int(np.min(constant)), frozenset({largest}))
     op = tensor.op
     if op.type == "Cast":
-        # Of wider integers some would become negative.
+        # Some wider integers would become negative.
         source = op.inputs[0].dtype
         narrow = source.is_integer and source.size > tensor.dtype.size
         found = _NOTHING if narrow else bounds(op.inputs[0], scope)
@@ -197,7 +197,7 @@ def _larger(first: Bounds, second: Bounds) -> Bounds:
 
 
 def _chosen(op: Any, scope: Scope) -> Bounds:
-    """Of a value that is replaced where a condition on it does not hold."""
+    """Bounds of a value that is replaced where a condition on it does not hold."""
     condition, first, second = op.inputs
     found = bounds(first, scope)
     least, below = found.least, set(found.below)

@@ -212,7 +212,7 @@ _PARTIAL = """
     XlaSelfAdjointEig XlaSetBound XlaSetDynamicDimensionSize XlaSort XlaSvd
     XlaVariadicReduce XlaVariadicReduceV2 XlaVariadicSort
 """
-# Of tensorflow-text, by which KerasHub makes tokens.
+# Operations of tensorflow-text, by which KerasHub makes tokens.
 _TEXT = """
     CaseFoldUTF8 FastWordpieceTokenizeWithOffsets NormalizeUTF8 RegexSplitWithOffsets
     SentencepieceOp SentencepieceTokenizeOp SentencepieceTokenizeWithOffsetsOp

@@ -187,7 +187,7 @@ def called(op: Any) -> list[tuple[str, list[Any]]]:
 
 
 def function_attributes(op_def: Any) -> tuple[str, ...]:
-    """Of the attributes of an operation those that are functions."""
+    """Names of an operation's attributes that are functions."""
     return tuple(a.name for a in op_def.attr if a.type in ("func", "list(func)"))
 
 

@@ -75,7 +75,7 @@ class Balance:
         )
 
     def __add__(self, other: Balance) -> Balance:
-        """Of both accounts together: the same people's data were used in both."""
+        """The balance of both accounts: the same people's data were used in both."""
         kinds = dict(self.kinds)
         for kind, count in other.kinds.items():
             kinds[kind] = kinds.get(kind, 0) + count

@@ -99,7 +99,7 @@ def gaussian_mu(balance: Balance) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Of a Gaussian mechanism; infinite beyond any meaning."""
+    """The epsilon of a Gaussian mechanism; infinite beyond any meaning."""
     from tf_bandmf.accounting import gaussian
 
     if mu == 0.0:

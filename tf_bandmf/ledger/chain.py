@@ -57,7 +57,7 @@ class Entry:
         return json.loads(self.text)
 
     def computed_digest(self) -> str:
-        """Of what stands in it."""
+        """The digest of the entry's content."""
         content = dataclasses.asdict(self)
         del content["digest"]
         return hashlib.sha256(canonical(content).encode()).hexdigest()

@@ -33,7 +33,7 @@ ADJACENCIES = {"zero-out": ZERO_OUT, "replace-one": REPLACE_ONE}
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one run.
+    """What one run costs.
 
     Attributes:
       epsilon, delta: as stated, in units; both 0 for a run that took no step.
@@ -62,13 +62,13 @@ NOTHING = Cost(0, 0)
 
 
 def gaussian_cost(mu: float, epsilon: float, delta: float) -> Cost:
-    """Of a Gaussian mechanism: sensitivity `mu` per unit of noise."""
+    """The cost of a Gaussian mechanism: sensitivity `mu` per unit of noise."""
     check_positive("mu", mu)
     return Cost(amount(epsilon), amount(delta), square_amount(mu))
 
 
 def kind_cost(epsilon: float, delta: float, **known: Any) -> Cost:
-    """Of anything else, by what is known of it; see the table above."""
+    """The cost of anything else, by what is known of it; see the table above."""
     check_epsilon(epsilon)
     if delta != 0.0:
         check_delta(delta)
@@ -85,7 +85,7 @@ def parsed(kind: str) -> dict[str, Any]:
 
 
 def plan_cost(plan: Plan, adjacency: str, steps: int | None = None) -> Cost:
-    """Of a run of a plan, or of its first steps alone.
+    """The cost of a run of a plan, or of its first steps alone.
 
     Under replace-one adjacency a run that is stated for zero-out counts with half of its
     noise and without its amplification: one replacement is twice a zero-out (as in
@@ -147,7 +147,7 @@ def _block_mu(plan: Plan, steps: int) -> float:
 
 
 def _sampled(plan: Plan, steps: int) -> dict[str, Any]:
-    """Of the events of a run's sampling, if dp-accounting has some."""
+    """dp-accounting's event of a run's sampling, if it has one."""
     import dp_accounting
 
     if plan.participation.is_simulated:
@@ -179,7 +179,7 @@ def _sampled(plan: Plan, steps: int) -> dict[str, Any]:
 
 
 def stated_cost(guarantee: Guarantee, adjacency: str) -> Cost:
-    """Of a release that only states its guarantee.
+    """The cost of a release that only states its guarantee.
 
     Raises:
       ValueError: if it is stated for another adjacency than the data set's.

@@ -74,7 +74,7 @@ def described(what: Any, dataset: Dataset) -> tuple[Cost, dict[str, Any]]:
 
 
 def _of_part(part: Part, neighbors: str) -> tuple[Cost, dict[str, Any]]:
-    """Of a release that was made elsewhere, as `tf_bandmf.compose` takes it."""
+    """The cost of a release made elsewhere, as `tf_bandmf.compose` takes it."""
     replaced = neighbors == REPLACE_ONE
     if part.replaces and not replaced:
         raise ValueError(
@@ -112,7 +112,7 @@ def _pair(cost: Cost) -> dict[str, float]:
 
 
 def _of_event(event: dp_accounting.DpEvent, neighbors: str) -> Cost:
-    """Of Gaussian events, also composed and Poisson-sampled.
+    """The cost of Gaussian events, also composed and Poisson-sampled.
 
     Raises:
       ValueError: for others, or under another adjacency than they are stated for.
@@ -150,7 +150,7 @@ def odometer(budget: Budget, balance: Balance) -> float:
     expected = budget.rho
     if expected is None:
         assert budget.epsilon is not None
-        # Of the Gaussian mechanism that spends all of it.
+        # The Gaussian mechanism that spends all of it has this noise.
         from tf_bandmf.accounting import gaussian
 
         noise = gaussian.calibrate_noise_stddev(budget.epsilon, delta)

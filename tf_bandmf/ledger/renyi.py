@@ -27,7 +27,7 @@ class Divergence(NamedTuple):
 
 
 def total_divergence(balance: Balance, order: float) -> Divergence:
-    """Of all runs of an account together.
+    """Renyi divergence of all runs of an account together.
 
     Each kind counts as what has the smallest divergence at the order.
     """

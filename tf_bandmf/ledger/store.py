@@ -27,7 +27,7 @@ except ImportError as _error:
         '"tf-bandmf[ledger-postgresql]").'
     ) from _error
 
-# Of the advisory lock: "tfbandmf".
+# The number of the advisory lock: "tfbandmf".
 _LOCK = 0x746662616E646D66
 _WAIT_SECONDS = 120.0
 # By which the clocks of those who write may differ.

@@ -20,7 +20,7 @@ _STEP_BLOCKS = 8
 _RELEASE_NUMBERS = 1 << 20
 # Blocks of normals of a key that are for one table: more than anything has.
 _TABLE_BLOCKS = 1 << 40
-# Of a variance, what is left of it given the entries before: less is rounding of float64.
+# The least part of a variance that remains given earlier entries; less is float64 rounding.
 _SMALLEST_PIVOT = 1e-12
 
 

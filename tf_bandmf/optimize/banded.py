@@ -29,8 +29,8 @@ from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
 
-# Of variables, a number of bands and weights with offsets for given errors (see
-# `Objective.supports`): the largest lower bound on the objective, and the errors.
+# Takes variables, a number of bands and weights with offsets for given errors (see
+# `Objective.supports`); gives the largest lower bound on the objective, and the errors.
 BoundFunction = Callable[
     [np.ndarray, int, "Callable[[np.ndarray], list[tuple[np.ndarray, float]]]"],
     "tuple[float, np.ndarray]",

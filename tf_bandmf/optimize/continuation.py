@@ -17,8 +17,8 @@ import numpy as np
 from tf_bandmf.optimize import banded_matrices
 
 _EXPONENT = 1.0 / 3.0
-# Of the known columns: from where the polynomial is taken, as parts of all; and the part
-# of them at the beginning that differs.
+# Where the polynomial is taken from, as parts of the known columns; and the part of them
+# at the beginning that differs.
 _NODES = np.array([0.75, 0.375, 0.1875])
 _BEGINNING = 0.25
 

@@ -29,7 +29,7 @@ _SEGMENT = 20
 # Who takes more iterations is worth the optimization of the graph that takes them.
 _AS_TRACED = 300
 
-# Of the tolerance of a gap: from here on the certificate is looked at every time.
+# A gap within this many tolerances: from here on each step looks at the certificate.
 _NEAR = 10.0
 
 # A bar appears by itself on a terminal after this many seconds.

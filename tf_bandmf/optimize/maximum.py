@@ -24,15 +24,15 @@ from tf_bandmf.optimize.result import OptimizationResult
 
 # A share of the mean weight: no step is forgotten, since its error may grow.
 _LEAST_WEIGHT = 1e-2
-# Of the weights in the bound, alike for all steps: without it the problem has steps that
-# nothing holds, and its certificate takes an inverse of the weights.
+# The part of the weights in the bound that is alike for all steps: without it nothing
+# holds some steps, and the certificate takes an inverse of the weights.
 _ALIKE = 3e-4
 # The bound needs more iterations than a stage, its value being flat, but no more digits
 # than this.
 _MORE_ITERATIONS, _LESS_DECREASE, _BOUND_GAP = 4, 1e-4, 1e-4
 
-# Of variables and the weights of the steps: a lower bound on the weighted mean, and the
-# errors.
+# Takes variables and the weights of the steps; gives a lower bound on the weighted mean,
+# and the errors.
 Bound = Callable[[np.ndarray, np.ndarray], "tuple[float, np.ndarray]"]
 
 

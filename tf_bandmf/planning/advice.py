@@ -268,7 +268,7 @@ def advise(
         ratio /= alignment
     reasons.append(("noise to signal", reasons_lib.of_signal(public_gradients)))
     tell("more compute")
-    # Of the closed form, whose noise follows that of the others.
+    # The closed form's noise follows that of the others.
     reasons.append(("epochs", reasons_lib.of_epochs(scan, chosen)))
     tuning = None
     if expected_trials is not None:

@@ -80,7 +80,7 @@ class JointGuarantee:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """Of the runs among the parts."""
+        """The plans of the runs among the parts."""
         return tuple(part.plan for part in self.parts if isinstance(part, Run))
 
     @property
@@ -313,7 +313,7 @@ class JointGuarantee:
         return functools.reduce(lambda total, loss: total.compose(loss), losses, none)
 
     def _profile(self, parts: list[Part]) -> profiles.Profile:
-        """Of all that is known by Renyi divergences alone: these add up."""
+        """A profile from Renyi divergences alone: these add up."""
         found = _renyi(parts, self._replaced)
         assert found is not None and found[1] == 0.0  # of a pair a loss is known
         accountant = found[0]
@@ -392,7 +392,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _noise(parts: Iterable[Part], replaced: bool) -> float | None:
-    """Of the Gaussian mechanism that parts are together; None if one is none."""
+    """Noise of the one Gaussian mechanism that all parts amount to, or None."""
     noises = (part.gaussian_noise(replaced) for part in parts)
     precision = _sum(None if noise is None else noise**-2 for noise in noises)
     return 1.0 / math.sqrt(precision) if precision else None

@@ -52,7 +52,7 @@ class Part(abc.ABC):
         return None
 
     def zcdp(self, replaced: bool) -> float | None:
-        """Of zCDP, without amplification; None if there is none."""
+        """The rho of zCDP, without amplification; None if there is none."""
         noise = self.gaussian_noise(replaced)
         return None if noise is None else gaussian.zcdp_rho(noise)
 
@@ -78,7 +78,7 @@ class Part(abc.ABC):
 
 
 def doubled_pair(epsilon: float, delta: float) -> tuple[float, float]:
-    """Of what is (epsilon, delta)-DP, on the neighbors of neighbors (group privacy)."""
+    """An (epsilon, delta) pair for neighbors of neighbors (group privacy)."""
     return 2.0 * epsilon, min(delta * (1.0 + math.exp(min(epsilon, 700.0))), 1.0)
 
 
@@ -154,7 +154,7 @@ def renyi_accountants(replaced: bool) -> list[rdp.RdpAccountant]:
 
 
 def gaussian_loss(noise: float, interval: float) -> Loss:
-    """Of the Gaussian mechanism with this noise per unit of sensitivity."""
+    """The Gaussian mechanism's loss with this noise per unit of sensitivity."""
     return privacy_loss_distribution.from_gaussian_mechanism(
         noise, value_discretization_interval=interval
     )

@@ -211,7 +211,7 @@ def private_client_app(
 def _digest(
     plan: str, run: str, number: int, names: list[str], weights: list[np.ndarray]
 ) -> str:
-    """Of all that the server says in a request."""
+    """A digest of all that the server says in a request."""
     found = hashlib.sha256(repr((plan, run, number, names)).encode())
     for array in weights:
         found.update(repr((array.shape, array.dtype.str)).encode())

@@ -58,7 +58,7 @@ class Devices:
     def _nodes(self) -> dict[str, int]:
         here = set(self._grid.get_node_ids())
         self._ask(here)
-        # Of two nodes of one device the one that came later is the live one.
+        # If a device has two nodes, the one that came later is live.
         return {
             name: node for node, name in self._names.items() if name and node in here
         }

@@ -384,7 +384,7 @@ def _unchanged_state(
       ClippingMismatchError: if the forward pass changed a weight. What is not a
         seed would carry data into the model without noise.
     """
-    # Of tables that readers read it is shown that the pass writes nothing.
+    # For tables that readers read, it is shown that the pass writes nothing.
     states = [state for state in model.variables if id(state) not in tables]
     before = [np.array(state.numpy()) for state in states]
     rng = np.random.default_rng(0)

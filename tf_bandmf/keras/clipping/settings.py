@@ -28,7 +28,7 @@ from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
 from tf_bandmf.keras.compat.keras_objects import all_layers
 
 LAYERS, SECOND_MOMENT = "layers", "second_moment"
-# Of shares: their ratios are exact enough in float32.
+# The least share: ratios of shares are exact enough in float32.
 _LEAST = 1e-6
 _LEAST_GAMMA = 1e-12
 

@@ -76,7 +76,7 @@ class PrivateRun:
         self._buffer: np.ndarray | None = None
         self.resumed = False
         self._lock: locks.Lock | None = None
-        # Of the rows of tables whose noise is drawn when they are read.
+        # Rows of tables whose noise is drawn when they are read.
         self._memory: list[np.ndarray] = []
         # The steps that were taken when the file was written last.
         self._digests: np.ndarray | None = None

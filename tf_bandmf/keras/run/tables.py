@@ -142,7 +142,7 @@ class RunTables:
         self._jumps: dict[LinearUpdate, Jumps] = {}
         self._tables: list[LazyTable] = []
         self._readers: dict[int, Callable[[tf.Tensor], tf.Tensor]] = {}
-        # Of the variables, after the last release.
+        # The variables' seal, after the last release.
         self._seal: list[int] = []
         self._released = step
         self._release_function = tf.function(self._release, autograph=False)
@@ -235,7 +235,7 @@ class RunTables:
 
     @property
     def variables(self) -> list[Any]:
-        """Of the layers: they have the last release."""
+        """The layers' variables: they have the last release."""
         return self._variables
 
     def is_at(self, step: tf.Tensor) -> tf.Tensor:
@@ -270,7 +270,7 @@ class RunTables:
         return found
 
     def digest(self, sums: Sequence[RowSums], step: tf.Tensor) -> tf.Tensor:
-        """Of the sums of a step and the digest before: the chain; int32, shape [2]."""
+        """The chain: the sums of a step and the digest before it; int32, shape [2]."""
         parts = [tf.bitcast(self._digest_before(step), tf.int32)]
         for rows, values in sums:
             flat = tf.bitcast(tf.reshape(values, [-1]), tf.int32)

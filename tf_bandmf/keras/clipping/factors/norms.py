@@ -287,7 +287,7 @@ def _keep_non_finite(bounds: tf.Tensor, *sources: tf.Tensor) -> tf.Tensor:
 
 
 class _Products(NamedTuple):
-    """Of [..., G] groups: float64, summed over groups.
+    """Products of [..., G] groups: float64, summed over groups.
 
     Attributes:
       squared: [B], the squared norm as measured; may be below zero.

@@ -284,7 +284,7 @@ def _is_untouched(layer: Any) -> bool:
             if type(value) is not keras.Variable:
                 return False
         elif tf.is_tensor(value) and hasattr(value, "op"):
-            return False  # Of some graph: what is it doing here?
+            return False  # A tensor of some graph: what is it doing here?
         if name in _REPLACED_BY_KERAS or not callable(value):
             continue
         if callable(getattr(type(layer), name, None)):

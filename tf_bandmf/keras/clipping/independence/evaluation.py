@@ -226,7 +226,7 @@ class Evaluation:
         known = () if op.type in _SAME_SHAPE else [v.shape for v in values]
         for output, result in zip(op.outputs, results, strict=True):
             if any(result.shape is shape for shape in known):
-                # Of an input that the result was made of: not of the result.
+                # That is the shape of an input of the result, not of the result.
                 result = dataclasses.replace(result, shape=None)
             # What is given stays: the output of a layer in the closed list.
             if id(output) not in self._values and id(output) not in self._pending:

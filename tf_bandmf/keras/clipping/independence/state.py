@@ -42,14 +42,14 @@ _KEEP_FRESH = frozenset(
     "ConcatV2 Slice StridedSlice GatherV2 StatelessRandomGetKeyCounter "
     "StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2".split()
 )
-# Of these what is moved is one input; the others say where to.
+# These move one input; the others say where to.
 _MOVED = {
     **dict.fromkeys("Reshape ExpandDims Slice StridedSlice GatherV2 SplitV".split(), 0),
     "Split": 1,
     "StatelessRandomUniformFullInt": 1,
     "StatelessRandomUniformFullIntV2": 1,
 }
-# Of these the parts are not what the whole is.
+# The parts that these give are not what the whole is.
 _PARTS = frozenset("Split SplitV Unpack Slice StridedSlice GatherV2".split())
 # An integer of fewer bytes is not another one at each step.
 _LEAST_BYTES = 4

@@ -37,7 +37,7 @@ _CLASSES = {
 _FUNCTIONS = tuple(function for function in _CLASSES.values() if function is not None)
 # As Keras gave them when this was imported.
 _METHODS = {kind: (kind.call, kind.__call__) for kind in _CLASSES}
-# Of a batch with one row these are all the row itself.
+# For a batch with one row, these are all the row itself.
 _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "none", None)
 
 

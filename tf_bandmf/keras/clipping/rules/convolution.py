@@ -210,7 +210,7 @@ def _way_to_form(layer: Any, terms: int, size: Sequence[int], rows: int) -> _For
     products = terms * math.prod(size) * depth * filters
     if rows > 1 or terms < 0 or products >= _MANY_PRODUCTS:
         return _one_by_one
-    # Of the inputs: slices that skip some of them are slow.
+    # Counted in inputs: slices that skip some of them are slow.
     positions = terms * math.prod(layer.strides)
     if depth <= _FEW_CHANNELS or positions <= _FEW_POSITIONS:
         return _from_patches

@@ -142,7 +142,7 @@ def _begins_with_zeros(call: LayerCall) -> bool:
 
 
 def _reset_gate(call: LayerCall) -> tf.Tensor:
-    """Of all steps at once, from the states that they began with."""
+    """The reset gate of all steps at once, from the states that they began with."""
     cell, units = call.layer.cell, call.layer.units
     part = slice(units, 2 * units)
     kernel = tf.convert_to_tensor(tensorflow_variable(cell.recurrent_kernel))

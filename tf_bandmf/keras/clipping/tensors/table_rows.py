@@ -21,7 +21,7 @@ class TableRows(NamedTuple):
 
     @classmethod
     def of(cls, gradient: Any, scale: float = 1.0) -> TableRows:
-        """Of `tf.IndexedSlices`, in which rows stand several times; divided by a scale.
+        """From `tf.IndexedSlices`, where rows may repeat; divided by a scale.
 
         Negative indices are no rows; a dense gradient is that of nothing, all zeros.
         """
