@@ -25,6 +25,7 @@ from tf_bandmf import noise, strategies, workloads
 from tf_bandmf.noise.keys import NoiseKey
 
 NUM_STEPS = 1000
+INDEPENDENT = "independent (DP-SGD)"
 
 
 def noisy_step(
@@ -56,6 +57,47 @@ def noisy_step(
     return take, buffer
 
 
+def steps_of_all(
+    num_parameters: int, bands: int
+) -> dict[str, tuple[Callable[[], tf.Tensor], tf.Variable]]:
+    """A step of each mechanism, and what it keeps."""
+    workload = workloads.prefix_sum(NUM_STEPS)
+    cgd = strategies.lambda_cgd(NUM_STEPS, 0.9)
+    normalized = strategies.lambda_cgd(NUM_STEPS, 0.9, True)
+    families = {
+        INDEPENDENT: (strategies.identity(NUM_STEPS), False),
+        "lambda_cgd": (cgd, False),
+        "lambda_cgd, columns normalized": (normalized, False),
+        "lambda_cgd, normals kept": (cgd, True),
+        "bisr, 4 bands": (strategies.bisr(workload, 4), False),
+        "bisr, 4 bands, normals kept": (strategies.bisr(workload, 4), True),
+        f"banded, {bands} bands": (strategies.bsr(workload, bands), False),
+    }
+    steps = {
+        name: noisy_step(strategy, num_parameters, kept)
+        for name, (strategy, kept) in families.items()
+    }
+    for name in (INDEPENDENT, "lambda_cgd"):
+        strategy, kept = families[name]
+        steps[f"{name}, ChaCha20"] = noisy_step(
+            strategy, num_parameters, kept, "chacha20"
+        )
+    return steps
+
+
+def common_step(num_parameters: int) -> Callable[[], tf.Tensor]:
+    """With independent noise of TensorFlow's own generator."""
+    zeros, count = tf.zeros([num_parameters]), tf.Variable(0, dtype=tf.int64)
+
+    @tf.function
+    def take() -> tf.Tensor:
+        shape = [num_parameters]
+        normals = tf.random.stateless_normal(shape, [1, count.assign_add(1)])
+        return (zeros + 0.5 * normals) / 256.0
+
+    return take
+
+
 def medians(
     functions: dict[str, Callable[[], Any]], repetitions: int
 ) -> dict[str, float]:
@@ -77,38 +119,11 @@ def main() -> None:
     parser.add_argument("--bands", type=int, default=16, help="of the ring buffer")
     parser.add_argument("--repetitions", type=int, default=7)
     options = parser.parse_args()
-    d, workload = options.parameters, workloads.prefix_sum(NUM_STEPS)
-    cgd = strategies.lambda_cgd(NUM_STEPS, 0.9)
-    normalized = strategies.lambda_cgd(NUM_STEPS, 0.9, True)
-    families = {
-        "independent (DP-SGD)": (strategies.identity(NUM_STEPS), False),
-        "lambda_cgd": (cgd, False),
-        "lambda_cgd, columns normalized": (normalized, False),
-        "lambda_cgd, normals kept": (cgd, True),
-        "bisr, 4 bands": (strategies.bisr(workload, 4), False),
-        "bisr, 4 bands, normals kept": (strategies.bisr(workload, 4), True),
-        f"banded, {options.bands} bands": (
-            strategies.bsr(workload, options.bands),
-            False,
-        ),
-    }
-    steps = {
-        name: noisy_step(strategy, d, kept)
-        for name, (strategy, kept) in families.items()
-    }
-    for name in ("independent (DP-SGD)", "lambda_cgd"):
-        strategy, kept = families[name]
-        steps[f"{name}, ChaCha20"] = noisy_step(strategy, d, kept, "chacha20")
+    d = options.parameters
+    steps = steps_of_all(d, options.bands)
     key = tf.constant(NoiseKey.for_testing(0).step_keys(1)[0])
     everything = {name: take for name, (take, _) in steps.items()}
-    zeros, count = tf.zeros([d]), tf.Variable(0, dtype=tf.int64)
-
-    @tf.function
-    def common_step() -> tf.Tensor:
-        normals = tf.random.stateless_normal([d], [1, count.assign_add(1)])
-        return (zeros + 0.5 * normals) / 256.0
-
-    everything["a step of tf.random.stateless_normal"] = common_step
+    everything["a step of tf.random.stateless_normal"] = common_step(d)
     everything["tf.random.stateless_normal"] = tf.function(
         lambda: tf.random.stateless_normal([d], [1, 2], alg="philox")
     )
@@ -119,7 +134,7 @@ def main() -> None:
     seconds = medians(everything, options.repetitions)
 
     print(f"{d:,} parameters, {platform.processor() or platform.machine()}")
-    base = seconds["independent (DP-SGD)"]
+    base = seconds[INDEPENDENT]
     for name, (_, kept) in steps.items():
         size = 4e-9 * int(tf.size(kept))
         extra = seconds[name] - base
