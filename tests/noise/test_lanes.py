@@ -17,7 +17,12 @@ def keys_of(terms, generator="philox"):
 # One kernel; passes that leave no rest (5 of 35 tiles); passes and a rest (35 of 163).
 @pytest.mark.parametrize(
     ("terms", "size", "kind"),
-    [(2, 10_000, "GPU"), (1, 175 * 1024 - 77, "TPU"), (2, 163 * 1024 - 5, "TPU")],
+    [
+        (1, 5_000, "GPU"),
+        (4, 10_001, "GPU"),
+        (1, 175 * 1024 - 77, "TPU"),
+        (4, 163 * 1024 - 5, "TPU"),
+    ],
 )
 def test_lanes_have_the_numbers_of_pairs(terms, size, kind):
     keys, weights = keys_of(terms), tf.linspace(1.0, -0.9, terms)
@@ -31,27 +36,18 @@ def test_lanes_have_the_numbers_of_pairs(terms, size, kind):
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
-def test_a_gpu_has_long_passes_and_a_rest(monkeypatch):
-    monkeypatch.setattr(lanes, "_OF_A_GPU", 4)
-    monkeypatch.setattr(lanes, "FEW_TERMS", 0)
-    keys, weights, first = keys_of(1), tf.ones([1]), tf.constant(5, tf.uint64)
-    compiled = tf.function(lanes.lane_normals, jit_compile=True, autograph=False)
-    found = compiled(keys, weights, first, 3 * 4096 - 1030, "GPU")
-    expected = weighted_normals(keys, weights, 3 * 4096 - 1030, first)
-    np.testing.assert_array_equal(found, expected)
-
-
 def test_passes_have_no_rest_where_that_can_be():
     assert lanes._tiles_of_pass(175) == 35
     assert lanes._tiles_of_pass(97_657) == 49
     assert lanes._tiles_of_pass(163) == 64
 
 
-def test_lanes_of_a_stream_cipher():
+@pytest.mark.parametrize("kind", ["GPU", "TPU"])
+def test_lanes_of_a_stream_cipher(kind):
     keys, weights = keys_of(2, "chacha20"), tf.constant([1.0, -0.5])
     first = tf.constant(1, tf.uint64)
     # Without XLA, which takes minutes to compile it for a CPU.
-    found = lanes.lane_normals(keys, weights, first, 1500, "TPU")
+    found = lanes.lane_normals(keys, weights, first, 1500, kind)
     np.testing.assert_allclose(
         found, weighted_normals(keys, weights, 1500, first), rtol=0, atol=1e-6
     )
@@ -89,4 +85,4 @@ def test_a_program_for_a_tpu_has_a_loop_and_no_pairs():
     )
     assert "while(" in text and "c64" not in text
     # Words come in tiles of a pass (35), never of all 175.
-    assert "u32[35,8,128]" in text and "u32[175,8,128]" not in text
+    assert "u32[1,35,8,128]" in text and "u32[1,175,8,128]" not in text

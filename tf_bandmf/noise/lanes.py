@@ -3,9 +3,10 @@
 A TPU pads the last dimension of an array to 128 lanes: pairs in that dimension take 64
 times their size. And where XLA cuts an expression with so many shared parts into kernels,
 these exchange words through memory. So every number computes its own pair here, and keeps
-the cosine or the sine: more arithmetic, and no memory. It is a loop, each pass of which is
-one kernel, whose numbers go where they belong; on a GPU, which starts kernels slowly, of
-few passes.
+the cosine or the sine: more arithmetic, and no memory. Terms are a dimension, over which
+XLA sums within the kernel: the expression is that of one term, however many there are.
+On a GPU it is one kernel. On a TPU it is a loop, each pass of which is one kernel, whose
+numbers go where they belong.
 
 The numbers are those of `normals`: the same words, and the same operations on them.
 """
@@ -26,10 +27,8 @@ from tf_bandmf.noise.word_sources import source_of
 _ROWS, _LANES = 8, 128
 TILE = _ROWS * _LANES
 _TILES, _PAIRS, _SHARED = 4, 2 * TILE, 1 << 63
-# Tiles of a pass of a TPU: 256 kB of numbers, or what divides the number of tiles; and of a
-# GPU, 32 MB, for more terms than so many: of these XLA makes one kernel only up to there.
-_USUAL, _DIVISORS, _OF_A_GPU = 64, range(160, 23, -1), 8192
-FEW_TERMS = 2
+# Tiles of a pass of a TPU: 256 kB of numbers, or what divides the number of tiles.
+_USUAL, _DIVISORS = 64, range(160, 23, -1)
 
 
 def lane_normals(
@@ -48,34 +47,47 @@ def lane_normals(
       num_normals: static.
       kind: of the device, "TPU" or "GPU".
     """
-    if traced_under_xla():
-        from tensorflow.compiler.tf2xla.python import xla
-
-        # A constant, and all counters would be constants of the program.
-        (first_block,) = xla.optimization_barrier(first_block)
+    first_block = _not_constant(first_block)
     tiles = -(-num_normals // TILE)
-    chunk = tiles
-    if kind == "TPU":
-        chunk = _tiles_of_pass(tiles)
-    elif int(step_keys.shape[0]) > FEW_TERMS:
-        chunk = min(tiles, _OF_A_GPU)
-    passes, rest = divmod(tiles, chunk)
-    numbers = tf.range(tiles)
-    shared = tf.stack(
-        [_shared(key, first_block, numbers) for key in tf.unstack(step_keys)]
-    )
+    shared = _shared(step_keys, first_block, tf.range(tiles))
+    if kind == "GPU":
+        return _in_one_kernel(step_keys, weights, first_block, num_normals, shared)
+    chunk = _tiles_of_pass(tiles)
 
     def of_tiles(start: tf.Tensor | int, count: int) -> tf.Tensor:
+        counter = _counters(first_block, start + tf.range(count))
+        counter = tf.reshape(counter, [-1, _ROWS, _LANES])
         parts = tf.slice(shared, [0, start], [shared.shape[0], count])
-        numbers = start + tf.range(count)
-        return _weighted_sum(step_keys, weights, first_block, numbers, parts)
+        place = tf.bitwise.bitwise_and(tf.range(_LANES), 1)
+        return _weighted_sum(
+            step_keys, weights, counter[None], parts[:, :, None, None], place
+        )
 
-    if passes == 1 and not rest:
+    if chunk == tiles:
         return tf.reshape(of_tiles(0, tiles), [-1])[:num_normals]
-    if kind == "TPU":
-        normals = _in_passes(of_tiles, tiles, chunk)
-        return tf.reshape(normals, [-1])[:num_normals]
-    return _in_long_passes(of_tiles, num_normals, chunk)
+    return tf.reshape(_in_passes(of_tiles, tiles, chunk), [-1])[:num_normals]
+
+
+def _in_one_kernel(
+    step_keys: tf.Tensor,
+    weights: tf.Tensor,
+    first_block: tf.Tensor,
+    num_normals: int,
+    shared: tf.Tensor,
+) -> tf.Tensor:
+    """As `lane_normals`; what is left over is cut from the counters, not from the sum."""
+    terms, tiles = shared.shape
+    # Each term has counters of its own, for XLA would keep common ones in memory.
+    zeros = _not_constant(tf.zeros([terms, 1], tf.uint64))
+    counter = tf.reshape(_counters(first_block, tf.range(tiles)), [1, -1])
+    counter = (counter + zeros)[:, :num_normals]
+    block = tf.bitwise.right_shift(counter, tf.constant(11, tf.uint64)) - first_block
+    place = tf.bitwise.bitwise_and(tf.range(TILE), 1) + tf.zeros([tiles, 1], tf.int32)
+    of_number = tf.gather(
+        shared[:, ::_TILES], tf.cast(block, tf.int32), axis=1, batch_dims=1
+    )
+    place = tf.reshape(place, [-1])[:num_normals]
+    return _weighted_sum(step_keys, weights, counter, of_number, place)
 
 
 def _in_passes(of_tiles: Callable[..., tf.Tensor], tiles: int, chunk: int) -> tf.Tensor:
@@ -107,32 +119,6 @@ def _in_passes(of_tiles: Callable[..., tf.Tensor], tiles: int, chunk: int) -> tf
     return written
 
 
-def _in_long_passes(
-    of_tiles: Callable[..., tf.Tensor], num_normals: int, chunk: int
-) -> tf.Tensor:
-    """As `_in_passes`, into a vector that has no number more: nothing to cut off."""
-    from tensorflow.compiler.tf2xla.python import xla
-
-    size = chunk * TILE
-    passes, rest = divmod(num_normals, size)
-
-    def one_pass(i: tf.Tensor, written: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        normals = tf.reshape(of_tiles(i * chunk, chunk), [size])
-        return i + 1, xla.dynamic_update_slice(written, normals, [i * size])
-
-    _, written = tf.while_loop(
-        lambda i, _: i < passes,
-        one_pass,
-        (0, tf.zeros([num_normals])),
-        maximum_iterations=passes,
-    )
-    if rest:
-        last = of_tiles(passes * chunk, -(-rest // TILE))
-        last = tf.reshape(last, [-1])[:rest]
-        written = xla.dynamic_update_slice(written, last, [passes * size])
-    return written
-
-
 def _tiles_of_pass(tiles: int) -> int:
     """Without a rest if that can be."""
     if tiles <= _USUAL:
@@ -140,42 +126,49 @@ def _tiles_of_pass(tiles: int) -> int:
     return next((chunk for chunk in _DIVISORS if tiles % chunk == 0), _USUAL)
 
 
-def _shared(step_key: tf.Tensor, first_block: tf.Tensor, tiles: tf.Tensor) -> tf.Tensor:
-    """`radius.shared_part` of each tile: that of its block."""
+def _not_constant(x: tf.Tensor) -> tf.Tensor:
+    """Not for XLA, which would make constants of the program of all that follows."""
+    if not traced_under_xla():
+        return x
+    from tensorflow.compiler.tf2xla.python import xla
+
+    return xla.optimization_barrier(x)[0]
+
+
+def _shared(
+    step_keys: tf.Tensor, first_block: tf.Tensor, tiles: tf.Tensor
+) -> tf.Tensor:
+    """`radius.shared_part` of each tile: that of its block. Shape [terms, tiles]."""
     first = first_block + tf.constant(_SHARED, tf.uint64)
-    counters = first + tf.cast(tiles // _TILES, tf.uint64)
-    first, second, *_ = source_of(step_key).four(step_key, counters)
-    return shared_part(tf.bitcast(first, tf.int32), tf.bitcast(second, tf.int32))
+    counter = first + tf.cast(tiles // _TILES, tf.uint64)
+    first, second, *_ = _words(step_keys, counter[None])
+    return shared_part(first, second)
+
+
+def _counters(first_block: tf.Tensor, tiles: tf.Tensor) -> tf.Tensor:
+    """Of the pairs that numbers of tiles belong to, uint64, shape [tiles, TILE]."""
+    first = first_block * _PAIRS + tf.cast(tiles, tf.uint64) * (TILE // 2)
+    return first[:, None] + tf.cast(tf.range(TILE) // 2, tf.uint64)
+
+
+def _words(step_keys: tf.Tensor, counter: tf.Tensor) -> list[tf.Tensor]:
+    """Four int32 words of each term and counter; `counter` has shape [terms or 1, ...]."""
+    terms = int(step_keys.shape[0])
+    ones = [1] * (len(counter.shape) - 1)
+    keys = tf.reshape(tf.transpose(step_keys), [-1, terms, *ones])
+    counter = tf.broadcast_to(counter, [terms, *counter.shape[1:]])
+    words = source_of(step_keys).four(keys, counter)
+    return [tf.bitcast(word, tf.int32) for word in words]
 
 
 def _weighted_sum(
     step_keys: tf.Tensor,
     weights: tf.Tensor,
-    first_block: tf.Tensor,
-    tiles: tf.Tensor,
+    counter: tf.Tensor,
     shared: tf.Tensor,
+    place: tf.Tensor,
 ) -> tf.Tensor:
-    """The weighted sum, shape [tiles, rows, lanes]; `shared` has shape [terms, tiles]."""
-    lane = tf.range(_LANES)
-    place = tf.bitwise.bitwise_and(lane, 1)
-    pair = (_LANES * tf.range(_ROWS)[:, None] + lane) // 2
-    first = first_block * _PAIRS + tf.cast(tiles, tf.uint64) * (TILE // 2)
-    counter = first[:, None, None] + tf.cast(pair, tf.uint64)
-
-    def term(key: tf.Tensor, weight: tf.Tensor, shared: tf.Tensor) -> tf.Tensor:
-        words = source_of(key).four(key, counter)
-        signed = [tf.bitcast(word, tf.int32) for word in words]
-        return weight * one_of_pair(signed, shared[:, None, None], place)
-
-    total = term(step_keys[0], weights[0], shared[0])
-    num_terms = int(step_keys.shape[0])
-    if not source_of(step_keys).of_many_operations:
-        for j in range(1, num_terms):
-            total += term(step_keys[j], weights[j], shared[j])
-        return total
-    return tf.while_loop(
-        lambda j, _: j < num_terms,
-        lambda j, total: (j + 1, total + term(step_keys[j], weights[j], shared[j])),
-        (1, total),
-        maximum_iterations=num_terms,
-    )[1]
+    """The weighted sum, of the counters' shape without its first dimension."""
+    weights = tf.reshape(weights, [-1] + [1] * (len(counter.shape) - 1))
+    numbers = one_of_pair(_words(step_keys, counter), shared, place)
+    return tf.reduce_sum(weights * numbers, axis=0)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_bandmf.noise.box_muller import box_muller
 from tf_bandmf.noise.devices import device_kind, traced_under_xla
-from tf_bandmf.noise.lanes import FEW_TERMS, lane_normals
+from tf_bandmf.noise.lanes import lane_normals
 from tf_bandmf.noise.radius import shared_part
 from tf_bandmf.noise.word_sources import source_of
 
@@ -18,6 +18,8 @@ BLOCK = 4096
 _PAIRS = BLOCK // 2  # of a block; each has one counter of the generator: four words
 # Counters of the words that a block's pairs share; those of pairs do not come so far.
 _SHARED = 1 << 63
+# For more terms, pairs are several kernels on a GPU.
+_FEW_TERMS = 2
 # Without XLA so many blocks at a time, whose intermediate results fit into a cache.
 _CHUNK = 32
 
@@ -76,9 +78,8 @@ def weighted_normals(
     kind, is_nested = device_kind(), traced_under_xla()
     # On a GPU pairs are best; but they come out as complex numbers, not within a program,
     # and of many terms XLA makes several kernels.
-    suits_lanes = jit_compile and not source_of(step_keys).of_many_operations
-    suits_lanes &= is_nested or int(weights.shape[0]) > FEW_TERMS
-    if kind == "TPU" or (kind == "GPU" and suits_lanes):
+    suits_lanes = is_nested or int(weights.shape[0]) > _FEW_TERMS
+    if kind == "TPU" or (kind == "GPU" and jit_compile and suits_lanes):
         lanes = _compiled_lanes(num_normals, kind)
         return lanes(step_keys, weights, first_block)
     blocks = _compiled_blocks if jit_compile else _plain_blocks
