@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--results", type=pathlib.Path)
     parser.add_argument("--devices", default=",".join(DEVICES))
     parser.add_argument("--only", default="", help="part of the programs' names")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for each")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for each")
     parser.add_argument("--one", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     devices = options.devices.split(",")

@@ -136,7 +136,9 @@ def placement(name: str, device: str) -> dict[str, Any]:
             for node in graph.node:
                 counts[tf.DeviceSpec.from_string(node.device).device_type][node.op] += 1
     return {
-        "operations": {str(kind): sum(found.values()) for kind, found in counts.items()},
+        "operations": {
+            str(kind): sum(found.values()) for kind, found in counts.items()
+        },
         "on_the_host": {} if kind == "CPU" else dict(counts["CPU"]),
     }
 

@@ -18,11 +18,12 @@ from tf_bandmf import matrices, noise, strategies, workloads
 from tf_bandmf.analysis import gram_recursion
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import BLOCK, compiled_pairs, weighted_normals
+from tf_bandmf.optimize import banded, lbfgs
 
 NUM_STEPS = 1000
 SIZES = (10**6, 10**8, 10**9)
-NETWORKS = ("mlp", "cnn", "transformer", "resnet")
-GRAM_STEPS, GRAM_BANDS = 2**20, 16
+NETWORKS = ("mlp", "cnn", "transformer", "resnet", "lora")
+GRAM_BANDS, LBFGS_STEPS = 16, 2**14
 
 
 class Program(NamedTuple):
@@ -56,9 +57,11 @@ def _makers() -> dict[str, Callable[[], Program]]:
         for terms in (1, 2, 4):
             name = f"normals, {terms} terms, d = {size:.0e}"
             makers[name] = lambda s=size, t=terms: _normals(s, t, 2)
+        for terms in (1, 2):
             alone = f"normals alone on a GPU, {terms} terms, d = {size:.0e}"
             makers[alone] = lambda s=size, t=terms: _pairs(s, t)
-    for terms in (1, 2):
+    makers["normals, 16 terms, d = 1e+07"] = lambda: _normals(10**7, 16, 2)
+    for terms in (1, 2, 4):
         name = f"normals of ChaCha20, {terms} terms, d = 1e+07"
         makers[name] = lambda t=terms: _normals(10**7, t, 5)
     prefix = workloads.prefix_sum(NUM_STEPS)
@@ -70,6 +73,7 @@ def _makers() -> dict[str, Callable[[], Program]]:
             True,
         ),
         "bisr, 4 bands": (lambda: strategies.bisr(prefix, 4), False),
+        "bisr, 16 bands": (lambda: strategies.bisr(prefix, 16), False),
         "banded, 16 bands": (lambda: strategies.bsr(prefix, 16), False),
         "blt, 3 buffers": (
             lambda: strategies.Strategy(
@@ -91,9 +95,11 @@ def _makers() -> dict[str, Callable[[], Program]]:
             makers[f"clipped gradients, {network}, {dtype}"] = (
                 lambda n=network, t=dtype, o=ordinary: _gradients(n, t, o)
             )
-    for n in (2**14, GRAM_STEPS):
+    for n in (2**14, 2**17, 2**20):
         name = f"error of {GRAM_BANDS} bands and its gradient, n = {n}"
         makers[name] = lambda n=n: _gram(n, GRAM_BANDS)
+    name = f"L-BFGS, {GRAM_BANDS} bands, n = {LBFGS_STEPS}"
+    makers[name] = lambda: _lbfgs(LBFGS_STEPS, GRAM_BANDS)
     return makers
 
 
@@ -186,3 +192,22 @@ def _gram(num_steps: int, bands: int) -> Program:
 
     specs = [tf.TensorSpec([num_steps, bands], tf.float64)]
     return Program(function, specs, 2 * 8 * num_steps * bands)
+
+
+def _lbfgs(num_steps: int, bands: int) -> Program:
+    """Twenty iterations of the optimizer of strategies."""
+    workload = workloads.prefix_sum(num_steps)
+    problem = banded.Problem(workload, bands, None, np.ones(num_steps))
+    size = (bands - 1) * num_steps
+
+    def loss(position: tf.Tensor) -> tf.Tensor:
+        errors = problem.errors(problem.columns(position))
+        return num_steps * tf.math.log(tf.reduce_mean(errors))
+
+    def function(position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        found = lbfgs.tfp_optimizer().lbfgs_minimize(
+            lbfgs.value_and_gradient(loss, size), position, max_iterations=20
+        )
+        return found.position, found.objective_value
+
+    return Program(function, [tf.TensorSpec([size], tf.float64)], None)
