@@ -424,7 +424,11 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize(("name", "value"), [("TensorFlow", "1.0"), ("threads", -1)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TensorFlow", "1.0"), ("threads", -1), ("GPUs", ["a GPU"]), ("TPUs", 8)],
+)
+@pytest.mark.slow_cases("threads*", "GPUs*")
 def test_invariant_9_the_statement_names_another_environment(
     name, value, halfway, data, make_private_model, monkeypatch
 ):

@@ -181,12 +181,17 @@ def test_model_and_optimizer_belong_together(make_plan, strategy, train, data):
 WORKER = """
     import json, os, sys
     import keras, numpy as np, tensorflow as tf, tf_bandmf, tf_bandmf.keras
-    path, cluster = sys.argv[1], sys.argv[3:]
+    folder, name, cluster = sys.argv[1], sys.argv[2], sys.argv[3:]
+    others = []
     if cluster:
-        # Two workers, of which one is a fork: what was imported is there for both.
-        other = os.fork()
-        path = sys.argv[1 if other else 2]
-        task = {"type": "worker", "index": 0 if other else 1}
+        # All workers but one are forks: what was imported is there for all.
+        name = 0
+        for index in range(1, len(cluster)):
+            others.append(os.fork())
+            if not others[-1]:
+                name, others = index, []
+                break
+        task = {"type": "worker", "index": name}
         config = {"cluster": {"worker": cluster}, "task": task}
         os.environ["TF_CONFIG"] = json.dumps(config)
     strategy = tf.distribute.get_strategy()
@@ -209,9 +214,9 @@ WORKER = """
             tf_bandmf.keras.PrivateOptimizer("sgd", plan),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(plan.batches(x, y), epochs=2, verbose=0)
-    np.savez(path, *model.get_weights(), key=np.frombuffer(key, np.uint8))
-    if cluster and other:
-        assert os.waitpid(other, 0)[1] == 0
+    weights, key = model.get_weights(), np.frombuffer(key, np.uint8)
+    np.savez(f"{folder}/{name}.npz", *weights, key=key)
+    assert all(os.waitpid(other, 0)[1] == 0 for other in others)
 """
 
 
@@ -226,30 +231,81 @@ def free_ports(count):
 
 
 @pytest.mark.slow
-def test_two_workers_train_like_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("count", [2, 4])
+def test_workers_train_like_one(count, tmp_path, monkeypatch):
     program = tmp_path / "worker.py"
     program.write_text(textwrap.dedent(WORKER))
-    cluster = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    paths = [str(tmp_path / f"{name}.npz") for name in (0, 1)]
+    cluster = [f"127.0.0.1:{port}" for port in free_ports(count)]
     workers = subprocess.Popen(
-        [sys.executable, str(program), *paths, *cluster],
+        [sys.executable, str(program), str(tmp_path), "0", *cluster],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        monkeypatch.setattr(sys, "argv", [str(program), str(tmp_path / "alone.npz")])
+        monkeypatch.setattr(sys, "argv", [str(program), str(tmp_path), "alone"])
         runpy.run_path(str(program))
-        _, errors = workers.communicate(timeout=240)
+        _, errors = workers.communicate(timeout=400)
         assert workers.returncode == 0, errors
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(workers.pid, signal.SIGKILL)
-    alone, first, second = (np.load(tmp_path / f"{n}.npz") for n in ("alone", "0", "1"))
-    assert set(first) == set(second) == set(alone)
-    for name in first:
-        np.testing.assert_array_equal(first[name], second[name])
-        if name != "key":
-            np.testing.assert_allclose(first[name], alone[name], atol=1e-6)
+    alone, *each = (np.load(tmp_path / f"{n}.npz") for n in ("alone", *range(count)))
+    for worker in each:
+        assert set(worker) == set(alone)
+        for name in alone:
+            np.testing.assert_array_equal(worker[name], each[0][name])
+            if name != "key":
+                np.testing.assert_allclose(worker[name], alone[name], atol=1e-6)
     # Each worker drew a key of its own; they use the first one's.
-    assert first["key"].any()
+    assert each[0]["key"].any()
+
+
+REPLICAS = """
+    import sys
+    import keras, numpy as np, tensorflow as tf, tf_bandmf, tf_bandmf.keras
+    from tf_bandmf.keras.run import known_runs
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    eight = [tf.config.LogicalDeviceConfiguration()] * 8
+    tf.config.set_logical_device_configuration(cpu, eight)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(64, 5)).astype("f4"), rng.integers(0, 3, 64)
+    plan = tf_bandmf.plan(
+        "bsr", bands=3, noise_multiplier=1.0, delta=1e-5,
+        num_examples=64, batch_size=16, epochs=2, test_seed=0)
+    models = {}
+    for count in (1, 8):
+        known_runs.forget()
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(count)])
+        with strategy.scope():
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential(
+                [keras.Input((5,)), keras.layers.Dense(5000, "tanh"),
+                 keras.layers.Dense(3)])
+            tf_bandmf.keras.make_private(model, self_check=False)
+            model.compile(
+                tf_bandmf.keras.PrivateOptimizer("sgd", plan), jit_compile=False,
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.fit(plan.batches(x, y), epochs=2, verbose=0)
+        models[count] = model
+    run = models[8].optimizer.run
+    for a, b in zip(models[1].get_weights(), models[8].get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
+    # Eleven blocks in eight shards of two: six have all, and nobody has another's.
+    assert run.generator.num_shards == 8
+    assert run.generator.shard_size == 2 * 4096
+    whole = models[1].optimizer.secret_state.secret_tensors()["buffer"]
+    shards = models[8].optimizer.secret_state.secret_tensors()["buffer"]
+    assert shards.shape[1] == 8 * 2 * 4096
+    np.testing.assert_allclose(shards[:, :whole.shape[1]], whole, atol=2e-5)
+"""
+
+
+@pytest.mark.slow
+def test_eight_replicas_train_like_one(tmp_path):
+    program = tmp_path / "replicas.py"
+    program.write_text(textwrap.dedent(REPLICAS))
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr

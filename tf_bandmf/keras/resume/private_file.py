@@ -269,7 +269,8 @@ class PrivateRun:
         differences = [
             f"{name} was {before.get(name)}, is {now[name]}"
             for name in now
-            if before.get(name) != now[name]
+            # Files of earlier versions do not name what was not there.
+            if before.get(name) != now[name] and (now[name] or before.get(name))
         ]
         said = tuple(self._header.get("resumed_elsewhere", ()))
         if not differences:

@@ -1,0 +1,83 @@
+"""What of the noise is the same on every device, as far as compiled code shows it."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf import noise
+from tf_bandmf.noise.box_muller import box_muller, one_of_pair
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.noise.normals import weighted_normals
+from tf_bandmf.noise.radius import shared_part
+
+# Rounded as IEEE 754 says, or exact; a product and a sum may become one operation.
+ROUNDED = {"add", "multiply", "subtract", "sqrt", "convert"}
+# Floats that are moved, chosen or made of bits.
+MOVED = {
+    "bitcast-convert", "broadcast", "concatenate", "constant", "copy", "gather",
+    "get-tuple-element", "parameter", "reduce", "reshape", "select", "slice", "transpose",
+    "tuple", "while", "call", "dynamic-update-slice", "dynamic-slice", "custom-call",
+    "opt-barrier", "iota", "real", "imag",
+}  # fmt: skip
+
+
+def float_operations(function, *arguments):
+    """Names of XLA's operations with a float result, before any optimization."""
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+    ir = compiled.experimental_get_compiler_ir(*arguments)
+    text = ir(stage="hlo", device_name="/device:CPU:0")
+    return set(re.findall(r"= \(?f(?:32|64)\[.*?\)? ([a-z][\w\-]*)\(", text))
+
+
+@pytest.mark.parametrize("kind", ["CPU", "GPU", "TPU"])
+@pytest.mark.parametrize("generator", ["philox", "chacha20"])
+@pytest.mark.slow_cases("chacha20*")
+def test_no_device_has_a_function_of_its_own_in_the_noise(kind, generator):
+    keys = tf.constant(NoiseKey.for_testing(0).step_keys(2, generator))
+
+    def program(keys, weights):
+        with tf.device(f"/device:{kind}:0"):
+            return weighted_normals(keys, weights, 5000)
+
+    found = float_operations(program, keys, tf.ones([2]))
+    assert {"multiply", "sqrt"} <= found <= ROUNDED | MOVED
+
+
+def test_a_device_has_functions_of_its_own_in_the_normals_of_tensorflow():
+    # The control: the test above sees logarithms, of which each device has its own.
+    found = float_operations(lambda: tf.random.stateless_normal([100], [1, 2]))
+    assert not found <= ROUNDED | MOVED
+
+
+def contracted_or_not():
+    """Normals from the same words: each operation rounded, and as XLA contracts them."""
+    rng = np.random.default_rng(0)
+    words = rng.integers(-(2**31), 2**31, size=(6, 200_000)).astype(np.int32)
+    tensors = [tf.constant(word) for word in words]
+
+    def first(*words):
+        return box_muller(words[:4], shared_part(*words[4:]))[0]
+
+    def second(*words):
+        return one_of_pair(words[:4], shared_part(*words[4:]), tf.zeros([], tf.int32))
+
+    compiled = tf.function(second, jit_compile=True)
+    return first(*tensors).numpy(), compiled(*tensors).numpy()
+
+
+def test_a_contraction_moves_a_normal_by_a_few_last_bits():
+    rounded, contracted = contracted_or_not()
+    moved = np.abs(rounded.astype(np.float64) - contracted)
+    # Of the radius times a cosine, each with a relative error of 2^-22 or so.
+    assert np.all(moved <= 2.0**-21 * np.maximum(np.abs(rounded), 2.0**-6))
+
+
+def test_noise_drawn_again_by_another_compiler_is_the_same_to_rounding():
+    # What a resumed run on another kind of device has of the steps before.
+    keys = tf.constant(NoiseKey.for_testing(1).step_keys(1)[0])
+    here = noise.standard_normals(keys, 50_000, jit_compile=True).numpy()
+    there = noise.standard_normals(keys, 50_000, jit_compile=False).numpy()
+    assert np.max(np.abs(here - there)) < 4e-6
+    assert np.corrcoef(here, there)[0, 1] > 1.0 - 1e-12
