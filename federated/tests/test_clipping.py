@@ -53,6 +53,34 @@ def test_huge_values_are_clipped_and_do_not_overflow():
     assert 0.499 < norm_of(found.update) <= 0.5
 
 
+@pytest.mark.parametrize("size", [1, 63, 1000, 100_000])
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e25])
+@pytest.mark.parametrize("law", ["constant", "normal", "one large"])
+def test_what_was_clipped_is_not_clipped_again(size, scale, law):
+    rng = np.random.default_rng(size)
+    update = {
+        "constant": np.full(size, 1.7),
+        "normal": rng.normal(size=size) + 2.0,
+        "one large": np.r_[1e6, rng.normal(size=size - 1)],
+    }[law]
+    clip = 0.4 * scale
+    once = clip_update([(update * scale).astype(np.float32)], clip)
+    assert once.was_clipped
+    again = clip_update(once.update, clip)
+    assert not again.was_clipped
+    assert again.update[0].tobytes() == once.update[0].tobytes()
+    assert norm_of(once.update) >= clip * (1.0 - 2.0**-16)
+
+
+def test_invariant_17_a_quick_norm_decides_nothing_that_it_cannot_know():
+    # Squares that float32 loses, or cannot hold, and a norm a hair above the clip norm.
+    assert clip_update([np.full(10_000, 1e-24, np.float32)], 1e-23).was_clipped
+    assert clip_update([np.full(10_000, 1e20, np.float32)], 1e23).was_clipped is False
+    update = [np.full(4, 0.5, np.float32)]
+    assert clip_update(update, 1.0 - 2.0**-30).was_clipped
+    assert not clip_update(update, 1.0 + 2.0**-30).was_clipped
+
+
 def test_integers_are_refused():
     with pytest.raises(TypeError, match="arrays of floats, found int"):
         clip_update([np.array([1, 2])], 1.0)

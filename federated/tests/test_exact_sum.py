@@ -12,6 +12,7 @@ from tf_bandmf_federated.clipping import clip_update
 from tf_bandmf_federated.exact_sum import ExactSum
 
 CLIP = 0.7
+MANY = [100, 1000]  # updates: whole numbers of 32 and of 64 bits
 
 
 def updates(number, size, seed=0):
@@ -21,7 +22,7 @@ def updates(number, size, seed=0):
 
 
 def units_of(added, size, clip=CLIP):
-    total = ExactSum(size, clip)
+    total = ExactSum(size, clip, len(added))
     for update in added:
         total.add([update])
     return total.units
@@ -42,7 +43,7 @@ def test_threads_and_parts_make_no_difference(monkeypatch):
     whole = units_of(added, size)
     monkeypatch.setattr(large_vectors, "_CHUNK", 1 << 14)
     monkeypatch.setattr(large_vectors, "_THREADS", 3)
-    split = ExactSum(size, CLIP)
+    split = ExactSum(size, CLIP, 3)
     for update in added[::-1]:
         split.add([update[:100_001].reshape(-1, 1), update[100_001:]])
     np.testing.assert_array_equal(split.units, whole)
@@ -52,54 +53,76 @@ def test_threads_and_parts_make_no_difference(monkeypatch):
 @given(
     st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1),
     st.sampled_from([1e-20, 1e-6, 0.3, 1.0, 1e6, 1e20]),
+    st.sampled_from(MANY),
 )
-def test_invariant_3_what_is_added_has_at_most_the_clip_norm(values, clip):
+def test_invariant_3_what_is_added_has_at_most_the_clip_norm(values, clip, most):
     update = np.array(values, np.float32)
-    total = ExactSum(len(values), clip)
+    total = ExactSum(len(values), clip, most)
     total.add([update])
     added = total.units.astype(np.longdouble) * np.longdouble(total.unit)
     assert np.sqrt(np.sum(added**2)) <= clip
-    assert np.all(total.units == np.trunc(total.units))
     # And it is the update, but for a unit in each coordinate.
     wanted = clip_update([update], clip).update[0].astype(np.longdouble)
     assert np.all(np.abs(added - wanted) <= total.unit * 1.5 + 1e-6 * np.abs(wanted))
 
 
-def test_sums_of_whole_numbers_are_exact_up_to_the_last_update():
-    total = ExactSum(2, 1.0)
-    assert total.unit == 2.0**-29
-    # As if all but one had come, with the largest coordinate that there is.
-    total.units[:] = (exact_sum.MAX_UPDATES - 1) * 2.0**30 - 1
-    total._count = exact_sum.MAX_UPDATES - 1
-    total.add([np.array([1.0 - 2.0**-20, -1e-4], np.float32)])
-    expected = np.array([(1.0 - 2.0**-20) * 2**29, np.trunc(np.float32(-1e-4) * 2**29)])
-    before = (exact_sum.MAX_UPDATES - 1) * 2**30 - 1
-    assert total.units.tolist() == [before + int(e) for e in expected]
-    with pytest.raises(ValueError, match="at most 8388608 updates"):
-        total.add([np.zeros(2, np.float32)])
+@pytest.mark.parametrize(("most", "bits"), [(127, 24), (1 << 32, 30)])
+def test_sums_have_room_for_the_last_update(most, bits):
+    clip = 2.0 * (1.0 - 2.0**-24)  # so that it has almost 2^bits units
+    total = ExactSum(2, clip, most)
+    assert total.unit == 2.0 ** (1 - bits)
+    largest = np.float32(clip * (1.0 - 2.0**-16))
+    # As if all but one had come, each as large as can be.
+    before = (most - 1) * 2**bits
+    for sign in (1, -1):
+        total = ExactSum(2, clip, most)
+        total.units[:] = sign * before
+        total.add([np.array([0.0, sign * largest], np.float32)])
+        units = sign * int(float(largest) / total.unit)
+        assert total.units.tolist() == [sign * before, sign * before + units]
+
+
+def test_more_updates_than_there_is_room_for_are_refused():
+    total = ExactSum(2, 1.0, 2)
+    total.add([np.ones(2, np.float32)])
+    total.add([np.array([np.nan, 0.0], np.float32)])  # takes no room
+    total.add([np.ones(2, np.float32)])
+    before = total.units.copy()
+    with pytest.raises(ValueError, match="has room for"):
+        total.add([np.ones(2, np.float32)])
+    np.testing.assert_array_equal(total.units, before)
+    with pytest.raises(ValueError, match="at most 4294967296 updates"):
+        ExactSum(2, 1.0, exact_sum.MAX_UPDATES + 1)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_invariant_5_a_value_that_is_not_finite_adds_nothing(bad):
-    total = ExactSum(3, 1.0)
+    total = ExactSum(3, 1.0, 1)
     found = total.add([np.array([1.0, bad, 0.0], np.float32)])
     assert not found.is_finite and not np.any(total.units)
 
 
-def test_the_mean_with_noise_is_that_of_float64():
+@pytest.mark.parametrize("most", MANY)
+def test_the_mean_with_noise_is_that_of_float64(most):
     size = 100_000
-    total = ExactSum(size, CLIP)
+    total = ExactSum(size, CLIP, most)
     for update in updates(4, size):
         total.add([update])
     noise = np.random.default_rng(1).normal(size=size).astype(np.float32)
     sums = total.units * total.unit
-    found = total.mean_with(noise, 0.3, 5.0)
+    found = total.mean_with([noise[:70_001], noise[70_001:]], 0.3, 5.0)
     np.testing.assert_array_equal(
         found, ((sums + 0.3 * noise.astype(np.float64)) / 5.0).astype(np.float32)
     )
 
 
+def test_invariant_4_a_sum_without_all_of_its_noise_is_not_given_out():
+    total = ExactSum(3, CLIP, 1)
+    with pytest.raises(ValueError, match="Noise for 2 of 3"):
+        total.mean_with([np.ones(2, np.float32)], 1.0, 1.0)
+
+
 @pytest.mark.parametrize("clip", [1e-30, 1e30])
 def test_clip_norms_whose_units_float32_lacks_are_refused(clip):
     with pytest.raises(ValueError, match="scale the updates"):
-        ExactSum(3, clip)
+        ExactSum(3, clip, 1)

@@ -356,3 +356,23 @@ def test_states_of_other_processes_are_refused():
     )
     with pytest.raises(TypeError, match="holds its own noise"):
         host.prepare(in_state)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_invariant_9_parts_of_a_row_are_the_row_bit_for_bit(name, monkeypatch):
+    monkeypatch.setattr(host_noise, "_PART", 4096)
+    size, key = 10_000, NoiseKey(bytes(32))
+    totals = np.arange(size), np.arange(size) + 1
+    host = HostNoise(PLANS[name], size, key)
+    state = state_at(2, key_id=host.key_id(5))
+    state["noise"]["digests"] = np.array([3, 4])
+    parts, digests = host.bound_to(state, totals[0])
+    found = [next(parts)]
+    # Another sum's noise is asked for before this one is done.
+    others, other_digests = host.bound_to(state, totals[1])
+    found.extend(parts)
+    for row, bound in ((found, digests), (list(others), other_digests)):
+        whole = HostNoise(PLANS[name], size, key).values(5, 2, bound)
+        np.testing.assert_array_equal(np.concatenate(row), whole)
+        np.testing.assert_array_equal(host.values(5, 2, bound), whole)
+    assert len(found) == (3 if name == "regenerated" else 1)

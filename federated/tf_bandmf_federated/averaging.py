@@ -109,7 +109,7 @@ class FederatedAveraging:
             raise ValueError("The model has no weights.")
         self._ends = np.cumsum(sizes)
         self._shapes = [weight.shape for weight in self._first]
-        ExactSum(0, plan.l2_norm_clip)  # refuses what it cannot add up
+        ExactSum(0, plan.l2_norm_clip, 1)  # refuses a norm it has no units for
         self._exchange = exchange
         self._optimizer = ServerSGD() if optimizer is None else optimizer
         self._denominator = clients_per_round_of(plan, clients_per_round)
@@ -159,12 +159,13 @@ class FederatedAveraging:
         number, weights = self.round_number(state), await self.weights(state)
         run_id = int(state["noise"]["run_id"])
         request = Request(str(run_id), number, _read_only(weights), selected.names)
-        total = ExactSum(int(self._ends[-1]), self._plan.l2_norm_clip)
+        total = ExactSum(
+            int(self._ends[-1]), self._plan.l2_norm_clip, len(selected.names)
+        )
         received = _Received(total, selected.names, self._shapes)
         found = self._exchange(request, received.add)
         noise, digests = self.host_noise.bound_to(state, total.units)
         mean = total.mean_with(noise, self._plan.noise_stddev, self._denominator)
-        del noise
         parts = np.split(mean, self._ends[:-1])
         direction = [part.reshape(s) for part, s in zip(parts, self._shapes)]
         weights, slots = self._optimizer.apply(weights, direction, state["optimizer"])

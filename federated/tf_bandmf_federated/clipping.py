@@ -11,14 +11,21 @@ import numpy as np
 
 from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
-# Below 1 by more than what rounding products to float32 can add, relatively.
-_ROOM = 1.0 - 2.0**-22
+# Below 1 by more than what rounding products to float32 can add, relatively, and what a
+# quick norm can: what a device has clipped is not clipped again.
+_ROOM = 1.0 - 2.0**-17
 # More than what it adds to a subnormal product, absolutely.
 _TINY = float(np.finfo(np.float32).smallest_subnormal)
 
 
 # More than the relative error of a norm: see `norm_of`.
 _NORM_ERROR = 2.0**-36
+# More than that of a quick one, rounded up: see `_quick_norm`.
+_QUICK_ERROR = 2.0**-18
+# Numbers whose squares are added up in float32.
+_ROW = 64
+# Means of squares below it may have lost some to float32's underflow.
+_SMALLEST_MEAN = 2.0**-100
 # Numbers of a dot product: BLAS uses no threads of its own for so few.
 _DOT = 1 << 13
 
@@ -68,7 +75,9 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
             raise TypeError(f"An update has arrays of floats, found {array.dtype}.")
     with np.errstate(over="ignore", invalid="ignore"):
         arrays = [array.astype(np.float32, copy=False) for array in arrays]
-        norm = norm_of(arrays)
+        norm = _quick_norm(arrays)
+        if not (norm <= l2_norm_clip or norm > l2_norm_clip * (1.0 + 2.0**-16)):
+            norm = norm_of(arrays)  # too close to decide, or nothing to decide by
     if not math.isfinite(norm):
         return Bounded(arrays, 0.0, False, False)
     if norm <= l2_norm_clip:
@@ -108,6 +117,31 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
         flat = np.ravel(array)
         total += sum(in_chunks(flat.size, functools.partial(_squares, flat)))
     return math.sqrt(total) * (1.0 + _NORM_ERROR) if math.isfinite(total) else math.nan
+
+
+def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
+    """As `norm_of`, in a fifth of its time; NaN if it cannot tell.
+
+    Squares are added up in float32, by rows of 64: with a relative error below 64 2^-24
+    (Higham, as in `norm_of`), hence below 2^-19 of the norm. NaN if a square over- or
+    underflows by more than that.
+    """
+    total, size = 0.0, 0
+    for array in arrays:
+        flat = np.ravel(array)
+        total += sum(in_chunks(flat.size, functools.partial(_quick_squares, flat)))
+        size += flat.size
+    if not (math.isfinite(total) and total >= size * _SMALLEST_MEAN):
+        return math.nan
+    return math.sqrt(total) * (1.0 + _QUICK_ERROR)
+
+
+def _quick_squares(flat: np.ndarray, start: int, end: int) -> float:
+    """The sum of the squares of a part."""
+    whole = end - (end - start) % _ROW
+    rows = flat[start:whole].reshape(-1, _ROW)
+    sums = np.einsum("ij,ij->i", rows, rows)
+    return float(np.sum(sums, dtype=np.float64)) + _squares(flat, whole, end)
 
 
 def _squares(flat: np.ndarray, start: int, end: int) -> float:

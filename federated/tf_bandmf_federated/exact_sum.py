@@ -2,57 +2,66 @@
 
 Sums of floats depend on their order, and a server that waits for all updates to put them
 in order holds them all. Here each update is rounded to whole multiples of a unit, toward
-zero, and whole numbers are added. They are kept in float64, which adds them exactly up to
-2^53, and faster than NumPy converts to integers:
+zero, and whole numbers are added:
 
-    added = trunc(update * factor / unit),   unit = 2^-30 times a power of two >= the clip
+    added = trunc(update * factor / unit),   unit = 2^-bits times a power of two >= the clip
 
 Rounding toward zero makes no coordinate larger, hence no norm: the sensitivity is that of
 the clipped updates. An update loses less than one unit in each coordinate.
+
+| updates | bits | whole numbers | memory |
+|---|---|---|---|
+| up to 127 | 24 | int32 | as the model |
+| up to 2^32 | 30 | int64 | twice the model |
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from tf_bandmf_federated.clipping import Bounded, bound_update
 from tf_bandmf_federated.large_vectors import BLOCK, blocks, in_chunks
 
-# A coordinate of a clipped update has at most 2^30 units; 2^53 of them are exact.
-_BITS = 30
-MAX_UPDATES = 1 << (53 - _BITS)
+# (updates, bits, dtype of the sum): a coordinate of a clipped update has at most 2^bits
+# units, and the sum of so many updates has room for them.
+_KINDS = ((127, 24, np.int32), (1 << 32, 30, np.int64))
+MAX_UPDATES = _KINDS[-1][0]
 _LARGEST_EXPONENT = 80  # of the clip norm: float32 has its units, too
 
 
 class ExactSum:
-    """A sum that updates are added to as they come. Memory: 8 bytes a coordinate.
+    """A sum that updates are added to as they come. Memory: 4 or 8 bytes a coordinate.
 
     Args:
       size: d, numbers of an update in all its arrays.
       l2_norm_clip: zeta.
+      most: how many updates may come.
 
     Attributes:
-      units: the sum, in units, as whole numbers: float64, shape [d].
+      units: the sum, in units: int32 or int64, shape [d].
       unit: how much one is.
 
     Raises:
-      ValueError: if the clip norm is below 2^-80 or above 2^80.
+      ValueError: if the clip norm is below 2^-80 or above 2^80, or `most` is too large.
     """
 
-    def __init__(self, size: int, l2_norm_clip: float) -> None:
+    def __init__(self, size: int, l2_norm_clip: float, most: int) -> None:
         exponent = math.frexp(l2_norm_clip)[1]  # clip <= 2^exponent
         if abs(exponent) > _LARGEST_EXPONENT:
             raise ValueError(
                 f"l2_norm_clip must be in [2^-{_LARGEST_EXPONENT}, "
                 f"2^{_LARGEST_EXPONENT}], found {l2_norm_clip:g}: scale the updates."
             )
-        self.units = np.zeros(size)
-        self.unit = 2.0 ** (exponent - _BITS)
+        if most > MAX_UPDATES:
+            raise ValueError(f"A round adds up at most {MAX_UPDATES} updates.")
+        bits, dtype = next(kind[1:] for kind in _KINDS if most <= kind[0])
+        self.units = np.zeros(size, dtype)
+        self.unit = 2.0 ** (exponent - bits)
         self._clip = l2_norm_clip
-        self._count = 0
+        self._left = most
 
     def add(self, update: Sequence[np.ndarray]) -> Bounded:
         """Clips an update and adds it; one that is not finite adds nothing.
@@ -65,14 +74,14 @@ class ExactSum:
 
         Raises:
           TypeError: if an array does not hold real floats.
-          ValueError: after 2^23 updates, whose sum may not be exact.
+          ValueError: if more updates come than may.
         """
         bounded = bound_update(update, self._clip)
         if not bounded.is_finite:
             return bounded
-        if self._count == MAX_UPDATES:
-            raise ValueError(f"A round adds up at most {MAX_UPDATES} updates.")
-        self._count += 1
+        if self._left == 0:
+            raise ValueError("More updates came than the sum has room for.")
+        self._left -= 1
         # The product is rounded to float32 by less than `bound_update` leaves room for,
         # and exact if the factor is 1.
         scale = np.float32(bounded.factor / self.unit)
@@ -83,33 +92,41 @@ class ExactSum:
             def fold(
                 begin: int, end: int, flat: np.ndarray = flat, total: np.ndarray = total
             ) -> None:
-                units = np.empty(BLOCK, np.float32)
+                size = min(BLOCK, end - begin)
+                scaled, whole = np.empty(size, np.float32), np.empty(size, np.int32)
                 for block in blocks(begin, end):
-                    part = units[: block.stop - block.start]
-                    np.multiply(flat[block], scale, out=part)
-                    np.trunc(part, out=part)
-                    np.add(total[block], part, out=total[block])
+                    count = block.stop - block.start
+                    np.multiply(flat[block], scale, out=scaled[:count])
+                    # Toward zero.
+                    np.copyto(whole[:count], scaled[:count], casting="unsafe")
+                    np.add(total[block], whole[:count], out=total[block])
 
             in_chunks(flat.size, fold)
             start += array.size
         return bounded
 
     def mean_with(
-        self, noise: np.ndarray, stddev: float, denominator: float
+        self, noise: Iterable[np.ndarray], stddev: float, denominator: float
     ) -> np.ndarray:
         """`(sum + stddev noise) / denominator`, float32. It takes the sum's memory.
 
         Args:
-          noise: float32, shape [d].
+          noise: float32, d numbers in parts one after the other.
           stddev: of the noise per unit of `noise`.
           denominator: a public constant.
         """
-        # float32 numbers are written where float64 ones were read before.
+        # float32 numbers are written where whole ones were read before.
         found = self.units.view(np.float32)[: self.units.size]
-        for block in blocks(0, self.units.size):
-            part = self.units[block] * self.unit
-            part += stddev * noise[block].astype(np.float64)
-            part /= denominator
-            found[block] = part
-        self.units = np.zeros(0)
+        start = 0
+        for part in noise:
+            for block in blocks(0, part.size):
+                place = slice(start + block.start, start + block.stop)
+                mean = np.multiply(self.units[place], self.unit)
+                mean += stddev * part[block].astype(np.float64)
+                mean /= denominator
+                found[place] = mean
+            start += part.size
+        if start != found.size:
+            raise ValueError(f"Noise for {start} of {found.size} numbers came.")
+        self.units = np.zeros(0, self.units.dtype)
         return found

@@ -13,6 +13,7 @@ import hashlib
 import os
 import secrets
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from tf_bandmf_federated.ring_file import RingFile
 KEY_FILE = "noise.key"
 _RING = "noise.ring"
 _CHUNK_BYTES = 1 << 20  # of a sum that is digested: it stays in the cache
+_PART = 1 << 20  # normals that are made at a time, where nothing is kept
 
 
 class HostNoise:
@@ -86,6 +88,13 @@ class HostNoise:
         self._last: tuple[int, np.ndarray] | None = None
         self._digests = np.zeros([plan.num_steps], np.int64)  # of the rounds drawn
         self._next_row = tf.function(self._row_in_place)
+        self._sharded = NoiseGenerator(
+            plan.strategy,
+            num_parameters,
+            num_shards=-(-num_parameters // _PART),
+            generator=plan.generator,
+        )
+        self._part = tf.function(self._part_of_row)
 
     @property
     def key(self) -> NoiseKey:
@@ -233,7 +242,9 @@ class HostNoise:
         found.update(content.data)
         return int.from_bytes(found.digest(), "little", signed=True)
 
-    def bound_to(self, state: Any, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def bound_to(
+        self, state: Any, total: np.ndarray
+    ) -> tuple[Iterator[np.ndarray], np.ndarray]:
         """The noise of a state's round, bound to the sum that it is added to.
 
         Whoever brings back an older state, and has other sums from there on, gets
@@ -245,8 +256,9 @@ class HostNoise:
           total: see `digest`.
 
         Returns:
-          Row `round` of `C^-1 Z`, float32, shape [d], and the digests with this round's,
-          int64, shape [round + 1]. Both are secret.
+          Row `round` of `C^-1 Z`, float32, in parts one after the other, which are made
+          as they are asked for; and the digests with this round's, int64, shape
+          [round + 1]. Both are secret.
         """
         run_id, round_number = self._checked(state)
         self._check_round(round_number)
@@ -260,8 +272,23 @@ class HostNoise:
         now = self.digest(run_id, round_number, total)
         digests = np.append(before, np.int64(now))
         with self._lock:
-            row = self._row(run_id, round_number, digests)
-        return np.asarray(memoryview(row)), digests  # without a copy
+            if self._generator.memory_vectors == 0:
+                self._go_to(run_id, round_number, digests)
+                parts = self._parts(self._step_keys.read_value(), round_number)
+            else:
+                parts = iter([self._row(run_id, round_number, digests)])
+        return (np.asarray(memoryview(part)) for part in parts), digests
+
+    def _parts(self, keys: tf.Tensor, round_number: int) -> Iterator[tf.Tensor]:
+        """A row without a buffer, in parts.
+
+        TensorFlow keeps the memory that it once had: a row at once would cost as much as
+        the model for the rest of the program.
+        """
+        d, step = self._generator.num_parameters, tf.constant(round_number, tf.int64)
+        for shard in range(self._sharded.num_shards):
+            part = self._part(keys, step, tf.constant(shard))
+            yield part[: d - shard * self._sharded.shard_size]
 
     def values(
         self, run_id: int, round_number: int, digests: np.ndarray | None = None
@@ -310,7 +337,6 @@ class HostNoise:
 
     def _row(self, run_id: int, round_number: int, digests: np.ndarray) -> tf.Tensor:
         """Makes the rows that the buffer needs, and the wanted one."""
-        self._last = None
         self._go_to(run_id, round_number, digests)
         while self._position <= round_number:
             step = self._position
@@ -345,6 +371,7 @@ class HostNoise:
 
     def _go_to(self, run_id: int, round_number: int, digests: np.ndarray) -> None:
         """Brings the buffer to this round, or to one before it."""
+        self._last = None
         has_buffer = self._generator.memory_vectors > 0
         drawn = min(self._position, len(digests))
         if (
@@ -437,6 +464,14 @@ class HostNoise:
         with tf.control_dependencies([noise]):
             self._buffer.scatter_update(update)
         return noise, update.values
+
+    def _part_of_row(
+        self, keys: tf.Tensor, step: tf.Tensor, shard: tf.Tensor
+    ) -> tf.Tensor:
+        generator = self._sharded
+        buffer = tf.zeros([0, generator.shard_size])
+        step = generator.checked_step(step)
+        return generator.row(tf.bitcast(keys, tf.uint64), buffer, step, shard)[0]
 
     def _derive(self, run_id: int, person: bytes, size: int) -> bytes:
         return hashlib.blake2b(

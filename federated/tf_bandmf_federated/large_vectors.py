@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-BLOCK = 1 << 14  # numbers that NumPy works on at a time
+BLOCK = 1 << 15  # numbers that NumPy works on at a time
 _CHUNK = 1 << 20  # numbers that a thread takes at a time
 _THREADS = min(4, os.cpu_count() or 1)
 
