@@ -21,6 +21,7 @@ tells of digests but through a generator whose key they are part of.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 import numpy as np
@@ -35,6 +36,8 @@ _BLOCK = 1024
 _HALF = _BLOCK // 2
 _VALUES = 2
 _LEVEL_WORDS = _VALUES * _BLOCK
+# Of words whose number varies: levels whose sizes do, and blocks of the next level.
+_PLAIN_LEVELS, _LAST_BLOCKS = 2, 16
 # The key of the last step: 64 bits for each of five numbers, for two words of the result.
 _LAST_WORDS = 2 * 2 * (2 * _VALUES + 1)
 KEY_SIZE = LEVELS * _LEVEL_WORDS + _LAST_WORDS
@@ -80,25 +83,40 @@ def plain_digest(key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """The digest of words whose number varies, which is part of what is digested.
 
-    In plain operations: XLA would compile them again for each number.
+    The first levels in plain operations, for XLA would compile them again for each number.
 
     Args:
       key: see `digest_key`; for no other function.
-      words: int32, shape [size], of at most 2^42 words.
+      words: int32, shape [size], of at most 2^30 words: 4 GB.
 
     Returns:
       int32, shape [2].
+
+    Raises:
+      InvalidArgumentError: if there are more words.
     """
-    key = tf.bitcast(key, tf.uint32)
     words = tf.concat([tf.shape(words), words], axis=0)
-    for level in range(LEVELS):
-        own = key[level * _LEVEL_WORDS : (level + 1) * _LEVEL_WORDS]
-        missing = -tf.shape(words)[0] % _BLOCK
-        padded = tf.pad(words, [[0, missing]])
-        hashed = _hashed_columns(own, tf.reshape(padded, [2, _HALF, -1]))
-        words = tf.bitcast(hashed, tf.int32)
-    last = tf.ensure_shape(words, [2 * _VALUES])
-    return tf.bitcast(_last(key[-_LAST_WORDS:], tf.bitcast(last, tf.uint32)), tf.int32)
+    plain = tf.bitcast(key[: _PLAIN_LEVELS * _LEVEL_WORDS], tf.uint32)
+    keys = tf.reshape(plain, [_PLAIN_LEVELS, _VALUES, 2, _HALF, 1])
+    for own in tf.unstack(tf.transpose(keys, [0, 2, 1, 3, 4])):
+        missing = -tf.size(words) % _BLOCK
+        padded = tf.bitcast(tf.pad(words, [[0, missing]]), tf.uint32)
+        pairs = tf.reshape(padded, [2, 1, _HALF, -1])
+        first, second = tf.unstack(_long(pairs + own))
+        values = tf.reduce_sum(first * second, axis=1)
+        words = tf.reshape(tf.bitcast(tf.transpose(values), tf.int32), [-1])
+    padded = tf.pad(words, [[0, _LAST_BLOCKS * _BLOCK - tf.size(words)]])
+    return _last_levels(key, tf.ensure_shape(padded, [_LAST_BLOCKS * _BLOCK]))
+
+
+@functools.partial(tf.function, jit_compile=True, autograph=False)
+def _last_levels(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    key, words = tf.bitcast(key, tf.uint32), tf.bitcast(words, tf.uint32)
+    for level in range(_PLAIN_LEVELS, LEVELS):
+        words = _hashed_blocks(
+            key[level * _LEVEL_WORDS : (level + 1) * _LEVEL_WORDS], words
+        )
+    return tf.bitcast(_last(key[-_LAST_WORDS:], words), tf.int32)
 
 
 keyed_digest = tf.function(plain_digest, jit_compile=True, autograph=False)

@@ -66,14 +66,22 @@ class Jumps:
         """
         transition, noise, _ = self.of_step(step, rate)
         window = tf.range(self._release.read_value(), step + 1)
-        products = tf.matmul(transition, self._products.sparse_read(window))
-        grown = tf.matmul(transition, self._covariances.sparse_read(window))
-        grown = tf.matmul(grown, transition, transpose_b=True)
+        products = self._from_left(transition, self._products.sparse_read(window))
+        grown = self._from_left(transition, self._covariances.sparse_read(window))
+        # Covariances are symmetric.
+        grown = self._from_left(transition, tf.transpose(grown, [0, 2, 1]))
         grown += noise[:, None] * noise
         return [
             self._products.scatter_update(tf.IndexedSlices(products, window)),
             self._covariances.scatter_update(tf.IndexedSlices(grown, window)),
         ]
+
+    def _from_left(self, matrix: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+        """`matrix` times each of the others: sums, for a product starts threads for each."""
+        if self.entries == 1:
+            return matrix * others
+        terms = [matrix[:, j, None] * others[:, j, None] for j in range(self.entries)]
+        return tf.add_n(terms)
 
     def released(self, step: tf.Tensor) -> Any:
         """Says that all rows were brought up to date at `t = step`, int32."""
