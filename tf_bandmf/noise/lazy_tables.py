@@ -77,7 +77,7 @@ class Jumps:
         ]
 
     def _from_left(self, matrix: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-        """`matrix` times each of the others: sums, for a product starts threads for each."""
+        """`matrix` times each of the others; a batch of products starts threads."""
         if self.entries == 1:
             return matrix * others
         terms = [matrix[:, j, None] * others[:, j, None] for j in range(self.entries)]

@@ -1,0 +1,396 @@
+"""A recommender of two towers, private for whole users, that works for new users.
+
+The user's tower is made of the items in a user's history: there is no table of users. The
+item's tower is a row of the same table. The loss is a sampled softmax of one item of the
+user among random ones. All rows of a user are clipped together.
+
+    python examples/recommender.py                        # generated users, minutes
+    python examples/recommender.py --movielens ml-25m     # a folder of MovieLens
+
+Prints the table of docs/recommenders.md: how often the item that was hidden from the
+history of a held-out user is among the first ten, of all that are not in the history.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import functools
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import click
+import dp_accounting
+import keras
+import numpy as np
+import rich.console
+import rich.table
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.accounting.gaussian import calibrate_noise_stddev
+
+EPSILON, DELTA = 2.0, 1e-6
+HISTORY, NEGATIVES, WIDTH = 20, 20, 16
+ROWS_PER_USER, BATCH, EPOCHS = 2, 1000, 10
+# Of the mechanism's mu^2, what chooses the items that get a row; a user's items that count.
+SELECTION_SHARE, MOST_COUNTED = 0.05, 10
+
+
+class Way(NamedTuple):
+    """How a model is trained: what a plan is made of, and whether items are selected."""
+
+    mechanism: str | None
+    sampling: str | None
+    rate: float
+    selects: bool = False
+
+
+# Learning rates: the best of 5, 10, 20, 40, 80 with users of another seed.
+WAYS = {
+    "plain Keras": Way(None, None, 40.0),
+    "DP-SGD, random batches": Way("dp_sgd", "poisson", 10.0),
+    "λ-CGD, random batches": Way("lambda_cgd", "balls-in-bins", 10.0),
+    "DP-SGD, batches in order": Way("dp_sgd", "fixed-order", 5.0),
+    "λ-CGD, batches in order": Way("lambda_cgd", "fixed-order", 10.0),
+    "λ-CGD, random batches, frequent items": Way(
+        "lambda_cgd", "balls-in-bins", 10.0, True
+    ),
+}
+
+
+class Users(NamedTuple):
+    """Users, each with their items in order; 0 is no item.
+
+    Attributes:
+      items: [users, HISTORY + 1] int32, filled from the left.
+      num_items: of the public catalogue, with ids 1 to `num_items`.
+    """
+
+    items: np.ndarray
+    num_items: int
+
+
+def generated(num_users: int, num_items: int, seed: int) -> Users:
+    """Users with two of twelve tastes each, and items of Zipf's popularity.
+
+    A user takes items without replacement, in proportion to popularity times
+    `exp(3 cos)` of the angles between taste and item.
+    """
+    rng = np.random.default_rng(seed)
+    tastes = rng.normal(size=(12, 8))
+    tastes /= np.linalg.norm(tastes, axis=1, keepdims=True)
+    own = tastes[rng.integers(0, 12, num_items)] + 0.3 * rng.normal(size=(num_items, 8))
+    own /= np.linalg.norm(own, axis=1, keepdims=True)
+    popularity = -np.log(rng.permutation(num_items) + 10.0)
+    counts = rng.integers(6, HISTORY + 2, num_users)
+    items = np.zeros([num_users, HISTORY + 1], np.int32)
+    for first in range(0, num_users, 1000):
+        part = slice(first, min(first + 1000, num_users))
+        size = part.stop - part.start
+        taste = tastes[rng.integers(0, 12, (2, size))].sum(axis=0)
+        taste /= np.linalg.norm(taste, axis=1, keepdims=True)
+        score = popularity + 6.0 * np.float32(taste) @ np.float32(own).T
+        score += rng.gumbel(size=score.shape)
+        best = np.argpartition(-score, HISTORY + 1, axis=1)[:, : HISTORY + 1]
+        order = np.argsort(-np.take_along_axis(score, best, axis=1), axis=1)
+        best = np.take_along_axis(best, order, axis=1) + 1
+        best[np.arange(HISTORY + 1) >= counts[part, None]] = 0
+        items[part] = best
+    return Users(items, num_items)
+
+
+def from_movielens(folder: pathlib.Path, seed: int) -> Users:
+    """Who rated what with 4 or more, the newest; of the folder of ml-latest or ml-25m.
+
+    Ids are places in `movies.csv`: the catalogue is public.
+
+    Args:
+      folder: with `movies.csv` and `ratings.csv`.
+      seed: of the order of users, the last of whom are held out.
+    """
+    movies = np.loadtxt(
+        folder / "movies.csv",
+        str,
+        delimiter=",",
+        skiprows=1,
+        usecols=0,
+        quotechar='"',
+        encoding="utf-8",
+    ).astype(np.int64)
+    ratings = np.loadtxt(folder / "ratings.csv", delimiter=",", skiprows=1)
+    ratings = ratings[ratings[:, 2] >= 4.0]
+    ratings = ratings[np.lexsort([-ratings[:, 3], ratings[:, 0]])]
+    order = np.argsort(movies)
+    ids = (
+        1 + order[np.searchsorted(movies, ratings[:, 1].astype(np.int64), sorter=order)]
+    )
+    starts = np.flatnonzero(np.diff(ratings[:, 0], prepend=-1))
+    lengths = np.diff(starts, append=len(ratings))
+    starts, lengths = starts[lengths >= 6], lengths[lengths >= 6]
+    places = np.arange(HISTORY + 1)
+    items = ids[np.minimum(starts[:, None] + places, len(ids) - 1)]
+    items[places >= lengths[:, None]] = 0
+    order = np.random.default_rng(seed).permutation(len(items))
+    return Users(items[order].astype(np.int32), len(movies))
+
+
+class Rows(NamedTuple):
+    """Rows of users: a history, [rows, HISTORY], an item that is not in it, and whose.
+
+    A user without any has one that counts nothing, so that their number stays public.
+    """
+
+    history: np.ndarray
+    item: np.ndarray
+    weight: np.ndarray
+    user: np.ndarray
+
+
+def rows_of(users: Users, ids: np.ndarray) -> Rows:
+    """A row for each item of each user that has a row of the table, by new ids."""
+    items = ids[users.items]
+    is_known = items > 0
+    none = ~is_known.any(axis=1)
+    is_known[none, 0] = True
+    user, place = np.nonzero(is_known)
+    others = np.arange(HISTORY + 1)[None] != place[:, None]
+    history = items[user][others].reshape(-1, HISTORY)
+    item = items[user, place]
+    return Rows(history, np.maximum(item, 1), np.float32(~none[user]), user)
+
+
+def frequent(users: Users, kept: int, noise: float) -> np.ndarray:
+    """New ids of all items, [num_items + 1]; of the most frequent, and 0 for the others.
+
+    DP-FEST (arXiv:2311.08357): counts with Gaussian noise. A user counts `MOST_COUNTED`
+    items at most, once each, so that their counts divided by the root of that have norm 1.
+
+    Args:
+      users: private ones.
+      kept: how many items keep a row.
+      noise: multiplier of the noise.
+    """
+    counted = users.items[:, :MOST_COUNTED].reshape(-1)
+    counts = np.bincount(counted, minlength=users.num_items + 1)[1:]
+    stddev = noise * np.sqrt(MOST_COUNTED)
+    noisy = counts + stddev * np.random.default_rng().normal(size=users.num_items)
+    ids = np.zeros([users.num_items + 1], np.int32)
+    ids[1 + np.argsort(-noisy)[:kept]] = np.arange(1, kept + 1)
+    return ids
+
+
+def two_towers(num_items: int) -> keras.Model:
+    """Scores of candidates, [batch, 1 + NEGATIVES], for a history."""
+    history = keras.Input((HISTORY,), dtype="int32", name="history")
+    candidates = keras.Input((None,), dtype="int32", name="candidates")
+    items = keras.layers.Embedding(
+        num_items + 1,
+        WIDTH,
+        mask_zero=True,
+        embeddings_initializer=keras.initializers.RandomNormal(stddev=0.1),
+        name="items",
+    )
+    bag = keras.layers.GlobalAveragePooling1D()(items(history))
+    user = keras.layers.Dense(
+        WIDTH,
+        kernel_initializer=keras.initializers.Identity(2.0),
+        bias_initializer=keras.initializers.RandomNormal(stddev=0.3),
+        name="user",
+    )(bag)
+    scores = keras.layers.Dot(axes=(1, 2))([user, items(candidates)])
+    return keras.Model({"history": history, "candidates": candidates}, scores)
+
+
+def with_negatives(num_items: int):
+    """A map of single rows: candidates are the item, and random ones of the catalogue."""
+
+    def candidates(x, y, seed):
+        others = tf.random.stateless_uniform(
+            [NEGATIVES], seed, 1, num_items + 1, dtype=tf.int32
+        )
+        x = {"history": x["history"], "candidates": tf.concat([y[None], others], 0)}
+        return x, tf.zeros_like(y)
+
+    return candidates
+
+
+def scores_of(model: keras.Model, ids: np.ndarray, history: np.ndarray) -> np.ndarray:
+    """Scores of all items for histories, [users, num_items + 1]; -inf without a row."""
+    table = model.get_layer("items").embeddings.numpy()
+    known = ids[history]
+    is_there = (known > 0)[..., None]
+    bags = (table[known] * is_there).sum(axis=1) / np.maximum(is_there.sum(axis=1), 1)
+    kernel, bias = model.get_layer("user").get_weights()
+    scores = (bags @ kernel + bias) @ table[ids].T
+    scores[:, ids == 0] = -np.inf
+    return scores
+
+
+def by_frequency(counts: np.ndarray, history: np.ndarray) -> np.ndarray:
+    """Scores of all items that are the same for all histories."""
+    return np.tile(counts, [len(history), 1])
+
+
+def hit_rate(scores_for: Callable[[np.ndarray], np.ndarray], held_out: Users) -> float:
+    """Share of users whose last item is among the first ten that they do not have.
+
+    Args:
+      scores_for: gives the scores of all items for histories.
+      held_out: users that no model was trained with.
+    """
+    lengths = (held_out.items > 0).sum(axis=1)
+    every = np.arange(len(lengths))
+    hidden = held_out.items[every, lengths - 1]
+    history = held_out.items.copy()
+    history[every, lengths - 1] = 0
+    scores = scores_for(history[:, :HISTORY])
+    np.put_along_axis(scores, history, -np.inf, axis=1)
+    scores[:, 0] = -np.inf
+    own = scores[every, hidden]
+    rank = (scores > own[:, None]).sum(axis=1)
+    return float(np.mean(np.isfinite(own) & (rank < 10)))
+
+
+def plans(way: Way, num_users: int) -> tuple[tf_bandmf.Plan, list[Any]]:
+    """The plan of a way, and all that is released, which together costs `EPSILON`.
+
+    The selection of items is a Gaussian mechanism with a share of the budget; the plan gets
+    what is left of it, found by bisection on what both guarantee together.
+    """
+
+    def plan(epsilon: float) -> tf_bandmf.Plan:
+        return tf_bandmf.plan(
+            way.mechanism,
+            epsilon=epsilon,
+            delta=DELTA,
+            num_examples=num_users,
+            batch_size=min(BATCH, num_users // 10),
+            epochs=EPOCHS,
+            sampling=way.sampling,
+            unit="one user",
+            l2_norm_clip=0.3,
+        )
+
+    if not way.selects:
+        found = plan(EPSILON)
+        return found, [found]
+    stddev = calibrate_noise_stddev(EPSILON, DELTA) / np.sqrt(SELECTION_SHARE)
+    selection = tf_bandmf.AccountedEvent(
+        dp_accounting.GaussianDpEvent(stddev), name="noisy counts of items"
+    )
+    low, high = 0.5 * EPSILON, EPSILON
+    for _ in range(6):
+        middle = (low + high) / 2
+        joint = tf_bandmf.compose([selection, plan(middle)]).epsilon(DELTA)
+        low, high = (middle, high) if joint <= EPSILON else (low, middle)
+    found = plan(low)
+    return found, [selection, found]
+
+
+def trained(
+    way: Way, users: Users, seed: int, kept: int
+) -> tuple[keras.Model, np.ndarray, str]:
+    """A model, the ids of its items, and the statement of all that was released."""
+    keras.utils.set_random_seed(seed)
+    ids = np.arange(users.num_items + 1, dtype=np.int32)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if way.mechanism is None:
+        rows = rows_of(users, ids)
+        model = two_towers(users.num_items)
+        model.compile(keras.optimizers.SGD(way.rate), loss, jit_compile=False)
+        draw = with_negatives(users.num_items)
+        data = (
+            tf.data.Dataset.from_tensor_slices(({"history": rows.history}, rows.item))
+            .shuffle(len(rows.item), seed=seed)
+            .enumerate()
+            .map(lambda i, row: draw(*row, tf.stack([i, tf.cast(seed, tf.int64)])))
+            .batch(BATCH * ROWS_PER_USER)
+            .repeat()
+        )
+        steps = len(rows.item) // (BATCH * ROWS_PER_USER) or 1
+        model.fit(data, epochs=4, steps_per_epoch=steps, verbose=0)
+        return model, ids, ""
+    plan, released = plans(way, len(users.items))
+    if way.selects:
+        ids = frequent(users, kept, released[0].event.noise_multiplier)
+    rows, num_items = rows_of(users, ids), int(ids.max())
+    model = tf_bandmf.keras.make_private(two_towers(num_items), tables="lazy")
+    # Each way is a model of its own: a release of all of them would be composed.
+    private = tf_bandmf.keras.PrivateOptimizer(
+        keras.optimizers.SGD(way.rate), plan, additional_run=True
+    )
+    model.compile(private, loss)
+    batches = plan.batches(
+        {"history": rows.history},
+        rows.item,
+        rows.weight,
+        map=with_negatives(num_items),
+        users=rows.user,
+        rows_per_user=ROWS_PER_USER,
+    )
+    model.fit(batches, epochs=EPOCHS, verbose=0)
+    return model, ids, str(tf_bandmf.compose(released).statement())
+
+
+@click.command()
+@click.option("--users", default=20_000, show_default=True)
+@click.option("--items", default=5_000, show_default=True)
+@click.option(
+    "--kept", default=1_000, show_default=True, help="items with a row, if chosen"
+)
+@click.option("--seeds", default=3, show_default=True, help="how many runs of each")
+@click.option("--movielens", type=click.Path(exists=True, path_type=pathlib.Path))
+@click.option("--only", multiple=True, type=click.Choice(list(WAYS)))
+def main(
+    users: int,
+    items: int,
+    kept: int,
+    seeds: int,
+    movielens: pathlib.Path | None,
+    only: tuple[str, ...],
+) -> None:
+    """Trains and prints a table."""
+    table = rich.table.Table(title=f"ε = {EPSILON:g}, δ = {DELTA:g}, {seeds} seeds")
+    for heading in ("way", "hit rate at 10", "seconds"):
+        table.add_column(heading)
+    chosen = {name: WAYS[name] for name in only or WAYS}
+    found: dict[str, list[tuple[float, float]]] = {"by frequency alone": []}
+    statement = ""
+    for seed in range(seeds):
+        if movielens is None:
+            everybody = generated(users + users // 10, items, seed)
+        else:
+            everybody = from_movielens(movielens, seed)
+        split = len(everybody.items) * 10 // 11
+        training, held_out = (
+            Users(part, everybody.num_items)
+            for part in (everybody.items[:split], everybody.items[split:])
+        )
+        counts = np.bincount(
+            training.items.reshape(-1), minlength=training.num_items + 1
+        ).astype(np.float32)
+        hits = hit_rate(functools.partial(by_frequency, counts), held_out)
+        found["by frequency alone"].append((hits, 0.0))
+        for name, way in chosen.items():
+            start = time.perf_counter()
+            model, ids, said = trained(way, training, seed, kept)
+            hits = hit_rate(functools.partial(scores_of, model, ids), held_out)
+            found.setdefault(name, []).append((hits, time.perf_counter() - start))
+            statement = said or statement
+            print(f"seed {seed}, {name}: {hits:.3f}", flush=True)
+    for name, results in found.items():
+        hits, seconds = np.transpose(results)
+        error = np.std(hits, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.nan
+        table.add_row(name, f"{hits.mean():.3f} ± {error:.3f}", f"{seconds.mean():.0f}")
+    rich.console.Console(width=80).print(table)
+    print(statement)
+
+
+if __name__ == "__main__":
+    main()
