@@ -66,14 +66,27 @@ def test_invariant_3_what_is_added_has_at_most_the_clip_norm(values, clip, most)
     assert np.all(np.abs(added - wanted) <= total.unit * 1.5 + 1e-6 * np.abs(wanted))
 
 
-@pytest.mark.parametrize(("most", "bits"), [(127, 24), (1 << 32, 30)])
-def test_sums_have_room_for_the_last_update(most, bits):
-    clip = 2.0 * (1.0 - 2.0**-24)  # so that it has almost 2^bits units
+@pytest.mark.parametrize("clip", [0.3, 1.0, 7.0])
+def test_invariant_3_one_device_more_does_not_round_the_others_otherwise(clip):
+    # 127 updates fit into 32 bits, 128 do not. All alike: their rounding adds up.
+    (update,) = updates(1, 10_000)
+    sums = []
+    for count in (127, 128):
+        total = ExactSum(10_000, clip, count)
+        for _ in range(count):
+            total.add([update])
+        sums.append(total.units.astype(np.longdouble) * np.longdouble(total.unit))
+    assert np.sqrt(np.sum((sums[1] - sums[0]) ** 2)) <= clip
+
+
+@pytest.mark.parametrize("most", [127, 1 << 32])
+def test_sums_have_room_for_the_last_update(most):
+    clip = 2.0 * (1.0 - 2.0**-24)  # so that it has almost 2^24 units
     total = ExactSum(2, clip, most)
-    assert total.unit == 2.0 ** (1 - bits)
+    assert total.unit == 2.0**-23
     largest = np.float32(clip * (1.0 - 2.0**-16))
     # As if all but one had come, each as large as can be.
-    before = (most - 1) * 2**bits
+    before = (most - 1) * 2**24
     for sign in (1, -1):
         total = ExactSum(2, clip, most)
         total.units[:] = sign * before

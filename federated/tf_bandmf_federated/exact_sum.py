@@ -4,15 +4,14 @@ Sums of floats depend on their order, and a server that waits for all updates to
 in order holds them all. Here each update is rounded to whole multiples of a unit, toward
 zero, and whole numbers are added:
 
-    added = trunc(update * factor / unit),   unit = 2^-bits times a power of two >= the clip
+    added = trunc(update * factor / unit),   unit = 2^-24 times a power of two >= the clip
 
 Rounding toward zero makes no coordinate larger, hence no norm: the sensitivity is that of
-the clipped updates. An update loses less than one unit in each coordinate.
+the clipped updates. An update loses less than one unit in each coordinate. The unit follows
+from the clip norm alone: if it depended on how many devices a round has, one device more
+would round all updates otherwise, and sums of neighbors would differ by more than its own.
 
-| updates | bits | whole numbers | memory |
-|---|---|---|---|
-| up to 127 | 24 | int32 | as the model |
-| up to 2^32 | 30 | int64 | twice the model |
+The sum takes as much memory as the model for up to 127 updates (int32), else twice as much.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ import numpy as np
 from tf_bandmf_federated.clipping import Bounded, bound_update
 from tf_bandmf_federated.large_vectors import BLOCK, blocks, in_chunks
 
-# (updates, bits, dtype of the sum): a coordinate of a clipped update has at most 2^bits
-# units, and the sum of so many updates has room for them.
-_KINDS = ((127, 24, np.int32), (1 << 32, 30, np.int64))
-MAX_UPDATES = _KINDS[-1][0]
+# A coordinate of a clipped update has at most 2^24 units.
+_BITS = 24
+# Updates whose sum int32 has room for, and int64.
+_FEW_UPDATES, MAX_UPDATES = 127, 1 << 32
 _LARGEST_EXPONENT = 80  # of the clip norm: float32 has its units, too
 
 
@@ -57,9 +56,8 @@ class ExactSum:
             )
         if most > MAX_UPDATES:
             raise ValueError(f"A round adds up at most {MAX_UPDATES} updates.")
-        bits, dtype = next(kind[1:] for kind in _KINDS if most <= kind[0])
-        self.units = np.zeros(size, dtype)
-        self.unit = 2.0 ** (exponent - bits)
+        self.units = np.zeros(size, np.int32 if most <= _FEW_UPDATES else np.int64)
+        self.unit = 2.0 ** (exponent - _BITS)
         self._clip = l2_norm_clip
         self._left = most
 
