@@ -3,7 +3,8 @@
     python benchmarks/keras_binding.py --models mlp,cnn,wide --rounds 5
 
 "fingerprint" is computed once where a batch is made and once in the step; "seal" is the
-comparison of the weights with the last step's and the digest of the new ones. Processor
+comparison of the weights with the last step's and the digest of the new ones; "sum" is the
+keyed digest of the sum of clipped gradients, which the noise is bound to. Processor
 time and wall time of each in percent of a private step of `lambda_cgd` without them. Each
 is called by itself here, so what such a call costs that does nothing is subtracted.
 `wide` is a multi-layer perceptron with 10 million parameters.
@@ -21,6 +22,7 @@ import tensorflow as tf
 from keras import layers
 
 from tf_bandmf.keras.run.weights_seal import WeightsSeal
+from tf_bandmf.noise.digests import digest_key, keyed_digest
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 
 WIDTH = 2800
@@ -65,6 +67,14 @@ def seal_of(model: keras.Model) -> Callable[[], Any]:
     return lambda: bool(both())
 
 
+def digest_of_sum(model: keras.Model) -> Callable[[], Any]:
+    size = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+    key = tf.constant(np.asarray(digest_key(bytes(32), "")))
+    total = tf.random.stateless_normal([size], [1, 2])
+    digest = tf.function(lambda: keyed_digest(key, total)[0] != 0, autograph=False)
+    return lambda: bool(digest())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="mlp,cnn,wide")
@@ -79,6 +89,7 @@ def main() -> None:
             "step": keras_steps.private_step(name, "lambda_cgd", options),
             "fingerprint": fingerprint_of(name),
             "seal": seal_of(model),
+            "sum": digest_of_sum(model),
             "call with a batch": nothing_of(name),
             "call": nothing(),
         }

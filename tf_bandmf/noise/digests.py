@@ -35,6 +35,7 @@ COLLISION = (LEVELS + 1) * 2.0**-64
 _BLOCK = 1024
 _HALF = _BLOCK // 2
 _VALUES = 2
+_SUMMANDS = 4  # products that are added up before the sum along columns
 _LEVEL_WORDS = _VALUES * _BLOCK
 # Of words whose number varies: levels whose sizes do, and blocks of the next level.
 _PLAIN_LEVELS, _LAST_BLOCKS = 2, 16
@@ -124,23 +125,54 @@ keyed_digest = tf.function(plain_digest, jit_compile=True, autograph=False)
 
 
 def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Four words for each block, uint32, shape [4 blocks]."""
-    num_blocks = -(-words.shape[0] // _BLOCK)
-    padded = tf.pad(words, [[0, num_blocks * _BLOCK - words.shape[0]]])
-    # The words of a block stand in a column: sums along columns are vectorized.
-    return _hashed_columns(key, tf.reshape(padded, [2, _HALF, num_blocks]))
+    """Four words for each block, uint32, shape [4 blocks], of a static shape [size].
+
+    The words of a block stand in a column of the rows that the vector is cut into, zeros
+    after its end: sums along columns are vectorized. XLA would copy the vector to add the
+    zeros, so the last rows are taken by themselves.
+    """
+    size = words.shape[0]
+    blocks = -(-size // _BLOCK)
+    whole = max(size // blocks - _HALF, 0) // _SUMMANDS * _SUMMANDS
+
+    def rows(begin: int, end: int) -> tf.Tensor:
+        found = words[begin * blocks : end * blocks]
+        missing = (end - begin) * blocks - found.shape[0]
+        padded = tf.pad(found, [[0, missing]]) if missing else found
+        return tf.reshape(padded, [end - begin, 1, blocks])
+
+    def products(begin: int, end: int) -> tf.Tensor:
+        pairs = rows(begin, end), rows(_HALF + begin, _HALF + end)
+        first, second = (
+            _long(part + keys[half, begin:end]) for half, part in enumerate(pairs)
+        )
+        return first * second
+
+    keys = tf.transpose(tf.reshape(key, [_VALUES, 2, _HALF, 1]), [1, 2, 0, 3])
+    total = tf.reduce_sum(products(whole, _HALF), axis=0)
+    if whole:
+        step = whole // _SUMMANDS
+        parts = [products(i * step, (i + 1) * step) for i in range(_SUMMANDS)]
+        total += tf.reduce_sum(tf.add_n(parts), axis=0)
+    return _halves_of(tf.unstack(total))
 
 
 def _hashed_columns(key: tf.Tensor, pairs: tf.Tensor) -> tf.Tensor:
     """Four words for each block, of blocks in columns, [2, B / 2, blocks]; of 32 bits."""
     pairs = tf.bitcast(pairs, tf.uint32)
     keys = tf.reshape(key, [_VALUES, 2, _HALF, 1])
-    values = [
-        tf.reduce_sum(
-            _long(pairs[0] + keys[i, 0]) * _long(pairs[1] + keys[i, 1]), axis=0
-        )
-        for i in range(_VALUES)
-    ]
+    return _halves_of(
+        [
+            tf.reduce_sum(
+                _long(pairs[0] + keys[i, 0]) * _long(pairs[1] + keys[i, 1]), axis=0
+            )
+            for i in range(_VALUES)
+        ]
+    )
+
+
+def _halves_of(values: list[tf.Tensor]) -> tf.Tensor:
+    """uint32, shape [4 blocks], of the blocks' values, uint64, each of shape [blocks]."""
     halves = [tf.cast(half, tf.uint32) for v in values for half in (v, _upper(v))]
     return tf.reshape(tf.stack(halves, axis=1), [-1])
 
