@@ -30,6 +30,11 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
             f"{type(participation).__name__}: a server cannot sample devices as its "
             f"accountant assumes. Make the plan again."
         )
+    if plan.measurements.counts or plan.measurements.evaluations:
+        raise ValueError(
+            "A federated run has no private counts or evaluations. Use the plan without "
+            "Plan.reserve."
+        )
     if num_rounds is not None and not 1 <= num_rounds <= plan.num_steps:
         raise ValueError(
             f"num_rounds must be in [1, {plan.num_steps}], the steps of the plan, found "

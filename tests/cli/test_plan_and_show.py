@@ -50,6 +50,20 @@ def test_show_prints_json(saved, capsys):
     assert [e for _, e in curve] == sorted(e for _, e in curve)
 
 
+def test_a_part_is_reserved(capsys, tmp_path):
+    path = str(tmp_path / "plan.json")
+    kept = ["--counts", "0.02", "--metrics", "0.1", "--evaluations", "4"]
+    assert (
+        cli.main([*PLAN, "--mechanism", "bisr:4", *kept, "--json", "--out", path]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    plan = tf_bandmf.Plan.load(path)
+    assert found["measurements"] == plan.measurements.to_config()
+    assert plan.measurements.evaluations == 4 and plan.epsilon == 4.0
+    assert cli.main([*PLAN, "--mechanism", "bisr:4", "--metrics", "0.1"]) != 0
+    assert "evaluations" in capsys.readouterr().err
+
+
 def test_memory_in_bytes(capsys):
     memory = ["--max-memory", "12KB", "--parameters", "1000"]
     code = cli.main([*PLAN, "--mechanism", "bsr", *memory, "--json"])

@@ -77,6 +77,25 @@ _FLOAT_BYTES = 4
     help="number of trainable parameters, with --max-memory",
 )
 @click.option(
+    "--counts",
+    type=float,
+    default=0.0,
+    help="share of each step's noise budget for private counts of bad, clipped and zero "
+    "examples, such as 0.01",
+)
+@click.option(
+    "--metrics",
+    type=float,
+    default=0.0,
+    help="share of the budget for private evaluations, such as 0.1; with --evaluations",
+)
+@click.option(
+    "--evaluations",
+    type=int,
+    default=0,
+    help="how many private evaluations there may be",
+)
+@click.option(
     "--out",
     type=options.PATH,
     metavar="FILE",
@@ -95,6 +114,9 @@ def command(
     memory_vectors: int | None,
     max_memory: int | None,
     parameters: int | None,
+    counts: float,
+    metrics: float,
+    evaluations: int,
     out: str | None,
     wide: bool,
     plot: str | None,
@@ -125,6 +147,9 @@ def command(
             confidence=confidence,
             progress=progress,
         )
+        if counts or metrics or evaluations:
+            progress("reservation")
+            plan = plan.reserve(counts=counts, metrics=metrics, evaluations=evaluations)
         if plot is not None:
             progress("picture")
             pictures.save_plan(plan, plot)

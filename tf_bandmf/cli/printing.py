@@ -208,6 +208,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
         "noise_stddev": plan.noise_stddev,
         "l2_norm_clip": plan.l2_norm_clip,
         "rmse": plan.rmse(),
+        "measurements": plan.measurements.to_config(),
         "memory_vectors": plan.strategy.memory_vectors,
         "regenerations_per_step": plan.strategy.regenerations_per_step,
         "fingerprint": plan.fingerprint,

@@ -10,6 +10,13 @@ from tf_bandmf.keras.audit.largest_contribution import (
     largest_contribution,
 )
 from tf_bandmf.keras.audit.one_run import RunAudit, audit_run
+from tf_bandmf.keras.audit.private_metrics import (
+    PrivateAccuracy,
+    PrivateAUC,
+    PrivateLoss,
+    PrivateMean,
+    PrivateMetric,
+)
 from tf_bandmf.keras.clipping import (
     Clipping,
     ClippingMismatchError,
@@ -26,12 +33,14 @@ from tf_bandmf.keras.clipping.rules import LayerCall, Rule, register_rule
 from tf_bandmf.keras.clipping.rules.base import OneTapRule
 from tf_bandmf.keras.model import augmentation  # noqa: F401  (raises first)
 from tf_bandmf.keras.model.conversion import make_private, to_plain
+from tf_bandmf.keras.model.evaluating import NoisyMetrics, PrivateEvaluation
 from tf_bandmf.keras.model.progress import PrivacyProgress
 from tf_bandmf.keras.model.replacing import replace_batch_norm
 from tf_bandmf.keras.model.splitting import split_preprocessing
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.run.counts import PrivateCounts
 
 __all__ = [
     "Clipping",
@@ -42,8 +51,16 @@ __all__ = [
     "LayerCall",
     "Layout",
     "NoisyGradients",
+    "NoisyMetrics",
     "OneTapRule",
     "PrivacyProgress",
+    "PrivateAUC",
+    "PrivateAccuracy",
+    "PrivateCounts",
+    "PrivateEvaluation",
+    "PrivateLoss",
+    "PrivateMean",
+    "PrivateMetric",
     "PrivateOptimizer",
     "PrivateTraining",
     "Product",

@@ -106,7 +106,7 @@ def plan_cost(plan: Plan, adjacency: str, steps: int | None = None) -> Cost:
     moved = 2.0 if is_moved else 1.0
     if plan.participation.is_amplified and not is_moved:
         return _amplified_cost(plan, adjacency, steps)
-    mu = moved / plan.noise_multiplier
+    mu = moved / plan.unamplified_noise
     if steps < plan.num_steps:
         mu = min(mu, moved * _block_mu(plan, steps))
     if not is_moved and steps == plan.num_steps:
@@ -127,7 +127,7 @@ def _amplified_cost(plan: Plan, adjacency: str, steps: int) -> Cost:
     from tf_bandmf.accounting.gaussian import gaussian_epsilon
 
     is_replaced = adjacency == REPLACE_ONE
-    mu = (2.0 if is_replaced else 1.0) / plan.noise_multiplier
+    mu = (2.0 if is_replaced else 1.0) / plan.unamplified_noise
     if plan.kind == "estimate":
         return gaussian_cost(mu, gaussian_epsilon(1.0 / mu, plan.delta), plan.delta)
     cost = kind_cost(
@@ -138,19 +138,21 @@ def _amplified_cost(plan: Plan, adjacency: str, steps: int) -> Cost:
 
 
 def _block_mu(plan: Plan, steps: int) -> float:
-    """Sensitivity of the leading block of C per unit of noise."""
+    """Sensitivity of the leading block of C per unit of noise, evaluations included."""
     from tf_bandmf import matrices
 
     block = matrices.leading_block(plan.strategy.matrix, steps)
     found = plan.participation.accountant(block).event(plan.unit_noise_stddev)
-    return 1.0 / found.noise_multiplier  # type: ignore[attr-defined]
+    mu = 1.0 / found.noise_multiplier  # type: ignore[attr-defined]
+    return math.hypot(mu, plan.measurements.mu)
 
 
 def _sampled(plan: Plan, steps: int) -> dict[str, Any]:
     """dp-accounting's event of a run's sampling, if it has one."""
     import dp_accounting
 
-    if plan.participation.is_simulated:
+    # Events of the sampling say nothing of private evaluations.
+    if plan.participation.is_simulated or plan.measurements.evaluations:
         return {}
     from tf_bandmf import matrices
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tf_bandmf.planning.calibration import accountant_for
 from tf_bandmf.planning.plan import Plan
 
 _DELTAS = tuple(10.0**-i for i in range(3, 11))
@@ -23,15 +22,13 @@ def privacy_curve(
       From the largest delta to the smallest, without those that say nothing: epsilon
       would be 0, or the accountant cannot tell.
     """
-    accountant = accountant_for(plan.strategy, plan.participation, plan.confidence)
-    noise = plan.unit_noise_stddev
     curve = []
     for delta in sorted({*deltas, plan.delta}, reverse=True):
         if delta == plan.delta:
             curve.append((delta, plan.epsilon))
             continue
         try:
-            curve.append((delta, accountant.guarantee(noise, delta).epsilon))
+            curve.append((delta, plan.guarantee_at(delta).epsilon))
         except (ValueError, ArithmeticError):
             continue
     return curve

@@ -97,7 +97,7 @@ class Run(Part):
 
     def gaussian_noise(self, replaced: bool) -> float:
         # The plan's is that of a zero-out, also if it is stated for replacements.
-        return self.plan.noise_multiplier / (2.0 if replaced else 1.0)
+        return self.plan.unamplified_noise / (2.0 if replaced else 1.0)
 
     def proven(self) -> Part:
         return _Unamplified(self.plan) if self.plan.participation.is_simulated else self
@@ -131,8 +131,8 @@ class Run(Part):
             f"{plan.statement().mechanism}, {plan.num_steps} steps, noise multiplier "
             f"{plan.noise_multiplier:.6g} per unit of sensitivity, alone (epsilon = "
             f"{plan.epsilon:.6g}, delta = {plan.delta:.3g}); plan fingerprint "
-            f"{plan.fingerprint}."
-        )
+            f"{plan.fingerprint}. {plan.measurements.describe()}"
+        ).strip()
 
 
 class _Unamplified(Run):

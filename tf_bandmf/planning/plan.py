@@ -26,8 +26,10 @@ from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.files import configs
 from tf_bandmf.files.hidden import HiddenBytes
 from tf_bandmf.participation import Participation
+from tf_bandmf.planning import measurements as measurements_lib
 from tf_bandmf.planning.account import Account
 from tf_bandmf.planning.calibration import accountant_for
+from tf_bandmf.planning.measurements import Measurements
 from tf_bandmf.planning.memory import NoiseMemory, noise_memory
 from tf_bandmf.planning.statement import (
     ONE_EXAMPLE,
@@ -78,6 +80,7 @@ class Plan:
       unit: whose presence is hidden, in one line: what the sampler draws.
       generator: of the noise, "philox" or "chacha20".
       account: the budget in a ledger that a run reserves from before it begins, or None.
+      measurements: private counts and metrics that a run may release, too; see `reserve`.
     """
 
     workload: Workload
@@ -97,6 +100,7 @@ class Plan:
     unit: str = ONE_EXAMPLE
     generator: str = _DEFAULT_GENERATOR
     account: Account | None = None
+    measurements: Measurements = measurements_lib.NONE
 
     def __post_init__(self) -> None:
         n = self.strategy.num_steps
@@ -144,12 +148,13 @@ class Plan:
         """Standard deviation of each entry of `Z`, the noise before `C^-1`.
 
         `noise_multiplier * sensitivity * l2_norm_clip`: on the *sum* of clipped
-        gradients. It is a number of single precision, the next one above: training
+        gradients; with private counts the clip norm counts as that of gradient and counts
+        together. It is a number of single precision, the next one above: training
         multiplies it in that precision, and rounding to the nearest one could take noise
         away. The clip norm counts as it is in single precision, if that is more.
         """
         clip = max(self.l2_norm_clip, float(np.float32(self.l2_norm_clip)))
-        wanted = self.unit_noise_stddev * clip
+        wanted = self.unit_noise_stddev * clip * self.measurements.norm
         single = np.float32(min(wanted, float(np.finfo(np.float32).max)))
         if float(single) < wanted:
             single = np.nextafter(single, np.float32(np.inf))
@@ -175,7 +180,7 @@ class Plan:
         zero-out, for rho goes with the square of the sensitivity (Bun and Steinke, 2016,
         arXiv:1605.02065, Proposition 1.6).
         """
-        rho = gaussian.zcdp_rho(self.noise_multiplier)
+        rho = 0.5 * measurements_lib.mu_of(self) ** 2
         return 4.0 * rho if self.adjacency == REPLACE_ONE else rho
 
     @property
@@ -190,6 +195,42 @@ class Plan:
             confidence=self.confidence,
             zcdp_rho=self.zcdp_rho,
         )
+
+    @property
+    def unamplified_noise(self) -> float:
+        """Noise multiplier of the one Gaussian mechanism that the run is.
+
+        With its private evaluations, under zero-out, and without amplification.
+        """
+        return 1.0 / measurements_lib.mu_of(self)
+
+    def reserve(
+        self, *, counts: float = 0.0, metrics: float = 0.0, evaluations: int = 0
+    ) -> Plan:
+        """The plan with a part of its budget kept for measurements; same guarantee.
+
+            plan = tf_bandmf.plan("bisr", epsilon=2, ...).reserve(
+                counts=0.01, metrics=0.1, evaluations=10
+            )
+
+        The steps get more noise, so that (epsilon, delta) covers them, the counts and the
+        evaluations together; see `planning.measurements`. Under samplings that are
+        accounted for by simulation, or without replacement, epsilons are added up, and
+        `metrics` is a share of epsilon.
+
+        Args:
+          counts: share of each step's noise budget for private counts of examples that were
+            clipped, had no gradient, or were bad; the noise of gradients grows by
+            `1 / sqrt(1 - counts)`. In [0, 0.5].
+          metrics: share of the budget (of rho of zCDP) for private evaluations; without
+            amplification the noise of the steps grows by `1 / sqrt(1 - metrics)`.
+          evaluations: how many private evaluations there may be.
+
+        Raises:
+          ValueError: if a number is out of range, nothing is reserved, the plan has a
+            reservation, or nothing is left for the steps.
+        """
+        return measurements_lib.reserved(self, counts, metrics, evaluations)
 
     def guarantee_at(self, delta: float) -> Guarantee:
         """(epsilon, delta)-DP of the run at another delta, by the plan's accountant.
@@ -281,7 +322,8 @@ class Plan:
         return self._accountant().remark(self.unit_noise_stddev, self.guarantee)
 
     def _accountant(self) -> Accountant:
-        return accountant_for(self.strategy, self.participation, self.confidence)
+        base = accountant_for(self.strategy, self.participation, self.confidence)
+        return self.measurements.with_evaluations(base, self.delta)
 
     @property
     def fingerprint(self) -> str:
@@ -298,11 +340,11 @@ class Plan:
     def rmse(self) -> float:
         """RMSE of the noisy models per coordinate, at this noise multiplier.
 
-        In units of l2_norm_clip: `||A C^-1||_F / sqrt(n) * sens(C) * sigma`.
+        In units of l2_norm_clip: `||A C^-1||_F / sqrt(n) * sens(C) * sigma`; with private
+        counts the norm is that of gradient and counts together.
         """
-        return self.noise_multiplier * self.strategy.rmse(
-            self.workload, self.participation
-        )
+        unit = self.strategy.rmse(self.workload, self.participation)
+        return self.noise_multiplier * unit * self.measurements.norm
 
     def batches(
         self,
@@ -452,7 +494,7 @@ class Plan:
             "test_seed": self.test_seed,
             "sensitivity": dataclasses.asdict(self.sensitivity),  # type: ignore[arg-type]
             # Files of plans for single examples do not name the unit, nor the default
-            # generator, nor an account that is not there.
+            # generator, nor an account or measurements that are not there.
             **({} if self.unit == ONE_EXAMPLE else {"unit": self.unit}),
             **(
                 {}
@@ -460,6 +502,11 @@ class Plan:
                 else {"generator": self.generator}
             ),
             **({} if self.account is None else {"account": self.account.to_config()}),
+            **(
+                {}
+                if self.measurements == measurements_lib.NONE
+                else {"measurements": self.measurements.to_config()}
+            ),
         }
 
     @classmethod
@@ -479,6 +526,7 @@ class Plan:
         account = fields.pop("account", None)
         return cls(
             account=None if account is None else Account.from_config(account),
+            measurements=Measurements.from_config(fields.pop("measurements", {})),
             workload=Workload.from_config(fields.pop("workload")),
             strategy=Strategy.from_config(fields.pop("strategy")),
             participation=participation_lib.from_config(fields.pop("participation")),

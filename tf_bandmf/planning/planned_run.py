@@ -7,6 +7,7 @@ from typing import Protocol
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.participation import Participation
+from tf_bandmf.planning.measurements import Measurements
 from tf_bandmf.strategies import Strategy
 
 
@@ -43,6 +44,8 @@ class PlannedRun(Protocol):
     def generator(self) -> str: ...
     @property
     def test_seed(self) -> int | None: ...
+    @property
+    def measurements(self) -> Measurements: ...
     @property
     def fingerprint(self) -> str: ...
     def guarantee_at(self, delta: float) -> Guarantee: ...

@@ -13,7 +13,7 @@ def epsilon_after(plan: PlannedRun, steps: int, delta: float | None = None) -> f
 
     They release the leading block of `C` times what the examples add, with the same noise.
     What they release is a part of what the whole run does: epsilon is at most that of the
-    plan, also where the bound for the block is larger.
+    plan, also where the bound for the block is larger. Private evaluations count in full.
 
     Args:
       plan: of the run.
@@ -39,6 +39,7 @@ def epsilon_after(plan: PlannedRun, steps: int, delta: float | None = None) -> f
         return whole
     block = matrices.leading_block(plan.strategy.matrix, int(steps))
     accountant = plan.participation.accountant(block, Simulation(plan.confidence))
+    accountant = plan.measurements.with_evaluations(accountant, plan.delta)
     try:
         found = accountant.guarantee(plan.unit_noise_stddev, delta)
     except ValueError as error:

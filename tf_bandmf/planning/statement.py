@@ -167,7 +167,7 @@ class PrivacyStatement(Statement):
             unit=unit,
             output="noisy gradients",
             generator=plan.generator,
-            remarks=remarks,
+            remarks=tuple(filter(None, (plan.measurements.describe(), *remarks))),
         )
 
     def facts(self) -> Facts:

@@ -185,7 +185,7 @@ def _bounds(plan: Plan, mean: float, shape: float, delta: float) -> Iterator[_Bo
         return selection.profile_epsilon(epsilon_at, mean, shape, delta, **options)
 
     # One replacement is twice a zero-out; see `Plan.zcdp_rho`.
-    noise = plan.noise_multiplier / (2.0 if replaced else 1.0)
+    noise = plan.unamplified_noise / (2.0 if replaced else 1.0)
     amplified = plan.participation.is_amplified
     suffix = _UNAMPLIFIED if amplified else ""
     whole = dp_accounting.GaussianDpEvent(noise)

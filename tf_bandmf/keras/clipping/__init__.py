@@ -1,6 +1,7 @@
 """Exact per-example gradient clipping for Keras 3 models on TensorFlow."""
 
 from tf_bandmf.keras.clipping.clipped_sums import (
+    OUTCOMES,
     SUM_MARGIN,
     ClippedGradients,
     clipped_gradient_sums,
@@ -10,10 +11,12 @@ from tf_bandmf.keras.clipping.factors.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.forward.looked_up import LookedUp
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.independence import (
+    NotIndependent,
     register_per_example_layer,
     vouched_classes,
 )
 from tf_bandmf.keras.clipping.proof.batch_axis import layers_executed_alone
+from tf_bandmf.keras.clipping.proof.inference import measured_rows
 from tf_bandmf.keras.clipping.proof.metrics import (
     metrics_change_no_weights,
     update_reads_no_metrics,
@@ -29,12 +32,14 @@ from tf_bandmf.keras.clipping.tensors.multi_row import present_rows
 from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan
 
 __all__ = [
+    "OUTCOMES",
     "PREPROCESSING",
     "SUM_MARGIN",
     "ClippedGradients",
     "Clipping",
     "ClippingMismatchError",
     "LookedUp",
+    "NotIndependent",
     "UnsupportedModelError",
     "bad_values_become_nan",
     "check_matmul_precision",
@@ -44,6 +49,7 @@ __all__ = [
     "is_loss_scale",
     "layers_executed_alone",
     "made_up",
+    "measured_rows",
     "metrics_change_no_weights",
     "present_rows",
     "register_per_example_layer",

@@ -37,6 +37,8 @@ from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan
 # terms in float32 is wrong by at most n 2^-24 times that: by 7 B clip norms for n = 458,000
 # one after the other, and by 1e-3 of them where kernels add in blocks (see `norms`).
 SUM_MARGIN = 8.0
+# What became of an example: "used" stands for all others, and for rows that pad a batch.
+OUTCOMES = ("used", "clipped", "zero", "bad")
 
 
 class ClippedGradients(NamedTuple):
@@ -53,6 +55,8 @@ class ClippedGradients(NamedTuple):
         units of K rows.
       scales: what each coordinate of sums and norms is multiplied by, in the shapes of
         the variables; empty if by nothing.
+      outcomes: [B] int32, places in `OUTCOMES`: the gradient was used as it is, shortened,
+        zero, or not finite (a loss or a label, too). As private as norms.
     """
 
     sums: list[Any]
@@ -60,6 +64,7 @@ class ClippedGradients(NamedTuple):
     losses: tf.Tensor
     outputs: Any
     scales: tuple[tf.Tensor, ...] = ()
+    outcomes: Any = ()
 
 
 @tf.autograph.experimental.do_not_convert
@@ -286,7 +291,29 @@ def _pass_in_graph(
         for group, of_group in bounds.items()
     }
     sums = _weighted_sums(variables, measured, weights, counts)
-    return ClippedGradients(sums, tf.cast(norms, tf.float32), losses, outputs)
+    outcomes = _outcomes(norms, losses, bounds, valid, shares, clip)
+    norms = tf.cast(norms, tf.float32)
+    return ClippedGradients(sums, norms, losses, outputs, (), outcomes)
+
+
+def _outcomes(
+    norms: tf.Tensor,
+    losses: tf.Tensor,
+    bounds: Mapping[int, tf.Tensor],
+    valid: tf.Tensor,
+    shares: tf.Tensor,
+    clip: Clip,
+) -> tf.Tensor:
+    """What became of each example, [B] int32; see `ClippedGradients`."""
+    is_finite = tf.math.is_finite(losses)
+    is_long = tf.zeros_like(valid)
+    for group, of_group in bounds.items():
+        is_finite &= tf.math.is_finite(of_group)
+        allowed = clip.parts.clips[group] * tf.cast(shares, tf.float64)
+        is_long |= of_group > tf.square(allowed)
+    is_zero = tf.equal(norms, 0.0) | ~(shares > 0.0)
+    found = tf.where(is_zero, 2, tf.where(is_long, 1, 0))
+    return tf.where(valid, tf.where(is_finite, found, 3), 0)
 
 
 def _bounds(measured: list[Part], clip: Clip) -> dict[int, tf.Tensor]:

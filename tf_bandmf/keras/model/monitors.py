@@ -51,10 +51,15 @@ def warn_of_private_monitors(callbacks: Any) -> None:
                 f"loss or gradient is not finite contributes zero.",
                 stacklevel=3,
             )
-        if isinstance(monitor, str) and acts and not monitor.startswith("val_"):
+        if (
+            isinstance(monitor, str)
+            and acts
+            and not monitor.startswith(("val_", "private_"))
+        ):
             warnings.warn(
                 f"{type(callback).__name__} acts on {monitor!r}, an exact function of the "
                 f"training data: what it does is not covered by the guarantee. Monitor a "
-                f"metric of public validation data (val_...).",
+                f"metric of public validation data (val_...), or a private one "
+                f"(tf_bandmf.keras.PrivateEvaluation, private_...).",
                 stacklevel=3,
             )

@@ -1,7 +1,8 @@
-"""A callback that shows the budget while a model trains."""
+"""A callback that shows the budget while a model trains, and its private counts."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -11,6 +12,9 @@ from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 
 class PrivacyProgress(keras.callbacks.Callback):
     """Adds `epsilon` (spent) and `steps_left` to the logs of each epoch.
+
+    If the plan has reserved private counts, also `private_clipped`, `private_zero` and
+    `private_bad`: noisy shares of the examples of all steps so far.
 
     The progress bar, the history, `CSVLogger` and `TensorBoard` show what is in the logs;
     put it before them in the list of callbacks:
@@ -50,3 +54,17 @@ class PrivacyProgress(keras.callbacks.Callback):
         plan, taken = optimizer.plan, optimizer.steps_taken
         logs["epsilon"] = plan.epsilon_after(taken, self._delta)
         logs["steps_left"] = plan.num_steps - taken
+        counts = optimizer.run.counts.value(taken)
+        if counts is not None:
+            logs["private_clipped"] = counts.clipped
+            logs["private_zero"] = counts.zero
+            logs["private_bad"] = counts.bad
+
+
+def warn_of_counts(model: Any) -> None:
+    """Says how many examples contributed nothing, if private counts show some."""
+    optimizer = model.optimizer
+    counts = optimizer.run.counts.value(optimizer.steps_taken)
+    said = "" if counts is None else counts.sentence()
+    if said:
+        warnings.warn(said, stacklevel=3)

@@ -132,7 +132,11 @@ class PrivateStep(_Model):
         if tables is not None:
             looked_up = self._training.looked_up(x, rows)
             tables.bring_up_to_date(looked_up, step)
-        return self._compiled_clipping()(x, y, sample_weight, rows, shares(data))
+        clipped = self._compiled_clipping()(x, y, sample_weight, rows, shares(data))
+        # Padding comes last, and is nobody's.
+        count = batches_lib.count_examples(data, x)
+        is_there = tf.range(tf.shape(clipped.outcomes)[0]) < count
+        return clipped._replace(outcomes=tf.where(is_there, clipped.outcomes, 0))
 
     def _compiled_clipping(self) -> Callable[..., ClippedGradients]:
         """The clipping, under XLA if compiled so.

@@ -21,6 +21,7 @@ from tf_bandmf.keras.compat.keras_objects import NOTHING_TO_BUILD, BuildHook, bu
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model import tables as tables_lib
 from tf_bandmf.keras.model.batch_contents import contents
+from tf_bandmf.keras.model.evaluating import NoisyMetrics, evaluate_privately
 from tf_bandmf.keras.model.fit_data import check_passes, checked_data
 from tf_bandmf.keras.model.guards import refuse_plain_outer_training
 from tf_bandmf.keras.model.monitors import restore_backup, warn_of_private_monitors
@@ -30,9 +31,11 @@ from tf_bandmf.keras.model.preprocessing import (
     preprocessed,
     preprocessed_batch,
 )
+from tf_bandmf.keras.model.progress import warn_of_counts
 from tf_bandmf.keras.model.step import PrivateStep
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume.private_file import PrivateRun, refuse_shared_folder
+from tf_bandmf.keras.run.counts import PrivateCounts
 from tf_bandmf.keras.run.weights_seal import let_average
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling import batches as batches_lib
@@ -131,7 +134,9 @@ class PrivateTraining(BuildHook, PrivateStep):
             warn_of_noise(self)
         reservation = optimizer.run.reservation
         try:
-            return super().fit(x, **kwargs)
+            history = super().fit(x, **kwargs)
+            warn_of_counts(self)
+            return history
         except tf.errors.OpError:
             reservation.raise_refusal()
             raise
@@ -207,6 +212,59 @@ class PrivateTraining(BuildHook, PrivateStep):
         """As `keras.Model.evaluate`, after a release of tables."""
         self._release_if_whole()
         return super().evaluate(*args, **kwargs)
+
+    def evaluate_privately(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        metrics: Any = "accuracy",
+        users: Any = None,
+        batch_size: int = 256,
+    ) -> NoisyMetrics:
+        """Metrics of private data with noise: one of the plan's evaluations.
+
+            plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)
+            ...
+            model.evaluate_privately(x_held_out, y_held_out)
+
+        What is released is part of the run, and covered by its statement: it may be
+        shown, and training may be stopped or a checkpoint chosen by it. The data may be
+        held out or trained on. WARNING: each row is one unit; a record that is there twice
+        counts twice.
+
+        Args:
+          x: inputs, arrays [N, ...]; or a `tf.data.Dataset` of batches `(x, y)`. N is
+            public.
+          y: targets, arrays [N, ...].
+          metrics: "accuracy", or `PrivateAccuracy`, `PrivateLoss`, `PrivateAUC`,
+            `PrivateMean`, or a list of them, among which the noise is divided: q metrics
+            have sqrt(q) times the noise of one.
+          users: whose each record is, [N], if the plan hides users: the metric is the mean
+            over users of the mean over a user's records.
+          batch_size: of the pass over arrays.
+
+        Returns:
+          The metrics by name, with `noise`: the standard deviations of their noise.
+
+        Raises:
+          ValueError: if the plan has reserved no evaluations, none is left, the run has
+            taken no step, or the data do not fit.
+          UnsupportedModelError: if the model cannot be run on each record by itself.
+          InvalidArgumentError: if something else changed the weights since the last step.
+          RuntimeError: within a graph.
+        """
+        self._release_if_whole()
+        return evaluate_privately(self, x, y, metrics, users, batch_size)
+
+    def private_counts(self) -> PrivateCounts | None:
+        """Noisy shares of clipped, zero and bad examples of the steps so far, with noise.
+
+        Returns:
+          None before the first step, or if the plan has none: `plan.reserve(counts=0.01)`.
+        """
+        optimizer = self._private_optimizer()
+        return optimizer.run.counts.value(optimizer.steps_taken)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.predict`, after a release of tables."""

@@ -249,6 +249,16 @@ class PrivateOptimizer(WrappedOptimizer):
             )
         self.inner_optimizer.build(self.run.eager(variables))
         super().build(variables)
+        if self.plan.measurements.counts:
+            # Noisy numbers, which may be in files.
+            self.run.counts.keep_in(
+                self.add_variable(
+                    [self.run.counts.size],
+                    dtype="float32",
+                    aggregation="only_first_replica",
+                    name="private_counts",
+                )
+            )
         self.run.begin(variables)
         if replicas > 1:
             # Every replica gives it the same noisy gradients: Keras shall not add them up.

@@ -142,7 +142,14 @@ class PrivateRun:
             releases.append(step)
             self._write()
 
+    def note_evaluation(self, evaluation: str) -> None:
+        """Writes down that a private evaluation is spent, before it is released."""
+        self._header.setdefault("evaluations", []).append(evaluation)
+        self._write()
+
     def _watch_releases(self) -> None:
+        spent = self._header.get("evaluations", ())
+        self._model.optimizer.run.evaluations.watch(self.note_evaluation, spent)
         tables = self._model.optimizer.run.tables
         if tables is not None:
             tables.watch_releases(self.note_release, self._header.get("releases", ()))

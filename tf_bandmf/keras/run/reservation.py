@@ -82,6 +82,8 @@ class Reservation:
 
     def refuse_ended(self) -> None:
         """Raises LedgerError if somebody has ended the run in the ledger meanwhile."""
+        if self._ended is not None and bool(self._ended.numpy()):
+            raise LedgerError(ENDED)
         if self._entry is not None:
             assert self._run is not None
             hooks.begin(self._plan, self._run)

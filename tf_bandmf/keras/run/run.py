@@ -19,6 +19,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import noise
@@ -30,6 +31,8 @@ from tf_bandmf.keras.clipping import (
 )
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.run import admission
+from tf_bandmf.keras.run.counts import Counts
+from tf_bandmf.keras.run.evaluations import Evaluations
 from tf_bandmf.keras.run.known_runs import SECOND_RUN
 from tf_bandmf.keras.run.membership import Membership
 from tf_bandmf.keras.run.replicas import NoisyMean, shared_key
@@ -76,6 +79,8 @@ class Run:
       membership: among the runs of this process.
       reservation: in the ledger that the plan is bound to.
       strategy: of distribution, within whose scope it was made.
+      evaluations: of metrics, that the plan has reserved.
+      counts: of what became of examples, that the plan has reserved.
       turn: held while a step is taken.
       vouched: what the caller said of weights that he changed, in order.
       resumed_elsewhere: where it was resumed with other versions or devices, and how
@@ -111,6 +116,8 @@ class Run:
         self._noisy_mean: NoisyMean | None = None
         self._secrets: SecretState | None = None
         self._seal: WeightsSeal | None = None
+        self.evaluations = Evaluations(plan)
+        self.counts = Counts(plan)
 
     # Its beginning.
 
@@ -142,6 +149,7 @@ class Run:
         eager = self.eager(variables)
         # One that nobody sees, if there are none.
         num_parameters = sum(math.prod(variable.shape) for variable in eager) or 1
+        num_parameters += self.counts.size
         needed = self.plan.memory(num_parameters, replicas, self._keep_normals)
         if not tf.config.get_visible_devices("GPU"):
             here = 1 if replicas == 1 else len(strategy.extended.worker_devices)
@@ -197,6 +205,7 @@ class Run:
                 int(secrets.step),
                 memory,
             )
+        self.evaluations.join(secrets.key)
         self.membership.join(secrets.key, self._variables)
         self.reservation.join(secrets.key)
         self._seal = WeightsSeal(self._state_of_steps)
@@ -358,7 +367,7 @@ class Run:
         plan = self.plan
         row_sums, sums, eager, penalties = self._split(clipped, variables, penalties)
         parts = [_reshaped(total, [-1]) for total in sums] or [tf.zeros([1])]
-        flat = tf.concat(parts, axis=0)
+        flat = tf.concat([*parts, *self.counts.coordinates(clipped)], axis=0)
         halves = [tf.nn.l2_loss(part) for part in (flat, *(s.sums for s in row_sums))]
         norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
         bound = flat
@@ -375,6 +384,7 @@ class Run:
         noisy = self._noisy_mean(
             flat, correlated, plan.noise_stddev, plan.expected_batch_size
         )
+        noisy = self.counts.taken_from(noisy)
         gradients = []
         if eager:
             sizes = [math.prod(variable.shape) for variable in eager]
@@ -487,6 +497,38 @@ class Run:
             self.refuse_restored()
             if not self._tables.release():
                 raise tf.errors.InvalidArgumentError(None, None, CHANGED)
+
+    def evaluate(
+        self, sums: np.ndarray, what: str, weights: Sequence[Any]
+    ) -> np.ndarray:
+        """Releases sums over records with noise, as one of the plan's evaluations.
+
+        Args:
+          sums: float64, shape [M]: to which each unit adds a vector of norm <= 1.
+          what: was summed, for the noise's key.
+          weights: all of the model's, in the same order as in `admit`.
+
+        Returns:
+          Float64, shape [M].
+
+        Raises:
+          InvalidArgumentError: if the optimizer was restored without its private state, or
+            something else changed the weights.
+          ValueError: if the run has taken no step, or no evaluation is left.
+          LedgerError: if the run has ended.
+        """
+        with self.turn:
+            self.refuse_restored()
+            if not self.has_begun or not int(self.secrets.step):
+                raise ValueError(
+                    "The run has taken no step yet: its evaluations begin after its first "
+                    "one, which may be refused."
+                )
+            if not bool(self.seal.holds(self.eager(weights))):
+                raise tf.errors.InvalidArgumentError(None, None, CHANGED)
+            self.reservation.ensure()
+            self.reservation.refuse_ended()
+            return self.evaluations.release(sums, what, int(self.secrets.step))
 
     def vouch(self, reason: str) -> None:
         """See `PrivateOptimizer.vouch_for_weights`."""

@@ -1,0 +1,121 @@
+"""Early stopping on a private held-out set, under one guarantee with the training.
+
+Handwritten digits: 1,080 images to train on, 360 held out, which are private, too, and 357
+for the test. At the same (epsilon, delta), with and without a reservation for evaluations,
+and with the checkpoint that the private metric chooses. Needs no download.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+if __name__ == "__main__":
+    from tf_bandmf.cli.native_logs import drop_native_logs
+
+    drop_native_logs()
+
+import keras
+import numpy as np
+import sklearn.datasets
+
+import tf_bandmf
+import tf_bandmf.keras
+
+Data = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def load_data() -> Data:
+    """Images of 8 x 8 pixels and their digits, in three parts."""
+    digits = sklearn.datasets.load_digits()
+    order = np.random.RandomState(0).permutation(len(digits.target))
+    x = (digits.data[order] / 16.0).astype(np.float32)
+    y = digits.target[order]
+    parts = {
+        "train": slice(1080),
+        "held out": slice(1080, 1440),
+        "test": slice(1440, None),
+    }
+    return {name: (x[part], y[part]) for name, part in parts.items()}
+
+
+class Best(keras.callbacks.Callback):
+    """Keeps the weights of the epoch with the largest private accuracy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy, self.weights, self.epoch = -1.0, None, 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs and logs.get("private_accuracy", -1.0) > self.accuracy:
+            self.accuracy, self.epoch = logs["private_accuracy"], epoch + 1
+            self.weights = self.model.get_weights()
+
+
+def train(plan: tf_bandmf.Plan, data: Data, rate: float, epochs: int, seed: int):
+    """Test accuracy after the last epoch and at the best one, and the best one's number."""
+    keras.utils.set_random_seed(seed)
+    layers = [
+        keras.layers.Input((64,)),
+        keras.layers.Dense(32, activation="relu"),
+        keras.layers.Dense(10),
+    ]
+    model = tf_bandmf.keras.make_private(keras.Sequential(layers))
+    optimizer = tf_bandmf.keras.PrivateOptimizer(
+        keras.optimizers.SGD(rate), plan, additional_run=True
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    best, callbacks = Best(), []
+    if plan.measurements.evaluations:
+        callbacks = [tf_bandmf.keras.PrivateEvaluation(*data["held out"]), best]
+    model.fit(
+        plan.batches(*data["train"]), epochs=epochs, verbose=0, callbacks=callbacks
+    )
+    last = model.evaluate(*data["test"], verbose=0)[1]
+    if best.weights is None:
+        return last, last, epochs
+    model.set_weights(best.weights)
+    return last, model.evaluate(*data["test"], verbose=0)[1], best.epoch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epsilon", type=float, default=4.0)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 2.0])
+    parser.add_argument(
+        "--shares", type=float, nargs="+", default=[0.0, 0.05, 0.1, 0.2]
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    data = load_data()
+    plain = tf_bandmf.plan(
+        "bisr:8",
+        epsilon=arguments.epsilon,
+        delta=1e-4,
+        num_examples=len(data["train"][1]),
+        batch_size=72,
+        epochs=arguments.epochs,
+    )
+    print("share  noise of steps  of accuracy  rate  last epoch  best epoch  which")
+    for share in arguments.shares:
+        plan = plain
+        if share:
+            plan = plain.reserve(metrics=share, evaluations=arguments.epochs)
+        of_metric = plan.measurements.noise_multiplier or float("nan")
+        for rate in arguments.rates:
+            found = [
+                train(plan, data, rate, arguments.epochs, seed)
+                for seed in range(arguments.seeds)
+            ]
+            last, best, epoch = np.mean(found, axis=0)
+            print(
+                f"{share:5.2f}  {plan.rmse() / plain.rmse():14.3f}  "
+                f"{0.5 * of_metric / 360:11.3f}  {rate:4.2g}  {last:10.3f}  {best:10.3f}"
+                f"  {epoch:.1f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""What records add to private metrics: bounded, row by row, whatever is in them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_bandmf.keras import (
+    PrivateAccuracy,
+    PrivateAUC,
+    PrivateLoss,
+    PrivateMean,
+    PrivateMetric,
+    UnsupportedModelError,
+)
+from tf_bandmf.keras.audit.metric_sums import sums_of
+from tf_bandmf.keras.audit.private_metrics import checked
+
+layers = keras.layers
+RECORDS, FEATURES = 40, 6
+
+
+@pytest.fixture(scope="module")
+def records():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(RECORDS, FEATURES)).astype(np.float32)
+    return x, rng.integers(0, 2, RECORDS).astype(np.int32)
+
+
+def compiled(*middle, last=1, loss="binary_crossentropy"):
+    keras.utils.set_random_seed(0)
+    activation = "sigmoid" if last == 1 else "softmax"
+    model = keras.Sequential(
+        [layers.Input((FEATURES,)), *middle, layers.Dense(last, activation=activation)]
+    )
+    model.compile("sgd", loss)
+    return model
+
+
+class Mixing(layers.Layer):
+    def call(self, t):
+        return t - keras.ops.mean(t, axis=0, keepdims=True)
+
+
+class Counting(layers.Layer):
+    def build(self, shape):
+        self.total = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, t):
+        self.total.assign_add(keras.ops.sum(t))
+        return t + self.total
+
+
+class Greedy(PrivateMetric):
+    """Of every record in the batch."""
+
+    name = "greedy"
+
+    def vectors(self, rows):
+        return tf.fill(tf.shape(rows.y_pred), 50.0 * tf.reduce_max(rows.y_pred))
+
+    def result(self, sums, count, noise):
+        return float(sums[0]), noise
+
+
+ALL = [PrivateAccuracy(), PrivateLoss(1.4), PrivateAUC(bins=4)]
+
+
+@pytest.mark.invariant(3)
+@pytest.mark.parametrize(
+    ("middle", "metrics"),
+    [
+        ([layers.Dense(4, activation="relu"), layers.Dropout(0.5)], ALL),
+        ([Mixing()], ALL),
+        ([], [Greedy()]),
+        ([], [PrivateMean(lambda y, p: 7.0 * p[0], "big"), PrivateAccuracy()]),
+    ],
+    ids=["plain", "a layer that mixes", "a metric that mixes", "a function"],
+)
+def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
+    """By brute force: records are replaced by another one, which moves nobody else."""
+    x, y = (part[:12] for part in records)
+    x, y = x.copy(), y.copy()
+    x[0], x[1], y[2] = np.nan, 3e38, 7
+    model = compiled(*middle)
+    whole, count = sums_of(model, x, y, metrics)
+    assert count == 12 and np.all(np.isfinite(whole))
+    rest = whole
+    for record in range(4):
+        # What zero-out takes away.
+        alone, _ = sums_of(model, x[[record]], y[[record]], metrics)
+        assert np.linalg.norm(alone) <= 1.0
+        other_x, other_y = x.copy(), y.copy()
+        other_x[record], other_y[record] = x[11], y[11]
+        moved = sums_of(model, other_x, other_y, metrics)[0] - whole
+        other, _ = sums_of(model, x[[11]], y[[11]], metrics)
+        # Batches of other sizes round in other ways.
+        np.testing.assert_allclose(moved, other - alone, atol=1e-6)
+        rest = rest - alone
+    others, _ = sums_of(model, x[4:], y[4:], metrics)
+    np.testing.assert_allclose(rest, others, atol=1e-5)
+
+
+def test_batches_do_not_matter(records):
+    model = compiled()
+    sums = [sums_of(model, *records, ALL, batch_size=size)[0] for size in (11, 40)]
+    data = tf.data.Dataset.from_tensor_slices(records).batch(11)
+    # Batches of other sizes round in other ways.
+    np.testing.assert_allclose(sums[0], sums[1], atol=1e-5)
+    np.testing.assert_array_equal(sums[0], sums_of(model, data, None, ALL)[0])
+
+
+def test_without_noise_they_are_the_metrics_of_keras(records):
+    x, y = records
+    model = compiled(layers.Dense(4, activation="tanh"))
+    model.compile("sgd", "binary_crossentropy", metrics=["accuracy", "AUC"])
+    loss, accuracy, _ = model.evaluate(x, y, verbose=0)
+    values = {}
+    for metric in (PrivateAccuracy(), PrivateLoss(9.0), PrivateAUC(400)):
+        sums, count = sums_of(model, x, y, [metric])
+        values[metric.name], noise = metric.result(sums, count, 0.0)
+        assert noise == 0.0
+    scores = model.predict(x, verbose=0)[:, 0]
+    pairs = scores[y == 1][:, None] - scores[y == 0]
+    assert values["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    assert values["loss"] == pytest.approx(loss, rel=1e-5)
+    assert values["auc"] == pytest.approx(np.mean(pairs > 0), abs=0.02)
+    # Classes: as numbers, one-hot, and in sequences.
+    classes = compiled(last=3, loss="categorical_crossentropy")
+    predicted = classes.predict(x, verbose=0).argmax(1)
+    one_hot = np.eye(3, dtype=np.float32)[y]
+    for targets in (y, one_hot):
+        sums, count = sums_of(classes, x, targets, [PrivateAccuracy()])
+        found, _ = PrivateAccuracy().result(sums, count, 0.0)
+        assert found == pytest.approx(np.mean(predicted == y), abs=1e-6)
+
+
+@pytest.mark.parametrize("metric", [PrivateAccuracy(), PrivateLoss(2.0), PrivateAUC(8)])
+def test_the_stated_noise_is_that_of_the_metric(metric):
+    """2000 draws; the ratio of standard deviations is within 10 %, six sigma."""
+    rng = np.random.default_rng(1)
+    sums = 0.4 * np.ones(1) * 1e4 if metric.size == 1 else 600 + 50.0 * np.arange(16)
+    noise = 40.0
+    noisy = sums + noise * rng.normal(size=(2000, metric.size))
+    found = np.array([metric.result(each, 20_000, noise) for each in noisy])
+    assert np.std(found[:, 0]) == pytest.approx(np.median(found[:, 1]), rel=0.1)
+    exact, _ = metric.result(sums, 20_000, 0.0)
+    assert np.mean(found[:, 0]) == pytest.approx(exact, abs=0.1 * np.std(found[:, 0]))
+
+
+def test_a_user_counts_as_one(records):
+    x, y = records
+    users = np.array([0] * 30 + [1] * 10)
+    model = compiled()
+    sums, count = sums_of(model, x, y, ALL, users)
+    mine, one = sums_of(model, x[:30], y[:30], ALL, users[:30])
+    assert (count, one) == (2, 1)
+    assert np.linalg.norm(mine) <= 1.0
+    other, _ = sums_of(model, x[30:], y[30:], ALL, users[30:])
+    np.testing.assert_allclose(sums, mine + other, atol=1e-6)
+    with pytest.raises(ValueError, match="name for each"):
+        sums_of(model, x, y, ALL, users[:5])
+
+
+def test_a_model_that_keeps_state_is_refused(records):
+    with pytest.raises(UnsupportedModelError, match="cannot be evaluated privately"):
+        sums_of(compiled(Counting()), *records, ALL)
+
+
+def test_what_cannot_be_evaluated(records):
+    x, y = records
+    model = compiled()
+    for given in ((x, None), (None, None)):
+        with pytest.raises(ValueError, match="Give x and y"):
+            sums_of(model, *given, ALL)
+    with_weights = tf.data.Dataset.from_tensor_slices((x, y, y)).batch(8)
+    with pytest.raises(ValueError, match="without weights"):
+        sums_of(model, with_weights, None, ALL)
+    with pytest.raises(ValueError, match="no records"):
+        sums_of(model, x[:0], y[:0], ALL)
+    with pytest.raises(TypeError, match="private metrics"):
+        checked("auc")
+    with pytest.raises(ValueError, match="different names"):
+        checked([PrivateAccuracy(), PrivateAccuracy()])
+    with pytest.raises(ValueError, match="bound"):
+        PrivateLoss(0.0)
+    with pytest.raises(TypeError, match="function"):
+        PrivateMean(3, "three")

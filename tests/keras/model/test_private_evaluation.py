@@ -1,0 +1,245 @@
+"""Private evaluations of a run: as many as the plan says, with noise of their own."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import stats
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run.evaluations import Evaluations
+from tf_bandmf.noise.keys import NoiseKey
+
+
+@pytest.fixture
+def reserved(make_plan):
+    return make_plan("bsr:2", test_seed=None).reserve(metrics=0.2, evaluations=3)
+
+
+@pytest.fixture
+def begun(data, make_private_model, reserved):
+    """A model after the first epoch."""
+    model = make_private_model(reserved)
+    model.fit(reserved.batches(*data), epochs=1, verbose=0)
+    return model
+
+
+def test_a_run_evaluates_as_often_as_its_plan_says(begun, data):
+    evaluations = begun.optimizer.run.evaluations
+    found = [begun.evaluate_privately(*data)["accuracy"] for _ in range(3)]
+    # Each has its own noise, at one step, too.
+    assert len(set(found)) == 3 and evaluations.left == 0
+    with pytest.raises(ValueError, match="All 3 private evaluations"):
+        begun.evaluate_privately(*data)
+    assert "3 private evaluation" in str(begun.privacy_statement())
+
+
+def test_several_metrics_share_the_noise(begun, data, reserved):
+    one = begun.evaluate_privately(*data)
+    two = begun.evaluate_privately(
+        *data,
+        metrics=[tf_bandmf.keras.PrivateAccuracy(), tf_bandmf.keras.PrivateLoss(2.0)],
+    )
+    assert list(two) == ["accuracy", "loss"]
+    sigma = reserved.measurements.noise_multiplier
+    assert one.noise["accuracy"] == pytest.approx(0.5 * sigma / 22)
+    assert two.noise["accuracy"] == pytest.approx(0.5 * sigma / 22 * 2**0.5)
+    assert two.noise["loss"] == pytest.approx(sigma / 22 * 2**0.5)
+
+
+def test_early_stopping_on_a_private_metric(data, make_private_model, make_plan):
+    plan = make_plan(test_seed=None, epochs=4).reserve(metrics=0.2, evaluations=4)
+    model = make_private_model(plan)
+    evaluation = tf_bandmf.keras.PrivateEvaluation(*data, every=1)
+    stopping = keras.callbacks.EarlyStopping("private_accuracy", mode="min", patience=0)
+    history = model.fit(
+        plan.batches(*data), epochs=4, verbose=0, callbacks=[evaluation, stopping]
+    ).history
+    shown = history["private_accuracy"]
+    assert len(shown) == 4 - model.optimizer.run.evaluations.left
+    assert set(evaluation.noise) == {"private_accuracy"}
+
+
+def test_the_callback_asks_for_no_more_than_there_are(
+    data, make_private_model, reserved, make_plan
+):
+    plan = make_plan("bsr:2", test_seed=None, epochs=6)
+    model = make_private_model(plan)
+    callback = tf_bandmf.keras.PrivateEvaluation(*data)
+    with pytest.raises(ValueError, match=r"plan\(\.\.\.\)\.reserve\(metrics"):
+        model.fit(plan.batches(*data), epochs=6, verbose=0, callbacks=[callback])
+    plan = plan.reserve(metrics=0.2, evaluations=3)
+    model = make_private_model(plan)
+    with pytest.raises(ValueError, match="give every=2"):
+        model.fit(plan.batches(*data), epochs=6, verbose=0, callbacks=[callback])
+    assert model.optimizer.steps_taken == 0
+
+
+def test_what_is_refused(data, make_private_model, reserved, begun, tmp_path):
+    known_runs.forget()
+    fresh = make_private_model(reserved)
+    fresh.build((None, 5))
+    with pytest.raises(ValueError, match="taken no step"):
+        fresh.evaluate_privately(*data)
+    with pytest.raises(RuntimeError, match="graph"):
+        tf.function(lambda: begun.evaluate_privately(*data))()
+    begun.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    # A file holds no key: its evaluations would have independent noise, without end.
+    with pytest.raises(tf.errors.InvalidArgumentError, match="restored from a file"):
+        loaded.evaluate_privately(*data)
+    begun.layers[0].bias.assign(begun.layers[0].bias + 1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="changed"):
+        begun.evaluate_privately(*data)
+    assert begun.optimizer.run.evaluations.left == 3
+    begun.optimizer.vouch_for_weights("rounded for the test")
+    begun.evaluate_privately(*data)
+
+
+def test_users_must_be_named(data, make_private_model, make_plan):
+    plan = make_plan("identity", test_seed=None, unit="one user")
+    plan = plan.reserve(metrics=0.2, evaluations=2)
+    model = make_private_model(plan)
+    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    with pytest.raises(ValueError, match="give users="):
+        model.evaluate_privately(*data)
+    found = model.evaluate_privately(*data, users=np.arange(22) // 2)
+    sigma = plan.measurements.noise_multiplier
+    assert found.noise["accuracy"] == pytest.approx(0.5 * sigma / 11)
+
+
+def evaluations_of(plan, secret=b"k" * 32):
+    found = Evaluations(plan)
+    found.join(NoiseKey(secret))
+    return found
+
+
+def test_the_law_of_the_noise(make_plan):
+    """4000 numbers of 40 keys are normal; a false alarm in 1 of 10^6."""
+    plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=4)
+    sigma = plan.measurements.noise_multiplier
+    sums = np.linspace(-5.0, 5.0, 25)
+    drawn = np.array(
+        [
+            (evaluations.release(sums, "accuracy", step) - sums) / sigma
+            for key in range(40)
+            for evaluations in [evaluations_of(plan, bytes([key]) * 32)]
+            for step in (1, 1, 2, 3)
+        ]
+    )
+    assert stats.kstest(np.ravel(drawn), "norm").pvalue > 1e-6
+    # No two evaluations share noise: steps, places at a step, keys.
+    products = drawn @ drawn.T / 25
+    assert np.max(np.abs(products - np.diag(np.diag(products)))) < 6 / 25**0.5
+
+
+def test_noise_is_bound_to_what_it_is_added_to(make_plan):
+    plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=9)
+    sums = np.zeros(3)
+    first = evaluations_of(plan).release(sums, "a", 4)
+    np.testing.assert_array_equal(evaluations_of(plan).release(sums, "a", 4), first)
+    changed = [
+        evaluations_of(plan).release(sums, "b", 4),
+        evaluations_of(plan).release(sums, "a", 5),
+        evaluations_of(plan).release(sums + [0, 0, 2**-30], "a", 4),
+        evaluations_of(plan, b"l" * 32).release(sums, "a", 4),
+        evaluations_of(make_plan().reserve(metrics=0.3, evaluations=9)).release(
+            sums, "a", 4
+        ),
+    ]
+    assert all(np.all(np.abs(other - first) > 1e-6) for other in changed)
+    with pytest.raises(ValueError, match="finite"):
+        evaluations_of(plan).release(np.array([np.nan]), "a", 4)
+
+
+@pytest.fixture
+def resumable(data, make_private_model, reserved, tmp_path):
+    """Goes on to `epochs` from the last checkpoint, and evaluates then."""
+
+    def go(epochs, offset=None):
+        known_runs.forget()
+        model = make_private_model(reserved)
+        model.build((None, 5))
+        model.fit(
+            reserved.batches(*data),
+            epochs=epochs,
+            verbose=0,
+            private_state=tmp_path / "run.private",
+            callbacks=[
+                keras.callbacks.BackupAndRestore(
+                    tmp_path / "backup", delete_checkpoint=False
+                )
+            ],
+        )
+        y = data[1]
+        if offset is not None:
+            # So that all records are right, none, or half of them.
+            y = (model.predict(data[0], verbose=0).argmax(1) + offset) % 3
+        return model, model.evaluate_privately(data[0], y)["accuracy"]
+
+    return go
+
+
+@pytest.mark.attack(
+    "Evaluations without end, by restoring a checkpoint (invariant 8)",
+    tried="Evaluates after the first epoch, restores that checkpoint in a new process' "
+    "state, and evaluates again: the same data, then other labels, until the plan's 3 "
+    "evaluations are spent; compares the noise.",
+    area="noise",
+    invariants=[8, 11],
+)
+def test_a_restored_run_releases_the_same_number_or_spends_another(resumable, figure):
+    model, first = resumable(1)
+    assert model.optimizer.run.evaluations.left == 2
+    # The same value, from which nothing new is learnt: it costs nothing.
+    again, second = resumable(1)
+    assert second == first
+    assert again.optimizer.run.evaluations.left == 2
+    # Other sums have independent noise, and are counted, whatever was restored.
+    others = [resumable(1, offset)[1] for offset in (0, 1)]
+    assert len({first, *others}) == 3
+    # Control: the difference of the sums is known to be 22; that of the noise is not 0.
+    sigma = model.optimizer.plan.measurements.noise_multiplier
+    half = 0.5 * sigma / 22
+    assert abs(others[0] - others[1]) != pytest.approx(1.0, abs=1e-6 * half)
+    with pytest.raises(ValueError, match="All 3 private evaluations"):
+        resumable(1, np.arange(22) % 2)
+    figure("3 evaluations, a fourth refused; the same sum again: the same number, free")
+
+
+def test_what_is_spent_is_on_record_before_it_is_released(make_plan):
+    plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=2)
+    evaluations = evaluations_of(plan)
+
+    def full(name):
+        raise OSError("No space left on device")
+
+    evaluations.watch(full, [])
+    with pytest.raises(OSError, match="No space"):
+        evaluations.release(np.zeros(1), "a", 1)
+    noted = []
+    evaluations.watch(noted.append, ["x"])
+    evaluations.release(np.zeros(1), "a", 1)
+    assert len(noted) == 1 and evaluations.left == 0
+
+
+def test_it_is_in_the_ledger(data, make_private_model, make_plan, tmp_path):
+    pytest.importorskip("sqlalchemy")
+    from tf_bandmf.ledger import BudgetExceededError, LedgerError
+
+    plan = make_plan("identity", test_seed=None).reserve(metrics=0.2, evaluations=2)
+    ledger = tf_bandmf.Ledger(f"sqlite:///{tmp_path}/budgets.db")
+    ledger.add_dataset("patients", epsilon=4.1, delta=1e-5)
+    bound = ledger.bind(plan, "patients")
+    assert bound.measurements == plan.measurements
+    model = make_private_model(bound)
+    model.fit(bound.batches(*data), epochs=1, verbose=0)
+    model.evaluate_privately(*data)
+    # The entry covers the reservation: nothing is left for another run.
+    with pytest.raises(BudgetExceededError):
+        ledger.bind(plan, "patients")
+    model.optimizer.end_run("the test ends it")
+    with pytest.raises(LedgerError, match="ended"):
+        model.evaluate_privately(*data)

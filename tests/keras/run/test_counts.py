@@ -1,0 +1,273 @@
+"""Private counts: coordinates of what a step releases, under its noise and its norm."""
+
+import math
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.keras.clipping import OUTCOMES, ClippedGradients
+from tf_bandmf.keras.run.counts import Counts, PrivateCounts
+
+LOUD = {"epsilon": None, "noise_multiplier": 0.02, "mechanism": "identity"}
+
+
+def counted(data, make_plan, make_private_model, changes=None, **options):
+    """A model that was trained on some of the data made bad, zero or easy."""
+    plan = make_plan(**{**LOUD, "delta": 1e-5, **(changes or {})}).reserve(counts=0.5)
+    x, y = data[0].copy(), data[1].copy()
+    x[:5] = np.nan
+    y[5:7] = 99
+    weights = np.ones(len(y), np.float32)
+    weights[7:11] = 0.0
+    model = make_private_model(plan, keras.optimizers.SGD(0.0), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(plan.batches(x, y, weights), epochs=2, verbose=0)
+    return model
+
+
+@pytest.mark.slow_cases("eager", "bins")
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({}, {}),
+        ({}, {"run_eagerly": True}),
+        ({"sampling": "balls-in-bins"}, {}),
+        ({"l2_norm_clip": 1e4}, {}),
+    ],
+    ids=["graph", "eager", "bins", "nothing clipped"],
+)
+def test_it_counts_what_became_of_examples(
+    data, make_plan, make_private_model, changes, options
+):
+    model = counted(data, make_plan, make_private_model, changes, **options)
+    found, plan = model.private_counts(), model.optimizer.plan
+    # 22 examples in epochs of 4 batches of 6.
+    per_epoch = plan.expected_batch_size * plan.num_steps / 2
+    close = pytest.approx
+    assert found.bad * per_epoch == close(7, abs=5 * found.noise * per_epoch)
+    assert found.zero * per_epoch == close(4, abs=5 * found.noise * per_epoch)
+    clipped = found.clipped * per_epoch
+    assert found.noise * per_epoch < 0.3
+    if "l2_norm_clip" in changes:
+        assert clipped == close(0, abs=5 * found.noise * per_epoch)
+    else:
+        assert 2 < clipped < 11.5
+
+
+def test_microbatches_and_units_count_the_same(data, make_plan, make_private_model):
+    plan = make_plan(**LOUD).reserve(counts=0.5)
+    x = data[0].copy()
+    x[:3] = np.inf
+    model = make_private_model(plan)
+    tf_bandmf.keras.make_private(model, self_check=False, microbatch_size=4)
+    with pytest.warns(UserWarning, match="contributed nothing"):
+        model.fit(plan.batches(x, data[1]), epochs=2, verbose=0)
+    found = model.private_counts()
+    assert found.bad * 24 == pytest.approx(3, abs=5 * found.noise * 24)
+
+
+@pytest.mark.invariant(3)
+@pytest.mark.parametrize("counts", [0.001, 0.02, 0.5])
+def test_gradient_and_count_have_the_norm_that_the_noise_is_for(make_plan, counts):
+    plan = make_plan(l2_norm_clip=0.3).reserve(counts=counts)
+    clip = float(np.float32(0.3))
+    of_noise = plan.noise_stddev / plan.unit_noise_stddev
+    for place in range(len(OUTCOMES)):
+        clipped = ClippedGradients([], [], [], None, (), tf.constant([place]))
+        (added,) = Counts(plan).coordinates(clipped)
+        norm = math.hypot(clip, float(tf.norm(tf.cast(added, tf.float64))))
+        assert norm <= of_noise
+        assert place == 0 or norm > of_noise * (1 - 1e-6)
+
+
+@pytest.mark.invariant(3)
+def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation(
+    data, make_plan, make_private_model
+):
+    """By brute force: with the same test noise, every record made bad, one by one."""
+    plan = make_plan("identity", test_seed=5).reserve(counts=0.1)
+
+    def sums(x):
+        tf_bandmf.keras.run.known_runs.forget()
+        model = make_private_model(plan, keras.optimizers.SGD(0.0), run_eagerly=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(plan.batches(x, data[1]), epochs=2, verbose=0)
+        found = model.private_counts()
+        shares = np.array([found.clipped, found.zero, found.bad])
+        return shares * plan.expected_batch_size * plan.num_steps
+
+    ordinary = sums(data[0])
+    for record in (0, 21):
+        x = data[0].copy()
+        x[record] = np.nan
+        moved = sums(x) - ordinary
+        # It was used or clipped, and is bad, in each of two epochs.
+        assert moved[2] == pytest.approx(2.0, abs=1e-3)
+        assert moved[1] == pytest.approx(0.0, abs=1e-3)
+        assert moved[0] == pytest.approx(0.0, abs=1e-3) or moved[0] == pytest.approx(
+            -2.0, abs=1e-3
+        )
+
+
+def test_a_resumed_run_counts_as_the_straight_one(
+    data, make_plan, make_private_model, tmp_path
+):
+    plan = make_plan("bsr:2").reserve(counts=0.1)
+
+    def trained(name, epochs):
+        tf_bandmf.keras.run.known_runs.forget()
+        model = make_private_model(plan)
+        model.build((None, data[0].shape[1]))
+        model.fit(
+            plan.batches(*data),
+            epochs=epochs,
+            verbose=0,
+            private_state=tmp_path / f"{name}.private",
+            callbacks=[
+                keras.callbacks.BackupAndRestore(
+                    tmp_path / f"{name}-backup", delete_checkpoint=False
+                )
+            ],
+        )
+        return model
+
+    straight = trained("straight", 2)
+    trained("split", 1)
+    split = trained("split", 2)
+    assert split.private_counts() == straight.private_counts()
+    for a, b in zip(split.get_weights(), straight.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.attack(
+    "Raw counts of bad records in what a run leaves (invariant 10)",
+    tried="Trains with 7 bad and 4 weightless records of 22, and looks for these counts, "
+    "weighted or not, in the float32 numbers of the model file, the private file, the "
+    "history and the attributes of run and optimizer.",
+    area="secrets",
+    invariants=[10],
+)
+def test_no_file_and_no_attribute_has_a_raw_count(
+    data, make_plan, make_private_model, tmp_path, figure
+):
+    import h5py
+
+    plan = make_plan("identity", test_seed=None).reserve(counts=0.1)
+    x = data[0].copy()
+    x[:7] = np.nan
+    model = make_private_model(plan)
+    model.build((None, data[0].shape[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        callbacks = [tf_bandmf.keras.PrivacyProgress()]
+        history = model.fit(
+            plan.batches(x, data[1]),
+            epochs=2,
+            verbose=0,
+            private_state=tmp_path / "run.private",
+            callbacks=callbacks,
+        ).history
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+
+    numbers = [
+        value for name in history for value in history[name] if "private" in name
+    ]
+    with h5py.File(tmp_path / "model.weights.h5") as file:
+        file.visititems(
+            lambda _, item: (
+                numbers.extend(np.ravel(item[()]).tolist())
+                if isinstance(item, h5py.Dataset)
+                else None
+            )
+        )
+    seen = [model.optimizer.run, model.optimizer.run.counts, model.optimizer]
+    for owner in seen:
+        for value in vars(owner).values():
+            if isinstance(value, (keras.Variable, tf.Variable)):
+                numbers.extend(np.ravel(value.numpy()).tolist())
+    weight = model.optimizer.run.counts._weight
+    batch, steps = plan.expected_batch_size, plan.num_steps
+    raw = {
+        count * scale
+        for count in (7.0, 14.0)
+        for scale in (1.0, weight, 1 / batch, weight / batch, 1 / batch / steps)
+    }
+    hits = [n for n in numbers for r in raw if abs(n - r) < 1e-6 * r]
+    assert not hits
+    # The noisy number is there to be found.
+    noisy = model.private_counts().bad
+    control = [n for n in numbers if abs(n - noisy * steps) < 1e-4]
+    assert control
+    figure(
+        f"{len(numbers)} numbers searched: 0 raw counts; control: the noisy one is found"
+    )
+
+
+def test_what_is_said_at_the_end():
+    bad = PrivateCounts(0.3, 0.01, 0.88, 0.01, 40).sentence()
+    assert bad.startswith("About 89% of the examples (noise 1.4%) contributed nothing")
+    assert "not finite or valid" in bad and "failed map" not in bad
+    assert "failed map" in PrivateCounts(0.3, 0.5, 0.0, 0.01, 40).sentence()
+    # Within the noise, or too few.
+    assert not PrivateCounts(0.3, 0.2, 0.3, 0.2, 40).sentence()
+    assert not PrivateCounts(0.3, 0.0, 0.02, 1e-4, 40).sentence()
+
+
+def test_without_a_reservation_there_are_none(data, make_plan, make_private_model):
+    plan = make_plan()
+    model = make_private_model(plan)
+    history = model.fit(
+        plan.batches(*data),
+        epochs=1,
+        verbose=0,
+        callbacks=[tf_bandmf.keras.PrivacyProgress()],
+    ).history
+    assert model.private_counts() is None
+    assert not any(name.startswith("private_") for name in history)
+
+
+def test_progress_shows_them(data, make_plan, make_private_model):
+    plan = make_plan().reserve(counts=0.2)
+    model = make_private_model(plan)
+    history = model.fit(
+        plan.batches(*data),
+        epochs=2,
+        verbose=0,
+        callbacks=[tf_bandmf.keras.PrivacyProgress()],
+    ).history
+    assert len(history["private_bad"]) == len(history["private_clipped"]) == 2
+    assert history["private_zero"][-1] == model.private_counts().zero
+
+
+def test_the_noise_is_the_strategys(data, make_plan, make_private_model):
+    """Whitened, that of 48 steps is normal; a false alarm in 1 of 10^6."""
+    from scipy import stats
+
+    plan = make_plan("bisr:3", test_seed=None, epochs=12).reserve(counts=0.5)
+    model = make_private_model(plan, keras.optimizers.SGD(0.0))
+    sums = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            sums.append(model.optimizer.run.counts._variable.numpy().copy())
+
+    model.fit(plan.batches(*data), epochs=12, verbose=0, callbacks=[Watch()])
+    # Nothing is bad or without gradient: what is released is noise.
+    steps = np.diff(np.array(sums), axis=0, prepend=0.0)[:, 1:]
+    found = model.private_counts()
+    scale = model.optimizer.run.counts._weight * plan.expected_batch_size
+    whitened = plan.strategy.matrix.to_dense() @ (steps * scale) / plan.noise_stddev
+    assert whitened.shape == (48, 2)
+    assert stats.kstest(np.ravel(whitened), "norm").pvalue > 1e-6
+    # Stated is the noise of the sum over all steps.
+    row = np.ones(48) @ np.linalg.inv(plan.strategy.matrix.to_dense())
+    noise = plan.noise_stddev * np.linalg.norm(row) / scale / 48
+    assert found.noise == pytest.approx(noise, rel=1e-5)

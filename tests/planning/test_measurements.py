@@ -1,0 +1,178 @@
+"""`Plan.reserve`: a part of the budget for private counts and evaluations."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import tf_bandmf
+from tf_bandmf.accounting import gaussian
+from tf_bandmf.ledger.costs import ZERO_OUT, plan_cost
+from tf_bandmf.planning.calibration import accountant_for
+from tf_bandmf.planning.measurements import Measurements
+
+DELTA = 1e-5
+
+
+def planned(mechanism="bisr:4", **options):
+    options = {"sampling": "fixed-order", "epsilon": 2.0, **options}
+    return tf_bandmf.plan(
+        mechanism, delta=DELTA, num_examples=2000, batch_size=100, epochs=3, **options
+    )
+
+
+PLAN = planned()
+BOTH = PLAN.reserve(counts=0.02, metrics=0.1, evaluations=8)
+
+
+def test_one_guarantee_covers_steps_and_evaluations():
+    assert (BOTH.epsilon, BOTH.delta) == (PLAN.epsilon, PLAN.delta)
+    # By hand: 1 / sigma^2 adds up, and a tenth of it is kept.
+    steps = BOTH.noise_multiplier**-2
+    kept = 8 * BOTH.measurements.noise_multiplier**-2
+    whole = gaussian.calibrate_noise_stddev(2.0, DELTA) ** -2
+    assert kept == pytest.approx(0.1 * whole, rel=1e-9)
+    assert steps + kept == pytest.approx(whole, rel=1e-6)
+    assert steps + kept <= whole
+    assert BOTH.noise_multiplier / PLAN.noise_multiplier == pytest.approx(
+        1 / math.sqrt(0.9), rel=1e-6
+    )
+    release = tf_bandmf.AccountedEvent(BOTH.dp_event(), name="run and evaluations")
+    assert tf_bandmf.compose([release]).epsilon(DELTA) == pytest.approx(2.0, rel=1e-6)
+
+
+def test_composed_by_hand_it_is_the_same():
+    import dp_accounting
+
+    alone = planned(epsilon=None, noise_multiplier=BOTH.noise_multiplier)
+    evaluation = dp_accounting.GaussianDpEvent(BOTH.measurements.noise_multiplier)
+    eight = tf_bandmf.AccountedEvent(
+        dp_accounting.SelfComposedDpEvent(evaluation, 8), name="evaluations"
+    )
+    together = tf_bandmf.compose([alone, eight])
+    for delta in (1e-5, 1e-7):
+        by_hand = together.epsilon(delta)
+        assert BOTH.guarantee_at(delta).epsilon == pytest.approx(by_hand, rel=1e-6)
+        assert tf_bandmf.compose([BOTH]).epsilon(delta) == pytest.approx(by_hand)
+    assert alone.epsilon < 1.95
+    assert BOTH.zcdp_rho == pytest.approx(together.zcdp_rho)
+
+
+def test_counts_alone_change_the_noise_and_not_the_accounting():
+    counted = PLAN.reserve(counts=0.02)
+    assert counted.noise_multiplier == PLAN.noise_multiplier
+    assert counted.guarantee == PLAN.guarantee
+    factor = 1 / math.sqrt(0.98)
+    assert counted.noise_stddev == pytest.approx(PLAN.noise_stddev * factor, rel=1e-6)
+    assert counted.noise_stddev >= PLAN.noise_stddev * factor
+    assert counted.rmse() == pytest.approx(PLAN.rmse() * factor)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "balls-in-bins", "cyclic-fixed-size"])
+@pytest.mark.slow_cases("poisson", "cyclic-fixed-size")
+def test_amplified_plans_keep_a_part_too(sampling):
+    plan = planned("identity", sampling=sampling, epsilon=4.0)
+    both = plan.reserve(metrics=0.2, evaluations=4)
+    assert both.epsilon == plan.epsilon
+    assert both.noise_multiplier > plan.noise_multiplier * 1.001
+    # Half of delta for each: what both spend alone is at least what they spend together.
+    steps = accountant_for(both.strategy, both.participation)
+    alone = steps.guarantee(both.unit_noise_stddev, DELTA / 2).epsilon
+    factor = 2.0 if "Replace" in both.adjacency else 1.0
+    own = gaussian.gaussian_epsilon(1 / (factor * both.measurements.mu), DELTA / 2)
+    assert alone + own >= both.epsilon * 0.999
+    assert alone < both.epsilon
+    assert both.guarantee_at(DELTA).epsilon == pytest.approx(4.0, rel=2e-3)
+    assert both.zcdp_rho > (4 if factor == 2 else 1) * 0.5 * both.noise_multiplier**-2
+
+
+@pytest.mark.slow
+def test_poisson_equals_privacy_losses_composed_by_hand():
+    import dp_accounting
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    plan = planned("identity", sampling="poisson").reserve(metrics=0.2, evaluations=5)
+    event = plan.dp_event()
+    assert isinstance(event, dp_accounting.ComposedDpEvent)
+    sampled = event.events[0]
+    steps = pld.from_gaussian_mechanism(
+        sampled.event.event.noise_multiplier,
+        sampling_prob=sampled.event.sampling_probability,
+    ).self_compose(sampled.count)
+    five = pld.from_gaussian_mechanism(plan.measurements.noise_multiplier).self_compose(
+        5
+    )
+    epsilon = steps.compose(five).get_epsilon_for_delta(DELTA)
+    assert epsilon == pytest.approx(plan.epsilon, rel=1e-3)
+    assert epsilon <= plan.epsilon
+
+
+def test_it_is_in_the_file_of_the_plan(tmp_path):
+    path = tmp_path / "plan.json"
+    BOTH.save(str(path))
+    loaded = tf_bandmf.Plan.load(str(path))
+    assert loaded.measurements == BOTH.measurements
+    assert loaded.fingerprint == BOTH.fingerprint != PLAN.fingerprint
+    # Plans without it have the form that they had before.
+    assert "measurements" not in PLAN.to_config()
+    assert tf_bandmf.Plan.from_config(PLAN.to_config()).fingerprint == PLAN.fingerprint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"evaluations": 80}, {"noise_multiplier": 1.0}, {"counts": 0.6}],
+)
+def test_a_plan_that_promises_more_than_it_keeps_is_refused(tmp_path, change):
+    path = tmp_path / "plan.json"
+    BOTH.save(str(path))
+    content = json.loads(path.read_text())
+    content["plan"]["measurements"].update(change)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"damaged|counts must be"):
+        tf_bandmf.Plan.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "Nothing is reserved"),
+        ({"metrics": 0.1}, "together"),
+        ({"evaluations": 3}, "together"),
+        ({"metrics": 1.0, "evaluations": 3}, r"in \[0, 1\)"),
+        ({"metrics": math.nan, "evaluations": 3}, r"in \[0, 1\)"),
+        ({"metrics": 0.1, "evaluations": 2.5}, "whole number"),
+        ({"counts": 0.7}, "counts must be"),
+        ({"counts": -0.1}, "counts must be"),
+        ({"counts": math.nan}, "counts must be"),
+    ],
+)
+def test_what_cannot_be_reserved(options, message):
+    with pytest.raises(ValueError, match=message):
+        PLAN.reserve(**options)
+
+
+def test_a_reservation_is_made_once():
+    with pytest.raises(ValueError, match="already"):
+        BOTH.reserve(counts=0.01)
+    with pytest.raises(ValueError, match="together"):
+        Measurements(evaluations=3)
+
+
+def test_statement_card_and_ledger_cover_it():
+    text = str(BOTH.statement())
+    assert "8 private evaluation(s)" in text and "noisy counts" in text
+    assert "private evaluation" not in str(PLAN.statement())
+    assert "private evaluation" in BOTH.statement().card().to_markdown()
+    joint = str(tf_bandmf.compose([BOTH, PLAN]).statement())
+    assert "8 private evaluation(s)" in joint
+    whole, steps = plan_cost(BOTH, ZERO_OUT), plan_cost(BOTH, ZERO_OUT, 20)
+    assert whole.gaussian == pytest.approx(plan_cost(PLAN, ZERO_OUT).gaussian, rel=1e-6)
+    # A run that ended early has spent its evaluations.
+    alone = planned(epsilon=None, noise_multiplier=BOTH.noise_multiplier)
+    kept = whole.gaussian - plan_cost(alone, ZERO_OUT).gaussian
+    expected = plan_cost(alone, ZERO_OUT, 20).gaussian + kept
+    assert steps.gaussian == pytest.approx(expected, rel=1e-6)
+    assert BOTH.epsilon_after(20) > alone.epsilon_after(20)
+    assert BOTH.epsilon_after(BOTH.num_steps) == BOTH.epsilon
+    assert np.isfinite(BOTH.epsilon_curve([1e-6])[0].epsilon)

@@ -1,0 +1,194 @@
+"""Sums over the records of a data set, to which each adds a vector of norm 1 at most.
+
+Row by row: either the very graph that runs is shown to keep records apart, by the analysis
+of the training step, or the model is called on each record by itself. Records that are not
+finite add a constant, and end nothing. Sums are of multiples of 2^-30, rounded towards
+zero, and so are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.keras.audit.private_metrics import KNOWN, PrivateMetric, Rows
+from tf_bandmf.keras.clipping import (
+    NotIndependent,
+    UnsupportedModelError,
+    measured_rows,
+)
+
+_GRID = 2.0**30
+_MOST_RECORDS = 2**31
+
+
+def sums_of(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    metrics: Sequence[PrivateMetric],
+    users: Any = None,
+    batch_size: int = 256,
+) -> tuple[np.ndarray, int]:
+    """The sum over records of their vectors, of all metrics side by side.
+
+    Args:
+      model: built.
+      x: inputs, arrays [N, ...]; or a `tf.data.Dataset` of batches `(x, y)`.
+      y: targets, arrays [N, ...]; None with a data set.
+      metrics: each has the same part of the norm.
+      users: None, or whose each record is, [N]: a user's records have the weights that
+        add up to 1.
+      batch_size: of arrays.
+
+    Returns:
+      Sums, float64 [M], and the number of units: records, or users.
+
+    Raises:
+      UnsupportedModelError: if the model changes a variable, runs code of the host, or
+        stops for some values of a record.
+      ValueError: if the data do not fit together, or there are none.
+    """
+    total = np.zeros([sum(metric.size for metric in metrics)], np.int64)
+    count = 0
+    weights, units = _weights(x, users)
+    function = None
+    for batch in _batches(x, y, batch_size):
+        if function is None:
+            function = _function(model, batch, metrics)
+        size = int(tf.shape(tf.nest.flatten(batch)[0])[0])
+        own = np.ones([size]) if weights is None else weights[count : count + size]
+        total += function(*batch, tf.constant(own, tf.float64)).numpy()
+        count += size
+        if count > _MOST_RECORDS:
+            raise ValueError(f"At most {_MOST_RECORDS} records are evaluated at once.")
+    if not count:
+        raise ValueError("There are no records to evaluate.")
+    return total / _GRID, count if units is None else units
+
+
+def _weights(x: Any, users: Any) -> tuple[np.ndarray | None, int | None]:
+    if users is None:
+        return None, None
+    if isinstance(x, tf.data.Dataset):
+        raise ValueError("Records of users must be arrays, found a data set.")
+    users = np.asarray(users)
+    count = len(keras.tree.flatten(x)[0])
+    if users.shape != (count,):
+        raise ValueError(
+            f"users must have a name for each of the {count} records, found shape "
+            f"{users.shape}."
+        )
+    _, places, sizes = np.unique(users, return_inverse=True, return_counts=True)
+    return 1.0 / sizes[places], len(sizes)
+
+
+def _batches(x: Any, y: Any, batch_size: int) -> Iterator[tuple[Any, Any]]:
+    if not isinstance(x, tf.data.Dataset):
+        if x is None or y is None:
+            raise ValueError("Give x and y, or a data set of batches (x, y).")
+        x = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+    elif y is not None:
+        raise ValueError("A data set has its targets itself: leave y out.")
+    for batch in x:
+        if not (isinstance(batch, tuple) and len(batch) == 2):
+            raise ValueError(
+                "A data set to evaluate must have batches (x, y), without weights."
+            )
+        yield batch
+
+
+def _function(model: keras.Model, batch: Any, metrics: Sequence[PrivateMetric]) -> Any:
+    """The sum of a batch, as a graph that was shown to keep records apart."""
+    specs = tf.nest.map_structure(
+        lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), batch
+    )
+    weights = tf.TensorSpec([None], tf.float64)
+
+    def traced(whole: bool) -> Any:
+        @tf.autograph.experimental.do_not_convert
+        def summed(x: Any, y: Any, weights: tf.Tensor) -> tf.Tensor:
+            rows = _vectors(model, x, y, metrics, whole)
+            return tf.reduce_sum(_on_grid(rows * weights[:, None]), axis=0)
+
+        function = tf.function(summed, autograph=False)
+        return function.get_concrete_function(*specs, weights)
+
+    # A metric of the user's may look at other rows.
+    if all(type(metric) in KNOWN for metric in metrics):
+        try:
+            return _called(traced(whole=True))
+        except NotIndependent:
+            pass
+    try:
+        return _called(traced(whole=False))
+    except NotIndependent as error:
+        raise UnsupportedModelError(
+            f"Model {model.name!r} cannot be evaluated privately, not even on each "
+            f"record by itself: it {error.reason} (in {error.operation.name!r}). Remove "
+            f"that from what it does with training=False."
+        ) from error
+
+
+def _called(concrete: Any) -> Any:
+    def call(x: Any, y: Any, weights: tf.Tensor) -> tf.Tensor:
+        leaves = [*tf.nest.flatten((x, y)), weights]
+        return concrete(*[tf.convert_to_tensor(leaf) for leaf in leaves])
+
+    return call
+
+
+def _vectors(
+    model: keras.Model, x: Any, y: Any, metrics: Sequence[PrivateMetric], whole: bool
+) -> tf.Tensor:
+    """Vectors of all metrics, [B, M] float64, each row of norm <= 1."""
+    if whole:
+        return _measured(model, x, y, metrics)
+
+    def one(record: tuple[Any, Any]) -> tf.Tensor:
+        x, y = tf.nest.map_structure(lambda t: t[None], record)
+        return _measured(model, x, y, metrics, alone=True)[0]
+
+    size = sum(metric.size for metric in metrics)
+    signature = tf.TensorSpec([size], tf.float64)
+    return tf.map_fn(one, (x, y), fn_output_signature=signature)
+
+
+def _measured(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    metrics: Sequence[PrivateMetric],
+    alone: bool = False,
+) -> tf.Tensor:
+    """`_vectors` of records, of which it is shown that they stay apart unless alone."""
+
+    def measure(y_pred: Any, losses: Any) -> tf.Tensor:
+        rows = Rows(y, y_pred, losses)
+        found = [_bounded(metric, rows, len(metrics)) for metric in metrics]
+        return tf.concat(found, axis=1)
+
+    return measured_rows(model, x, y, measure, alone)
+
+
+def _bounded(metric: PrivateMetric, rows: Rows, parts: int) -> tf.Tensor:
+    """One metric's vectors, each of norm <= 1 / sqrt(parts); NaN is `bad`."""
+    vectors = tf.ensure_shape(
+        tf.cast(metric.vectors(rows), tf.float64), [None, metric.size]
+    )
+    is_bad = tf.reduce_any(~tf.math.is_finite(vectors), axis=1, keepdims=True)
+    bad = metric.bad / math.sqrt(metric.size)
+    vectors = tf.where(is_bad, tf.constant(bad, tf.float64), vectors)
+    norms = tf.norm(vectors, axis=1, keepdims=True)
+    return vectors / tf.maximum(norms, 1.0) / math.sqrt(parts)
+
+
+def _on_grid(vectors: tf.Tensor) -> tf.Tensor:
+    """Whole multiples of 2^-30, rounded towards zero, int64."""
+    # Rounding of the norm is less than that.
+    return tf.cast(vectors * (_GRID * (1.0 - 2.0**-40)), tf.int64)

@@ -1,0 +1,299 @@
+"""Private metrics: what each record adds to a sum, and the metric of the noisy sum.
+
+A record adds a vector of norm at most 1, whatever is in it, and the sum gets Gaussian
+noise. Numbers in an interval are moved to [-1, 1] first, by constants, which halves their
+noise: under zero-out adjacency a record that is left out adds 0, the middle.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.accounting.checks import check_positive, whole_number
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A batch of records with what the model makes of them.
+
+    Attributes:
+      y: targets, tensors [B, ...].
+      y_pred: the model's outputs, tensors [B, ...].
+      losses: function that returns the compiled loss of each record alone, [B].
+    """
+
+    y: Any
+    y_pred: Any
+    losses: Callable[[], tf.Tensor]
+
+
+class PrivateMetric(abc.ABC):
+    """A metric of a data set as a function of a noisy sum over its records.
+
+    Attributes:
+      name: in the results.
+      size: of the vectors.
+    """
+
+    name: str
+    size: int = 1
+
+    @abc.abstractmethod
+    def vectors(self, rows: Rows) -> tf.Tensor:
+        """What each record adds, float [B, size]; the caller bounds its norm by 1.
+
+        Row i is a function of record i alone: metrics of other classes than this
+        library's get batches of one. NaN stands for `bad`.
+        """
+
+    @abc.abstractmethod
+    def result(self, sums: np.ndarray, count: int, noise: float) -> tuple[float, float]:
+        """The metric, and the standard deviation of its noise.
+
+        Args:
+          sums: noisy sums of `vectors`, float64 [size].
+          count: number of records, public.
+          noise: standard deviation of each sum's noise.
+        """
+
+    @property
+    def bad(self) -> float:
+        """What every coordinate of a record is that has NaN."""
+        return 0.0
+
+    def describe(self) -> str:
+        """All that decides what is summed, for the key of the noise."""
+        return f"{type(self).__name__} {vars(self)}"
+
+
+class _Mean(PrivateMetric):
+    """The mean of a number in [0, bound] per record."""
+
+    bound: float = 1.0
+
+    @abc.abstractmethod
+    def values(self, rows: Rows) -> tf.Tensor:
+        """The numbers, [B]; they are clipped to [0, bound]."""
+
+    def vectors(self, rows: Rows) -> tf.Tensor:
+        values = tf.cast(self.values(rows), tf.float64) / self.bound
+        values = tf.where(
+            tf.math.is_nan(values), values, tf.clip_by_value(values, 0, 1)
+        )
+        return 2.0 * values[:, None] - 1.0
+
+    def result(self, sums: np.ndarray, count: int, noise: float) -> tuple[float, float]:
+        half = 0.5 * self.bound
+        mean = half * (1.0 + float(sums[0]) / count)
+        return min(max(mean, 0.0), self.bound), half * noise / count
+
+
+class PrivateAccuracy(_Mean):
+    """The share of records that are classified rightly.
+
+    With outputs [B, C] the largest counts, for targets [B], [B, 1] or one-hot; with outputs
+    [B] or [B, 1] what is above the threshold. For sequences [B, T, C] it is the mean over
+    T. A record that is not finite counts as wrong.
+
+    Args:
+      threshold: of outputs with one number: 0.5 for probabilities, 0 for logits.
+      name: in the results.
+    """
+
+    def __init__(self, threshold: float = 0.5, name: str = "accuracy") -> None:
+        self.threshold, self.name = float(threshold), name
+
+    @property
+    def bad(self) -> float:
+        return -1.0
+
+    def values(self, rows: Rows) -> tf.Tensor:
+        y, y_pred = _only(rows.y, "targets"), _only(rows.y_pred, "outputs")
+        if y_pred.shape.rank > 1 and y_pred.shape[-1] != 1:
+            is_one_hot = y.shape.rank == y_pred.shape.rank and y.shape[-1] != 1
+            y = tf.argmax(y, -1) if is_one_hot else _flat(y, y_pred.shape.rank - 1)
+            found = tf.argmax(y_pred, -1)
+            is_right = tf.equal(tf.cast(y, tf.float64), tf.cast(found, tf.float64))
+            is_right &= tf.reduce_all(tf.math.is_finite(y_pred), axis=-1)
+        else:
+            rank = max(y_pred.shape.rank - 1, 1)
+            y, y_pred = _flat(y, rank), _flat(y_pred, rank)
+            above = tf.cast(y_pred, tf.float64) > self.threshold
+            is_right = tf.equal(tf.cast(y, tf.float64) > 0.5, above)
+            is_right &= tf.math.is_finite(y_pred)
+        right = tf.cast(is_right, tf.float64)
+        return tf.reduce_mean(right, axis=list(range(1, right.shape.rank)))
+
+
+class PrivateLoss(_Mean):
+    """The mean of the compiled loss, each record's clipped to [0, bound].
+
+    A record whose loss is not finite counts with the bound.
+
+    Args:
+      bound: of the loss of a record, > 0; declared, not taken from the data. About twice
+        the loss of a model that knows nothing, such as `2 * log(classes)`, is a good one.
+      name: in the results.
+    """
+
+    def __init__(self, bound: float, name: str = "loss") -> None:
+        check_positive("bound", bound)
+        self.bound, self.name = float(bound), name
+
+    @property
+    def bad(self) -> float:
+        return 1.0
+
+    def values(self, rows: Rows) -> tf.Tensor:
+        return rows.losses()
+
+
+class PrivateMean(_Mean):
+    """The mean of a function of one record, in [0, bound].
+
+    Args:
+      function: of the target and the output of one record, without a batch axis; a number.
+        It is called for each record by itself, with operations of TensorFlow or Keras.
+      name: in the results.
+      bound: of its values, > 0; they are clipped to [0, bound].
+    """
+
+    def __init__(
+        self, function: Callable[[Any, Any], Any], name: str, bound: float = 1.0
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"function must be a function, found {function!r}.")
+        check_positive("bound", bound)
+        self._function, self.name, self.bound = function, name, float(bound)
+
+    @property
+    def bad(self) -> float:
+        return -1.0
+
+    def describe(self) -> str:
+        return f"{type(self).__name__} {self.name} {self.bound}"
+
+    def values(self, rows: Rows) -> tf.Tensor:
+        def one(record: tuple[Any, Any]) -> tf.Tensor:
+            value = tf.cast(self._function(*record), tf.float64)
+            return tf.ensure_shape(value, [])
+
+        given = (rows.y, rows.y_pred)
+        return tf.map_fn(one, given, fn_output_signature=tf.float64)
+
+
+class PrivateAUC(PrivateMetric):
+    """The area under the ROC curve, from a noisy histogram of scores for each class.
+
+    A record adds one to one of 2 * bins counts: of its class (0 or 1), and of the bin of
+    its score. Bins have equal widths in the logit of the score, between -limit and limit.
+    Of the noisy counts p of positives and n of negatives, AUC is the sum of p[i] n[j] over
+    i > j, half of that for i = j, divided by (sum p)(sum n); 0.5 if one of these is not
+    above its noise.
+
+    Args:
+      bins: of scores, >= 2: more of them have less error of rounding, and more noise.
+      from_logits: whether outputs are logits; else probabilities.
+      limit: of logits that are told apart, > 0.
+      name: in the results.
+    """
+
+    def __init__(
+        self,
+        bins: int = 20,
+        from_logits: bool = False,
+        limit: float = 6.0,
+        name: str = "auc",
+    ) -> None:
+        self.bins = whole_number("bins", bins, least=2)
+        check_positive("limit", limit)
+        self.from_logits, self.limit, self.name = bool(from_logits), float(limit), name
+        self.size = 2 * self.bins
+
+    def vectors(self, rows: Rows) -> tf.Tensor:
+        y = _flat(_only(rows.y, "targets"), 1)
+        score = _flat(_only(rows.y_pred, "outputs"), 1)
+        score, y = tf.cast(score, tf.float64), tf.cast(y, tf.float64)
+        is_good = tf.math.is_finite(score) & (tf.equal(y, 0.0) | tf.equal(y, 1.0))
+        if not self.from_logits:
+            is_good &= (score >= 0.0) & (score <= 1.0)
+            least = 1e-15
+            score = tf.clip_by_value(score, least, 1.0 - least)
+            score = tf.math.log(score) - tf.math.log1p(-score)
+        score = tf.where(tf.math.is_finite(score), score, 0.0)
+        place = tf.floor((score + self.limit) / (2.0 * self.limit) * self.bins)
+        place = tf.clip_by_value(place, 0.0, self.bins - 1.0)
+        place += self.bins * tf.where(y > 0.5, tf.ones_like(y), 0.0)
+        # A row of zeros for what is in no class.
+        place = tf.where(is_good, place, -1.0)
+        return tf.one_hot(tf.cast(place, tf.int32), self.size, dtype=tf.float64)
+
+    def result(self, sums: np.ndarray, count: int, noise: float) -> tuple[float, float]:
+        negative, positive = sums[: self.bins], sums[self.bins :]
+        least = noise * math.sqrt(self.bins)
+        if min(negative.sum(), positive.sum()) <= max(least, 1e-9):
+            return 0.5, 0.5
+        n, p = negative.sum(), positive.sum()
+        below = np.cumsum(negative) - 0.5 * negative
+        above = p - (np.cumsum(positive) - 0.5 * positive)
+        area = float(below @ positive) / (n * p)
+        of_positive = (below / n - area) / p
+        of_negative = (above / p - area) / n
+        spread = noise * math.sqrt(float(of_positive @ of_positive))
+        spread = math.hypot(spread, noise * math.sqrt(float(of_negative @ of_negative)))
+        return float(min(max(area, 0.0), 1.0)), float(spread)
+
+
+# Classes whose `vectors` were looked at: row i is of record i.
+KNOWN = (PrivateAccuracy, PrivateAUC, PrivateLoss, PrivateMean)
+
+
+def checked(metrics: Any) -> list[PrivateMetric]:
+    """The metrics of an evaluation.
+
+    Raises:
+      TypeError: if one is no private metric.
+      ValueError: if there are none, or two have one name.
+    """
+    found = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    found = [PrivateAccuracy() if metric == "accuracy" else metric for metric in found]
+    for metric in found:
+        if not isinstance(metric, PrivateMetric):
+            raise TypeError(
+                f"A private evaluation takes private metrics, such as "
+                f"tf_bandmf.keras.PrivateAccuracy(), found {metric!r}."
+            )
+    names = [metric.name for metric in found]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"Metrics must have different names, found {names}.")
+    return found
+
+
+def _only(value: Any, what: str) -> tf.Tensor:
+    leaves = keras.tree.flatten(value)
+    if len(leaves) != 1 or leaves[0] is None:
+        raise ValueError(
+            f"The metric is one of models with one output, found {len(leaves)} {what}. "
+            f"For others use PrivateMean(lambda y, y_pred: ..., name=...)."
+        )
+    return tf.convert_to_tensor(leaves[0])
+
+
+def _flat(tensor: tf.Tensor, rank: int) -> tf.Tensor:
+    """The tensor with `rank` axes, of which a last one of one number is dropped."""
+    if tensor.shape.rank == rank + 1 and tensor.shape[-1] == 1:
+        tensor = tf.squeeze(tensor, -1)
+    if tensor.shape.rank != rank:
+        raise ValueError(
+            f"The metric needs a target and an output of {rank} axes, found shape "
+            f"{tensor.shape}. For others use PrivateMean."
+        )
+    return tensor

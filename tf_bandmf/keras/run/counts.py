@@ -1,0 +1,130 @@
+"""Private counts: what became of examples, as coordinates of what each step releases.
+
+What an example adds to a step is its clipped gradient, of norm at most `l2_norm_clip`, and
+a one where it is counted, times a weight `w`. Together its norm is at most `sqrt(clip^2 +
+w^2)`, which is the norm that the plan's noise is for. So the counts have the noise of the
+strategy, and are covered by the steps' accounting, whatever the sampling: private counts
+in private training as in Andrew et al., 2021, arXiv:1905.03871, and nothing beside it is
+released.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf import workloads
+from tf_bandmf.keras.clipping import OUTCOMES, ClippedGradients
+from tf_bandmf.planning.plan import Plan
+
+# "used" is what is left.
+COUNTED = OUTCOMES[1:]
+# A share is said to be there if it is so many times its noise.
+_CLEARLY, _WORTH_SAYING = 4.0, 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateCounts:
+    """Noisy shares of the examples of all steps so far; part of what the run releases.
+
+    Attributes:
+      clipped: share whose gradient was longer than the clip norm.
+      zero: share without any gradient: weight 0, a record of which `map` or `parse` failed,
+        or a loss that does not depend on the weights there.
+      bad: share whose loss, label or gradient was not finite or not valid.
+      noise: standard deviation of each, at this step.
+      steps: so many.
+    """
+
+    clipped: float
+    zero: float
+    bad: float
+    noise: float
+    steps: int
+
+    def sentence(self) -> str:
+        """What is to be said of examples that contributed nothing, or nothing."""
+        without = self.zero + self.bad
+        noise = math.sqrt(2.0) * self.noise
+        if without < max(_CLEARLY * noise, _WORTH_SAYING):
+            return ""
+        share = min(max(without, 0.0), 1.0)
+        parts = {
+            "their loss, label or gradient was not finite or valid": self.bad,
+            "weight 0, a failed map, or a loss without gradient": self.zero,
+        }
+        why = [
+            text for text, part in parts.items() if part >= max(0.1 * share, 2 * noise)
+        ]
+        return (
+            f"About {share:.0%} of the examples (noise {noise:.1%}) contributed nothing to "
+            f"the {self.steps} steps so far" + (f": {'; '.join(why)}." if why else ".")
+        )
+
+
+class Counts:
+    """The counts of a run; of a plan without any they are nothing.
+
+    Args:
+      plan: of the run.
+
+    Attributes:
+      size: coordinates of a step's release.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        share = plan.measurements.counts
+        self.size = len(COUNTED) if share else 0
+        self._variable: Any = None
+        # Squared errors of the strategy for sums over the steps.
+        self._errors: np.ndarray | None = None
+        if share:
+            weight = np.float32(plan.l2_norm_clip * math.sqrt(share / (1.0 - share)))
+            # Never more than what the noise is for.
+            self._weight = float(np.nextafter(weight, np.float32(0.0)))
+
+    def keep_in(self, variable: Any) -> None:
+        """Adds up noisy shares of steps in a Keras variable, float32, shape [size]."""
+        self._variable = variable
+
+    def coordinates(self, clipped: ClippedGradients) -> list[tf.Tensor]:
+        """What is added to the sum of a step: nothing, or float32 of shape [size].
+
+        Raises:
+          TypeError: if the gradients do not say what became of their examples.
+        """
+        if not self.size:
+            return []
+        if not tf.is_tensor(clipped.outcomes):
+            raise TypeError("Clipped gradients must have outcomes to be counted.")
+        found = tf.one_hot(clipped.outcomes - 1, self.size, self._weight, 0.0)
+        return [tf.reduce_sum(found, axis=0)]
+
+    def taken_from(self, noisy: tf.Tensor) -> tf.Tensor:
+        """The noisy mean without the counts, which are added up."""
+        if not self.size:
+            return noisy
+        assert self._variable is not None
+        self._variable.assign_add(noisy[-self.size :] / self._weight)
+        return noisy[: -self.size]
+
+    def value(self, steps: int) -> PrivateCounts | None:
+        """The noisy shares after so many steps; None without counts or steps."""
+        if not self.size or not steps or self._variable is None:
+            return None
+        plan = self._plan
+        assert plan.expected_batch_size is not None
+        sums = np.asarray(tf.convert_to_tensor(self._variable.value), np.float64)
+        if self._errors is None:
+            prefix = workloads.prefix_sum(plan.num_steps)
+            self._errors = plan.strategy.per_step_squared_error(prefix)
+        unit = math.sqrt(float(self._errors[steps - 1]))
+        noise = plan.noise_stddev * unit / self._weight
+        clipped, zero, bad = (float(share) for share in sums / steps)
+        noise /= plan.expected_batch_size * steps
+        return PrivateCounts(clipped, zero, bad, noise, steps)

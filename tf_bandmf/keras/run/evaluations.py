@@ -1,0 +1,105 @@
+"""Private evaluations: sums over records that a run releases beside its steps.
+
+Each is one Gaussian mechanism; the plan says how many there may be, and their noise. The
+noise of an evaluation is bound to the step that it follows, to its place among those of the
+step, to what is summed, and to the sum itself (see `docs/noise-reuse.md`). So a run that
+was interrupted, and is resumed from an earlier step, releases the same numbers again where
+the sums are the same, which tells nothing new; and gets independent noise, and spends
+another evaluation, where they are not. What is spent is written down before it is released.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from tf_bandmf.noise.bound_normals import bound_normals
+from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.planning.plan import Plan
+
+HOW_TO_RESERVE = (
+    "The plan has no private evaluations. Reserve them before the run begins: plan = "
+    "tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)."
+)
+
+
+class Evaluations:
+    """Those of one run.
+
+    Args:
+      plan: of the run.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._key: NoiseKey | None = None
+        self._spent: set[str] = set()
+        # How many followed each step, since the run began or was resumed.
+        self._at_step: dict[int, int] = {}
+        self._note: Callable[[str], None] | None = None
+
+    @property
+    def left(self) -> int:
+        """How many there may still be."""
+        return max(self._plan.measurements.evaluations - len(self._spent), 0)
+
+    def refuse_unreserved(self) -> None:
+        """Raises ValueError if the plan has none."""
+        if not self._plan.measurements.evaluations:
+            raise ValueError(HOW_TO_RESERVE)
+
+    def join(self, key: NoiseKey) -> None:
+        """Goes on as the evaluations of the run with this key, from a step of it."""
+        known = self._key
+        if known is None or known.secret_bytes() != key.secret_bytes():
+            self._spent = set()
+        self._key = key
+        self._at_step = {}
+
+    def watch(self, note: Callable[[str], None], spent: Iterable[str]) -> None:
+        """Lets a function write down what is spent, before it is released.
+
+        Args:
+          note: of a text that reveals nothing.
+          spent: what it wrote down so far.
+        """
+        self._spent |= set(spent)
+        self._note = note
+
+    def release(self, sums: np.ndarray, what: str, step: int) -> np.ndarray:
+        """Sums with noise, float64, of the same shape [M]; see `Run.evaluate`.
+
+        Raises:
+          ValueError: if no evaluation is left, or a sum is not finite.
+        """
+        self.refuse_unreserved()
+        sums = np.ascontiguousarray(sums, np.float64)
+        if sums.ndim != 1 or not np.all(np.isfinite(sums)):
+            raise ValueError("What is evaluated must be a vector of finite sums.")
+        assert self._key is not None
+        place = self._at_step.get(step, 0)
+        about = [self._plan.fingerprint, str(step), str(place), str(len(sums)), what]
+        message = "\n".join(about).encode() + b"\0" + sums.tobytes()
+        secret = self._key.secret_bytes()
+        name = hashlib.blake2b(
+            message, digest_size=16, key=secret, person=b"tf-bandmf spent"
+        ).hexdigest()
+        if name not in self._spent:
+            if not self.left:
+                raise ValueError(
+                    f"All {self._plan.measurements.evaluations} private evaluations of the "
+                    f"plan are spent: nothing was released. Reserve more in the plan of "
+                    f"the next run."
+                )
+            if self._note is not None:
+                self._note(name)
+            self._spent.add(name)
+        self._at_step[step] = place + 1
+        noise = self._plan.measurements.noise_multiplier
+        assert noise is not None
+        return np.asarray(sums + noise * bound_normals(secret, message, len(sums)))
+
+    def __repr__(self) -> str:
+        return f"Evaluations(left={self.left})"

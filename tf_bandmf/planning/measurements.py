@@ -1,0 +1,156 @@
+"""What a run may release of the data beside its noisy gradients, and what that costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tf_bandmf.accounting.checks import check_positive, whole_number
+
+if TYPE_CHECKING:
+    from tf_bandmf.accounting.base import Accountant
+    from tf_bandmf.planning.plan import Plan
+
+_MOST_COUNTS = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurements:
+    """Private counts and private metrics of a run; by `Plan.reserve`.
+
+    Counts are further coordinates of what each example adds to a step: with its clipped
+    gradient it has the norm `l2_norm_clip / sqrt(1 - counts)` at most. So the steps'
+    accounting is that of the counts, under any sampling, with any strategy.
+
+    An evaluation is a Gaussian mechanism of its own: a sum over records, to which each adds
+    a vector of norm 1 at most, with noise of standard deviation `noise_multiplier`.
+
+    Attributes:
+      counts: share of the squared norm, in [0, 0.5]; 0 for no counts.
+      evaluations: how many there may be, >= 0.
+      noise_multiplier: of each evaluation; None without any.
+
+    Raises:
+      ValueError: if a number is out of range.
+    """
+
+    counts: float = 0.0
+    evaluations: int = 0
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.counts <= _MOST_COUNTS:
+            raise ValueError(
+                f"counts must be in [0, {_MOST_COUNTS}], found {self.counts!r}."
+            )
+        whole_number("evaluations", self.evaluations, least=0)
+        if (self.noise_multiplier is None) != (self.evaluations == 0):
+            raise ValueError(
+                f"Evaluations and their noise must be given together, found evaluations "
+                f"= {self.evaluations}, noise_multiplier = {self.noise_multiplier}."
+            )
+        if self.noise_multiplier is not None:
+            check_positive("noise_multiplier", self.noise_multiplier)
+
+    @property
+    def norm(self) -> float:
+        """Of an example's contribution with its counts, per unit of l2_norm_clip; >= 1."""
+        return 1.0 / math.sqrt(1.0 - self.counts)
+
+    @property
+    def mu(self) -> float:
+        """Of all evaluations together, as a Gaussian mechanism; 0 without any."""
+        if self.noise_multiplier is None:
+            return 0.0
+        return math.sqrt(self.evaluations) / self.noise_multiplier
+
+    def with_evaluations(self, base: Accountant, delta: float) -> Accountant:
+        """The accountant of a run with its evaluations.
+
+        Args:
+          base: of the steps alone.
+          delta: at which the plan states its guarantee.
+        """
+        if self.noise_multiplier is None:
+            return base
+        from tf_bandmf.accounting.beside import beside
+
+        return beside(base, 1.0 / self.mu, delta)
+
+    def describe(self) -> str:
+        """One or two sentences for the statement."""
+        said = []
+        if self.counts:
+            said.append(
+                "The guarantee covers noisy counts of clipped, zero and bad examples of "
+                "each step: they are coordinates of what the step releases."
+            )
+        if self.evaluations:
+            said.append(
+                f"The guarantee covers {self.evaluations} private evaluation(s) of "
+                f"metrics, on training or held-out data, each a Gaussian mechanism with "
+                f"noise multiplier {self.noise_multiplier:.6g}, and whatever is chosen by "
+                f"them: a record that is in both data sets, too."
+            )
+        return " ".join(said)
+
+    def to_config(self) -> dict[str, Any]:
+        """Plain values; `from_config` rebuilds it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Measurements:
+        """Rebuilds it, and validates it anew."""
+        return cls(**config)
+
+
+NONE = Measurements()
+
+
+def mu_of(plan: Plan) -> float:
+    """Of a whole run of a plan with its evaluations, as a Gaussian mechanism, zero-out."""
+    return math.hypot(1.0 / plan.noise_multiplier, plan.measurements.mu)
+
+
+def reserved(plan: Plan, counts: float, metrics: float, evaluations: int) -> Plan:
+    """See `Plan.reserve`."""
+    from tf_bandmf.accounting.beside import beside, noise_beside
+    from tf_bandmf.planning.calibration import accountant_for
+
+    if plan.measurements != NONE:
+        raise ValueError(
+            "The plan has a reservation already. Reserve all at once, from the plan that "
+            "has none."
+        )
+    whole_number("evaluations", evaluations, least=0)
+    if (metrics == 0.0) != (evaluations == 0):
+        raise ValueError(
+            f"Give metrics (a share of the budget) and evaluations (how many) together, "
+            f"found metrics = {metrics}, evaluations = {evaluations}."
+        )
+    if not (isinstance(metrics, (int, float)) and 0.0 <= metrics < 1.0):
+        raise ValueError(f"metrics must be in [0, 1), found {metrics!r}.")
+    if not counts and not evaluations:
+        raise ValueError(
+            "Nothing is reserved: give counts=0.01, say, or metrics=0.1, evaluations=10."
+        )
+    if not evaluations:
+        return dataclasses.replace(plan, measurements=Measurements(float(counts)))
+    base = accountant_for(plan.strategy, plan.participation, plan.confidence)
+    together = noise_beside(base, plan.epsilon, plan.delta, float(metrics))
+    kept = Measurements(float(counts), evaluations, together * math.sqrt(evaluations))
+    found = beside(base, 1.0 / kept.mu, plan.delta).calibrate(plan.epsilon, plan.delta)
+    assert plan.sensitivity is not None and found.guarantee is not None
+    guarantee = found.guarantee
+    return dataclasses.replace(
+        plan,
+        noise_multiplier=found.noise_stddev / plan.sensitivity.value * (1.0 + 5e-10),
+        epsilon=guarantee.epsilon,
+        accountant=guarantee.accountant,
+        kind=guarantee.kind,
+        adjacency=guarantee.adjacency,
+        confidence=guarantee.confidence,
+        measurements=kept,
+    )
