@@ -67,6 +67,7 @@ ALL = [PrivateAccuracy(), PrivateLoss(1.4), PrivateAUC(bins=4)]
 
 
 @pytest.mark.invariant(3)
+@pytest.mark.slow_cases("a layer that mixes", "a function")
 @pytest.mark.parametrize(
     ("middle", "metrics"),
     [

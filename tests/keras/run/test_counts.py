@@ -60,7 +60,8 @@ def test_it_counts_what_became_of_examples(
         assert 2 < clipped < 11.5
 
 
-def test_microbatches_and_units_count_the_same(data, make_plan, make_private_model):
+@pytest.mark.slow
+def test_microbatches_count_the_same(data, make_plan, make_private_model):
     plan = make_plan(**LOUD).reserve(counts=0.5)
     x = data[0].copy()
     x[:3] = np.inf
@@ -116,6 +117,7 @@ def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation(
         )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_counts_as_the_straight_one(
     data, make_plan, make_private_model, tmp_path
 ):
@@ -221,19 +223,7 @@ def test_what_is_said_at_the_end():
     assert not PrivateCounts(0.3, 0.0, 0.02, 1e-4, 40).sentence()
 
 
-def test_without_a_reservation_there_are_none(data, make_plan, make_private_model):
-    plan = make_plan()
-    model = make_private_model(plan)
-    history = model.fit(
-        plan.batches(*data),
-        epochs=1,
-        verbose=0,
-        callbacks=[tf_bandmf.keras.PrivacyProgress()],
-    ).history
-    assert model.private_counts() is None
-    assert not any(name.startswith("private_") for name in history)
-
-
+@pytest.mark.slow
 def test_progress_shows_them(data, make_plan, make_private_model):
     plan = make_plan().reserve(counts=0.2)
     model = make_private_model(plan)

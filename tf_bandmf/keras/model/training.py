@@ -26,6 +26,7 @@ from tf_bandmf.keras.model.fit_data import check_passes, checked_data
 from tf_bandmf.keras.model.guards import refuse_plain_outer_training
 from tf_bandmf.keras.model.monitors import restore_backup, warn_of_private_monitors
 from tf_bandmf.keras.model.noise_in_weights import warn_of_noise
+from tf_bandmf.keras.model.outputs import check_outputs
 from tf_bandmf.keras.model.preprocessing import (
     preprocess_of,
     preprocessed,
@@ -100,6 +101,7 @@ class PrivateTraining(BuildHook, PrivateStep):
             not let the run begin. Nothing was trained then.
         """
         optimizer = self._private_optimizer()
+        class_weight = kwargs.get("class_weight")
         x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
         self._training.is_quiet = kwargs.get("verbose") == 0
         if private_state is not None or self._is_distributed:
@@ -130,6 +132,8 @@ class PrivateTraining(BuildHook, PrivateStep):
                 found = tables_lib.with_releases(kwargs.get("callbacks"), every)
                 kwargs = {**kwargs, "callbacks": found}
         let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().run)
+        if self.built and not optimizer.steps_taken:
+            check_outputs(self, x, class_weight)
         if self.built and optimizer.built:
             warn_of_noise(self)
         reservation = optimizer.run.reservation

@@ -1,0 +1,69 @@
+"""What cannot learn is refused before the first step, without a look at the data."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import tf_bandmf
+import tf_bandmf.keras
+
+layers = keras.layers
+
+
+def fit(data, make_plan, last, loss, dtype="float32", first=(), **options):
+    x, y = data
+    plan = make_plan("identity", test_seed=None)
+    model = keras.Sequential([layers.Input((5,), dtype=dtype), *first, last])
+    model = tf_bandmf.keras.make_private(model, self_check=False)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
+    model.compile(optimizer, loss)
+    model.fit(plan.batches(x.astype(dtype), y), epochs=1, verbose=0, **options)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "options", "message"),
+    [
+        (layers.Dense(1, "softmax"), "binary_crossentropy", {}, "always 1"),
+        (
+            layers.Dense(1),
+            "sparse_categorical_crossentropy",
+            {},
+            "one output per class",
+        ),
+        (
+            layers.Dense(3, "softmax"),
+            keras.losses.SparseCategoricalCrossentropy(),
+            {"class_weight": {0: 1.0, 7: 0.5}},
+            "weight for class 7",
+        ),
+    ],
+)
+def test_what_learns_nothing_is_refused(data, make_plan, last, loss, options, message):
+    with pytest.raises(ValueError, match=message) as refusal:
+        fit(data, make_plan, last, loss, **options)
+    assert "Nothing was trained" in str(refusal.value)
+
+
+def test_what_may_learn_little_is_said(data, make_plan):
+    loss = "sparse_categorical_crossentropy"
+    with pytest.warns(UserWarning, match="from_logits=True"):
+        fit(data, make_plan, layers.Dense(3), loss)
+    last = layers.Dense(3, "softmax")
+    x = np.abs(data[0] * 50), data[1]
+    with pytest.warns(UserWarning, match="Divide by 255"):
+        fit(x, make_plan, last, loss, dtype="uint8")
+
+
+def test_what_is_right_is_not_warned_of(data, make_plan):
+    logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "The plan's noise is shaped")
+        warnings.filterwarnings("ignore", "The noise in a weight")
+        fit(data, make_plan, layers.Dense(3), logits)
+        x = np.abs(data[0] * 50), data[1]
+        first = [layers.Rescaling(1 / 255)]
+        fit(x, make_plan, layers.Dense(3), logits, dtype="uint8", first=first)

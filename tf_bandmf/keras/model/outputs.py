@@ -1,0 +1,126 @@
+"""What cannot learn, seen before the first step from shapes, types and settings alone.
+
+No value of a record is looked at, so that this costs nothing; what it does not see is
+counted under privacy, see `run.counts`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_bandmf.keras.compat.keras_objects import all_layers
+from tf_bandmf.sampling.batches import INPUTS
+
+# Losses of classes, and what makes probabilities for them.
+_CLASSES = (
+    keras.losses.SparseCategoricalCrossentropy,
+    keras.losses.CategoricalCrossentropy,
+)
+_FUNCTIONS = {
+    keras.losses.sparse_categorical_crossentropy: _CLASSES[0],
+    keras.losses.categorical_crossentropy: _CLASSES[1],
+    keras.losses.binary_crossentropy: keras.losses.BinaryCrossentropy,
+}
+_NO_PROBABILITIES = ("linear", "relu", "tanh", "elu", "gelu", "silu", "leaky_relu")
+_SCALES = (
+    keras.layers.Rescaling,
+    keras.layers.Normalization,
+    keras.layers.Embedding,
+    keras.layers.Lambda,
+)
+
+
+def check_outputs(
+    model: keras.Model, data: Any, class_weight: Mapping[int, float] | None
+) -> None:
+    """Refuses what spends a budget and learns nothing; warns of what likely does.
+
+    Args:
+      model: private, built, compiled.
+      data: of `fit`; the types of its inputs matter, where it has `element_spec`.
+      class_weight: of `fit`, or None.
+
+    Raises:
+      ValueError: if the gradients of all examples are zero, or a class has a weight and no
+        output.
+    """
+    _warn_of_bytes(model, data)
+    layer, size = _last(model)
+    if layer is None:
+        return
+    where = f"The model's last layer, {layer.name!r},"
+    activation = getattr(getattr(layer, "activation", None), "__name__", "")
+    if activation == "softmax" and size == 1:
+        raise ValueError(
+            f"{where} has one output under softmax, which is always 1: no gradient, and "
+            f"nothing is learnt. For two classes use activation='sigmoid' with "
+            f"binary_crossentropy. Nothing was trained."
+        )
+    kind, from_logits = _loss_of(model)
+    if kind in _CLASSES and size == 1:
+        raise ValueError(
+            f"{where} has one output, and {kind.__name__} is for one output per class. Use "
+            f"Dense(classes, activation='softmax'), or for two classes 'sigmoid' with "
+            f"binary_crossentropy. Nothing was trained."
+        )
+    beyond = sorted(c for c in class_weight or () if isinstance(c, int) and c >= size)
+    if kind in _CLASSES and beyond:
+        raise ValueError(
+            f"class_weight has a weight for class {beyond[0]}, and {where[0].lower()}"
+            f"{where[1:]} has outputs for the classes 0 to {size - 1}. Nothing was trained."
+        )
+    if kind is not None and not from_logits and activation in _NO_PROBABILITIES:
+        warnings.warn(
+            f"{where} has no softmax or sigmoid, and {kind.__name__} expects "
+            f"probabilities: what is outside of 0 and 1 has no gradient. Give the loss "
+            f"from_logits=True.",
+            stacklevel=4,
+        )
+
+
+def _last(model: keras.Model) -> tuple[Any, int]:
+    """The layer of a model's only output, and how many numbers it has; or None."""
+    outputs = getattr(model, "outputs", None) or []
+    if len(outputs) != 1 or outputs[0].shape[-1] is None:
+        return None, 0
+    for layer in reversed(model.layers):
+        try:
+            if layer.output is outputs[0]:
+                return layer, int(outputs[0].shape[-1])
+        except (AttributeError, ValueError):  # called several times, or never
+            continue
+    return None, 0
+
+
+def _loss_of(model: keras.Model) -> tuple[Any, bool]:
+    """The class of a known loss of one output, and whether it is of logits."""
+    loss = model.loss
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    for function, kind in _FUNCTIONS.items():
+        if loss is function:
+            return kind, False
+    for kind in _FUNCTIONS.values():
+        if type(loss) is kind:
+            return kind, bool(loss.get_config().get("from_logits", False))
+    return None, False
+
+
+def _warn_of_bytes(model: keras.Model, data: Any) -> None:
+    spec = getattr(data, "element_spec", None)
+    if not isinstance(spec, dict) or INPUTS not in spec:
+        return
+    is_bytes = any(leaf.dtype == tf.uint8 for leaf in tf.nest.flatten(spec[INPUTS]))
+    if not is_bytes or any(isinstance(layer, _SCALES) for layer in all_layers(model)):
+        return
+    warnings.warn(
+        "Inputs are bytes (uint8) and no layer scales them: gradients of numbers up to 255 "
+        "are all clipped, and one weight gets as much noise as another. Divide by 255, in "
+        "map= or by a Rescaling layer.",
+        stacklevel=4,
+    )
