@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--models", default="mlp,cnn,wide")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    options.microbatch_size = None
+    options.microbatch_size, options.accuracy = None, False
     keras_steps.BATCH_SIZES["wide"] = keras_steps.BATCH_SIZES["mlp"]
     keras_steps.MODELS["wide"] = wide
     for name in options.models.split(","):
@@ -97,7 +97,8 @@ def main() -> None:
         wall, processor, _ = times["step"]
         size = sum(int(np.prod(weight.shape)) for weight in model.weights)
         print(f"{name}: {size} parameters, step {wall * 1e3:.1f} ms")
-        for part, call in (("fingerprint", "call with a batch"), ("seal", "call")):
+        calls = {"fingerprint": "call with a batch", "seal": "call", "sum": "call"}
+        for part, call in calls.items():
             here, used, _ = (
                 a - b for a, b in zip(times[part], times[call], strict=True)
             )

@@ -36,7 +36,7 @@ def make_plan(mechanism):
     )
 
 
-def make_engine(plan, devices, sums, meanwhile=lambda round_number: None):
+def make_engine(plan, devices, sums, meanwhile=lambda round_number: None, scale=1.0):
     """Devices add vectors of their own; `sums` gets the sum of each round."""
 
     def exchange(request, add):
@@ -45,7 +45,7 @@ def make_engine(plan, devices, sums, meanwhile=lambda round_number: None):
         for name in request.names:
             number = list(devices.stores).index(name)
             update = np.random.default_rng(number).normal(size=SIZE)
-            update = np.float32(update / np.linalg.norm(update) * 0.999)
+            update = np.float32(update / np.linalg.norm(update) * 0.999 * scale)
             add(name, [update])
             total += update
         sums[request.round_number] = total
@@ -56,10 +56,10 @@ def make_engine(plan, devices, sums, meanwhile=lambda round_number: None):
     )
 
 
-def run(plan, folder, total, devices, meanwhile=lambda round_number: None):
+def run(plan, folder, total, devices, meanwhile=lambda round_number: None, scale=1.0):
     """Releases of the rounds up to `total`, and the sums that were sent."""
     sums, models = {}, Models()
-    engine = make_engine(plan, devices, sums, meanwhile)
+    engine = make_engine(plan, devices, sums, meanwhile, scale)
 
     async def first(ledger):
         cohorts = AvailableCohorts(ledger, devices.present, plan.participation)
@@ -130,6 +130,35 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
     (a, sums_a), (b, sums_b) = two_histories(plan, tmp_path, devices)
     np.testing.assert_allclose(a - b, sums_a - sums_b, atol=1e-3)
+
+
+@pytest.mark.attack(
+    "Two histories whose sums are equal (invariant 8)",
+    tried="Goes on from two copies of a folder with other devices, all of whose updates "
+    "are zeros, and looks whether equal releases tell that the sums are equal.",
+    area="noise",
+    invariants=[8],
+)
+@pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "control"])
+def test_invariant_8_equal_sums_do_not_show(is_bound, tmp_path, figure, monkeypatch):
+    if not is_bound:  # to the sum alone
+        real = HostNoise.digest
+        monkeypatch.setattr(HostNoise, "digest", lambda *given: real(*given[:4]))
+    plan = make_plan("lambda_cgd")
+    devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
+    run(plan, tmp_path / "first", 2, devices)
+    found = []
+    for name in "ab":
+        shutil.copytree(tmp_path / "first", tmp_path / name)
+        left, sums = run(plan, tmp_path / name, 3, devices, scale=0.0)
+        assert not np.any(sums[2])
+        found.append(left[3])
+    if not is_bound:
+        np.testing.assert_array_equal(*found)
+        return
+    deviation = PER_ROUND * np.std(found[0] - found[1]) / plan.noise_stddev
+    figure(f"{deviation:.2f} times the noise is left")
+    assert deviation > 1.3
 
 
 PARTS = ("ledger.sqlite3", "states", "noise.key", "noise.ring")

@@ -145,7 +145,7 @@ class FederatedAveraging:
         return {}  # all of them are settings
 
     def prepare(self, state: Any, inputs: str) -> Any:
-        return state  # the noise is bound to the sum, which is not known yet
+        return collections.OrderedDict(state, inputs=inputs)
 
     def skip_round(self, state: Any) -> Any:
         digests = np.append(state["noise"]["digests"], np.int64(0))
@@ -164,7 +164,7 @@ class FederatedAveraging:
         )
         received = _Received(total, selected.names, self._shapes)
         found = self._exchange(request, received.add)
-        noise, digests = self.host_noise.bound_to(state, total.units)
+        noise, digests = self.host_noise.bound_to(state, total.units, state["inputs"])
         mean = total.mean_with(noise, self._plan.noise_stddev, self._denominator)
         parts = np.split(mean, self._ends[:-1])
         direction = [part.reshape(s) for part, s in zip(parts, self._shapes)]

@@ -210,7 +210,9 @@ class HostNoise:
         nothing = self._noise_state(run_id, -1, np.zeros([0], np.float32), digests)
         return replace_noise(state, nothing, round_number + 1)
 
-    def digest(self, run_id: int, round_number: int, total: np.ndarray) -> int:
+    def digest(
+        self, run_id: int, round_number: int, total: np.ndarray, inputs: str = ""
+    ) -> int:
         """A keyed digest of what the noise of a round is added to, for `values`.
 
         BLAKE2b (RFC 7693) with a key of the run; of large sums it takes the digests of
@@ -222,6 +224,8 @@ class HostNoise:
           run_id: number of the run.
           round_number: of the round.
           total: all numbers of the sum, in an order that is the same each time.
+          inputs: what else the noise is bound to, such as a random number. Without it two
+            histories whose sums are equal have equal results, and tell so.
 
         Returns:
           A number of 64 bits, with a sign. As secret as the noise. 0 with a test seed,
@@ -240,20 +244,22 @@ class HostNoise:
             secret = self._derive(run_id, b"tf-bandmf chunks", 32)
             content = _digests_of_chunks(secret, content)
         found.update(content.data)
+        found.update(inputs.encode())
         return int.from_bytes(found.digest(), "little", signed=True)
 
     def bound_to(
-        self, state: Any, total: np.ndarray
+        self, state: Any, total: np.ndarray, inputs: str = ""
     ) -> tuple[Iterator[np.ndarray], np.ndarray]:
         """The noise of a state's round, bound to the sum that it is added to.
 
         Whoever brings back an older state, and has other sums from there on, gets
-        independent noise: no difference of releases is free of noise. Equal sums get
-        equal noise. So nothing needs to be known of what was handed out before.
+        independent noise: no difference of releases is free of noise. Equal sums and
+        inputs get equal noise. So nothing needs to be known of what was handed out before.
 
         Args:
           state: after the rounds before, whose digests it has.
           total: see `digest`.
+          inputs: see `digest`.
 
         Returns:
           Row `round` of `C^-1 Z`, float32, in parts one after the other, which are made
@@ -269,7 +275,7 @@ class HostNoise:
                 f"{len(before)} rounds: it was damaged or made by hand."
             )
         self._reserve(run_id)
-        now = self.digest(run_id, round_number, total)
+        now = self.digest(run_id, round_number, total, inputs)
         digests = np.append(before, np.int64(now))
         with self._lock:
             if self._generator.memory_vectors == 0:

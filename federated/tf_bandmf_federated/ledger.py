@@ -14,7 +14,7 @@ on the disk before the call returns. Two tables:
 |---|---|
 | `run` | the first one: plan's fingerprint, model and settings of the process |
 | `initial` | digest of the state before round 0 |
-| `started` | round, key id, digests of cohort and state, counts up to this round; names |
+| `started` | round, key id, digests of cohort and state, drawn number, counts; names |
 | `again` | round, which was begun before, with the same cohort and state |
 | `result` | round, digest of the state after it |
 | `skipped` | round, reason |
@@ -36,6 +36,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -71,6 +72,7 @@ class RoundRecord:
       key_id: which tells keys apart, and reveals nothing of them.
       cohort_digest: SHA-256 of names, tags and data.
       state_digest: SHA-256 of the program's state before the round.
+      drawn: a random number, which the round's noise is bound to, too.
       result_digest: SHA-256 of the state after it, or None.
       release_digest: SHA-256 of the model that was released after it, or None: none
         was, not even in part.
@@ -83,6 +85,7 @@ class RoundRecord:
     key_id: int
     cohort_digest: str
     state_digest: str
+    drawn: str = ""
     result_digest: str | None = None
     release_digest: str | None = None
     is_released: bool = False
@@ -210,6 +213,7 @@ class Ledger:
             key_id=key_id,
             cohort_digest=cohort_digest,
             state_digest=state_digest,
+            drawn=draw(),
         )
         if round_number in self._rounds:
             self._take({**entry, "counts": None})  # raises unless all is the same
@@ -371,6 +375,7 @@ class Ledger:
                 key_id=entry["key_id"],
                 cohort_digest=entry["cohort_digest"],
                 state_digest=entry["state_digest"],
+                drawn=entry["drawn"],
             )
             self._rounds[number] = self._started(known, record)
             if known is None:
@@ -414,6 +419,11 @@ class Ledger:
                 f"run for this one. Skip the round."
             )
         return dataclasses.replace(known, starts=known.starts + 1)
+
+
+def draw() -> str:
+    """A random number for a round that begins: 128 bits from the operating system."""
+    return secrets.token_hex(16)
 
 
 def _released(known: RoundRecord, entry: dict[str, Any]) -> RoundRecord:

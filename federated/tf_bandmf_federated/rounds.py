@@ -267,7 +267,8 @@ class Rounds:
             record.cohort_digest,
             record.state_digest,
         )
-        inputs = f"{record.cohort_digest} {record.state_digest}"
+        drawn = self.ledger.rounds[number].drawn
+        inputs = f"{record.cohort_digest} {record.state_digest} {drawn}"
         prepared = self.engine.prepare(state.state, inputs)
         next_state, metrics = await self.engine.run(prepared, data)
         after = ProgramState(next_state, metrics, iterator)
