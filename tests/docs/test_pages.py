@@ -41,7 +41,10 @@ SLOW = {
     "docs/mechanisms/amplified.md",
     "docs/mechanisms/banded.md",
     "docs/mechanisms/bandinv.md",
+    "docs/private-metrics.md",
     "docs/sampling.md",
+    "docs/time-series.md",
+    "docs/tuning.md",
 }
 
 
