@@ -4,12 +4,15 @@
     python benchmarks/floors.py poisson
     python benchmarks/floors.py contracts
     python benchmarks/floors.py b-min-sep
+    python benchmarks/floors.py fixed-size
+    python benchmarks/floors.py selection
 
 A floor is the delta of whoever looks at a part of what is released: the own bin's term, or
 one step; none of it goes through an accountant (`tests/accounting/floors.py`). `bins` has
 three kinds of correlations, 1 to 1,000 participations; `poisson` one to a thousand million
 queries; `contracts` every registered participation that has certain bounds; `b-min-sep` the
-estimate and the bound at confidence 0.99. One line for each group: how many points were
+estimate and the bound at confidence 0.99; `fixed-size` samples without replacement;
+`selection` the best of K runs, of five distributions of K. One line for each group: how many points were
 tried, how many lie below their floor, the least of bound over floor, seconds. Exits with 1
 if a certain bound lies below its floor.
 """
@@ -24,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "accounting"))
@@ -31,8 +35,9 @@ import floors
 
 import tf_bandmf
 from tf_bandmf import participation as lib
-from tf_bandmf.accounting import poisson_tilted
+from tf_bandmf.accounting import gaussian, poisson_tilted, selection
 from tf_bandmf.accounting.bins_certain import QUICK, CertainBins
+from tf_bandmf.accounting.cyclic_fixed_size import CyclicFixedSizeAccountant
 from tf_bandmf.planning.calibration import accountant_for
 
 EPSILONS = (0.01, 0.1, 1.0, 3.0, 6.0, 10.0, 14.0, 20.0, 24.0, 30.0, 50.0)
@@ -142,6 +147,51 @@ def b_min_sep(options: argparse.Namespace) -> Iterator[tuple[str, Iterator[Point
         )
 
 
+def fixed_size(options: argparse.Namespace) -> Iterator[tuple[str, Iterator[Point]]]:
+    for queries in (1, 10, 10_000):
+        for part, batch in ((10, 1), (1000, 20), (10**6, 1), (100, 90)):
+            yield f"queries={queries} {batch} of {part}", of_fixed(queries, part, batch)
+
+
+def of_fixed(queries: int, part: int, batch: int) -> Iterator[Point]:
+    accountant = CyclicFixedSizeAccountant(queries, part, batch)
+    for noise in (*NOISES, 1e4):
+        for epsilon in EPSILONS:
+            found = accountant.delta(epsilon, noise)
+            # Replacing is claimed where sampling counts; otherwise leaving out.
+            if accountant.is_amplified(epsilon, noise):
+                yield found, floors.replaced_step(batch / part, noise, epsilon)
+            yield found, floors.one_step(batch / part, noise, epsilon)
+
+
+def best_of(options: argparse.Namespace) -> Iterator[tuple[str, Iterator[Point]]]:
+    for shape in (0.0, 0.5, 1.0, 5.0, math.inf):
+        for mean in (1.0, 3.0, 100.0, 10_000.0):
+            yield f"shape={shape:g} mean={mean:g}", of_best(mean, shape)
+
+
+def of_best(mean: float, shape: float) -> Iterator[Point]:
+    for noise in NOISES:
+        event = dp_accounting.GaussianDpEvent(noise)
+        for delta in DELTAS[::2]:
+            found = []
+            try:
+                found.append(selection.renyi_epsilon(event, mean, shape, float(delta)))
+            except ValueError:  # privacy that means nothing, said so
+                pass
+            if math.isfinite(shape):
+                found.append(
+                    selection.profile_epsilon(
+                        lambda at: gaussian.gaussian_epsilon(noise, at),  # noqa: B023
+                        mean,
+                        shape,
+                        float(delta),
+                    )
+                )
+            for epsilon in found:
+                yield delta, floors.best_of_runs(noise, mean, shape, epsilon)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -151,6 +201,8 @@ def main() -> None:
         "poisson": poisson,
         "contracts": contracts,
         "b-min-sep": b_min_sep,
+        "fixed-size": fixed_size,
+        "selection": best_of,
     }
     parser.add_argument("run", choices=sorted(runs))
     parser.add_argument("--most-bins", type=int, default=100)

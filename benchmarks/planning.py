@@ -7,12 +7,13 @@
     python benchmarks/planning.py command --samplings fixed-order,balls-in-bins
     python benchmarks/planning.py command --mechanism banded:32
     python benchmarks/planning.py sizes --samplings poisson,balls-in-bins --delta 1e-12
+    python benchmarks/planning.py sizes --samplings b-min-sep --mechanism bsr:16
 
 `bands` searches over powers of two under cyclic Poisson sampling; `pattern` prints the
 best number of bands for several epochs and epsilons (arXiv:2405.15913, Fig. 3b);
 `auto` plans 60,000 examples in batches of 512 for 10 epochs. Times are without imports.
 `command` is `tf-bandmf plan` for 50,000 examples, batches of 512, 20 epochs and momentum
-0.9, in processes of their own, without a cache and with imports. `sizes` plans DP-SGD for
+0.9, in processes of their own, without a cache and with imports. `sizes` plans DP-SGD (or `--mechanism`) for
 data sets of 10^3 to 10^9 examples under each sampling, each in a process of its own that
 has `--limit` seconds: what it takes in time and memory, or why it is refused.
 """
@@ -147,8 +148,12 @@ import tf_bandmf
 arguments = json.loads(sys.argv[1])
 began, used = time.perf_counter(), time.process_time()
 try:
-    plan = tf_bandmf.plan("identity", **arguments)
+    plan = tf_bandmf.plan(**arguments)
     result = f"noise_multiplier={plan.noise_multiplier:.6g} {plan.kind}"
+    planned = time.perf_counter() - began
+    statement = len(str(plan.statement()))
+    plan.epsilon_after(max(1, plan.num_steps // 2))
+    result += f" planned_in={planned:.3g}"
 except (ValueError, ArithmeticError) as error:
     result = f"refused: {error}"
 print(json.dumps({
@@ -164,6 +169,7 @@ def sizes(arguments: argparse.Namespace) -> None:
     for sampling in arguments.samplings.split(","):
         for examples, batch, epochs in SIZES:
             request = {
+                "mechanism": arguments.mechanism or "identity",
                 "sampling": sampling,
                 "num_examples": examples,
                 "batch_size": batch,

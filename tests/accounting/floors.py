@@ -48,3 +48,93 @@ def own_bin(norm, noise, num_bins, epsilon):
     with mpmath.workdps(DIGITS):
         shifted = mpmath.mpf(epsilon) + mpmath.log(num_bins)
         return gaussian(norm, noise, shifted)
+
+
+def replaced_step(probability, noise, epsilon):
+    """Delta of one step on a sample in which an example is replaced by its opposite.
+
+    `L(x) = (1 - q + q v(x)) / (1 - q + q v(-x))`, `v(x) = exp((2 x - 1) / (2 sigma^2))`,
+    increases in x: delta is a difference of tails beyond the place where `log L` is epsilon.
+    """
+    with mpmath.workdps(DIGITS):
+        q, sigma = mpmath.mpf(probability), mpmath.mpf(noise)
+
+        def ratio(x):
+            v = mpmath.exp((2 * x - 1) / (2 * sigma**2))
+            other = mpmath.exp((-2 * x - 1) / (2 * sigma**2))
+            return mpmath.log(1 - q + q * v) - mpmath.log(1 - q + q * other)
+
+        epsilon = mpmath.mpf(epsilon)
+        lower, upper = mpmath.mpf(0), mpmath.mpf(1)
+        while ratio(upper) < epsilon:
+            upper *= 2
+        for _ in range(160):
+            middle = (lower + upper) / 2
+            lower, upper = (
+                (middle, upper) if ratio(middle) < epsilon else (lower, middle)
+            )
+        rest = (1 - q) * _tail(upper / sigma)
+        removed = rest + q * _tail((upper - 1) / sigma)
+        return removed - mpmath.exp(epsilon) * (rest + q * _tail((upper + 1) / sigma))
+
+
+def best_of_runs(noise, mean, shape, epsilon, places=40):
+    """Delta of the largest of K Gaussian answers, for whoever asks whether it is large.
+
+    K is truncated negative binomial or Poisson. The largest of K is at most t with
+    probability `f(Phi(t))`, f its generating function. Any threshold gives a floor.
+    """
+    with mpmath.workdps(DIGITS):
+        sigma, factor = mpmath.mpf(noise), mpmath.exp(mpmath.mpf(epsilon))
+        best = mpmath.mpf(0)
+        for place in range(places):
+            t = 1 + sigma * (mpmath.mpf(place) / 2 - 8)
+            removed, added = (t - 1) / sigma, t / sigma
+            for p, q in (
+                [_more(_tail(z), mean, shape) for z in (removed, added)],
+                [_most(_tail(-z), mean, shape) for z in (removed, added)],
+            ):
+                best = max(best, p - factor * q, q - factor * p)
+        return best
+
+
+def _more(tail, mean, shape):
+    """`1 - f(1 - tail)`, without a loss of digits."""
+    if mean == 1 and not mpmath.isinf(shape):
+        return tail
+    if mpmath.isinf(shape):
+        return -mpmath.expm1(-mean * tail)
+    gamma = _gamma(mean, shape)
+    grown = mpmath.log1p((1 - gamma) / gamma * tail)
+    if shape == 0:
+        return grown / -mpmath.log(gamma)
+    return mpmath.expm1(-shape * grown) / mpmath.expm1(shape * mpmath.log(gamma))
+
+
+def _most(x, mean, shape):
+    """`f(x)`, likewise."""
+    if mean == 1 and not mpmath.isinf(shape):
+        return x
+    if mpmath.isinf(shape):
+        return mpmath.exp(mean * (x - 1))
+    gamma = _gamma(mean, shape)
+    left = mpmath.log1p(-(1 - gamma) * x)
+    if shape == 0:
+        return left / mpmath.log(gamma)
+    return mpmath.expm1(-shape * left) / mpmath.expm1(-shape * mpmath.log(gamma))
+
+
+@functools.cache
+def _gamma(mean, shape):
+    """Gamma of a mean, by bisection of the definition."""
+    with mpmath.workdps(DIGITS):
+        lower, upper = mpmath.mpf("1e-13"), mpmath.mpf(1) - mpmath.mpf("1e-30")
+        for _ in range(200):
+            middle = mpmath.sqrt(lower * upper)
+            odds = 1 / middle - 1
+            if shape == 0:
+                found = odds / -mpmath.log(middle)
+            else:
+                found = shape * odds / (1 - middle**shape)
+            lower, upper = (middle, upper) if found > mean else (lower, middle)
+        return upper

@@ -3,7 +3,10 @@
 Statistical tests use fixed seeds; see `test_balls_in_bins`.
 """
 
+import dataclasses
 import itertools
+import math
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from tf_bandmf import matrices, strategies
 from tf_bandmf.accounting.b_min_sep import BMinSepAccountant
 from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
-from tf_bandmf.accounting.b_min_sep_tilts import Proposal
+from tf_bandmf.accounting.b_min_sep_tilts import Proposal, rare_tilts
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
@@ -348,3 +351,77 @@ def test_products_by_blocks_are_those_of_the_dense_matrix(n, bands):
     x = rng.normal(size=(3, n))
     np.testing.assert_allclose(passes.inner_products(x), x @ dense, atol=1e-12 * n)
     np.testing.assert_allclose(passes.mean, dense @ np.full(n, 0.01 / n), atol=1e-14)
+
+
+def test_without_a_rest_the_accountant_is_that_of_poisson_sampling():
+    """No simulation, at any size; an earlier version's estimates are confirmed."""
+    large = strategies.identity(50_000).matrix
+    found = BMinSepSampling(10**7, 1000, 1).accountant(large)
+    assert dataclasses.astuple(found) == (50_000, 1e-4, 1.0)
+    assert isinstance(found, CyclicPoissonAccountant)
+    small = BMinSepSampling(1000, 10, 1)
+    matrix = strategies.identity(12).matrix
+    accountant = small.accountant(matrix)
+    simulated = BMinSepAccountant.of_strategy(matrix, 1, 0.01, Simulation())
+    found = simulated.calibrate(2.0, 1e-4)
+    accountant.validate(found.noise_stddev, found.guarantee)
+    with pytest.raises(ValueError, match="it was damaged"):
+        accountant.validate(0.9 * found.noise_stddev, found.guarantee)
+
+
+@pytest.mark.parametrize("mechanism", ["bsr:4", "banded:16"])
+def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanism):
+    arguments = dict(
+        epsilon=2.0,
+        delta=1e-10,
+        num_examples=10**9,
+        batch_size=10**4,
+        epochs=3,
+        sampling="b-min-sep",
+    )
+    began = time.process_time()
+    with pytest.raises(ValueError, match="num_steps must be <= .*found 300000.*cyclic-p"):
+        tf_bandmf.plan(mechanism, **arguments)
+    participation = BMinSepSampling(10**9, 10**4, 4)
+    with pytest.raises(ValueError, match="num_steps must be <= .*, found 300000"):
+        tf_bandmf.plan(
+            mechanism,
+            epsilon=2.0,
+            delta=1e-10,
+            participation=participation,
+            num_steps=300_000,
+        )
+    accountant = participation.accountant(
+        matrices.ToeplitzBanded([1.0, 0.5], 20_000), Simulation()
+    )
+    for ask in (
+        lambda: accountant.calibrate(1.0, 1e-5),
+        lambda: accountant.rough_noise_stddev(1.0, 1e-5),
+        lambda: accountant.guarantee(1.0, 1e-5),
+        lambda: accountant.delta(1.0, 1.0),
+    ):
+        with pytest.raises(ValueError, match="with 2 bands num_steps must be <= 10317"):
+            ask()
+    assert time.process_time() - began < 10.0
+
+
+@pytest.mark.parametrize("rate, unit, num_steps", [(1e-3, 0.8, 10_000), (0.02, 2.0, 50)])
+def test_rare_tilts_are_those_of_the_tilted_law(rate, unit, num_steps):
+    """The loss has the mean of the tilted law where few steps decide."""
+    for length, factor in rare_tilts(rate, unit, num_steps, (5.0, 20.0)):
+        assert length >= 0.0 and 0.0 < factor * rate <= 1.0
+        assert math.log2(factor) == round(math.log2(factor))
+    # The rarer the loss, the more it comes from participations and their length.
+    found = [length * factor for length, factor in rare_tilts(1e-4, 1.5, 100, (2, 10, 30))]
+    assert found == sorted(found)
+
+
+def test_importance_sampling_knows_rare_losses_of_long_runs():
+    """3,000 steps, 9 expected participations: a wide proposal errs by a half."""
+    matrix = strategies.bsr(tf_bandmf.workloads.prefix_sum(3000), bands=8).matrix
+    accountant = BMinSepAccountant.of_strategy(
+        matrix, 8, 3e-3, Simulation(num_draws=1000)
+    )
+    found = accountant.delta(2.0, 1.45)
+    assert 1e-9 < found.value < 1e-4
+    assert found.standard_error < 0.25 * found.value

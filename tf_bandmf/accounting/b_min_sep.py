@@ -7,6 +7,7 @@ Dong and Ganesh, arXiv:2602.09338; the distributions are in `b_min_sep_passes`, 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from tf_bandmf import matrices
@@ -14,9 +15,16 @@ from tf_bandmf.accounting.b_min_sep_passes import Passes
 from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
 from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.accounting.checks import check_delta, check_positive
+from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
+from tf_bandmf.accounting.monte_carlo import MonteCarloValue
 from tf_bandmf.accounting.root_finding import log, near_root
-from tf_bandmf.accounting.simulated_accountant import SAFETY, SimulatedAccountant, worst
+from tf_bandmf.accounting.simulated_accountant import (
+    CHECK_FACTOR,
+    SAFETY,
+    SimulatedAccountant,
+    worst,
+)
 from tf_bandmf.accounting.simulated_bounds import (
     BOUND_SLACK,
     CHECK,
@@ -25,7 +33,11 @@ from tf_bandmf.accounting.simulated_bounds import (
 )
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
-NUM_DRAWS = 10_000
+# Draws for each direction: fewer of long runs, whose draws have more numbers.
+NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
+# Steps times bands, with what a step costs in units of a band: a plan of 10,000 steps and 16
+# bands takes 12 seconds of one core, one with 391 bands 30 (benchmarks/planning.py sizes).
+_LARGEST_WORK, _STEP = 2_600_000, 250
 
 _ATTEMPTS = 6
 # Tolerance of the log of the noise.
@@ -33,6 +45,18 @@ _PRECISION = 1e-4
 # A direction that is by so many standard errors below so large a part of the other one is
 # left out of the search.
 _ERRORS, _MINOR = 5.0, 0.5
+
+
+def check_size(num_steps: int, bands: int) -> None:
+    """Raises ValueError if a simulation would take more than about half a minute."""
+    most = _LARGEST_WORK // (bands + _STEP)
+    if num_steps > most:
+        raise ValueError(
+            f"b-min-sep sampling is accounted for by simulating every step: with {bands} "
+            f"bands num_steps must be <= {most}, found {num_steps}. Use "
+            f'sampling="cyclic-poisson" (CyclicPoisson), which is not simulated, larger '
+            f"batches or fewer epochs."
+        )
 
 
 class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
@@ -61,6 +85,7 @@ class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
                 f"confidence must be in [0.5, 1) under b-min-sep sampling, found "
                 f"{confidence}: no bound without simulation is known."
             )
+        self._passes = passes
         norm = math.sqrt(passes.largest_squared_norm())
         super().__init__(BMinSepSimulator(passes, num_draws, seed), norm, confidence)
 
@@ -89,11 +114,51 @@ class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
                 "The accounting of b-min-sep sampling needs a strategy C without "
                 "negative entries, found one with some. Use CyclicPoisson."
             )
-        draws = NUM_DRAWS if simulation.num_draws is None else simulation.num_draws
+        draws = simulation.num_draws
+        if draws is None:
+            fewer = max(_LEAST_DRAWS, _ENTRIES // matrix.num_rows)
+            draws = min(NUM_DRAWS, fewer)
         passes = Passes(matrices.as_rows(matrix), separation, rate)
         return cls(passes, draws, simulation.seed, simulation.confidence)
 
+    def delta(self, epsilon: float, noise_stddev: float) -> MonteCarloValue:
+        self._check_size()
+        return super().delta(epsilon, noise_stddev)
+
+    def epsilon(self, delta: float, noise_stddev: float) -> MonteCarloValue:
+        self._check_size()
+        return super().epsilon(delta, noise_stddev)
+
+    def _check_size(self) -> None:
+        # What was planned before there was a limit is still confirmed.
+        check_size(self._passes.num_steps, len(self._passes.columns))
+
+    def rough_noise_stddev(
+        self, epsilon: float, delta: float, near: float | None = None
+    ) -> float:
+        self._check_size()
+        if near is None:
+            near = self._between_neighbors(epsilon, delta)
+        return super().rough_noise_stddev(epsilon, delta, near)
+
+    def _between_neighbors(self, epsilon: float, delta: float) -> float:
+        """Noise between that of steps without a rest and that of parts that take turns."""
+        check_positive("epsilon", epsilon)
+        check_delta(delta)
+        passes, b = self._passes, self._passes.separation
+        norm = math.sqrt(passes.squares.max())
+        rates = passes.rate, min(passes.rate * b, 1.0)
+        counts = passes.num_steps, -(-passes.num_steps // b)
+        neighbors = [
+            CyclicPoissonAccountant(count, rate, norm).rough_noise_stddev(
+                epsilon, delta
+            )
+            for count, rate in zip(counts, rates)
+        ]
+        return math.sqrt(neighbors[0] * neighbors[1])
+
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
+        self._check_size()
         check_positive("epsilon", epsilon)
         check_delta(delta)
         largest = self._largest_noise(epsilon, delta)
@@ -148,3 +213,19 @@ class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
 
         found = near_root(excess, math.log(noise), math.log(largest), _PRECISION)
         return min(math.exp(found + _PRECISION), largest)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithoutRestAccountant(CyclicPoissonAccountant):
+    """b-min-sep sampling with b = 1: Poisson sampling, which needs no simulation.
+
+    What was simulated by an earlier version is confirmed, too.
+    """
+
+    claims = (*CyclicPoissonAccountant.claims, *BMinSepAccountant.claims)
+
+    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
+        if guarantee.accountant != NAME:
+            return super().confirms(noise_stddev, guarantee)
+        found = self.delta(guarantee.epsilon, noise_stddev)
+        return found <= guarantee.delta * CHECK_FACTOR

@@ -19,11 +19,13 @@ import numpy as np
 
 from tf_bandmf.accounting.threads import one_thread
 
-# Sums are rescaled every so many steps, and where they may have grown by a factor of so
-# large a logarithm; larger exponents are added by logarithms.
-_RESCALED, _LARGEST_GROWTH, _LARGEST_EXPONENT = 25, 600.0, 250.0
+# Sums are rescaled before those who rest at no step fall below exp(_LEAST_LOG), after
+# _RESCALED steps at most, and where sums may have grown by a factor of so large a logarithm;
+# larger exponents are added by logarithms.
+_RESCALED, _LEAST_LOG = (25, 100), -100.0
+_LARGEST_GROWTH, _LARGEST_EXPONENT = 600.0, 250.0
 # Columns of C that are multiplied at once, at least.
-_BLOCK = 64
+_BLOCK = 24
 
 
 class Passes:
@@ -96,11 +98,16 @@ class Passes:
         uniform = generator.random(count)
         # At first a rest of 1 .. b - 1 steps with probability q each.
         free = np.where(uniform < self.rate * (b - 1), 1 + uniform // self.rate, 0)
+        free = free.astype(np.int64)
         taken = np.zeros((self.num_steps, count))
-        for t in range(self.num_steps):
-            now = (free <= t) & (generator.random(count) < probability)
-            taken[t] = now
-            free[now] = t + b
+        rows = np.arange(count)
+        # From one participation to the next: a rest, then a geometric number of steps.
+        while rows.size:
+            now = free + generator.geometric(probability[rows]) - 1
+            within = now < self.num_steps
+            rows, now = rows[within], now[within]
+            taken[now, rows] = 1.0
+            free = now + b
         return self._outputs(taken.T)
 
     def draw_weighted(
@@ -185,14 +192,14 @@ class Passes:
         begin = np.full(count, rate)
         # A step multiplies the largest of the sums by at most 2 exp(largest).
         growth = np.cumsum(largest + math.log(2.0))
-        rescaled = 0.0
+        rescaled, period = 0.0, _rescaled_after(b, probability)
         for t in range(n):
             if t:
                 free *= 1.0 - probability
                 free += taken[t % b] if t >= b else begin
             np.multiply(free, factors[t], out=taken[t % b])
             ahead = growth[min(t + 1, n - 1)] - rescaled
-            if t % _RESCALED == _RESCALED - 1 or ahead > _LARGEST_GROWTH:
+            if t % period == period - 1 or ahead > _LARGEST_GROWTH:
                 rescaled = growth[t]
                 scale = np.maximum(free, taken.max(axis=0))
                 free /= scale
@@ -224,3 +231,12 @@ class Passes:
         if b > n:
             ends.append(np.full(count, math.log(self.rate * (b - n))))
         return np.logaddexp.reduce(np.stack(ends), axis=0)
+
+
+def _rescaled_after(separation: int, probability: float) -> int:
+    """Steps between rescalings, which cost as much as b steps."""
+    least, most = _RESCALED
+    if probability >= 1.0:  # nobody who is free stays so
+        return least
+    by_decay = int(_LEAST_LOG / math.log1p(-probability))
+    return max(1, min(by_decay, max(least, min(separation // 4, most))))

@@ -26,9 +26,9 @@ from tf_bandmf.accounting.importance import Run, least_variance
 from tf_bandmf.accounting.simulated_bounds import MAIN, PILOT, Stage
 
 _LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
-_CHUNK = 4_000_000
-# Draws of so many numbers are kept for the next noise level.
-_KEPT_ENTRIES = 4_000_000
+# Numbers of the draws that are made at once, and draws of so many numbers are kept for the
+# next noise level: a step of many draws costs little more than one of few.
+_CHUNK = _KEPT_ENTRIES = 20_000_000
 _ALMOST_CERTAIN = np.array([0.01, 0.99])
 
 
@@ -160,7 +160,8 @@ class BMinSepSimulator:
         for index, start in enumerate(range(0, count, size)):
             number = min(size, count - start)
             draws = self._draws(noise, proposal, add, stage, index, number)
-            log_v = np.multiply(draws.normals.T, 1.0 / noise)  # step by step in memory
+            # Step by step in memory.
+            log_v = np.multiply(draws.normals.T, 1.0 / noise, dtype=np.float64)
             log_v -= half[:, None]
             scratch = np.empty_like(log_v)
             if add:
@@ -240,11 +241,15 @@ class BMinSepSimulator:
         choice = np.searchsorted(cumulative, generator.random(number), side="right")
         choice = np.minimum(choice, len(tilts) - 1)
         z = generator.standard_normal((number, n))
-        along, normals = z @ self.passes.mean, self.passes.inner_products(z)
+        # Pilot runs only choose: single precision keeps as many draws in half the memory.
+        kind = np.float32 if stage == PILOT else np.float64
+        along = z @ self.passes.mean
+        normals = self.passes.inner_products(z).astype(kind, copy=False)
+        del z
         means = None
         if not add:
             means = self._means(generator, noise, tilts, choice)
-            means = self.passes.inner_products(means)
+            means = self.passes.inner_products(means).astype(kind, copy=False)
         found = _Draws(choice, normals, along, means)
         # Weights of participations depend on the noise.
         is_weighted = any(tilt.is_weighted for tilt in tilts)

@@ -3,6 +3,9 @@
 They mix tilted versions of `P` with longer means and more participations ("remove"), or of
 `Q`, moved against the mean of the means ("add").
 
+Where participations are rare, a large loss comes from few of them with much longer means:
+those of `P L^theta`, as it would be if every step were sampled by itself (`rare_tilts`).
+
 A bound needs weights that are bounded for certain. With `v_S` the likelihood ratio of the
 participations S, `v_S = exp(<m_S, y> / sigma^2 - |m_S|^2 / (2 sigma^2))`, and
 `L = dP/dQ = sum_S P(S) v_S`:
@@ -55,18 +58,28 @@ class Pilot:
       each: draws of each tilt.
       lengths, rates: of "remove", standard deviations and multiples of p.
       against: of "add", standard deviations.
+      rarities: of "remove", negative logarithms of probabilities of large losses.
     """
 
     each: int
     lengths: tuple[float, ...]
     rates: tuple[float, ...]
     against: tuple[float, ...]
+    rarities: tuple[float, ...]
 
 
 FULL = Pilot(
-    150, (0.0, 1.0, 2.0, 3.0, 4.5), (1.0, 1.5, 2.5), (0.0, 1.0, 2.0, 3.0, 4.5, 6.0)
+    150,
+    (0.0, 1.5, 3.5),
+    (1.0, 1.5, 2.5),
+    (0.0, 1.0, 2.0, 3.0, 4.5, 6.0),
+    (2.0, 5.0, 9.0, 14.0, 21.0, 30.0, 42.0),
 )
-ROUGH = Pilot(250, (0.0, 1.5, 3.5), (1.0, 2.0), (0.0, 1.5, 3.5, 6.0))
+ROUGH = Pilot(
+    200, (0.0, 1.5, 3.5), (1.0, 2.0), (0.0, 1.5, 3.5, 6.0), (4.0, 11.0, 20.0, 36.0)
+)
+# Logarithms of the exponents theta, halvings, and nodes of the integrals over one step.
+_LOG_THETAS, _BISECTIONS, _NODES = (-4.0, 8.0), 24, 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,9 +171,70 @@ class Tilts:
         p, unit = self.passes.probability, self._unit(noise, add)
         if add:
             return [Tilt(0.0, p, -s * unit) for s in pilot.against]
-        rates = {min(factor * p, 0.5 * (1 + p)) for factor in pilot.rates}
+        most = 0.5 * (1 + p)
+        rates = {min(factor * p, most) for factor in pilot.rates}
         tilts = [Tilt(s * unit, rate) for s in pilot.lengths for rate in rates]
-        return sorted(tilts, key=lambda tilt: (tilt.length, tilt.probability))
+        for length, factor in self._rare(noise, pilot.rarities):
+            tilts.append(Tilt(length, min(factor * p, most)))
+        target = Tilt(0.0, p)
+        return sorted(
+            set(tilts), key=lambda tilt: (tilt != target, tilt.length, tilt.probability)
+        )
+
+    def _rare(
+        self, noise: float, rarities: tuple[float, ...]
+    ) -> list[tuple[float, float]]:
+        passes = self.passes
+        unit = math.sqrt(float(passes.squares.mean())) / noise
+        return rare_tilts(passes.rate, unit, passes.num_steps, rarities)
+
+
+def rare_tilts(
+    rate: float, unit: float, num_steps: int, rarities: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Lengths, and factors of the rate, of `P L^theta` for steps that are independent.
+
+    With `L(x) = 1 - q + q exp(u x - u^2 / 2)` for one step, at a unit normal `x`, and
+    `K(theta) = log E L^(1 + theta)`, losses as under theta have about the probability
+    `exp(-num_steps (theta K' - K))`. A step of that law has the first two moments of a
+    normal variable that is moved by some length with some probability. Factors are powers of
+    2, so that they stay the same when the noise changes a little.
+
+    Args:
+      rate: q.
+      unit: u, the norm of a column over sigma.
+      num_steps: n.
+      rarities: negative logarithms of probabilities.
+    """
+    leave = math.log1p(-rate) if rate < 1.0 else -math.inf
+    wanted = np.array(rarities)
+    lower, upper = np.full((2, wanted.size), np.array(_LOG_THETAS)[:, None])
+    for _ in range(_BISECTIONS):
+        theta = np.exp(0.5 * (lower + upper))[:, None]
+        x = np.linspace(0.0, 1.0, _NODES) * (18.0 + (1.0 + theta) * unit) - 9.0
+        loss = np.logaddexp(leave, math.log(rate) + unit * x - 0.5 * unit**2)
+        exponents = (1.0 + theta) * loss - 0.5 * x**2
+        top = exponents.max(axis=1, keepdims=True)
+        weights = np.exp(exponents - top)
+        sums = weights.sum(axis=1)
+        steps = x[:, 1] - x[:, 0]
+        totals = np.log(sums * steps / math.sqrt(2.0 * math.pi)) + top[:, 0]
+        means = (weights * loss).sum(axis=1) / sums
+        is_rarer = num_steps * (theta[:, 0] * means - totals) > wanted
+        upper = np.where(is_rarer, np.log(theta[:, 0]), upper)
+        lower = np.where(is_rarer, lower, np.log(theta[:, 0]))
+    first = (weights * x).sum(axis=1) / sums
+    second = (weights * x**2).sum(axis=1) / sums - 1.0
+    found = []
+    for moved, spread in zip(first, second):
+        if not (moved > 0.0 and spread > 0.0):
+            continue
+        share = min(moved**2 / spread, 1.0)
+        factor = 2.0 ** round(math.log2(share / rate))
+        length = moved / (factor * rate) / unit - 1.0
+        length = min(length, spread / moved / unit - 1.0)
+        found.append((max(float(length), 0.0), factor))
+    return found
 
 
 def mixture(tilts: Sequence[Tilt], shares: np.ndarray) -> Proposal:

@@ -39,6 +39,16 @@ _CACHE = 400_000_000
 _SINGLE_PRECISION_LIMIT = 300.0
 
 
+def check_bins(num_bins: int) -> None:
+    """Raises ValueError if there are too many bins."""
+    if num_bins > _LARGEST_BINS:
+        raise ValueError(
+            f"Balls in bins is accounted through a matrix of num_bins^2 entries: "
+            f"num_bins must be <= {_LARGEST_BINS}, found {num_bins}. Use larger batches or "
+            f"CyclicPoisson."
+        )
+
+
 def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
     """`G[i, j] = <m_i, m_j>`, shape [b, b], `m_j = sum_e C[:, e b + j]`.
 
@@ -53,12 +63,7 @@ def gram_matrix(matrix: matrices.LowerTriangular, num_bins: int) -> np.ndarray:
     n, b = matrix.num_rows, num_bins
     if not 1 <= b <= n:
         raise ValueError(f"num_bins must be in [1, num_steps = {n}], found {b}.")
-    if b > _LARGEST_BINS:
-        raise ValueError(
-            f"Balls in bins is accounted through a matrix of num_bins^2 entries: "
-            f"num_bins must be <= {_LARGEST_BINS}, found {b}. Use larger batches or "
-            f"CyclicPoisson."
-        )
+    check_bins(b)
     if not matrix.is_nonnegative():
         raise ValueError(
             "The accounting of balls in bins needs a strategy C without negative "

@@ -25,7 +25,7 @@ from tf_bandmf.accounting.simulated_bounds import (
 SAFETY = 2.0
 # A stated estimate is checked with few draws: it may differ by so many standard errors,
 # and by this factor.
-_CHECK_ERRORS, _CHECK_FACTOR = 5.0, 1.1
+_CHECK_ERRORS, CHECK_FACTOR = 5.0, 1.1
 # Smaller values of delta are bounded by about this much.
 _LEAST_BOUNDED = 1e-6
 # The search for a rough noise, in its logarithm: the last step, and how far below the
@@ -126,7 +126,7 @@ class SimulatedAccountant(Accountant, Generic[SimulatorT]):
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         found = self.rough_delta(guarantee.epsilon, noise_stddev)
         least = found.value - _CHECK_ERRORS * found.standard_error
-        return least <= guarantee.delta * _CHECK_FACTOR
+        return least <= guarantee.delta * CHECK_FACTOR
 
     def _largest_noise(self, epsilon: float, delta: float) -> float:
         """Noise that is enough for certain: without amplification."""

@@ -62,11 +62,26 @@ class BMinSepSampling(CyclicByChance):
         q = self.batch_size / self.num_examples
         return largest_binomial(self.num_examples, q, overflow / num_steps)
 
+    def check_accounting(self, num_steps: int) -> None:
+        from tf_bandmf.accounting.b_min_sep import check_size
+
+        if self.num_parts > 1:
+            check_size(num_steps, 2)  # the least that a rest is for
+
     def accountant(
         self, matrix: LowerTriangular, simulation: Simulation | None = None
     ) -> Accountant:
-        from tf_bandmf.accounting.b_min_sep import BMinSepAccountant
+        from tf_bandmf.accounting.b_min_sep import (
+            BMinSepAccountant,
+            WithoutRestAccountant,
+        )
 
+        if self.num_parts == 1 and matrix.bands == 1:
+            norms = matrix.column_norms()
+            if norms.min() == norms.max():  # as `WithoutRestAccountant` counts them
+                return WithoutRestAccountant.of_strategy(
+                    matrix, 1, self.batch_size / self.num_examples
+                )
         return BMinSepAccountant.of_strategy(
             matrix,
             self.num_parts,

@@ -54,6 +54,11 @@ class BallsInBins(WholeEpochs):
         trials, bins = self.num_examples, self.num_bins
         return largest_binomial(trials, 1.0 / bins, overflow / bins)
 
+    def check_accounting(self, num_steps: int) -> None:
+        from tf_bandmf.accounting.bins_mixture import check_bins
+
+        check_bins(self.num_bins)
+
     def accountant(
         self, matrix: LowerTriangular, simulation: Simulation | None = None
     ) -> Accountant:

@@ -86,6 +86,12 @@ class Participation(abc.ABC):
     def validate_num_steps(self, num_steps: int) -> None:
         """Raises ValueError if a run of `num_steps` steps contradicts this object."""
 
+    def check_accounting(self, num_steps: int) -> None:
+        """Raises ValueError if a run is too large to account for, whatever its strategy.
+
+        Asked before a strategy is built.
+        """
+
     @abc.abstractmethod
     def describe(self) -> str:
         """One sentence for the privacy statement."""

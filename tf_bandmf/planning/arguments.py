@@ -99,6 +99,8 @@ def resolve_data(
             f"{LARGEST_NUM_STEPS:,}, found {size:g}: the keys of the steps alone would "
             f"take {16.0 * size:.3g} bytes. Use larger batches or fewer epochs."
         )
+    if isinstance(found, Participation):
+        found.check_accounting(steps)
     if num_examples is None:
         num_examples = getattr(found, "num_examples", None)
     return DataUse(found, steps, num_examples, expected)

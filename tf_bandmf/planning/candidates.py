@@ -320,6 +320,7 @@ class Search:
         """A strategy, and cyclic sampling with as many parts as it has bands."""
         assert isinstance(self._sampling, Scheme)
         participation = self._sampling.participation(options.get("bands", 1))
+        participation.check_accounting(self._workload.num_steps)
         strategy = registry.build_strategy(
             family.name,
             self._workload,
