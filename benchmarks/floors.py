@@ -12,9 +12,9 @@ one step; none of it goes through an accountant (`tests/accounting/floors.py`). 
 three kinds of correlations, 1 to 1,000 participations; `poisson` one to a thousand million
 queries; `contracts` every registered participation that has certain bounds; `b-min-sep` the
 estimate and the bound at confidence 0.99; `fixed-size` samples without replacement;
-`selection` the best of K runs, of five distributions of K. One line for each group: how many points were
-tried, how many lie below their floor, the least of bound over floor, seconds. Exits with 1
-if a certain bound lies below its floor.
+`selection` the best of K runs, of five distributions of K. One line for each group: how
+many points were tried, how many lie below their floor, the least of bound over floor,
+seconds. Exits with 1 if a certain bound lies below its floor.
 """
 
 from __future__ import annotations

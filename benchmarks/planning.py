@@ -13,9 +13,10 @@
 best number of bands for several epochs and epsilons (arXiv:2405.15913, Fig. 3b);
 `auto` plans 60,000 examples in batches of 512 for 10 epochs. Times are without imports.
 `command` is `tf-bandmf plan` for 50,000 examples, batches of 512, 20 epochs and momentum
-0.9, in processes of their own, without a cache and with imports. `sizes` plans DP-SGD (or `--mechanism`) for
-data sets of 10^3 to 10^9 examples under each sampling, each in a process of its own that
-has `--limit` seconds: what it takes in time and memory, or why it is refused.
+0.9, in processes of their own, without a cache and with imports. `sizes` plans DP-SGD
+(or `--mechanism`) for data sets of 10^3 to 10^9 examples under each sampling, each in a
+process of its own that has `--limit` seconds: what the plan, its statement and the epsilon
+of its first half take in time and memory, or why it is refused.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ try:
     plan = tf_bandmf.plan(**arguments)
     result = f"noise_multiplier={plan.noise_multiplier:.6g} {plan.kind}"
     planned = time.perf_counter() - began
-    statement = len(str(plan.statement()))
+    str(plan.statement())
     plan.epsilon_after(max(1, plan.num_steps // 2))
     result += f" planned_in={planned:.3g}"
 except (ValueError, ArithmeticError) as error:

@@ -54,7 +54,7 @@ def replaced_step(probability, noise, epsilon):
     """Delta of one step on a sample in which an example is replaced by its opposite.
 
     `L(x) = (1 - q + q v(x)) / (1 - q + q v(-x))`, `v(x) = exp((2 x - 1) / (2 sigma^2))`,
-    increases in x: delta is a difference of tails beyond the place where `log L` is epsilon.
+    increases in x: delta is a difference of tails beyond where `log L` is epsilon.
     """
     with mpmath.workdps(DIGITS):
         q, sigma = mpmath.mpf(probability), mpmath.mpf(noise)

@@ -380,10 +380,12 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
         sampling="b-min-sep",
     )
     began = time.process_time()
-    with pytest.raises(ValueError, match="num_steps must be <= .*found 300000.*cyclic-p"):
+    with pytest.raises(
+        ValueError, match=r"num_steps must be <= .*found 300000.*cyclic-p"
+    ):
         tf_bandmf.plan(mechanism, **arguments)
     participation = BMinSepSampling(10**9, 10**4, 4)
-    with pytest.raises(ValueError, match="num_steps must be <= .*, found 300000"):
+    with pytest.raises(ValueError, match=r"num_steps must be <= .*, found 300000"):
         tf_bandmf.plan(
             mechanism,
             epsilon=2.0,
@@ -405,14 +407,18 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
     assert time.process_time() - began < 10.0
 
 
-@pytest.mark.parametrize("rate, unit, num_steps", [(1e-3, 0.8, 10_000), (0.02, 2.0, 50)])
+@pytest.mark.parametrize(
+    "rate, unit, num_steps", [(1e-3, 0.8, 10_000), (0.02, 2.0, 50)]
+)
 def test_rare_tilts_are_those_of_the_tilted_law(rate, unit, num_steps):
     """The loss has the mean of the tilted law where few steps decide."""
     for length, factor in rare_tilts(rate, unit, num_steps, (5.0, 20.0)):
         assert length >= 0.0 and 0.0 < factor * rate <= 1.0
         assert math.log2(factor) == round(math.log2(factor))
     # The rarer the loss, the more it comes from participations and their length.
-    found = [length * factor for length, factor in rare_tilts(1e-4, 1.5, 100, (2, 10, 30))]
+    found = [
+        length * factor for length, factor in rare_tilts(1e-4, 1.5, 100, (2, 10, 30))
+    ]
     assert found == sorted(found)
 
 

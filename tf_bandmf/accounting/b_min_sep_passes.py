@@ -20,8 +20,8 @@ import numpy as np
 from tf_bandmf.accounting.threads import one_thread
 
 # Sums are rescaled before those who rest at no step fall below exp(_LEAST_LOG), after
-# _RESCALED steps at most, and where sums may have grown by a factor of so large a logarithm;
-# larger exponents are added by logarithms.
+# _RESCALED steps at most, and where sums may have grown by a factor of so large a
+# logarithm; larger exponents are added by logarithms.
 _RESCALED, _LEAST_LOG = (25, 100), -100.0
 _LARGEST_GROWTH, _LARGEST_EXPONENT = 600.0, 250.0
 # Columns of C that are multiplied at once, at least.

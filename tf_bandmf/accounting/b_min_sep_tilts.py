@@ -197,8 +197,8 @@ def rare_tilts(
     With `L(x) = 1 - q + q exp(u x - u^2 / 2)` for one step, at a unit normal `x`, and
     `K(theta) = log E L^(1 + theta)`, losses as under theta have about the probability
     `exp(-num_steps (theta K' - K))`. A step of that law has the first two moments of a
-    normal variable that is moved by some length with some probability. Factors are powers of
-    2, so that they stay the same when the noise changes a little.
+    normal variable that is moved by some length with some probability. Factors are powers
+    of 2, so that they stay the same when the noise changes a little.
 
     Args:
       rate: q.

@@ -86,7 +86,7 @@ class Participation(abc.ABC):
     def validate_num_steps(self, num_steps: int) -> None:
         """Raises ValueError if a run of `num_steps` steps contradicts this object."""
 
-    def check_accounting(self, num_steps: int) -> None:
+    def check_accounting(self, num_steps: int) -> None:  # noqa: B027
         """Raises ValueError if a run is too large to account for, whatever its strategy.
 
         Asked before a strategy is built.
