@@ -222,7 +222,10 @@ class WithoutRestAccountant(CyclicPoissonAccountant):
     What was simulated by an earlier version is confirmed, too.
     """
 
-    claims = (*CyclicPoissonAccountant.claims, *BMinSepAccountant.claims)
+    claims = (  # type: ignore[assignment]
+        *CyclicPoissonAccountant.claims,
+        *BMinSepAccountant.claims,
+    )
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         if guarantee.accountant != NAME:
