@@ -16,7 +16,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.clipped_sums import clipped_gradient_sums, traced_pass
+from tf_bandmf.keras.clipping.clipped_sums import (
+    ClippedGradients,
+    clipped_gradient_sums,
+    traced_pass,
+)
 from tf_bandmf.keras.clipping.errors import ClippingMismatchError
 from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.passes import run_model
@@ -129,10 +133,12 @@ def self_check(
             )
 
         clipped = step(data)
-        others = [step(batch) for batch in _other_neighbors(data)]
+        neighbors = _other_neighbors(data)
+        others = [step(batch) for batch in neighbors]
         for signs in _DRAWS:
             draw(signs)
-            _compare_neighbors(model, step, data, rtol)
+            results = [step(batch) for batch in (data, *neighbors)]
+            _compare_neighbors(model, results, rtol)
     if not any(math.isfinite(norm) for norm, _ in references):
         warnings.warn(
             f"The gradients of model {model.name!r} were not compared with those of "
@@ -165,13 +171,13 @@ def self_check(
     expected, _ = references[0]
     known = math.isfinite(expected)
     for neighbor, result in zip(_NEIGHBORS, others, strict=True) if known else ():
-        found = float(result.norms[0])
+        found = float(result.norms.numpy()[0])
         if not abs(found - expected) <= rtol * expected + 1e-6:
             raise ClippingMismatchError(
                 f"The gradient norm of an example is {expected:.6g} when it is alone, "
                 f"but {found:.6g} beside {neighbor}. {_CAUSES}"
             )
-        if not np.isfinite(result.norms[1:]).any():
+        if not np.isfinite(result.norms.numpy()[1:]).any():
             compare(result.sums, references[:1])
     if repeatable:
         kept_pass.keep(model, checked)
@@ -184,23 +190,28 @@ _ALONE = 3
 
 
 def _compare_neighbors(
-    model: keras.Model, step: Callable[[Any], Any], data: Any, rtol: float
+    model: keras.Model, results: Sequence[ClippedGradients], rtol: float
 ) -> None:
     """Compares what an example contributes beside others with what it does alone.
+
+    Args:
+      model: the model.
+      results: of the example beside another one, and beside each of `_NEIGHBORS`.
+      rtol: largest relative error.
 
     Raises:
       ClippingMismatchError: if that is not the same.
     """
-    results = [step(batch) for batch in (data, *_other_neighbors(data))]
     names = ("another example", *_NEIGHBORS)
     alone = results[1 + _ALONE]
-    expected = float(alone.norms[0])
+    expected = float(alone.norms.numpy()[0])
     if not math.isfinite(expected):
         return
     for name, result in zip(names, results, strict=True):
-        found = float(result.norms[0])
+        norms = result.norms.numpy()
+        found = float(norms[0])
         same = abs(found - expected) <= rtol * expected + 1e-6
-        if same and not np.isfinite(result.norms[1:]).any():
+        if same and not np.isfinite(norms[1:]).any():
             sums, others = side_by_side([result.sums, alone.sums])
             errors = [
                 np.sum((np.asarray(a, np.float64) - np.asarray(b, np.float64)) ** 2)
