@@ -16,6 +16,7 @@ import keras
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import CALL_CONTEXT, global_state
+from tf_bandmf.keras.compat.optimizing import optimized_once
 
 
 def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,7 +36,8 @@ def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         with run.turn:
             if run.tables is not None:
                 run.tables.begin()
-            return function(*args, **kwargs)
+            with optimized_once():
+                return function(*args, **kwargs)
 
     return one_at_a_time
 

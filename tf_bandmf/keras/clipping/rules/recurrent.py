@@ -84,6 +84,9 @@ class RecurrentRule(OneTapRule):
             else:
                 before = outputs[..., units:]
                 last, outputs = last[..., :units], outputs[..., :units]
+            # A loop forgets how many steps there are: how to measure is then chosen when
+            # the graph runs, of which both ways are part.
+            before = tf.ensure_shape(before, [None, sequences.shape[1], None])
             # In the order of the inputs again.
             before = tf.reverse(before, [1]) if layer.go_backwards else before
             call.notes.update(states=before, sequences=sequences, projected=tapped)
