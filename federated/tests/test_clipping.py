@@ -81,6 +81,17 @@ def test_invariant_17_a_quick_norm_decides_nothing_that_it_cannot_know():
     assert not clip_update(update, 1.0 + 2.0**-30).was_clipped
 
 
+@pytest.mark.parametrize("small", [2.0**-12.5, 2.0**-12, 2.0**-11.9, 2.0**-64])
+def test_invariant_17_squares_that_a_sum_loses_are_in_the_norm(small):
+    # In float32 each small square is lost beside the large one.
+    update = np.full([50, 64], small, np.float32)
+    update[:, 0] = 1.0
+    for clip in (1.0, 7.0):
+        once = clip_update([update], clip).update[0]
+        exact = sum(fractions.Fraction(float(v)) ** 2 for v in once.ravel())
+        assert clip**2 * (1.0 - 2.0**-15) <= exact <= fractions.Fraction(clip) ** 2
+
+
 def test_integers_are_refused():
     with pytest.raises(TypeError, match="arrays of floats, found int"):
         clip_update([np.array([1, 2])], 1.0)

@@ -9,6 +9,7 @@ import pytest
 from simulated import SimulatedDevices
 
 import tf_bandmf
+from tf_bandmf_federated import large_vectors
 from tf_bandmf_federated.averaging import FederatedAveraging, Replies
 from tf_bandmf_federated.cohorts import AvailableCohorts, Selected
 from tf_bandmf_federated.host_noise import HostNoise
@@ -36,14 +37,16 @@ def make_plan(mechanism):
     )
 
 
-def make_engine(plan, devices, sums, meanwhile=lambda round_number: None, scale=1.0):
+def make_engine(
+    plan, devices, sums, meanwhile=lambda round_number: None, scale=1.0, order=1, data=0
+):
     """Devices add vectors of their own; `sums` gets the sum of each round."""
 
     def exchange(request, add):
         meanwhile(request.round_number)
         total = np.zeros(SIZE)
-        for name in request.names:
-            number = list(devices.stores).index(name)
+        for name in request.names[::order]:
+            number = list(devices.stores).index(name) + data
             update = np.random.default_rng(number).normal(size=SIZE)
             update = np.float32(update / np.linalg.norm(update) * 0.999 * scale)
             add(name, [update])
@@ -56,10 +59,10 @@ def make_engine(plan, devices, sums, meanwhile=lambda round_number: None, scale=
     )
 
 
-def run(plan, folder, total, devices, meanwhile=lambda round_number: None, scale=1.0):
+def run(plan, folder, total, devices, meanwhile=lambda round_number: None, **options):
     """Releases of the rounds up to `total`, and the sums that were sent."""
     sums, models = {}, Models()
-    engine = make_engine(plan, devices, sums, meanwhile, scale)
+    engine = make_engine(plan, devices, sums, meanwhile, **options)
 
     async def first(ledger):
         cohorts = AvailableCohorts(ledger, devices.present, plan.participation)
@@ -256,6 +259,39 @@ def test_invariant_8_a_snapshot_in_mid_step(tmp_path, figure):
     deviations = noise_left(plan, (4, 5), (left, sums), (again, again_sums))
     figure(f"{deviations.min():.1f} times the noise is left")
     assert deviations.min() > 1.3
+
+
+@pytest.mark.attack(
+    "A snapshot in the middle of a round goes on otherwise (invariant 8)",
+    tried="Goes on from a copy that was made while devices compute: with replies in "
+    "another order and other threads, with other data on the same devices, and with the "
+    "database without its journal.",
+    area="noise",
+    invariants=[8, 9, 11],
+)
+def test_invariant_8_a_round_that_goes_on_otherwise(tmp_path, figure, monkeypatch):
+    plan = make_plan("lambda_cgd")
+    devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
+
+    def snapshot(round_number):
+        if round_number == 3:
+            for name in ("order", "data", "no journal"):
+                shutil.copytree(tmp_path / "run", tmp_path / name)
+
+    left, sums = run(plan, tmp_path / "run", 4, devices, snapshot)
+    monkeypatch.setattr(large_vectors, "_CHUNK", 300)
+    monkeypatch.setattr(large_vectors, "_THREADS", 3)
+    again, _ = run(plan, tmp_path / "order", 4, devices, order=-1)
+    np.testing.assert_array_equal(again[4], left[4])
+    other, other_sums = run(plan, tmp_path / "data", 4, devices, data=100)
+    assert np.abs(other_sums[3] - sums[3]).max() > 0.01
+    found = PER_ROUND * (other[4] - left[4]) - (other_sums[3] - sums[3])
+    deviation = found.std() / plan.noise_stddev
+    figure(f"other data: {deviation:.1f} times the noise is left")
+    assert deviation > 1.3
+    (tmp_path / "no journal" / "ledger.sqlite3-wal").unlink()
+    with pytest.raises(ValueError, match="replaced"):
+        run(plan, tmp_path / "no journal", 4, devices)
 
 
 @pytest.mark.attack(
