@@ -57,6 +57,7 @@ def test_what_may_learn_little_is_said(data, make_plan):
         fit(x, make_plan, last, loss, dtype="uint8")
 
 
+@pytest.mark.slow
 def test_what_is_right_is_not_warned_of(data, make_plan):
     logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     with warnings.catch_warnings():
