@@ -87,13 +87,27 @@ class Jumps:
         """Says that all rows were brought up to date at `t = step`, int32."""
         return self._release.assign(step, read_value=False)
 
-    def from_clocks(self, clocks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """P and L of rows, float32, shape [U, m, m], from their clocks, [U] int32."""
-        known = tf.bitwise.right_shift(clocks, 1)
-        behind = tf.bitwise.bitwise_and(clocks, 1)
-        products = self._products.sparse_read(known)
-        factors = _factor(self._covariances.sparse_read(known - behind))
-        return tf.cast(products, tf.float32), tf.cast(factors, tf.float32)
+    def since_release(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """P and L to a step, float32, shape [steps, m, m], of each step since a release.
+
+        Returns:
+          They, and the first of these steps, int32.
+        """
+        first = self._release.read_value()
+        window = tf.range(first, step + 1)
+        factors = _factor(self._covariances.sparse_read(window))
+        products = tf.cast(self._products.sparse_read(window), tf.float32)
+        return products, tf.cast(factors, tf.float32), first
+
+
+def _from_clocks(
+    since: tuple[tf.Tensor, tf.Tensor, tf.Tensor], clocks: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """P and L of rows, float32, shape [U, m, m], from their clocks, [U] int32."""
+    products, factors, first = since
+    known = tf.bitwise.right_shift(clocks, 1) - first
+    behind = tf.bitwise.bitwise_and(clocks, 1)
+    return tf.gather(products, known), tf.gather(factors, known - behind)
 
 
 class LazyTable:
@@ -179,9 +193,9 @@ class LazyTable:
         count = tf.shape(rows)[0]
         m, columns = self._jumps.entries, self.columns
         normals = _many_normals(key, count * (m * columns), self._first_block)
-        states = self._at_jump(
-            self._states.sparse_read(rows), self._clocks.sparse_read(rows), normals
-        )
+        since = self._jumps.since_release(step)
+        jump = _from_clocks(since, self._clocks.sparse_read(rows))
+        states = _jumped(m, self._states.sparse_read(rows), *jump, normals)
         return self._write(rows, states, tf.fill([count], 2 * step))
 
     def add(
@@ -231,43 +245,34 @@ class LazyTable:
         numbers = count * m * self.columns
         blocks = numbers // BLOCK
         ones = tf.ones([1])
+        since = self._jumps.since_release(step)
+        shows = tf.convert_to_tensor(shows)
 
         def part(i: tf.Tensor) -> tf.Tensor:
             first = i * count
-            rows = tf.range(first, tf.minimum(first + count, self.num_rows))
+            last = tf.minimum(first + count, self.num_rows)
+            # As many in each part, of which XLA compiles one pass.
+            rows = tf.minimum(tf.range(first, first + count), last - 1)
             block = tf.cast(i, tf.uint64) * blocks + self._first_block
             normals = weighted_normals(key[None], ones, numbers, block)
-            normals = normals[: tf.shape(rows)[0] * (m * self.columns)]
-            states = self._at_jump(
-                self._states.sparse_read(rows), self._clocks.sparse_read(rows), normals
-            )
-            written = self._write(rows, states, tf.fill([tf.shape(rows)[0]], 2 * step))
-            # Not by scattering, after which TensorFlow copies it whenever it is read.
-            last = first + tf.shape(rows)[0]
-            weights = states[:, 0]
+            jump = _from_clocks(since, self._clocks.sparse_read(rows))
+            states = _compiled_jump(m, self._states.sparse_read(rows), *jump, normals)
+            states = states[: last - first]
+            clocks = tf.fill([last - first], 2 * step)
+            written = self._write(rows[: last - first], states, clocks)
 
+            # Not by scattering, after which TensorFlow copies it whenever it is read.
             def show() -> tf.Tensor:
-                _assign(into, weights, [first], [last])
+                _assign(into, states[:, : self.columns], [first], [last])
                 return i + 1
 
             with tf.control_dependencies(written):
-                return (tf.cond(tf.convert_to_tensor(shows), show, lambda: i + 1),)
+                return (tf.cond(shows, show, lambda: i + 1),)
 
         parts = -(-self.num_rows // count)
         tf.while_loop(
             lambda i: i < parts, part, [tf.constant(0)], parallel_iterations=1
         )
-
-    def _at_jump(
-        self, states: tf.Tensor, clocks: tf.Tensor, normals: tf.Tensor
-    ) -> tf.Tensor:
-        """States after their jump, [U, m, columns]; normals one after the other."""
-        states = self._apart(states)
-        normals = tf.reshape(normals, [-1, self._jumps.entries, self.columns])
-        products, factors = self._jumps.from_clocks(clocks)
-        if self._jumps.entries == 1:
-            return products * states + factors * normals
-        return _applied(products, states) + _applied(factors, normals)
 
     def _apart(self, states: tf.Tensor) -> tf.Tensor:
         return tf.reshape(states, [-1, self._jumps.entries, self.columns])
@@ -286,6 +291,27 @@ class LazyTable:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("A table between releases is secret: it is not pickled.")
+
+
+def _jumped(
+    entries: int,
+    states: tf.Tensor,
+    products: tf.Tensor,
+    factors: tf.Tensor,
+    normals: tf.Tensor,
+) -> tf.Tensor:
+    """States after their jump, [U, m columns]; normals one after the other."""
+    if entries == 1:
+        fresh = tf.reshape(normals, tf.shape(states))
+        return products[:, 0] * states + factors[:, 0] * fresh
+    columns = states.shape[1] // entries
+    apart = tf.reshape(states, [-1, entries, columns])
+    fresh = tf.reshape(normals, [-1, entries, columns])
+    moved = _applied(products, apart) + _applied(factors, fresh)
+    return tf.reshape(moved, [-1, entries * columns])
+
+
+_compiled_jump = tf.function(_jumped, jit_compile=True, autograph=False)
 
 
 def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
