@@ -416,3 +416,20 @@ class Peek(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch == self.batch:
             self.model.predict(np.zeros([1, LENGTH], np.int32), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "release_every", "expected"),
+    [(1_000, None, False), (2_000_000, None, True), (2_000_000, 1, False)],
+)
+def test_auto_takes_what_costs_less_and_says_so(capsys, rows, release_every, expected):
+    ids = keras.Input((LENGTH,), dtype="int32")
+    table = keras.layers.Embedding(
+        rows, WIDTH, embeddings_initializer="zeros", name="items"
+    )
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+    settings = {"tables": "auto", "release_every": release_every}
+    model = prepare(model, make_plan(), **settings)
+    model.make_train_function()
+    assert bool(model.optimizer.run.tables) == expected
+    assert ("items (about" in capsys.readouterr().err) == expected

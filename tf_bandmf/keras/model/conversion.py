@@ -58,7 +58,7 @@ def make_private(
         costs what it touches, however large the tables are. Until then the layers' weights
         are those of the last release: at ends of epochs of `fit`, before `evaluate` and
         `predict`, by `model.release()`. Needs `keras.optimizers.SGD`. Or the names of the
-        layers for which it shall be so; or "auto": large tables, if it can be had.
+        layers for which it shall be so; or "auto": where it costs less, if it can be had.
       release_every: tables are released after so many steps, too.
       alone: names of layers that may run on batches of one although they mix the
         examples of a batch. Layers of which it cannot be shown that they keep examples

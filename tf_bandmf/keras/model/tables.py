@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import UnsupportedModelError, is_lookup_table
 from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_variables
-from tf_bandmf.keras.run.tables import refusal
+from tf_bandmf.keras.run.tables import entries_of, refusal
 
 DENSE, LAZY, AUTO = "dense", "lazy", "auto"
-# Numbers of a table from which on "auto" draws its noise when rows are read.
-_WORTH = 200_000
+# What "auto" compares, in nanoseconds of 2 x86 processors (benchmarks/embeddings.py): of a
+# number of a table in a dense step; of one that a lazy step looks up; of one entry of a
+# number's state at a release; and what a lazy step takes beside.
+_DENSE, _LOOKED_UP, _RELEASED, _FIXED = 10.0, 30.0, 13.0, 2e6
 
 
 def checked(tables: Any) -> str | tuple[str, ...]:
@@ -69,15 +73,20 @@ def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
         )
     reasons = {layer.name: _reason_of(model, layer) for layer in found}
     if setting == AUTO:
-        chosen = [
+        found = [
             layer
             for layer in found
-            if reasons[layer.name] is None
-            and type(layer) is keras.layers.Embedding
-            and layer.input_dim * layer.output_dim >= _WORTH
+            if reasons[layer.name] is None and type(layer) is keras.layers.Embedding
         ]
+        costs = {layer.name: costs_of(model, optimizer, layer) for layer in found}
+        chosen = [layer for layer in found if np.diff(costs[layer.name]) < 0.0]
         if chosen and not model._training.is_quiet:
-            names = ", ".join(layer.name for layer in chosen)
+            names = ", ".join(
+                "{} (about {:.1f} ms a step, dense {:.1f})".format(
+                    layer.name, *reversed(costs[layer.name])
+                )
+                for layer in chosen
+            )
             print(
                 f"tf_bandmf: the noise of tables {names} is drawn when their rows are "
                 f"read (tables='dense' draws all of it in each step).",
@@ -97,6 +106,34 @@ def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
                 f"Change that, or name the other tables in make_private(tables=[...])."
             )
     return found
+
+
+def costs_of(model: Any, optimizer: Any, layer: Any) -> tuple[float, float]:
+    """What a table adds to a step, about, in milliseconds: dense, and lazy with releases.
+
+    An example is taken to look up as many rows as it has integers.
+
+    Args:
+      model: private and built.
+      optimizer: private.
+      layer: an `Embedding`.
+    """
+    plan = optimizer.plan
+    rows, columns = layer.input_dim, layer.output_dim
+    batch = float(plan.expected_batch_size or 1.0)
+    ids = sum(
+        math.prod(size or 1 for size in tensor.shape[1:])
+        for tensor in tf.nest.flatten(getattr(model, "inputs", None) or ())
+        if "int" in keras.backend.standardize_dtype(tensor.dtype)
+    )
+    looked_up = min(batch * max(ids, 1), rows) * columns
+    examples = getattr(plan.participation, "num_examples", None)
+    epoch = plan.num_steps if examples is None else max(1.0, examples / batch)
+    between = min(model._release_every or epoch, epoch)
+    entries = entries_of(optimizer.inner_optimizer, plan)
+    lazy = _FIXED + _LOOKED_UP * entries * looked_up
+    lazy += _RELEASED * entries * rows * columns / between
+    return 1e-6 * _DENSE * rows * columns, 1e-6 * lazy
 
 
 def _is_table(layer: Any) -> bool:

@@ -67,10 +67,20 @@ def refusal(inner: Any, plan: Plan) -> str | None:
     if inner.use_ema:
         return "averages of weights (use_ema) change at every step"
     try:
-        row_system(noise_system(plan.strategy.matrix), update_of(inner, True), 1.0, 1.0)
+        entries_of(inner, plan)
     except ValueError as error:
         return str(error).rstrip(".")
     return None
+
+
+def entries_of(inner: Any, plan: Plan) -> int:
+    """Numbers of the state of each weight; see `noise.lazy`.
+
+    Raises:
+      ValueError: if there are too many.
+    """
+    noise = noise_system(plan.strategy.matrix)
+    return row_system(noise, update_of(inner, True), 1.0, 1.0).entries
 
 
 def update_of(inner: Any, decays: bool) -> LinearUpdate:
