@@ -22,8 +22,8 @@ from typing import Any
 # Name, kind, and what JAX calls the machine.
 DEVICES = {
     "TPU v5e": ("TPU", "v5e:2x2"),
-    "TPU v6e": ("TPU", "v6e:2x2"),
     "H100": ("GPU", "h100"),
+    "TPU v6e": ("TPU", "v6e:2x2"),
     "A100": ("GPU", "a100"),
 }
 # What XLA must know of a GPU that is not there, in the form of its `GpuTargetConfigProto`;
@@ -61,6 +61,8 @@ def compiled(path: pathlib.Path, kind: str, target: str) -> dict[str, Any]:
         TPU_ACCELERATOR_TYPE=f"{'v5lite' if 'v5e' in target else 'v6e'}"
         f"{'pod' if 'v5e' in target else ''}-4",
         TPU_WORKER_HOSTNAMES="localhost",
+        # A process beside this one may compile, too: there is no TPU to share.
+        ALLOW_MULTIPLE_LIBTPU_LOAD="true",
     )
     import counting
     import jax
@@ -125,6 +127,9 @@ def main() -> None:
     parser.add_argument("--devices", default=",".join(DEVICES))
     parser.add_argument("--only", default="", help="part of the programs' names")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for each")
+    parser.add_argument(
+        "--keep", action="store_true", help="what --results has, but for errors"
+    )
     parser.add_argument("--one", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     devices = options.devices.split(",")
@@ -132,28 +137,36 @@ def main() -> None:
         print(json.dumps(compiled(options.one, *DEVICES[devices[0]])))
         return
     programs = json.loads((options.folder / "programs.json").read_text())
-    results = []
-    for program in programs:
-        if options.only not in program["name"]:
-            continue
-        found = {}
-        for device in devices:
+    results = [
+        {
+            **{key: program[key] for key in ("name", "least_bytes", "beside")},
+            "devices": {},
+        }
+        for program in programs
+    ]
+    if options.keep and options.results.exists():
+        before = json.loads(options.results.read_text())
+        found = {program["name"]: program["devices"] for program in before}
+        for result in results:
+            result["devices"] = found.get(result["name"], {})
+    for device in devices:
+        for program, result in zip(programs, results):
             exported = program.get(DEVICES[device][0])
-            if exported is None:
+            is_wanted = exported is not None and options.only in program["name"]
+            if not is_wanted or "seconds" in result["devices"].get(device, {}):
                 continue
-            found[device] = (
+            result["devices"][device] = (
                 {"error": f"not exported: {exported['error']}"}
                 if "error" in exported
                 else in_a_process(
                     options.folder / exported["file"], device, options.limit
                 )
             )
-            print(program["name"], device, found[device], flush=True)
-        kept = {key: program[key] for key in ("name", "least_bytes", "beside")}
-        results.append({**kept, "devices": found})
-        if options.results:
-            options.results.parent.mkdir(parents=True, exist_ok=True)
-            options.results.write_text(json.dumps(results, indent=1) + "\n")
+            print(program["name"], device, result["devices"][device], flush=True)
+            if options.results:
+                options.results.parent.mkdir(parents=True, exist_ok=True)
+                compiled_ones = [found for found in results if found["devices"]]
+                options.results.write_text(json.dumps(compiled_ones, indent=1) + "\n")
 
 
 if __name__ == "__main__":

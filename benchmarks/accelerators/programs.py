@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import matrices, noise, strategies, workloads
-from tf_bandmf.analysis import gram_recursion
+from tf_bandmf.analysis import gram_recursion, numbers
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import BLOCK, compiled_pairs, weighted_normals
 from tf_bandmf.optimize import banded, lbfgs
@@ -98,6 +98,9 @@ def _makers() -> dict[str, Callable[[], Program]]:
     for n in (2**14, 2**17, 2**20):
         name = f"error of {GRAM_BANDS} bands and its gradient, n = {n}"
         makers[name] = lambda n=n: _gram(n, GRAM_BANDS)
+        makers[f"{name}, in pairs of float32"] = lambda n=n: _pairs_of_float32(
+            n, GRAM_BANDS
+        )
     name = f"L-BFGS, {GRAM_BANDS} bands, n = {LBFGS_STEPS}"
     makers[name] = lambda: _lbfgs(LBFGS_STEPS, GRAM_BANDS)
     return makers
@@ -192,6 +195,21 @@ def _gram(num_steps: int, bands: int) -> Program:
 
     specs = [tf.TensorSpec([num_steps, bands], tf.float64)]
     return Program(function, specs, 2 * 8 * num_steps * bands)
+
+
+def _pairs_of_float32(num_steps: int, bands: int) -> Program:
+    """As `_gram`, where a device has no float64: `optimized_banded(device="TPU:0")`."""
+    engine = gram_recursion.engine_of(num_steps, bands)
+
+    def function(high: tf.Tensor, low: tf.Tensor) -> Any:
+        variance, kept = engine.variance(numbers.Pair(high, low), None)
+        return variance, engine.gradient(
+            kept, numbers.Pair(tf.ones([num_steps]), tf.zeros([num_steps]))
+        )
+
+    spec = tf.TensorSpec([num_steps, bands], tf.float32)
+    least = 2 * 8 * num_steps * bands
+    return Program(function, [spec, spec], least, kinds=("TPU",))
 
 
 def _lbfgs(num_steps: int, bands: int) -> Program:

@@ -23,85 +23,18 @@ Algorithms 2 and 4).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import Callable
+from typing import Callable, cast
 
 import tensorflow as tf
 
-# Steps of one lane of the two-level scan, and the longest plain sequential scan.
-_LANE, _PLAIN = 16, 64
+from tf_bandmf.analysis import numbers
+from tf_bandmf.analysis.affine_scans import affine_scan, reverse, shifted, transposed
+from tf_bandmf.analysis.numbers import Numbers, matmul, moved, plus, times
 
 # Smaller blocks than this waste time on the overhead of small matrices.
 _MIN_BLOCK = 16
-
-
-def affine_scan(left: tf.Tensor, right: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
-    """All `Z_t = left_t Z_{t-1} right_t^T + shift_t` with `Z_{-1} = 0`.
-
-    Lanes of consecutive steps run side by side: one pass finds the affine map of each
-    lane, the maps are scanned by recursion, a second pass fills in the lanes. Memory is
-    linear; the sequential depth is logarithmic in the number of steps.
-
-    Args:
-      left: shape [N, m, m]; N is static.
-      right: shape [N, m, m]. Pass the same tensor as `left` and `right` for
-        congruences: that saves a fourth of the first pass.
-      shift: shape [N, m, m].
-
-    Returns:
-      Z, shape [N, m, m].
-    """
-    num = shift.shape[0]
-    if num <= _PLAIN:
-        return _sequential_scan(left, right, shift, tf.zeros_like(shift[0]))
-    lanes = -(-num // _LANE)
-    steps = [_by_step(x, lanes) for x in (left, shift)]
-    steps.insert(1, steps[0] if right is left else _by_step(right, lanes))
-
-    def compose(
-        index: tf.Tensor, a: tf.Tensor, b: tf.Tensor, c: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        f, k, r = (x[index] for x in steps)
-        composed = tf.matmul(f, a)
-        other = composed if right is left else tf.matmul(k, b)
-        c = tf.matmul(tf.matmul(f, c), k, transpose_b=True) + r
-        return index + 1, composed, other, c
-
-    first = (tf.constant(1), *(x[0] for x in steps))
-    _, a, b, c = tf.while_loop(
-        lambda index, *_: index < _LANE, compose, first, parallel_iterations=1
-    )
-    ends = affine_scan(a, a if right is left else b, c)
-    starts = tf.concat([tf.zeros_like(ends[:1]), ends[:-1]], axis=0)
-    filled = _sequential_scan(steps[0], steps[1], steps[2], starts)
-    size = shift.shape[-1]
-    return tf.reshape(tf.transpose(filled, [1, 0, 2, 3]), [-1, size, size])[:num]
-
-
-def _by_step(x: tf.Tensor, lanes: int) -> tf.Tensor:
-    """[N, m, m] padded with zeros and laid out as [lane length, lanes, m, m]."""
-    size = x.shape[-1]
-    x = tf.pad(x, [[0, lanes * _LANE - x.shape[0]], [0, 0], [0, 0]])
-    return tf.transpose(tf.reshape(x, [lanes, _LANE, size, size]), [1, 0, 2, 3])
-
-
-def _sequential_scan(
-    left: tf.Tensor, right: tf.Tensor, shift: tf.Tensor, start: tf.Tensor
-) -> tf.Tensor:
-    def step(z: tf.Tensor, operands: tuple[tf.Tensor, ...]) -> tf.Tensor:
-        f, k, r = operands
-        return tf.matmul(tf.matmul(f, z), k, transpose_b=True) + r
-
-    return tf.scan(step, (left, right, shift), start, parallel_iterations=1)
-
-
-def _reverse(x: tf.Tensor) -> tf.Tensor:
-    return tf.reverse(x, axis=[0])
-
-
-def _shifted(x: tf.Tensor) -> tf.Tensor:
-    """`x` one block later, zero for the first block."""
-    return tf.concat([tf.zeros_like(x[:1]), x[:-1]], axis=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,41 +64,51 @@ class _Layout:
     def num_blocks(self) -> int:
         return -(-self.num_rows // self.block)
 
-    def split(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def split(self, rows: Numbers) -> tuple[Numbers, Numbers]:
         """Rows [n, <= w] as diagonal blocks [N, T, T] and left blocks [N, T, m].
 
         Rows past `n` become rows of the identity. Entries left of the matrix meet a
         zero state and never matter.
         """
         missing = self.num_blocks * self.block - self.num_rows
-        rows = tf.pad(rows, [[0, 0], [0, self.bands - rows.shape[1]]])
-        identity = tf.one_hot(
-            tf.zeros([missing], tf.int32), self.bands, dtype=rows.dtype
+        absent = self.bands - numbers.shape(rows)[1]
+        rows = moved(lambda x: tf.pad(x, [[0, 0], [0, absent]]), rows)
+        identity = tf.one_hot(tf.zeros([missing], tf.int32), self.bands)
+        both = moved(self._both, numbers.appended(rows, identity))
+        return (
+            moved(lambda x: x[:, :, self.state :], both),
+            moved(lambda x: x[:, :, : self.state], both),
         )
-        rows = tf.reverse(tf.concat([rows, identity], axis=0), axis=[1])
+
+    def _both(self, rows: tf.Tensor) -> tf.Tensor:
+        """[N, T, m + T] from [N T, w]."""
+        rows = tf.reverse(rows, axis=[1])
         rows = tf.reshape(rows, [self.num_blocks, self.block, self.bands])
         # Row a of a block starts a columns further right: pad, and read shifted.
         rows = tf.pad(rows, [[0, 0], [0, 0], [0, self.block]])
         width = self.bands + self.block
         flat = tf.reshape(rows, [self.num_blocks, self.block * width])
         flat = flat[:, : self.block * (width - 1)]
-        both = tf.reshape(flat, [self.num_blocks, self.block, width - 1])
-        return both[:, :, self.state :], both[:, :, : self.state]
+        return tf.reshape(flat, [self.num_blocks, self.block, width - 1])
 
-    def merge(self, diagonal: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
+    def merge(self, diagonal: Numbers, left: Numbers) -> Numbers:
         """The band [n, w] of diagonal and left blocks: the adjoint of `split`."""
-        both = tf.concat([left, diagonal], axis=2)
-        flat = tf.reshape(both, [self.num_blocks, -1])
-        flat = tf.pad(flat, [[0, 0], [0, self.block]])
-        width = self.bands + self.block
-        rows = tf.reshape(flat, [self.num_blocks, self.block, width])
-        rows = tf.reshape(rows[:, :, : self.bands], [-1, self.bands])
-        return tf.reverse(rows[: self.num_rows], axis=[1])
 
-    def split_vector(self, x: tf.Tensor, padding: float) -> tf.Tensor:
+        def merged(diagonal: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
+            both = tf.concat([left, diagonal], axis=2)
+            flat = tf.reshape(both, [self.num_blocks, -1])
+            flat = tf.pad(flat, [[0, 0], [0, self.block]])
+            width = self.bands + self.block
+            rows = tf.reshape(flat, [self.num_blocks, self.block, width])
+            rows = tf.reshape(rows[:, :, : self.bands], [-1, self.bands])
+            return tf.reverse(rows[: self.num_rows], axis=[1])
+
+        return moved(merged, diagonal, left)
+
+    def split_vector(self, x: Numbers, padding: float) -> Numbers:
         missing = self.num_blocks * self.block - self.num_rows
-        x = tf.pad(x, [[0, missing]], constant_values=padding)
-        return tf.reshape(x, [self.num_blocks, self.block])
+        x = numbers.appended(x, tf.fill([missing], padding))
+        return moved(lambda x: tf.reshape(x, [self.num_blocks, self.block]), x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,56 +122,59 @@ class _Blocks:
     """
 
     layout: _Layout
-    inverse: tf.Tensor
-    transfer: tf.Tensor
+    inverse: Numbers
+    transfer: Numbers
 
     @classmethod
-    def of(cls, layout: _Layout, rows: tf.Tensor) -> _Blocks:
+    def of(cls, layout: _Layout, rows: Numbers) -> _Blocks:
         diagonal, left = layout.split(rows)
-        eye = tf.eye(layout.block, batch_shape=[layout.num_blocks], dtype=rows.dtype)
-        inverse = tf.linalg.triangular_solve(diagonal, eye, lower=True)
-        return cls(layout, inverse, -tf.matmul(inverse, left))
+        inverse = numbers.triangular_inverse(diagonal)
+        return cls(layout, inverse, moved(tf.negative, matmul(inverse, left)))
 
     @property
-    def state_transfer(self) -> tf.Tensor:
-        return self.transfer[:, -self.layout.state :, :]
+    def state_transfer(self) -> Numbers:
+        return moved(lambda x: x[:, -self.layout.state :, :], self.transfer)
 
     @property
-    def state_inverse(self) -> tf.Tensor:
-        return self.inverse[:, -self.layout.state :, :]
+    def state_inverse(self) -> Numbers:
+        return moved(lambda x: x[:, -self.layout.state :, :], self.inverse)
 
 
-def _covariance_before(blocks: _Blocks, squared_scale: tf.Tensor | None) -> tf.Tensor:
+def _covariance_before(blocks: _Blocks, squared_scale: Numbers | None) -> Numbers:
     """Covariance of the last m steps before each block, [N, m, m]."""
     fresh = _scaled(blocks.state_inverse, squared_scale)
-    fresh = tf.matmul(fresh, blocks.state_inverse, transpose_b=True)
+    fresh = matmul(fresh, blocks.state_inverse, transpose_b=True)
     transfer = blocks.state_transfer
-    return _shifted(affine_scan(transfer, transfer, fresh))
+    return shifted(affine_scan(transfer, transfer, fresh))
 
 
-def _scaled(inverse: tf.Tensor, squared_scale: tf.Tensor | None) -> tf.Tensor:
-    return inverse if squared_scale is None else inverse * squared_scale[:, None, :]
+def _scaled(inverse: Numbers, squared_scale: Numbers | None) -> Numbers:
+    if squared_scale is None:
+        return inverse
+    return times(inverse, moved(lambda x: x[:, None, :], squared_scale))
 
 
-def _adjoint(blocks: _Blocks, weights: tf.Tensor) -> tf.Tensor:
+def _adjoint(blocks: _Blocks, weights: Numbers) -> Numbers:
     """`E_t = D_t^-T (Omega_t + R_t)`, [N, T, T], from weights `Omega` [N, T].
 
     `E_t D_t^-1` are the diagonal blocks of `M^-T Omega M^-1`.
     """
     transfer = blocks.transfer
-    shift = tf.matmul(transfer * weights[:, :, None], transfer, transpose_a=True)
-    step = tf.linalg.matrix_transpose(_reverse(blocks.state_transfer))
-    later = _reverse(_shifted(affine_scan(step, step, _reverse(shift))))
-    tail = tf.matmul(blocks.state_inverse, later, transpose_a=True)
-    direct = tf.linalg.matrix_transpose(blocks.inverse) * weights[:, None, :]
+    by_row = moved(lambda x: x[:, :, None], weights)
+    shift = matmul(times(transfer, by_row), transfer, transpose_a=True)
+    step = transposed(reverse(blocks.state_transfer))
+    later = reverse(shifted(affine_scan(step, step, reverse(shift))))
+    tail = matmul(blocks.state_inverse, later, transpose_a=True)
+    direct = _scaled(transposed(blocks.inverse), weights)
     ahead = blocks.layout.block - blocks.layout.state
-    return direct + tf.pad(tail, [[0, 0], [0, 0], [ahead, 0]])
+    return plus(direct, moved(lambda x: tf.pad(x, [[0, 0], [0, 0], [ahead, 0]]), tail))
 
 
 def inverse_row_norms(
     rows: tf.Tensor,
     squared_scale: tf.Tensor | None = None,
     block_size: int | None = None,
+    device: str | None = None,
 ) -> tf.Tensor:
     """`||row i of M^-1 S||^2` for a banded `M`; differentiable with respect to `M`.
 
@@ -240,33 +186,117 @@ def inverse_row_norms(
       squared_scale: the diagonal of `S^2`, shape [n], or None for ones; a constant to
         differentiation.
       block_size: T >= w - 1, for tests and tuning.
+      device: where the recursion runs, in pairs of float32 if that is a TPU; None for
+        where TensorFlow puts it.
 
     Returns:
       Shape [n].
     """
-    layout = _Layout.of(rows.shape[0], rows.shape[1], block_size)
-    scale = None if squared_scale is None else layout.split_vector(squared_scale, 1.0)
+    engine = engine_of(rows.shape[0], rows.shape[1], block_size)
+    if device is not None and not has_float64(device):
+        return _norms_in_pairs(engine, rows, squared_scale, device)
 
     @tf.custom_gradient
     def norms(rows: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        blocks = _Blocks.of(layout, rows)
-        before = _covariance_before(blocks, scale)
-        inherited = tf.matmul(blocks.transfer, before)
-        scaled = _scaled(blocks.inverse, scale)
-        variance = tf.reduce_sum(inherited * blocks.transfer, axis=2)
-        variance += tf.reduce_sum(scaled * blocks.inverse, axis=2)
+        with on_device(device):
+            variance, kept = engine.variance(rows, squared_scale)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            # d tr(Omega B S^2 B^T) = -2 tr(dM Sigma Omega B), in blocks.
-            weights = layout.split_vector(upstream, 0.0)
-            adjoint = -2.0 * _adjoint(blocks, weights)
-            covariance = tf.matmul(inherited, blocks.transfer, transpose_b=True)
-            covariance += tf.matmul(scaled, blocks.inverse, transpose_b=True)
-            diagonal = tf.matmul(adjoint, covariance)
-            left = tf.matmul(adjoint, inherited)
-            return layout.merge(diagonal, left)[:, : rows.shape[1]]
+            with on_device(device):
+                return engine.gradient(kept, upstream)
 
-        return tf.reshape(variance, [-1])[: layout.num_rows], gradient
+        return variance, gradient
+
+    return norms(rows)
+
+
+def on_device(device: str | None) -> contextlib.AbstractContextManager[None]:
+    """`tf.device`, but nothing for None, for which that forgets the scopes around it."""
+    if device is None:
+        return contextlib.nullcontext()
+    return cast("contextlib.AbstractContextManager[None]", tf.device(device))
+
+
+def has_float64(device: str) -> bool:
+    """Whether the kind of device computes in float64."""
+    return str(tf.DeviceSpec.from_string(device).device_type) != "TPU"
+
+
+# Of the forward pass, what the gradient needs: `D^-1`, `-D^-1 L`, and products of the two
+# with the covariance before the block, and with `S^2`.
+_Kept = tuple[Numbers, Numbers, Numbers, Numbers]
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """Row norms of the inverse of a matrix with so many diagonals, and their gradient."""
+
+    layout: _Layout
+    bands: int
+
+    def variance(
+        self, rows: Numbers, squared_scale: Numbers | None
+    ) -> tuple[Numbers, _Kept]:
+        """Squared row norms [n], and what the gradient needs."""
+        layout = self.layout
+        if squared_scale is not None:
+            squared_scale = layout.split_vector(squared_scale, 1.0)
+        blocks = _Blocks.of(layout, rows)
+        before = _covariance_before(blocks, squared_scale)
+        inherited = matmul(blocks.transfer, before)
+        scaled = _scaled(blocks.inverse, squared_scale)
+        variance = plus(
+            numbers.sums(times(inherited, blocks.transfer)),
+            numbers.sums(times(scaled, blocks.inverse)),
+        )
+        of_rows = moved(lambda x: tf.reshape(x, [-1])[: layout.num_rows], variance)
+        return of_rows, (blocks.inverse, blocks.transfer, inherited, scaled)
+
+    def gradient(self, kept: _Kept, upstream: Numbers) -> Numbers:
+        """With respect to the rows [n, bands], from that with respect to the norms."""
+        # d tr(Omega B S^2 B^T) = -2 tr(dM Sigma Omega B), in blocks.
+        inverse, transfer, inherited, scaled = kept
+        weights = self.layout.split_vector(upstream, 0.0)
+        adjoint = _adjoint(_Blocks(self.layout, inverse, transfer), weights)
+        adjoint = moved(lambda x: -2.0 * x, adjoint)
+        covariance = plus(
+            matmul(inherited, transfer, transpose_b=True),
+            matmul(scaled, inverse, transpose_b=True),
+        )
+        diagonal = matmul(adjoint, covariance)
+        left = matmul(adjoint, inherited)
+        band = self.layout.merge(diagonal, left)
+        return moved(lambda x: x[:, : self.bands], band)
+
+
+def engine_of(num_rows: int, bands: int, block_size: int | None = None) -> Engine:
+    """What `inverse_row_norms` computes with; see there."""
+    return Engine(_Layout.of(num_rows, bands, block_size), bands)
+
+
+def _norms_in_pairs(
+    engine: Engine, rows: tf.Tensor, squared_scale: tf.Tensor | None, device: str
+) -> tf.Tensor:
+    """As `inverse_row_norms`: two programs; float64 stays on the host."""
+    # A TPU has XLA alone, which takes a minute for it on a CPU.
+    by_xla = "TPU" in device.upper() or None
+    variance_of = tf.function(engine.variance, jit_compile=by_xla, autograph=False)
+    gradient_of = tf.function(engine.gradient, jit_compile=by_xla, autograph=False)
+    scale = None if squared_scale is None else numbers.as_pair(squared_scale)
+
+    @tf.custom_gradient
+    def norms(rows: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        pair = numbers.as_pair(tf.stop_gradient(rows))
+        with tf.device(device):
+            variance, kept = variance_of(pair, scale)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            pair = numbers.as_pair(tf.stop_gradient(upstream))
+            with tf.device(device):
+                found = gradient_of(kept, pair)
+            return numbers.as_float64(found)
+
+        return numbers.as_float64(variance), gradient
 
     return norms(rows)
 
@@ -330,7 +360,7 @@ def doubly_filtered_band(
     c = _Blocks.of(layout, filter_rows)
     adjoint = _adjoint(m, layout.split_vector(weights, 0.0))
     cross = tf.matmul(c.state_inverse, m.state_inverse, transpose_b=True)
-    cross = _shifted(affine_scan(c.state_transfer, m.state_transfer, cross))
+    cross = shifted(affine_scan(c.state_transfer, m.state_transfer, cross))
     # Covariance of this block's input with the last m outputs before it.
     with_past = tf.matmul(tf.matmul(adjoint, m.transfer), cross, transpose_b=True)
     with_past = tf.matmul(c.inverse, with_past)
@@ -339,7 +369,7 @@ def doubly_filtered_band(
     mixed = tf.matmul(with_past, c.transfer, transpose_b=True)
     fresh += mixed + tf.linalg.matrix_transpose(mixed)
     state = layout.state
-    before = _shifted(
+    before = shifted(
         affine_scan(c.state_transfer, c.state_transfer, fresh[:, -state:, -state:])
     )
     inherited = tf.matmul(c.transfer, before)

@@ -7,6 +7,7 @@ problem of arXiv:2306.08153, Appendix B.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -58,12 +59,14 @@ class Problem:
       bands: of C.
       separation: b, or None for column-normalized strategies.
       scale: of the variables of each column, shape [n]; only of column-normalized ones.
+      device: where the recursion runs while the error is minimized, or None.
     """
 
     workload: Workload
     bands: int
     separation: int | None
     scale: np.ndarray
+    device: str | None = None
 
     def columns(self, position: tf.Tensor) -> tf.Tensor:
         n = self.workload.num_steps
@@ -86,9 +89,9 @@ class Problem:
             return (columns[1:] / columns[:1] / self.scale).reshape(-1)
         return (columns / np.linalg.norm(columns, axis=0)).reshape(-1)
 
-    def errors(self, columns: tf.Tensor) -> tf.Tensor:
+    def errors(self, columns: tf.Tensor, device: str | None = None) -> tf.Tensor:
         rows = banded_matrices.times_inverse_workload(columns, self.workload)
-        return gram_recursion.inverse_row_norms(rows)
+        return gram_recursion.inverse_row_norms(rows, device=device)
 
 
 def _column_scale(num_steps: int, objective: Objective) -> np.ndarray:
@@ -125,10 +128,11 @@ def _bound_function(problem: Problem) -> BoundFunction:
         weights = tf.TensorSpec([problem.workload.num_steps], tf.float64)
         errors = tf.function(evaluate, autograph=False)
         band = tf.function(gram_band, autograph=False)
-        return (
-            errors.get_concrete_function(position),
-            band.get_concrete_function(position, weights),
-        )
+        with _on_the_host(problem.device):
+            return (
+                errors.get_concrete_function(position),
+                band.get_concrete_function(position, weights),
+            )
 
     def bound(
         position: np.ndarray,
@@ -166,6 +170,7 @@ def optimize(
     separation: int | None,
     options: lbfgs.Options,
     is_certified: bool = True,
+    device: str | None = None,
 ) -> list[tuple[np.ndarray, OptimizationResult]]:
     """The banded strategy with the smallest objective of the per-step errors.
 
@@ -178,6 +183,7 @@ def optimize(
         squared norms = 1`.
       options: when to stop.
       is_certified: find the gap, which takes as long as a dozen iterations.
+      device: of the recursion; variables, L-BFGS and certificate stay on the host then.
 
     Returns:
       For each start the columns, shape [bands, n], and the result with a certified gap
@@ -188,24 +194,34 @@ def optimize(
     largest = max(len(start) for start in starts)
     # Strategies with fewer bands are those whose last diagonals stay 0.
     is_masked = len(starts) > 1
-    traced = _traced(workload, objective, largest, separation, options, is_masked)
+    traced = _traced(
+        workload, objective, largest, separation, options, is_masked, device
+    )
     problem, inside = traced.problem, traced.inside
     found = []
-    while starts:
-        # A copy of the variables may take a gigabyte: keep no more than needed.
-        start = starts.pop(0)
-        bands = len(start)
-        position = problem.position(np.pad(start, [(0, largest - bands), (0, 0)]))
-        del start
-        if inside is not None:
-            inside.assign(_first_diagonals(problem, bands))
-        result = _minimize(traced, objective, position, bands, options, is_certified)
-        position = result.position
-        final = problem.columns(tf.constant(position))
-        value = float(objective.reduction(problem.errors(final)))
-        columns = final[:bands].numpy()
-        found.append((columns, dataclasses.replace(result, value=value)))
+    with _on_the_host(device):
+        while starts:
+            # A copy of the variables may take a gigabyte: keep no more than needed.
+            start = starts.pop(0)
+            bands = len(start)
+            position = problem.position(np.pad(start, [(0, largest - bands), (0, 0)]))
+            del start
+            if inside is not None:
+                inside.assign(_first_diagonals(problem, bands))
+            result = _minimize(
+                traced, objective, position, bands, options, is_certified
+            )
+            position = result.position
+            final = problem.columns(tf.constant(position))
+            value = float(objective.reduction(problem.errors(final)))
+            columns = final[:bands].numpy()
+            found.append((columns, dataclasses.replace(result, value=value)))
     return found
+
+
+def _on_the_host(device: str | None) -> contextlib.AbstractContextManager[None]:
+    """A scope, if another device is there for the recursion."""
+    return gram_recursion.on_device(None if device is None else "/CPU:0")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -234,26 +250,30 @@ def _traced(
     separation: int | None,
     options: lbfgs.Options,
     is_masked: bool,
+    device: str | None,
 ) -> _Traced:
     """What `optimize` evaluates. The last problem is kept: a draft precedes a plan."""
     config = configs.canonical_bytes(workload.to_config())
     n = workload.num_steps
-    key = config, objective, bands, separation, options.correction_pairs, is_masked
+    key = config, objective, bands, separation, options.correction_pairs
+    key += is_masked, device
     if _LAST and _LAST[0][0] == key:
         return _LAST[0][1]
     _LAST.clear()
-    problem = Problem(workload, bands, separation, _column_scale(n, objective))
+    scale = _column_scale(n, objective)
+    problem = Problem(workload, bands, separation, scale, device)
     size = _num_variables(problem)
     inside = None
     if is_masked:
         inside = tf.Variable(tf.ones([size], tf.float64), trainable=False)
 
-    by_xla = _suits_xla(problem, objective)
+    by_xla = device is None and _suits_xla(problem, objective)
 
     def minimizer(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
         def log_loss(position: tf.Tensor) -> tf.Tensor:
             position = position if inside is None else position * inside
-            return tf.math.log(stage(problem.errors(problem.columns(position))))
+            errors = problem.errors(problem.columns(position), device)
+            return tf.math.log(stage(errors))
 
         return lbfgs.Minimizer(log_loss, size, options, by_xla)
 

@@ -52,6 +52,7 @@ def optimized_banded(
     decrease_tolerance: float = 1e-9,
     correction_pairs: int | None = None,
     progress: bool | None = None,
+    device: str | None = None,
 ) -> Strategy:
     """The banded `C` with the smallest error at sensitivity 1, with a certificate.
 
@@ -91,6 +92,9 @@ def optimized_banded(
         `n * bands` numbers. By default 10, and fewer for very large problems.
       progress: True for a progress bar on stderr, False for none, None for one that
         appears on a terminal after two seconds.
+      device: where to run the recursion that takes the time, "GPU:0" or "TPU:0" for
+        example: in float64, but on a TPU in pairs of float32. L-BFGS, the value and the
+        certificate stay on the host in float64. None leaves all to TensorFlow.
 
     Returns:
       The strategy; without column normalization it has sensitivity 1.
@@ -113,7 +117,9 @@ def optimized_banded(
     separation = None
     if not column_normalized:
         separation = _epoch(participation, bands, workload.num_steps)
-    (strategy,) = _optimized(workload, [bands], objective, separation, start, options)
+    (strategy,) = _optimized(
+        workload, [bands], objective, separation, start, options, device=device
+    )
     return strategy
 
 
@@ -125,6 +131,7 @@ def _optimized(
     start: Strategy | None,
     options: Options,
     is_certified: bool = True,
+    device: str | None = None,
 ) -> list[Strategy]:
     """For each number of bands, traced once for all.
 
@@ -136,12 +143,16 @@ def _optimized(
 
     goal = objectives.resolve(objective)
     starts = [
-        _default_columns(workload, count, goal, separation, options, is_certified)
+        _default_columns(
+            workload, count, goal, separation, options, is_certified, device
+        )
         if start is None
         else _start_columns(workload, start, count)
         for count in bands
     ]
-    found = problem.optimize(workload, goal, starts, separation, options, is_certified)
+    found = problem.optimize(
+        workload, goal, starts, separation, options, is_certified, device
+    )
     return [
         _strategy(columns, separation is None, goal, result)
         for columns, result in found
@@ -215,6 +226,7 @@ def _default_columns(
     separation: int | None,
     options: Options,
     is_certified: bool,
+    device: str | None,
 ) -> np.ndarray:
     """Columns [bands, n] to start from when nobody gave any.
 
@@ -240,7 +252,7 @@ def _default_columns(
         )
         shorter = dataclasses.replace(workload, num_steps=fewer)
         (found,) = _optimized(
-            shorter, [bands], objective, None, None, options, is_certified
+            shorter, [bands], objective, None, None, options, is_certified, device
         )
         return continuation.continued(_start_columns(shorter, found, bands), n)
     plain = dataclasses.replace(workload, learning_rates=None)
