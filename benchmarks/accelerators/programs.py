@@ -169,18 +169,21 @@ def _gradients(network: str, dtype: str, ordinary: str | None) -> Program:
         make_private(model)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     size = keras_steps.BATCH_SIZES[network]
-    x, y = keras_steps.data(network, size)
+    data = keras_steps.data(network, size)
 
-    def clipped(x: tf.Tensor, y: tf.Tensor) -> Any:
+    def clipped(*arrays: tf.Tensor) -> Any:
+        x, y = tf.nest.pack_sequence_as(data, arrays)
         return clipped_gradient_sums(model, x, y, l2_norm_clip=1.0).sums
 
-    def plain(x: tf.Tensor, y: tf.Tensor) -> Any:
+    def plain(*arrays: tf.Tensor) -> Any:
+        x, y = tf.nest.pack_sequence_as(data, arrays)
         with tf.GradientTape() as tape:
             loss = model.compute_loss(x, y, model(x, training=True))
         return tape.gradient(loss, [v.value for v in model.trainable_variables])
 
     specs = [
-        tf.TensorSpec(np.shape(a), tf.as_dtype(np.asarray(a).dtype)) for a in (x, y)
+        tf.TensorSpec(np.shape(a), tf.as_dtype(np.asarray(a).dtype))
+        for a in tf.nest.flatten(data)
     ]
     function = plain if ordinary is None else clipped
     return Program(function, specs, None, ordinary)

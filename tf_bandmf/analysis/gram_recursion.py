@@ -374,5 +374,5 @@ def doubly_filtered_band(
     )
     inherited = tf.matmul(c.transfer, before)
     diagonal = fresh + tf.matmul(inherited, c.transfer, transpose_b=True)
-    band = layout.merge(diagonal, inherited + with_past)
+    band: tf.Tensor = layout.merge(diagonal, inherited + with_past)
     return band[:, : filter_rows.shape[1]]

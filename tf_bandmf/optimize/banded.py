@@ -255,8 +255,8 @@ def _traced(
     """What `optimize` evaluates. The last problem is kept: a draft precedes a plan."""
     config = configs.canonical_bytes(workload.to_config())
     n = workload.num_steps
-    key = config, objective, bands, separation, options.correction_pairs
-    key += is_masked, device
+    pairs = options.correction_pairs
+    key = config, objective, bands, separation, pairs, is_masked, device
     if _LAST and _LAST[0][0] == key:
         return _LAST[0][1]
     _LAST.clear()
