@@ -49,7 +49,7 @@ Point = tuple[Any, Any]
 
 
 def bins(options: argparse.Namespace) -> Iterator[tuple[str, Iterator[Point]]]:
-    for num_bins in (2, 10, 100, 1000, 10_000):
+    for num_bins in (2, 10, 100, 1000):
         if num_bins > options.most_bins:
             return
         identity = np.eye(num_bins)

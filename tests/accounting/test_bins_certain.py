@@ -1,5 +1,6 @@
 """Bounds without simulation against enumeration, quadrature and the simulation."""
 
+import functools
 import itertools
 from unittest import mock
 
@@ -22,6 +23,8 @@ from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.bins_certain import NAME, QUICK, CertainBins
 from tf_bandmf.accounting.bins_kernel import Kernel
 from tf_bandmf.accounting.bins_mixture import gram_matrix
+from tf_bandmf.participation import BallsInBins
+from tf_bandmf.planning.calibration import accountant_for
 
 FLAT = Kernel(4, own=0.5, common=0.1, ripple=0.0, decay=0.0)
 WAVY = Kernel(5, own=0.9, common=0.1, ripple=0.3, decay=0.4)
@@ -370,3 +373,25 @@ def test_quadrature_of_the_autoregression(kernel, monkeypatch):
     monkeypatch.setattr(bins_laplace, "_LARGEST_STEP", 4.0)
     assert np.max(np.abs(values() - finer)) > 1e-6
     bins_laplace._transform.cache_clear()
+
+
+def test_too_many_bins_are_refused_in_the_same_words_everywhere():
+    use = dict(num_examples=100_000, batch_size=10, epochs=1, sampling="balls-in-bins")
+    participation = BallsInBins(100_000, 10, 1)
+    gram = np.broadcast_to(np.ones(1), (10_000, 10_000))
+    budget = dict(epsilon=2.0, delta=1e-6)
+    strategy = strategies.identity(10_000)
+    doors = [
+        lambda: tf_bandmf.plan("identity", **budget, **use),
+        lambda: tf_bandmf.plan("auto", **budget, **use),
+        lambda: tf_bandmf.plan("banded:16", **budget, participation=participation),
+        lambda: tf_bandmf.plan("identity", noise_multiplier=2.0, delta=1e-6, **use),
+        lambda: CertainBins(gram),
+        *(
+            functools.partial(accountant_for, strategy, participation, confidence=c)
+            for c in (None, 0.99, 1.0)
+        ),
+    ]
+    for door in doors:
+        with pytest.raises(ValueError, match="num_bins must be <= 8192, found 10000"):
+            door()

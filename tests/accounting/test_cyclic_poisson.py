@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import dp_accounting
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import rdp
@@ -159,6 +160,41 @@ class TestFixedSize:
         assert not fixed.is_amplified(1.0, noise)
         whole = CyclicFixedSizeAccountant(2, 10, 10)
         assert whole.calibrate_noise_stddev(1.0, 1e-5) == noise
+
+    @pytest.mark.parametrize("noise", [0.05, 0.3, 1.0, 20.0, 1e4])
+    @pytest.mark.parametrize("queries, part, batch", [(1, 10, 1), (100, 1000, 900)])
+    def test_invariant_12_no_delta_is_below_its_floor(
+        self, queries, part, batch, noise
+    ):
+        """Of one step, for replacing an example where sampling counts."""
+        fixed = CyclicFixedSizeAccountant(queries, part, batch)
+        q = batch / part
+        for epsilon in (0.01, 1.0, 10.0, 50.0):
+            found = fixed.delta(epsilon, noise)
+            assert 0.0 <= found <= 1.0
+            if fixed.is_amplified(epsilon, noise):
+                floor = floors.replaced_step(q, noise, epsilon)
+                assert floor >= floors.one_step(q, noise, epsilon)
+            else:
+                floor = floors.one_step(q, noise, epsilon)
+            assert found >= floor or floor < 1e-290
+
+    @pytest.mark.parametrize("noise", [1e3, 1e4])
+    def test_rounding_of_the_renyi_dp_is_on_the_safe_side(self, noise):
+        """Order 2 in 60 digits, of which dp-accounting loses some."""
+        event = CyclicFixedSizeAccountant(1, 100, 1).event(2.0 * noise)
+        counted = CyclicFixedSizeAccountant(1, 100, 1)._counted(2.0 * noise)
+        with mpmath.workdps(60):
+            grown = mpmath.expm1(1 / mpmath.mpf(noise) ** 2)
+            exact = mpmath.log1p(mpmath.mpf("0.01") ** 2 * 4 * grown)
+        found = []
+        for one in (event, CyclicFixedSizeAccountant(1, 100, 1).event(counted)):
+            accountant = rdp.RdpAccountant(
+                [2.0], dp_accounting.NeighboringRelation.REPLACE_ONE
+            )
+            accountant.compose(one)
+            found.append(accountant._rdp[0])
+        assert found[1] >= exact and found[1] == pytest.approx(float(exact), rel=1e-6)
 
     def test_impossible_batches_and_strategies_without_bands_are_refused(self):
         with pytest.raises(ValueError, match="batch_size must be <="):

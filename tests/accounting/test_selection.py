@@ -1,6 +1,10 @@
 """The best of a random number of runs: Papernot and Steinke; Koskela et al."""
 
+import contextlib
+import functools
 import math
+import sys
+from pathlib import Path
 
 import dp_accounting
 import numpy as np
@@ -8,6 +12,9 @@ import pytest
 import scipy.stats
 
 from tf_bandmf.accounting import gaussian, selection
+
+sys.path.insert(0, str(Path(__file__).parent))
+import floors
 
 SHAPES = (0.0, 0.5, 1.0, 2.0)
 DELTA = 1e-5
@@ -214,3 +221,34 @@ def test_errors():
         selection.renyi_epsilon(event, 3.0, 1.0, DELTA)
     with pytest.raises(ValueError, match="delta must be in"):
         selection.profile_epsilon(lambda d: 1.0, 3.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("noise", [0.05, 1.0, 20.0])
+@pytest.mark.parametrize("mean, shape", [(1.0, 0.0), (10.0, 1.0), (100.0, math.inf)])
+def test_invariant_12_no_epsilon_is_below_its_floor(mean, shape, noise):
+    """The largest of K Gaussian answers, in 60 digits."""
+    event = dp_accounting.GaussianDpEvent(noise)
+    for delta in (1e-3, 1e-15):
+        found = []
+        with contextlib.suppress(ValueError):
+            found.append(selection.renyi_epsilon(event, mean, shape, delta))
+        if math.isfinite(shape):
+            at = functools.partial(gaussian.gaussian_epsilon, noise)
+            found.append(selection.profile_epsilon(at, mean, shape, delta))
+        for epsilon in found:
+            assert floors.best_of_runs(noise, mean, shape, epsilon) <= delta
+
+
+def test_epsilons_whose_exponential_overflows_are_numbers():
+    found = selection.profile_epsilon(lambda delta: 2000.0, 3.0, 1.0, 1e-5)
+    assert 2000.0 < found < 6001.0
+
+
+def test_a_renyi_dp_that_rounding_made_negative_is_not_an_epsilon_of_zero():
+    """So few examples are sampled that dp-accounting says 0."""
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(1e-9, dp_accounting.GaussianDpEvent(10.0)),
+        10,
+    )
+    for delta in (1e-5, 1e-12):
+        assert selection.renyi_epsilon(event, 1.0, 0.0, delta) > 0.0

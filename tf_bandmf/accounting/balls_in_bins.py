@@ -17,7 +17,7 @@ import numpy as np
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting.bins_certain import QUICK, CertainBins
-from tf_bandmf.accounting.bins_mixture import gram_matrix
+from tf_bandmf.accounting.bins_mixture import check_bins, gram_matrix
 from tf_bandmf.accounting.bins_simulator import DEFENSIVE, BinsSimulator
 from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
@@ -88,6 +88,7 @@ class BallsInBinsAccountant(SimulatedAccountant[BinsSimulator]):
         gram = np.array(gram, dtype=np.float64)
         if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not gram.size:
             raise ValueError(f"gram must have shape [b, b], found {gram.shape}.")
+        check_bins(len(gram))
         if not np.all(np.isfinite(gram)) or np.any(gram < 0.0):
             raise ValueError("gram must be finite and non-negative.")
         if np.any(np.diagonal(gram) <= 0.0):

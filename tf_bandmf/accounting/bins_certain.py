@@ -25,6 +25,7 @@ from tf_bandmf.accounting import (
     gaussian,
 )
 from tf_bandmf.accounting.base import Accountant, meaningful
+from tf_bandmf.accounting.bins_mixture import check_bins
 from tf_bandmf.accounting.checks import check_delta, check_epsilon, check_positive
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log, near_root
@@ -59,12 +60,16 @@ class CertainBins(Accountant):
     Args:
       gram: G of `bins_mixture.gram_matrix`, shape [b, b], not negative.
       grid: resolution of the chain of the bins, which takes seconds for hundreds of them.
+
+    Raises:
+      ValueError: if there are too many bins.
     """
 
     claims = ((NAME, "bound", ZERO_OUT),)
 
     def __init__(self, gram: np.ndarray, grid: bins_chain.Grid | None = None) -> None:
         self._grid = grid
+        check_bins(len(gram))
         self._gram = np.asarray(gram, np.float64)
         self._norm = math.sqrt(float(self._gram.diagonal().max()))
         self._row = bins_conditional.circulant_above(self._gram)
