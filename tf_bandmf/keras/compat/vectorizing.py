@@ -21,51 +21,32 @@ from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 
 from tf_bandmf.keras.compat.patching import patched
 
-# Operations that TensorFlow's conversion makes, or leaves, of which each computes a row
-# of its outputs from the same row of its inputs: those that add up, pick or compare
-# within an example. Not in it are sparse products, scatters and partitions, which number
-# the places of all examples through: an index past the end is one of the next example.
-# TensorFlow's sums over segments do that, too; they are converted here.
-CONVERTED = frozenset(
+def vectorized_map(
+    function: Callable[[Any], Any], elements: Any, known: list[Any] | None = None
+) -> Any:
+    """As `tf.vectorized_map`, of elements that all have as many rows; see the module.
+
+    Args:
+      function: of one example.
+      elements: of all.
+      known: gets sums over segments that are converted here, each with its data and
+        segments, whose rows are those of the examples.
     """
-    Abs AccumulateNV2 AddN AddV2 All Any ArgMax ArgMin AvgPool AvgPoolGrad BatchMatMul
-    BatchMatMulV2 BatchMatMulV3 BiasAdd BiasAddGrad Bitcast BitwiseAnd BitwiseOr
-    BitwiseXor BroadcastArgs BroadcastGradientArgs BroadcastTo Cast Ceil Cholesky
-    ClipByValue ConcatOffset ConcatV2 Const Conv2D Conv2DBackpropFilter
-    Conv2DBackpropInput Conv3D Cos Cumprod Cumsum DepthwiseConv2dNative
-    DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Digamma
-    DivNoNan Einsum Elu EluGrad EmptyTensorList EnsureShape Equal Erf Erfc Exp
-    ExpandDims Expm1 Fill Floor FloorDiv FloorMod FusedBatchNormGradV3 FusedBatchNormV3
-    GatherV2 Greater GreaterEqual Identity IdentityN If InvGrad InvertPermutation
-    IsFinite IsInf IsNan L2Loss LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma
-    LinSpace Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul MatrixBandPart
-    MatrixDiagPartV3 MatrixDiagV3 MatrixInverse MatrixSetDiagV3 Max MaxPool MaxPoolGrad
-    Maximum Mean Min Minimum MirrorPad Mul MulNoNan Neg NoOp NotEqual OneHot OnesLike
-    Pack Pad PadV2 PartitionedCall Placeholder PlaceholderWithDefault Pow
-    PreventGradient Prod Range Rank ReadVariableOp RealDiv Reciprocal ReciprocalGrad
-    Relu Relu6 Relu6Grad ReluGrad Reshape ReverseV2 RightShift Rint Roll Round Rsqrt
-    RsqrtGrad Select SelectV2 Selu SeluGrad Shape ShapeN Sigmoid SigmoidGrad Sign Sin
-    Size Slice Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign
-    SoftsignGrad SparseSoftmaxCrossEntropyWithLogits Split SplitV Sqrt SqrtGrad Square
-    SquaredDifference Squeeze StatefulPartitionedCall StatelessIf
-    StatelessRandomGetKeyCounter StatelessRandomNormalV2 StatelessRandomUniformIntV2
-    StatelessRandomUniformV2 StatelessTruncatedNormalV2 StatelessWhile StopGradient
-    StridedSlice StridedSliceGrad Sub Sum Tan Tanh TanhGrad TensorListFromTensor
-    TensorListGetItem TensorListReserve TensorListSetItem TensorListStack Tile TopKV2
-    Transpose Unpack UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd
-    UnsortedSegmentSum VarHandleOp While Xdivy Xlog1py Xlogy ZerosLike
-    """.split()
-)
+    flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(elements)]
+    count = flat[0].shape[0]
 
+    def of_one(place: tf.Tensor) -> Any:
+        rows = [tf.raw_ops.GatherV2(params=t, indices=place, axis=0) for t in flat]
+        return function(tf.nest.pack_sequence_as(elements, rows))
 
-def vectorized_map(function: Callable[[Any], Any], elements: Any) -> Any:
-    """As `tf.vectorized_map`; see the module."""
-    with _in_place():
-        return tf.vectorized_map(function, elements)
+    with _in_place([] if known is None else known):
+        return control_flow_ops.pfor(
+            of_one, tf.shape(flat[0])[0] if count is None else count, warn=False
+        )
 
 
 @contextlib.contextmanager
-def _in_place() -> Iterator[None]:
+def _in_place(known: list[Any]) -> Iterator[None]:
     if tf.executing_eagerly():
         yield
         return
@@ -74,7 +55,7 @@ def _in_place() -> Iterator[None]:
             patched(control_flow_ops, "_is_under_xla_context", lambda original: False)
         )
         for name, function in _SEGMENTS.items():
-            converter = _segments(function)
+            converter = _segments(function, known)
             stack.enter_context(patched(pfor._pfor_converter_registry, name, converter))
         yield
 
@@ -87,7 +68,9 @@ _SEGMENTS = {
 }
 
 
-def _segments(function: Callable[..., tf.Tensor]) -> Callable[[Any, Any], Any]:
+def _segments(
+    function: Callable[..., tf.Tensor], known: list[Any]
+) -> Callable[[Any, Any], Any]:
     """A converter of a sum over segments whose examples keep theirs apart.
 
     A number that is no segment's is dropped, as on GPUs.
@@ -97,7 +80,8 @@ def _segments(function: Callable[..., tf.Tensor]) -> Callable[[Any, Any], Any]:
         del original
         pfor_input.stack_inputs([0, 1])
         data = pfor_input.stacked_input(0)
-        segments = tf.cast(pfor_input.stacked_input(1), tf.int64)
+        given = pfor_input.stacked_input(1)
+        segments = tf.cast(given, tf.int64)
         count = tf.cast(pfor_input.unstacked_input(2), tf.int64)
         shape = tf.shape(segments, out_type=tf.int64)
         first = count * tf.range(shape[0])
@@ -110,6 +94,7 @@ def _segments(function: Callable[..., tf.Tensor]) -> Callable[[Any, Any], Any]:
         found = function(data, number, total)
         entry = tf.shape(found, out_type=tf.int64)[1:]
         found = tf.reshape(found, tf.concat([[shape[0], count], entry], 0))
+        known.append((found, (data, given)))
         return pfor.wrap(found, True)
 
     return convert

@@ -7,8 +7,9 @@ random numbers. Every trace of the training step is analysed before it runs:
 * everything else between them (custom layers, a model's own `call`, `keras.ops`) is
   followed operation by operation (`evaluation` and the tables beside it);
 * what that cannot show is executed for each example by itself (`rules.alone`), where no
-  other example is there to be seen; so are losses, but for those of a closed list, whose
-  rows are those of the examples (`row_losses`);
+  other example is there to be seen: in a loop, or vectorized where the same analysis
+  shows of the vectorized graph that rows stay apart (`vectorized`); so are losses, but
+  for those of a closed list, whose rows are those of the examples (`row_losses`);
 * what remains is refused.
 """
 
@@ -27,6 +28,7 @@ from tf_bandmf.keras.clipping.independence.trace import (
     is_container,
     recording,
 )
+from tf_bandmf.keras.clipping.independence.vectorized import rows_stay_apart
 
 __all__ = [
     "NotIndependent",
@@ -37,5 +39,6 @@ __all__ = [
     "note_replacement",
     "recording",
     "register_per_example_layer",
+    "rows_stay_apart",
     "vouched_classes",
 ]

@@ -19,7 +19,11 @@ from tf_bandmf.keras.clipping.independence.elementwise import POSITIONS
 from tf_bandmf.keras.clipping.independence.evaluation import Node, transfer
 from tf_bandmf.keras.clipping.independence.filling import filled
 from tf_bandmf.keras.clipping.independence.layout import needs_rows
-from tf_bandmf.keras.clipping.independence.sizes import Dim, as_tuple
+from tf_bandmf.keras.clipping.independence.row_loops import (
+    holds_rows,
+    one_row_a_round,
+)
+from tf_bandmf.keras.clipping.independence.sizes import BATCH, Dim, as_tuple
 
 _MOST_ROUNDS = 8
 
@@ -71,6 +75,8 @@ def _join_outputs(first: Value, second: Value, output: Any) -> Value:
 def _while(node: Node) -> list[Value]:
     inputs = list(node.op.inputs)
     values = list(node.values)
+    if any(holds_rows(value) for value in values):
+        return one_row_a_round(node)
     condition, body = node.attr("cond").name, node.attr("body").name
     for _ in range(_MOST_ROUNDS):
         results = node.graph.call(node.op, body, values, inputs)
@@ -90,8 +96,11 @@ def _while(node: Node) -> list[Value]:
 
 @transfer("TensorListReserve", "EmptyTensorList")
 def _new_list(node: Node) -> Value:
-    if node.op.type == "TensorListReserve" and not node.values[1].independent:
-        raise mixes("makes a list of the examples of the batch")
+    if node.op.type == "TensorListReserve":
+        if node.content(1) == BATCH:
+            return Value(Kind.LIST, rows=BATCH)
+        if not node.values[1].independent:
+            raise mixes("makes a list of the examples of the batch")
     return Value(Kind.LIST)
 
 
@@ -106,6 +115,10 @@ def _to_list(node: Node) -> Value:
 
 @transfer("TensorListStack", "TensorListGather")
 def _from_list(node: Node) -> Value:
+    if node.op.type == "TensorListStack" and holds_rows(node.values[0]):
+        if node.values[0].element is None or not node.values[1].independent:
+            raise NotIndependent("reads a list of examples that is not full")
+        return per_example(0, BATCH, node.sizes_of_others())
     element = _element(node)
     if element.independent:
         return INDEPENDENT
@@ -151,6 +164,7 @@ def _set_item(node: Node) -> Value:
 
 
 def _with(value: Value, item: Value) -> Value:
+    _refuse_rows(value)
     old = Value(Kind.LIST) if value.independent else value
     if old.kind is not Kind.LIST or item.kind not in (
         Kind.PER_EXAMPLE,
@@ -171,6 +185,7 @@ def _pop(node: Node) -> list[Value]:
 
 @transfer("TensorListLength")
 def _length(node: Node) -> Value:
+    _refuse_rows(node.values[0])
     return INDEPENDENT
 
 
@@ -178,11 +193,18 @@ def _length(node: Node) -> Value:
 def _resize(node: Node) -> Value:
     if not node.values[1].independent:
         raise mixes("makes a list of the examples of the batch")
+    _refuse_rows(node.values[0])
     return node.values[0]
+
+
+def _refuse_rows(value: Value) -> None:
+    if holds_rows(value):
+        raise mixes("works on a list of the examples of the batch")
 
 
 def _element(node: Node) -> Value:
     value = node.values[0]
+    _refuse_rows(value)
     if value.independent:
         return INDEPENDENT
     if value.kind is not Kind.LIST or value.element is None:

@@ -46,7 +46,8 @@ class Value:
     Attributes:
       kind: what the tensor may depend on.
       axis: of PER_EXAMPLE and INDEX: the axis of the batch, not negative.
-      rows: size of that axis, a multiple of B.
+      rows: size of that axis, a multiple of B. Of LIST: B if entry i is example i's; it
+        has an element when all are written.
       content: of an integer scalar or vector: its entries, where known.
       element: of LIST: the value of all its elements; None while it is empty.
       fresh: of INDEPENDENT: whether each of its entries is drawn anew at each step.
@@ -130,6 +131,8 @@ def join(first: Value, second: Value) -> Value:
             "returns tensors that are per example in one case and not in another"
         )
     if first.kind is Kind.LIST:
+        if first.rows is not None or second.rows is not None:
+            raise NotIndependent("has a list of examples in one case only")
         elements = [v for v in (first.element, second.element) if v is not None]
         return Value(
             Kind.LIST, element=join(*elements) if elements[1:] else elements[0]

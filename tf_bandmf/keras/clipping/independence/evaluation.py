@@ -20,6 +20,7 @@ import tensorflow as tf
 from tf_bandmf.graphs.operations import OPERATIONS
 from tf_bandmf.graphs.walking import ARGUMENTS, called, function_graph, held_already
 from tf_bandmf.keras.clipping.independence import sizes, state
+from tf_bandmf.keras.clipping.independence.constants import constant_value
 from tf_bandmf.keras.clipping.independence.custom_gradients import refuse_unknown
 from tf_bandmf.keras.clipping.independence.domain import (
     INDEPENDENT,
@@ -29,7 +30,6 @@ from tf_bandmf.keras.clipping.independence.domain import (
     per_example,
 )
 from tf_bandmf.keras.clipping.independence.sizes import BATCH, Content, Dim
-from tf_bandmf.keras.compat.graphs import tensor_util
 
 # Longer constants are no shapes.
 _LONGEST_SHAPE = 32
@@ -296,7 +296,7 @@ class Evaluation:
             return None
         if rank == 1 and (tensor.shape[0] or 0) > _LONGEST_SHAPE:
             return None
-        constant = tensor_util.constant_value(tensor)
+        constant = constant_value(tensor)
         if constant is None:
             return None
         if rank == 0:
@@ -345,7 +345,8 @@ _SAME_SHAPE = frozenset(
 _NEW_LISTS = frozenset({"TensorListReserve", "EmptyTensorList"})
 _ARITHMETIC = frozenset(
     "Mul Add AddV2 Sub FloorDiv Maximum Minimum Pack StridedSlice ConcatV2 Cast "
-    "Identity Prod Squeeze ExpandDims GatherV2 Slice Reshape".split()
+    "Identity Prod Max Min Squeeze ExpandDims GatherV2 Slice Reshape Range "
+    "BroadcastArgs".split()
 )
 
 

@@ -143,6 +143,10 @@ def _gather(node: Node) -> Value:
             raise NotIndependent(POSITIONS)
         return per_example(axis + indices.axis - batch_dims, rows)
     rows = needs_rows(params)
+    if indices.kind is Kind.INDEX and indices.rows == rows:
+        # Each row where it is.
+        if axis == params.axis == 0 and not batch_dims and node.rank(1) == 1:
+            return dataclasses.replace(params, content=None)
     if indices.independent:
         if params.axis == axis or params.axis < batch_dims:
             raise mixes("takes some of the examples out of the batch")

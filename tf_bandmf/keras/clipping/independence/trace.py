@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -19,6 +19,7 @@ from tf_bandmf.graphs.walking import (
     held_already,
 )
 from tf_bandmf.keras.clipping.independence import (  # noqa: F401  (fill the table)
+    backward,
     control,
     elementwise,
     filling,
@@ -75,7 +76,7 @@ class Trace:
     ) -> None:
         self._graph = tf.compat.v1.get_default_graph()
         self._start = self._position()
-        self._static = static_batch
+        self.static_batch = static_batch
         self._examples = tuple(examples)
         self._known = {id(t): per_example(0, BATCH) for t in examples}
         self._pending: dict[int, tuple[Sequence[Any], _Finish]] = {}
@@ -84,7 +85,6 @@ class Trace:
         self._required: list[tuple[Any, bool]] = []
         self._keep: list[Any] = []
         self._made_from: dict[int, tuple[Any, ...]] = {}
-        self._total: set[int] = set()
 
     def _position(self) -> int:
         return len(self._graph.get_operations())
@@ -219,10 +219,6 @@ class Trace:
             # What holds for one example holds for all, row by row.
             self._made_from.update((id(out), (*elements, *of_one)) for out in outputs)
 
-    def total(self, operations: Iterable[Any]) -> None:
-        """Notes that operations stop for no value, by what is made of them."""
-        self._total.update(id(op) for op in operations)
-
     def same(self, tensor: tf.Tensor, source: tf.Tensor) -> None:
         """Notes that a tensor is another one, with a gradient that is known to be right."""
         self._pending[id(tensor)] = ([source], lambda values: values[0])
@@ -234,7 +230,7 @@ class Trace:
         Raises:
           NotIndependent: if that cannot be shown.
         """
-        evaluation = Evaluation(self._known, self._pending, static_batch=self._static)
+        evaluation = Evaluation(self._known, self._pending, static_batch=self.static_batch)
         for tensor, batched in self._required:
             value = evaluation.value(tensor)
             if batched and not value.one_row_each:
@@ -310,8 +306,7 @@ class Trace:
         for op, reason in stopping_operations(
             operations, scope, results, self._made_from
         ):
-            if id(op) not in self._total:
-                raise NotIndependent(reason, op)
+            raise NotIndependent(reason, op)
 
     def layers_at(self, error: NotIndependent) -> list[Any]:
         """Layers in whose calls an error is, the innermost first."""

@@ -25,9 +25,9 @@ from tf_bandmf.keras.clipping.factors.base import Factor, Formed
 from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, owns_only
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
+from tf_bandmf.keras.clipping.tensors.map_examples import map_examples
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 from tf_bandmf.keras.compat.keras_objects import kernel_of
-from tf_bandmf.keras.compat.vectorizing import vectorized_map
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
@@ -61,18 +61,21 @@ class KernelFunctionRule(PreActivationRule):
             tape.watch(weight)
             kernel = tf.convert_to_tensor(layer.kernel)
 
-        def pulled_back(of_example: tf.Tensor) -> tf.Tensor:
-            return tape.gradient(
+        def pulled_back(of_example: tf.Tensor) -> list[tf.Tensor]:
+            found = tape.gradient(
                 kernel,
                 weight,
                 output_gradients=tf.cast(of_example, kernel.dtype),
                 unconnected_gradients=tf.UnconnectedGradients.ZERO,
             )
+            return [tf.convert_to_tensor(found)]
 
         def form(rows: int) -> tf.Tensor:
             # The pull-back is linear: the gradients of a unit's rows are added before.
             of_units = of_kernel if rows == 1 else of_kernel.of_units(rows)
-            return vectorized_map(pulled_back, of_units.instantiate())
+            name = f"The kernel of layer {layer.name!r} ({type(layer).__name__})"
+            given = of_units.instantiate()
+            return map_examples(pulled_back, given, name, backward=True)[0]
 
         result[id(kernel_of(layer))] = Formed(form)
         return result

@@ -7,10 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.graphs.walking import called, has_node
-from tf_bandmf.keras.clipping.independence import current_trace
+from tf_bandmf.keras.clipping.independence import current_trace, rows_stay_apart
 from tf_bandmf.keras.compat.vectorizing import (
-    CONVERTED,
     vectorized_map,
     without_broadcasting_products,
 )
@@ -54,10 +52,7 @@ def map_examples(
 def _mapped(
     function: Callable[[Any], list[tf.Tensor]], elements: Any, vectorize: bool
 ) -> tuple[list[Any], list[Any]]:
-    """Vectorized if TensorFlow's conversion is right for every operation; else a loop.
-
-    The conversion of some operations counts on indices within bounds: an index that is
-    not would be one of the next example.
+    """Vectorized if the graph that this makes keeps examples apart; else a loop.
 
     Returns:
       Results of all examples; if vectorized, those of one, from which they were made.
@@ -66,10 +61,14 @@ def _mapped(
         whole = tf.function(
             lambda given: _mapped(function, given, vectorize)[0], autograph=False
         )
-        return list(whole(elements)), []
+        specs = tf.nest.map_structure(
+            lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), elements
+        )
+        return list(whole.get_concrete_function(specs)(elements)), []
     graph = tf.compat.v1.get_default_graph()
-    start = len(graph.get_operations())
     of_one: list[Any] = []
+    known: list[Any] = []
+    trace = current_trace()
 
     def noted(element: Any) -> list[tf.Tensor]:
         of_one[:] = function(element)
@@ -78,17 +77,14 @@ def _mapped(
     if vectorize:
         try:
             with _silent():
-                outputs = list(vectorized_map(noted, elements))
+                outputs = list(vectorized_map(noted, elements, known))
         except Exception:
             if not of_one:
                 raise  # by the function itself
             vectorize = False
-    made = graph.get_operations()[start:]
-    if vectorize and all(_converts(op) for op in made):
-        trace = current_trace()
-        if trace is not None:
-            # A segment that does not exist is nobody's, by their conversion.
-            trace.total(op for op in made if op.type.startswith("UnsortedSegment"))
+    if vectorize and rows_stay_apart(
+        outputs, tf.nest.flatten(elements), known, trace and trace.static_batch
+    ):
         return outputs, [out for out in of_one if out.graph is graph]
     if not of_one:
         specs = tf.nest.map_structure(
@@ -119,11 +115,3 @@ def _silent() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(is_wanted)
-
-
-def _converts(op: Any) -> bool:
-    """Whether an operation, with all that it calls, is converted row by row."""
-    return op.type in CONVERTED and not any(
-        has_node(op.graph, name, lambda node: node.op not in CONVERTED)
-        for name, _ in called(op)
-    )

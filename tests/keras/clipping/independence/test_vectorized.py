@@ -1,0 +1,78 @@
+"""What is vectorized is analysed as vectorized: TensorFlow's conversion is not believed."""
+
+import independence_cases as cases
+import pytest
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping.tensors import map_examples
+from tf_bandmf.keras.compat import vectorizing
+
+LENGTH, WIDTH = cases.LENGTH, cases.WIDTH
+
+
+def change(monkeypatch, believed):
+    """What the first example changes in others, by TensorFlow's own conversion."""
+    monkeypatch.setattr(vectorizing, "_SEGMENTS", {})
+    if believed:
+        monkeypatch.setattr(map_examples, "rows_stay_apart", lambda *args: True)
+
+    def sums(example):
+        values, numbers = example
+        found = tf.raw_ops.UnsortedSegmentSum(
+            data=values, segment_ids=numbers, num_segments=2
+        )
+        return [found]
+
+    def of_first(number):
+        values = tf.constant([[100.0, 1.0], [2.0, 3.0]])
+        numbers = tf.constant([[number, 1], [0, 1]])
+        return map_examples.map_examples(sums, (values, numbers), "sums")[0]
+
+    return float(tf.reduce_max(tf.abs(of_first(2) - of_first(0))[1]))
+
+
+@pytest.mark.attack(
+    "Vectorized sums over segments",
+    tried="TensorFlow's own conversion, in which a number past the end is a segment of "
+    "the next example: the vectorized graph is not shown to keep rows apart, and a loop "
+    "takes its place, in which the number is refused.",
+    area="inputs",
+    invariants=[16],
+)
+def test_invariant_16_a_conversion_is_not_believed(monkeypatch):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="map/while"):
+        change(monkeypatch, believed=False)
+
+
+def test_invariant_18_a_segment_past_the_end_is_refused_before_the_step():
+    def sums(x):
+        numbers = tf.where(x[0, :, 0] > 0, 2, 0)
+        found = tf.raw_ops.UnsortedSegmentSum(
+            data=x[0], segment_ids=numbers, num_segments=2
+        )
+        return x + tf.reduce_sum(found, axis=0)
+
+    with pytest.raises(UnsupportedModelError, match="UnsortedSegmentSum"):
+        cases.largest_change(cases.model_with(cases.Weighted(sums)))
+
+
+def test_the_measure_sees_a_conversion_that_mixes(monkeypatch):
+    assert change(monkeypatch, believed=True) > 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x - tf.reduce_mean(x),
+        lambda x: tf.nn.max_pool1d(x, 2, 1, "SAME") + tf.reduce_mean(x, 0),
+        lambda x: tf.concat([x[:, 1:], x[:, :1]], 1) * tf.reduce_mean(x),
+    ],
+    ids=["mean", "pool", "concat"],
+)
+def test_what_stays_apart_is_not_looped(monkeypatch, function):
+    def loop(*args, **kwargs):
+        raise AssertionError("a loop")
+
+    monkeypatch.setattr(tf, "map_fn", loop)
+    assert cases.largest_change(cases.model_with(cases.Weighted(function))) <= 1 + 1e-3
