@@ -227,3 +227,53 @@ def test_invariant_18_a_metric_that_raises_is_nan(eagerly):
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
     trained(model, x, y, metrics=[OfTheHost()], run_eagerly=eagerly)
     assert np.isnan(model.history.history["of_host"][0])
+
+
+class Confusions(keras.metrics.Metric):
+    """A metric of graph operations that raise for a label that is no class."""
+
+    def __init__(self, name="table"):
+        super().__init__(name=name)
+        self.found = self.add_variable((3, 3), "zeros", name="found")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        best = tf.argmax(y_pred, -1)
+        self.found.assign_add(
+            tf.math.confusion_matrix(tf.reshape(y_true, [-1]), best, 3, dtype="float32")
+        )
+
+    def result(self):
+        return tf.linalg.trace(self.found) / tf.reduce_sum(self.found)
+
+
+@pytest.mark.attack(
+    "A graph metric that raises for a record",
+    tried="A table of confusions gets a label that is no class: the metric is NaN, "
+    "training goes on, and the weights are those without it.",
+    area="inputs",
+    invariants=[18],
+)
+def test_invariant_18_a_graph_metric_that_raises_is_nan(figure):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH, 5)).astype("f4")
+    y = rng.integers(0, 3, BATCH)
+    logs = {}
+
+    class Keep(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, found=None):
+            logs.update(found)
+
+    given = {"loss": CROSS_ENTROPY, "callbacks": [Keep()]}
+    whole = trained(classifier(), x, y, metrics=[Confusions()], **given)
+    assert np.isfinite(logs["table"])
+    np.testing.assert_array_equal(whole, trained(classifier(), x, y, **given))
+    y[2] = 7
+    bad = trained(classifier(), x, y, metrics=[Confusions()], **given)
+    assert np.isnan(logs["table"]) and np.all(np.isfinite(bad))
+    np.testing.assert_array_equal(bad, trained(classifier(), x, y, **given))
+    figure("NaN")
+
+
+def test_the_metric_raises_without_that():
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        tf.function(Confusions().update_state)([7], [[0.0, 1.0, 2.0]])

@@ -27,10 +27,10 @@ from tf_bandmf.keras.clipping import (
     update_runs_no_host_code,
 )
 from tf_bandmf.keras.compat.keras_objects import is_distributed, loss_tracker
-from tf_bandmf.keras.compat.total_lookups import host_errors_become_nan
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.batch_contents import as_drawn, shares, unwrap_single
 from tf_bandmf.keras.model.guards import announced, in_turn, refuse_other_loops, refused
+from tf_bandmf.keras.model.metric_errors import metrics_of
 from tf_bandmf.keras.model.preprocessing import preprocess_of, preprocessed_batch
 from tf_bandmf.keras.model.training_state import (
     TrainingState,
@@ -189,33 +189,12 @@ class PrivateStep(_Model):
         mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
         loss_tracker(self).update_state(mean_loss, sample_weight=batch_size)
         with bad_values_become_nan(), metrics_change_no_weights(self):
-            logs = self._metrics_of(seen)
+            logs = metrics_of(self, seen, loss_tracker(self))
         strategy = self._private_optimizer().run.strategy
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
             # Keras takes the mean over workers along the first axis of whatever is here.
             logs = {name: tf.reshape(value, [1]) for name, value in logs.items()}
         return logs
-
-    def _metrics_of(self, seen: tuple[Any, ...]) -> dict[str, Any]:
-        """Keras' metrics; one that raises for a record is NaN, and the run goes on.
-
-        In a graph what raises while it is traced is a mistake in the program.
-        """
-        with host_errors_become_nan():
-            if not tf.executing_eagerly():
-                return self.compute_metrics(*seen)  # type: ignore[no-any-return]
-            try:
-                return self.compute_metrics(*seen)  # type: ignore[no-any-return]
-            except UnsupportedModelError:
-                raise
-            except Exception:
-                # Until they are reset: what was added up is not all.
-                for metric in self.metrics:
-                    if metric is not loss_tracker(self):
-                        for variable in metric.variables:
-                            if variable.dtype.startswith("float"):
-                                variable.assign(variable * float("nan"))
-                return self.get_metrics_result()  # type: ignore[no-any-return]
 
     @tf.autograph.experimental.do_not_convert
     def private_gradients(self, batch: Any) -> NoisyGradients:
