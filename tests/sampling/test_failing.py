@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf
-from tf_bandmf.sampling import TFRecordExamples
+from tf_bandmf.sampling import IndexedExamples, TFRecordExamples
 from tf_bandmf.sampling.mapped import MappedExamples
 from tf_bandmf.sampling.sources import ArrayExamples
 
@@ -135,3 +135,52 @@ def test_invariant_16_a_map_reads_no_files():
 def test_a_function_that_always_fails_is_an_error():
     with pytest.raises(ValueError, match="fails for all"):
         plan().batches(np.array(["a"] * M), map=number)
+
+
+@pytest.mark.attack(
+    "An example that cannot be fetched",
+    tried="The function that fetches by index raises for a record, or returns another "
+    "shape: the row is NaN, or has weight 0; the others are as they were.",
+    area="inputs",
+    invariants=[18],
+)
+@pytest.mark.parametrize("shape", [False, True], ids=["raises", "shape"])
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_invariant_18_an_example_that_cannot_be_fetched_ends_no_run(
+    dtype, shape, figure
+):
+    x = np.arange(2 * M).reshape(M, 2).astype(dtype)
+    bad = {0, 4}
+
+    def fetch(indices):
+        if bad & set(indices.tolist()):
+            if not shape or len(indices) > 1:
+                raise OSError("a damaged file")
+            return x[indices, :1]
+        return x[indices]
+
+    source = IndexedExamples(fetch, M)
+    batches = list(plan().batches(source).dataset(0).as_numpy_iterator())
+    found = np.concatenate([batch["x"] for batch in batches])
+    works = np.isin(np.arange(M), list(bad), invert=True)
+    if dtype == "float32":
+        assert np.isnan(found).all(axis=1).sum() == 2
+        assert "sample_weight" not in batches[0]
+        kept = found[~np.isnan(found[:, 0])]
+    else:
+        weights = np.concatenate([batch["sample_weight"] for batch in batches])
+        assert sorted(weights) == [0, 0, 1, 1, 1, 1]
+        kept = found[weights > 0]
+    np.testing.assert_array_equal(np.sort(kept, axis=0), x[works])
+    assert source.failed.count() == 2
+    figure("2 of 6")
+
+
+def test_a_fetch_that_fails_for_no_example_but_for_several_is_refused():
+    def fetch(indices):
+        if len(indices) > 1:
+            raise OSError("one at a time")
+        return X[indices]
+
+    with pytest.raises(OSError, match="one at a time"):
+        IndexedExamples(fetch, M)

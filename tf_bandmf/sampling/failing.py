@@ -26,6 +26,14 @@ class FailedRecords:
     def __init__(self, num_examples: int) -> None:
         self._failed = np.zeros(num_examples, bool)
 
+    def note(self, indices: np.ndarray) -> None:
+        """Notes that the records of these indices failed."""
+        self._failed[indices] = True
+
+    def among(self, indices: np.ndarray) -> np.ndarray:
+        """Which of some records failed so far, bool."""
+        return self._failed[indices]
+
     def noted(self, works: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
         """`works`, noted before it is used; in a graph too.
 
@@ -35,7 +43,7 @@ class FailedRecords:
         """
 
         def note(works: np.ndarray, indices: np.ndarray) -> np.ndarray:
-            self._failed[indices[~works]] = True
+            self.note(indices[~works])
             return works
 
         found = tf.numpy_function(note, [works, indices], tf.bool)
