@@ -21,6 +21,7 @@ from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 
 from tf_bandmf.keras.compat.patching import patched
 
+
 def vectorized_map(
     function: Callable[[Any], Any], elements: Any, known: list[Any] | None = None
 ) -> Any:

@@ -76,8 +76,8 @@ def _in_graph(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
     if stopping is None:
         return model.compute_metrics(*seen)  # type: ignore[no-any-return]
     op, reason = stopping
-    inner = all(isinstance(t, tf.__internal__.EagerTensor) for t in traced.graph.external_captures)
-    if tf.distribute.get_strategy().num_replicas_in_sync > 1 or not inner:
+    is_closed = not any(map(tf.is_symbolic_tensor, traced.graph.external_captures))
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1 or not is_closed:
         raise UnsupportedModelError(
             f"The metrics of model {model.name!r}: operation {op.name!r} ({op.type}) "
             f"{reason}. Remove the metric, or clip positions to their bounds."
@@ -90,7 +90,9 @@ def _in_graph(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
 
     leaves = keras.tree.flatten(outputs)
     found = tf.py_function(called, tensors, [leaf.dtype for leaf in leaves])
-    shaped = [tf.ensure_shape(f, leaf.shape) for f, leaf in zip(found, leaves, strict=True)]
+    shaped = [
+        tf.ensure_shape(f, leaf.shape) for f, leaf in zip(found, leaves, strict=True)
+    ]
     return keras.tree.pack_sequence_as(outputs, shaped)  # type: ignore[no-any-return]
 
 

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import (
     ClippedGradients,
-    UnsupportedModelError,
     bad_values_become_nan,
     clipped_gradient_sums,
     metrics_change_no_weights,

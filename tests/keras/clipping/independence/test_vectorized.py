@@ -1,10 +1,13 @@
 """What is vectorized is analysed as vectorized: TensorFlow's conversion is not believed."""
 
+import itertools
+
 import independence_cases as cases
 import pytest
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping.independence.constants import constant_value
 from tf_bandmf.keras.clipping.tensors import map_examples
 from tf_bandmf.keras.compat import vectorizing
 
@@ -76,3 +79,15 @@ def test_what_stays_apart_is_not_looped(monkeypatch, function):
 
     monkeypatch.setattr(tf, "map_fn", loop)
     assert cases.largest_change(cases.model_with(cases.Weighted(function))) <= 1 + 1e-3
+
+
+def test_axes_of_broadcast_gradients_are_those_of_tensorflow():
+    shapes = [s for rank in range(4) for s in itertools.product([1, 2], repeat=rank)]
+    for pair in itertools.product(shapes, repeat=2):
+        given = [tf.constant(s, tf.int32, shape=[len(s)]) for s in pair]
+        expected = tf.raw_ops.BroadcastGradientArgs(s0=given[0], s1=given[1])
+        with tf.Graph().as_default():
+            constants = [tf.constant(t.numpy()) for t in given]
+            found = tf.raw_ops.BroadcastGradientArgs(s0=constants[0], s1=constants[1])
+            for axes, known in zip(found, expected):
+                assert list(constant_value(axes)) == list(known.numpy()), pair

@@ -1,4 +1,4 @@
-"""Integers that are known while a graph is made, through more operations than TensorFlow folds."""
+"""Integers that are known while a graph is made, beyond what TensorFlow folds."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 
 def _reduced_axes(first: np.ndarray, second: np.ndarray) -> list[list[int]]:
     """Axes along which the gradients of two broadcast tensors are added up."""
+    if list(first) == list(second):
+        return [[], []]
     rank = max(len(first), len(second))
     shapes = [[1] * (rank - len(s)) + [int(d) for d in s] for s in (first, second)]
-    return [
-        [axis for axis in range(rank) if one[axis] == 1]
-        for one in shapes
-    ]
+    return [[axis for axis in range(rank) if one[axis] == 1] for one in shapes]
 
 
 def _offsets(axis: np.ndarray, *shapes: np.ndarray) -> list[np.ndarray]:
@@ -75,8 +74,9 @@ def _value(tensor: tf.Tensor, depth: int) -> np.ndarray | None:
         inside = _small(op.inputs[0], depth)
         return None if inside is None else inside.astype(tensor.dtype.as_numpy_dtype)
     if op.type == "ConcatV2":
-        parts = [_small(part, depth) for part in op.inputs[:-1]]
-        if tensor.shape.rank != 1 or any(part is None for part in parts):
+        found_parts = [_small(part, depth) for part in op.inputs[:-1]]
+        parts = [part for part in found_parts if part is not None]
+        if tensor.shape.rank != 1 or len(parts) < len(found_parts):
             return None
         return np.concatenate(parts)
     if op.type not in _FOLDED and op.type not in _OF_SHAPES:

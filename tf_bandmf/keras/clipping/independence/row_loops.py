@@ -55,15 +55,11 @@ def one_row_a_round(node: Node) -> list[Value]:
         function_graph(node.op, node.attr(name).name, list(node.op.inputs))
         for name in ("cond", "body")
     )
-    kinds = [
-        _kind(node, body, place, value) for place, value in enumerate(node.values)
-    ]
+    kinds = [_kind(node, body, place, value) for place, value in enumerate(node.values)]
     _needs_all_rounds(node, condition, kinds)
     found = {id(t): kind for t, kind in zip(body.inputs, kinds, strict=True)}
     lists: dict[int, Any] = {
-        id(t): t
-        for t, kind in zip(body.inputs, kinds, strict=True)
-        if kind is _In.LIST
+        id(t): t for t, kind in zip(body.inputs, kinds, strict=True) if kind is _In.LIST
     }
     results = []
     for before, after, kind, value in zip(

@@ -19,10 +19,10 @@ from tf_bandmf.graphs.walking import (
     held_already,
 )
 from tf_bandmf.keras.clipping.independence import (  # noqa: F401  (fill the table)
-    backward,
     control,
     elementwise,
     filling,
+    gradients,
     layout,
     reductions,
     state,
@@ -230,7 +230,9 @@ class Trace:
         Raises:
           NotIndependent: if that cannot be shown.
         """
-        evaluation = Evaluation(self._known, self._pending, static_batch=self.static_batch)
+        evaluation = Evaluation(
+            self._known, self._pending, static_batch=self.static_batch
+        )
         for tensor, batched in self._required:
             value = evaluation.value(tensor)
             if batched and not value.one_row_each:

@@ -83,7 +83,7 @@ def _mapped(
                 raise  # by the function itself
             vectorize = False
     if vectorize and rows_stay_apart(
-        outputs, tf.nest.flatten(elements), known, trace and trace.static_batch
+        outputs, tf.nest.flatten(elements), known, trace.static_batch if trace else None
     ):
         return outputs, [out for out in of_one if out.graph is graph]
     if not of_one:
