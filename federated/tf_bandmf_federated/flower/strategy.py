@@ -38,6 +38,7 @@ from tf_bandmf_federated.flower.messages import (
     RUN,
 )
 from tf_bandmf_federated.health import Health
+from tf_bandmf_federated.large_vectors import blocks
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan, clients_per_round_of
 from tf_bandmf_federated.rounds import ProgramState, Releasing
@@ -45,7 +46,7 @@ from tf_bandmf_federated.running import Run
 from tf_bandmf_federated.server_optimizers import ServerOptimizer
 
 _PAUSE = 0.1  # seconds from one look at the SuperLink to the next
-_AT_ONCE = 4  # replies that are in memory together
+_PULLED_BYTES = 1 << 26  # of updates that are pulled together; at least one is
 _REMEMBERED = 20  # rounds whose late replies are still counted
 
 
@@ -326,7 +327,7 @@ class PrivateFedAvg(Strategy):
         added = refused = failed = 0
         end = time.monotonic() + self._timeout
         while asked and added < self._wanted and time.monotonic() < end:
-            for reply in self._pulled(list(asked)):
+            for reply in self._pulled(list(asked), request):
                 name = asked.pop(reply.metadata.reply_to_message_id, None)
                 if name is None:
                     continue
@@ -344,10 +345,11 @@ class PrivateFedAvg(Strategy):
         self._late.update((message, request.round_number) for message in asked)
         return Replies(refused=refused, late=late, failed=failed)
 
-    def _pulled(self, messages: list[str]) -> Iterator[Message]:
-        """What has come, a few at a time: each may be a model in memory."""
-        for begin in range(0, len(messages), _AT_ONCE):
-            yield from self._grid.pull_messages(messages[begin : begin + _AT_ONCE])
+    def _pulled(self, messages: list[str], request: Request) -> Iterator[Message]:
+        """What has come, a few at a time: each has a model of memory."""
+        model = max(1, sum(weight.nbytes for weight in request.weights))
+        for part in blocks(0, len(messages), max(1, _PULLED_BYTES // model)):
+            yield from self._grid.pull_messages(messages[part])
 
     def _send(self, request: Request) -> dict[str, str]:
         """Names of the devices that were sent the model, by the message's number."""
