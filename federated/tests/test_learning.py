@@ -261,6 +261,8 @@ def test_check_plan():
     for wrong in (0, N + 1):
         with pytest.raises(ValueError, match="num_rounds"):
             check_plan(plan, num_rounds=wrong)
+    with pytest.raises(ValueError, match="no private counts or evaluations"):
+        check_plan(plan.reserve(counts=0.01))
 
 
 # --- One result for each round's noise.
