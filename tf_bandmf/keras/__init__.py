@@ -34,13 +34,12 @@ from tf_bandmf.keras.clipping.rules.base import OneTapRule
 from tf_bandmf.keras.model import augmentation  # noqa: F401  (raises first)
 from tf_bandmf.keras.model.conversion import make_private, to_plain
 from tf_bandmf.keras.model.evaluating import NoisyMetrics, PrivateEvaluation
-from tf_bandmf.keras.model.progress import PrivacyProgress
+from tf_bandmf.keras.model.progress import PrivacyProgress, PrivateCounts
 from tf_bandmf.keras.model.replacing import replace_batch_norm
 from tf_bandmf.keras.model.splitting import split_preprocessing
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
-from tf_bandmf.keras.run.counts import PrivateCounts
 
 __all__ = [
     "Clipping",

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.run.counts import PrivateCounts as PrivateCounts
 
 
 class PrivacyProgress(keras.callbacks.Callback):
