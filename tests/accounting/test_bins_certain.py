@@ -353,7 +353,7 @@ def test_a_plan_says_beside_an_estimate_what_is_certain():
     [WAVY, STEEP, Kernel(2, own=2.0, common=0.3, ripple=0.8, decay=0.9)],
 )
 def test_quadrature_of_the_autoregression(kernel, monkeypatch):
-    """Half the step of the lattice, and of each normal variable: the same to 1e-10."""
+    """Smaller steps of the lattice, and of each normal variable: the same to 1e-10."""
     places = (0.1, 1.0, 10.0, 1e3)
 
     def values():
@@ -361,16 +361,15 @@ def test_quadrature_of_the_autoregression(kernel, monkeypatch):
         return np.array([bins_laplace.log_laplace(t, kernel) for t in places])
 
     found = values()
-    monkeypatch.setattr(bins_laplace, "_INNOVATIONS", 0.5 * bins_laplace._INNOVATIONS)
-    monkeypatch.setattr(bins_laplace, "_LARGEST_STEP", 0.5 * bins_laplace._LARGEST_STEP)
+    step = bins_laplace._lattice_step
+    monkeypatch.setattr(bins_laplace, "_lattice_step", lambda v: 0.7 * step(v))
     monkeypatch.setattr(bins_laplace, "_LOG_STEP", 0.5 * bins_laplace._LOG_STEP)
     monkeypatch.setattr(bins_laplace, "_MOST_STEP", 0.5 * bins_laplace._MOST_STEP)
     finer = values()
     bins_laplace._transform.cache_clear()
     np.testing.assert_allclose(found, finer, rtol=0.0, atol=1e-10)
     # A coarse one is told apart.
-    monkeypatch.setattr(bins_laplace, "_INNOVATIONS", 4.0)
-    monkeypatch.setattr(bins_laplace, "_LARGEST_STEP", 4.0)
+    monkeypatch.setattr(bins_laplace, "_lattice_step", lambda v: 4.0 * np.sqrt(v))
     assert np.max(np.abs(values() - finer)) > 1e-6
     bins_laplace._transform.cache_clear()
 

@@ -15,14 +15,15 @@ All integrals are trapezoidal sums, which never claim more than the integral:
   up to `2 pi / h`). With `s h <= 0.16`, `h <= 0.4` that is below 1e-23 for each `s`, and
   is added. A step in standard deviations alone would not do: `s h` decides.
 - *Beyond the nodes* `0 <= f <= 1`: the mass of both tails is added.
-- *The autoregression.* Beyond its nodes, as above, for each of b variables. Within, the
-  sum over a lattice of step `h` errs by a sum over the dual lattice, for constant `f` of
-  `exp(-(2 pi / h)^2 Var(k x) / 2)`, `k` in Z^b but 0. As `x_j = d x_{j-1} + e_j` on the
-  circle, `Var(k x)` is the innovations' variance times `|c|^2`, `c_j = k_j + d c_{j+1}`,
-  which is at least `1 - 1/b`; with `h = 0.65 (1 - 1/b)^(1/2)` innovations the largest
-  terms are `exp(-46.7) < 6e-21`, two for each variable. `2e-20 b` is added. That this is
-  enough for other `f`, too, is measured and not proven:
-  `test_quadrature_of_the_autoregression` compares with half the step.
+- *The autoregression*, one variable after another. Given the others, `x_j` is normal with
+  variance `v = innovation^2 / (1 + d^2)` or more, and its factor of the integrand is
+  analytic and at most 1 where `|Im x_j| <= pi / 2`. So the sum over `x_j` errs by at most
+  `2 exp(a^2 / (2 v)) / (exp(2 pi a / h) - 1)` for each `a <= pi / 2`, relative to the
+  density of the others, which integrates and sums to at most 1 and the errors before. The
+  best `a` is `2 pi v / h` or `pi / 2`; with `h <= 0.65 v^(1/2)` and
+  `h <= pi^2 / (46.7 + pi^2 / (8 v))` the error is below `2 exp(-46.7) < 1.1e-20`. Beyond
+  the nodes the sum is at most the mass from one step before, below 1e-20. `3e-20 b` is
+  added.
 
 Given the common normal the transform is computed at powers of `exp(1/80)` alone, once for
 all `t` and all nodes of that normal. `t -> log E exp(-t L)` is convex: between two powers
@@ -48,9 +49,10 @@ from tf_bandmf.accounting.threads import one_thread
 _REACH, _MOST_STEP, _LOG_STEP = 10.0, 0.4, 0.16
 # What the trapezoidal rule errs by: for one normal variable, and for one of the
 # autoregression's.
-_ERROR, _LATTICE_ERROR = 1e-23, 2e-20
-# Step in units of the autoregression's innovations, and at most.
-_INNOVATIONS, _LARGEST_STEP = 0.65, 0.15
+_ERROR, _LATTICE_ERROR = 1e-23, 3e-20
+# Step in standard deviations of a variable of the autoregression given the others, and at
+# most; minus the logarithm of what it errs by.
+_CONDITIONAL, _LARGEST_STEP, _LOG_ERROR = 0.65, 0.15, 46.7
 # An independent part of a bin that is a smaller share of its variance goes to the ripple.
 _NO_REST = 1e-9
 # What numerical integration may err by, relative, and what may be left to a bound.
@@ -265,8 +267,7 @@ def _operator(kernel: Kernel) -> tuple[np.ndarray, np.ndarray]:
     decay = kernel.decay
     variance = kernel.ripple * (1.0 - decay**kernel.num_bins)
     innovation = math.sqrt(variance * (1.0 - decay**2))
-    share = math.sqrt(1.0 - 1.0 / kernel.num_bins)
-    step = min(_INNOVATIONS * share * innovation, _LARGEST_STEP)
+    step = _lattice_step(innovation**2 / (1.0 + decay**2))
     # The widest function is that of one bin on the circle.
     reach = _REACH * math.sqrt(max(kernel.ripple_variance, variance))
     nodes = np.arange(-reach, reach + 0.5 * step, step)
@@ -274,3 +275,9 @@ def _operator(kernel: Kernel) -> tuple[np.ndarray, np.ndarray]:
     exponents = 0.5 * (1.0 + decay**2) * (x**2 + y**2) - 2.0 * decay * x * y
     operator = np.exp(-0.5 * exponents / innovation**2)
     return nodes, operator * step / (math.sqrt(2.0 * math.pi) * innovation)
+
+
+def _lattice_step(variance: float) -> float:
+    """The step of the lattice, from a variable's variance given the others."""
+    in_strip = math.pi**2 / (_LOG_ERROR + math.pi**2 / (8.0 * variance))
+    return min(_CONDITIONAL * math.sqrt(variance), in_strip, _LARGEST_STEP)
