@@ -58,7 +58,28 @@ def _in_place(known: list[Any]) -> Iterator[None]:
         for name, function in _SEGMENTS.items():
             converter = _segments(function, known)
             stack.enter_context(patched(pfor._pfor_converter_registry, name, converter))
+        for name, converter in (("Squeeze", _squeeze), ("TensorListStack", _stack)):
+            stack.enter_context(patched(pfor._pfor_converter_registry, name, converter))
         yield
+
+
+def _squeeze(original: Callable[[Any], Any], pfor_input: Any) -> Any:
+    """Names the axes of an example that go: TensorFlow would take that of one example."""
+    shape = pfor_input.op.inputs[0].shape
+    if pfor_input.get_attr("squeeze_dims") or not shape.is_fully_defined():
+        return original(pfor_input)
+    axes = [axis + 1 for axis, size in enumerate(shape) if size == 1]
+    given = pfor_input.stacked_input(0)
+    return pfor.wrap(tf.squeeze(given, axes) if axes else given, True)
+
+
+def _stack(original: Callable[[Any], Any], pfor_input: Any) -> Any:
+    """Says what shape the entries of a list have, which TensorFlow loses."""
+    found = original(pfor_input)
+    shape = pfor_input.op.outputs[0].shape
+    if found.is_stacked and shape.rank is not None:
+        found.t.set_shape([None, *shape])
+    return found
 
 
 _SEGMENTS = {

@@ -70,8 +70,9 @@ def test_the_measure_sees_a_conversion_that_mixes(monkeypatch):
         lambda x: x - tf.reduce_mean(x),
         lambda x: tf.nn.max_pool1d(x, 2, 1, "SAME") + tf.reduce_mean(x, 0),
         lambda x: tf.concat([x[:, 1:], x[:, :1]], 1) * tf.reduce_mean(x),
+        lambda x: x / (1 + tf.norm(x)),
     ],
-    ids=["mean", "pool", "concat"],
+    ids=["mean", "pool", "concat", "norm"],
 )
 def test_what_stays_apart_is_not_looped(monkeypatch, function):
     def loop(*args, **kwargs):
