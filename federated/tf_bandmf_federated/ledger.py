@@ -47,7 +47,7 @@ from tf_bandmf.files import private as private_files
 from tf_bandmf_federated import participations
 from tf_bandmf_federated.accounting import MeasuredParticipation
 
-_FORMAT = "tf-bandmf-federated ledger 4"
+_FORMAT = "tf-bandmf-federated ledger 5"
 _BEFORE_FIRST = "0" * 64
 # A transaction is on the disk when it ends. Nobody else has the file, for it is locked: so
 # the journal needs no shared memory.
