@@ -4,10 +4,13 @@ import importlib.util
 import pathlib
 
 import click.testing
+import keras
 import numpy as np
 import pytest
 
 import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.keras import clipping
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[3] / "examples/recommender.py"
 
@@ -61,6 +64,19 @@ def test_what_is_hidden_is_looked_for_among_what_a_user_does_not_have(example):
     counts[10:20] = 5.0
     rate = example.hit_rate(lambda history: np.tile(counts, [2, 1]), held_out)
     assert rate == 0.5
+
+
+def test_the_self_check_takes_examples_that_cancel_but_for_rounding(example):
+    # As those that are made up for ids: of two items, of which each likes another one.
+    keras.utils.set_random_seed(1)
+    model = tf_bandmf.keras.make_private(example.two_towers(300))
+    rng = np.random.default_rng(3)
+    history = rng.integers(0, 2, (2, example.HISTORY)).astype("int32")
+    others = rng.integers(0, 2, (2, example.NEGATIVES + 1)).astype("int32")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(), loss)
+    x = {"history": history, "candidates": others}
+    clipping.self_check(model, x, np.array([0, 1], "int32"))
 
 
 @pytest.mark.slow
