@@ -123,7 +123,7 @@ accelerators: .venv/.installed .venv-accelerators/.requirements
 		--only "$(PROGRAMS)"
 	.venv-accelerators/bin/python benchmarks/accelerators/compile.py \
 		--folder accelerators-output --results $(COMPILED)
-	.venv/bin/python benchmarks/accelerators/table.py $(COMPILED)
+	.venv/bin/python benchmarks/accelerators/table.py $(COMPILED) --page docs/accelerators.md
 
 # Wheel and sdist as they would be published, and what an index would say of them.
 dist: .venv/.docs

@@ -1,6 +1,7 @@
 """Prints what `compile.py` found as a table in Markdown.
 
-    python benchmarks/accelerators/table.py benchmarks/accelerators/results/compiled.json
+    python benchmarks/accelerators/table.py benchmarks/accelerators/results/compiled.json \\
+        --page docs/accelerators.md
 
 For each device: temporary memory over that of the output (of the ordinary program, where
 one stands beside), kernels, and bytes accessed over the least possible.
@@ -13,12 +14,14 @@ import json
 import pathlib
 from typing import Any
 
+BEGIN, END = "<!-- compiled -->", "<!-- end of compiled -->"
+
 
 def cell(program: dict[str, Any], found: dict[str, Any] | None, by_name: Any) -> str:
     if found is None:
         return "-"
     if "error" in found:
-        return found["error"][:60].replace("|", "/")
+        return "not exported" if "not exported" in found["error"] else "not compiled"
     device = found["device"]
     beside = by_name.get(program["beside"], {}).get("devices", {}).get(device)
     whole, parts = found["output"], []
@@ -33,11 +36,7 @@ def cell(program: dict[str, Any], found: dict[str, Any] | None, by_name: Any) ->
     return ", ".join(parts)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=pathlib.Path)
-    options = parser.parse_args()
-    programs = json.loads(options.results.read_text())
+def table(programs: list[dict[str, Any]]) -> str:
     by_name = {program["name"]: program for program in programs}
     devices: list[str] = []
     for program in programs:
@@ -45,11 +44,29 @@ def main() -> None:
             found["device"] = device
             if device not in devices:
                 devices.append(device)
-    print("| program | " + " | ".join(devices) + " |")
-    print("|---" * (len(devices) + 1) + "|")
+    lines = [
+        "| program | " + " | ".join(devices) + " |",
+        "|---" * (len(devices) + 1) + "|",
+    ]
     for program in programs:
         cells = [cell(program, program["devices"].get(d), by_name) for d in devices]
-        print(f"| {program['name']} | " + " | ".join(cells) + " |")
+        lines.append(f"| {program['name']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=pathlib.Path)
+    parser.add_argument("--page", type=pathlib.Path, help="write it there")
+    options = parser.parse_args()
+    found = table(json.loads(options.results.read_text()))
+    print(found)
+    if options.page:
+        text = options.page.read_text()
+        before, _, rest = text.partition(BEGIN)
+        options.page.write_text(
+            f"{before}{BEGIN}\n{found}\n{END}{rest.partition(END)[2]}"
+        )
 
 
 if __name__ == "__main__":
