@@ -115,7 +115,9 @@ def _warn_of_bytes(model: keras.Model, data: Any) -> None:
     spec = getattr(data, "element_spec", None)
     if not isinstance(spec, dict) or INPUTS not in spec:
         return
-    is_bytes = any(leaf.dtype == tf.uint8 for leaf in tf.nest.flatten(spec[INPUTS]))
+    # With replicas each holds one spec for every one of them.
+    leaves = tf.nest.flatten(spec[INPUTS], expand_composites=True)
+    is_bytes = any(getattr(leaf, "dtype", None) == tf.uint8 for leaf in leaves)
     if not is_bytes or any(isinstance(layer, _SCALES) for layer in all_layers(model)):
         return
     warnings.warn(
