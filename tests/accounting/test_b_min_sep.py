@@ -402,7 +402,7 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
         lambda: accountant.guarantee(1.0, 1e-5),
         lambda: accountant.delta(1.0, 1.0),
     ):
-        with pytest.raises(ValueError, match="with 2 bands num_steps must be <= 10317"):
+        with pytest.raises(ValueError, match="with 2 bands num_steps must be <= 7539"):
             ask()
     assert time.process_time() - began < 10.0
 

@@ -35,9 +35,9 @@ from tf_bandmf.accounting.simulated_bounds import (
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
 # Draws for each direction: fewer of long runs, whose draws have more numbers.
 NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
-# Steps times bands, with what a step costs in units of a band: a plan of 10,000 steps and
-# 16 bands takes 12 seconds of one core, one with 391 bands 30 (benchmarks/planning.py).
-_LARGEST_WORK, _STEP = 2_600_000, 250
+# Steps times bands, with what a step costs in units of a band: a plan of 9,000 steps and
+# 16 bands takes 20 seconds of one core (benchmarks/planning.py sizes).
+_LARGEST_WORK, _STEP = 1_900_000, 250
 
 _ATTEMPTS = 6
 # Tolerance of the log of the noise.
