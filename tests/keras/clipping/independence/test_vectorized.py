@@ -92,3 +92,35 @@ def test_axes_of_broadcast_gradients_are_those_of_tensorflow():
             found = tf.raw_ops.BroadcastGradientArgs(s0=constants[0], s1=constants[1])
             for axes, known in zip(found, expected):
                 assert list(constant_value(axes)) == list(known.numpy()), pair
+
+
+def rounds(entry):
+    """A layer that loops over the examples and writes one entry a round."""
+
+    def call(x):
+        count = tf.shape(x)[0]
+
+        def body(i, made):
+            return i + 1, made.write(*entry(x, i, count))
+
+        start = 0, tf.TensorArray(tf.float32, count)
+        made = tf.while_loop(lambda i, _: i < count, body, start)[1].stack()
+        return tf.ensure_shape(made, [None, LENGTH, WIDTH]) + 0 * x
+
+    return cases.model_with(cases.Weighted(call))
+
+
+@pytest.mark.parametrize(
+    ("alone", "entry"),
+    [
+        (0, lambda x, i, n: (i, tf.tanh(x[i]))),
+        (1, lambda x, i, n: (i, x[tf.maximum(i - 1, 0)])),
+        (1, lambda x, i, n: (n - 1 - i, x[i])),
+        (1, lambda x, i, n: (i, x[i] * tf.cast(i + 1, x.dtype))),
+    ],
+    ids=["own", "before", "reversed", "numbered"],
+)
+def test_invariant_16_a_round_has_its_row_alone(alone, entry):
+    model = rounds(entry)
+    assert len(cases.executed_alone(model)) == alone
+    assert cases.largest_change(model) <= 1 + 1e-3
