@@ -66,7 +66,7 @@ class InMidEpoch(keras.callbacks.Callback):
 @pytest.mark.attack(
     "Rows of lazy tables between releases",
     tried="Each row that a step touched, by value in 40 encodings, in models, exports, "
-    "checkpoints, backups, TensorBoard files, pickles, variables and reprs of mid-epoch.",
+    "checkpoints, TensorBoard files, pickles, variables and reprs of mid-epoch.",
     area="secrets",
     invariants=[10],
 )
