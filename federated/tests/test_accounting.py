@@ -153,7 +153,8 @@ def test_measured_as_planned_is_the_planned_guarantee(mechanism):
     ("b", "k"), [(4, 2), (8, 2), (3, 2), (3, 3), (2, 3), (1, 3), (2, 4), (1, 9)]
 )
 @pytest.mark.parametrize("plan", [PLAN, make_plan("bsr"), make_plan("lambda_cgd")])
-def test_invariant_3_is_that_of_the_worst_pattern_also_below_the_bands(plan, b, k):
+@pytest.mark.invariant(3)
+def test_is_that_of_the_worst_pattern_also_below_the_bands(plan, b, k):
     # These strategies have no negative entries: the worst pattern has equal updates.
     matrix = plan.strategy.matrix.to_dense()
     assert np.all(matrix >= 0)

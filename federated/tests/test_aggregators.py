@@ -111,7 +111,8 @@ def test_mean_of_clipped_updates():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
-def test_invariant_5_a_client_that_is_not_finite_contributes_zero(bad):
+@pytest.mark.invariant(5)
+def test_a_client_that_is_not_finite_contributes_zero(bad):
     process = CorrelatedNoiseFactory(make_plan(), 2.0).create(VALUE_TYPE)
     state = process.initialize()
     broken = value(0.2)
@@ -123,7 +124,8 @@ def test_invariant_5_a_client_that_is_not_finite_contributes_zero(bad):
     assert both.measurements["contributing_clients"] == 1
 
 
-def test_invariant_5_a_round_without_clients_is_noisy():
+@pytest.mark.invariant(5)
+def test_a_round_without_clients_is_noisy():
     plan = make_plan()
     process = CorrelatedNoiseFactory(plan, 2.0).create(VALUE_TYPE)
     output = process.next(process.initialize(), [])
@@ -142,7 +144,8 @@ def test_huge_updates_are_zeroed_if_wanted():
 
 
 @pytest.mark.parametrize("place", ["state", "host"])
-def test_invariant_1_horizon(place):
+@pytest.mark.invariant(1)
+def test_horizon(place):
     plan = make_plan("bsr")
     process = CorrelatedNoiseFactory(plan, 1.0, place).create(VALUE_TYPE)
     state = process.initialize()
@@ -182,7 +185,8 @@ def test_a_state_of_another_plan_is_refused():
         other.create(VALUE_TYPE).next(process.initialize(), [value(0.0)])
 
 
-def test_invariant_8_keys_are_fresh_in_every_run_and_from_the_operating_system():
+@pytest.mark.invariant(8)
+def test_keys_are_fresh_in_every_run_and_from_the_operating_system():
     plan = make_plan(test_seed=None)
     process = CorrelatedNoiseFactory(plan, 1.0, "state").create(VALUE_TYPE)
     first, second = (process.initialize()["noise"]["step_keys"] for _ in range(2))
@@ -262,7 +266,8 @@ def test_wrong_plans_are_refused():
                 factory(make_plan(), 2.0, zeroing_norm=bad)
 
 
-def test_invariant_14_weights_are_refused():
+@pytest.mark.invariant(14)
+def test_weights_are_refused():
     factory = MinSepNoiseFactory(make_plan(), 2.0)
     with pytest.raises(TypeError, match="uniform weights"):
         factory.create(VALUE_TYPE, tff.TensorType(np.float32))

@@ -41,7 +41,8 @@ def runs(ledger):
     return ledger.spent("keyboards")[0].runs
 
 
-def test_invariant_19_a_run_that_crashed_reserves_once(tmp_path, ledger, plan):
+@pytest.mark.invariant(19)
+def test_a_run_that_crashed_reserves_once(tmp_path, ledger, plan):
     devices = make_devices(tmp_path, plan=plan)
     assert runs(ledger) == 0
     with pytest.raises(Crash):
@@ -59,7 +60,8 @@ def test_invariant_19_a_run_that_crashed_reserves_once(tmp_path, ledger, plan):
     assert runs(ledger) == 2
 
 
-def test_invariant_19_without_budget_nothing_leaves(tmp_path, ledger, plan):
+@pytest.mark.invariant(19)
+def test_without_budget_nothing_leaves(tmp_path, ledger, plan):
     devices, models = make_devices(tmp_path, plan=plan), Models()
     ledger.set_budget("keyboards", epsilon=1.0, delta=1e-5)
     with pytest.raises(BudgetExceededError):

@@ -18,7 +18,8 @@ VALUES = st.floats(width=32, allow_nan=False, allow_infinity=False)
     hnp.arrays(np.float32, hnp.array_shapes(max_dims=2, max_side=30), elements=VALUES),
     st.sampled_from([1e-6, 0.3, 1.0, 1e6]),
 )
-def test_invariant_17_the_norm_is_at_most_the_clip_norm(array, clip):
+@pytest.mark.invariant(17)
+def test_the_norm_is_at_most_the_clip_norm(array, clip):
     found = clip_update([array], clip)
     exact = np.linalg.norm(found.update[0].astype(np.longdouble).ravel())
     assert exact <= clip
@@ -38,7 +39,8 @@ def test_what_is_below_the_norm_stays_bit_for_bit():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_invariant_5_a_value_that_is_not_finite_makes_zeros(bad):
+@pytest.mark.invariant(5)
+def test_a_value_that_is_not_finite_makes_zeros(bad):
     found = clip_update([np.array([1.0, bad], np.float32), np.ones(3)], 1.0)
     assert all(not np.any(array) for array in found.update)
     assert not found.is_finite
@@ -72,7 +74,8 @@ def test_what_was_clipped_is_not_clipped_again(size, scale, law):
     assert norm_of(once.update) >= clip * (1.0 - 2.0**-16)
 
 
-def test_invariant_17_a_quick_norm_decides_nothing_that_it_cannot_know():
+@pytest.mark.invariant(17)
+def test_a_quick_norm_decides_nothing_that_it_cannot_know():
     # Squares that float32 loses, or cannot hold, and a norm a hair above the clip norm.
     assert clip_update([np.full(10_000, 1e-24, np.float32)], 1e-23).was_clipped
     assert clip_update([np.full(10_000, 1e20, np.float32)], 1e23).was_clipped is False
@@ -82,7 +85,8 @@ def test_invariant_17_a_quick_norm_decides_nothing_that_it_cannot_know():
 
 
 @pytest.mark.parametrize("small", [2.0**-12.5, 2.0**-12, 2.0**-11.9, 2.0**-64])
-def test_invariant_17_squares_that_a_sum_loses_are_in_the_norm(small):
+@pytest.mark.invariant(17)
+def test_squares_that_a_sum_loses_are_in_the_norm(small):
     # In float32 each small square is lost beside the large one.
     update = np.full([50, 64], small, np.float32)
     update[:, 0] = 1.0
@@ -97,7 +101,8 @@ def test_integers_are_refused():
         clip_update([np.array([1, 2])], 1.0)
 
 
-def test_invariant_17_a_norm_is_rounded_up():
+@pytest.mark.invariant(17)
+def test_a_norm_is_rounded_up():
     # Its exact value, in whole numbers: float32 numbers are multiples of 2^-149.
     values = np.random.default_rng(3).normal(size=70_000).astype(np.float32)
     exact = sum(fractions.Fraction(float(v)) ** 2 for v in values)

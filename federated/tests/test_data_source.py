@@ -106,7 +106,8 @@ def test_delivers_what_each_device_knows_of_its_past():
     st.integers(1, 3),
     st.integers(0, 100),
 )
-def test_invariant_2_selected_cohorts_are_eligible_and_available(rounds, size, seed):
+@pytest.mark.invariant(2)
+def test_selected_cohorts_are_eligible_and_available(rounds, size, seed):
     clients = make_clients(6)
     names = sorted(clients)
     source = source_of(
@@ -253,7 +254,8 @@ def test_availability_of_another_kind_or_range_is_refused():
 DIURNAL = Diurnal(6, peak=0.9, trough=0.4)
 
 
-def test_invariant_11_restarted_pass_equals_the_uninterrupted_one():
+@pytest.mark.invariant(11)
+def test_restarted_pass_equals_the_uninterrupted_one():
     source = source_of(
         availability=DIURNAL, on_shortage="fewer", clients=make_clients(16)
     )
@@ -286,7 +288,8 @@ def test_seed_of_an_iterator_is_saved_with_it():
     assert cohorts(iterator, 2, 3) == cohorts(restored, 2, 3)
 
 
-def test_invariant_11_repeats_a_round_with_the_same_tags():
+@pytest.mark.invariant(11)
+def test_repeats_a_round_with_the_same_tags():
     source = source_of()
     iterator = source.iterator()
     with pytest.raises(ValueError, match="nothing to repeat"):
@@ -413,7 +416,8 @@ populations = st.lists(
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=25)
 @hypothesis.given(populations)
-def test_invariant_2_devices_that_join_and_leave_keep_the_participation(stages):
+@pytest.mark.invariant(2)
+def test_devices_that_join_and_leave_keep_the_participation(stages):
     plan_rounds, record = N, {}
     iterator = source_of(clients={"a": CLIENTS["c000"]}).iterator()
     for names, rounds in stages:
@@ -475,7 +479,8 @@ def test_too_few_clients_are_an_error_that_changes_nothing():
     assert len(iterator.select(1)) == 1
 
 
-def test_invariant_1_no_selection_past_the_plans_last_round():
+@pytest.mark.invariant(1)
+def test_no_selection_past_the_plans_last_round():
     iterator = source_of(on_shortage="fewer").iterator()
     cohorts(iterator, 1, N)
     with pytest.raises(ValueError, match=f"The plan has {N} rounds"):

@@ -55,7 +55,8 @@ def test_threads_and_parts_make_no_difference(monkeypatch):
     st.sampled_from([1e-20, 1e-6, 0.3, 1.0, 1e6, 1e20]),
     st.sampled_from(MANY),
 )
-def test_invariant_3_what_is_added_has_at_most_the_clip_norm(values, clip, most):
+@pytest.mark.invariant(3)
+def test_what_is_added_has_at_most_the_clip_norm(values, clip, most):
     update = np.array(values, np.float32)
     total = ExactSum(len(values), clip, most)
     total.add([update])
@@ -67,7 +68,8 @@ def test_invariant_3_what_is_added_has_at_most_the_clip_norm(values, clip, most)
 
 
 @pytest.mark.parametrize("clip", [0.3, 1.0, 7.0])
-def test_invariant_3_one_device_more_does_not_round_the_others_otherwise(clip):
+@pytest.mark.invariant(3)
+def test_one_device_more_does_not_round_the_others_otherwise(clip):
     # 127 updates fit into 32 bits, 128 do not. All alike: their rounding adds up.
     (update,) = updates(1, 10_000)
     sums = []
@@ -109,7 +111,8 @@ def test_more_updates_than_there_is_room_for_are_refused():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_invariant_5_a_value_that_is_not_finite_adds_nothing(bad):
+@pytest.mark.invariant(5)
+def test_a_value_that_is_not_finite_adds_nothing(bad):
     total = ExactSum(3, 1.0, 1)
     found = total.add([np.array([1.0, bad, 0.0], np.float32)])
     assert not found.is_finite and not np.any(total.units)
@@ -129,7 +132,8 @@ def test_the_mean_with_noise_is_that_of_float64(most):
     )
 
 
-def test_invariant_4_a_sum_without_all_of_its_noise_is_not_given_out():
+@pytest.mark.invariant(4)
+def test_a_sum_without_all_of_its_noise_is_not_given_out():
     total = ExactSum(3, CLIP, 1)
     with pytest.raises(ValueError, match="Noise for 2 of 3"):
         total.mean_with([np.ones(2, np.float32)], 1.0, 1.0)

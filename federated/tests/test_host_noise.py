@@ -71,7 +71,8 @@ def test_any_round_is_the_core_s_bit_for_bit(name):
     assert not np.any(other == expected)
 
 
-def test_invariant_8_a_round_that_is_prepared_again_has_independent_noise():
+@pytest.mark.invariant(8)
+def test_a_round_that_is_prepared_again_has_independent_noise():
     plan = make_plan()
     host = HostNoise(plan, 2000)
     first = host.prepare(state_at(0))
@@ -123,7 +124,8 @@ def test_a_skipped_round_is_not_prepared():
     )
 
 
-def test_invariant_8_every_bit_of_a_large_sum_is_in_its_digest():
+@pytest.mark.invariant(8)
+def test_every_bit_of_a_large_sum_is_in_its_digest():
     host = HostNoise(PLANS["regenerated"], D)
     total = np.random.default_rng(0).normal(size=(1 << 17) + 50)  # 8 bytes each
     assert total.nbytes > host_noise._CHUNK_BYTES
@@ -178,7 +180,8 @@ def test_keys_come_from_the_operating_system():
     assert first.key_id(1) != first.key_id(2) != 0
 
 
-def test_invariant_1_horizon():
+@pytest.mark.invariant(1)
+def test_horizon():
     host = HostNoise(PLANS["ring buffer"], D)
     for round_number in (N, N + 3, -1):
         with pytest.raises(ValueError, match="8 rounds"):
@@ -359,7 +362,8 @@ def test_states_of_other_processes_are_refused():
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_invariant_9_parts_of_a_row_are_the_row_bit_for_bit(name, monkeypatch):
+@pytest.mark.invariant(9)
+def test_parts_of_a_row_are_the_row_bit_for_bit(name, monkeypatch):
     monkeypatch.setattr(host_noise, "_PART", 4096)
     size, key = 10_000, NoiseKey(bytes(32))
     totals = np.arange(size), np.arange(size) + 1

@@ -187,7 +187,8 @@ def noise_of_round(round_number):
     return plan.noise_stddev * row.numpy() / 3.0
 
 
-def test_invariant_1_horizon():
+@pytest.mark.invariant(1)
+def test_horizon():
     for process in (in_state(), by_host()):
         state = process.initialize()
         for _ in range(N):
@@ -273,7 +274,8 @@ def secret_process(request):
     return build(make_plan(test_seed=None), noise=request.param)
 
 
-def test_invariant_8_noise_that_was_used_is_refused(secret_process):
+@pytest.mark.invariant(8)
+def test_noise_that_was_used_is_refused(secret_process):
     process = secret_process
     first = process.initialize()
     prepared = process.prepare(first)
@@ -311,7 +313,8 @@ def test_a_round_that_failed_may_be_called_again(secret_process):
     process.next(process.prepare(skipped), [])
 
 
-def test_invariant_8_an_older_state_and_its_key_have_independent_noise(tmp_path):
+@pytest.mark.invariant(8)
+def test_an_older_state_and_its_key_have_independent_noise(tmp_path):
     """The route of the first program's state and key, in another program."""
     plan, folder = make_plan(test_seed=None), str(tmp_path / "noise")
     process = build(plan, noise="host", noise_dir=folder)
@@ -335,7 +338,8 @@ def test_invariant_8_an_older_state_and_its_key_have_independent_noise(tmp_path)
 # --- Tags that do not move.
 
 
-def test_invariant_2_data_tagged_for_another_round_are_refused():
+@pytest.mark.invariant(2)
+def test_data_tagged_for_another_round_are_refused():
     _, state = run(in_state(), [first_time(0)])
     for now in (0, 2):
         with pytest.raises(Exception, match="tagged for another round"):
@@ -344,7 +348,8 @@ def test_invariant_2_data_tagged_for_another_round_are_refused():
         tag_dataset(examples(0), -1, 0)
 
 
-def test_invariant_2_a_fresh_iterator_in_every_round_is_refused():
+@pytest.mark.invariant(2)
+def test_a_fresh_iterator_in_every_round_is_refused():
     plan = make_plan()
     clients = {f"c{i}": lambda i=i: examples(i) for i in range(2)}
     source = MinSepDataSource(clients, plan)

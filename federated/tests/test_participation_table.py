@@ -5,6 +5,7 @@ import json
 
 import hypothesis
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 import tf_bandmf
@@ -35,7 +36,8 @@ traces = st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=20)
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=150)
 @hypothesis.given(st.integers(1, 5), st.one_of(st.none(), st.integers(1, 4)), traces)
-def test_invariant_2_no_trace_of_availability_breaks_the_participation(b, k, rounds):
+@pytest.mark.invariant(2)
+def test_no_trace_of_availability_breaks_the_participation(b, k, rounds):
     table, record = table_trace(b, k, rounds)
     measured = measure_participation(record, len(rounds))
     assert table.measured(len(rounds)) == measured

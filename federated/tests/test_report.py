@@ -131,7 +131,8 @@ def test_exact_values_and_bounds_are_told_apart():
     assert "10 of 12 planned rounds" in privacy_report(PLAN, stopped)
 
 
-def test_invariant_15_says_what_is_outside_the_guarantee():
+@pytest.mark.invariant(15)
+def test_says_what_is_outside_the_guarantee():
     found = points(privacy_report(PLAN, AS_PLANNED))
     outside = found["Not covered"]
     for what in (

@@ -115,7 +115,8 @@ def two_histories(plan, folder, devices):
     invariants=[8],
 )
 @pytest.mark.parametrize("mechanism", ["banded", "lambda_cgd", "bisr"])
-def test_invariant_8_two_histories_share_no_noise(mechanism, tmp_path, figure):
+@pytest.mark.invariant(8)
+def test_two_histories_share_no_noise(mechanism, tmp_path, figure):
     plan = make_plan(mechanism)
     devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
     (a, sums_a), (b, sums_b) = two_histories(plan, tmp_path, devices)
@@ -143,7 +144,8 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     invariants=[8],
 )
 @pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "control"])
-def test_invariant_8_equal_sums_do_not_show(is_bound, tmp_path, figure, monkeypatch):
+@pytest.mark.invariant(8)
+def test_equal_sums_do_not_show(is_bound, tmp_path, figure, monkeypatch):
     if not is_bound:  # to the sum alone
         real = HostNoise.digest
         monkeypatch.setattr(HostNoise, "digest", lambda *given: real(*given[:4]))
@@ -202,7 +204,8 @@ def line(tmp_path_factory):
     ],
     ids=lambda parts: "+".join(parts) or "none",
 )
-def test_invariant_8_parts_of_a_backup(parts, line, tmp_path, figure):
+@pytest.mark.invariant(8)
+def test_parts_of_a_backup(parts, line, tmp_path, figure):
     plan, folder, devices, (left, sums) = line
     shutil.copytree(folder / "run", tmp_path / "run")
     for name in parts:
@@ -242,7 +245,8 @@ def test_invariant_8_parts_of_a_backup(parts, line, tmp_path, figure):
     area="noise",
     invariants=[8],
 )
-def test_invariant_8_a_snapshot_in_mid_step(tmp_path, figure):
+@pytest.mark.invariant(8)
+def test_a_snapshot_in_mid_step(tmp_path, figure):
     plan = make_plan("banded")
     devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
 
@@ -269,7 +273,8 @@ def test_invariant_8_a_snapshot_in_mid_step(tmp_path, figure):
     area="noise",
     invariants=[8, 9, 11],
 )
-def test_invariant_8_a_round_that_goes_on_otherwise(tmp_path, figure, monkeypatch):
+@pytest.mark.invariant(8)
+def test_a_round_that_goes_on_otherwise(tmp_path, figure, monkeypatch):
     plan = make_plan("lambda_cgd")
     devices = SimulatedDevices(str(tmp_path / "devices"), plan, 40)
 
@@ -302,7 +307,8 @@ def test_invariant_8_a_round_that_goes_on_otherwise(tmp_path, figure, monkeypatc
     invariants=[8],
 )
 @pytest.mark.parametrize("is_bound", [True, False], ids=["bound", "control"])
-def test_invariant_8_a_fork(is_bound, tmp_path, figure, monkeypatch):
+@pytest.mark.invariant(8)
+def test_a_fork(is_bound, tmp_path, figure, monkeypatch):
     if not is_bound:
         monkeypatch.setattr(HostNoise, "digest", lambda *arguments: 0)
     plan = make_plan("banded")

@@ -56,7 +56,8 @@ def two_results(plan, place):
 )
 @pytest.mark.parametrize("place", ["state", "host"])
 @pytest.mark.parametrize("mechanism", ["bsr:3", "lambda_cgd"])
-def test_invariant_8_two_results_of_one_state_share_no_noise(mechanism, place, figure):
+@pytest.mark.invariant(8)
+def test_two_results_of_one_state_share_no_noise(mechanism, place, figure):
     first, second = two_results(make_plan(mechanism), place)
     deviation = np.std(first - second)
     figure(f"{mechanism}, {place}: {deviation:.1f} times the noise is left")

@@ -136,7 +136,8 @@ def test_the_separation_is_kept_and_measured(tmp_path):
     assert found.is_within_plan and found.guarantee.epsilon <= PLAN.epsilon * 1.0001
 
 
-def test_invariant_5_a_round_of_which_nobody_answers_is_as_noisy(tmp_path):
+@pytest.mark.invariant(5)
+def test_a_round_of_which_nobody_answers_is_as_noisy(tmp_path):
     devices = make_devices(tmp_path)
     models = Models()
     finish(tmp_path, devices, exchange=lambda request, add: Replies(), models=models)
@@ -149,7 +150,8 @@ def test_invariant_5_a_round_of_which_nobody_answers_is_as_noisy(tmp_path):
     assert np.std(changes) > 0.5 * PLAN.noise_stddev / PER_ROUND
 
 
-def test_invariant_4_the_server_clips_again_and_divides_by_a_constant(tmp_path):
+@pytest.mark.invariant(4)
+def test_the_server_clips_again_and_divides_by_a_constant(tmp_path):
     devices = make_devices(tmp_path, plan=TEST_PLAN)
 
     def liar(request, add):

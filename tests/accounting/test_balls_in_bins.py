@@ -165,7 +165,8 @@ def test_common_random_numbers_make_delta_monotone_in_noise():
     assert np.all(np.diff(deltas) < 0.0)
 
 
-def test_invariant_12_calibration_is_safe_and_amplification_helps():
+@pytest.mark.invariant(12)
+def test_calibration_is_safe_and_amplification_helps():
     gram = gram_matrix(strategies.lambda_cgd(200, 0.7).matrix, 40)
     accountant = BallsInBinsAccountant(gram, num_draws=20_000)
     found = accountant.calibrate_noise_stddev(1.0, 1e-5)

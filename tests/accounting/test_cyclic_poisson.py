@@ -163,9 +163,8 @@ class TestFixedSize:
 
     @pytest.mark.parametrize("noise", [0.05, 0.3, 1.0, 20.0, 1e4])
     @pytest.mark.parametrize("queries, part, batch", [(1, 10, 1), (100, 1000, 900)])
-    def test_invariant_12_no_delta_is_below_its_floor(
-        self, queries, part, batch, noise
-    ):
+    @pytest.mark.invariant(12)
+    def test_no_delta_is_below_its_floor(self, queries, part, batch, noise):
         """Of one step, for replacing an example where sampling counts."""
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
         q = batch / part
@@ -209,7 +208,8 @@ class TestFixedSize:
     "queries, probability, epsilon, delta",
     [(2000, 0.002, 0.05, 1e-5), (1000, 0.01, 0.05, 1e-5), (100, 0.1, 1.0, 1e-12)],
 )
-def test_invariant_12_epsilon_of_calibrated_noise_is_within_the_budget(
+@pytest.mark.invariant(12)
+def test_epsilon_of_calibrated_noise_is_within_the_budget(
     queries, probability, epsilon, delta
 ):
     accountant = CyclicPoissonAccountant(queries, probability)

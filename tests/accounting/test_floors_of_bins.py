@@ -72,7 +72,8 @@ def tried(num_bins, participations, kind, noises, epsilons):
         pytest.param(1000, 1, NOISES, marks=pytest.mark.slow),
     ],
 )
-def test_invariant_12_no_bound_of_bins_is_below_its_floor(
+@pytest.mark.invariant(12)
+def test_no_bound_of_bins_is_below_its_floor(
     num_bins, participations, noises, kind, figure
 ):
     count, least = tried(num_bins, participations, kind, noises, EPSILONS)

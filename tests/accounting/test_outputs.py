@@ -143,7 +143,8 @@ def test_zcdp_holds_without_amplification():
 
 
 @pytest.mark.parametrize("make", [rdp.RdpAccountant, coarse_pld])
-def test_invariant_12_calibration_by_an_accountant_of_choice(make):
+@pytest.mark.invariant(12)
+def test_calibration_by_an_accountant_of_choice(make):
     participation = tf_bandmf.CyclicPoisson(M, 200, 8)
     strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(N), 4)
     noise = custom.calibrate_by(make, strategy, participation, 2.0, 1e-5)

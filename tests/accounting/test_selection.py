@@ -225,7 +225,8 @@ def test_errors():
 
 @pytest.mark.parametrize("noise", [0.05, 1.0, 20.0])
 @pytest.mark.parametrize("mean, shape", [(1.0, 0.0), (10.0, 1.0), (100.0, math.inf)])
-def test_invariant_12_no_epsilon_is_below_its_floor(mean, shape, noise):
+@pytest.mark.invariant(12)
+def test_no_epsilon_is_below_its_floor(mean, shape, noise):
     """The largest of K Gaussian answers, in 60 digits."""
     event = dp_accounting.GaussianDpEvent(noise)
     for delta in (1e-3, 1e-15):

@@ -37,7 +37,8 @@ def floor_of(participation, noise, epsilon):
 )
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("kind", sorted(lib.PARTICIPATIONS))
-def test_invariant_12_no_certain_epsilon_is_below_its_floor(kind, name, noises):
+@pytest.mark.invariant(12)
+def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
     participation = lib.PARTICIPATIONS[kind].example(N)
     strategy = STRATEGIES[name]
     if strategy.matrix.bands > getattr(participation, "num_parts", N):

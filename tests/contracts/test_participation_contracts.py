@@ -66,7 +66,8 @@ def test_it_has_a_sampler_or_says_that_the_caller_samples(participation):
             call()
 
 
-def test_invariant_2_the_sampler_takes_examples_only_as_the_participation_says(
+@pytest.mark.invariant(2)
+def test_the_sampler_takes_examples_only_as_the_participation_says(
     participation,
 ):
     if not participation.has_schedule:

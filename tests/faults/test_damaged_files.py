@@ -90,9 +90,8 @@ def damages(content, count, rng):
     invariants=[11],
 )
 @pytest.mark.parametrize("count", [20, pytest.param(120, marks=pytest.mark.slow)])
-def test_invariant_11_a_damaged_file_is_refused_or_does_not_matter(
-    count, interrupted, tmp_path
-):
+@pytest.mark.invariant(11)
+def test_a_damaged_file_is_refused_or_does_not_matter(count, interrupted, tmp_path):
     plan, whole = interrupted
     expected = resumed(plan, whole)
     assert expected[0] == STEPS
@@ -144,9 +143,8 @@ def test_without_its_backup_the_run_begins_again_with_its_own_noise(
 
 
 @pytest.mark.parametrize("missing", ["run.private", "backup"])
-def test_invariant_11_a_folder_where_something_is_missing(
-    missing, interrupted, tmp_path
-):
+@pytest.mark.invariant(11)
+def test_a_folder_where_something_is_missing(missing, interrupted, tmp_path):
     plan, whole = interrupted
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)

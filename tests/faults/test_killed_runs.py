@@ -23,7 +23,8 @@ PROGRAM = pathlib.Path(__file__).with_name("killed_runs.py")
     ("kills", "full_disks", "pairs"),
     [(3, 0, 1), pytest.param(200, 25, 10, marks=pytest.mark.slow)],
 )
-def test_invariant_11_whatever_happens_to_a_run_it_is_the_identical_one(
+@pytest.mark.invariant(11)
+def test_whatever_happens_to_a_run_it_is_the_identical_one(
     kills, full_disks, pairs, tmp_path
 ):
     numbers = [str(number) for number in (kills, full_disks, pairs)]

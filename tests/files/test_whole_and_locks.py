@@ -45,7 +45,8 @@ def in_a_child(path, hold_on=False):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_invariant_19_a_lock_is_of_one_process_until_it_ends(tmp_path):
+@pytest.mark.invariant(19)
+def test_a_lock_is_of_one_process_until_it_ends(tmp_path):
     path = str(tmp_path / "run.private")
     held, again = locks.hold(path), locks.hold(path)
     assert held is again

@@ -205,7 +205,8 @@ BUDGET = st.fixed_dictionaries(
 )
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(BUDGET)
-def test_invariant_12_a_plan_of_any_numbers_is_right_or_refused(arguments):
+@pytest.mark.invariant(12)
+def test_a_plan_of_any_numbers_is_right_or_refused(arguments):
     with limited():
         try:
             plan = tf_bandmf.plan(**arguments)

@@ -68,7 +68,8 @@ def mutations(content):
     area="fuzz",
     invariants=[11],
 )
-def test_invariant_11_a_changed_plan_is_refused(saved, tmp_path, figure):
+@pytest.mark.invariant(11)
+def test_a_changed_plan_is_refused(saved, tmp_path, figure):
     path, content = tmp_path / "plan.json", json.loads(saved.read_text())
     shutil.copy(saved.with_suffix(".npz"), tmp_path)
     fingerprint, tried = tf_bandmf.Plan.load(saved).fingerprint, 0
@@ -87,7 +88,8 @@ def test_invariant_11_a_changed_plan_is_refused(saved, tmp_path, figure):
     assert tried > 500
 
 
-def test_invariant_11_damaged_arrays_of_a_plan_are_refused(saved, tmp_path):
+@pytest.mark.invariant(11)
+def test_damaged_arrays_of_a_plan_are_refused(saved, tmp_path):
     path, arrays = tmp_path / "plan.json", tmp_path / "plan.npz"
     shutil.copy(saved, path)
     whole = saved.with_suffix(".npz").read_bytes()

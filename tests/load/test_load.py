@@ -59,7 +59,8 @@ def all_rows(generator, keys, buffer, first, count):
     "num_steps", [2_000, pytest.param(100_000, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", ["bsr", "blt"])
-def test_invariant_9_noise_does_not_drift(name, num_steps, figure):
+@pytest.mark.invariant(9)
+def test_noise_does_not_drift(name, num_steps, figure):
     strategy = (
         strategies.bsr(workloads.prefix_sum(num_steps), 8)
         if name == "bsr"
@@ -158,7 +159,8 @@ def test_a_long_fit_does_not_grow_nor_trace_again(num_steps, monkeypatch):
     invariants=[1],
 )
 @pytest.mark.slow
-def test_invariant_1_a_plan_of_a_million_steps(tmp_path):
+@pytest.mark.invariant(1)
+def test_a_plan_of_a_million_steps(tmp_path):
     n, began = 1_000_000, time.monotonic()
     plan = tf_bandmf.plan(
         "bsr:4",

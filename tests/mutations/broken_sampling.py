@@ -53,7 +53,7 @@ def other_rate(patch):
 
 @suite(
     "sampling/test_batches.py",
-    "test_invariant_2_every_example_once_per_epoch_at_the_same_position",
+    "test_every_example_once_per_epoch_at_the_same_position",
     says="",
     title="A separation that is one too small",
     invariants=(2,),
@@ -85,7 +85,7 @@ def known_sampler_seed(patch):
 
 @suite(
     "planning/test_statement.py",
-    "test_invariant_12_rho_of_zcdp_is_that_of_the_stated_adjacency",
+    "test_rho_of_zcdp_is_that_of_the_stated_adjacency",
     says="",
     title="Rho of zCDP under the wrong adjacency",
     invariants=(12,),

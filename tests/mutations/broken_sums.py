@@ -185,7 +185,7 @@ def nan_skips_noise(patch):
 
 @suite(
     "noise/test_noise.py",
-    "test_invariant_1_horizon",
+    "test_horizon",
     says="DID NOT RAISE",
     title="The last row of the noise again, past the horizon",
     invariants=(1,),

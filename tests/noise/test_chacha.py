@@ -158,7 +158,8 @@ def test_keys_of_one_generator_are_refused_by_the_other():
         noise.NoiseGenerator(strategies.identity(3), 10, generator="aes")
 
 
-def test_invariant_8_step_keys_of_the_generators_have_nothing_in_common():
+@pytest.mark.invariant(8)
+def test_step_keys_of_the_generators_have_nothing_in_common():
     philox, chacha = KEY.step_keys(2), KEY.step_keys(2, "chacha20")
     assert not set(philox.ravel()) & set(chacha[:, :4].ravel())
     expected = hashlib.blake2b(

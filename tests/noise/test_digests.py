@@ -65,7 +65,8 @@ def test_words_of_any_number_are_digested_with_it(size):
 
 @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
 @hypothesis.given(place=st.integers(0, 4999), bit=st.integers(0, 31))
-def test_invariant_8_each_bit_of_a_sum_changes_the_digest(place, bit):
+@pytest.mark.invariant(8)
+def test_each_bit_of_a_sum_changes_the_digest(place, bit):
     key = tf.constant(digest_key(bytes(32), "plan"))
     words = np.random.default_rng(0).integers(0, 2**32, 5000, np.uint32)
     before = keyed_digest(key, tf.constant(words.view("f4")))
@@ -96,7 +97,8 @@ def test_another_plan_or_secret_has_other_digests():
 
 
 @pytest.mark.parametrize("generator", ["philox", "chacha20"])
-def test_invariant_8_normals_of_two_digests_are_independent(generator):
+@pytest.mark.invariant(8)
+def test_normals_of_two_digests_are_independent(generator):
     of = noise.NoiseGenerator(
         strategies.identity(2), 40_000, jit_compile=False, generator=generator
     )

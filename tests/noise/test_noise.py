@@ -217,7 +217,8 @@ def test_covariance_is_that_of_the_strategy(name):
     assert np.abs(found - expected).max() < 6 * spread.max()
 
 
-def test_invariant_1_horizon():
+@pytest.mark.invariant(1)
+def test_horizon():
     for name in ("lambda_cgd", "bsr_normalized", "bisr_many_bands", "buffered"):
         generator = noise.NoiseGenerator(all_strategies()[name], 3)
         state = generator.initial_state(KEY)
@@ -246,7 +247,8 @@ def test_past_the_horizon_there_is_no_number_even_without_the_assertion():
     assert np.all(np.isnan(unchecked()))
 
 
-def test_invariant_8_every_random_number_has_one_use():
+@pytest.mark.invariant(8)
+def test_every_random_number_has_one_use():
     z = independent_normals(5000)
     assert len(np.unique(z.astype(np.float32))) > 0.999 * z.size
     other = noise.standard_normals(

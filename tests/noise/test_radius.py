@@ -249,7 +249,8 @@ def test_the_bound_is_below_a_thousandth_of_the_smallest_delta(noise_multiplier)
     assert total < 2e-24 < 1e-3 * checks.SMALLEST_DELTA
 
 
-def test_invariant_15_what_the_documents_say_of_the_normals_is_so():
+@pytest.mark.invariant(15)
+def test_what_the_documents_say_of_the_normals_is_so():
     # The page has the bounds that `radius` derives and the tests above hold.
     page = pathlib.Path(__file__).parents[2] / "docs" / "guarantee.md"
     text = " ".join(page.read_text(encoding="utf-8").split())

@@ -60,7 +60,8 @@ def replaced():
     )
 
 
-def test_invariant_19_gaussian_runs_compose_exactly():
+@pytest.mark.invariant(19)
+def test_gaussian_runs_compose_exactly():
     plans = [fixed(), fixed("lambda_cgd:0.5", 0.7), fixed(epsilon=1.0)]
     joint = tf_bandmf.compose(plans)
     mu = math.sqrt(sum(plan.noise_multiplier**-2 for plan in plans))
@@ -121,7 +122,8 @@ def test_estimates_stay_estimates(bins, poisson):
     assert small.epsilon < 0.3 * gaussian.gaussian_epsilon(noise, 1e-6)
 
 
-def test_invariant_12_replace_one_counts_others_with_half_their_noise(replaced):
+@pytest.mark.invariant(12)
+def test_replace_one_counts_others_with_half_their_noise(replaced):
     assert replaced.adjacency == REPLACE_ONE
     other = fixed()
     joint = tf_bandmf.compose([replaced, other])
@@ -154,7 +156,8 @@ def test_the_statement_names_the_runs():
         joint.statement(unit="")
 
 
-def test_invariant_08_a_test_seed_in_one_run_marks_the_statement():
+@pytest.mark.invariant(8)
+def test_a_test_seed_in_one_run_marks_the_statement():
     joint = tf_bandmf.compose([fixed(), fixed(test_seed=1)])
     assert dict(joint.statement().points())["Formal statement"].startswith("NONE")
 

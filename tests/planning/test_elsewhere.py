@@ -96,7 +96,8 @@ def test_what_has_renyi_divergences_alone_composes_with_all_else(plan):
     assert joint.epsilon(DELTA) < alone.epsilon(DELTA) + plan.epsilon + 0.1
 
 
-def test_invariant_12_a_replacement_is_two_zero_outs(plan):
+@pytest.mark.invariant(12)
+def test_a_replacement_is_two_zero_outs(plan):
     joint = tf_bandmf.compose([Pair(0.1, replace_one=True), Event(LAPLACE(5.0))])
     assert joint.adjacency == REPLACE_ONLY
     assert joint.epsilon(DELTA) == pytest.approx(0.1 + 2.0 / 5.0, rel=1e-3)

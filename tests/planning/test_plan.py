@@ -17,7 +17,8 @@ MECHANISMS = ("identity", "dp_sgd", "lambda_cgd", "bsr", "bisr", "bandinv:2", "t
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_invariant_12_calibration_is_on_the_safe_side(mechanism):
+@pytest.mark.invariant(12)
+def test_calibration_is_on_the_safe_side(mechanism):
     plan = tf_bandmf.plan(mechanism, **BUDGET, **DATA)
     assert plan.num_steps == 50
     spent = gaussian.gaussian_delta(plan.noise_multiplier, plan.epsilon)
@@ -204,7 +205,8 @@ def test_delta_that_permits_to_publish_somebody_is_warned_about():
     assert not any("num_examples" in str(warning.message) for warning in caught)
 
 
-def test_invariant_12_a_plan_with_too_little_noise_does_not_exist():
+@pytest.mark.invariant(12)
+def test_a_plan_with_too_little_noise_does_not_exist():
     plan = tf_bandmf.plan("identity", **BUDGET, **DATA)
     config = plan.to_config()
     config["noise_multiplier"] *= 0.9
@@ -222,7 +224,8 @@ def test_a_plan_of_another_format_is_refused():
         tf_bandmf.Plan.from_config(config)
 
 
-def test_invariant_3_a_bound_on_the_sensitivity_gives_a_bound_on_epsilon():
+@pytest.mark.invariant(3)
+def test_a_bound_on_the_sensitivity_gives_a_bound_on_epsilon():
     workload = workloads.prefix_sum(9)
     strategy = strategies.bsr(workload, 4, column_normalized=True)
     participation = tf_bandmf.MinSep(1, 9)
@@ -243,7 +246,8 @@ def test_a_delta_below_what_the_noise_can_give_is_refused():
 
 @pytest.mark.parametrize("clip", [1.0, 0.1, 3e-7, 1.7e9])
 @pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 1.1, 123.4])
-def test_invariant_12_noise_of_single_precision_is_not_less(noise, clip):
+@pytest.mark.invariant(12)
+def test_noise_of_single_precision_is_not_less(noise, clip):
     """Training multiplies in float32: the clip norm and the noise are rounded to it."""
     plan = tf_bandmf.plan(
         "lambda_cgd:0.5",

@@ -129,14 +129,16 @@ def test_save_load_epsilon_and_batches(build, tmp_path):
 
 
 @pytest.mark.parametrize("build", [cyclic, bins, fixed_size])
-def test_invariant_12_too_little_noise_is_found_out(build):
+@pytest.mark.invariant(12)
+def test_too_little_noise_is_found_out(build):
     config = build().to_config()
     config["noise_multiplier"] *= 0.8
     with pytest.raises(ValueError, match="more than the plan's"):
         tf_bandmf.Plan.from_config(config)
 
 
-def test_invariant_2_no_accountant_can_be_asked_about_another_sampler():
+@pytest.mark.invariant(2)
+def test_no_accountant_can_be_asked_about_another_sampler():
     config = cyclic().to_config()
     config["participation"] = tf_bandmf.CyclicFixedSize(M, 100, 8).to_config()
     with pytest.raises(ValueError, match="is accounted for by"):

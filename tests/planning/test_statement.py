@@ -15,7 +15,8 @@ ARGUMENTS = {
 }
 
 
-def test_invariant_15_what_is_outside_the_guarantee_is_said():
+@pytest.mark.invariant(15)
+def test_what_is_outside_the_guarantee_is_said():
     plan = tf_bandmf.plan("lambda_cgd", **ARGUMENTS)
     for text in (str(plan.statement()), plan.statement().to_markdown()):
         for expected in (
@@ -36,7 +37,8 @@ def test_invariant_15_what_is_outside_the_guarantee_is_said():
 
 
 @pytest.mark.parametrize("claim", ["accounting", "adjacency", "sampling"])
-def test_invariant_15_no_claim_has_a_default(claim):
+@pytest.mark.invariant(15)
+def test_no_claim_has_a_default(claim):
     statement = tf_bandmf.plan("lambda_cgd", **ARGUMENTS).statement()
     fields = dataclasses.asdict(statement)
     del fields[claim]
@@ -44,12 +46,14 @@ def test_invariant_15_no_claim_has_a_default(claim):
         type(statement)(**fields)
 
 
-def test_invariant_8_a_test_seed_marks_the_statement():
+@pytest.mark.invariant(8)
+def test_a_test_seed_marks_the_statement():
     statement = tf_bandmf.plan("identity", **ARGUMENTS, test_seed=1).statement()
     assert dict(statement.points())["Formal statement"].startswith("NONE")
 
 
-def test_invariant_2_without_a_sampler_only_the_worst_case_is_claimed():
+@pytest.mark.invariant(2)
+def test_without_a_sampler_only_the_worst_case_is_claimed():
     statement = tf_bandmf.plan(
         "identity",
         epsilon=4.0,
@@ -61,7 +65,8 @@ def test_invariant_2_without_a_sampler_only_the_worst_case_is_claimed():
     assert "No amplification" in str(statement)
 
 
-def test_invariant_12_rho_of_zcdp_is_that_of_the_stated_adjacency():
+@pytest.mark.invariant(12)
+def test_rho_of_zcdp_is_that_of_the_stated_adjacency():
     # The worst example takes part in every step of its part. Replacing it moves each of
     # these sums by up to twice the clip norm, leaving it out by the clip norm.
     arguments = {**ARGUMENTS, "epochs": 2, "l2_norm_clip": 0.5}
@@ -81,7 +86,8 @@ def test_invariant_12_rho_of_zcdp_is_that_of_the_stated_adjacency():
         assert f"{rho:.6g}-zCDP" in str(plan.statement())
 
 
-def test_invariant_15_the_unit_is_what_the_caller_says():
+@pytest.mark.invariant(15)
+def test_the_unit_is_what_the_caller_says():
     plan = tf_bandmf.plan("identity", **ARGUMENTS)
     points = dict(plan.statement(unit="one device").points())
     assert points["Unit of privacy"] == "One device."
@@ -91,7 +97,8 @@ def test_invariant_15_the_unit_is_what_the_caller_says():
             plan.statement(unit=bad)
 
 
-def test_invariant_15_no_field_of_a_statement_has_a_default():
+@pytest.mark.invariant(15)
+def test_no_field_of_a_statement_has_a_default():
     fields = dataclasses.fields(tf_bandmf.PrivacyStatement)
     assert all(
         field.default is dataclasses.MISSING
@@ -100,7 +107,8 @@ def test_invariant_15_no_field_of_a_statement_has_a_default():
     )
 
 
-def test_invariant_15_remarks_about_a_run_are_in_its_statement():
+@pytest.mark.invariant(15)
+def test_remarks_about_a_run_are_in_its_statement():
     plan = tf_bandmf.plan("identity", **ARGUMENTS)
     assert "This run" not in dict(plan.statement().points())
     points = dict(plan.statement(remarks=["One.", "Two."]).points())

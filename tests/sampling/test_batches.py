@@ -18,7 +18,8 @@ def make_plan(num_examples=20, batch_size=6, epochs=3):
     )
 
 
-def test_invariant_2_every_example_once_per_epoch_at_the_same_position():
+@pytest.mark.invariant(2)
+def test_every_example_once_per_epoch_at_the_same_position():
     plan = make_plan()
     ids = np.arange(20)
     epochs = [[] for _ in range(3)]

@@ -76,7 +76,8 @@ def parsed_at_once(records):
     area="inputs",
     invariants=[5, 18],
 )
-def test_invariant_18_a_record_that_map_fails_for_has_weight_zero():
+@pytest.mark.invariant(18)
+def test_a_record_that_map_fails_for_has_weight_zero():
     found = rows(plan().batches(TEXTS, map=number))
     np.testing.assert_array_equal(np.sort(found["x"].ravel()), [0, 0, 1.5, 2, 4, 6])
     np.testing.assert_array_equal(found["sample_weight"] == 0, found["x"].ravel() == 0)
@@ -91,7 +92,8 @@ def test_failed_records_are_counted_once():
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 6])
-def test_invariant_18_a_damaged_image_has_weight_zero(tmp_path, batch_size):
+@pytest.mark.invariant(18)
+def test_a_damaged_image_has_weight_zero(tmp_path, batch_size):
     source = TFRecordExamples(files(tmp_path, images()), decoded)
     found = rows(plan(batch_size).batches(source))
     assert found["x"].sum() == 3 * 4 * 7
@@ -99,7 +101,8 @@ def test_invariant_18_a_damaged_image_has_weight_zero(tmp_path, batch_size):
     assert source.failed.count() == 3
 
 
-def test_invariant_18_a_parse_of_many_records_keeps_the_whole_ones(tmp_path):
+@pytest.mark.invariant(18)
+def test_a_parse_of_many_records_keeps_the_whole_ones(tmp_path):
     source = TFRecordExamples(files(tmp_path, examples()), parsed_at_once, batched=True)
     found = rows(plan().batches(source))
     assert found["x"].sum() == found["sample_weight"].sum() == 4
@@ -120,14 +123,16 @@ def until_small_or_long(x):
     )[0]
 
 
-def test_invariant_18_a_loop_that_may_not_end_is_refused():
+@pytest.mark.invariant(18)
+def test_a_loop_that_may_not_end_is_refused():
     x = np.ones([M, 1], "f4")
     with pytest.raises(ValueError, match="maximum_iterations"):
         plan().batches(x, map=until_small)
     plan().batches(x, map=until_small_or_long)
 
 
-def test_invariant_16_a_map_reads_no_files():
+@pytest.mark.invariant(16)
+def test_a_map_reads_no_files():
     with pytest.raises(ValueError, match="ReadFile"):
         plan().batches(np.array([__file__] * M), map=tf.io.read_file)
 
@@ -146,9 +151,8 @@ def test_a_function_that_always_fails_is_an_error():
 )
 @pytest.mark.parametrize("shape", [False, True], ids=["raises", "shape"])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
-def test_invariant_18_an_example_that_cannot_be_fetched_ends_no_run(
-    dtype, shape, figure
-):
+@pytest.mark.invariant(18)
+def test_an_example_that_cannot_be_fetched_ends_no_run(dtype, shape, figure):
     x = np.arange(2 * M).reshape(M, 2).astype(dtype)
     bad = {0, 4}
 

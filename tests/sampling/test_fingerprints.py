@@ -97,7 +97,8 @@ EDITS["one row twice"] = rows(lambda t: tf.concat([t[:1], t[:1], t[2:]], 0))
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", EDITS)
-def test_invariant_20_every_edit_of_a_batch_shows(name, padded):
+@pytest.mark.invariant(20)
+def test_every_edit_of_a_batch_shows(name, padded):
     batch = full(batches(padded))
     assert is_as_drawn(batch)
     for way in (EDITS[name], tf.function(EDITS[name], autograph=False)):
@@ -106,7 +107,8 @@ def test_invariant_20_every_edit_of_a_batch_shows(name, padded):
     assert verify(batch) and not verify(EDITS[name](batch))
 
 
-def test_invariant_20_padding_is_bound_too():
+@pytest.mark.invariant(20)
+def test_padding_is_bound_too():
     batch = full(batches(True))
     count = int(batch["num_examples"])
     revived = batch["sample_weight"].numpy()
@@ -143,7 +145,8 @@ def test_examples_on_disk(tmp_path):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_invariant_20_parts_have_fingerprints_of_their_own(padded):
+@pytest.mark.invariant(20)
+def test_parts_have_fingerprints_of_their_own(padded):
     schedule = batches(padded)
     parts = list(batches_lib.in_parts(schedule.dataset(), [0, 1, 2], 3))
     assert len(parts) == 36
@@ -154,7 +157,8 @@ def test_invariant_20_parts_have_fingerprints_of_their_own(padded):
     assert not is_as_drawn({**first, "part": second["part"]})
 
 
-def test_invariant_20_no_parts_of_an_edited_batch():
+@pytest.mark.invariant(20)
+def test_no_parts_of_an_edited_batch():
     edited = batches().dataset().map(lambda b: {**b, "y": b["y"] + 1})
     with pytest.raises(tf.errors.InvalidArgumentError, match="not those that"):
         list(batches_lib.in_parts(edited, [0, 1], 2))
@@ -172,7 +176,8 @@ class TwoRows(ExampleSource):
         update(b"two")
 
 
-def test_invariant_20_a_source_gives_one_row_for_each_example():
+@pytest.mark.invariant(20)
+def test_a_source_gives_one_row_for_each_example():
     schedule = schedule_for(tf_bandmf.FixedEpochOrder(M, 6, 2), 8, 7, TwoRows())
     with pytest.raises(tf.errors.InvalidArgumentError, match="one row for each"):
         list(schedule)

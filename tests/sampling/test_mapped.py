@@ -41,7 +41,8 @@ def contents(schedule, first_step=0):
 
 
 @pytest.mark.parametrize("sampling", ["fixed-order", "balls-in-bins", "poisson"])
-def test_invariant_11_augmented_batches_are_the_same_after_a_restart(sampling):
+@pytest.mark.invariant(11)
+def test_augmented_batches_are_the_same_after_a_restart(sampling):
     plan = make_plan(sampling)
     schedule = plan.batches(*data(), map=jitter)
     straight = contents(schedule)

@@ -79,7 +79,8 @@ def sketch(batches):
     area="inputs",
     invariants=[19],
 )
-def test_invariant_19_a_record_is_recognized_in_every_container(tmp_path, figure):
+@pytest.mark.invariant(19)
+def test_a_record_is_recognized_in_every_container(tmp_path, figure):
     x, y = data()
     found = {
         name: sketch(plan().batches(*arguments))

@@ -50,9 +50,8 @@ def shared(tmp_path):
     invariants=[20],
 )
 @pytest.mark.parametrize("kind", [memory_mapped, shared])
-def test_invariant_20_rows_that_change_after_the_schedule_was_made(
-    kind, plan, tmp_path
-):
+@pytest.mark.invariant(20)
+def test_rows_that_change_after_the_schedule_was_made(kind, plan, tmp_path):
     array, given = kind(tmp_path)
     schedule = plan.batches(given)
     drawn = [batch["x"].numpy() for batch in schedule]
@@ -94,12 +93,14 @@ def impure():
     invariants=[16],
 )
 @pytest.mark.parametrize("operation", ["AssignVariableOp", "RandomUniform", "PyFunc"])
-def test_invariant_16_parse_is_a_function_of_one_record(operation, records):
+@pytest.mark.invariant(16)
+def test_parse_is_a_function_of_one_record(operation, records):
     with pytest.raises(ValueError, match=f"no pure function .* {operation}"):
         TFRecordExamples(records, impure()[operation])
 
 
-def test_invariant_16_a_parse_of_many_records_keeps_them_apart(plan, records):
+@pytest.mark.invariant(16)
+def test_a_parse_of_many_records_keeps_them_apart(plan, records):
     def many(parts):
         return tf.ensure_shape(tf.io.decode_raw(parts, tf.float32), [None, WIDTH])
 
@@ -111,7 +112,8 @@ def test_invariant_16_a_parse_of_many_records_keeps_them_apart(plan, records):
         list(plan.batches(TFRecordExamples(records, centered, batched=True)))
 
 
-def test_invariant_20_another_parse_is_other_data(plan, records):
+@pytest.mark.invariant(20)
+def test_another_parse_is_other_data(plan, records):
     first, same, other = (
         plan.batches(TFRecordExamples(records, parse)).schedule_id
         for parse in (parsed, parsed, lambda record: 2.0 * parsed(record))
@@ -119,7 +121,8 @@ def test_invariant_20_another_parse_is_other_data(plan, records):
     assert first == same != other
 
 
-def test_invariant_16_what_fetch_returns_is_of_one_example():
+@pytest.mark.invariant(16)
+def test_what_fetch_returns_is_of_one_example():
     with pytest.raises(ValueError, match="something else for example 0"):
         IndexedExamples(lambda i: X[i] - X[i].mean(axis=0), M)
 
@@ -137,7 +140,8 @@ class Source(ExampleSource):
         update(X.tobytes())
 
 
-def test_invariant_16_a_source_of_ones_own_keeps_no_state(plan):
+@pytest.mark.invariant(16)
+def test_a_source_of_ones_own_keeps_no_state(plan):
     seen = tf.Variable(tf.zeros([WIDTH]))
 
     def remembered(rows):

@@ -204,7 +204,8 @@ def test_wrong_data_are_refused():
         )
 
 
-def test_invariant_08_a_seed_that_the_caller_chose_is_refused():
+@pytest.mark.invariant(8)
+def test_a_seed_that_the_caller_chose_is_refused():
     arguments = {"epsilon": 2.0, "delta": 1e-5, "num_steps": 8}
     participation = tf_bandmf.Poisson(num_examples=20, batch_size=4)
     plan = tf_bandmf.plan("identity", participation=participation, **arguments)
@@ -228,7 +229,8 @@ def test_invariant_08_a_seed_that_the_caller_chose_is_refused():
     assert again.secret_seed() == drawn.secret_seed()
 
 
-def test_invariant_08_a_chosen_seed_needs_a_plan_for_tests_which_says_so():
+@pytest.mark.invariant(8)
+def test_a_chosen_seed_needs_a_plan_for_tests_which_says_so():
     participation = tf_bandmf.Poisson(num_examples=20, batch_size=4)
     plan = tf_bandmf.plan(
         "identity",

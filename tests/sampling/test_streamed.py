@@ -83,14 +83,16 @@ def test_two_readers_at_once_read_the_same():
         np.testing.assert_array_equal(one["x"], other["x"])
 
 
-def test_invariant_2_a_shuffled_data_set_is_refused_before_the_run():
+@pytest.mark.invariant(2)
+def test_a_shuffled_data_set_is_refused_before_the_run():
     with pytest.raises(ValueError, match="reshuffle_each_iteration=False"):
         _plan().batches(_dataset().shuffle(M))
     once = _dataset().shuffle(M, seed=1, reshuffle_each_iteration=False)
     assert len(list(_plan().batches(once))) == 18
 
 
-def test_invariant_20_an_example_that_changes_stops_the_pass():
+@pytest.mark.invariant(20)
+def test_an_example_that_changes_stops_the_pass():
     changes = []
 
     def changing():
@@ -128,7 +130,8 @@ def test_data_of_another_size_are_refused():
         _plan().batches(_dataset().repeat())
 
 
-def test_invariant_2_a_data_set_that_repeats_itself_is_refused():
+@pytest.mark.invariant(2)
+def test_a_data_set_that_repeats_itself_is_refused():
     with pytest.raises(ValueError, match="more than once in a pass"):
         _plan(num_examples=2 * M).batches(_dataset().repeat(2))
     some = _dataset(M - 1).concatenate(_dataset(1))
@@ -137,7 +140,8 @@ def test_invariant_2_a_data_set_that_repeats_itself_is_refused():
 
 
 @pytest.mark.parametrize("sampling", ["balls-in-bins", "poisson", "shuffled"])
-def test_invariant_2_another_sampling_needs_random_access(sampling):
+@pytest.mark.invariant(2)
+def test_another_sampling_needs_random_access(sampling):
     with pytest.raises(ValueError, match="cache_dataset"):
         _plan(sampling=sampling).batches(_dataset())
 

@@ -33,7 +33,8 @@ def batches(most=2, plan=None, **changes):
 
 
 @pytest.mark.parametrize("sampling", ["fixed-order", "poisson", "balls-in-bins"])
-def test_invariant_2_steps_draw_users_and_cap_their_rows(sampling):
+@pytest.mark.invariant(2)
+def test_steps_draw_users_and_cap_their_rows(sampling):
     plan = make_plan(sampling=sampling)
     schedule = plan.batches(np.arange(len(USERS)), users=USERS, rows_per_user=2)
     for step, batch in enumerate(schedule.dataset().as_numpy_iterator()):

@@ -197,9 +197,8 @@ def assert_no_secret(folder, forms):
     area="secrets",
     invariants=[10],
 )
-def test_invariant_10_no_secret_by_value_in_what_a_run_writes(
-    finished, capfd, tmp_path
-):
+@pytest.mark.invariant(10)
+def test_no_secret_by_value_in_what_a_run_writes(finished, capfd, tmp_path):
     model, schedule, shared, private, _ = finished
     forms = forms_of_run(model, schedule)
     assert len(forms) == 1 + model.optimizer.plan.num_steps + 2 + 1
@@ -274,7 +273,8 @@ def _shown(value):
     area="secrets",
     invariants=[10],
 )
-def test_invariant_10_no_error_shows_a_secret_even_with_local_variables(
+@pytest.mark.invariant(10)
+def test_no_error_shows_a_secret_even_with_local_variables(
     finished, tmp_path, monkeypatch
 ):
     model, schedule, _, private, _ = finished
@@ -368,9 +368,8 @@ def test_invariant_10_no_error_shows_a_secret_even_with_local_variables(
     area="secrets",
     invariants=[10],
 )
-def test_invariant_10_the_noise_cannot_be_rebuilt_from_what_was_shared(
-    finished, tmp_path
-):
+@pytest.mark.invariant(10)
+def test_the_noise_cannot_be_rebuilt_from_what_was_shared(finished, tmp_path):
     model, _, shared, private, kept = finished
     noisy = kept.noisy_gradients()
     np.save(tmp_path / "released.npy", np.stack(kept.released))
@@ -411,7 +410,8 @@ def test_the_attack_succeeds_on_an_optimizer_that_saves_its_key(finished, tmp_pa
     assert found is not None and found[1:] == ("key of a step", 0)
 
 
-def test_invariant_10_a_state_of_the_generator_does_not_show_itself():
+@pytest.mark.invariant(10)
+def test_a_state_of_the_generator_does_not_show_itself():
     plan = make_plan()
     generator = noise.NoiseGenerator(plan.strategy, 10)
     state = generator.initial_state(NoiseKey.for_testing(0))

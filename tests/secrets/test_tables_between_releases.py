@@ -70,7 +70,8 @@ class InMidEpoch(keras.callbacks.Callback):
     area="secrets",
     invariants=[10],
 )
-def test_invariant_10_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure):
+@pytest.mark.invariant(10)
+def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure):
     keras.utils.set_random_seed(0)
     ids = keras.Input((LENGTH,), dtype="int32")
     table = keras.layers.Embedding(ROWS, WIDTH, name="items")

@@ -78,7 +78,8 @@ def two_containers(folder):
     area="noise",
     invariants=[8],
 )
-def test_invariant_8_two_containers_share_no_noise(tmp_path, figure):
+@pytest.mark.invariant(8)
+def test_two_containers_share_no_noise(tmp_path, figure):
     deviations = two_containers(tmp_path).std(axis=1)
     figure(f"{deviations.min():.1f} times the noise is left")
     assert deviations.min() > 1.3 and deviations.max() < 2.5
@@ -97,7 +98,8 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     area="secrets",
     invariants=[10],
 )
-def test_invariant_10_no_file_of_a_run_is_bundled(tmp_path, figure):
+@pytest.mark.invariant(10)
+def test_no_file_of_a_run_is_bundled(tmp_path, figure):
     from flwr.cli.build import build_fab_from_disk
 
     app = tmp_path / "app"

@@ -82,7 +82,8 @@ def test_a_run_keeps_the_plan_and_reports_it(tmp_path):
     assert rounds == sorted(rounds) and set(rounds) == set(range(1, N + 1))
 
 
-def test_invariant_14_the_sum_is_uniform_and_the_denominator_constant(tmp_path):
+@pytest.mark.invariant(14)
+def test_the_sum_is_uniform_and_the_denominator_constant(tmp_path):
     """Node i adds a vector of norm min(1, 2 i), whatever num-examples it would say."""
     grid = make_grid(tmp_path, TEST_PLAN)
     result = start(make_strategy(tmp_path, TEST_PLAN), grid)
@@ -94,7 +95,8 @@ def test_invariant_14_the_sum_is_uniform_and_the_denominator_constant(tmp_path):
     np.testing.assert_allclose(moved, contributions * 0.5 / PER_ROUND, rtol=1e-4)
 
 
-def test_invariant_5_rounds_of_which_nobody_answers_have_noise(tmp_path):
+@pytest.mark.invariant(5)
+def test_rounds_of_which_nobody_answers_have_noise(tmp_path):
     grid, models = make_grid(tmp_path), Models()
     start(make_strategy(tmp_path, models=models), grid, num_rounds=2)
     grid.silent = set(grid.nodes)
@@ -105,7 +107,8 @@ def test_invariant_5_rounds_of_which_nobody_answers_have_noise(tmp_path):
     assert all(np.all(late != early) for early, late in zip(rows, rows[1:]))
 
 
-def test_invariant_1_no_round_past_the_plan(tmp_path):
+@pytest.mark.invariant(1)
+def test_no_round_past_the_plan(tmp_path):
     grid = make_grid(tmp_path)
     first = start(make_strategy(tmp_path), grid)
     asked = len(grid.asked)
@@ -223,7 +226,8 @@ def of_another_round(reply):
         (of_another_round, "failed"),
     ],
 )
-def test_invariant_18_what_a_device_sends_ends_no_run(tmp_path, change, count):
+@pytest.mark.invariant(18)
+def test_what_a_device_sends_ends_no_run(tmp_path, change, count):
     grid = make_grid(tmp_path)
     grid.change = change
     result = start(make_strategy(tmp_path), grid)

@@ -182,9 +182,8 @@ CASES += [pytest.param("siamese", False, 2, id="siamese-microbatches")]
 
 
 @pytest.mark.parametrize(("name", "xla", "microbatch_size"), CASES)
-def test_invariant_17_a_record_moves_the_sum_by_the_clip_norm(
-    name, xla, microbatch_size
-):
+@pytest.mark.invariant(17)
+def test_a_record_moves_the_sum_by_the_clip_norm(name, xla, microbatch_size):
     @hypothesis.settings(
         max_examples=30, deadline=None, derandomize=True, database=None
     )
@@ -198,7 +197,8 @@ def test_invariant_17_a_record_moves_the_sum_by_the_clip_norm(
 
 
 @pytest.mark.parametrize("name", ["siamese", "sequence"])
-def test_invariant_17_an_adversarial_search(name):
+@pytest.mark.invariant(17)
+def test_an_adversarial_search(name):
     rng = np.random.default_rng(0)
     best, largest = (3, "alike", 3.0, 0.0, -5.0), 0.0
     for _ in range(60):
@@ -213,7 +213,8 @@ def test_invariant_17_an_adversarial_search(name):
     assert largest > 0.0
 
 
-def test_invariant_17_embedding_with_repeated_ids():
+@pytest.mark.invariant(17)
+def test_embedding_with_repeated_ids():
     """Half of the positions pull the same row one way, half the other."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((40,), dtype="int32")
@@ -286,7 +287,8 @@ def clipped_sums(model, microbatch_size):
 
 @pytest.mark.parametrize("microbatch_size", [None, 1])
 @pytest.mark.parametrize("claimed", [(4, 5), (2, 2, 5)])
-def test_invariant_17_positions_of_an_example_are_no_examples(claimed, microbatch_size):
+@pytest.mark.invariant(17)
+def test_positions_of_an_example_are_no_examples(claimed, microbatch_size):
     """Twice as many positions as a layer claims: each half would be clipped by itself."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((None, *claimed[1:]))
@@ -316,9 +318,8 @@ def test_invariant_17_positions_of_an_example_are_no_examples(claimed, microbatc
     ids=["points", "few_positions", "groups", "some_positions", "valid"],
 )
 @pytest.mark.slow_cases("few_positions-1", "groups-1", "some_positions-1")
-def test_invariant_17_pixels_of_an_example_are_no_examples(
-    convolution, microbatch_size
-):
+@pytest.mark.invariant(17)
+def test_pixels_of_an_example_are_no_examples(convolution, microbatch_size):
     """As above, of images that are twice as high as a layer claims, or wide."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((None, None, 5))

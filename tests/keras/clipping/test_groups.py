@@ -63,7 +63,8 @@ def test_each_group_is_clipped_to_its_own_norm(groups, kind):
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.slow_cases("2")
-def test_invariant_17_one_contribution_has_at_most_the_plan_s_norm(microbatch_size):
+@pytest.mark.invariant(17)
+def test_one_contribution_has_at_most_the_plan_s_norm(microbatch_size):
     built = model()
     x, y = data(count=1)
     for clip in (1e-3, 0.1):
@@ -74,7 +75,8 @@ def test_invariant_17_one_contribution_has_at_most_the_plan_s_norm(microbatch_si
         assert 0.99 * clip < norm <= clip
 
 
-def test_invariant_5_an_example_that_is_not_finite_counts_in_no_group():
+@pytest.mark.invariant(5)
+def test_an_example_that_is_not_finite_counts_in_no_group():
     built = keras.Sequential(
         [keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)]
     )

@@ -125,7 +125,8 @@ def test_small_gradients_survive_by_the_scale_alone():
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.slow_cases("None")
-def test_invariant_5_an_example_that_overflows_contributes_zero(microbatch_size):
+@pytest.mark.invariant(5)
+def test_an_example_that_overflows_contributes_zero(microbatch_size):
     _, half = pair(small_cnn)
     x, y = reference.images(), reference.labels()
     weight = np.ones(5, "f4")

@@ -70,7 +70,8 @@ def without_the_pair(xla):
 
 @pytest.mark.parametrize("xla", [GRAPH, XLA])
 @pytest.mark.parametrize("record", [(1e4, 0.12), (1e12, 1e5)])
-def test_invariant_17_near_duplicates_move_the_noisy_sum_by_the_clip_norm(record, xla):
+@pytest.mark.invariant(17)
+def test_near_duplicates_move_the_noisy_sum_by_the_clip_norm(record, xla):
     x, y = pair_records(record)
     moved = trained(siamese(), x, y, jit_compile=xla)
     assert np.linalg.norm(moved - without_the_pair(xla)) * BATCH <= 1.0 + 1e-3
@@ -85,7 +86,8 @@ CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 @pytest.mark.parametrize("xla", [GRAPH, XLA])
-def test_invariant_18_training_goes_on_after_any_feature(xla):
+@pytest.mark.invariant(18)
+def test_training_goes_on_after_any_feature(xla):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, 5)).astype("f4")
     y = rng.integers(0, 3, BATCH)
@@ -103,7 +105,8 @@ def test_invariant_18_training_goes_on_after_any_feature(xla):
     assert np.linalg.norm(moved - base) * BATCH <= 6.0 + 6e-3
 
 
-def test_invariant_18_training_goes_on_after_a_label_that_is_no_class():
+@pytest.mark.invariant(18)
+def test_training_goes_on_after_a_label_that_is_no_class():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, 5)).astype("f4")
     y = rng.integers(0, 3, BATCH)
@@ -131,7 +134,8 @@ def text_classifier(trainable):
 
 @pytest.mark.parametrize("trainable", [True, False])
 @pytest.mark.slow_cases("False")
-def test_invariant_18_training_goes_on_after_an_id_that_is_no_row(trainable):
+@pytest.mark.invariant(18)
+def test_training_goes_on_after_an_id_that_is_no_row(trainable):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 10, (BATCH, 6)).astype("i4")
     y = rng.integers(0, 3, BATCH)
@@ -151,7 +155,8 @@ def test_invariant_18_training_goes_on_after_an_id_that_is_no_row(trainable):
     assert np.abs(counted - moved).max() > 1e-6
 
 
-def test_invariant_18_regularizers_and_metrics_take_a_bad_record():
+@pytest.mark.invariant(18)
+def test_regularizers_and_metrics_take_a_bad_record():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, 5)).astype("f4")
     x[1] = np.nan
@@ -178,7 +183,8 @@ def warned(callbacks):
     return " ".join(str(w.message) for w in caught)
 
 
-def test_invariant_18_a_callback_that_stops_on_the_data_is_warned_about():
+@pytest.mark.invariant(18)
+def test_a_callback_that_stops_on_the_data_is_warned_about():
     class Own(keras.callbacks.TerminateOnNaN):
         pass
 
@@ -221,7 +227,8 @@ class OfTheHost(keras.metrics.Metric):
     invariants=[5, 18],
 )
 @pytest.mark.parametrize("eagerly", [GRAPH, pytest.param(True, id="eager")])
-def test_invariant_18_a_metric_that_raises_is_nan(eagerly):
+@pytest.mark.invariant(18)
+def test_a_metric_that_raises_is_nan(eagerly):
     x, y = np.ones((4, 3), "f4"), np.ones((4, 1), "f4")
     x[2] = np.nan
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
@@ -253,7 +260,8 @@ class Confusions(keras.metrics.Metric):
     area="inputs",
     invariants=[18],
 )
-def test_invariant_18_a_graph_metric_that_raises_is_nan(figure):
+@pytest.mark.invariant(18)
+def test_a_graph_metric_that_raises_is_nan(figure):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, 5)).astype("f4")
     y = rng.integers(0, 3, BATCH)

@@ -137,7 +137,8 @@ def test_a_class_that_was_private_from_the_beginning(data, train):
 
 
 @pytest.mark.parametrize("name", ["train_step", "compute_loss", "make_train_function"])
-def test_invariant_06_a_training_step_of_its_own_is_refused(name):
+@pytest.mark.invariant(6)
+def test_a_training_step_of_its_own_is_refused(name):
     override = {name: lambda self, *args, **kwargs: None}
     model = type("Own", (Subclassed,), override)(4)
     with pytest.raises(TypeError, match=f"overrides {name}"):

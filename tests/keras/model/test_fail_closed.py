@@ -22,7 +22,8 @@ def assert_untouched(model, before):
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
-def test_invariant_6_a_plain_model_with_the_private_optimizer(
+@pytest.mark.invariant(6)
+def test_a_plain_model_with_the_private_optimizer(
     run_eagerly, data, make_plan, make_plain_model, compile_model
 ):
     plan = make_plan()
@@ -34,7 +35,8 @@ def test_invariant_6_a_plain_model_with_the_private_optimizer(
     assert_untouched(model, before)
 
 
-def test_invariant_6_a_plain_model_with_a_plans_batches(
+@pytest.mark.invariant(6)
+def test_a_plain_model_with_a_plans_batches(
     data, make_plan, make_plain_model, compile_model
 ):
     plan = make_plan()
@@ -48,7 +50,8 @@ def test_invariant_6_a_plain_model_with_a_plans_batches(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", None])
-def test_invariant_6_a_private_model_with_another_optimizer(
+@pytest.mark.invariant(6)
+def test_a_private_model_with_another_optimizer(
     optimizer, data, make_plan, make_plain_model, compile_model
 ):
     model = tf_bandmf.keras.make_private(make_plain_model())
@@ -59,7 +62,8 @@ def test_invariant_6_a_private_model_with_another_optimizer(
         model.train_on_batch(*data)
 
 
-def test_invariant_6_gradients_from_elsewhere(make_plan, make_plain_model):
+@pytest.mark.invariant(6)
+def test_gradients_from_elsewhere(make_plan, make_plain_model):
     model = make_plain_model()
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
     gradients = [tf.ones(v.shape) for v in model.trainable_variables]
@@ -77,7 +81,8 @@ def test_invariant_6_gradients_from_elsewhere(make_plan, make_plain_model):
         optimizer.run.privatize(gradients, model.trainable_variables, tf.constant(0))
 
 
-def test_invariant_6_sums_that_are_not_clipped(make_plan, make_plain_model):
+@pytest.mark.invariant(6)
+def test_sums_that_are_not_clipped(make_plan, make_plain_model):
     from tf_bandmf.keras.clipping import ClippedGradients
 
     model = make_plain_model()
@@ -92,7 +97,8 @@ def test_invariant_6_sums_that_are_not_clipped(make_plan, make_plain_model):
     assert optimizer.steps_taken == 0
 
 
-def test_invariant_6_the_self_check_finds_a_vouched_layer_that_mixes_examples(
+@pytest.mark.invariant(6)
+def test_the_self_check_finds_a_vouched_layer_that_mixes_examples(
     data, make_plan, compile_model, monkeypatch
 ):
     monkeypatch.setattr(registration, "_vouched", {Centered})
@@ -106,7 +112,8 @@ def test_invariant_6_the_self_check_finds_a_vouched_layer_that_mixes_examples(
     assert_untouched(model, before)
 
 
-def test_invariant_6_cross_example_layers(make_plan):
+@pytest.mark.invariant(6)
+def test_cross_example_layers(make_plan):
     model = keras.Sequential(
         [keras.Input((5,)), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
     )
@@ -114,9 +121,8 @@ def test_invariant_6_cross_example_layers(make_plan):
         tf_bandmf.keras.make_private(model)
 
 
-def test_invariant_1_fit_asks_for_more_than_the_plan(
-    data, make_plan, make_private_model
-):
+@pytest.mark.invariant(1)
+def test_fit_asks_for_more_than_the_plan(data, make_plan, make_private_model):
     plan = make_plan()
     model = make_private_model(plan)
     before = model.get_weights()
@@ -129,9 +135,8 @@ def test_invariant_1_fit_asks_for_more_than_the_plan(
 
 
 @pytest.mark.parametrize("changes", [{}, {"run_eagerly": True}, {"jit_compile": True}])
-def test_invariant_1_a_step_past_the_plan(
-    changes, data, make_min_sep_plan, make_private_model
-):
+@pytest.mark.invariant(1)
+def test_a_step_past_the_plan(changes, data, make_min_sep_plan, make_private_model):
     model = make_private_model(make_min_sep_plan(num_steps=3), **changes)
     x, y = data[0][:4], data[1][:4]
     for _ in range(3):
@@ -143,7 +148,8 @@ def test_invariant_1_a_step_past_the_plan(
     assert model.optimizer.steps_taken == 3
 
 
-def test_invariant_1_within_several_steps_per_execution(
+@pytest.mark.invariant(1)
+def test_within_several_steps_per_execution(
     data, make_min_sep_plan, make_private_model
 ):
     model = make_private_model(make_min_sep_plan(num_steps=3), steps_per_execution=2)
@@ -153,9 +159,8 @@ def test_invariant_1_within_several_steps_per_execution(
     assert model.optimizer.steps_taken == 3
 
 
-def test_invariant_2_data_that_the_accountant_did_not_analyse(
-    data, make_plan, make_private_model
-):
+@pytest.mark.invariant(2)
+def test_data_that_the_accountant_did_not_analyse(data, make_plan, make_private_model):
     plan = make_plan()
     model = make_private_model(plan)
     x, y = data
@@ -174,9 +179,8 @@ def test_invariant_2_data_that_the_accountant_did_not_analyse(
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
-def test_invariant_2_a_batch_at_the_wrong_step(
-    run_eagerly, data, make_plan, make_private_model
-):
+@pytest.mark.invariant(2)
+def test_a_batch_at_the_wrong_step(run_eagerly, data, make_plan, make_private_model):
     plan = make_plan(batch_size=11)
     model = make_private_model(plan, run_eagerly=run_eagerly)
     first, second, *_ = plan.batches(*data)
@@ -189,9 +193,8 @@ def test_invariant_2_a_batch_at_the_wrong_step(
     model.train_on_batch(second)
 
 
-def test_invariant_2_arrays_that_keras_would_shuffle(
-    data, make_min_sep_plan, make_private_model
-):
+@pytest.mark.invariant(2)
+def test_arrays_that_keras_would_shuffle(data, make_min_sep_plan, make_private_model):
     model = make_private_model(make_min_sep_plan())
     with pytest.raises(TypeError, match="shuffle"):
         model.fit(*data)
@@ -208,7 +211,8 @@ def test_invariant_2_arrays_that_keras_would_shuffle(
         ),
     ],
 )
-def test_invariant_7_accumulation_and_loss_scaling_inside(inner, message, make_plan):
+@pytest.mark.invariant(7)
+def test_accumulation_and_loss_scaling_inside(inner, message, make_plan):
     with pytest.raises(ValueError, match=message):
         tf_bandmf.keras.PrivateOptimizer(inner(), make_plan())
 
@@ -238,9 +242,8 @@ def test_to_plain_of_a_plain_model_is_refused(make_plain_model):
         tf_bandmf.keras.to_plain(make_plain_model())
 
 
-def test_invariant_2_other_data_or_another_order_within_a_run(
-    data, make_plan, make_private_model
-):
+@pytest.mark.invariant(2)
+def test_other_data_or_another_order_within_a_run(data, make_plan, make_private_model):
     plan = make_plan()
     model = make_private_model(plan)
     fit(model, plan, data, epochs=1)
@@ -262,7 +265,8 @@ class Centered(keras.layers.Layer):
         return inputs - keras.ops.mean(inputs, axis=0, keepdims=True)
 
 
-def test_invariant_6_every_way_in_runs_the_self_check(
+@pytest.mark.invariant(6)
+def test_every_way_in_runs_the_self_check(
     data, make_plan, make_min_sep_plan, compile_model, monkeypatch
 ):
     monkeypatch.setattr(registration, "_vouched", {Centered})
@@ -335,7 +339,8 @@ def test_callbacks_that_act_on_training_metrics_are_warned_about(
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
-def test_invariant_9_a_run_keeps_its_weights(
+@pytest.mark.invariant(9)
+def test_a_run_keeps_its_weights(
     run_eagerly, data, make_plan, make_private_model, compile_model
 ):
     plan = make_plan("bsr:2", batch_size=11)
@@ -354,7 +359,8 @@ def test_invariant_9_a_run_keeps_its_weights(
     fit(model, plan, data, epochs=1)
 
 
-def test_invariant_9_weights_in_another_order(make_plan, make_plain_model):
+@pytest.mark.invariant(9)
+def test_weights_in_another_order(make_plan, make_plain_model):
     from tf_bandmf.keras.clipping import ClippedGradients
 
     model = make_plain_model()
@@ -369,9 +375,8 @@ def test_invariant_9_weights_in_another_order(make_plan, make_plain_model):
     assert optimizer.steps_taken == 0
 
 
-def test_invariant_1_a_loop_of_ones_own_past_the_plan(
-    data, make_plan, make_private_model
-):
+@pytest.mark.invariant(1)
+def test_a_loop_of_ones_own_past_the_plan(data, make_plan, make_private_model):
     # Batches of one size: one trace.
     plan = make_plan(batch_size=11)
     model = make_private_model(plan)
@@ -405,7 +410,8 @@ class Stop(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_invariant_8_fit_goes_on_after_an_exception_between_steps(
+@pytest.mark.invariant(8)
+def test_fit_goes_on_after_an_exception_between_steps(
     error, data, straight_weights, make_plan, make_private_model
 ):
     plan = make_plan("bsr")
@@ -418,7 +424,8 @@ def test_invariant_8_fit_goes_on_after_an_exception_between_steps(
     assert_untouched(model, straight_weights("bsr", epochs=2))
 
 
-def test_invariant_6_layers_added_after_the_check_are_checked(
+@pytest.mark.invariant(6)
+def test_layers_added_after_the_check_are_checked(
     data, make_plan, make_private_model, compile_model, monkeypatch
 ):
     monkeypatch.setattr(registration, "_vouched", {Centered})
@@ -449,7 +456,8 @@ def test_invariant_6_layers_added_after_the_check_are_checked(
         (3, {"epochs": 2}, "at most 1 times"),
     ],
 )
-def test_invariant_2_passes_that_the_separation_does_not_permit(
+@pytest.mark.invariant(2)
+def test_passes_that_the_separation_does_not_permit(
     batches, changes, message, data, make_private_model
 ):
     plan = tf_bandmf.plan(
@@ -479,7 +487,8 @@ def test_passes_that_the_separation_permits(
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("functional", [False, True])
-def test_invariant_6_a_private_model_as_a_layer_of_a_plain_one(
+@pytest.mark.invariant(6)
+def test_a_private_model_as_a_layer_of_a_plain_one(
     functional, run_eagerly, data, make_plain_model
 ):
     inner = tf_bandmf.keras.make_private(make_plain_model())

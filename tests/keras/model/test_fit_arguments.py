@@ -115,7 +115,8 @@ def test_examples_that_a_function_fetches_train_as_arrays_do(
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_invariant_20_an_index_means_one_example(data, make_plan):
+@pytest.mark.invariant(20)
+def test_an_index_means_one_example(data, make_plan):
     x, _ = data
     calls = []
 
@@ -214,7 +215,8 @@ def test_a_run_keeps_its_class_weights(data, make_plan, make_private_model):
         model.fit(batches, class_weight={0: -1.0}, verbose=0)
 
 
-def test_invariant_11_a_restored_optimizer_is_refused_before_a_graph_is_made(
+@pytest.mark.invariant(11)
+def test_a_restored_optimizer_is_refused_before_a_graph_is_made(
     data, make_plan, make_private_model, tmp_path
 ):
     plan = make_plan()

@@ -66,7 +66,8 @@ def test_float16_trains_like_float32(
         np.testing.assert_allclose(a, b, atol=2e-3)
 
 
-def test_invariant_5_overflow_is_a_noisy_step(data, make_plan, make_half):
+@pytest.mark.invariant(5)
+def test_overflow_is_a_noisy_step(data, make_plan, make_half):
     plan = make_plan()
     model = make_half(plan, scale=2.0**30, self_check=True)
     before = model.get_weights()
@@ -77,7 +78,8 @@ def test_invariant_5_overflow_is_a_noisy_step(data, make_plan, make_half):
         assert np.all(np.isfinite(b)) and np.all(a != b)
 
 
-def test_invariant_6_float16_without_a_scale(data, make_plan, make_half):
+@pytest.mark.invariant(6)
+def test_float16_without_a_scale(data, make_plan, make_half):
     plan = make_plan()
     model = make_half(plan, scale=None)
     before = model.get_weights()
@@ -87,7 +89,8 @@ def test_invariant_6_float16_without_a_scale(data, make_plan, make_half):
         np.testing.assert_array_equal(a, b)
 
 
-def test_invariant_6_a_dynamic_scale(data, make_plan, make_half):
+@pytest.mark.invariant(6)
+def test_a_dynamic_scale(data, make_plan, make_half):
     plan = make_plan()
     inner = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
     model = make_half(plan, optimizer=keras.optimizers.LossScaleOptimizer(inner))
@@ -109,7 +112,8 @@ def test_the_scale_is_that_of_the_run(make_plan):
         optimizer.loss_scale_factor = 512
 
 
-def test_invariant_11_scale_and_policy_are_kept_and_checked(
+@pytest.mark.invariant(11)
+def test_scale_and_policy_are_kept_and_checked(
     data, make_plan, make_half, make_private_model, tmp_path
 ):
     plan, path = make_plan("bsr", test_seed=None), tmp_path / "run.private"

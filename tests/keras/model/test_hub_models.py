@@ -190,7 +190,8 @@ def test_raw_strings_train_as_prepared_data_do(train, on_strings):
         np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-5)
 
 
-def test_invariant_11_a_random_preprocessor_is_not_resumed(train, tmp_path):
+@pytest.mark.invariant(11)
+def test_a_random_preprocessor_is_not_resumed(train, tmp_path):
     class Noisy(keras.layers.Layer):
         def call(self, texts):
             count = tf.shape(texts)[0]

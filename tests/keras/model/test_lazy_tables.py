@@ -139,7 +139,8 @@ class Watch(keras.callbacks.Callback):
         self.epochs.append(table_of(self.model))
 
 
-def test_invariant_10_between_releases_everybody_sees_the_last_one(data, tmp_path):
+@pytest.mark.invariant(10)
+def test_between_releases_everybody_sees_the_last_one(data, tmp_path):
     plan = make_plan(test_seed=None)
     model = prepare(mean_of_bag(), plan)
     before = table_of(model)
@@ -210,7 +211,8 @@ def test_release_every_and_validation(data):
 @pytest.mark.parametrize(
     "mechanism", [pytest.param("dp_sgd", marks=pytest.mark.slow), "lambda_cgd"]
 )
-def test_invariant_11_a_resumed_run_has_the_weights_of_one_that_was_not_interrupted(
+@pytest.mark.invariant(11)
+def test_a_resumed_run_has_the_weights_of_one_that_was_not_interrupted(
     data, tmp_path, mechanism
 ):
     inner = {"momentum": 0.5} if mechanism == "lambda_cgd" else {}
@@ -357,7 +359,8 @@ def test_ids_that_are_no_function_of_the_inputs_are_refused(data):
         model.fit(plan.batches(*data), verbose=0)
 
 
-def test_invariant_8_other_data_after_the_same_steps_get_other_noise(data):
+@pytest.mark.invariant(8)
+def test_other_data_after_the_same_steps_get_other_noise(data):
     """Two histories of one key: what they share ends where their sums differ."""
     shown = []
     rows = tf.constant([0, 1, 2], tf.int64)

@@ -43,7 +43,8 @@ def make_chunked(make_private_model):
     ],
 )
 @pytest.mark.slow_cases("1-*", "3-changes2", "64-*")
-def test_invariant_7_microbatches_are_the_step_of_the_whole_batch(
+@pytest.mark.invariant(7)
+def test_microbatches_are_the_step_of_the_whole_batch(
     microbatch_size, changes, data, make_plan, make_chunked, straight_weights
 ):
     run = {"epochs": 1, "l2_norm_clip": 0.5}
@@ -56,7 +57,8 @@ def test_invariant_7_microbatches_are_the_step_of_the_whole_batch(
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_invariant_7_the_budget_counts_logical_steps(data, make_plan, make_chunked):
+@pytest.mark.invariant(7)
+def test_the_budget_counts_logical_steps(data, make_plan, make_chunked):
     plan = make_plan()
     model = make_chunked(plan, 1)
     train(model, plan.batches(*data), epochs=2)
@@ -142,7 +144,8 @@ def test_a_size_that_is_none_is_refused(size, make_plain_model):
         tf_bandmf.keras.make_private(make_plain_model(), microbatch_size=size)
 
 
-def test_invariant_11_a_run_is_not_resumed_with_other_microbatches(
+@pytest.mark.invariant(11)
+def test_a_run_is_not_resumed_with_other_microbatches(
     data, make_plan, make_chunked, tmp_path
 ):
     # Other groups round differently, and noise must not be used twice.

@@ -23,7 +23,8 @@ def trained(data, make_plan, make_private_model):
     return model, plan
 
 
-def test_invariant_10_no_file_holds_a_secret(trained, secrets_of, contains, tmp_path):
+@pytest.mark.invariant(10)
+def test_no_file_holds_a_secret(trained, secrets_of, contains, tmp_path):
     model, _ = trained
     secrets = secrets_of(model)
 
@@ -52,7 +53,8 @@ def test_invariant_10_no_file_holds_a_secret(trained, secrets_of, contains, tmp_
     assert contains(found, secrets)
 
 
-def test_invariant_10_repr_and_copies_hide_the_state(trained):
+@pytest.mark.invariant(10)
+def test_repr_and_copies_hide_the_state(trained):
     model, _ = trained
     state = model.optimizer.secret_state
     assert "secret" in repr(state)
@@ -169,7 +171,8 @@ def note_run(model):
 
 @pytest.mark.parametrize("reload", RELOADS)
 @pytest.mark.slow_cases("functional-*")
-def test_invariant_11_a_reloaded_model_does_not_train_without_privacy(
+@pytest.mark.invariant(11)
+def test_a_reloaded_model_does_not_train_without_privacy(
     reload, halfway, data, tmp_path
 ):
     optimizer, plan = halfway.optimizer, halfway.optimizer.plan
@@ -182,7 +185,8 @@ def test_invariant_11_a_reloaded_model_does_not_train_without_privacy(
 
 
 @pytest.mark.slow_cases("functional")
-def test_invariant_11_uncompiled_and_with_a_new_private_optimizer(
+@pytest.mark.invariant(11)
+def test_uncompiled_and_with_a_new_private_optimizer(
     halfway, data, compile_model, tmp_path
 ):
     model, plan = halfway, halfway.optimizer.plan
@@ -208,7 +212,8 @@ def test_the_search_for_training_without_privacy_finds_it(
         assert_trains_with_privacy_or_not_at_all(plain, make_plan(), data)
 
 
-def test_invariant_11_the_refusal_says_what_to_do(trained, data, tmp_path):
+@pytest.mark.invariant(11)
+def test_the_refusal_says_what_to_do(trained, data, tmp_path):
     model, plan = trained
     note_run(model)
     again = reload_keras(model, tmp_path)

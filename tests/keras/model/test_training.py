@@ -54,7 +54,8 @@ def reference_weights(model, plan, x, y, learning_rate, clip):
     "dense",
     "toeplitz:4",
 )
-def test_invariant_4_noise_on_the_clipped_sum_then_a_public_constant(
+@pytest.mark.invariant(4)
+def test_noise_on_the_clipped_sum_then_a_public_constant(
     mechanism, data, make_plan, make_plain_model, make_private_model
 ):
     # 22 examples in batches of 5 and 6: the realized batch size is not used.
@@ -106,7 +107,8 @@ def test_the_step_is_traced_once(
 
 @pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr"])
 @pytest.mark.slow_cases("bsr")
-def test_invariant_9_a_split_run_is_the_straight_run_bit_for_bit(
+@pytest.mark.invariant(9)
+def test_a_split_run_is_the_straight_run_bit_for_bit(
     mechanism, data, make_plan, make_private_model, straight_weights
 ):
     plan, whole = make_plan(mechanism), straight_weights(mechanism, epochs=2)
@@ -190,7 +192,8 @@ def test_training_loss_is_the_mean_over_the_epoch(data, make_plan, make_private_
     np.testing.assert_allclose(loss, model.evaluate(*data, verbose=0), rtol=1e-5)
 
 
-def test_invariant_8_fresh_keys_and_distinct_noise(data, make_plan, make_private_model):
+@pytest.mark.invariant(8)
+def test_fresh_keys_and_distinct_noise(data, make_plan, make_private_model):
     # Eagerly one step is cheaper than a graph.
     plan = make_plan("identity", epochs=1, test_seed=None, batch_size=22)
     weights = []
@@ -203,9 +206,8 @@ def test_invariant_8_fresh_keys_and_distinct_noise(data, make_plan, make_private
     assert np.all(weights[0] != weights[1])
 
 
-def test_invariant_8_variables_of_equal_shape_get_different_noise(
-    make_min_sep_plan, compile_model
-):
+@pytest.mark.invariant(8)
+def test_variables_of_equal_shape_get_different_noise(make_min_sep_plan, compile_model):
     plan = make_min_sep_plan()
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(3, use_bias=False) for _ in range(2)]
@@ -220,9 +222,8 @@ def test_invariant_8_variables_of_equal_shape_get_different_noise(
     assert np.all(first != second)
 
 
-def test_invariant_5_an_empty_batch_still_takes_a_noisy_step(
-    make_min_sep_plan, make_private_model
-):
+@pytest.mark.invariant(5)
+def test_an_empty_batch_still_takes_a_noisy_step(make_min_sep_plan, make_private_model):
     model = make_private_model(make_min_sep_plan())
     before = model.get_weights()
     model.train_on_batch(np.zeros((0, 5), np.float32), np.zeros((0,), np.int32))
@@ -231,7 +232,8 @@ def test_invariant_5_an_empty_batch_still_takes_a_noisy_step(
         assert np.all(np.isfinite(a)) and np.all(a != b)
 
 
-def test_invariant_5_a_non_finite_example_contributes_zero(
+@pytest.mark.invariant(5)
+def test_a_non_finite_example_contributes_zero(
     data, make_min_sep_plan, make_private_model
 ):
     x, y = data[0][:4], data[1][:4]

@@ -25,7 +25,8 @@ MOMENTS = {
     invariants=[19],
 )
 @pytest.mark.parametrize("kind", MOMENTS)
-def test_invariant_19_state_of_the_optimizer_that_something_else_changed(
+@pytest.mark.invariant(19)
+def test_state_of_the_optimizer_that_something_else_changed(
     kind, data, make_plan, make_private_model
 ):
     # Batches of one size: one trace.
@@ -54,7 +55,8 @@ def test_invariant_19_state_of_the_optimizer_that_something_else_changed(
     area="inputs",
     invariants=[8],
 )
-def test_invariant_08_threads_in_a_graph_do_not_share_noise(
+@pytest.mark.invariant(8)
+def test_threads_in_a_graph_do_not_share_noise(
     data, make_min_sep_plan, make_private_model
 ):
     model = make_private_model(make_min_sep_plan())
@@ -126,7 +128,8 @@ class Overriding(Own):
     invariants=[6],
 )
 @pytest.mark.parametrize("kind", [Mixed, Overriding])
-def test_invariant_06_a_training_function_of_ones_own_is_refused(
+@pytest.mark.invariant(6)
+def test_a_training_function_of_ones_own_is_refused(
     kind, data, make_plan, compile_model
 ):
     plan = make_plan()
@@ -137,9 +140,8 @@ def test_invariant_06_a_training_function_of_ones_own_is_refused(
     assert not model.optimizer.built
 
 
-def test_invariant_06_an_assigned_training_function_is_not_used(
-    data, make_plan, make_private_model
-):
+@pytest.mark.invariant(6)
+def test_an_assigned_training_function_is_not_used(data, make_plan, make_private_model):
     plan = make_plan("identity", epochs=1)
     model = make_private_model(plan)
     with pytest.raises(AttributeError, match="cannot be replaced"):
@@ -155,7 +157,8 @@ def test_invariant_06_an_assigned_training_function_is_not_used(
     area="inputs",
     invariants=[11],
 )
-def test_invariant_11_a_run_is_not_resumed_with_another_parse(
+@pytest.mark.invariant(11)
+def test_a_run_is_not_resumed_with_another_parse(
     data, make_plan, make_private_model, tmp_path
 ):
     plan, file = make_plan(), str(tmp_path / "a.tfrecord")

@@ -10,16 +10,16 @@ def with_clip_norm(plan, l2_norm_clip):
     return dataclasses.replace(plan, l2_norm_clip=l2_norm_clip)
 
 
-def test_invariant_13_a_plan_keeps_its_clip_norm(make_plan):
+@pytest.mark.invariant(13)
+def test_a_plan_keeps_its_clip_norm(make_plan):
     plan = make_plan()
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.l2_norm_clip = 2.0
     assert with_clip_norm(plan, 2.0).plan_id != plan.plan_id
 
 
-def test_invariant_13_batches_of_a_plan_with_another_clip_norm(
-    make_plan, make_private_model, data
-):
+@pytest.mark.invariant(13)
+def test_batches_of_a_plan_with_another_clip_norm(make_plan, make_private_model, data):
     plan = make_plan()
     model = make_private_model(plan)
     with pytest.raises(ValueError, match="another plan"):
@@ -27,14 +27,16 @@ def test_invariant_13_batches_of_a_plan_with_another_clip_norm(
     assert model.optimizer.steps_taken == 0
 
 
-def test_invariant_13_an_optimizer_keeps_its_plan(make_plan, make_private_model):
+@pytest.mark.invariant(13)
+def test_an_optimizer_keeps_its_plan(make_plan, make_private_model):
     plan = make_plan()
     model = make_private_model(plan)
     with pytest.raises(AttributeError):
         model.optimizer.plan = with_clip_norm(plan, 2.0)
 
 
-def test_invariant_13_a_run_is_not_resumed_with_another_clip_norm(
+@pytest.mark.invariant(13)
+def test_a_run_is_not_resumed_with_another_clip_norm(
     make_plan, make_private_model, data, tmp_path
 ):
     # Eagerly one step is cheaper than a graph.
@@ -63,9 +65,8 @@ def test_invariant_13_a_run_is_not_resumed_with_another_clip_norm(
     assert (tmp_path / "run.private").read_bytes() == before
 
 
-def test_invariant_13_each_step_clips_to_the_norm_of_the_plan(
-    make_plan, make_private_model, data
-):
+@pytest.mark.invariant(13)
+def test_each_step_clips_to_the_norm_of_the_plan(make_plan, make_private_model, data):
     """A callback that reaches for the clip norm changes nothing."""
 
     class Reach(keras.callbacks.Callback):

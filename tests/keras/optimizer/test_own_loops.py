@@ -89,7 +89,8 @@ def test_post_processing_and_a_rule_of_ones_own(data, make_plan, make_private_mo
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_invariant_06_other_gradients_are_refused(data, make_plan, make_private_model):
+@pytest.mark.invariant(6)
+def test_other_gradients_are_refused(data, make_plan, make_private_model):
     plan = make_plan(batch_size=11)
     model, other = (make_private_model(plan) for _ in range(2))
     first, second, *_ = plan.batches(*data)
@@ -107,9 +108,8 @@ def test_invariant_06_other_gradients_are_refused(data, make_plan, make_private_
         noisy.map(lambda g: g[None])
 
 
-def test_invariant_06_a_plain_model_has_no_private_gradients(
-    data, make_plan, make_private_model
-):
+@pytest.mark.invariant(6)
+def test_a_plain_model_has_no_private_gradients(data, make_plan, make_private_model):
     plan = make_plan()
     model = make_private_model(plan)
     model.compile("sgd", "mse")
@@ -117,9 +117,8 @@ def test_invariant_06_a_plain_model_has_no_private_gradients(
         model.private_gradients(next(iter(plan.batches(*data))))
 
 
-def test_invariant_01_there_are_as_many_as_the_plan_has_steps(
-    data, make_plan, make_private_model
-):
+@pytest.mark.invariant(1)
+def test_there_are_as_many_as_the_plan_has_steps(data, make_plan, make_private_model):
     plan = make_plan(epochs=1, batch_size=11)
     model = make_private_model(plan)
     for batch in plan.batches(*data):
@@ -129,9 +128,8 @@ def test_invariant_01_there_are_as_many_as_the_plan_has_steps(
         model.private_gradients(again)
 
 
-def test_invariant_20_batches_are_those_of_the_plan(
-    data, make_plan, make_private_model
-):
+@pytest.mark.invariant(20)
+def test_batches_are_those_of_the_plan(data, make_plan, make_private_model):
     plan = make_plan(batch_size=11)
     model = make_private_model(plan)
     first, second, *_ = plan.batches(*data)
@@ -143,7 +141,8 @@ def test_invariant_20_batches_are_those_of_the_plan(
         model.private_gradients({**first, "x": 2.0 * first["x"]})
 
 
-def test_invariant_08_noise_is_used_once(data, make_plan, make_private_model):
+@pytest.mark.invariant(8)
+def test_noise_is_used_once(data, make_plan, make_private_model):
     plan = make_plan(batch_size=11)
     model = make_private_model(plan)
     first, second, *_ = plan.batches(*data)

@@ -80,7 +80,8 @@ def assert_same_weights(a, b):
     ],
 )
 @pytest.mark.slow_cases("bsr-philox")
-def test_invariant_11_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(
+@pytest.mark.invariant(11)
+def test_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(
     mechanism, generator, make_plan, run
 ):
     plan = make_plan(mechanism, generator=generator, batch_size=11)
@@ -95,7 +96,8 @@ def test_invariant_11_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(
     assert_same_weights(resumed, straight)
 
 
-def test_invariant_11_a_data_set_that_is_read_in_its_order_is_resumed_bit_for_bit(
+@pytest.mark.invariant(11)
+def test_a_data_set_that_is_read_in_its_order_is_resumed_bit_for_bit(
     data, make_plan, run
 ):
     plan = make_plan("lambda_cgd")
@@ -112,7 +114,8 @@ def test_invariant_11_a_data_set_that_is_read_in_its_order_is_resumed_bit_for_bi
 
 @pytest.mark.parametrize("kind", PARTICIPATIONS)
 @pytest.mark.slow_cases("fixed", "poisson")
-def test_invariant_11_key_and_sampler_are_those_of_the_interrupted_run(
+@pytest.mark.invariant(11)
+def test_key_and_sampler_are_those_of_the_interrupted_run(
     kind, data, run, make_private_model, tmp_path
 ):
     participation = PARTICIPATIONS[kind]()
@@ -244,12 +247,14 @@ def restored(model, weights):
     return model
 
 
-def test_invariant_10_the_private_file_is_for_its_owner_alone(halfway):
+@pytest.mark.invariant(10)
+def test_the_private_file_is_for_its_owner_alone(halfway):
     path = halfway[2]
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
-def test_invariant_11_without_the_private_file_it_refuses(
+@pytest.mark.invariant(11)
+def test_without_the_private_file_it_refuses(
     halfway, data, make_private_model, tmp_path
 ):
     plan, weights, _ = halfway
@@ -271,7 +276,8 @@ def test_invariant_11_without_the_private_file_it_refuses(
         ("new weights", "does not know these weights"),
     ],
 )
-def test_invariant_11_anything_else_than_the_run_is_refused(
+@pytest.mark.invariant(11)
+def test_anything_else_than_the_run_is_refused(
     change, message, halfway, data, make_plan, make_private_model
 ):
     plan, weights, path = halfway
@@ -301,7 +307,8 @@ def test_invariant_11_anything_else_than_the_run_is_refused(
         np.testing.assert_array_equal(a, b)
 
 
-def test_invariant_11_a_resumed_run_that_becomes_another_is_noticed(
+@pytest.mark.invariant(11)
+def test_a_resumed_run_that_becomes_another_is_noticed(
     data, make_plan, make_private_model, tmp_path
 ):
     # Batches of one size: one trace.
@@ -325,9 +332,8 @@ def test_invariant_11_a_resumed_run_that_becomes_another_is_noticed(
     assert_unchanged(again, before)
 
 
-def test_invariant_11_a_damaged_or_readable_file_is_refused(
-    halfway, data, make_private_model
-):
+@pytest.mark.invariant(11)
+def test_a_damaged_or_readable_file_is_refused(halfway, data, make_private_model):
     plan, weights, path = halfway
     model = restored(make_private_model(plan), weights)
     os.chmod(path, 0o644)
@@ -350,7 +356,8 @@ def test_streams_whose_separation_is_asserted_are_not_resumed(
         model.fit(iter([data]), private_state=tmp_path / "p", verbose=0)
 
 
-def test_invariant_10_backups_and_checkpoints_hold_no_secret(
+@pytest.mark.invariant(10)
+def test_backups_and_checkpoints_hold_no_secret(
     data, make_plan, make_private_model, secrets_of, contains, tmp_path
 ):
     plan, shared = make_plan("bsr:3", test_seed=None), tmp_path / "shared"
@@ -429,7 +436,8 @@ PROGRAM = """
     [("TensorFlow", "1.0"), ("threads", -1), ("GPUs", ["a GPU"]), ("TPUs", 8)],
 )
 @pytest.mark.slow_cases("threads*", "GPUs*")
-def test_invariant_9_the_statement_names_another_environment(
+@pytest.mark.invariant(9)
+def test_the_statement_names_another_environment(
     name, value, halfway, data, make_private_model, monkeypatch
 ):
     from tf_bandmf.keras.resume import identity
@@ -450,7 +458,8 @@ def assert_unchanged(model, before):
         np.testing.assert_array_equal(a, b)
 
 
-def test_invariant_1_a_resumed_run_has_the_steps_of_the_plan_and_no_more(
+@pytest.mark.invariant(1)
+def test_a_resumed_run_has_the_steps_of_the_plan_and_no_more(
     halfway, data, make_private_model
 ):
     plan, weights, path = halfway
@@ -481,7 +490,8 @@ def test_invariant_1_a_resumed_run_has_the_steps_of_the_plan_and_no_more(
 
 
 @pytest.mark.parametrize("kind", ["backup", "logs"])
-def test_invariant_10_the_private_file_is_in_no_folder_of_a_callback(
+@pytest.mark.invariant(10)
+def test_the_private_file_is_in_no_folder_of_a_callback(
     kind, data, make_plan, make_private_model, tmp_path
 ):
     plan, folder = make_plan(), tmp_path / "shared"

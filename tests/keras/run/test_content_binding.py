@@ -27,7 +27,8 @@ EDITS = {
 
 @pytest.mark.parametrize("changes", [{}, {"run_eagerly": True}, {"jit_compile": True}])
 @pytest.mark.slow_cases("changes2")
-def test_invariant_20_an_edited_batch_is_refused_before_anything_is_computed(
+@pytest.mark.invariant(20)
+def test_an_edited_batch_is_refused_before_anything_is_computed(
     changes, data, make_plan, make_private_model
 ):
     # Batches of one size: one trace of the sound ones.
@@ -50,7 +51,8 @@ def test_invariant_20_an_edited_batch_is_refused_before_anything_is_computed(
     assert model.optimizer.steps_taken == 2
 
 
-def test_invariant_20_weights_of_the_plan_and_padding_cannot_be_changed(
+@pytest.mark.invariant(20)
+def test_weights_of_the_plan_and_padding_cannot_be_changed(
     data, make_plan, make_private_model
 ):
     plan = make_plan()
@@ -70,9 +72,8 @@ def test_invariant_20_weights_of_the_plan_and_padding_cannot_be_changed(
         model.train_on_batch(batch)
 
 
-def test_invariant_20_a_loop_of_ones_own_in_a_graph(
-    data, make_plan, make_private_model
-):
+@pytest.mark.invariant(20)
+def test_a_loop_of_ones_own_in_a_graph(data, make_plan, make_private_model):
     plan = make_plan(batch_size=11)
     model = make_private_model(plan)
     model.optimizer.build(model.trainable_variables)

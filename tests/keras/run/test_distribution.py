@@ -126,9 +126,8 @@ def test_each_replica_keeps_its_part_of_the_buffer(together, alone):
 
 
 @pytest.mark.slow
-def test_invariant_11_a_run_on_two_replicas_resumes(
-    make_plan, strategy, train, data, tmp_path
-):
+@pytest.mark.invariant(11)
+def test_a_run_on_two_replicas_resumes(make_plan, strategy, train, data, tmp_path):
     plan, path = make_plan("bsr", test_seed=None), tmp_path / "run.private"
     weights = tmp_path / "half.weights.h5"
 
@@ -154,9 +153,8 @@ def test_train_on_batch_would_count_examples_twice(after_an_epoch, data):
         model.train_on_batch(batch)
 
 
-def test_invariant_2_each_replica_takes_its_own_part_alone(
-    after_an_epoch, strategy, data
-):
+@pytest.mark.invariant(2)
+def test_each_replica_takes_its_own_part_alone(after_an_epoch, strategy, data):
     model = after_an_epoch
     batch = next(iter(model.optimizer.plan.batches(*data).dataset(4)))
     before = model.get_weights()

@@ -31,9 +31,8 @@ def runs(ledger):
     return ledger.spent("patients")[0].runs
 
 
-def test_invariant_19_a_run_reserves_at_its_first_step(
-    data, plan, ledger, make_private_model
-):
+@pytest.mark.invariant(19)
+def test_a_run_reserves_at_its_first_step(data, plan, ledger, make_private_model):
     model = make_private_model(plan, run_eagerly=True)
     model.build((None, data[0].shape[1]))
     model.optimizer.build(model.trainable_variables)
@@ -52,7 +51,8 @@ def test_invariant_19_a_run_reserves_at_its_first_step(
 
 
 @pytest.mark.parametrize("run_eagerly", [True, False])
-def test_invariant_19_a_run_without_budget_takes_no_step(
+@pytest.mark.invariant(19)
+def test_a_run_without_budget_takes_no_step(
     run_eagerly, data, plan, ledger, make_private_model
 ):
     waiting = make_private_model(plan, run_eagerly=run_eagerly)
@@ -72,9 +72,8 @@ def test_invariant_19_a_run_without_budget_takes_no_step(
     assert runs(ledger) == 2
 
 
-def test_invariant_19_a_loop_of_ones_own_reserves_too(
-    data, plan, ledger, make_private_model
-):
+@pytest.mark.invariant(19)
+def test_a_loop_of_ones_own_reserves_too(data, plan, ledger, make_private_model):
     model = make_private_model(plan)
 
     @tf.function(autograph=False)
@@ -93,9 +92,8 @@ def test_invariant_19_a_loop_of_ones_own_reserves_too(
     assert runs(ledger) == 1 and model.optimizer.steps_taken == 1
 
 
-def test_invariant_19_without_the_ledger_nothing_begins(
-    data, plan, make_private_model, monkeypatch
-):
+@pytest.mark.invariant(19)
+def test_without_the_ledger_nothing_begins(data, plan, make_private_model, monkeypatch):
     monkeypatch.setattr(book, "_OPEN", {})
     model = make_private_model(plan, run_eagerly=True)
     with pytest.raises(LedgerError, match="not open in this process"):
@@ -103,9 +101,8 @@ def test_invariant_19_without_the_ledger_nothing_begins(
     assert model.optimizer.steps_taken == 0
 
 
-def test_invariant_19_a_resumed_run_reserves_once(
-    data, plan, ledger, make_private_model, tmp_path
-):
+@pytest.mark.invariant(19)
+def test_a_resumed_run_reserves_once(data, plan, ledger, make_private_model, tmp_path):
     def train(epochs):
         known_runs.forget()  # as in another process
         model = make_private_model(plan, run_eagerly=True)

@@ -73,7 +73,8 @@ def step_from_a_copy(plan, folder, world, sign):
 )
 @pytest.mark.parametrize("mechanism", ["bsr:2", "lambda_cgd:0.9", "identity"])
 @pytest.mark.parametrize("generator", ["philox"])
-def test_invariant_8_two_worlds_share_no_noise(mechanism, generator, tmp_path, figure):
+@pytest.mark.invariant(8)
+def test_two_worlds_share_no_noise(mechanism, generator, tmp_path, figure):
     plan = tf_bandmf.plan(
         mechanism,
         noise_multiplier=STDDEV,
@@ -130,7 +131,8 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     assert (first - second).std() < 0.6 * np.sqrt(2) * deviation
 
 
-def test_invariant_8_a_forked_run_shares_no_noise():
+@pytest.mark.invariant(8)
+def test_a_forked_run_shares_no_noise():
     # Two histories of one process' secrets: states that were copied in memory.
     plan = tf_bandmf.plan(
         "identity",

@@ -128,7 +128,8 @@ class Squares(keras.metrics.Metric):
         return tf.reduce_sum(self.total)
 
 
-def test_invariant_10_scales_of_a_metric_are_refused(make_plan, make_scaled, data):
+@pytest.mark.invariant(10)
+def test_scales_of_a_metric_are_refused(make_plan, make_scaled, data):
     plan, metric = make_plan(), Squares()
     model = make_scaled(plan, OfAMetric(0.1), scaling="second_moment")
     model.compile(model.optimizer, model.loss, metrics=[metric])
@@ -261,7 +262,8 @@ def test_what_cannot_be_scaled_is_refused(
         make_scaled(make_plan(), inner(0.1), scaling=value)
 
 
-def test_invariant_11_a_resumed_run_has_the_scales_of_the_straight_run(
+@pytest.mark.invariant(11)
+def test_a_resumed_run_has_the_scales_of_the_straight_run(
     make_plan, make_scaled, data, tmp_path
 ):
     plan = make_plan("lambda_cgd")
@@ -315,7 +317,8 @@ def test_a_run_does_not_go_on_with_another_scaling(
         other.fit(plan.batches(*data), epochs=1, private_state=state, verbose=0)
 
 
-def test_invariant_11_files_of_before_there_was_scaling_resume(make_plan, make_scaled):
+@pytest.mark.invariant(11)
+def test_files_of_before_there_was_scaling_resume(make_plan, make_scaled):
     options = {"microbatch_size": 3, "clip_groups": "layers", "clipping": "automatic"}
     model = make_scaled(make_plan(), **options)
     # What those files hold, value for value.

@@ -16,9 +16,8 @@ from tf_bandmf.keras.run import known_runs
 SECRET = {"test_seed": None}
 
 
-def test_invariant_19_a_second_run_on_the_same_data_is_refused(
-    data, make_plan, make_private_model
-):
+@pytest.mark.invariant(19)
+def test_a_second_run_on_the_same_data_is_refused(data, make_plan, make_private_model):
     # Eagerly one step is cheaper than a graph.
     plan, (x, y) = make_plan("identity", batch_size=22, **SECRET), data
     first = make_private_model(plan, run_eagerly=True)
@@ -50,7 +49,8 @@ def test_invariant_19_a_second_run_on_the_same_data_is_refused(
     assert second.optimizer.steps_taken == 1
 
 
-def test_invariant_19_an_additional_run_says_so(data, make_plan, make_private_model):
+@pytest.mark.invariant(19)
+def test_an_additional_run_says_so(data, make_plan, make_private_model):
     # Eagerly one step is cheaper than a graph.
     plan = make_plan("identity", batch_size=22, epochs=1, **SECRET)
     first = make_private_model(plan, run_eagerly=True)
@@ -70,7 +70,8 @@ def test_invariant_19_an_additional_run_says_so(data, make_plan, make_private_mo
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
-def test_invariant_19_a_new_key_for_the_same_model(
+@pytest.mark.invariant(19)
+def test_a_new_key_for_the_same_model(
     run_eagerly, data, make_min_sep_plan, make_private_model, compile_model
 ):
     plan = make_min_sep_plan(**SECRET)
@@ -94,7 +95,8 @@ def test_invariant_19_a_new_key_for_the_same_model(
     assert first.steps_taken == 2
 
 
-def test_invariant_19_a_run_that_is_resumed_is_the_same_run(
+@pytest.mark.invariant(19)
+def test_a_run_that_is_resumed_is_the_same_run(
     data, make_plan, make_private_model, tmp_path
 ):
     # Eagerly one step is cheaper than a graph.
@@ -119,14 +121,16 @@ def test_invariant_19_a_run_that_is_resumed_is_the_same_run(
         resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
 
 
-def test_invariant_19_an_optimizer_is_not_copied(make_plan):
+@pytest.mark.invariant(19)
+def test_an_optimizer_is_not_copied(make_plan):
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
     for way in (copy.deepcopy, copy.copy):
         with pytest.raises(TypeError, match="additional_run=True"):
             way(optimizer)
 
 
-def test_invariant_19_threads_take_turns(data, make_plan, make_private_model):
+@pytest.mark.invariant(19)
+def test_threads_take_turns(data, make_plan, make_private_model):
     plan = make_plan("identity", **SECRET)
     model = make_private_model(plan)
     batches = list(plan.batches(*data))
@@ -174,7 +178,8 @@ class Counting(Idle):
 
 
 @pytest.mark.parametrize("kind", [Idle, Counting])
-def test_invariant_06_a_training_step_of_ones_own(kind, data, make_plan, compile_model):
+@pytest.mark.invariant(6)
+def test_a_training_step_of_ones_own(kind, data, make_plan, compile_model):
     plan = make_plan()
     model = compile_model(kind(), tf_bandmf.keras.PrivateOptimizer("sgd", plan))
     model(data[0])
@@ -190,7 +195,8 @@ def test_invariant_06_a_training_step_of_ones_own(kind, data, make_plan, compile
         model.train_step = lambda data: {}
 
 
-def test_invariant_19_a_second_run_on_the_same_data_behind_an_index(
+@pytest.mark.invariant(19)
+def test_a_second_run_on_the_same_data_behind_an_index(
     data, make_plan, make_private_model
 ):
     # Eagerly one step is cheaper than a graph.

@@ -12,7 +12,8 @@ REFUSED = "not those that the last private step of this run left"
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
-def test_invariant_19_a_plain_model_that_shares_the_weights(
+@pytest.mark.invariant(19)
+def test_a_plain_model_that_shares_the_weights(
     run_eagerly, data, make_plan, make_private_model, compile_model
 ):
     # Batches of one size: one trace.
@@ -41,7 +42,8 @@ def test_invariant_19_a_plain_model_that_shares_the_weights(
         model.train_on_batch(batches[3])
 
 
-def test_invariant_19_one_bit_and_frozen_weights(data, make_plan, make_private_model):
+@pytest.mark.invariant(19)
+def test_one_bit_and_frozen_weights(data, make_plan, make_private_model):
     plan = make_plan(batch_size=11)
     model = make_private_model(plan)
     model.layers[0].trainable = False
@@ -76,9 +78,8 @@ def test_averages_of_the_run_are_its_own(data, make_plan, make_private_model):
     assert "vouches" not in str(model.optimizer.statement())
 
 
-def test_invariant_19_averaging_hides_no_other_change(
-    data, make_plan, make_private_model
-):
+@pytest.mark.invariant(19)
+def test_averaging_hides_no_other_change(data, make_plan, make_private_model):
     plan = make_plan("identity", epochs=3)
     inner = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.7)
     model = make_private_model(plan, inner)
@@ -140,9 +141,8 @@ def test_the_digest_is_the_same_in_a_graph():
         ("elsewhere/run.private", False),
     ],
 )
-def test_invariant_10_not_in_the_folder_of_checkpoints(
-    path, refused, tmp_path, monkeypatch
-):
+@pytest.mark.invariant(10)
+def test_not_in_the_folder_of_checkpoints(path, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for filepath in ("checkpoints/m-{epoch}.keras", "checkpoints/{epoch}/m.keras"):
         callback = keras.callbacks.ModelCheckpoint(str(tmp_path / filepath))

@@ -150,7 +150,8 @@ CASES += [
 
 
 @pytest.mark.parametrize(("name", "dtype", "xla"), CASES)
-def test_invariant_17_no_contribution_is_larger_than_the_clip_norm(name, dtype, xla):
+@pytest.mark.invariant(17)
+def test_no_contribution_is_larger_than_the_clip_norm(name, dtype, xla):
     run = compiled(name, dtype, xla)
 
     @hypothesis.settings(
@@ -165,7 +166,8 @@ def test_invariant_17_no_contribution_is_larger_than_the_clip_norm(name, dtype, 
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_invariant_17_an_adversarial_search(name):
+@pytest.mark.invariant(17)
+def test_an_adversarial_search(name):
     """Climbs towards the largest contribution, from terms that cancel."""
     run = compiled(name, tf.float32, False)
     rng = np.random.default_rng(0)
@@ -199,7 +201,8 @@ def test_ordinary_gradients_lose_less_than_a_thousandth(name):
     assert np.linalg.norm(total) >= CLIP * (1 - 1e-3)
 
 
-def test_invariant_17_terms_that_cancel_exactly_leave_rounding_within_the_bound():
+@pytest.mark.invariant(17)
+def test_terms_that_cancel_exactly_leave_rounding_within_the_bound():
     # The sum of l rᵀ over all terms is zero; in float32 it is not.
     rng = np.random.default_rng(0)
     half = 1e6 * rng.normal(size=(1, 3, 256)).astype("f4")
@@ -214,7 +217,8 @@ def test_invariant_17_terms_that_cancel_exactly_leave_rounding_within_the_bound(
 
 
 @pytest.mark.parametrize("length", [3, 200])
-def test_invariant_17_unknown_number_of_terms(length):
+@pytest.mark.invariant(17)
+def test_unknown_number_of_terms(length):
     @tf.function(
         autograph=False,
         input_signature=[
@@ -235,7 +239,8 @@ def test_invariant_17_unknown_number_of_terms(length):
     assert np.linalg.norm(total) >= CLIP * (1 - 1e-3)
 
 
-def test_invariant_17_squares_that_vanish_are_counted():
+@pytest.mark.invariant(17)
+def test_squares_that_vanish_are_counted():
     # Each square is flushed to zero, and the product of the vectors is not small.
     left = tf.fill([1, 1, 40000], 1e-19)
     right = tf.fill([1, 1, 2], 1e19)
@@ -247,7 +252,8 @@ def test_invariant_17_squares_that_vanish_are_counted():
 
 @pytest.mark.parametrize("xla", [False, True])
 @pytest.mark.parametrize("size", [2**22, 999_983])
-def test_invariant_17_long_sums_of_equal_numbers(size, xla):
+@pytest.mark.invariant(17)
+def test_long_sums_of_equal_numbers(size, xla):
     # In float32, one after the other, such sums are too small.
     @tf.function(autograph=False, jit_compile=xla)
     def run(gradients):
@@ -258,7 +264,8 @@ def test_invariant_17_long_sums_of_equal_numbers(size, xla):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
 @pytest.mark.parametrize("name", KINDS)
-def test_invariant_18_what_cannot_be_bounded_contributes_zero(name, bad):
+@pytest.mark.invariant(18)
+def test_what_cannot_be_bounded_contributes_zero(name, bad):
     case = (5, ("unrelated", "unrelated"), (0.0, 0.0), 0.0)
     left, right = (np.array(part) for part in factor_inputs(name, case))
     right[0, 0, 0] = bad

@@ -33,7 +33,8 @@ def clipped():
 
 
 @pytest.mark.parametrize("details", [{"compute_capability": (8, 0)}, {}])
-def test_invariant_3_tensor_float_32_is_refused(gpu, details):
+@pytest.mark.invariant(3)
+def test_tensor_float_32_is_refused(gpu, details):
     clipped()
     gpu(details)
     before = tf.config.experimental.tensor_float_32_execution_enabled()

@@ -95,7 +95,8 @@ LAYERS = {
     invariants=[16],
 )
 @pytest.mark.parametrize("name", LAYERS)
-def test_invariant_16_what_is_not_listed_is_refused_or_alone(name):
+@pytest.mark.invariant(16)
+def test_what_is_not_listed_is_refused_or_alone(name):
     model = cases.model_with(cases.Custom(LAYERS[name]))
     try:
         assert cases.largest_change(model) <= 1 + 1e-3
@@ -108,13 +109,15 @@ def test_invariant_16_what_is_not_listed_is_refused_or_alone(name):
     [keras.ops.segment_sum, lambda *given: tf.math.unsorted_segment_sum(*given)],
     ids=["keras", "tensorflow"],
 )
-def test_invariant_16_a_category_past_the_end_is_nobodys(segment_sum):
+@pytest.mark.invariant(16)
+def test_a_category_past_the_end_is_nobodys(segment_sum):
     model = cases.model_with(Segments(segment_sum))
     assert cases.executed_alone(model)
     assert cases.largest_change(model) <= 1 + 1e-3
 
 
-def test_invariant_16_what_is_printed_to_a_file_is_refused(tmp_path):
+@pytest.mark.invariant(16)
+def test_what_is_printed_to_a_file_is_refused(tmp_path):
     path = tmp_path / "mean"
     path.write_text("1.0\n")
     model = cases.model_with(cases.Custom(print_and_read(path)))
@@ -151,7 +154,8 @@ CLOSED = {
     invariants=[16],
 )
 @pytest.mark.parametrize("name", CLOSED)
-def test_invariant_16_a_class_is_known_only_as_it_is_configured(name):
+@pytest.mark.invariant(16)
+def test_a_class_is_known_only_as_it_is_configured(name):
     try:
         model = cases.model_with(CLOSED[name]())
         assert cases.largest_change(model) <= 1 + 1e-3
@@ -159,7 +163,8 @@ def test_invariant_16_a_class_is_known_only_as_it_is_configured(name):
         pass
 
 
-def test_invariant_16_a_layer_inside_is_known_only_as_it_is_configured():
+@pytest.mark.invariant(16)
+def test_a_layer_inside_is_known_only_as_it_is_configured():
     class Attention(layers.Layer):
         def build(self, shape):
             self.inner = layers.MultiHeadAttention(1, 2)
@@ -219,7 +224,8 @@ class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
     area="inputs",
     invariants=[16],
 )
-def test_invariant_16_updates_run_no_host_code(data, make_plan):
+@pytest.mark.invariant(16)
+def test_updates_run_no_host_code(data, make_plan):
     model = keras.Sequential([keras.Input((5,)), layers.Dense(3)])
     plan = make_plan()
     tf_bandmf.keras.make_private(model, self_check=False)

@@ -104,13 +104,15 @@ SHARED = [list(HONEST)[i : i + 4] for i in range(0, len(HONEST), 4)]
 
 
 @pytest.mark.parametrize("names", SHARED, ids="-".join)
-def test_invariant_16_honest_layers_run_batched(names):
+@pytest.mark.invariant(16)
+def test_honest_layers_run_batched(names):
     model = cases.model_with(*(cases.Custom(HONEST[name]) for name in names))
     reference.assert_exact(model, *cases.examples())
     assert cases.executed_alone(model) == ()
 
 
-def test_invariant_16_honest_glue_runs_batched():
+@pytest.mark.invariant(16)
+def test_honest_glue_runs_batched():
     keras.utils.set_random_seed(0)
     inputs = keras.Input((cases.LENGTH, cases.WIDTH))
     hidden = layers.Dense(cases.WIDTH)(inputs)
@@ -146,12 +148,14 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_invariant_16_honest_loss(name):
+@pytest.mark.invariant(16)
+def test_honest_loss(name):
     model = cases.model_with(loss=LOSSES[name])
     reference.assert_exact(model, *cases.examples())
 
 
-def test_invariant_16_per_token_loss_and_dict_inputs():
+@pytest.mark.invariant(16)
+def test_per_token_loss_and_dict_inputs():
     keras.utils.set_random_seed(0)
     tokens = keras.Input((3,), dtype="int32", name="tokens")
     scale = keras.Input((1,), name="scale")

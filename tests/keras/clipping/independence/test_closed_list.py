@@ -103,7 +103,8 @@ def made(name):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_invariant_16_each_class_of_the_closed_list_acts_on_each_example_alone(name):
+@pytest.mark.invariant(16)
+def test_each_class_of_the_closed_list_acts_on_each_example_alone(name):
     layer, shapes = made(name)
     rng = np.random.default_rng(0)
     whole = [rng.random((BATCH, *shape), "f4") * 8 for shape in shapes]

@@ -169,14 +169,16 @@ def judge(numbers):
     area="inputs",
     invariants=[16],
 )
-def test_invariant_16_random_layers(figure):
+@pytest.mark.invariant(16)
+def test_random_layers(figure):
     counts = judge(range(3))
     figure(f"{sum(counts.values())} layers, {len(WORDS)} words")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(100))
-def test_invariant_16_ten_thousand_random_layers(part):
+@pytest.mark.invariant(16)
+def test_ten_thousand_random_layers(part):
     counts = judge(range(100 * part, 100 * (part + 1)))
     assert counts["refused"] and counts["alone"] and counts["together"]
 

@@ -110,7 +110,8 @@ ISOLATED = {
 
 
 @pytest.mark.parametrize("name", ISOLATED)
-def test_invariant_16_mixing_layer_is_executed_alone(name):
+@pytest.mark.invariant(16)
+def test_mixing_layer_is_executed_alone(name):
     layer = cases.Custom(ISOLATED[name])
     model = cases.model_with(layer)
     assert cases.largest_change(model) <= 1 + 1e-3
@@ -120,18 +121,21 @@ def test_invariant_16_mixing_layer_is_executed_alone(name):
 
 
 @pytest.mark.parametrize("name", ["mean", "custom_gradient", "mixup"])
-def test_invariant_16_mixing_layer_with_weights_is_executed_alone(name):
+@pytest.mark.invariant(16)
+def test_mixing_layer_with_weights_is_executed_alone(name):
     model = cases.model_with(cases.Weighted(ISOLATED[name]))
     assert cases.largest_change(model) <= 1 + 1e-3
 
 
-def test_invariant_16_alone_gradients_are_those_of_single_examples():
+@pytest.mark.invariant(16)
+def test_alone_gradients_are_those_of_single_examples():
     for name in ("batch_norm", "custom_gradient", "attention"):
         model = cases.model_with(cases.Weighted(ISOLATED[name]))
         cases.reference.assert_exact(model, *cases.examples())
 
 
-def test_invariant_16_last_layer_is_executed_alone():
+@pytest.mark.invariant(16)
+def test_last_layer_is_executed_alone():
     # The gradient that it gets from a loss with sparse labels is sparse.
     x, _ = cases.examples()
     model = keras.Sequential(
@@ -158,7 +162,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_invariant_16_mixing_layer_is_refused(name):
+@pytest.mark.invariant(16)
+def test_mixing_layer_is_refused(name):
     model = cases.model_with(cases.Custom(REFUSED[name]))
     with pytest.raises(UnsupportedModelError):
         cases.largest_change(model)
@@ -176,7 +181,8 @@ NODES = {
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_invariant_16_mixing_node_of_a_functional_model_is_refused(name):
+@pytest.mark.invariant(16)
+def test_mixing_node_of_a_functional_model_is_refused(name):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((cases.LENGTH, cases.WIDTH))
     x = NODES[name](keras.layers.Dense(cases.WIDTH)(inputs))
@@ -199,7 +205,8 @@ class MixesInCall(keras.Model):
         return self.outputs_layer(h - ops.mean(h, axis=0))
 
 
-def test_invariant_16_mixing_call_of_a_model_is_refused():
+@pytest.mark.invariant(16)
+def test_mixing_call_of_a_model_is_refused():
     model = MixesInCall()
     model.compile(loss="mse")
     x = np.ones((4, 3), "f4")
@@ -219,7 +226,8 @@ class Gate(keras.layers.Layer):
         return tf.cond(self.gate > 0, lambda: x - mean, lambda: x)
 
 
-def test_invariant_16_gate_that_opens_later_is_isolated():
+@pytest.mark.invariant(16)
+def test_gate_that_opens_later_is_isolated():
     gate = Gate()
     model = cases.model_with(gate)
     assert cases.executed_alone(model) == (gate,)
@@ -237,7 +245,8 @@ class PythonGate(keras.layers.Layer):
         return x - ops.mean(x, axis=0) if self.traces > 3 else x
 
 
-def test_invariant_16_gate_in_python_is_isolated_or_refused():
+@pytest.mark.invariant(16)
+def test_gate_in_python_is_isolated_or_refused():
     model = cases.model_with(PythonGate())
     for _ in range(3):
         assert cases.largest_change(model) <= 1 + 1e-3
@@ -262,13 +271,15 @@ class Reads(keras.layers.Layer):
         return x + ops.mean(self.source(), axis=0)
 
 
-def test_invariant_16_a_batch_kept_by_another_layer_is_refused():
+@pytest.mark.invariant(16)
+def test_a_batch_kept_by_another_layer_is_refused():
     keeps = Keeps()
     with pytest.raises(UnsupportedModelError, match=r"mixes examples|stay apart"):
         cases.largest_change(cases.model_with(keeps, Reads(keeps)))
 
 
-def test_invariant_16_a_batch_kept_for_the_loss_is_refused():
+@pytest.mark.invariant(16)
+def test_a_batch_kept_for_the_loss_is_refused():
     keeps = Keeps()
 
     def loss(y, p):
@@ -325,7 +336,8 @@ def replaced_method():
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_invariant_16_changed_layers_of_keras_are_not_trusted(name):
+@pytest.mark.invariant(16)
+def test_changed_layers_of_keras_are_not_trusted(name):
     model = cases.model_with(CONFIGURATIONS[name]())
     try:
         assert cases.largest_change(model) <= 1 + 1e-3
@@ -333,7 +345,8 @@ def test_invariant_16_changed_layers_of_keras_are_not_trusted(name):
         pass
 
 
-def test_invariant_16_eager_steps_are_analysed_too():
+@pytest.mark.invariant(16)
+def test_eager_steps_are_analysed_too():
     gate = PythonGate()
     model = cases.model_with(gate)
     x, y = cases.examples()

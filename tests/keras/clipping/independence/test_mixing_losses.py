@@ -39,7 +39,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_invariant_16_loss_that_compares_examples_is_refused(name):
+@pytest.mark.invariant(16)
+def test_loss_that_compares_examples_is_refused(name):
     model = cases.model_with(loss=REFUSED[name])
     with pytest.raises(UnsupportedModelError, match="loss"):
         cases.largest_change(model)
@@ -50,7 +51,8 @@ def host_code(y, p):
     return ops.mean((y - p) ** 2) * tf.ensure_shape(error, ())
 
 
-def test_invariant_16_loss_with_host_code_is_refused():
+@pytest.mark.invariant(16)
+def test_loss_with_host_code_is_refused():
     with pytest.raises(UnsupportedModelError, match="code outside of the graph"):
         cases.largest_change(cases.model_with(loss=host_code))
 
@@ -84,12 +86,14 @@ ALONE = {
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_invariant_16_loss_sees_one_example_alone(name):
+@pytest.mark.invariant(16)
+def test_loss_sees_one_example_alone(name):
     model = cases.model_with(loss=ALONE[name])
     assert cases.largest_change(model) <= 1 + 1e-3
 
 
-def test_invariant_16_weights_by_rank_in_the_batch_are_refused():
+@pytest.mark.invariant(16)
+def test_weights_by_rank_in_the_batch_are_refused():
     model = cases.model_with(loss=batch_weights)
     with pytest.raises(UnsupportedModelError, match="loss"):
         cases.largest_change(model)

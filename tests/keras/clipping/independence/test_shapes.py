@@ -121,7 +121,8 @@ SEEDS = {
     "random",
 )
 @pytest.mark.parametrize("name", SIZES)
-def test_invariant_16_no_axis_has_the_number_of_examples_in_it(name):
+@pytest.mark.invariant(16)
+def test_no_axis_has_the_number_of_examples_in_it(name):
     model = cases.model_with(cases.Custom(SIZES[name]))
     try:
         assert cases.largest_change(model) <= 1 + 1e-3
@@ -142,7 +143,8 @@ def test_invariant_16_no_axis_has_the_number_of_examples_in_it(name):
     "few bits",
 )
 @pytest.mark.parametrize("name", SEEDS)
-def test_invariant_16_a_seed_is_drawn_and_nothing_else(name):
+@pytest.mark.invariant(16)
+def test_a_seed_is_drawn_and_nothing_else(name):
     model = cases.model_with(cases.Custom(lambda x: numbered(x, SEEDS[name]())))
     try:
         assert cases.largest_change(model) <= 1 + 1e-3
@@ -165,7 +167,8 @@ def test_a_generators_numbers_and_sizes_of_time_are_allowed():
 @pytest.mark.parametrize(
     "part, known", [(lambda s: s, True), (lambda s: s[:1], False)], ids=["all", "key"]
 )
-def test_invariant_16_a_generators_key_is_no_number_that_is_drawn(part, known):
+@pytest.mark.invariant(16)
+def test_a_generators_key_is_no_number_that_is_drawn(part, known):
     @tf.function(autograph=False)
     def seed():
         return tf.cast(part(GENERATOR.next()), tf.int32)

@@ -48,7 +48,8 @@ class Average(keras.layers.Layer):
 @pytest.mark.parametrize(
     "place", ["open", "function", "nested", "branch", "loop", "map"]
 )
-def test_invariant_16_state_assigned_at_any_depth_is_refused(place):
+@pytest.mark.invariant(16)
+def test_state_assigned_at_any_depth_is_refused(place):
     with pytest.raises(UnsupportedModelError, match="without noise"):
         cases.largest_change(cases.model_with(Average(place)))
 
@@ -68,14 +69,14 @@ class Tracks(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("update", [True, False])
-def test_invariant_16_metrics_inside_of_a_model_are_refused(update):
+@pytest.mark.invariant(16)
+def test_metrics_inside_of_a_model_are_refused(update):
     with pytest.raises(UnsupportedModelError, match="without noise"):
         cases.largest_change(cases.model_with(Tracks(update)))
 
 
-def test_invariant_16_a_vouched_class_is_named_in_the_statement(
-    data, make_plan, monkeypatch
-):
+@pytest.mark.invariant(16)
+def test_a_vouched_class_is_named_in_the_statement(data, make_plan, monkeypatch):
     monkeypatch.setattr(registration, "_vouched", set())
 
     @tf_bandmf.keras.register_per_example_layer
@@ -101,7 +102,8 @@ def test_invariant_16_a_vouched_class_is_named_in_the_statement(
     assert str(model.privacy_statement()) == str(plan.statement())
 
 
-def test_invariant_16_only_layers_can_be_vouched_for():
+@pytest.mark.invariant(16)
+def test_only_layers_can_be_vouched_for():
     for wrong in (keras.Sequential, int, keras.layers.Dense(2)):
         with pytest.raises(TypeError, match="layer_class"):
             tf_bandmf.keras.register_per_example_layer(wrong)
@@ -122,7 +124,8 @@ class WritesWeights(keras.metrics.Metric):
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_invariant_16_metrics_that_write_weights_are_refused(data, make_plan, eager):
+@pytest.mark.invariant(16)
+def test_metrics_that_write_weights_are_refused(data, make_plan, eager):
     x, y = data
     plan = make_plan()
     last = keras.layers.Dense(3)
@@ -150,9 +153,8 @@ class ReadsMetric(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("self_check", [False, True])
-def test_invariant_16_layers_that_read_compiled_metrics_are_refused(
-    data, make_plan, self_check
-):
+@pytest.mark.invariant(16)
+def test_layers_that_read_compiled_metrics_are_refused(data, make_plan, self_check):
     x, y = data
     plan = make_plan()
     metric = keras.metrics.SparseCategoricalAccuracy()
@@ -183,7 +185,8 @@ class OwnStep(tf_bandmf.keras.PrivateTraining, keras.Model):
         return super().train_step((x - tf.reduce_mean(x, axis=0), y))
 
 
-def test_invariant_6_own_train_step_is_refused():
+@pytest.mark.invariant(6)
+def test_own_train_step_is_refused():
     model = OwnStep()
     model(tf.zeros([2, 3]))
     model.compile(loss="mse")

@@ -94,7 +94,8 @@ STOPS = {
 
 
 @pytest.mark.parametrize("name", STOPS)
-def test_invariant_05_what_a_record_could_stop_is_refused(name):
+@pytest.mark.invariant(5)
+def test_what_a_record_could_stop_is_refused(name):
     with pytest.raises(
         UnsupportedModelError, match="one record would end the"
     ) as found:
@@ -118,7 +119,8 @@ def at_own_positions(x):
     return x + tf.gather(x, positions, axis=1, batch_dims=1)
 
 
-def test_invariant_05_a_position_out_of_bounds_counts_as_zero():
+@pytest.mark.invariant(5)
+def test_a_position_out_of_bounds_counts_as_zero():
     model = of(at_own_positions)
     model.layers[1].kernel.assign(np.eye(FEATURES))
     x, y = data()
@@ -129,7 +131,8 @@ def test_invariant_05_a_position_out_of_bounds_counts_as_zero():
 
 
 @pytest.mark.parametrize("label", [-1, 9])
-def test_invariant_05_a_bad_label_of_the_first_record_does_not_stop_the_check(label):
+@pytest.mark.invariant(5)
+def test_a_bad_label_of_the_first_record_does_not_stop_the_check(label):
     x, y = (np.array(part) for part in data())
     y[:] = label
     plan = tf_bandmf.plan(

@@ -123,7 +123,8 @@ STOPS = {
     "reshape by values",
 )
 @pytest.mark.parametrize("name", STOPS)
-def test_invariant_18_what_a_record_could_stop_is_refused(name):
+@pytest.mark.invariant(18)
+def test_what_a_record_could_stop_is_refused(name):
     with pytest.raises(UnsupportedModelError, match=r"one record|size that varies"):
         cases.clipping_of(cases.model_with(cases.Custom(STOPS[name])))(
             *cases.examples()
@@ -164,7 +165,8 @@ def masked_unlike(y, predicted):
     return tf.reduce_sum(errors * tf.constant([1.0, 2.0]))
 
 
-def test_invariant_18_a_masked_loss_is_allowed_and_sizes_that_may_not_fit_are_not():
+@pytest.mark.invariant(18)
+def test_a_masked_loss_is_allowed_and_sizes_that_may_not_fit_are_not():
     x, y = cases.examples()
     step = cases.clipping_of(cases.model_with(loss=masked))
     assert all(np.all(np.isfinite(s)) for s in step(x, y))

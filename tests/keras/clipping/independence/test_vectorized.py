@@ -43,12 +43,14 @@ def change(monkeypatch, believed):
     area="inputs",
     invariants=[16],
 )
-def test_invariant_16_a_conversion_is_not_believed(monkeypatch):
+@pytest.mark.invariant(16)
+def test_a_conversion_is_not_believed(monkeypatch):
     with pytest.raises(tf.errors.InvalidArgumentError, match="map/while"):
         change(monkeypatch, believed=False)
 
 
-def test_invariant_18_a_segment_past_the_end_is_refused_before_the_step():
+@pytest.mark.invariant(18)
+def test_a_segment_past_the_end_is_refused_before_the_step():
     def sums(x):
         numbers = tf.where(x[0, :, 0] > 0, 2, 0)
         found = tf.raw_ops.UnsortedSegmentSum(
@@ -120,7 +122,8 @@ def rounds(entry):
     ],
     ids=["own", "before", "reversed", "numbered"],
 )
-def test_invariant_16_a_round_has_its_row_alone(alone, entry):
+@pytest.mark.invariant(16)
+def test_a_round_has_its_row_alone(alone, entry):
     model = rounds(entry)
     assert len(cases.executed_alone(model)) == alone
     assert cases.largest_change(model) <= 1 + 1e-3

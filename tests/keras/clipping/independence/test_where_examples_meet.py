@@ -42,7 +42,8 @@ CHOSEN_BY_SIZE = {
     invariants=[16],
 )
 @pytest.mark.parametrize("name", CHOSEN_BY_SIZE)
-def test_invariant_16_the_number_of_examples_cuts_nothing_out(name):
+@pytest.mark.invariant(16)
+def test_the_number_of_examples_cuts_nothing_out(name):
     cut = CHOSEN_BY_SIZE[name]
     layer = cases.Custom(lambda x: x * ops.sum(cut(x), axis=1, keepdims=True))
     try:
@@ -78,7 +79,8 @@ class Seeded(layers.Layer):
     invariants=[16],
 )
 @pytest.mark.parametrize("kind", ["constant", "keras", "weight"])
-def test_invariant_16_a_known_seed_numbers_no_places(kind):
+@pytest.mark.invariant(16)
+def test_a_known_seed_numbers_no_places(kind):
     try:
         assert cases.largest_change(cases.model_with(Seeded(kind))) <= 1 + 1e-3
     except UnsupportedModelError:
@@ -96,7 +98,8 @@ class Drawing(layers.Layer):
         return x * keras.random.uniform(ops.shape(x), seed=self.generator)
 
 
-def test_invariant_16_a_generator_draws_for_the_whole_batch():
+@pytest.mark.invariant(16)
+def test_a_generator_draws_for_the_whole_batch():
     model = cases.model_with(Drawing())
     assert cases.executed_alone(model) == ()
     cases.clipping_of(model)(*cases.examples())
@@ -129,7 +132,8 @@ class Pooled(layers.Layer):
 )
 @pytest.mark.parametrize("kind", ["MultiHeadAttention", "GroupQueryAttention"])
 @pytest.mark.slow_cases("GroupQueryAttention")
-def test_invariant_16_a_mask_of_sequences_is_no_attention_mask(kind):
+@pytest.mark.invariant(16)
+def test_a_mask_of_sequences_is_no_attention_mask(kind):
     grouped = kind == "GroupQueryAttention"
     arguments = (4, 2, 1) if grouped else (1, 3)
     model = cases.model_with(Pooled(getattr(layers, kind)(*arguments)))
@@ -158,7 +162,8 @@ class OneNumber(layers.Layer):
     invariants=[16],
 )
 @pytest.mark.parametrize("kind", ["softmax", "sparsemax", "masking"])
-def test_invariant_16_the_last_axis_of_a_vector_is_the_batch(kind):
+@pytest.mark.invariant(16)
+def test_the_last_axis_of_a_vector_is_the_batch(kind):
     inner = layers.Masking(0.0) if kind == "masking" else layers.Activation(kind)
     try:
         model = cases.model_with(OneNumber(inner))
@@ -200,7 +205,8 @@ class KeptInSeed(layers.Layer):
     invariants=[16],
 )
 @pytest.mark.parametrize("kind", ["seed", "function", "generator"])
-def test_invariant_16_counters_of_generators_keep_no_data(kind):
+@pytest.mark.invariant(16)
+def test_counters_of_generators_keep_no_data(kind):
     with pytest.raises(UnsupportedModelError, match="counter of a random generator"):
         cases.largest_change(cases.model_with(KeptInSeed(kind)))
 
@@ -245,9 +251,8 @@ def plain():
     invariants=[16],
 )
 @pytest.mark.parametrize("run_eagerly", [False, True])
-def test_invariant_16_metrics_write_no_variables_of_others(
-    run_eagerly, data, make_plan
-):
+@pytest.mark.invariant(16)
+def test_metrics_write_no_variables_of_others(run_eagerly, data, make_plan):
     place = tf.Variable(0.0, trainable=False)
     reads = cases.Custom(lambda x: x * (1.0 + tf.convert_to_tensor(place)))
     model = keras.Sequential([keras.Input((5,)), reads, layers.Dense(3)])
@@ -298,7 +303,8 @@ class Subtracts(keras.optimizers.SGD):
 )
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("kind", ["schedule", "constraint", "regularizer", "inner"])
-def test_invariant_16_updates_read_no_metrics(kind, run_eagerly, data, make_plan):
+@pytest.mark.invariant(16)
+def test_updates_read_no_metrics(kind, run_eagerly, data, make_plan):
     model = plain()
 
     def loss():

@@ -132,7 +132,8 @@ def test_other_structures_are_not_in_the_list():
     assert row_losses(weighted, ONE_HOT, LOGITS, None) is None
 
 
-def test_invariant_16_one_target_is_not_broadcast_to_all_examples():
+@pytest.mark.invariant(16)
+def test_one_target_is_not_broadcast_to_all_examples():
     signature = [tf.TensorSpec([None, CLASSES])] * 2
 
     @tf.function(autograph=False, input_signature=signature)

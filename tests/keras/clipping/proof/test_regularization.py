@@ -16,7 +16,8 @@ def regularized(regularizer):
     return model
 
 
-def test_invariant_13_a_regularizer_of_kept_activations_is_refused():
+@pytest.mark.invariant(13)
+def test_a_regularizer_of_kept_activations_is_refused():
     kept = []
     model = regularized(lambda w: tf.reduce_sum(w) * tf.reduce_mean(kept[-1]))
 

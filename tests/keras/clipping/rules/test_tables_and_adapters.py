@@ -121,7 +121,8 @@ def test_a_table_that_is_looked_up_and_multiplied_with(num_rows, twice):
     )
 
 
-def test_invariant_17_lookups_that_cancel_a_projection():
+@pytest.mark.invariant(17)
+def test_lookups_that_cancel_a_projection():
     """What is added is a rounding error; its bound must not be below it."""
     rows, _ = table_factors(3000, terms=4)
     rows = Rows(tf.constant([[0, 7, 7, 9]] * 3), 1e4 * rows.values, 3000)

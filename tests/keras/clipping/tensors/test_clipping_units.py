@@ -217,7 +217,8 @@ def test_sample_weights_are_those_of_rows():
     np.testing.assert_allclose(found.norms, norms_of(gradients), rtol=5e-6)
 
 
-def test_invariant_16_a_unit_sees_no_other_unit_and_no_absent_row():
+@pytest.mark.invariant(16)
+def test_a_unit_sees_no_other_unit_and_no_absent_row():
     model, shape = compiled(dense)
     x, y, rows = batch(shape)
     before = clipped(model, x, y, rows)
@@ -233,7 +234,8 @@ def test_invariant_16_a_unit_sees_no_other_unit_and_no_absent_row():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_invariant_16_rows_of_one_unit_are_kept_apart():
+@pytest.mark.invariant(16)
+def test_rows_of_one_unit_are_kept_apart():
     inputs = keras.Input((5,))
     mixed = keras.ops.flip(keras.layers.Dense(3)(inputs), axis=0)
     model = keras.Model(inputs, mixed)
@@ -243,7 +245,8 @@ def test_invariant_16_rows_of_one_unit_are_kept_apart():
         clipped(model, x, np.zeros((U, K, 3), np.float32), rows)
 
 
-def test_invariant_17_a_units_contribution_is_within_the_clip_norm():
+@pytest.mark.invariant(17)
+def test_a_units_contribution_is_within_the_clip_norm():
     # Two rows whose terms cancel all but for rounding.
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256)])
