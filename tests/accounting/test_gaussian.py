@@ -1,6 +1,8 @@
 """The exact Gaussian mechanism."""
 
 import math
+import sys
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -9,6 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tf_bandmf.accounting import gaussian
+
+sys.path.insert(0, str(Path(__file__).parent))
+import floors
 
 SETTINGS = hypothesis.settings(derandomize=True, deadline=None, max_examples=30)
 
@@ -82,3 +87,18 @@ def test_noise_that_is_ample_gives_epsilon_zero():
 def test_invalid_or_infeasible_budgets_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_invariant_12_no_delta_is_below_60_digits():
+    rng = np.random.default_rng(1)
+    noises = 10.0 ** rng.uniform(-2.0, 2.0, 400)
+    places = rng.uniform(-2.0, 30.0, 400)
+    epsilons = (places + 0.5 / noises) / noises
+    # The last two were below by 6e-14, relative.
+    known = [(2.2564810416155723, 3.627097444543423), (0.3, 100.0)]
+    for noise, epsilon in [*zip(noises.tolist(), epsilons.tolist()), *known]:
+        if not 0.0 <= epsilon <= 1e4:
+            continue
+        found = gaussian.gaussian_delta(noise, epsilon)
+        floor = floors.gaussian(1.0, noise, epsilon)
+        assert floor <= found <= floor * (1 + 1e-6) + 1e-280, (noise, epsilon)

@@ -67,10 +67,13 @@ def gaussian_deltas(noise_stddev: float, epsilons: np.ndarray) -> np.ndarray:
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(noise_stddev, sensitivity=1.0)
     deltas = np.asarray(loss.get_delta_for_epsilon(epsilons), np.float64)
     place = epsilons * noise_stddev - 0.5 / noise_stddev
-    # The relative error of the larger tail at z grows like z^2, and with that of z.
+    # The relative error of the larger tail at z grows like z^2, and with that of z, which
+    # is a difference of two numbers.
     tail = tails.upper_tail(place)
     tail = np.where(tail > 2.0 * tails.LEAST, tail, 0.0)
-    rounded = tail * _EPSILON * (8.0 + np.clip(place, 0.0, _LARGEST_PLACE) ** 2)
+    far = np.clip(place, 0.0, _LARGEST_PLACE)
+    apart = epsilons * noise_stddev + 0.5 / noise_stddev
+    rounded = tail * _EPSILON * (32.0 + 4.0 * far * (far + np.minimum(apart, 1e9)))
     safe = np.minimum(np.maximum(deltas, 0.0) + rounded, 1.0)
     deltas = np.where(deltas > -rounded, safe, deltas)
     wrong = ~((deltas >= 0.0) & (deltas <= 1.0))
