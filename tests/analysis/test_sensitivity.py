@@ -1,6 +1,7 @@
 """Sensitivity against brute force over all participation patterns, n <= 10."""
 
 import itertools
+import time
 
 import hypothesis
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from tf_bandmf import matrices, workloads
 from tf_bandmf import strategies as families
+from tf_bandmf.analysis import participation_patterns
 from tf_bandmf.analysis import sensitivity as sensitivity_lib
 from tf_bandmf.participation import FixedEpochOrder, MinSep
 
@@ -111,6 +113,24 @@ def test_any_signs_and_shapes_are_never_underestimated(seed, b, width):
 def test_vec_sens_is_the_best_selection(v, b, k):
     expected = max(sum(v[i] for i in p) for p in min_sep_patterns(len(v), b, k))
     np.testing.assert_allclose(sensitivity_lib.vec_sens(np.array(v), b, k), expected)
+
+
+@pytest.mark.parametrize("shape", [(40,), (3, 40)])
+@pytest.mark.parametrize("b, k", [(1, 7), (1, 50), (3, 5), (7, 50)])
+def test_shorter_ways_of_long_runs_select_the_same(shape, b, k, monkeypatch):
+    v = np.random.default_rng(0).random(shape)
+    for values in (v, np.full(shape, 0.3)):
+        found = sensitivity_lib.vec_sens(values, b, k)
+        with monkeypatch.context() as patch:
+            patch.setattr(participation_patterns, "_LONG", 0)
+            short = sensitivity_lib.vec_sens(values, b, k)
+        np.testing.assert_allclose(short, found, rtol=1e-13)
+
+
+def test_a_million_participations_take_no_dynamic_program():
+    began = time.process_time()
+    assert sensitivity_lib.vec_sens(np.ones(10**6), 1, 10**6) == 1e6
+    assert time.process_time() - began < 1.0
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.5, 0.9, 0.99])

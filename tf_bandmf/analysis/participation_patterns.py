@@ -15,6 +15,8 @@ from tf_bandmf.analysis import vector_contributions
 
 # Entries of an intermediate array held at once.
 _CHUNK = 8_000_000
+# Operations of a dynamic program for which there may be a shorter way.
+_LONG = 50_000_000
 # Vectors of contributions: operations of one sweep, and patterns together.
 _LARGEST_SWEEP, _AT_ONCE = 1e6, 64
 
@@ -34,6 +36,13 @@ def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.
     """
     v = np.asarray(v, dtype=np.float64)
     n = v.shape[-1]
+    if v.size * max_participations > _LONG:
+        v = np.maximum(v, 0.0)  # of these nothing is picked
+        if min_separation == 1:
+            picked = min(max_participations, n)
+            return np.sort(v, axis=-1)[..., n - picked :].sum(axis=-1)
+        if np.all(v == v[..., :1]):
+            return v[..., 0] * min(max_participations, -(-n // min_separation))
     # best[i]: the best with at most m picks from v[i:].
     best = np.zeros_like(v)
     for _ in range(max_participations):
