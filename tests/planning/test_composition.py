@@ -123,23 +123,50 @@ def test_estimates_stay_estimates(bins, poisson):
 
 
 @pytest.mark.invariant(12)
-def test_replace_one_counts_others_with_half_their_noise(replaced):
-    assert replaced.adjacency == REPLACE_ONE
+def test_replacements_count_others_with_half_their_noise():
+    elsewhere = tf_bandmf.ApproximateDP(0.5, 1e-6, replace_one=True)
     other = fixed()
-    joint = tf_bandmf.compose([replaced, other])
+    joint = tf_bandmf.compose([elsewhere, other])
     guarantee = joint.guarantee_at(DELTA)
-    assert guarantee.adjacency == REPLACE_ONE and guarantee.kind == "bound"
-    assert joint.zcdp_rho == pytest.approx(replaced.zcdp_rho + 4.0 * other.zcdp_rho)
+    assert "Replace-one" in guarantee.adjacency and guarantee.kind == "bound"
     # Never less than the other run alone, replaced: a Gaussian of half the noise.
     alone = gaussian.gaussian_epsilon(other.noise_multiplier / 2.0, DELTA)
-    assert guarantee.epsilon > max(alone, replaced.epsilon)
+    assert guarantee.epsilon > alone
     assert joint.delta(guarantee.epsilon) <= DELTA * (1 + 1e-6)
-    one = tf_bandmf.compose([replaced])
+
+
+def test_runs_without_replacement_compose_by_renyi_divergences(replaced):
+    assert replaced.adjacency == REPLACE_ONE
     accountant = dp_accounting.rdp.RdpAccountant(
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
     )
-    accountant.compose(replaced.dp_event())
-    assert one.epsilon(DELTA) <= accountant.get_epsilon(DELTA)
+    for count in (1, 2):
+        joint = tf_bandmf.compose([replaced] * count)
+        assert joint.adjacency == REPLACE_ONE
+        accountant.compose(replaced.dp_event())
+        assert joint.epsilon(DELTA) <= accountant.get_epsilon(DELTA)
+
+
+@pytest.mark.invariant(12)
+@pytest.mark.parametrize("count", [1, 3])
+def test_beside_others_runs_without_replacement_are_stated_for_zero_out(
+    replaced, count
+):
+    other = fixed()
+    joint = tf_bandmf.compose([*[replaced] * count, other])
+    assert joint.adjacency == ZERO_OUT
+    assert joint.zcdp_rho == pytest.approx(
+        count * 0.5 * replaced.unamplified_noise**-2 + other.zcdp_rho
+    )
+    guarantee = joint.guarantee_at(DELTA)
+    # No less than what each is alone, and no more than what they are added up.
+    both = tf_bandmf.compose([replaced] * count)
+    assert max(replaced.epsilon, other.epsilon) < guarantee.epsilon
+    added = both.epsilon(DELTA / 2) + other.guarantee_at(DELTA / 2).epsilon
+    assert guarantee.epsilon < added
+    stated = count * replaced.epsilon + other.epsilon
+    assert joint.epsilon(count * replaced.delta + other.delta) < stated
+    assert joint.delta(guarantee.epsilon) <= DELTA * (1 + 1e-6)
 
 
 def test_the_statement_names_the_runs():

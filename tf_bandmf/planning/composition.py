@@ -85,15 +85,15 @@ class JointGuarantee:
 
     @property
     def adjacency(self) -> str:
-        """Replace-one if that is what any of the parts is about, else zero-out.
+        """What all parts hold for: replace-one if all do, else zero-out.
 
-        Under replace-one a part that is stated for zero-out counts as what it is on
+        A release made elsewhere that is stated for replacements alone makes it
+        replace-one. Then a part that is stated for zero-out counts as what it is on
         neighbors of neighbors: Gaussian noise half, a rho four times.
         """
-        replacing = [part for part in self.parts if part.replaces]
-        if not replacing:
+        if not self._replaced:
             return ZERO_OUT
-        is_run = all(isinstance(part, Run) for part in replacing)
+        is_run = all(isinstance(part, Run) for part in self.parts if part.replaces)
         return REPLACE_ONE if is_run else REPLACE_ONLY
 
     @property
@@ -203,7 +203,9 @@ class JointGuarantee:
 
     @property
     def _replaced(self) -> bool:
-        return any(part.replaces for part in self.parts)
+        return all(part.replaces for part in self.parts) or not all(
+            part.holds_for_zero_out for part in self.parts
+        )
 
     @functools.cached_property
     def gaussian_noise(self) -> float | None:
@@ -304,17 +306,22 @@ class JointGuarantee:
                 losses += part.losses(replaced, interval)
             else:
                 divergent.append(part)
-        together = (
-            [divergent] if _renyi(divergent, replaced) else [[p] for p in divergent]
-        )
-        for group in together if divergent else []:
-            losses.append(profiles.dominating_loss(self._profile(group), interval))
+        # Without replacement, divergences are of replacements, also under zero-out.
+        for replaces in (False, True):
+            alike = [part for part in divergent if part.replaces is replaces]
+            together = [alike] if self._divergences(alike) else [[p] for p in alike]
+            for group in together if alike else []:
+                losses.append(profiles.dominating_loss(self._profile(group), interval))
         none = privacy_loss_distribution.identity(interval)
         return functools.reduce(lambda total, loss: total.compose(loss), losses, none)
 
+    def _divergences(self, parts: list[Part]) -> tuple[rdp.RdpAccountant, float] | None:
+        """See `_renyi`."""
+        return _renyi(parts, self._replaced or all(part.replaces for part in parts))
+
     def _profile(self, parts: list[Part]) -> profiles.Profile:
         """A profile from Renyi divergences alone: these add up."""
-        found = _renyi(parts, self._replaced)
+        found = self._divergences(parts)
         assert found is not None and found[1] == 0.0  # of a pair a loss is known
         accountant = found[0]
         known = [

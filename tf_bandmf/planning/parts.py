@@ -22,8 +22,7 @@ class Part(abc.ABC):
     """One of several releases about the same data.
 
     Methods with an argument `replaced` speak of what happens if one unit is replaced by
-    another (True), else of zero-out. If any part is stated for replacements, all are
-    asked with True.
+    another (True), else of zero-out.
 
     Attributes:
       replaces: whether the part is stated for replacements.
@@ -72,6 +71,11 @@ class Part(abc.ABC):
         """The part without numbers that were simulated."""
         return self
 
+    @property
+    def holds_for_zero_out(self) -> bool:
+        """Whether what is stated also holds if a unit contributes nothing."""
+        return not self.replaces
+
     def is_doubled(self, replaced: bool) -> bool:
         """Whether a replacement is twice what the part is stated for."""
         return replaced and not self.replaces
@@ -90,6 +94,11 @@ class Run(Part):
         self.replaces = plan.adjacency == REPLACE_ONE
         self.kind, self.confidence = plan.kind, plan.confidence
         self.is_gaussian = not plan.participation.is_amplified
+
+    @property
+    def holds_for_zero_out(self) -> bool:
+        # A contribution of zero is one of the replacements that are accounted for.
+        return True
 
     def stated(self, replaced: bool) -> tuple[float, float]:
         found = self.plan.epsilon, self.plan.delta
