@@ -180,7 +180,7 @@ class Plan:
         zero-out, for rho goes with the square of the sensitivity (Bun and Steinke, 2016,
         arXiv:1605.02065, Proposition 1.6).
         """
-        rho = 0.5 * measurements_lib.mu_of(self) ** 2
+        rho = gaussian.zcdp_rho(self.unamplified_noise)
         return 4.0 * rho if self.adjacency == REPLACE_ONE else rho
 
     @property
@@ -202,6 +202,8 @@ class Plan:
 
         With its private evaluations, under zero-out, and without amplification.
         """
+        if not self.measurements.evaluations:
+            return self.noise_multiplier
         return 1.0 / measurements_lib.mu_of(self)
 
     def reserve(
