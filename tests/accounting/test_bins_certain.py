@@ -350,7 +350,14 @@ def test_a_plan_says_beside_an_estimate_what_is_certain():
 
 @pytest.mark.parametrize(
     "kernel",
-    [WAVY, STEEP, Kernel(2, own=2.0, common=0.3, ripple=0.8, decay=0.9)],
+    [
+        WAVY,
+        STEEP,
+        pytest.param(
+            Kernel(2, own=2.0, common=0.3, ripple=0.8, decay=0.9),
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_quadrature_of_the_autoregression(kernel, monkeypatch):
     """Smaller steps of the lattice, and of each normal variable: the same to 1e-10."""

@@ -117,8 +117,12 @@ def rounds(entry):
     [
         (0, lambda x, i, n: (i, tf.tanh(x[i]))),
         (1, lambda x, i, n: (i, x[tf.maximum(i - 1, 0)])),
-        (1, lambda x, i, n: (n - 1 - i, x[i])),
-        (1, lambda x, i, n: (i, x[i] * tf.cast(i + 1, x.dtype))),
+        pytest.param(1, lambda x, i, n: (n - 1 - i, x[i]), marks=pytest.mark.slow),
+        pytest.param(
+            1,
+            lambda x, i, n: (i, x[i] * tf.cast(i + 1, x.dtype)),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["own", "before", "reversed", "numbered"],
 )
