@@ -1,4 +1,4 @@
-"""Makes `forms` and `rebuild_noise` importable."""
+"""Makes `forms`, `rebuild_noise` and `written` importable."""
 
 import pathlib
 import sys

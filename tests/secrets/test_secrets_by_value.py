@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from forms import files_below, forms_of_bytes, forms_of_run, found_in
 from rebuild_noise import rebuild
+from written import write_model
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -135,15 +136,8 @@ def finished(tmp_path_factory):
 def export(model, folder):
     """What else users write and share."""
     plan = model.optimizer.plan
-    model.save(folder / "model.keras")
+    write_model(model, folder)
     model.save(folder / "no_optimizer.keras", include_optimizer=False)
-    model.save(folder / "model.h5")
-    model.save_weights(folder / "model.weights.h5")
-    model.export(folder / "export", verbose=False)
-    tf.saved_model.save(model, str(folder / "saved_model"))
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-    checkpoint.write(str(folder / "checkpoint"))
-    (folder / "model.pickle").write_bytes(pickle.dumps(model))
     (folder / "config.json").write_text(
         json.dumps([model.to_json(), model.get_compile_config()], default=str)
     )

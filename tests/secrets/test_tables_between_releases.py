@@ -6,8 +6,8 @@ import pickle
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from forms import files_below, forms_of_bytes, found_in
+from written import write_model
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -33,14 +33,7 @@ class InMidEpoch(keras.callbacks.Callback):
         now = table._states.numpy()
         self.public = public
         self.hidden = now[np.any(now != public, axis=1)]
-        model.save(folder / "model.keras")
-        model.save(folder / "model.h5")
-        model.save_weights(folder / "model.weights.h5")
-        model.export(folder / "export", verbose=False)
-        tf.saved_model.save(model, str(folder / "saved_model"))
-        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-        checkpoint.write(str(folder / "checkpoint"))
-        (folder / "model.pickle").write_bytes(pickle.dumps(model))
+        write_model(model, folder)
         np.save(folder / "weights.npy", np.concatenate(model.get_weights(), axis=None))
         for number, variable in enumerate(model.variables + model.optimizer.variables):
             np.save(folder / f"variable{number}.npy", variable.numpy())

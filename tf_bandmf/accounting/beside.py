@@ -32,8 +32,8 @@ LOSSES = (
 ADDED_UP = ", added to that of Gaussian releases (basic composition)"
 # Discretization of privacy losses, and what their convolution may err by in delta.
 _INTERVAL, _ROUNDING, _SMALLEST = 1e-4, 1e-12, 1e-10
-# Of the noise, relative, of a calibration, and the steps by which it is bracketed.
-_TOLERANCE, _FACTOR, _MOST_NOISE = 1e-4, 1.05, 1e9
+# The relative tolerance of a calibrated noise, and the most noise that is tried.
+_TOLERANCE, _MOST_NOISE = 1e-4, 1e9
 
 
 class Beside(Accountant):
@@ -185,18 +185,16 @@ class _Losses(Beside):
         if gaussian.gaussian_delta(self.noise_multiplier, epsilon) >= delta:
             raise _nothing_left(epsilon, delta)
         found = Guarantee(epsilon, delta, "bound", LOSSES, self.claims[0][2])
-        low = self.base.calibrate(epsilon, delta).noise_stddev
-        high = low
-        while not self.confirms(high, found):
-            low, high = high, high * _FACTOR
-            if high > _MOST_NOISE:
-                raise _nothing_left(epsilon, delta)
-        while high > low * (1.0 + _TOLERANCE):
-            middle = math.sqrt(low * high)
-            low, high = (
-                (low, middle) if self.confirms(middle, found) else (middle, high)
+        try:
+            noise = root_finding.least_safe(
+                lambda noise: self.confirms(noise, found),
+                self.base.calibrate(epsilon, delta).noise_stddev,
+                _MOST_NOISE,
+                _TOLERANCE,
             )
-        return Calibration(high, found, is_amplified=True)
+        except ArithmeticError:
+            raise _nothing_left(epsilon, delta) from None
+        return Calibration(noise, found, is_amplified=True)
 
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
         loss = self.privacy_loss(noise_stddev, _INTERVAL)

@@ -10,6 +10,8 @@ import scipy.optimize
 # Steps to the safe side after root finding, relative.
 _NUDGE = 1e-10
 _TOLERANCE = 1e-5
+# The factor by which a search for a safe value goes on.
+_WIDER = 1.05
 _MOST_NEWTON_STEPS = 5
 _LEAST_LOG_NOISE = -30.0
 # Secants: the slope of log delta in log noise that they begin with, and the flattest; the
@@ -35,18 +37,27 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
     return value
 
 
-def least_safe(is_safe: Callable[[float], bool], largest: float) -> float:
-    """The least value >= 0 that is safe, up to 1e-5, itself checked.
+def least_safe(
+    is_safe: Callable[[float], bool], start: float, largest: float, tolerance: float
+) -> float:
+    """The least value >= start that is safe, up to a relative tolerance, itself checked.
 
     Args:
-      is_safe: False below some value, True above.
-      largest: returned where nothing below is safe.
+      is_safe: False below some value, True above; may be slow.
+      start: > 0, near the value.
+      largest: beyond it nothing is looked for.
+      tolerance: relative.
+
+    Raises:
+      ArithmeticError: if no value up to the largest is safe.
     """
-    lower, upper = 0.0, min(1.0, largest)
-    while upper < largest and not is_safe(upper):
-        lower, upper = upper, min(2.0 * upper, largest)
-    while upper - lower > _TOLERANCE * upper:
-        middle = 0.5 * (lower + upper)
+    lower = upper = start
+    while not is_safe(upper):
+        lower, upper = upper, upper * _WIDER
+        if upper > largest:
+            raise ArithmeticError("Calibration did not find a safe value.")
+    while upper > lower * (1.0 + tolerance):
+        middle = math.sqrt(lower * upper)
         if is_safe(middle):
             upper = middle
         else:

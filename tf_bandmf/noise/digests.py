@@ -154,25 +154,7 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
         step = whole // _SUMMANDS
         parts = [products(i * step, (i + 1) * step) for i in range(_SUMMANDS)]
         total += tf.reduce_sum(tf.add_n(parts), axis=0)
-    return _halves_of(tf.unstack(total))
-
-
-def _hashed_columns(key: tf.Tensor, pairs: tf.Tensor) -> tf.Tensor:
-    """Four words for each block, of blocks in columns, [2, B / 2, blocks]; of 32 bits."""
-    pairs = tf.bitcast(pairs, tf.uint32)
-    keys = tf.reshape(key, [_VALUES, 2, _HALF, 1])
-    return _halves_of(
-        [
-            tf.reduce_sum(
-                _long(pairs[0] + keys[i, 0]) * _long(pairs[1] + keys[i, 1]), axis=0
-            )
-            for i in range(_VALUES)
-        ]
-    )
-
-
-def _halves_of(values: list[tf.Tensor]) -> tf.Tensor:
-    """uint32, shape [4 blocks], of the blocks' values, uint64, each of shape [blocks]."""
+    values = tf.unstack(total)
     halves = [tf.cast(half, tf.uint32) for v in values for half in (v, _upper(v))]
     return tf.reshape(tf.stack(halves, axis=1), [-1])
 

@@ -19,15 +19,12 @@ from tf_bandmf.planning.arguments import (
     check_confidence,
     resolve_data,
 )
-from tf_bandmf.planning.calibration import accountant_for, calibrated
+from tf_bandmf.planning.calibration import accountant_for, calibrated, multiplier_of
 from tf_bandmf.planning.earlier import translated
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import ONE_EXAMPLE, check_generator
 from tf_bandmf.strategies import Strategy, registry
 from tf_bandmf.workloads import Workload
-
-# Relative rounding of the noise.
-_ROUNDING = 5e-10
 
 
 def plan(
@@ -301,6 +298,4 @@ def _account(
         strategy, participation, float(epsilon), delta, confidence, progress
     )
     assert found.guarantee is not None
-    # Rounded up: the product with the sensitivity must not be smaller, and the epsilon
-    # of a later account, itself rounded up by 1e-10, not larger than the budget.
-    return found.noise_stddev / sensitivity * (1.0 + _ROUNDING), found.guarantee
+    return multiplier_of(found, sensitivity), found.guarantee

@@ -31,6 +31,8 @@ Calibrator = Callable[[Strategy, Sensitivity], Calibration]
 # Calibrations by simulation, the last ones: by a digest of all that determines them.
 _SIMULATED: collections.OrderedDict[bytes, Calibration] = collections.OrderedDict()
 _MOST_SIMULATED = 8
+# Relative rounding of a noise multiplier.
+_ROUNDING = 5e-10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +122,15 @@ def calibrated(
         while len(_SIMULATED) > _MOST_SIMULATED:
             _SIMULATED.popitem(last=False)
     return found
+
+
+def multiplier_of(found: Calibration, sensitivity: float) -> float:
+    """The noise multiplier of a calibrated noise: per unit of sensitivity.
+
+    Rounded up: the product with the sensitivity must not be smaller, and the epsilon of a
+    later account, itself rounded up by 1e-10, not larger than the budget.
+    """
+    return found.noise_stddev / sensitivity * (1.0 + _ROUNDING)
 
 
 def unamplified(noise_multiplier: float = 1.0) -> Calibrator:

@@ -117,7 +117,7 @@ def mu_of(plan: Plan) -> float:
 def reserved(plan: Plan, counts: float, metrics: float, evaluations: int) -> Plan:
     """See `Plan.reserve`."""
     from tf_bandmf.accounting.beside import beside, noise_beside
-    from tf_bandmf.planning.calibration import accountant_for
+    from tf_bandmf.planning.calibration import accountant_for, multiplier_of
 
     if plan.measurements != NONE:
         raise ValueError(
@@ -146,7 +146,7 @@ def reserved(plan: Plan, counts: float, metrics: float, evaluations: int) -> Pla
     guarantee = found.guarantee
     return dataclasses.replace(
         plan,
-        noise_multiplier=found.noise_stddev / plan.sensitivity.value * (1.0 + 5e-10),
+        noise_multiplier=multiplier_of(found, plan.sensitivity.value),
         epsilon=guarantee.epsilon,
         accountant=guarantee.accountant,
         kind=guarantee.kind,

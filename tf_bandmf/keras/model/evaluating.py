@@ -12,7 +12,6 @@ from tf_bandmf.keras.audit.metric_sums import sums_of
 from tf_bandmf.keras.audit.private_metrics import checked
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.preprocessing import preprocess_of
-from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.planning.statement import ONE_EXAMPLE
 
 
@@ -110,12 +109,7 @@ class PrivateEvaluation(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses to begin if there are fewer evaluations than epochs that end with one."""
-        optimizer = self.model.optimizer
-        if not isinstance(optimizer, PrivateOptimizer):
-            raise TypeError(
-                f"PrivateEvaluation needs a PrivateOptimizer, found "
-                f"{type(optimizer).__name__}."
-            )
+        optimizer = preparation.optimizer_of(self.model)
         evaluations = optimizer.run.evaluations
         evaluations.refuse_unreserved()
         steps, epochs = self.params.get("steps"), self.params.get("epochs", 1)

@@ -60,8 +60,7 @@ def _caught(
 
 def _in_graph(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
     structure = list(seen)
-    tensors = [t for t in keras.tree.flatten(structure) if tf.is_tensor(t)]
-    tensors = [t for t in tensors if isinstance(t, tf.Tensor)]
+    tensors = [t for t in keras.tree.flatten(structure) if isinstance(t, tf.Tensor)]
 
     def compute(*given: tf.Tensor) -> dict[str, Any]:
         by_id = {id(t): g for t, g in zip(tensors, given, strict=True)}
