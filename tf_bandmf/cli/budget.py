@@ -17,7 +17,8 @@ from tf_bandmf.cli.parsing import BadArguments, refusals
 from tf_bandmf.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from tf_bandmf.ledger.book import AccountState, Ledger
+    from tf_bandmf.ledger.book import Ledger
+    from tf_bandmf.ledger.states import AccountState
 
 VARIABLE = "TF_BANDMF_LEDGER"
 _EPILOG = (

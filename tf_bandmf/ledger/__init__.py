@@ -8,8 +8,9 @@
 | `costs`, `balances` | what one run costs, and what an account has spent |
 | `bounds`, `renyi`, `filters` | what that means: epsilon, and whether another run fits |
 | `budgets`, `datasets` | what may be spent, for which period, of whose data |
+| `states` | what was spent, and what is left |
 | `chain`, `witness`, `verification` | that nothing was changed |
-| `schema`, `store` | the database |
+| `schema`, `store`, `watched` | the database |
 | `reservations`, `releases` | what runs and other releases write |
 | `hooks` | what the code that draws noise calls |
 | `views`, `exports`, `report` | what readers see |
@@ -22,13 +23,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tf_bandmf.ledger.book import AccountState, Ledger, opened
+    from tf_bandmf.ledger.book import Ledger, opened
     from tf_bandmf.ledger.budgets import Budget
     from tf_bandmf.ledger.errors import (
         BudgetExceededError,
         DamagedLedgerError,
         LedgerError,
     )
+    from tf_bandmf.ledger.states import AccountState
 
 __all__ = [
     "AccountState",
@@ -41,7 +43,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AccountState": "book",
+    "AccountState": "states",
     "Budget": "budgets",
     "BudgetExceededError": "errors",
     "DamagedLedgerError": "errors",

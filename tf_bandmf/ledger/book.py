@@ -10,63 +10,31 @@ step, or is refused.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import getpass
-import hashlib
 import socket
 import threading
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_bandmf.files import configs
-from tf_bandmf.ledger import (
-    datasets,
-    filters,
-    releases,
-    reservations,
-    times,
-    verification,
-    witness,
-)
-from tf_bandmf.ledger.budgets import Budget, Spent
+from tf_bandmf.ledger import datasets, releases, reservations, states, verification
+from tf_bandmf.ledger.budgets import budget_of
 from tf_bandmf.ledger.chain import Entry, canonical
 from tf_bandmf.ledger.costs import ADJACENCIES
-from tf_bandmf.ledger.datasets import ALL_DATA, Dataset
-from tf_bandmf.ledger.errors import DamagedLedgerError, LedgerError
-from tf_bandmf.ledger.store import Store, Transaction
+from tf_bandmf.ledger.datasets import Dataset
+from tf_bandmf.ledger.errors import LedgerError
+from tf_bandmf.ledger.states import AccountState
+from tf_bandmf.ledger.watched import WatchedStore
 from tf_bandmf.planning.account import Account
 from tf_bandmf.planning.statement import ONE_EXAMPLE, check_unit
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
-_FORMAT = "tf-bandmf ledger 1"
 _OPEN: dict[str, Ledger] = {}
 _GUARD = threading.Lock()
-
-
-@dataclasses.dataclass(frozen=True)
-class AccountState:
-    """What was spent of one budget.
-
-    Attributes:
-      dataset, period, partition: whose; the partition is "" for data in none.
-      budget: of the period.
-      spent: of it, reserved or settled.
-      runs: how many.
-      risk: probability that one of the simulated bounds does not hold.
-    """
-
-    dataset: str
-    period: str
-    partition: str
-    budget: Budget
-    spent: Spent
-    runs: int
-    risk: float
 
 
 class Ledger:
@@ -108,67 +76,11 @@ class Ledger:
         create: bool = True,
         trust: bool = False,
     ) -> None:
-        self._store = Store(url, create)
         self._who = _user() if who is None else _one_line("who", who)
-        self._doubt: str | None = None
-        with self._store.writing() if create else self._store.reading() as found:
-            first = found.entry(0)
-            if first is None:
-                if not create:
-                    raise LedgerError(f"There is no ledger at {self!r}.")
-                body = {"format": _FORMAT, "id": uuid.uuid4().hex}
-                first = found.append(self._who, "ledger", canonical(body))
-            self.id = str(first.body["id"])
-            problem = self._contradiction(found)
-            if problem is not None and not trust:
-                raise DamagedLedgerError(problem)
-            if problem is not None and create:
-                found.append(self._who, "trusted", canonical({"contradicted": problem}))
-            is_trusted = problem is None or create
-            newest = found.newest() if is_trusted else None
-        if newest is not None:
-            self._remember(newest)
-            witness.remember(self._place, 0, self.id)
+        self._store = WatchedStore(url, self._who, create, trust)
+        self.id = self._store.id
         with _GUARD:
             _OPEN[self.id] = self
-
-    @property
-    def _place(self) -> str:
-        return "at-" + hashlib.sha256(self._store.place.encode()).hexdigest()[:32]
-
-    def _contradiction(self, found: Transaction) -> str | None:
-        """What this machine has seen that the database does not have."""
-        before = witness.remembered(self._place)
-        if before is not None and before[1] != self.id:
-            return (
-                f"Another ledger was at {self!r}: what was spent there is not known here. "
-                f"Restore it; Ledger(url, trust=True) begins with this one."
-            )
-        seen = witness.remembered(self.id)
-        if seen is None:
-            return None
-        entry = found.entry(seen[0])
-        if entry is not None and entry.digest == seen[1]:
-            return None
-        return (
-            f"The ledger at {self!r} lacks entry {seen[0]}, which this machine saw: the "
-            f"database was replaced by an older one or a copy, or entries were changed. "
-            f"Restore it; Ledger(url, trust=True) goes on without, and says so."
-        )
-
-    def _remember(self, newest: Entry) -> None:
-        witness.remember(self.id, newest.number, newest.digest)
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[Transaction]:
-        with self._store.writing() as found:
-            problem = self._contradiction(found)
-            if problem is not None:
-                raise DamagedLedgerError(problem)
-            yield found
-            newest = found.newest()
-        if newest is not None:
-            self._remember(newest)
 
     # Data sets and budgets.
 
@@ -220,10 +132,10 @@ class Ledger:
         }
         budget = None
         if epsilon is not None or rho is not None:
-            budget = _budget(
+            budget = budget_of(
                 epsilon, delta, rho, adaptive, shares, period, begins, ends
             )
-        with self._writing() as found:
+        with self._store.writing() as found:
             name = _one_line("name", name)
             known = next(found.entries(dataset=name, kind="dataset"), None)
             if known is None:
@@ -234,7 +146,7 @@ class Ledger:
                     f"{body}. Give other data another name."
                 )
             if budget is not None:
-                self._append_budget(found, name, budget)
+                datasets.set_budget(found, self._who, name, budget)
 
     def set_budget(
         self,
@@ -271,21 +183,9 @@ class Ledger:
           ValueError: if an argument is invalid, or the periods of two budgets overlap.
           LedgerError: if there is no such data set.
         """
-        budget = _budget(epsilon, delta, rho, adaptive, shares, period, begins, ends)
-        with self._writing() as found:
-            self._append_budget(found, dataset, budget)
-
-    def _append_budget(self, found: Transaction, name: str, budget: Budget) -> None:
-        known = datasets.find(found, name)
-        if budget in known.budgets:
-            return
-        for other in known.budgets:
-            if other.period != budget.period and other.overlaps(budget):
-                raise ValueError(
-                    f"Periods of a data set must not overlap: a run spends from one. "
-                    f"Found {budget.describe()} and {other.describe()}."
-                )
-        found.append(self._who, "budget", canonical(budget.to_json()), name)
+        budget = budget_of(epsilon, delta, rho, adaptive, shares, period, begins, ends)
+        with self._store.writing() as found:
+            datasets.set_budget(found, self._who, dataset, budget)
 
     def add_partitions(
         self, dataset: str, names: Sequence[str], *, disjoint_by: str
@@ -306,7 +206,7 @@ class Ledger:
         names = [names] if isinstance(names, str) else list(names)
         names = [_one_line("names", name) for name in names]
         reason = _one_line("disjoint_by", disjoint_by)
-        with self._writing() as found:
+        with self._store.writing() as found:
             known = datasets.find(found, dataset).partitions
             new = [name for name in dict.fromkeys(names) if name not in known]
             if new:
@@ -329,7 +229,7 @@ class Ledger:
           ValueError: if the plan's unit is another one, or it has a test seed.
           LedgerError: if the data set is not known, or has no budget now.
         """
-        with self._writing() as found:
+        with self._store.writing() as found:
             name, *partitions = [dataset] if isinstance(dataset, str) else dataset
             names = datasets.find(found, name).check_partitions(partitions)
             bound = dataclasses.replace(plan, account=Account(self.id, name, names))
@@ -357,12 +257,12 @@ class Ledger:
                 "The plan is not bound to this ledger: plan with ledger= and dataset=."
             )
         config = configs.dumps(plan.to_config())
-        with self._writing() as found:
+        with self._store.writing() as found:
             return reservations.begin(found, self._who, plan, run, config)
 
     def note_steps(self, run: str, steps: int) -> Entry:
         """Writes down how many steps a run has taken so far; spends nothing."""
-        with self._writing() as found:
+        with self._store.writing() as found:
             return reservations.note_steps(found, self._who, run, steps)
 
     def end(
@@ -400,7 +300,7 @@ class Ledger:
             )
         if reason is not None:
             reason = _one_line("reason", reason)
-        with self._writing() as found:
+        with self._store.writing() as found:
             return reservations.end(found, self._who, plan, run, steps, reason)
 
     def spend(
@@ -430,7 +330,7 @@ class Ledger:
           TypeError: if `what` is none of these.
         """
         about = _one_line("about", about)
-        with self._writing() as found:
+        with self._store.writing() as found:
             known = datasets.find(found, dataset)
             cost, body = releases.described(what, known)
             body = {"about": about, **body}
@@ -447,7 +347,7 @@ class Ledger:
           to: whom, or where, one line.
         """
         body = {"digest": _one_line("digest", digest), "to": _one_line("to", to)}
-        with self._writing() as found:
+        with self._store.writing() as found:
             first = next(found.entries(run=run, kind="begun"), None)
             if first is None:
                 raise LedgerError(f"The ledger knows no run {run[:12]}.")
@@ -470,21 +370,7 @@ class Ledger:
           period: None for all.
         """
         with self._store.reading() as found:
-            known = datasets.find(found, dataset)
-            budgets = known.budgets if period is None else [known.budget_of(period)]
-            return [
-                AccountState(
-                    dataset,
-                    budget.period,
-                    partition,
-                    budget,
-                    budget.spent(balance),
-                    balance.runs,
-                    releases.risk_of(balance),
-                )
-                for budget in budgets
-                for partition, balance in known.balances(found, budget.period).items()
-            ]
+            return states.spent(found, datasets.find(found, dataset), period)
 
     def odometer(self, dataset: str, period: str | None = None) -> float:
         """A bound on the loss so far that holds at all moments at once, at the delta.
@@ -497,14 +383,7 @@ class Ledger:
           period: None for the present one.
         """
         with self._store.reading() as found:
-            known = datasets.find(found, dataset)
-            budget = (
-                known.budget_at(found.moment())
-                if period is None
-                else known.budget_of(period)
-            )
-            balances = known.balances(found, budget.period).values()
-            return max(releases.odometer(budget, balance) for balance in balances)
+            return states.odometer(found, datasets.find(found, dataset), period)
 
     def fits(
         self,
@@ -522,14 +401,7 @@ class Ledger:
         """
         with self._store.reading() as found:
             known = datasets.find(found, dataset)
-            names = known.check_partitions(partitions)
-            budget = known.budget_at(found.moment())
-            balances = known.balances(found, budget.period)
-            return budget.room(
-                [balances[name] for name in names or balances],
-                delta,
-                adjacency=known.neighbors,
-            )
+            return states.room(found, known, delta, partitions)
 
     def history(
         self, dataset: str | None = None, run: str | None = None
@@ -578,30 +450,6 @@ def opened(ledger_id: str) -> Ledger:
     return found
 
 
-def _budget(
-    epsilon: float | None,
-    delta: float | None,
-    rho: float | None,
-    adaptive: bool,
-    shares: Mapping[str, float] | None,
-    period: str,
-    begins: str | datetime.date | None,
-    ends: str | datetime.date | None,
-) -> Budget:
-    if shares is not None and not adaptive:
-        raise ValueError("shares are of adaptive budgets: give adaptive=True, too.")
-    return Budget(
-        period,
-        times.normalized("begins", begins),
-        times.normalized("ends", ends),
-        None if epsilon is None else float(epsilon),
-        None if delta is None else float(delta),
-        None if rho is None else float(rho),
-        bool(adaptive),
-        dict(filters.SHARES if shares is None else shares),
-    )
-
-
 def _one_line(name: str, text: Any) -> str:
     is_line = isinstance(text, str) and len(text.strip().splitlines()) == 1
     if not is_line or len(text) > 1000:
@@ -617,4 +465,4 @@ def _user() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-__all__ = ["ALL_DATA", "AccountState", "Ledger", "opened"]
+__all__ = ["Ledger", "opened"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -208,3 +209,28 @@ class Budget:
     def from_json(cls, value: Mapping[str, Any]) -> Budget:
         """Reads `to_json`."""
         return cls(**value)
+
+
+def budget_of(
+    epsilon: float | None,
+    delta: float | None,
+    rho: float | None,
+    adaptive: bool,
+    shares: Mapping[str, float] | None,
+    period: str,
+    begins: str | datetime.date | None,
+    ends: str | datetime.date | None,
+) -> Budget:
+    """The budget that a user describes; see `Ledger.set_budget`."""
+    if shares is not None and not adaptive:
+        raise ValueError("shares are of adaptive budgets: give adaptive=True, too.")
+    return Budget(
+        period,
+        times.normalized("begins", begins),
+        times.normalized("ends", ends),
+        None if epsilon is None else float(epsilon),
+        None if delta is None else float(delta),
+        None if rho is None else float(rho),
+        bool(adaptive),
+        dict(filters.SHARES if shares is None else shares),
+    )

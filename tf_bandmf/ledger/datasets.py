@@ -203,3 +203,22 @@ def find(found: Transaction, name: str) -> Dataset:
 def names_of(found: Transaction) -> list[str]:
     """All data sets, in the order in which they were added."""
     return list(dict.fromkeys(str(e.dataset) for e in found.entries(kind="dataset")))
+
+
+def set_budget(found: Transaction, who: str, name: str, budget: Budget) -> None:
+    """Gives a data set a budget, or changes that of its period.
+
+    Raises:
+      ValueError: if its period overlaps that of another budget.
+      LedgerError: if the ledger has no data set of that name.
+    """
+    known = find(found, name)
+    if budget in known.budgets:
+        return
+    for other in known.budgets:
+        if other.period != budget.period and other.overlaps(budget):
+            raise ValueError(
+                f"Periods of a data set must not overlap: a run spends from one. "
+                f"Found {budget.describe()} and {other.describe()}."
+            )
+    found.append(who, "budget", canonical(budget.to_json()), name)

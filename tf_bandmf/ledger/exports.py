@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tf_bandmf.ledger.chain import Entry
 
 if TYPE_CHECKING:
-    from tf_bandmf.ledger.book import AccountState, Ledger
+    from tf_bandmf.ledger.book import Ledger
+    from tf_bandmf.ledger.states import AccountState
 
 _FIELDS = (
     "plan",

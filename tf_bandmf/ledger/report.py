@@ -10,8 +10,9 @@ from tf_bandmf._version import __version__
 from tf_bandmf.ledger.views import Moment, spending, uses
 
 if TYPE_CHECKING:
-    from tf_bandmf.ledger.book import AccountState, Ledger
+    from tf_bandmf.ledger.book import Ledger
     from tf_bandmf.ledger.budgets import Budget
+    from tf_bandmf.ledger.states import AccountState
 
 _MOST_RUNS = 200
 _STYLE = (
