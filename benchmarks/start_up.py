@@ -26,16 +26,16 @@ import keras_steps
 import numpy as np
 
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping import clipped_sums
 from tf_bandmf.keras.clipping.independence.trace import Trace
 from tf_bandmf.keras.clipping.proof import batch_axis, proved_forward
+from tf_bandmf.keras.clipping.sums import clipped_sums
 from tf_bandmf.keras.compat import fixed_draws
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.step import PrivateStep
 
 OPTIONS = SimpleNamespace(accuracy=False, microbatch_size=None)
 # Its name is that of its function, too.
-self_check = importlib.import_module("tf_bandmf.keras.clipping.self_check")
+self_check = importlib.import_module("tf_bandmf.keras.clipping.sums.self_check")
 # What is timed: (owner, name, part).
 PARTS: list[tuple[Any, str, str]] = [
     (proved_forward, "structure_of", "trace: where the batch axis is"),

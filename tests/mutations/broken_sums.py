@@ -7,9 +7,9 @@ from mutation import broken, suite
 
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.analysis import sensitivity
-from tf_bandmf.keras.clipping import settings
 from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.proof import batch_axis, proved_forward
+from tf_bandmf.keras.clipping.sums import settings
 from tf_bandmf.keras.run import replicas
 from tf_bandmf.keras.run.run import Run
 from tf_bandmf.keras.run.secrets import SecretState

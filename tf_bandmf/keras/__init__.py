@@ -20,17 +20,17 @@ from tf_bandmf.keras.audit.private_metrics import (
 from tf_bandmf.keras.clipping import (
     Clipping,
     ClippingMismatchError,
-    UnsupportedModelError,
-    register_per_example_layer,
-)
-from tf_bandmf.keras.clipping.factors.base import (
     Factor,
     Instantiated,
+    LayerCall,
     Layout,
+    OneTapRule,
     Product,
+    Rule,
+    UnsupportedModelError,
+    register_per_example_layer,
+    register_rule,
 )
-from tf_bandmf.keras.clipping.rules import LayerCall, Rule, register_rule
-from tf_bandmf.keras.clipping.rules.base import OneTapRule
 from tf_bandmf.keras.model import augmentation  # noqa: F401  (raises first)
 from tf_bandmf.keras.model.conversion import make_private, to_plain
 from tf_bandmf.keras.model.evaluating import NoisyMetrics, PrivateEvaluation

@@ -13,7 +13,7 @@ from clipping_reference import (
 )
 
 import tf_bandmf
-from tf_bandmf.keras.clipping.settings import Clipping, grouping
+from tf_bandmf.keras.clipping.sums.settings import Clipping, grouping
 
 CLIP = 0.3
 SHARES = {"kernel": 3.0, "embed": 1.0, ".*": 2.0}

@@ -10,7 +10,7 @@ import tensorflow as tf
 from test_groups import group_sums
 
 from tf_bandmf.keras.clipping import clipped_gradient_sums, self_check
-from tf_bandmf.keras.clipping.settings import Clipping
+from tf_bandmf.keras.clipping.sums.settings import Clipping
 
 layers = keras.layers
 CLIP = 0.3

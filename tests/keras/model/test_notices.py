@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping import clipped_sums
+from tf_bandmf.keras.clipping.sums import clipped_sums
 from tf_bandmf.keras.model import guards
 from tf_bandmf.keras.model.step import PrivateStep
 

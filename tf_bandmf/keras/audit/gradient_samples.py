@@ -10,8 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.keras.clipping import ClippedGradients, Clipping, clipped_gradient_sums
-from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping import (
+    ClippedGradients,
+    Clipping,
+    clipped_gradient_sums,
+    to_tensors,
+)
 from tf_bandmf.keras.compat.keras_objects import all_layers, kernel_of
 from tf_bandmf.planning.gradient_sample import GradientSample
 
@@ -81,7 +85,7 @@ def sample_gradients(
         part = tf.nest.map_structure(
             lambda values, rows=rows: None if values is None else values[rows], data
         )
-        found = clipped(batches.to_tensors(part))
+        found = clipped(to_tensors(part))
         norms.append(np.asarray(found.norms, np.float64))
         sums = [np.asarray(one, np.float64) for one in found.sums]
         total = sums if total is None else [a + b for a, b in zip(total, sums)]

@@ -1,13 +1,8 @@
 """Exact per-example gradient clipping for Keras 3 models on TensorFlow."""
 
-from tf_bandmf.keras.clipping.clipped_sums import (
-    OUTCOMES,
-    SUM_MARGIN,
-    ClippedGradients,
-    clipped_gradient_sums,
-)
-from tf_bandmf.keras.clipping.errors import ClippingMismatchError, UnsupportedModelError
+from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Layout, Product
 from tf_bandmf.keras.clipping.factors.precision import check_matmul_precision
+from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.looked_up import LookedUp
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.independence import (
@@ -15,6 +10,7 @@ from tf_bandmf.keras.clipping.independence import (
     register_per_example_layer,
     vouched_classes,
 )
+from tf_bandmf.keras.clipping.independence.state import is_random
 from tf_bandmf.keras.clipping.proof.batch_axis import layers_executed_alone
 from tf_bandmf.keras.clipping.proof.inference import measured_rows
 from tf_bandmf.keras.clipping.proof.metrics import (
@@ -24,9 +20,22 @@ from tf_bandmf.keras.clipping.proof.metrics import (
 )
 from tf_bandmf.keras.clipping.proof.refusals import PREPROCESSING
 from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
+from tf_bandmf.keras.clipping.rules import LayerCall, Rule, register_rule
+from tf_bandmf.keras.clipping.rules.base import OneTapRule
 from tf_bandmf.keras.clipping.rules.embedding import is_lookup_table
-from tf_bandmf.keras.clipping.self_check import self_check
-from tf_bandmf.keras.clipping.settings import Clipping, is_loss_scale
+from tf_bandmf.keras.clipping.sums.clipped_sums import (
+    OUTCOMES,
+    SUM_MARGIN,
+    ClippedGradients,
+    clipped_gradient_sums,
+)
+from tf_bandmf.keras.clipping.sums.self_check import self_check
+from tf_bandmf.keras.clipping.sums.settings import Clipping, is_loss_scale
+from tf_bandmf.keras.clipping.tensors.batches import to_tensors
+from tf_bandmf.keras.clipping.tensors.errors import (
+    ClippingMismatchError,
+    UnsupportedModelError,
+)
 from tf_bandmf.keras.clipping.tensors.made_up import made_up
 from tf_bandmf.keras.clipping.tensors.multi_row import present_rows
 from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan
@@ -38,8 +47,15 @@ __all__ = [
     "ClippedGradients",
     "Clipping",
     "ClippingMismatchError",
+    "Factor",
+    "Instantiated",
+    "LayerCall",
+    "Layout",
     "LookedUp",
     "NotIndependent",
+    "OneTapRule",
+    "Product",
+    "Rule",
     "UnsupportedModelError",
     "bad_values_become_nan",
     "check_matmul_precision",
@@ -47,14 +63,18 @@ __all__ = [
     "clipped_gradient_sums",
     "is_lookup_table",
     "is_loss_scale",
+    "is_random",
+    "kept_pass",
     "layers_executed_alone",
     "made_up",
     "measured_rows",
     "metrics_change_no_weights",
     "present_rows",
     "register_per_example_layer",
+    "register_rule",
     "regularization_gradients",
     "self_check",
+    "to_tensors",
     "update_reads_no_metrics",
     "update_runs_no_host_code",
     "vouched_classes",

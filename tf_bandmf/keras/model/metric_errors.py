@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from tf_bandmf.graphs.totality import stopping_operations
 from tf_bandmf.graphs.walking import Scope
-from tf_bandmf.keras.clipping import UnsupportedModelError
-from tf_bandmf.keras.clipping.proof.metrics import metrics_change_no_weights
+from tf_bandmf.keras.clipping import UnsupportedModelError, metrics_change_no_weights
 from tf_bandmf.keras.compat.total_lookups import host_errors_become_nan
 
 

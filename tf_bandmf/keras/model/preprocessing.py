@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.independence.state import is_random
+from tf_bandmf.keras.clipping import is_random
 from tf_bandmf.sampling.batches import EDITED, INPUTS, ROWS, SAMPLE_WEIGHT, TARGETS
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 

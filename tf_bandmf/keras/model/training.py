@@ -15,8 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.files import whole as whole_files
-from tf_bandmf.keras.clipping import vouched_classes
-from tf_bandmf.keras.clipping.forward import kept_pass
+from tf_bandmf.keras.clipping import kept_pass, vouched_classes
 from tf_bandmf.keras.compat.keras_objects import NOTHING_TO_BUILD, BuildHook, build_from
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model import tables as tables_lib

@@ -18,7 +18,7 @@ from clipping_reference import (
 from tf_bandmf.keras.clipping.factors import packing
 from tf_bandmf.keras.clipping.factors.base import Instantiated
 from tf_bandmf.keras.clipping.factors.norms import BLOCK
-from tf_bandmf.keras.clipping.settings import Clipping, grouping
+from tf_bandmf.keras.clipping.sums.settings import Clipping, grouping
 
 
 def scales_and_shifts(count=5, width=300):

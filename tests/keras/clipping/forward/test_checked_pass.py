@@ -14,9 +14,9 @@ from tf_bandmf.keras.clipping import (
     ClippingMismatchError,
     clipped_gradient_sums,
     self_check,
-    settings,
 )
 from tf_bandmf.keras.clipping.forward import kept_pass
+from tf_bandmf.keras.clipping.sums import settings
 
 layers = keras.layers
 
@@ -33,7 +33,7 @@ def random_model(rate=0.5):
 @pytest.fixture
 def traces(monkeypatch):
     """Counts how often a pass is traced."""
-    from tf_bandmf.keras.clipping import clipped_sums
+    from tf_bandmf.keras.clipping.sums import clipped_sums
 
     found = []
     original = clipped_sums._pass_in_graph

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping.independence import map_examples
 from tf_bandmf.keras.clipping.independence.constants import constant_value
-from tf_bandmf.keras.clipping.tensors import map_examples
 from tf_bandmf.keras.compat import vectorizing
 
 LENGTH, WIDTH = cases.LENGTH, cases.WIDTH

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import (
     Factor,
@@ -19,6 +18,7 @@ from tf_bandmf.keras.clipping.factors.base import (
     prefers_forming,
 )
 from tf_bandmf.keras.clipping.factors.norms import Norms
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,10 +10,10 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.graphs.operations import Effect, operation
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.forward.passes import run_model
 from tf_bandmf.keras.clipping.rules.embedding import is_reverse, rows_of_ids
 from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
 from tf_bandmf.keras.compat.patching import patched
 from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan

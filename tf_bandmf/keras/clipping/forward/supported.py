@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
 from tf_bandmf.keras.compat.keras_objects import all_layers, remat_mode
 

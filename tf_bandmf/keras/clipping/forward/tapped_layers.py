@@ -13,8 +13,8 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.rules import AloneRule, Rule, opening_rule_for, rule_for
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_variables
 
 # Their inner layers run inside loops, where a tap would see single time steps.

@@ -16,8 +16,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import VariableIndex
 from tf_bandmf.keras.compat.graphs import EagerTensor
 

@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
+from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.losses.rows import row_losses
-from tf_bandmf.keras.clipping.tensors.map_examples import map_examples
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import (
     EXTRAS,
     UNINITIALIZED_VARIABLES,

@@ -19,7 +19,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.forward.passes import Forward, run_forward
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit, find_units
 from tf_bandmf.keras.clipping.forward.taps import CallShape, Spread
@@ -28,6 +27,7 @@ from tf_bandmf.keras.clipping.proof.comparing_losses import refuse_comparisons
 from tf_bandmf.keras.clipping.proof.refusals import prove
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
 from tf_bandmf.keras.compat.keras_objects import compile_loss
 from tf_bandmf.keras.compat.seeds import used_generators

@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.independence import NotIndependent
 from tf_bandmf.keras.clipping.independence.domain import per_example
 from tf_bandmf.keras.clipping.independence.evaluation import Evaluation
@@ -20,6 +19,7 @@ from tf_bandmf.keras.clipping.independence.sizes import BATCH
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
 from tf_bandmf.keras.clipping.losses.rows import has_rows
 from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import (
     EXTRAS,
     CompileLoss,

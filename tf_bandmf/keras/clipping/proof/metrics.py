@@ -9,12 +9,12 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.proof.variable_uses import (
     VariableUse,
     each_variable_use,
     no_host_code,
 )
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import VariableIndex
 from tf_bandmf.keras.compat.keras_objects import given_metrics, tensorflow_value
 

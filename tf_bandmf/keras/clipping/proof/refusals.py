@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.independence import (
     NotIndependent,
@@ -17,6 +16,7 @@ from tf_bandmf.keras.clipping.independence import (
 )
 from tf_bandmf.keras.clipping.proof.metrics import metric_handles
 from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 
 # What makes numbers of raw data: its place is before the step.

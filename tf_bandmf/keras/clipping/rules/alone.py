@@ -11,12 +11,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.independence import current_trace
+from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.rules import generic
 from tf_bandmf.keras.clipping.rules.base import LayerCall
-from tf_bandmf.keras.clipping.tensors.map_examples import map_examples
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import EXTRAS
 from tf_bandmf.keras.compat.seeds import per_example_seeds, used_generators
 

@@ -13,10 +13,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
+from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
-from tf_bandmf.keras.clipping.tensors.map_examples import map_examples
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 from tf_bandmf.keras.compat.keras_objects import (
     AUTOCAST_SCOPE,

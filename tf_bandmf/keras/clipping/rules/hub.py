@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
 from tf_bandmf.keras.clipping.factors.tables import FirstRows
 from tf_bandmf.keras.clipping.rules.base import (
@@ -21,6 +20,7 @@ from tf_bandmf.keras.clipping.rules.base import (
     owns_only,
     reduce_to_shape,
 )
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import bias_of
 
 _LAYERS = "keras_hub.src.layers.modeling"

@@ -22,10 +22,10 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Formed
+from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, owns_only
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
-from tf_bandmf.keras.clipping.tensors.map_examples import map_examples
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 from tf_bandmf.keras.compat.keras_objects import kernel_of
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors.base import Factor, add_factors, cleaned
 from tf_bandmf.keras.clipping.factors.norms import in_xla
 from tf_bandmf.keras.clipping.factors.packing import Part, measured_parts
@@ -18,8 +17,9 @@ from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.proof.proved_forward import proved_forward
-from tf_bandmf.keras.clipping.settings import FLAT, Clip, Clipping, how_to_clip
+from tf_bandmf.keras.clipping.sums.settings import FLAT, Clip, Clipping, how_to_clip
 from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.microbatches import in_groups
 from tf_bandmf.keras.clipping.tensors.multi_row import UnitRows
 from tf_bandmf.keras.clipping.tensors.table_readers import (

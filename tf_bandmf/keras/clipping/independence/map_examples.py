@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.independence import current_trace, rows_stay_apart
+from tf_bandmf.keras.clipping.independence.trace import current_trace
+from tf_bandmf.keras.clipping.independence.vectorized import rows_stay_apart
 from tf_bandmf.keras.compat.vectorizing import (
     vectorized_map,
     without_broadcasting_products,

@@ -93,7 +93,7 @@ def test_needs_eager_execution():
 
 
 def test_finds_groups_that_count_padding(monkeypatch):
-    from tf_bandmf.keras.clipping import clipped_sums
+    from tf_bandmf.keras.clipping.sums import clipped_sums
 
     model = reference.classifier(layers.Dense(4), inputs=(6, 4))
     x, y = reference.sequences(), reference.labels()

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.factors.norms import automatic_weights, clip_weights
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
 from tf_bandmf.keras.compat.keras_objects import all_layers
 

@@ -16,17 +16,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.clipped_sums import (
+from tf_bandmf.keras.clipping.forward import kept_pass
+from tf_bandmf.keras.clipping.forward.passes import run_model
+from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
+from tf_bandmf.keras.clipping.sums.clipped_sums import (
     ClippedGradients,
     clipped_gradient_sums,
     traced_pass,
 )
-from tf_bandmf.keras.clipping.errors import ClippingMismatchError
-from tf_bandmf.keras.clipping.forward import kept_pass
-from tf_bandmf.keras.clipping.forward.passes import run_model
-from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
-from tf_bandmf.keras.clipping.settings import FLAT, Clipping, Grouping
+from tf_bandmf.keras.clipping.sums.settings import FLAT, Clipping, Grouping
 from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.errors import ClippingMismatchError
 from tf_bandmf.keras.clipping.tensors.table_readers import TableReader
 from tf_bandmf.keras.clipping.tensors.table_rows import TableRows, side_by_side
 from tf_bandmf.keras.clipping.tensors.variables import (
