@@ -360,6 +360,7 @@ class Plan:
         views: int = 1,
         users: Any = None,
         rows_per_user: int | None = None,
+        ranges: Mapping[str, Any] | None = None,
     ) -> BatchSchedule:
         """The batches of the run, sampled as the accountant assumes.
 
@@ -390,6 +391,9 @@ class Plan:
             unit, clipped together.
           rows_per_user: the most rows of a user that a step takes, at random if there
             are more. Needed with `users`.
+          ranges: that you declare, as in `{"x": (0, 255), "y": (0, 9)}`: an example with
+            a value outside of them contributes nothing, and `fit` refuses a model that
+            they do not fit. See `sampling.ranges.RangedExamples`.
 
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
@@ -420,7 +424,8 @@ class Plan:
             x = source_of(x, y, sample_weight, num_examples)
             y = sample_weight = None
             refuse_overlap(x)
-        is_changed = map is not None or users is not None or views != 1
+        is_changed = any(given is not None for given in (map, users, ranges))
+        is_changed = is_changed or views != 1
         if self.participation.has_schedule and (
             is_changed or rows_per_user is not None
         ):
@@ -433,6 +438,7 @@ class Plan:
                 views=views,
                 users=users,
                 rows_per_user=rows_per_user,
+                ranges=ranges,
             )
             y = sample_weight = None
         return schedule_for(

@@ -236,6 +236,11 @@ class BatchSchedule(abc.ABC):
         self._examples.update_digest(digest.update)
         return int.from_bytes(digest.digest(), "little") >> 1
 
+    @property
+    def ranges(self) -> Mapping[str, Any]:
+        """Declared ranges of inputs and targets; see `sampling.ranges`."""
+        return self._examples.ranges
+
     def _placement(self) -> bytes:
         """What, beside the plan, decides which examples meet at a step."""
         return b""

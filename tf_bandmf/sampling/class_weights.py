@@ -46,7 +46,7 @@ class ClassWeighted(ExampleSource):
                 f"class_weight must map class numbers to weights, found {class_weight!r}."
             )
         self.num_examples = examples.num_examples
-        self.has_own_order = examples.has_own_order
+        self.has_own_order, self.ranges = examples.has_own_order, examples.ranges
         self._examples = examples
         pairs = sorted((int(name), float(w)) for name, w in class_weight.items())
         if not all(math.isfinite(weight) and weight >= 0.0 for _, weight in pairs):

@@ -87,6 +87,9 @@ class MappedExamples(ExampleSource):
             (False, False) if adapted is not None else _signature(function, self._name)
         )
         self._function = adapted if adapted is not None else function
+        # What the function makes is its own.
+        kept = () if self._with_targets else (TARGETS,)
+        self.ranges = {k: examples.ranges[k] for k in kept if k in examples.ranges}
         # Eagerly, so that layers make their weights outside of the graph.
         count = min(_PROBED_EXAMPLES, self.num_examples)
         ids = tf.range(count, dtype=tf.int64)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import functools
+import types
+from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -71,10 +73,12 @@ class ExampleSource(abc.ABC):
       num_examples: m.
       has_own_order: whether only neighbors can be read, in the order of the data set:
         enough for a fixed epoch order alone.
+      ranges: that were declared, "x" and "y"; see `ranges.RangedExamples`.
     """
 
     num_examples: int
     has_own_order: bool = False
+    ranges: Mapping[str, Any] = types.MappingProxyType({})
 
     @abc.abstractmethod
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:

@@ -7,7 +7,7 @@ is the mean of its rows' losses. A batch of N units has contents of shape [N, K,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_bandmf.sampling.given import source_of
 from tf_bandmf.sampling.mapped import MappedExamples
+from tf_bandmf.sampling.ranges import RangedExamples
 from tf_bandmf.sampling.sources import ROWS, Draw, ExampleSource
 
 
@@ -28,6 +29,7 @@ def examples_of(
     views: int = 1,
     users: Any = None,
     rows_per_user: int | None = None,
+    ranges: Mapping[str, Any] | None = None,
 ) -> ExampleSource:
     """The source of what `Plan.batches` was given.
 
@@ -40,6 +42,7 @@ def examples_of(
       views: of each row.
       users: whose each row is.
       rows_per_user: at a step.
+      ranges: of inputs and targets.
 
     Raises:
       TypeError, ValueError: if the arguments do not fit each other or the plan.
@@ -51,6 +54,8 @@ def examples_of(
             "The rows of a user are read by index, and a data set has only its own order. "
             "Use tf_bandmf.sampling.cache_dataset(dataset, directory), or arrays."
         )
+    if ranges is not None:
+        rows = RangedExamples(rows, ranges)
     if map is not None:
         rows = MappedExamples(rows, map)
     elif views != 1:

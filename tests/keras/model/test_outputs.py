@@ -12,14 +12,15 @@ import tf_bandmf.keras
 layers = keras.layers
 
 
-def fit(data, make_plan, last, loss, dtype="float32", first=(), **options):
+def fit(data, make_plan, last, loss, dtype="float32", first=(), ranges=None, **options):
     x, y = data
     plan = make_plan("identity", test_seed=None)
     model = keras.Sequential([layers.Input((5,), dtype=dtype), *first, last])
     model = tf_bandmf.keras.make_private(model, self_check=False)
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
     model.compile(optimizer, loss)
-    model.fit(plan.batches(x.astype(dtype), y), epochs=1, verbose=0, **options)
+    batches = plan.batches(x.astype(dtype), y, ranges=ranges)
+    model.fit(batches, epochs=1, verbose=0, **options)
     return model
 
 
@@ -39,6 +40,12 @@ def fit(data, make_plan, last, loss, dtype="float32", first=(), **options):
             {"class_weight": {0: 1.0, 7: 0.5}},
             "weight for class 7",
         ),
+        (
+            layers.Dense(3, "softmax"),
+            "sparse_categorical_crossentropy",
+            {"ranges": {"y": (0, 9)}},
+            "declared to be from 0 to 9",
+        ),
     ],
 )
 def test_what_learns_nothing_is_refused(data, make_plan, last, loss, options, message):
@@ -55,6 +62,9 @@ def test_what_may_learn_little_is_said(data, make_plan):
     x = np.abs(data[0] * 50), data[1]
     with pytest.warns(UserWarning, match="Divide by 255"):
         fit(x, make_plan, last, loss, dtype="uint8")
+    x, last = (data[0] * 3, data[1]), layers.Dense(3, "softmax")
+    with pytest.warns(UserWarning, match="Divide by 1000"):
+        fit(x, make_plan, last, loss, ranges={"x": (-1e3, 10)})
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ counted under privacy, see `run.counts`.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import all_layers
-from tf_bandmf.sampling.batches import INPUTS
+from tf_bandmf.sampling.batches import INPUTS, TARGETS
 
 # Losses of classes, and what makes probabilities for them.
 _CLASSES = (
@@ -27,6 +28,8 @@ _FUNCTIONS = {
     keras.losses.binary_crossentropy: keras.losses.BinaryCrossentropy,
 }
 _NO_PROBABILITIES = ("linear", "relu", "tanh", "elu", "gelu", "silu", "leaky_relu")
+# Declared values beyond which inputs are called unscaled.
+_LARGE = 30.0
 _SCALES = (
     keras.layers.Rescaling,
     keras.layers.Normalization,
@@ -36,7 +39,10 @@ _SCALES = (
 
 
 def check_outputs(
-    model: keras.Model, data: Any, class_weight: Mapping[int, float] | None
+    model: keras.Model,
+    data: Any,
+    class_weight: Mapping[int, float] | None,
+    ranges: Mapping[str, Any],
 ) -> None:
     """Refuses what spends a budget and learns nothing; warns of what likely does.
 
@@ -44,12 +50,13 @@ def check_outputs(
       model: private, built, compiled.
       data: of `fit`; the types of its inputs matter, where it has `element_spec`.
       class_weight: of `fit`, or None.
+      ranges: that were declared; see `Plan.batches`.
 
     Raises:
-      ValueError: if the gradients of all examples are zero, or a class has a weight and no
-        output.
+      ValueError: if the gradients of all examples are zero, a class has a weight and no
+        output, or declared labels have none.
     """
-    _warn_of_bytes(model, data)
+    _warn_of_bytes(model, data, ranges)
     layer, size = _last(model)
     if layer is None:
         return
@@ -73,6 +80,13 @@ def check_outputs(
         raise ValueError(
             f"class_weight has a weight for class {beyond[0]}, and {where[0].lower()}"
             f"{where[1:]} has outputs for the classes 0 to {size - 1}. Nothing was trained."
+        )
+    labels = tf.nest.flatten(ranges.get(TARGETS, ()))
+    if kind is _CLASSES[0] and labels and (min(labels) < 0 or max(labels) > size - 1):
+        raise ValueError(
+            f"Labels are declared to be from {min(labels)} to {max(labels)}, and "
+            f"{where[0].lower()}{where[1:]} has outputs for the classes 0 to {size - 1}: "
+            f"examples of other classes would teach nothing. Nothing was trained."
         )
     if kind is not None and not from_logits and activation in _NO_PROBABILITIES:
         warnings.warn(
@@ -111,18 +125,26 @@ def _loss_of(model: keras.Model) -> tuple[Any, bool]:
     return None, False
 
 
-def _warn_of_bytes(model: keras.Model, data: Any) -> None:
+def _warn_of_bytes(model: keras.Model, data: Any, ranges: Mapping[str, Any]) -> None:
     spec = getattr(data, "element_spec", None)
-    if not isinstance(spec, dict) or INPUTS not in spec:
-        return
+    spec = spec if isinstance(spec, dict) else {}
     # With replicas each holds one spec for every one of them.
-    leaves = tf.nest.flatten(spec[INPUTS], expand_composites=True)
+    leaves = tf.nest.flatten(spec.get(INPUTS), expand_composites=True)
     is_bytes = any(getattr(leaf, "dtype", None) == tf.uint8 for leaf in leaves)
-    if not is_bytes or any(isinstance(layer, _SCALES) for layer in all_layers(model)):
+    largest = max(
+        (abs(b) for b in tf.nest.flatten(ranges.get(INPUTS, ())) if math.isfinite(b)),
+        default=0.0,
+    )
+    if is_bytes:
+        largest = 255
+    if largest <= _LARGE or any(
+        isinstance(layer, _SCALES) for layer in all_layers(model)
+    ):
         return
     warnings.warn(
-        "Inputs are bytes (uint8) and no layer scales them: gradients of numbers up to 255 "
-        "are all clipped, and one weight gets as much noise as another. Divide by 255, in "
-        "map= or by a Rescaling layer.",
+        f"Inputs are {'bytes (uint8)' if is_bytes else 'declared'} up to {largest:g} and "
+        f"no layer scales them: gradients of such numbers are all clipped, and one weight "
+        f"gets as much noise as another. Divide by {largest:g}, in map= or by a Rescaling "
+        f"layer.",
         stacklevel=4,
     )

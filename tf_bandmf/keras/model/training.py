@@ -103,6 +103,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         class_weight = kwargs.get("class_weight")
         x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
         self._training.is_quiet = kwargs.get("verbose") == 0
+        ranges = getattr(x, "ranges", {})
         if private_state is not None or self._is_distributed:
             self._prepare(optimizer, x)
         if private_state is not None:
@@ -132,7 +133,7 @@ class PrivateTraining(BuildHook, PrivateStep):
                 kwargs = {**kwargs, "callbacks": found}
         let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().run)
         if self.built and not optimizer.steps_taken:
-            check_outputs(self, x, class_weight)
+            check_outputs(self, x, class_weight, ranges)
         if self.built and optimizer.built:
             warn_of_noise(self)
         reservation = optimizer.run.reservation

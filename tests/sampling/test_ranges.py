@@ -1,0 +1,105 @@
+"""Declared ranges: what is outside of them contributes nothing, and stops nothing."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf.sampling.ranges import RangedExamples
+from tf_bandmf.sampling.sources import ArrayExamples
+
+X = np.array([[0.0, 1.0], [2.0, 0.5], [np.nan, 0.5], [1.0, 1.0]], np.float32)
+Y = np.array([0, 1, 2, 9])
+
+
+def held(ranges, x=X, y=Y, weights=None):
+    source = RangedExamples(ArrayExamples(x, y, weights, len(y)), ranges)
+    return source, source.gather(tf.range(4, dtype=tf.int64))
+
+
+@pytest.mark.parametrize(
+    ("ranges", "weights"),
+    [
+        ({"x": (0, 1)}, [1, 0, 0, 1]),
+        ({"y": (0, 2)}, [1, 1, 1, 0]),
+        ({"x": (0, 1), "y": (0, 2)}, [1, 0, 0, 0]),
+        ({"x": (0, np.inf)}, [1, 1, 0, 1]),
+    ],
+)
+@pytest.mark.invariant(18)
+def test_what_is_outside_has_weight_zero(ranges, weights):
+    source, found = held(ranges)
+    np.testing.assert_array_equal(found["sample_weight"], weights)
+    outside = np.array(weights) == 0
+    assert not np.any(found["x"].numpy()[outside])
+    np.testing.assert_array_equal(found["x"].numpy()[~outside], X[~outside])
+    np.testing.assert_array_equal(found["y"].numpy()[~outside], Y[~outside])
+    assert source.failed.count() == outside.sum()
+
+
+def test_weights_of_ones_own_are_kept():
+    own = np.array([0.5, 0.5, 0.5, 0.25], np.float32)
+    _, found = held({"x": (0, 1)}, weights=own)
+    np.testing.assert_array_equal(found["sample_weight"], [0.5, 0, 0, 0.25])
+
+
+def test_parts_have_ranges_of_their_own():
+    x = {"age": np.array([30, 200, 40, -1]), "name": np.array(["a", "b", "c", "d"])}
+    _, found = held({"x": {"age": (0, 120)}}, x)
+    np.testing.assert_array_equal(found["sample_weight"], [1, 0, 1, 0])
+    assert found["x"]["name"].numpy().tolist() == [b"a", b"", b"c", b""]
+    _, found = held({"x": [(0, 1), (-1, 0)]}, (np.arange(4), -np.arange(4)))
+    np.testing.assert_array_equal(found["sample_weight"], [1, 1, 0, 0])
+    with pytest.raises(TypeError, match="texts"):
+        held({"x": {"name": (0, 1)}}, x)
+    with pytest.raises(ValueError, match="no part 'weight'"):
+        held({"x": {"weight": (0, 1)}}, x)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ((0, 1), "must map"),
+        ({"z": (0, 1)}, "must map"),
+        ({"x": (1, 0)}, "below the second"),
+        ({"x": (np.nan, 1)}, "below the second"),
+        ({"x": 3}, "lowest and the highest"),
+    ],
+)
+def test_what_is_no_range_is_refused(ranges, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        held(ranges)
+
+
+def test_integers_of_64_bits_beside_a_bound_are_compared_as_doubles():
+    x = np.array([[2**53], [2**53 + 2], [0], [-1]])
+    _, found = held({"x": (0, 2.0**53)}, x)
+    np.testing.assert_array_equal(found["sample_weight"], [1, 0, 1, 0])
+
+
+def test_a_schedule_has_them_before_map_and_tells_runs_apart():
+    plan = tf_bandmf.plan(
+        "identity",
+        noise_multiplier=1.0,
+        delta=1e-5,
+        num_examples=4,
+        batch_size=2,
+        epochs=1,
+        test_seed=1,
+    )
+
+    def double(x):
+        return 2.0 * x
+
+    ranged = plan.batches(X, Y, ranges={"x": (0, 1), "y": (0, 9)}, map=double)
+    rows = {
+        int(y): (x.numpy().tolist(), float(w))
+        for batch in ranged.dataset()
+        for x, y, w in zip(batch["x"], batch["y"], batch["sample_weight"])
+        if float(w)
+    }
+    assert rows == {0: ([0.0, 2.0], 1.0), 9: ([2.0, 2.0], 1.0)}
+    # What map makes of x is its own.
+    assert ranged.ranges == {"y": (0, 9)}
+    others = plan.batches(X, Y, ranges={"x": (0, 2)}), plan.batches(X, Y)
+    assert len({ranged.schedule_id, *(s.schedule_id for s in others)}) == 3
