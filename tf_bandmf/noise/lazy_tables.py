@@ -16,8 +16,8 @@ from tf_bandmf.noise.normals import BLOCK, weighted_normals
 
 # Normals that a step makes at once; so many more than it needs at most.
 _STEP_BLOCKS = 8
-# Numbers of a table that a release brings up to date at once, about.
-_RELEASE_NUMBERS = 1 << 20
+# Numbers of a table that a release brings up to date at once, about: they fit into a cache.
+_RELEASE_NUMBERS = 1 << 18
 # Blocks of normals of a key that are for one table: more than anything has.
 _TABLE_BLOCKS = 1 << 40
 # The least part of a variance that remains given earlier entries; less is float64 rounding.
@@ -261,10 +261,12 @@ class LazyTable:
             clocks = tf.fill([last - first], 2 * step)
             written = self._write(rows[: last - first], states, clocks)
 
-            # Not by scattering, after which TensorFlow copies it whenever it is read.
             def show() -> tf.Tensor:
-                _assign(into, states[:, : self.columns], [first], [last])
-                return i + 1
+                shown = tf.IndexedSlices(
+                    states[:, : self.columns], rows[: last - first]
+                )
+                with tf.control_dependencies([into.scatter_update(shown)]):
+                    return i + 1
 
             with tf.control_dependencies(written):
                 return (tf.cond(shows, show, lambda: i + 1),)
@@ -273,6 +275,8 @@ class LazyTable:
         tf.while_loop(
             lambda i: i < parts, part, [tf.constant(0)], parallel_iterations=1
         )
+        # After a scatter TensorFlow copies a variable whenever it is read: no more.
+        tf.raw_ops.DisableCopyOnRead(resource=into.handle)
 
     def _apart(self, states: tf.Tensor) -> tf.Tensor:
         return tf.reshape(states, [-1, self._jumps.entries, self.columns])
