@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf
-from tf_bandmf.sampling import IndexedExamples, TFRecordExamples
+from tf_bandmf.sampling import IndexedExamples, StreamedExamples, TFRecordExamples
 from tf_bandmf.sampling.mapped import MappedExamples
 from tf_bandmf.sampling.sources import ArrayExamples
 
@@ -145,7 +145,7 @@ def test_a_function_that_always_fails_is_an_error():
 @pytest.mark.attack(
     "An example that cannot be fetched",
     tried="The function that fetches by index raises for a record, or returns another "
-    "shape: the row is NaN, or has weight 0; the others are as they were.",
+    "shape: its weight is 0; the others are as they were.",
     area="inputs",
     invariants=[18],
 )
@@ -166,16 +166,11 @@ def test_an_example_that_cannot_be_fetched_ends_no_run(dtype, shape, figure):
     source = IndexedExamples(fetch, M)
     batches = list(plan().batches(source).dataset(0).as_numpy_iterator())
     found = np.concatenate([batch["x"] for batch in batches])
+    weights = np.concatenate([batch["sample_weight"] for batch in batches])
+    assert sorted(weights) == [0, 0, 1, 1, 1, 1]
     works = np.isin(np.arange(M), list(bad), invert=True)
-    if dtype == "float32":
-        assert np.isnan(found).all(axis=1).sum() == 2
-        assert "sample_weight" not in batches[0]
-        kept = found[~np.isnan(found[:, 0])]
-    else:
-        weights = np.concatenate([batch["sample_weight"] for batch in batches])
-        assert sorted(weights) == [0, 0, 1, 1, 1, 1]
-        kept = found[weights > 0]
-    np.testing.assert_array_equal(np.sort(kept, axis=0), x[works])
+    kept = found[weights > 0]
+    np.testing.assert_array_equal(kept[np.argsort(kept[:, 0])], x[works])
     assert source.failed.count() == 2
     figure("2 of 6")
 
@@ -188,3 +183,161 @@ def test_a_fetch_that_fails_for_no_example_but_for_several_is_refused():
 
     with pytest.raises(OSError, match="one at a time"):
         IndexedExamples(fetch, M)
+
+
+def elements():
+    return tf.data.Dataset.from_tensor_slices(TEXTS)
+
+
+def numbers(texts, **options):
+    return texts.map(number, **options)
+
+
+def labelled():
+    return tf.data.Dataset.zip((numbers(elements()), tf.data.Dataset.range(M)))
+
+
+def of_several_shapes():
+    """The first of them too is of another shape."""
+    rows = tf.data.Dataset.range(M)
+    return rows.map(
+        lambda i: tf.fill([tf.where(i % 4 == 0, 2, 1)], tf.cast(i, "float"))
+    )
+
+
+STREAMS = {
+    "map": (lambda: numbers(elements()), BROKEN),
+    "in parallel": (
+        lambda: numbers(elements(), num_parallel_calls=3).prefetch(2),
+        BROKEN,
+    ),
+    "zipped": (labelled, BROKEN),
+    "shuffled before": (
+        lambda: numbers(
+            elements().shuffle(M, seed=1, reshuffle_each_iteration=False).cache()
+        ),
+        None,
+    ),
+    "cut in two": (
+        lambda: numbers(elements().take(3)).concatenate(numbers(elements().skip(3))),
+        BROKEN,
+    ),
+    "shape": (of_several_shapes, np.arange(M) % 4 == 0),
+}
+
+
+@pytest.mark.attack(
+    "An element of a stream that cannot be read",
+    tried="A tf.data.Dataset whose map raises for a record, in parallel, zipped, shuffled "
+    "before, or that yields another shape, the first one too: its weight is 0, the others "
+    "stand where they stood.",
+    area="inputs",
+    invariants=[18],
+)
+@pytest.mark.parametrize("name", list(STREAMS))
+@pytest.mark.invariant(18)
+def test_an_element_that_cannot_be_read_moves_no_other(name):
+    make, broken = STREAMS[name]
+    source = StreamedExamples(make(), M, batched=False)
+    for _ in range(2):
+        found = source.gather(tf.range(M, dtype=tf.int64))
+        weights = found["sample_weight"].numpy()
+        assert weights.sum() == 4
+        if broken is None:
+            kept = np.sort(found["x"].numpy().ravel())
+            np.testing.assert_array_equal(kept, [0, 0, 1.5, 2, 4, 6])
+            continue
+        np.testing.assert_array_equal(weights == 0, broken)
+        if "y" in found:
+            np.testing.assert_array_equal(found["y"], np.where(broken, 0, np.arange(M)))
+    assert source.failed.count() == 2
+
+
+def until_it_raises():
+    for text in TEXTS:
+        yield np.array([float(text)], "f4")
+
+
+class Batches:
+    """As a `keras.utils.PyDataset`."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, place):
+        return TEXTS[3 * place : 3 * place + 3].astype("f4")
+
+    def on_epoch_end(self):
+        pass
+
+
+MOVED = {
+    "batched": (lambda: numbers(elements()).batch(2), "batch_size=None"),
+    "shuffled after": (
+        lambda: numbers(elements()).shuffle(M, 1, reshuffle_each_iteration=False),
+        "ShuffleDataset",
+    ),
+    "cached after": (lambda: numbers(elements()).cache(), "Cache|has 4"),
+    "interleaved": (
+        lambda: elements().interleave(
+            lambda t: numbers(tf.data.Dataset.from_tensors(t)), cycle_length=2
+        ),
+        "Interleave",
+    ),
+    "taken from": (lambda: numbers(elements()).take(M), "TakeDataset"),
+    "batched within": (
+        lambda: numbers(elements()).batch(2).unbatch(),
+        "BatchDataset",
+    ),
+    "function": (lambda: until_it_raises, "IndexedExamples"),
+    "iterator": (
+        lambda: lambda: zip(map(np.float32, TEXTS[:, None]), range(M)),
+        "IndexedExamples",
+    ),
+    "PyDataset": (Batches, "IndexedExamples"),
+    "generator": (
+        lambda: tf.data.Dataset.from_generator(
+            until_it_raises, output_signature=tf.TensorSpec([1], tf.float32)
+        ),
+        "after 3 of the 6 .* 1 of which",
+    ),
+    "all": (
+        lambda: numbers(tf.data.Dataset.from_tensor_slices(["a"] * M)),
+        "no examples",
+    ),
+    "most": (
+        lambda: numbers(tf.data.Dataset.from_tensor_slices(["a"] * 3 + ["1"] * 3)),
+        "3 of 6",
+    ),
+    "no end": (lambda: tf.data.TextLineDataset("/no/file"), "no examples"),
+}
+
+
+@pytest.mark.parametrize("name", list(MOVED))
+@pytest.mark.invariant(18)
+def test_what_would_move_others_is_refused_before_the_run(name):
+    make, message = MOVED[name]
+    with pytest.raises(ValueError, match=message):
+        StreamedExamples(make(), M, batched=None if name == "batched" else False)
+
+
+@pytest.mark.invariant(18)
+def test_an_element_that_cannot_be_read_any_more_has_weight_zero():
+    later = []
+
+    def read(place):
+        if later and place == 2:
+            raise OSError("gone")
+        return np.float32(place)
+
+    dataset = tf.data.Dataset.range(M).map(
+        lambda i: tf.ensure_shape(tf.numpy_function(read, [i], tf.float32), [])
+    )
+    source = StreamedExamples(dataset, M)
+    every = tf.range(M, dtype=tf.int64)
+    np.testing.assert_array_equal(source.gather(every)["sample_weight"], np.ones(M))
+    later.append(None)
+    for _ in range(2):
+        weights = source.gather(every)["sample_weight"].numpy()
+        np.testing.assert_array_equal(weights, np.arange(M) != 2)
+        later.clear()

@@ -126,3 +126,17 @@ def test_what_is_read_later_is_recognized_too(tmp_path):
     before = known().size
     source.gather(tf.range(m, dtype=tf.int64))
     assert before < 300 and known().size == m
+
+
+def test_records_that_cannot_be_read_are_not_the_same(tmp_path):
+    found = []
+    for name in "ab":
+        path = str(tmp_path / name)
+        with tf.io.TFRecordWriter(path) as writer:
+            for text in ("no number", {"a": "1", "b": "2"}[name]):
+                writer.write(text)
+        source = TFRecordExamples([path], lambda r: tf.strings.to_number(r)[None])
+        source.gather(tf.range(2, dtype=tf.int64))
+        found.append(source.recognized_by()())
+    assert len(found[0]) == 1
+    assert not data_identity.share_examples(*found)

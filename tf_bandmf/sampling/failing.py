@@ -108,12 +108,16 @@ def at_once_or_each(
 def with_weights(content: dict[str, Any], works: tf.Tensor) -> dict[str, Any]:
     """Rows with the weight 0 where they are none, as float32."""
     weights = tf.cast(works, tf.float32)
-    own = content.get(SAMPLE_WEIGHT)
-    if own is not None:
+    if SAMPLE_WEIGHT not in content:
+        return {**content, SAMPLE_WEIGHT: weights}
+
+    def zeroed(own: tf.Tensor) -> tf.Tensor:
         own = tf.cast(own, tf.float32)
         shaped = tf.reshape(works, [-1, *([1] * (own.shape.rank - 1))])
-        weights = tf.where(shaped, own, tf.zeros_like(own))
-    return {**content, SAMPLE_WEIGHT: weights}
+        return tf.where(shaped, own, tf.zeros_like(own))
+
+    own = tf.nest.map_structure(zeroed, content[SAMPLE_WEIGHT])
+    return {**content, SAMPLE_WEIGHT: own}
 
 
 def _nothing(spec: Any) -> Any:

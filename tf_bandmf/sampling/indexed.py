@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.sampling.failing import FailedRecords, with_weights
+from tf_bandmf.sampling.failing import FailedRecords
 from tf_bandmf.sampling.record_identity import (
     SeenRecords,
     hash_rows,
     probed_places,
     record_hashes,
 )
+from tf_bandmf.sampling.row_kinds import Leaves, RowKinds, rows_of
 from tf_bandmf.sampling.sources import (
     INPUTS,
     SAMPLE_WEIGHT,
     TARGETS,
     ExampleSource,
-    text_as_bytes,
 )
-
-# So many examples of one shape and dtype show what examples are.
-_ALIKE = 3
 
 
 class IndexedExamples(ExampleSource):
@@ -45,9 +42,8 @@ class IndexedExamples(ExampleSource):
     always (some 20 bytes of memory each). Random augmentation belongs into
     `plan.batches(..., map=function)`.
 
-    An example that `fetch` raises for, or returns in another shape, does not end the run.
-    It is NaN where the data are floats, so that its gradient counts as zero; where none
-    are, the data have sample weights, and its weight is 0. It stays failed.
+    An example that `fetch` raises for, or returns in another shape, does not end the run:
+    it becomes a row of zeros with the sample weight 0, and stays one.
 
     Args:
       fetch: function of indices, np.int64 of shape [N], N >= 1, to `x`, `(x, y)` or
@@ -57,8 +53,8 @@ class IndexedExamples(ExampleSource):
 
     Raises:
       TypeError: if fetch is no function, or its results are no arrays.
-      ValueError: if it returns another number of rows, or other shapes or dtypes for the
-        examples that are looked at first, or fails for all of them.
+      ValueError: if it returns another number of rows, or fails for half of the examples
+        that are looked at first.
     """
 
     def __init__(self, fetch: Callable[[np.ndarray], Any], num_examples: int) -> None:
@@ -69,10 +65,7 @@ class IndexedExamples(ExampleSource):
         self._fetch, self.num_examples = fetch, int(num_examples)
         self._lock = threading.Lock()
         places = probed_places(self.num_examples)
-        self._structure = self._first(places)
-        leaves = tf.nest.flatten(self._structure)
-        self._leaves = [(a.shape[1:], a.dtype) for a in leaves]
-        self._is_weighted = not any(dtype.kind == "f" for _, dtype in self._leaves)
+        self._kinds = self._first(places)
         self._seen = np.zeros(self.num_examples, np.int64)
         self._known = np.zeros(self.num_examples, bool)
         self._records = SeenRecords(self.num_examples)
@@ -80,32 +73,32 @@ class IndexedExamples(ExampleSource):
         self._sample = hashlib.blake2b(digest_size=32)
         # Example 0 alone, then beside others: it must be the same.
         self._rows(places[:1])
-        self._rows(places, is_first=True)
+        _, works = self._rows(places, is_first=True)
+        self._kinds.refuse_failures(works, "fetch, as far as it was tried")
         self._sample.update(self._seen[places].tobytes())
 
-    def _first(self, places: np.ndarray) -> dict[str, Any]:
-        """An example of the shape that most of the first ones have."""
+    def _first(self, places: np.ndarray) -> RowKinds:
         failure: Exception | None = None
-        found: dict[str, list[Any]] = {}
-        for place in places:
-            try:
-                content = self._arrays(place[None])
-            except TypeError:
-                raise
-            except Exception as error:
-                failure = failure or error
-                continue
-            kinds = [(a.shape, a.dtype) for a in tf.nest.flatten(content)]
-            found.setdefault(str(kinds), []).append(content)
-            if max(map(len, found.values())) == _ALIKE:
-                break
-        if not found:
-            raise ValueError(
+
+        def samples() -> Iterator[dict[str, Any]]:
+            nonlocal failure
+            for place in places:
+                try:
+                    content = self._content(place[None])
+                except Exception as error:
+                    failure = failure or error
+                    continue
+                yield content
+
+        try:
+            return RowKinds(samples())
+        except ValueError:
+            kind = TypeError if isinstance(failure, TypeError) else ValueError
+            raise kind(
                 f"fetch fails for all of the examples that it was tried with: {failure}"
             ) from failure
-        return max(found.values(), key=len)[0]
 
-    def _arrays(self, indices: np.ndarray) -> dict[str, Any]:
+    def _content(self, indices: np.ndarray) -> dict[str, Any]:
         found = self._fetch(indices)
         parts = found if isinstance(found, tuple) else (found,)
         if not 1 <= len(parts) <= 3:
@@ -113,42 +106,19 @@ class IndexedExamples(ExampleSource):
                 f"fetch must return x, (x, y) or (x, y, sample_weight), found a tuple of "
                 f"{len(parts)}. Use a dictionary for several inputs."
             )
-
-        def array(value: Any) -> np.ndarray:
-            result = text_as_bytes(np.asarray(value))
-            if not result.ndim or result.shape[0] != len(indices):
-                raise ValueError(
-                    f"fetch got {len(indices)} indices and must return as many rows, "
-                    f"found an array of shape {result.shape}."
-                )
-            return result
-
         names = (INPUTS, TARGETS, SAMPLE_WEIGHT)
-        return {n: tf.nest.map_structure(array, p) for n, p in zip(names, parts)}
+        return {
+            name: tf.nest.map_structure(lambda v: rows_of(v, len(indices)), part)
+            for name, part in zip(names, parts)
+        }
 
-    def _checked(self, indices: np.ndarray) -> list[np.ndarray]:
-        """The leaves of some examples, of the shapes and dtypes of the first one."""
-        leaves = tf.nest.flatten(self._arrays(indices))
-        kinds = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-        if kinds != self._leaves:
-            raise ValueError(
-                f"fetch must return rows of the same shapes and dtypes each time, "
-                f"found {kinds} after {self._leaves}."
-            )
-        return leaves
-
-    def _each(self, indices: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    def _each(self, indices: np.ndarray) -> tuple[Leaves, np.ndarray]:
         """The leaves of examples that are fetched one by one, and which works."""
-        leaves = [np.zeros((len(indices), *s), dtype) for s, dtype in self._leaves]
-        for leaf in leaves:
-            if leaf.dtype.kind == "f":
-                leaf[:] = np.nan
-            elif leaf.dtype.kind == "O":
-                leaf[:] = b""
+        leaves = self._kinds.blank(len(indices))
         works = ~self.failed.among(indices)
         for row in np.flatnonzero(works):
             try:
-                found = self._checked(indices[row : row + 1])
+                found = self._kinds.checked(self._content(indices[row : row + 1]))
             except Exception:
                 works[row] = False
                 continue
@@ -156,12 +126,13 @@ class IndexedExamples(ExampleSource):
                 leaf[row] = part[0]
         return leaves, works
 
-    def _rows(self, indices: np.ndarray, is_first: bool = False) -> list[np.ndarray]:
-        """The leaves of the examples, which are what they were before, and weights."""
+    def _rows(
+        self, indices: np.ndarray, is_first: bool = False
+    ) -> tuple[Leaves, np.ndarray]:
+        """The leaves of the examples, which are what they were before, and which work."""
         with self._lock:
             if len(indices) == 0:
-                empty = [np.empty((0, *shape), dtype) for shape, dtype in self._leaves]
-                return self._with_weights(empty, np.empty(0, bool))
+                return self._kinds.blank(0), np.empty(0, bool)
             indices = np.asarray(indices, np.int64)
             leaves, works = self._fetched(indices, is_first)
             self.failed.note(indices[~works])
@@ -178,41 +149,26 @@ class IndexedExamples(ExampleSource):
             found = indices[works]
             self._seen[found] = hashes[works]
             self._known[found] = True
-            content = tf.nest.pack_sequence_as(self._structure, leaves)
-            records = record_hashes(content[INPUTS]).numpy()
+            records = record_hashes(self._kinds.packed(leaves)[INPUTS]).numpy()
             self._records.note(found, records[works])
-            return self._with_weights(leaves, works)
+            return leaves, works
 
     def _fetched(
         self, indices: np.ndarray, is_first: bool
-    ) -> tuple[list[np.ndarray], np.ndarray]:
+    ) -> tuple[Leaves, np.ndarray]:
         if self.failed.among(indices).any():
             return self._each(indices)
         try:
-            return self._checked(indices), np.ones(len(indices), bool)
+            leaves = self._kinds.checked(self._content(indices))
+            return leaves, np.ones(len(indices), bool)
         except Exception:
             leaves, works = self._each(indices)
             if is_first and works.all():
                 raise  # No example is the reason.
             return leaves, works
 
-    def _with_weights(
-        self, leaves: list[np.ndarray], works: np.ndarray
-    ) -> list[np.ndarray]:
-        return [*leaves, works.astype(np.float32)] if self._is_weighted else leaves
-
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        kinds = [*self._leaves, *([((), np.dtype("f4"))] if self._is_weighted else [])]
-        dtypes = [tf.as_dtype(dtype) for _, dtype in kinds]
-        found = tf.numpy_function(self._rows, [indices], dtypes)
-        found = [found] if tf.is_tensor(found) else found  # eagerly, of one
-        leaves = [
-            tf.ensure_shape(leaf, [None, *shape])
-            for leaf, (shape, _) in zip(found, kinds)
-        ]
-        works = leaves.pop() if self._is_weighted else None
-        content = tf.nest.pack_sequence_as(self._structure, leaves)
-        return content if works is None else with_weights(content, works > 0)
+        return self._kinds.gathered(self._rows, indices)
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
         update(f"indexed {self.num_examples}".encode())

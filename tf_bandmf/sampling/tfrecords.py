@@ -186,36 +186,41 @@ class TFRecordExamples(ExampleSource):
         return records
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        content = self._parsed(indices)
-        with tf.control_dependencies([self._seen.noted(content[INPUTS], indices)]):
+        content, works = self._parsed(indices)
+        seen = self._seen.noted(content[INPUTS], indices, works)
+        if self._may_fail:
+            content = with_weights(content, self.failed.noted(works, indices))
+        with tf.control_dependencies([seen]):
             return tf.nest.map_structure(tf.identity, content)
 
-    def _parsed(self, indices: tf.Tensor) -> dict[str, Any]:
+    def _parsed(self, indices: tf.Tensor) -> tuple[dict[str, Any], tf.Tensor]:
+        """What `parse` makes of records, and of which it does not fail."""
         records = tf.numpy_function(
             lambda i: np.array([*self.read(i), b""], dtype=object)[:-1],
             [indices],
             tf.string,
         )
         records = tf.ensure_shape(records, [None])
+        works = tf.fill(tf.shape(records), True)
         if self._may_fail:
             mapped = at_once_or_each if self._batched else each_that_works
             content, works = mapped(
                 lambda record: _contents(self._parse(record)), records, self._spec
             )
-            content = one_row_each(content, records, _ROWS)
-            return with_weights(content, self.failed.noted(works, indices))
-        if not self._batched:
-            return tf.map_fn(
+        elif self._batched:
+            content = _contents(self._parse(records))
+        else:
+            content = tf.map_fn(
                 lambda record: _contents(self._parse(record)),
                 records,
                 fn_output_signature=self._spec,
             )
-        content = _contents(self._parse(records))
-        return one_row_each(content, records, _ROWS)
+        return one_row_each(content, records, _ROWS), works
 
     def recognized_by(self) -> Callable[[], np.ndarray]:
         places = tf.constant(probed_places(self.num_examples))
-        self._seen.noted(self._parsed(places)[INPUTS], places)
+        content, works = self._parsed(places)
+        self._seen.noted(content[INPUTS], places, works)
         return self._seen.hashes
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
