@@ -205,6 +205,54 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(resumable, fi
     figure("3 evaluations, a fourth refused; the same sum again: the same number, free")
 
 
+@pytest.mark.attack(
+    "Evaluations without end, by what the private file does not know (invariant 8)",
+    tried="Spends the plan's 3 evaluations before the run has a private file, and in a "
+    "second fit that reads the file again; resumes from the file as a new process does, "
+    "and evaluates.",
+    area="noise",
+    invariants=[8, 11],
+)
+def test_the_private_file_knows_all_that_was_spent(
+    data, make_private_model, reserved, tmp_path, figure
+):
+    path, checkpoint = tmp_path / "run.private", tmp_path / "run.weights.h5"
+
+    def built():
+        known_runs.forget()
+        model = make_private_model(reserved, hidden=False)
+        model.build((None, 5))
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    def evaluated(model, right):
+        y = (
+            model.predict(data[0], verbose=0).argmax(1) + (np.arange(22) % 4 > right)
+        ) % 3
+        return model.evaluate_privately(data[0], y)
+
+    model, batches = built(), reserved.batches(*data)
+    model.fit(batches, steps_per_epoch=1, verbose=0)
+    evaluated(model, 0)
+    model.fit(batches, steps_per_epoch=1, verbose=0, private_state=path)
+    evaluated(model, 0)
+    model.fit(batches, steps_per_epoch=1, verbose=0, private_state=path)
+    evaluated(model, 0)
+    model.save_weights(checkpoint)
+    with pytest.raises(ValueError, match="one private state file"):
+        model.fit(batches, epochs=1, private_state=tmp_path / "other.private")
+
+    again = built()
+    again.load_weights(checkpoint)
+    again.begin_run(reserved.batches(*data), path)
+    # Control: it is the run at its third step, which would release.
+    assert again.optimizer.steps_taken == 3
+    assert len(again.optimizer.run.evaluations.spent) == 3
+    with pytest.raises(ValueError, match="All 3 private evaluations"):
+        evaluated(again, 1)
+    figure("3 of 3 spent, in three ways; after a restart a fourth is refused")
+
+
 def test_what_is_spent_is_on_record_before_it_is_released(make_plan):
     plan = make_plan(test_seed=None).reserve(metrics=0.2, evaluations=2)
     evaluations = evaluations_of(plan)

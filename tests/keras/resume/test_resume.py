@@ -332,6 +332,58 @@ def test_a_resumed_run_that_becomes_another_is_noticed(
     assert_unchanged(again, before)
 
 
+@pytest.mark.attack(
+    "Weights between a resumed run's file and its first step (invariant 11, 19)",
+    tried="A callback assigns weights, or moments, when the training of a resumed run "
+    "begins; control: the same run without it goes on.",
+    area="inputs",
+    invariants=[11, 19],
+)
+@pytest.mark.parametrize("what", ["nothing", "weights", "moments"])
+def test_what_a_run_is_resumed_with_is_sealed(
+    what, data, make_plan, make_private_model, tmp_path, figure
+):
+    plan = make_plan("identity", test_seed=None, batch_size=11)
+    path, checkpoint = tmp_path / "run.private", tmp_path / "half.weights.h5"
+
+    def begun():
+        inner = keras.optimizers.SGD(0.1, momentum=0.5)
+        return make_private_model(plan, inner, hidden=False, run_eagerly=True)
+
+    model = begun()
+    model.fit(plan.batches(*data), epochs=1, private_state=path, verbose=0)
+    model.save_weights(checkpoint)
+    again = restored(begun(), checkpoint)
+
+    def assign(logs):
+        variables = {
+            "nothing": [],
+            "weights": again.trainable_variables,
+            "moments": again.optimizer.inner_optimizer.momentums,
+        }[what]
+        for variable in variables:
+            variable.assign(variable + 1.0)
+
+    def fit():
+        callback = keras.callbacks.LambdaCallback(on_train_begin=assign)
+        again.fit(
+            plan.batches(*data),
+            epochs=2,
+            private_state=path,
+            callbacks=[callback],
+            verbose=0,
+        )
+
+    if what == "nothing":
+        fit()
+        assert again.optimizer.steps_taken == plan.num_steps
+        return
+    with pytest.raises(tf.errors.InvalidArgumentError, match="something else changed"):
+        fit()
+    assert again.optimizer.steps_taken == plan.num_steps // 2
+    figure("refused; without the callback the run goes on")
+
+
 @pytest.mark.invariant(11)
 def test_a_damaged_or_readable_file_is_refused(halfway, data, make_private_model):
     plan, weights, path = halfway

@@ -181,6 +181,13 @@ class PrivateTraining(BuildHook, PrivateStep):
                 f"such runs cannot be resumed."
             )
         self._prepare(self._private_optimizer(), batches)
+        kept = self._training.run_file
+        if kept is not None and kept.is_elsewhere(private_state):
+            raise ValueError(
+                f"This run is kept in {kept.path}, found private_state="
+                f"{os.fspath(private_state)!r}: a run has one private state file, which "
+                f"knows all that it has spent."
+            )
         run = PrivateRun(os.fspath(private_state), self)
         batches = run.begin(batches)
         optimizer = self._private_optimizer()

@@ -131,6 +131,13 @@ class PrivateRun:
         self._watch_releases()
         return schedule
 
+    def is_elsewhere(self, path: str | os.PathLike[str]) -> bool:
+        """Whether the model's run is kept here, and `path` is another file."""
+        key = self._model.optimizer.run.secrets.key.secret_bytes()
+        return self._secret("key") == key and (
+            os.path.realpath(path) != os.path.realpath(self.path)
+        )
+
     def note_release(self, step: int) -> None:
         """Writes down that tables are released at a step, before they are.
 
@@ -144,8 +151,13 @@ class PrivateRun:
 
     def note_evaluation(self, evaluation: str) -> None:
         """Writes down that a private evaluation is spent, before it is released."""
-        self._header.setdefault("evaluations", []).append(evaluation)
+        self._note_evaluations(evaluation)
         self._write()
+
+    def _note_evaluations(self, *more: str) -> None:
+        spent = self._model.optimizer.run.evaluations.spent.union(more)
+        if spent:
+            self._header["evaluations"] = sorted(spent)
 
     def _watch_releases(self) -> None:
         spent = self._header.get("evaluations", ())
@@ -179,6 +191,7 @@ class PrivateRun:
         self._header["vouched"] = list(run.vouched)
         self._header["environment"] = identity.environment(self._model)
         self._header["resumed_elsewhere"] = list(run.resumed_elsewhere)
+        self._note_evaluations()
         tensors = state.secret_tensors()
         self._buffer, digests = tensors["buffer"], tensors["digests"]
         # Steps that the run took, before it was resumed from an earlier one, stay known.
@@ -223,7 +236,9 @@ class PrivateRun:
         step = int(identity.value_of(optimizer.iterations))
         state = run.secrets
         if int(state.step) == step and state.key.secret_bytes() == key.secret_bytes():
-            return schedule  # The run goes on in the process that began it.
+            # The run goes on in the process that began it, and is noted here from now on.
+            self._watch_releases()
+            return schedule
         known = header["weights"].get(str(step))
         # Keras' files do not hold what the next dropout masks follow from.
         states = header["random_states"].get(str(step), [])
@@ -260,6 +275,7 @@ class PrivateRun:
                 ),
                 self._memory or None,
             )
+        run.close_seal(self._model.weights)
         run.vouched = tuple(header.get("vouched", ()))
         run.resumed_elsewhere = self._resumed_elsewhere(step)
         self.resumed = True

@@ -5,7 +5,8 @@ noise of an evaluation is bound to the step that it follows, to its place among 
 step, to what is summed, and to the sum itself (see `docs/noise-reuse.md`). So a run that
 was interrupted, and is resumed from an earlier step, releases the same numbers again where
 the sums are the same, which tells nothing new; and gets independent noise, and spends
-another evaluation, where they are not. What is spent is written down before it is released.
+another evaluation, where they are not. What is spent is written down before it is released,
+and known once for all of a run's models in a process, by the run's key.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from tf_bandmf.keras.run import known_runs
 from tf_bandmf.noise.bound_normals import bound_normals
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.plan import Plan
@@ -45,6 +47,11 @@ class Evaluations:
         """How many there may still be."""
         return max(self._plan.measurements.evaluations - len(self._spent), 0)
 
+    @property
+    def spent(self) -> frozenset[str]:
+        """Names of those that were released, for the private state file."""
+        return frozenset(self._spent)
+
     def refuse_unreserved(self) -> None:
         """Raises ValueError if the plan has none."""
         if not self._plan.measurements.evaluations:
@@ -52,10 +59,13 @@ class Evaluations:
 
     def join(self, key: NoiseKey) -> None:
         """Goes on as the evaluations of the run with this key, from a step of it."""
-        known = self._key
-        if known is None or known.secret_bytes() != key.secret_bytes():
-            self._spent = set()
         self._key = key
+        # All runs with one test seed have one key.
+        self._spent = (
+            set()
+            if self._plan.test_seed is not None
+            else known_runs.evaluations_of(key)
+        )
         self._at_step = {}
 
     def watch(self, note: Callable[[str], None], spent: Iterable[str]) -> None:

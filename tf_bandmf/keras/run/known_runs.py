@@ -64,12 +64,20 @@ class KnownRun:
 
 
 _RUNS: dict[str, KnownRun] = {}
+# The private evaluations that each run has spent.
+_EVALUATIONS: dict[str, set[str]] = {}
 _LOCK = threading.RLock()
 
 
 def name_of(key: NoiseKey) -> str:
     """A run is its noise key: a resumed one is the same run."""
     return hashlib.sha256(b"tf-bandmf run" + key.secret_bytes()).hexdigest()
+
+
+def evaluations_of(key: NoiseKey) -> set[str]:
+    """Names of the evaluations that a run has spent; one set for all its models."""
+    with _LOCK:
+        return _EVALUATIONS.setdefault(name_of(key), set())
 
 
 def is_known(name: str | None) -> bool:
@@ -125,3 +133,4 @@ def forget() -> None:
     """Forgets all runs; for tests, which begin anew."""
     with _LOCK:
         _RUNS.clear()
+        _EVALUATIONS.clear()

@@ -247,6 +247,10 @@ class Run:
         """Seals the weights after a step; those of tables are sealed at releases."""
         self.seal.renew(self.eager(weights))
 
+    def close_seal(self, weights: Sequence[Any]) -> None:
+        """Seals the weights that a run is resumed with: between steps."""
+        self.seal.close(self.eager(weights))
+
     @property
     def generator(self) -> noise.NoiseGenerator:
         """The noise generator."""

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.keras.clipping import update_runs_no_host_code
 from tf_bandmf.keras.compat.keras_objects import tensorflow_value, uses_weight_decay
-from tf_bandmf.keras.run.weights_seal import digest_of
+from tf_bandmf.keras.run.weights_seal import CHANGED, digest_of
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.digests import digest_key, digest_of_any_length
 from tf_bandmf.noise.keys import NoiseKey
@@ -152,8 +152,8 @@ class RunTables:
         self._jumps: dict[LinearUpdate, Jumps] = {}
         self._tables: list[LazyTable] = []
         self._readers: dict[int, Callable[[tf.Tensor], tf.Tensor]] = {}
-        # The variables' seal, after the last release.
-        self._seal: list[int] = []
+        # The variables' seal, after the last release. Any weights may begin a run.
+        self._seal = self._digests() if step else []
         self._released = step
         self._release_function = tf.function(self._release, autograph=False)
         self.num_releases = 0
@@ -184,8 +184,12 @@ class RunTables:
         """Prepares a step: before the first one it takes the rows of the variables.
 
         Raises:
+          InvalidArgumentError: if something else changed what a run is resumed with.
           RuntimeError: if a release of the run as it was before cannot be repeated.
         """
+        at_first = int(self._now) == self._first_step
+        if at_first and self._first_step and self._was_changed():
+            raise tf.errors.InvalidArgumentError(None, None, CHANGED)
         while self._due and self._due[0] <= int(self._now):
             step = self._due.pop(0)
             if step != int(self._now) or not self.release():
@@ -195,7 +199,7 @@ class RunTables:
                     f"(steps_per_execution), or resume from the newest checkpoint."
                 )
         if self._tables:
-            if int(self._now) == self._first_step and self._was_changed():
+            if at_first and self._was_changed():
                 # Weights that were loaded before the first step.
                 for table, variable in zip(self._tables, self._variables):
                     table.replace_weights(tensorflow_value(variable))
@@ -341,7 +345,10 @@ class RunTables:
 
     def accept(self) -> None:
         """Goes on with the variables that something else changed; not within a step."""
-        if not self._tables or not self._was_changed():
+        if not self._was_changed():
+            return
+        if not self._tables:
+            self._seal = self._digests()
             return
         self._release_function(tf.constant(False))
         self._released = int(self._now)

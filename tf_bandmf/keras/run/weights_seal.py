@@ -53,7 +53,8 @@ _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 class WeightsSeal:
     """The digest of a model's weights after the last private step.
 
-    Nothing tracks it, and no file holds it: a run that is resumed begins without one.
+    Nothing tracks it, and no file holds it: a run that is resumed takes that of weights
+    which its private state file knows.
     Each replica has a digest of its own copies.
 
     Args:
@@ -95,6 +96,13 @@ class WeightsSeal:
         self._weights = tuple(weights)
         return of_replica(self._states).assign(self._now(), read_value=False)
 
+    def close(self, weights: Sequence[Any]) -> None:
+        """Takes the digests of the weights that a run is resumed with; not in a step."""
+        self._weights = tuple(weights)
+        now = self._now()
+        for state in self._states:
+            state.assign(now)
+
     def _now(self) -> tf.Tensor:
         digests = digest_of(self._weights), digest_of(self._optimizer_state())
         return tf.stack([tf.constant(1, tf.int64), *digests])
@@ -116,9 +124,7 @@ class WeightsSeal:
         )
         result = change()
         if was_whole and bool(self._states[0][0] == 1):
-            now = self._now()
-            for state in self._states:
-                state.assign(now)
+            self.close(self._weights)
         return result
 
 
