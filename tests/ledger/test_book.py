@@ -176,6 +176,64 @@ def test_disjoint_partitions_compose_in_parallel(ledger, make_plan, run_name):
     assert ledger.verify().is_intact
 
 
+@pytest.mark.attack(
+    "A budget spent twice by two divisions of the data (invariant 19)",
+    tried="Divides a data set by hospital, then by week, and spends the budget in one "
+    "part of each: a patient has data in both. Control: by one reason, parts are added.",
+    area="inputs",
+    invariants=[19],
+)
+def test_a_data_set_is_divided_in_one_way(file_ledger, figure):
+    file_ledger.add_dataset("patients", epsilon=2.0, delta=1e-6)
+    file_ledger.add_partitions("patients", ["north"], disjoint_by="the hospital")
+    file_ledger.add_partitions("patients", ["south"], disjoint_by="the hospital")
+    with pytest.raises(ValueError, match="one reason"):
+        file_ledger.add_partitions("patients", ["week 1"], disjoint_by="the week")
+    file_ledger.spend("patients", (1.9, 0.0), about="sums", partitions="north")
+    with pytest.raises(ValueError, match="Declare them first"):
+        file_ledger.spend("patients", (1.9, 0.0), about="sums", partitions="week 1")
+    figure("refused, where it had spent epsilon 3.8 of 2")
+
+
+@pytest.mark.attack(
+    "Spending what hides something else, or what no mechanism has (invariant 12, 19)",
+    tried="Spends runs, joint guarantees and tuning for another unit than the budget's, a "
+    "test seed, a negative rho, and events with impossible numbers.",
+    area="inputs",
+    invariants=[12, 19],
+)
+def test_what_is_spent_is_of_the_budgets_unit_and_possible(
+    file_ledger, make_plan, spent, figure
+):
+    file_ledger.add_dataset("patients", unit="one patient", epsilon=9.0, delta=1e-5)
+    rows, patients = make_plan(), make_plan(unit="one patient")
+    seeded = make_plan(unit="one patient", test_seed=1)
+    gaussian = dp_accounting.GaussianDpEvent
+    sampled = dp_accounting.PoissonSampledDpEvent
+    several = dp_accounting.SelfComposedDpEvent
+    attempts = [
+        (lambda: rows, "hides 'one training example'"),
+        (lambda: tf_bandmf.compose([patients, rows]), "hides"),
+        (lambda: tf_bandmf.tuning_cost(rows, 2), "hides"),
+        (lambda: seeded, "test seed"),
+        (lambda: tf_bandmf.Guarantee(1, 1e-6, "bound", "me", zcdp_rho=-1.0), "rho"),
+        (lambda: gaussian(-1.0), "noise_multiplier"),
+        (lambda: sampled(0.1, gaussian(-1.0)), "noise_multiplier"),
+        (lambda: sampled(-0.5, gaussian(5.0)), "sampling_probability"),
+        (lambda: sampled(2.0, gaussian(5.0)), "sampling_probability"),
+        (lambda: several(gaussian(5.0), -3), "count"),
+    ]
+    for make, message in attempts:
+        with pytest.raises(ValueError, match=message):
+            file_ledger.spend("patients", make(), about="something")
+    assert spent(file_ledger) == 0.0
+    # Control: the right ones are spent.
+    file_ledger.spend("patients", patients, about="a run")
+    file_ledger.spend("patients", sampled(0.1, gaussian(5.0)), about="a sample")
+    assert spent(file_ledger) > 0.5
+    figure(f"{len(attempts)} attempts, all refused")
+
+
 def test_other_releases_are_entries_like_any_other(ledger, make_plan, spent):
     ledger.add_dataset("patients", epsilon=4.0, delta=1e-5)
     ledger.spend("patients", (0.25, 0.0), about="number of patients")

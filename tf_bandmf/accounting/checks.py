@@ -20,10 +20,15 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be finite and > 0, found {value!r}.")
 
 
+def check_nonnegative(name: str, value: Any) -> None:
+    """Raises ValueError unless the value is a finite number >= 0."""
+    if not is_number(value) or not (_is_finite(value) and value >= 0.0):
+        raise ValueError(f"{name} must be finite and >= 0, found {value!r}.")
+
+
 def check_epsilon(epsilon: Any) -> None:
     """Raises ValueError unless epsilon is a finite number >= 0."""
-    if not is_number(epsilon) or not (_is_finite(epsilon) and epsilon >= 0.0):
-        raise ValueError(f"epsilon must be finite and >= 0, found {epsilon!r}.")
+    check_nonnegative("epsilon", epsilon)
 
 
 def whole_number(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from tf_bandmf.accounting.checks import check_nonnegative
+
 KINDS = ("exact", "bound", "estimate")
 ZERO_OUT = (
     "Zero-out: the contribution of one unit is replaced by zero (add-or-remove with a "
@@ -48,6 +50,8 @@ class Guarantee:
             raise ValueError(f"epsilon must be finite and > 0, found {self.epsilon}.")
         if not 0.0 < self.delta < 1.0:
             raise ValueError(f"delta must be in (0, 1), found {self.delta}.")
+        if self.zcdp_rho is not None:
+            check_nonnegative("zcdp_rho", self.zcdp_rho)
         if self.confidence is not None and not 0.5 <= self.confidence <= 1.0:
             raise ValueError(
                 f"confidence must be in [0.5, 1], found {self.confidence}."

@@ -201,14 +201,22 @@ class Ledger:
             made", where the unit is one record. The caller's word.
 
         Raises:
-          ValueError: if a name or the reason is no text of one line.
+          ValueError: if a name or the reason is no text of one line; or if there are
+            parts by another reason, in which a unit has data, too.
         """
         names = [names] if isinstance(names, str) else list(names)
         names = [_one_line("names", name) for name in names]
         reason = _one_line("disjoint_by", disjoint_by)
         with self._store.writing() as found:
-            known = datasets.find(found, dataset).partitions
-            new = [name for name in dict.fromkeys(names) if name not in known]
+            known = datasets.find(found, dataset)
+            new = [n for n in dict.fromkeys(names) if n not in known.partitions]
+            others = sorted({*known.disjoint_by} - {reason})
+            if new and others:
+                raise ValueError(
+                    f"The parts of {dataset!r} are disjoint by {others[0]!r}, found "
+                    f"{reason!r}: a unit would have data in two of them, and be charged "
+                    f"for one. Divide a data set in one way, with one reason."
+                )
             if new:
                 body = {"names": new, "disjoint_by": reason}
                 found.append(self._who, "partitions", canonical(body), dataset)

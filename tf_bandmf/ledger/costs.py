@@ -21,7 +21,13 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from tf_bandmf.accounting.checks import check_delta, check_epsilon, check_positive
+from tf_bandmf.accounting.checks import (
+    check_delta,
+    check_epsilon,
+    check_nonnegative,
+    check_positive,
+    whole_number,
+)
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.ledger.amounts import amount, square_amount
 
@@ -73,9 +79,25 @@ def kind_cost(epsilon: float, delta: float, **known: Any) -> Cost:
     if delta != 0.0:
         check_delta(delta)
     fields = {name: value for name, value in known.items() if value is not None}
+    _check_known(fields)
     kind = {"epsilon": float(epsilon), "delta": float(delta), **fields}
     text = json.dumps(kind, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return Cost(amount(epsilon), amount(delta), kind=text)
+
+
+def _check_known(fields: dict[str, Any]) -> None:
+    """Raises ValueError for what no mechanism has: an entry stays for ever."""
+    for name in ("mu", "rho"):
+        if name in fields:
+            check_nonnegative(name, fields[name])
+    if "poisson" in fields:
+        probability, noise, queries = fields["poisson"]
+        check_positive("noise_multiplier", noise)
+        whole_number("count", queries)
+        if not 0.0 < probability <= 1.0:
+            raise ValueError(
+                f"sampling_probability must be in (0, 1], found {probability!r}."
+            )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,6 +14,7 @@ from tf_bandmf.ledger.errors import BudgetExceededError, LedgerError
 
 if TYPE_CHECKING:
     from tf_bandmf.ledger.store import Transaction
+    from tf_bandmf.planning.plan import Plan
 
 # The part of an account that all partitions share.
 ALL_DATA = ""
@@ -96,6 +97,24 @@ class Dataset:
                 f"ledger.add_partitions({self.name!r}, [...], disjoint_by=...)."
             )
         return tuple(sorted(set(names)))
+
+    def check_unit(self, unit: str, what: str) -> None:
+        """Raises ValueError if something hides another unit than the budget is for."""
+        if unit != self.unit:
+            raise ValueError(
+                f"{what} hides {unit!r}, and the budget of {self.name!r} is for "
+                f"{self.unit!r}. Plan with unit={self.unit!r}, where each example is "
+                f"all that one of them adds to a step."
+            )
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raises ValueError if no run of a plan may use the data."""
+        self.check_unit(plan.unit, "The plan")
+        if plan.test_seed is not None:
+            raise ValueError(
+                "A plan with a test seed protects nobody: it spends from no budget, and "
+                "must not be used on data that has one. Plan without test_seed."
+            )
 
     def balances(self, found: Transaction, period: str) -> dict[str, Balance]:
         """What was spent of each partition's data, and of data in none (`ALL_DATA`).

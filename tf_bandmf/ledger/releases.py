@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import dp_accounting
 
+from tf_bandmf.accounting.checks import check_positive, whole_number
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.ledger import bounds, filters
 from tf_bandmf.ledger.amounts import number
@@ -40,10 +41,17 @@ def described(what: Any, dataset: Dataset) -> tuple[Cost, dict[str, Any]]:
       ValueError: if it says nothing for the data set's unit or adjacency.
     """
     neighbors = dataset.neighbors
+    if isinstance(what, JointGuarantee):
+        plans = what.plans
+    else:
+        plans = (what,) if isinstance(what, Plan) else ()
+    for plan in plans:
+        dataset.check_plan(plan)
     if isinstance(what, Plan):
         cost = plan_cost(what, neighbors)
         return cost, {"what": "run", "plan": what.fingerprint, **_pair(cost)}
     if isinstance(what, TuningCost):
+        dataset.check_unit(what.unit, "A trial")
         found = Guarantee(
             what.epsilon, what.delta, "bound", what.method, adjacency=what.adjacency
         )
@@ -121,12 +129,15 @@ def _of_event(event: dp_accounting.DpEvent, neighbors: str) -> Cost:
     single, count = event, 1
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         single, count = event.event, int(event.count)
+    whole_number("count", count)
     if isinstance(single, dp_accounting.GaussianDpEvent):
+        check_positive("noise_multiplier", single.noise_multiplier)
         mu = moved * math.sqrt(count) / single.noise_multiplier
         return gaussian_cost(mu, bounds.gaussian_epsilon(mu, _DELTA), _DELTA)
     is_sampled = isinstance(single, dp_accounting.PoissonSampledDpEvent)
     if is_sampled and isinstance(single.event, dp_accounting.GaussianDpEvent):
         noise = float(single.event.noise_multiplier)
+        check_positive("noise_multiplier", noise)
         mu = moved * math.sqrt(count) / noise
         epsilon = bounds.gaussian_epsilon(mu, _DELTA)
         if neighbors != ZERO_OUT:

@@ -50,21 +50,10 @@ def check_run(run: str) -> None:
         )
 
 
-def check_unit(dataset: Dataset, unit: str, what: str) -> None:
-    """Raises ValueError if something hides another unit than the budget is for."""
-    if unit != dataset.unit:
-        raise ValueError(
-            f"{what} hides {unit!r}, and the budget of {dataset.name!r} is for "
-            f"{dataset.unit!r}. Plan with unit={dataset.unit!r}, where each example is "
-            f"all that one of them adds to a step."
-        )
-
-
 def bind(found: Transaction, who: str, plan: Plan, account: Account) -> None:
     """Notes that a plan was made for an account, if its run would fit today."""
     dataset = datasets.find(found, account.dataset)
-    check_unit(dataset, plan.unit, "The plan")
-    _refuse_test_seed(plan)
+    dataset.check_plan(plan)
     cost = plan_cost(plan, dataset.neighbors)
     budget = dataset.budget_at(found.moment())
     balances = dataset.balances(found, budget.period)
@@ -101,8 +90,7 @@ def begin(found: Transaction, who: str, plan: Plan, run: str, config: str) -> En
             )
         return first
     dataset = datasets.find(found, plan.account.dataset)
-    check_unit(dataset, plan.unit, "The plan")
-    _refuse_test_seed(plan)
+    dataset.check_plan(plan)
     partitions = dataset.check_partitions(plan.account.partitions)
     body = {**described(plan), "partitions": list(partitions)}
     what = f"Run {run[:12]}{_counted(plan)}"
@@ -269,14 +257,6 @@ def _needed(found: Transaction, run: str) -> Entry:
     if first is None:
         raise LedgerError(f"The ledger knows no run {run[:12]}: it has not begun.")
     return first
-
-
-def _refuse_test_seed(plan: Plan) -> None:
-    if plan.test_seed is not None:
-        raise ValueError(
-            "A plan with a test seed protects nobody: it spends from no budget, and must "
-            "not be used on data that has one. Plan without test_seed."
-        )
 
 
 def _counted(plan: Plan) -> str:

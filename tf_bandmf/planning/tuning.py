@@ -24,6 +24,7 @@ from tf_bandmf.accounting import gaussian, selection
 from tf_bandmf.accounting.checks import check_planned_delta
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
 from tf_bandmf.planning.plan import Plan
+from tf_bandmf.planning.statement import ONE_EXAMPLE
 
 _RENYI = "Renyi DP of repeated selection (dp-accounting; arXiv:2110.03620)"
 _PROFILE = "privacy profile of repeated selection (arXiv:2402.06701)"
@@ -52,6 +53,7 @@ class TuningCost:
       trial_epsilon: of a single trial at delta, as planned.
       remark: what else a reader must know, or nothing.
       adjacency: which data sets count as neighbors: the plan's.
+      unit: whose presence is hidden: the plan's.
     """
 
     epsilon: float
@@ -63,6 +65,7 @@ class TuningCost:
     trial_epsilon: float
     remark: str = ""
     adjacency: str = ZERO_OUT
+    unit: str = ONE_EXAMPLE
 
     def draw_trials(self) -> int:
         """K, from random numbers of the operating system.
@@ -163,6 +166,7 @@ def tuning_cost(
         trial_epsilon=trial,
         remark=remark,
         adjacency=plan.adjacency,
+        unit=plan.unit,
     )
 
 
