@@ -72,7 +72,7 @@ def mixing_layer(patch):
     "Sigma per column norm read as sigma per sensitivity",
     checks.audited,
     "bsr:4",
-    says="more than the plan.s",
+    says="the audit|more than the plan.s",
     invariants=(3,),
 )
 def sigma_of_columns(patch):
