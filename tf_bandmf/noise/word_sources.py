@@ -45,11 +45,10 @@ def source_of(step_keys: tf.Tensor) -> WordSource:
 def _many_philox(
     step_key: tf.Tensor, counter: tf.Tensor, num_counters: int
 ) -> tf.Tensor:
-    key, upper = tf.split(step_key, 2)
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[num_counters, 4],
-        key=key,
-        counter=tf.concat([tf.expand_dims(counter, 0), upper], axis=0),
+        key=step_key[:1],
+        counter=tf.stack([counter, step_key[1]]),
         alg=_PHILOX,
         dtype=tf.int32,
     )
