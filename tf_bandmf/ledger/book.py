@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tf_bandmf.files import configs
 from tf_bandmf.ledger import datasets, releases, reservations, states, verification
-from tf_bandmf.ledger.budgets import budget_of
+from tf_bandmf.ledger.budgets import budget_from
 from tf_bandmf.ledger.chain import Entry, canonical
 from tf_bandmf.ledger.costs import ADJACENCIES
 from tf_bandmf.ledger.datasets import Dataset
@@ -132,7 +132,7 @@ class Ledger:
         }
         budget = None
         if epsilon is not None or rho is not None:
-            budget = budget_of(
+            budget = budget_from(
                 epsilon, delta, rho, adaptive, shares, period, begins, ends
             )
         with self._store.writing() as found:
@@ -183,7 +183,9 @@ class Ledger:
           ValueError: if an argument is invalid, or the periods of two budgets overlap.
           LedgerError: if there is no such data set.
         """
-        budget = budget_of(epsilon, delta, rho, adaptive, shares, period, begins, ends)
+        budget = budget_from(
+            epsilon, delta, rho, adaptive, shares, period, begins, ends
+        )
         with self._store.writing() as found:
             datasets.set_budget(found, self._who, dataset, budget)
 

@@ -211,7 +211,7 @@ class Budget:
         return cls(**value)
 
 
-def budget_of(
+def budget_from(
     epsilon: float | None,
     delta: float | None,
     rho: float | None,

@@ -17,13 +17,8 @@ from tf_bandmf.sampling.record_identity import (
     probed_places,
     record_hashes,
 )
-from tf_bandmf.sampling.row_kinds import Leaves, RowKinds, rows_of
-from tf_bandmf.sampling.sources import (
-    INPUTS,
-    SAMPLE_WEIGHT,
-    TARGETS,
-    ExampleSource,
-)
+from tf_bandmf.sampling.row_kinds import Leaves, RowKinds, refuse_most_failed, rows_of
+from tf_bandmf.sampling.sources import INPUTS, ExampleSource, named_parts
 
 
 class IndexedExamples(ExampleSource):
@@ -74,7 +69,7 @@ class IndexedExamples(ExampleSource):
         # Example 0 alone, then beside others: it must be the same.
         self._rows(places[:1])
         _, works = self._rows(places, is_first=True)
-        self._kinds.refuse_failures(works, "fetch, as far as it was tried")
+        refuse_most_failed(works, "fetch, as far as it was tried")
         self._sample.update(self._seen[places].tobytes())
 
     def _first(self, places: np.ndarray) -> RowKinds:
@@ -101,15 +96,9 @@ class IndexedExamples(ExampleSource):
     def _content(self, indices: np.ndarray) -> dict[str, Any]:
         found = self._fetch(indices)
         parts = found if isinstance(found, tuple) else (found,)
-        if not 1 <= len(parts) <= 3:
-            raise ValueError(
-                f"fetch must return x, (x, y) or (x, y, sample_weight), found a tuple of "
-                f"{len(parts)}. Use a dictionary for several inputs."
-            )
-        names = (INPUTS, TARGETS, SAMPLE_WEIGHT)
         return {
             name: tf.nest.map_structure(lambda v: rows_of(v, len(indices)), part)
-            for name, part in zip(names, parts)
+            for name, part in named_parts(parts, "fetch must return").items()
         }
 
     def _each(self, indices: np.ndarray) -> tuple[Leaves, np.ndarray]:

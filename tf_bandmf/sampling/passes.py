@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from tf_bandmf.sampling.record_identity import PROBED
 from tf_bandmf.sampling.row_kinds import Leaves, RowKinds, rows_of
-from tf_bandmf.sampling.sources import INPUTS, SAMPLE_WEIGHT, TARGETS
+from tf_bandmf.sampling.sources import named_parts
 
-_NAMES = (INPUTS, TARGETS, SAMPLE_WEIGHT)
-_EXAMPLES_AT_ONCE = 256
+# How many examples are read at once.
+EXAMPLES_AT_ONCE = 256
 # Sources and functions of tf.data that raise for no element.
 _SOURCES = {"RangeDataset", "TensorDataset", "TensorSliceDataset"}
 _TOTAL = {
@@ -168,7 +168,7 @@ class _Elements(Passes):
         end = tf.data.Dataset.from_tensors((*blank, True))
         places = tf.data.Dataset.range(self._num_examples + 1)
         found = tf.data.Dataset.zip((places, self._dataset.map(flat).concatenate(end)))
-        return found.ignore_errors().batch(_EXAMPLES_AT_ONCE)
+        return found.ignore_errors().batch(EXAMPLES_AT_ONCE)
 
     def refuse_failures(self) -> None:
         variant = tf.data.experimental.to_variant(self._dataset)
@@ -318,7 +318,7 @@ def _read(items: Iterable[Any], what: str, way: str) -> Iterator[Any]:
 
 def _stacked(examples: Iterator[Any]) -> Iterator[Any]:
     """Blocks of single examples."""
-    while block := list(itertools.islice(examples, _EXAMPLES_AT_ONCE)):
+    while block := list(itertools.islice(examples, EXAMPLES_AT_ONCE)):
         try:
             yield tf.nest.map_structure(lambda *same: np.stack(same), *block)
         except ValueError as error:
@@ -341,14 +341,9 @@ def _arrays(block: Any) -> dict[str, Any]:
 
 def _content(block: Any) -> dict[str, Any]:
     parts = block if isinstance(block, (tuple, list)) else (block,)
-    if not 1 <= len(parts) <= 3:
-        raise ValueError(
-            f"A data set must yield x, (x, y) or (x, y, sample_weight), found a tuple of "
-            f"{len(parts)}. Use a dictionary for several inputs."
-        )
     return {
         name: _without_lists(part)
-        for name, part in zip(_NAMES, parts)
+        for name, part in named_parts(parts, "A data set must yield").items()
         if part is not None
     }
 

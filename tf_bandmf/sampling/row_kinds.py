@@ -96,16 +96,16 @@ class RowKinds:
         ]
         return with_weights(self.packed(leaves), tf.ensure_shape(works, [None]))
 
-    @staticmethod
-    def refuse_failures(works: np.ndarray, what: str) -> None:
-        """Raises ValueError if half of some examples or more could not be read."""
-        failed = int(works.size - works.sum())
-        if failed and 2 * failed >= works.size:
-            raise ValueError(
-                f"{what}: {failed} of {works.size} examples raise an error, or have "
-                f"another shape or dtype than others. Examples must have one shape: pad "
-                f"or cut them. A few that cannot be read count zero, but not most of them."
-            )
+
+def refuse_most_failed(works: np.ndarray, what: str) -> None:
+    """Raises ValueError if half of some examples or more could not be read."""
+    failed = int(works.size - works.sum())
+    if failed and 2 * failed >= works.size:
+        raise ValueError(
+            f"{what}: {failed} of {works.size} examples raise an error, or have another "
+            f"shape or dtype than others. Examples must have one shape: pad or cut them. A "
+            f"few that cannot be read count zero, but not most of them."
+        )
 
 
 def rows_of(value: Any, count: int | None = None) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -174,6 +174,25 @@ def one_row_each(
             return tf.identity(tensor)
 
     return tf.nest.map_structure(checked, content)
+
+
+def named_parts(parts: Sequence[Any], said: str) -> dict[str, Any]:
+    """The parts of examples by the names that contents have.
+
+    Args:
+      parts: x, (x, y) or (x, y, sample_weight).
+      said: who gave them, and that they must be so, for the message.
+
+    Raises:
+      ValueError: if there are none, or more.
+    """
+    names = (INPUTS, TARGETS, SAMPLE_WEIGHT)
+    if not 1 <= len(parts) <= len(names):
+        raise ValueError(
+            f"{said} x, (x, y) or (x, y, sample_weight), found a tuple of {len(parts)}. "
+            f"Use a dictionary for several inputs."
+        )
+    return dict(zip(names, parts))
 
 
 def repeated(content: dict[str, Any], views: int) -> dict[str, Any]:

@@ -20,12 +20,17 @@ import tensorflow as tf
 import tqdm
 
 from tf_bandmf.sampling.failing import FailedRecords
-from tf_bandmf.sampling.passes import ENDED, Block, is_py_dataset, opened
+from tf_bandmf.sampling.passes import (
+    ENDED,
+    EXAMPLES_AT_ONCE,
+    Block,
+    is_py_dataset,
+    opened,
+)
 from tf_bandmf.sampling.record_identity import MOST_HASHES, record_hashes
-from tf_bandmf.sampling.row_kinds import Leaves, RowKinds
+from tf_bandmf.sampling.row_kinds import Leaves, RowKinds, refuse_most_failed
 from tf_bandmf.sampling.sources import INPUTS, ExampleSource
 
-_EXAMPLES_AT_ONCE = 256
 _BYTES = 16
 _CHANGED = (
     "The data set gave another example at place {place} than in its first pass: it "
@@ -137,7 +142,7 @@ class StreamedExamples(ExampleSource):
                 f"The plan is for {self.num_examples} examples, and the data set has "
                 f"{place}. Make a plan for this data set."
             )
-        self._kinds.refuse_failures(works, "The data set")
+        refuse_most_failed(works, "The data set")
         self._records = np.unique(np.concatenate(hashes))[:MOST_HASHES]
         self._warn_of_repetitions(self._digests[works])
 
@@ -181,7 +186,7 @@ class StreamedExamples(ExampleSource):
                 self._reader, self._next = self._passes.blocks(self._kinds), 0
                 self._rest = self._kinds.blank(0), np.empty(0, bool)
                 while self._next < first:
-                    self._take(min(_EXAMPLES_AT_ONCE, first - self._next))
+                    self._take(min(EXAMPLES_AT_ONCE, first - self._next))
             return self._take(end - first)
 
     def _take(self, count: int) -> Block:

@@ -23,9 +23,8 @@ from tf_bandmf.sampling.purity import may_fail, refused_operation
 from tf_bandmf.sampling.record_identity import SeenRecords, probed_places
 from tf_bandmf.sampling.sources import (
     INPUTS,
-    SAMPLE_WEIGHT,
-    TARGETS,
     ExampleSource,
+    named_parts,
     one_row_each,
 )
 
@@ -239,14 +238,8 @@ def _alike(first: Any, second: Any) -> bool:
 
 
 def _contents(example: Any) -> dict[str, Any]:
-    if not isinstance(example, tuple):
-        return {INPUTS: example}
-    if not 1 <= len(example) <= 3:
-        raise ValueError(
-            f"An example must be x, (x, y) or (x, y, sample_weight), found a tuple of "
-            f"{len(example)}. Use a dictionary for several inputs."
-        )
-    return dict(zip((INPUTS, TARGETS, SAMPLE_WEIGHT), example))
+    parts = example if isinstance(example, tuple) else (example,)
+    return named_parts(parts, "An example must be")
 
 
 def _index(

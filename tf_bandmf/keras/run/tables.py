@@ -199,7 +199,7 @@ class RunTables:
                     f"(steps_per_execution), or resume from the newest checkpoint."
                 )
         if self._tables:
-            if at_first and self._was_changed():
+            if at_first and not self._first_step and self._was_changed():
                 # Weights that were loaded before the first step.
                 for table, variable in zip(self._tables, self._variables):
                     table.replace_weights(tensorflow_value(variable))

@@ -1,4 +1,5 @@
 """How gradients are clipped: the settings, checked.
+
 Group-wise clipping: a clip norm of its own for each group of weights.
 
 With groups of clip norms C_1, ..., C_G a contribution's norm is at most
@@ -228,8 +229,6 @@ class Clipping:
 
 
 FLAT = Clipping()
-
-
 # Larger ones make every float32 gradient infinite.
 _LARGEST_SCALE = 2**127
 
