@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_bandmf
 from tf_bandmf.sampling.ranges import RangedExamples
 from tf_bandmf.sampling.sources import ArrayExamples
+from tf_bandmf.sampling.units import examples_of
 
 X = np.array([[0.0, 1.0], [2.0, 0.5], [np.nan, 0.5], [1.0, 1.0]], np.float32)
 Y = np.array([0, 1, 2, 9])
@@ -103,3 +104,11 @@ def test_a_schedule_has_them_before_map_and_tells_runs_apart():
     assert ranged.ranges == {"y": (0, 9)}
     others = plan.batches(X, Y, ranges={"x": (0, 2)}), plan.batches(X, Y)
     assert len({ranged.schedule_id, *(s.schedule_id for s in others)}) == 3
+
+
+def test_units_of_several_rows_keep_what_was_declared():
+    ranges = {"y": (0, 2)}
+    units = examples_of(
+        2, X, Y, users=["a", "a", "b", "b"], rows_per_user=2, ranges=ranges
+    )
+    assert units.ranges == ranges

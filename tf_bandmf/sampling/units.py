@@ -106,7 +106,7 @@ class UnitExamples(ExampleSource):
         self._most = 1
         self._row_ids: np.ndarray | None = None
         self.num_examples = rows.num_examples
-        self.has_own_order = rows.has_own_order
+        self.has_own_order, self.ranges = rows.has_own_order, rows.ranges
         if users is None:
             if rows_per_user is not None:
                 raise ValueError("rows_per_user needs users: say whose each row is.")
