@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.sampling.failing import FailedRecords, each_that_works, with_weights
 from tf_bandmf.sampling.purity import may_fail, refused_operation
 from tf_bandmf.sampling.sources import (
@@ -203,10 +204,10 @@ class MappedExamples(ExampleSource):
             if indices is not None:
                 works = self.failed.noted(works, indices)
             return with_weights({**rows, **found}, works)
-        found = tf.map_fn(
+        found = map_each(
             lambda row: self._traced(*row),
             (rows, seeds),
-            fn_output_signature=self._spec,
+            self._spec,
             parallel_iterations=16,
         )
         return {**rows, **found}

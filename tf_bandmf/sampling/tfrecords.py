@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
+from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.sampling.failing import (
     FailedRecords,
     at_once_or_each,
@@ -209,10 +210,8 @@ class TFRecordExamples(ExampleSource):
         elif self._batched:
             content = _contents(self._parse(records))
         else:
-            content = tf.map_fn(
-                lambda record: _contents(self._parse(record)),
-                records,
-                fn_output_signature=self._spec,
+            content = map_each(
+                lambda record: _contents(self._parse(record)), records, self._spec
             )
         return one_row_each(content, records, _ROWS), works
 

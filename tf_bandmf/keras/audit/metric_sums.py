@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.keras.audit.private_metrics import KNOWN, PrivateMetric, Rows
 from tf_bandmf.keras.clipping import (
     NotIndependent,
@@ -156,7 +157,7 @@ def _vectors(
 
     size = sum(metric.size for metric in metrics)
     signature = tf.TensorSpec([size], tf.float64)
-    return tf.map_fn(one, (x, y), fn_output_signature=signature)
+    return map_each(one, (x, y), signature)
 
 
 def _measured(

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.accounting.checks import check_positive, whole_number
+from tf_bandmf.graphs.mapping import map_each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +188,7 @@ class PrivateMean(_Mean):
             return tf.ensure_shape(value, [])
 
         given = (rows.y, rows.y_pred)
-        return tf.map_fn(one, given, fn_output_signature=tf.float64)
+        return map_each(one, given, tf.float64)
 
 
 class PrivateAUC(PrivateMetric):

@@ -13,6 +13,7 @@ from typing import Any, Callable, NamedTuple
 import keras
 import tensorflow as tf
 
+from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.keras.clipping import is_random
 from tf_bandmf.sampling.batches import EDITED, INPUTS, ROWS, SAMPLE_WEIGHT, TARGETS
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
@@ -94,7 +95,7 @@ def preprocessed_batch(
     signature = tf.nest.map_structure(
         lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
     )
-    made = tf.map_fn(one, content, fn_output_signature=signature)
+    made = map_each(one, content, signature)
     if own_weight is not None:
         made[SAMPLE_WEIGHT] = _weighted(made.get(SAMPLE_WEIGHT), own_weight)
     rest = {name: value for name, value in batch.items() if name not in _CONTENT}

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.keras.clipping.independence.trace import current_trace
 from tf_bandmf.keras.clipping.independence.vectorized import rows_stay_apart
 from tf_bandmf.keras.compat.vectorizing import (
@@ -94,12 +95,7 @@ def _mapped(
         tf.function(noted, autograph=False).get_concrete_function(specs)
     # What was made is not used, so that it is not run.
     signature = [tf.TensorSpec(out.shape, out.dtype) for out in of_one]
-    looped = tf.map_fn(
-        function,
-        elements,
-        fn_output_signature=signature,
-        parallel_iterations=1,
-    )
+    looped = map_each(function, elements, signature, parallel_iterations=1)
     return list(looped), []
 
 
