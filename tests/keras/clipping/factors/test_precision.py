@@ -1,12 +1,15 @@
 """Settings of the process that would make per-example norms wrong are refused."""
 
+import re
 import types
 
 import clipping_reference as reference
+import keras
 import pytest
 import tensorflow as tf
+from keras import layers
 
-from tf_bandmf.keras.clipping import check_matmul_precision
+from tf_bandmf.keras.clipping import check_matmul_precision, clipped_gradient_sums
 from tf_bandmf.keras.clipping.factors import precision
 
 GPU = types.SimpleNamespace(device_type="GPU", name="/physical_device:GPU:0")
@@ -46,6 +49,52 @@ def test_tensor_float_32_is_refused(gpu, details):
         clipped()
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+@pytest.mark.invariant(17)
+def test_products_of_bfloat16_on_a_tpu_are_refused(monkeypatch):
+    monkeypatch.setattr(
+        tf.config, "list_logical_devices", lambda kind=None: ["TPU:0"] * (kind == "TPU")
+    )
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    try:
+        tf.config.experimental.enable_tensor_float_32_execution(True)
+        with pytest.raises(RuntimeError, match="bfloat16 on this TPU"):
+            check_matmul_precision()
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        check_matmul_precision()
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+@pytest.mark.parametrize("usual", [True, False])
+@pytest.mark.invariant(17)
+def test_the_setting_reaches_every_product_that_xla_compiles(usual):
+    # In the program, where TPUs and GPUs find it; True is the control.
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    inputs = keras.Input((8, 8, 4))
+    h = layers.Conv2D(8, 3, groups=2)(inputs)
+    h = layers.Reshape((36, 8))(h)
+    h = layers.MultiHeadAttention(2, 4)(h, h)
+    model = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(h)))
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+    @tf.function(autograph=False, jit_compile=True)
+    def sums(x, y):
+        return clipped_gradient_sums(model, x, y, l2_norm_clip=1.0).sums
+
+    try:
+        tf.config.experimental.enable_tensor_float_32_execution(usual)
+        ir = sums.experimental_get_compiler_ir(
+            tf.ones([5, 8, 8, 4]), tf.zeros([5], "int32")
+        )
+        lines = ir(stage="hlo").splitlines()
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+    products = [line for line in lines if re.search(r" (dot|convolution)\(", line)]
+    exact = ["operand_precision={highest,highest}" in line for line in products]
+    assert len(products) > 20
+    assert not any(exact) if usual else all(exact)
 
 
 def test_a_gpu_without_tensor_float_32_is_taken(gpu):

@@ -29,13 +29,14 @@ def check_matmul_precision() -> None:
     Raises:
       RuntimeError: with the setting, and how to change it.
     """
-    if tf.config.experimental.tensor_float_32_execution_enabled() and any(
-        map(_has_tensor_float_32, tf.config.get_visible_devices("GPU"))
-    ):
+    rounds_to = None
+    if tf.config.experimental.tensor_float_32_execution_enabled():
+        rounds_to = _usual_rounding()
+    if rounds_to is not None:
         raise RuntimeError(
-            "TensorFlow rounds products of float32 matrices to TensorFloat-32 on this "
-            "GPU: per-example norms would be wrong by 0.1% or more, and gradients "
-            "larger than the clip norm. Call "
+            f"TensorFlow rounds products of float32 matrices to {rounds_to}: per-example "
+            "norms would be wrong by 0.1% or more, and gradients larger than the clip "
+            "norm. Call "
             "tf.config.experimental.enable_tensor_float_32_execution(False) first. For "
             "speed use the dtype policy mixed_bfloat16 or mixed_float16, whose norms "
             "are computed in float32."
@@ -59,6 +60,17 @@ def check_matmul_precision() -> None:
                 f"float32 matrices: per-example norms would be wrong. Unset it, and use "
                 f"the dtype policy mixed_bfloat16 for speed."
             )
+
+
+def _usual_rounding() -> str | None:
+    """What devices of this process round operands to, unless they are told not to."""
+    if tf.config.list_logical_devices("TPU"):
+        # Despite its name the setting is about them, too: XLA's products are exact with
+        # it off, and have operands of bfloat16 with it on.
+        return "bfloat16 on this TPU"
+    if any(map(_has_tensor_float_32, tf.config.get_visible_devices("GPU"))):
+        return "TensorFloat-32 on this GPU"
+    return None
 
 
 def _has_tensor_float_32(device: tf.config.PhysicalDevice) -> bool:
