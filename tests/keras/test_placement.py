@@ -16,6 +16,7 @@ import tf_bandmf.keras
 ON_THE_HOST = {
     "Const": "texts of errors, and the name of a hash",
     "Fingerprint": "of the batch, which is on the host: the pipeline made it there",
+    "GatherV2": "the text of the condition of a step that does not hold",
     "PyFunc": "looks up other runs of the process, in the first step alone; two numbers",
 }
 EXAMPLES, BATCH = 32, 8
@@ -116,8 +117,13 @@ def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
     # Inputs, targets, and the two that put them and the ids together.
     assert len(of_batch) <= 5
     assert all("CPU" in node.device for node in of_batch)
-    texts = [node for node in found if node.op == "Const"]
-    assert all(node.attr["dtype"].type == tf.string.as_datatype_enum for node in texts)
+    text = tf.string.as_datatype_enum
+    of_texts = {"Const": "dtype", "GatherV2": "Tparams"}
+    assert all(
+        node.attr[of_texts[node.op]].type == text
+        for node in found
+        if node.op in of_texts
+    )
 
 
 def test_on_a_cpu_weights_are_hashed_on_the_host():

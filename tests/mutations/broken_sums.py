@@ -27,10 +27,10 @@ from tf_bandmf.planning.plan import Plan
     invariants=(4,),
 )
 def noise_on_the_mean(patch):
-    def noisy_mean(total, noise, stddev, batch_size):
+    def noisy_mean(self, total, noise, stddev, batch_size):
         return (total + stddev * noise / batch_size) / batch_size
 
-    patch.setattr(replicas, "_noisy_mean", noisy_mean)
+    patch.setattr(replicas.NoisyMean, "__call__", noisy_mean)
 
 
 @broken("No clipping", checks.audited, "identity", says="the audit", invariants=(6, 17))

@@ -1,6 +1,7 @@
 """A keyed digest of the sum that noise is added to, which becomes part of the noise's key.
 
-In plain integer operations, of which XLA makes one pass. Two steps:
+In plain integer operations, of which XLA makes one pass. It takes up to half a second to
+compile it, so that on a CPU only the first level of long vectors is compiled. Two steps:
 
 NH of Black, Halevi, Krawczyk, Krovetz and Rogaway ("UMAC: fast and secure message
 authentication", Crypto 1999, theorem 4.2), for words `x` of a block in pairs, and keys `k`,
@@ -23,11 +24,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from typing import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray
+from tf_bandmf.noise.devices import device_kind, traced_under_xla
 
 # Blocks within blocks: enough for 1024 * 256^4 words, more than anything has.
 LEVELS = 5
@@ -39,6 +42,8 @@ _SUMMANDS = 4  # products that are added up before the sum along columns
 _LEVEL_WORDS = _VALUES * _BLOCK
 # Of words whose number varies: levels whose sizes do, and blocks of the next level.
 _PLAIN_LEVELS, _LAST_BLOCKS = 2, 16
+# Words of a level that takes below 0.4 ms on one core without XLA.
+_FEW_WORDS = 1 << 16
 # The key of the last step: 64 bits for each of five numbers, for two words of the result.
 _LAST_WORDS = 2 * 2 * (2 * _VALUES + 1)
 KEY_SIZE = LEVELS * _LEVEL_WORDS + _LAST_WORDS
@@ -71,14 +76,28 @@ def plain_digest(key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     Returns:
       int32, shape [2].
     """
+    return _digest(key, value, lambda _: _hashed_blocks)
+
+
+# From the key of a level and words to words, uint32.
+_Level = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+def _digest(
+    key: tf.Tensor, value: tf.Tensor, level_for: Callable[[int], _Level]
+) -> tf.Tensor:
+    """The digest, each of whose levels is made by the function for its number of words."""
     key = tf.bitcast(key, tf.uint32)
     words = tf.bitcast(value, tf.uint32)
     for level in range(LEVELS):
-        own = key[level * _LEVEL_WORDS : (level + 1) * _LEVEL_WORDS]
-        words = _hashed_blocks(own, words)
+        words = level_for(words.shape[0])(_key_of(key, level), words)
         if words.shape[0] == 2 * _VALUES:
             return tf.bitcast(_last(key[-_LAST_WORDS:], words), tf.int32)
     raise ValueError(f"{value.shape[0]} numbers are more than a digest takes.")
+
+
+def _key_of(key: tf.Tensor, level: int) -> tf.Tensor:
+    return key[level * _LEVEL_WORDS : (level + 1) * _LEVEL_WORDS]
 
 
 def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
@@ -96,16 +115,11 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     Raises:
       InvalidArgumentError: if there are more words.
     """
-    words = tf.concat([tf.shape(words), words], axis=0)
-    plain = tf.bitcast(key[: _PLAIN_LEVELS * _LEVEL_WORDS], tf.uint32)
-    keys = tf.reshape(plain, [_PLAIN_LEVELS, _VALUES, 2, _HALF, 1])
-    for own in tf.unstack(tf.transpose(keys, [0, 2, 1, 3, 4])):
-        missing = -tf.size(words) % _BLOCK
-        padded = tf.bitcast(tf.pad(words, [[0, missing]]), tf.uint32)
-        pairs = tf.reshape(padded, [2, 1, _HALF, -1])
-        first, second = tf.unstack(_long(pairs + own))
-        values = tf.reduce_sum(first * second, axis=1)
-        words = tf.reshape(tf.bitcast(tf.transpose(values), tf.int32), [-1])
+    plain = tf.bitcast(key, tf.uint32)
+    words = tf.bitcast(tf.concat([tf.shape(words), words], axis=0), tf.uint32)
+    for level in range(_PLAIN_LEVELS):
+        words = _plain_blocks(_key_of(plain, level), words)
+    words = tf.bitcast(words, tf.int32)
     padded = tf.pad(words, [[0, _LAST_BLOCKS * _BLOCK - tf.size(words)]])
     return _last_levels(key, tf.ensure_shape(padded, [_LAST_BLOCKS * _BLOCK]))
 
@@ -114,14 +128,38 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 def _last_levels(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     key, words = tf.bitcast(key, tf.uint32), tf.bitcast(words, tf.uint32)
     for level in range(_PLAIN_LEVELS, LEVELS):
-        words = _hashed_blocks(
-            key[level * _LEVEL_WORDS : (level + 1) * _LEVEL_WORDS], words
-        )
+        words = _hashed_blocks(_key_of(key, level), words)
     return tf.bitcast(_last(key[-_LAST_WORDS:], words), tf.int32)
 
 
-keyed_digest = tf.function(plain_digest, jit_compile=True, autograph=False)
-"""`plain_digest`, compiled by XLA."""
+def keyed_digest(key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """`plain_digest`, compiled by XLA where that pays."""
+    if device_kind() == "CPU" and not traced_under_xla():
+        return _host_digest(key, value)
+    return _compiled_digest(key, value)
+
+
+_compiled_digest = tf.function(plain_digest, jit_compile=True, autograph=False)
+
+
+@functools.partial(tf.function, autograph=False)
+def _host_digest(key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    def level_for(size: int) -> _Level:
+        return _plain_blocks if size <= _FEW_WORDS else _compiled_blocks
+
+    return _digest(key, value, level_for)
+
+
+def _plain_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    """`_hashed_blocks`, in few operations; the number of words may vary."""
+    size = words.shape[0]
+    missing = -(tf.size(words) if size is None else size) % _BLOCK
+    words = tf.pad(tf.bitcast(words, tf.int32), [[0, missing]])
+    rows = tf.reshape(tf.bitcast(words, tf.uint32), [1, 2, _HALF, -1])
+    pairs = _long(rows + tf.reshape(key, [_VALUES, 2, _HALF, 1]))
+    first, second = tf.unstack(pairs, axis=1)
+    values = tf.reduce_sum(first * second, axis=1)
+    return tf.reshape(tf.bitcast(tf.transpose(values), tf.uint32), [-1])
 
 
 def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
@@ -159,13 +197,17 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.stack(halves, axis=1), [-1])
 
 
+_compiled_blocks = tf.function(_hashed_blocks, jit_compile=True, autograph=False)
+
+
 def _last(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Two words from four."""
     keys = tf.reshape(key, [2, 2 * _VALUES + 1, 2])
-    long = _long(keys[..., 0]) + tf.bitwise.left_shift(
-        _long(keys[..., 1]), tf.constant(32, tf.uint64)
-    )
-    total = long[:, 0] + tf.reduce_sum(long[:, 1:] * _long(words), axis=1)
+    low, high = tf.unstack(_long(keys), axis=2)
+    long = low + tf.bitwise.left_shift(high, tf.constant(32, tf.uint64))
+    # The first number of the key is added.
+    factors = tf.concat([tf.constant([1], tf.uint64), _long(words)], axis=0)
+    total = tf.reduce_sum(long * factors, axis=1)
     return tf.cast(_upper(total), tf.uint32)
 
 

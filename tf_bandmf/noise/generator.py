@@ -135,8 +135,9 @@ class NoiseGenerator:
           As `step_key`. Secret.
         """
         if isinstance(step_key, tf.Tensor):
-            last = step_key[..., -1:] + tf.cast(digest, step_key.dtype)[..., None]
-            return tf.concat([step_key[..., :-1], last], axis=-1)
+            last = tf.constant([0] * (self.key_words - 1) + [1], step_key.dtype)
+            digest = tf.expand_dims(tf.cast(digest, step_key.dtype), -1)
+            return step_key + last * digest
         last = step_key[..., -1:] + np.asarray(digest).astype(step_key.dtype)[..., None]
         return np.concatenate([step_key[..., :-1], last], axis=-1)
 

@@ -115,12 +115,13 @@ def _compiled_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks
         if source_of(step_keys).of_many_operations:
             return one_by_one(step_keys, weights, first_block)
         # Outside, for XLA would compute a block's shared part again for each pair.
-        shared = [
-            _shared_parts(step_keys[j], first_block, num_blocks)
+        words = [
+            _shared_words(step_keys[j], first_block, num_blocks)
             for j in range(num_terms)
         ]
+        shared = _shared_parts(tf.stack(words))
         compiled = compiled_pairs(num_blocks, num_terms, key_words)
-        return compiled(step_keys, weights, first_block, tf.stack(shared))
+        return compiled(step_keys, weights, first_block, shared)
 
     # XLA needs the better part of an hour for two terms of ChaCha20 in one expression.
     def one_by_one(
@@ -185,7 +186,7 @@ def _plain_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks:
             many = source_of(step_keys).many
             words = many(step_keys[j], block * _PAIRS, chunk * _PAIRS)
             words = tf.reshape(tf.transpose(words), [4, chunk, _PAIRS])
-            shared = _shared_parts(step_keys[j], block, chunk)
+            shared = _shared_parts(_shared_words(step_keys[j], block, chunk))
             return box_muller(tf.unstack(words), shared[:, None])
 
         def of_chunk(i: tf.Tensor | int) -> tf.Tensor:
@@ -208,13 +209,18 @@ def _plain_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks:
     return pairs
 
 
-def _shared_parts(
+def _shared_words(
     step_key: tf.Tensor, first_block: tf.Tensor, num_blocks: int
 ) -> tf.Tensor:
-    """`radius.shared_part` of each block, shape [num_blocks]."""
+    """Words that a block's pairs share, int32, shape [num_blocks, 4]."""
     counter = first_block + tf.constant(_SHARED, tf.uint64)
-    words = source_of(step_key).many(step_key, counter, num_blocks)
-    return shared_part(words[:, 0], words[:, 1])
+    return source_of(step_key).many(step_key, counter, num_blocks)
+
+
+def _shared_parts(words: tf.Tensor) -> tf.Tensor:
+    """`radius.shared_part` of each block, shape [..., num_blocks]."""
+    first, second, *_ = tf.unstack(words, axis=-1)
+    return shared_part(first, second)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from typing import Callable
 
 import numpy as np
@@ -55,7 +56,6 @@ class Regeneration(Recurrence):
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
         self.key_terms = rows.terms
-        self._compiled_sum = tf.function(_sum, jit_compile=True, autograph=False)
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
@@ -64,14 +64,14 @@ class Regeneration(Recurrence):
         together = min(self._rows.terms, _UNROLLED_TERMS)
         # Steps before the first have weight 0.
         steps = tf.maximum(step - tf.range(self._rows.terms, dtype=tf.int64), 0)
-        first = normals(steps[:together], weights[:together])
         if together == self._rows.terms:
-            return first, None
+            return normals(steps, weights), None
+        first = normals(steps[:together], weights[:together])
 
         def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
             earlier = normals(steps[j, None], tf.constant(_ONE))
             only_row, slot = tf.expand_dims(earlier, 0), tf.constant(0, tf.int64)
-            return self._compiled_sum(total, weights[j], only_row, slot)
+            return _sum(total, weights[j], only_row, slot)
 
         return _plus_terms(first, add, together, self._rows.terms, step), None
 
@@ -85,10 +85,6 @@ class KeptNormals(Recurrence):
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
         self.memory_vectors = rows.terms - 1
-        self._compiled_first_sum = tf.function(
-            _first_sum, jit_compile=True, autograph=False
-        )
-        self._compiled_sum = tf.function(_sum, jit_compile=True, autograph=False)
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
@@ -103,9 +99,9 @@ class KeptNormals(Recurrence):
             return (step - tf.cast(j, tf.int64)) % self.memory_vectors
 
         def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-            return self._compiled_sum(total, weights[j], buffer, slot(j))
+            return _sum(total, weights[j], buffer, slot(j))
 
-        first = self._compiled_first_sum(weights, fresh, buffer, slot(1))
+        first = _first_sum(weights, fresh, buffer, slot(1))
         output = _plus_terms(first, add, 2, self._rows.terms, step)
         return output, tf.IndexedSlices(fresh[None], tf.reshape(slot(0), [1]))
 
@@ -131,15 +127,18 @@ def _plus_terms(
     )[1]
 
 
-# XLA makes one pass of each, and copies no variable.
+# XLA makes one pass of each, and copies no variable. They are compiled once for all models.
+_compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
 
 
+@_compiled
 def _first_sum(
     weights: tf.Tensor, fresh: tf.Tensor, buffer: tf.Tensor, slot: tf.Tensor
 ) -> tf.Tensor:
     return weights[0] * fresh + weights[1] * tf.gather(buffer, slot)
 
 
+@_compiled
 def _sum(
     total: tf.Tensor, weight: tf.Tensor, buffer: tf.Tensor, slot: tf.Tensor
 ) -> tf.Tensor:
@@ -157,9 +156,6 @@ class RingBuffer(Recurrence):
         self._rows = rows
         self.memory_vectors = rows.terms - 1
         self._jit_compile = jit_compile
-        self._compiled_solution = tf.function(
-            _solution, jit_compile=True, autograph=False
-        )
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
@@ -175,7 +171,7 @@ class RingBuffer(Recurrence):
         if self._jit_compile:
             # TensorFlow copies a variable that is written row by row whenever it is
             # read; XLA reads it where it is, once.
-            output = self._compiled_solution(fresh, weights[0], past, buffer)
+            output = _solution(fresh, weights[0], past, buffer)
         else:
             product = tf.linalg.matvec(buffer, past, transpose_a=True)
             output = (fresh - product) / weights[0]
@@ -183,6 +179,7 @@ class RingBuffer(Recurrence):
         return output, tf.IndexedSlices(output[None], slot)
 
 
+@_compiled
 def _solution(
     fresh: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor, buffer: tf.Tensor
 ) -> tf.Tensor:

@@ -85,19 +85,19 @@ def test_a_run_in_scaled_coordinates_is_believed():
 
 
 def test_a_run_in_scaled_coordinates_without_noise_is_seen(monkeypatch):
-    def without_noise(total, noise, stddev, batch_size):
+    def without_noise(self, total, noise, stddev, batch_size):
         return (total + 1e-3 * stddev * noise) / batch_size
 
-    monkeypatch.setattr(replicas, "_noisy_mean", without_noise)
+    monkeypatch.setattr(replicas.NoisyMean, "__call__", without_noise)
     plan = plan_of("identity", epsilon=1.0)
     assert audited(plan, optimizer=scaled(plan)).white_box.contradicts
 
 
 def test_a_run_without_noise_is_seen_in_both_boxes(monkeypatch):
-    def without_noise(total, noise, stddev, batch_size):
+    def without_noise(self, total, noise, stddev, batch_size):
         return (total + 1e-3 * stddev * noise) / batch_size
 
-    monkeypatch.setattr(replicas, "_noisy_mean", without_noise)
+    monkeypatch.setattr(replicas.NoisyMean, "__call__", without_noise)
     plan = plan_of("identity", epsilon=1.0)
     found = audited(plan)
     assert found.white_box.contradicts and found.black_box.contradicts

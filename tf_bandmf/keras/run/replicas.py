@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Callable
+
 import tensorflow as tf
 
 from tf_bandmf.keras.run.secrets import replica_id
@@ -18,10 +21,6 @@ class NoisyMean:
 
     def __init__(self, generator: NoiseGenerator) -> None:
         self._generator = generator
-        # XLA makes one pass of it.
-        self._on_one_replica = tf.function(
-            _noisy_mean, jit_compile=True, autograph=False
-        )
 
     def __call__(
         self, flat: tf.Tensor, part: tf.Tensor, stddev: float, batch_size: float
@@ -36,7 +35,7 @@ class NoisyMean:
         """
         shards, size = self._generator.num_shards, self._generator.shard_size
         if shards == 1:
-            return self._on_one_replica(flat, part, stddev, batch_size)
+            return _on_one_replica(stddev, batch_size)(flat, part)
         # Each replica adds its shard of the noise to its own sum: the noisy sum is what
         # they exchange.
         padded = tf.pad(flat, [[0, shards * size - self._generator.num_parameters]])
@@ -47,10 +46,16 @@ class NoisyMean:
         return replicas.all_reduce(tf.distribute.ReduceOp.SUM, total) / batch_size
 
 
-def _noisy_mean(
-    total: tf.Tensor, noise: tf.Tensor, stddev: float, batch_size: float
-) -> tf.Tensor:
-    return (total + stddev * noise) / batch_size
+@functools.lru_cache(maxsize=64)
+def _on_one_replica(stddev: float, batch_size: float) -> Callable[..., tf.Tensor]:
+    """The noisy mean of a sum and a row of noise; compiled once for all models."""
+
+    # XLA makes one pass of it.
+    @functools.partial(tf.function, jit_compile=True, autograph=False)
+    def noisy_mean(total: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
+        return (total + stddev * noise) / batch_size
+
+    return noisy_mean
 
 
 def shared_key(strategy: tf.distribute.Strategy, key: NoiseKey) -> NoiseKey:

@@ -332,9 +332,14 @@ class Run:
             return tf.identity(step)
 
     def _checked(self, conditions: Sequence[tuple[tf.Tensor, str]]) -> tf.Tensor:
-        checks = [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
-        allowed = tf.reduce_all(tf.stack([holds for holds, _ in conditions]))
-        with tf.control_dependencies([check for check in checks if check is not None]):
+        # One assertion for all, with the text of the first that does not hold: a step's
+        # graph takes its time for each operation, before it runs first.
+        hold = tf.stack([holds for holds, _ in conditions])
+        allowed = tf.reduce_all(hold)
+        first = tf.argmin(hold)
+        text = tf.gather(tf.constant([text for _, text in conditions]), first)
+        check = tf.debugging.Assert(allowed, [text])
+        with tf.control_dependencies([] if check is None else [check]):
             step = self.generator.checked_step(tf.identity(self.secrets.step))
         horizon = tf.constant(self.plan.num_steps, tf.int64)
         return tf.where(allowed, step, horizon)

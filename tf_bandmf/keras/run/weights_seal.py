@@ -79,16 +79,15 @@ class WeightsSeal:
         Args:
           weights: Keras variables, in the same order each time.
         """
-        state = of_replica(self._states).value()
-        unchanged = tf.equal(state[1], digest_of(weights))
-        return tf.equal(state[0], 0) | unchanged
+        is_there, known, _ = tf.unstack(of_replica(self._states).value())
+        return tf.equal(is_there, 0) | tf.equal(known, digest_of(weights))
 
     @tf.autograph.experimental.do_not_convert
     def holds_state(self) -> tf.Tensor:
         """Whether the optimizer's state is as that step left it, bool scalar."""
-        state = of_replica(self._states).value()
-        unchanged = tf.equal(state[2], digest_of(self._optimizer_state()))
-        return tf.equal(state[0], 0) | unchanged
+        is_there, _, known = tf.unstack(of_replica(self._states).value())
+        unchanged = tf.equal(known, digest_of(self._optimizer_state()))
+        return tf.equal(is_there, 0) | unchanged
 
     @tf.autograph.experimental.do_not_convert
     def renew(self, weights: Sequence[Any]) -> Any:
