@@ -14,7 +14,7 @@ from tf_bandmf.keras import (
     UnsupportedModelError,
 )
 from tf_bandmf.keras.audit.metric_sums import sums_of
-from tf_bandmf.keras.audit.private_metrics import checked
+from tf_bandmf.keras.audit.private_metrics import Rows, checked
 
 layers = keras.layers
 RECORDS, FEATURES = 40, 6
@@ -63,20 +63,43 @@ class Greedy(PrivateMetric):
         return float(sums[0]), noise
 
 
+def overridden():
+    """A metric of the library, one of whose functions looks at other records."""
+    metric = PrivateAccuracy(name="own")
+    metric.values = lambda rows: rows.y_pred[:, 0] - tf.reduce_mean(rows.y_pred)
+    return metric
+
+
+class Patient(Greedy):
+    """Of itself, which is seen in its graph."""
+
+    def vectors(self, rows):
+        return 50.0 * rows.y_pred
+
+
 ALL = [PrivateAccuracy(), PrivateLoss(1.4), PrivateAUC(bins=4)]
 
 
 @pytest.mark.invariant(3)
-@pytest.mark.slow_cases("a layer that mixes", "a function")
+@pytest.mark.slow_cases("a layer that mixes", "a function", "a metric of one record")
 @pytest.mark.parametrize(
     ("middle", "metrics"),
     [
         ([layers.Dense(4, activation="relu"), layers.Dropout(0.5)], ALL),
         ([Mixing()], ALL),
         ([], [Greedy()]),
+        ([], [overridden()]),
+        ([], [Patient()]),
         ([], [PrivateMean(lambda y, p: 7.0 * p[0], "big"), PrivateAccuracy()]),
     ],
-    ids=["plain", "a layer that mixes", "a metric that mixes", "a function"],
+    ids=[
+        "plain",
+        "a layer that mixes",
+        "a metric that mixes",
+        "an overridden metric",
+        "a metric of one record",
+        "a function",
+    ],
 )
 def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
     """By brute force: records are replaced by another one, which moves nobody else."""
@@ -96,6 +119,33 @@ def test_a_neighbor_moves_the_sums_by_one_at_most(records, middle, metrics):
         other, _ = sums_of(model, x[[11]], y[[11]], metrics)
         # Batches of other sizes round in other ways.
         np.testing.assert_allclose(moved, other - alone, atol=1e-6)
+
+
+def test_the_measure_sees_an_overridden_metric():
+    def of_second(first):
+        y_pred = tf.constant([[first], [0.25]])
+        return overridden().vectors(Rows(tf.zeros([2]), y_pred, None))[1]
+
+    assert abs(float(of_second(0.0)[0] - of_second(1.0)[0])) > 0.2
+
+
+class Unbounded(Greedy):
+    bad = float("nan")
+
+    def vectors(self, rows):
+        return rows.y_pred / 0.0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.invariant(3)
+def test_what_a_bad_record_adds_is_bounded(records, bad):
+    x, y = records
+    metric = Unbounded()
+    metric.bad = bad
+    with pytest.raises(ValueError, match="must be a finite number, found"):
+        sums_of(compiled(), x, y, [metric])
+    metric.bad = 1e300
+    assert np.linalg.norm(sums_of(compiled(), x[:1], y[:1], [metric])[0]) <= 1.0
 
 
 def test_batches_do_not_matter(records):

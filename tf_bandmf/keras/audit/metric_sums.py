@@ -8,6 +8,7 @@ zero, and so are exact.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.graphs.mapping import map_each
-from tf_bandmf.keras.audit.private_metrics import KNOWN, PrivateMetric, Rows
+from tf_bandmf.keras.audit.private_metrics import PrivateMetric, Rows
 from tf_bandmf.keras.clipping import (
     NotIndependent,
     UnsupportedModelError,
@@ -120,12 +121,10 @@ def _function(model: keras.Model, batch: Any, metrics: Sequence[PrivateMetric]) 
         function = tf.function(summed, autograph=False)
         return function.get_concrete_function(*specs, weights)
 
-    # A metric of the user's may look at other rows.
-    if all(type(metric) in KNOWN for metric in metrics):
-        try:
-            return _called(traced(whole=True))
-        except NotIndependent:
-            pass
+    # The metrics are part of the graph: those of the user may look at other rows, or take
+    # no more than one.
+    with contextlib.suppress(Exception):
+        return _called(traced(whole=True))
     try:
         return _called(traced(whole=False))
     except NotIndependent as error:
@@ -178,12 +177,21 @@ def _measured(
 
 
 def _bounded(metric: PrivateMetric, rows: Rows, parts: int) -> tf.Tensor:
-    """One metric's vectors, each of norm <= 1 / sqrt(parts); NaN is `bad`."""
+    """One metric's vectors, each of norm <= 1 / sqrt(parts); NaN is `bad`.
+
+    Raises:
+      ValueError: if `bad` is not finite, so that nothing bounds it.
+    """
+    bad = float(metric.bad) / math.sqrt(metric.size)
+    if not math.isfinite(bad):
+        raise ValueError(
+            f"What metric {metric.name!r} takes for records that are not finite (`bad`) "
+            f"must be a finite number, found {metric.bad}."
+        )
     vectors = tf.ensure_shape(
         tf.cast(metric.vectors(rows), tf.float64), [None, metric.size]
     )
     is_bad = tf.reduce_any(~tf.math.is_finite(vectors), axis=1, keepdims=True)
-    bad = metric.bad / math.sqrt(metric.size)
     vectors = tf.where(is_bad, tf.constant(bad, tf.float64), vectors)
     norms = tf.norm(vectors, axis=1, keepdims=True)
     return vectors / tf.maximum(norms, 1.0) / math.sqrt(parts)

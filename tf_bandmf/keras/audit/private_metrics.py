@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.accounting.checks import check_positive, whole_number
-from tf_bandmf.graphs.mapping import map_each
+from tf_bandmf.keras.clipping import map_examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +51,8 @@ class PrivateMetric(abc.ABC):
     def vectors(self, rows: Rows) -> tf.Tensor:
         """What each record adds, float [B, size]; the caller bounds its norm by 1.
 
-        Row i is a function of record i alone: metrics of other classes than this
-        library's get batches of one. NaN stands for `bad`.
+        Row i is a function of record i alone. If that cannot be shown, each record is a
+        batch of one. NaN stands for `bad`.
         """
 
     @abc.abstractmethod
@@ -67,7 +67,7 @@ class PrivateMetric(abc.ABC):
 
     @property
     def bad(self) -> float:
-        """What every coordinate of a record is that has NaN."""
+        """What every coordinate of a record is that has NaN; finite."""
         return 0.0
 
     def describe(self) -> str:
@@ -183,12 +183,11 @@ class PrivateMean(_Mean):
         return f"{type(self).__name__} {self.name} {self.bound}"
 
     def values(self, rows: Rows) -> tf.Tensor:
-        def one(record: tuple[Any, Any]) -> tf.Tensor:
+        def one(record: tuple[Any, Any]) -> list[tf.Tensor]:
             value = tf.cast(self._function(*record), tf.float64)
-            return tf.ensure_shape(value, [])
+            return [tf.ensure_shape(value, [])]
 
-        given = (rows.y, rows.y_pred)
-        return map_each(one, given, tf.float64)
+        return map_examples(one, (rows.y, rows.y_pred), self.name)[0]
 
 
 class PrivateAUC(PrivateMetric):
@@ -251,10 +250,6 @@ class PrivateAUC(PrivateMetric):
         spread = noise * math.sqrt(float(of_positive @ of_positive))
         spread = math.hypot(spread, noise * math.sqrt(float(of_negative @ of_negative)))
         return float(min(max(area, 0.0), 1.0)), float(spread)
-
-
-# Classes whose `vectors` were looked at: row i is of record i.
-KNOWN = (PrivateAccuracy, PrivateAUC, PrivateLoss, PrivateMean)
 
 
 def checked(metrics: Any) -> list[PrivateMetric]:

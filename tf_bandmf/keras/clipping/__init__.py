@@ -10,6 +10,7 @@ from tf_bandmf.keras.clipping.independence import (
     register_per_example_layer,
     vouched_classes,
 )
+from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.independence.state import is_random
 from tf_bandmf.keras.clipping.proof.batch_axis import layers_executed_alone
 from tf_bandmf.keras.clipping.proof.inference import measured_rows
@@ -67,6 +68,7 @@ __all__ = [
     "kept_pass",
     "layers_executed_alone",
     "made_up",
+    "map_examples",
     "measured_rows",
     "metrics_change_no_weights",
     "present_rows",

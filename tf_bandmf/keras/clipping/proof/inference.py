@@ -26,11 +26,11 @@ def measured_rows(
       x: inputs, tensors [B, ...] that are arguments of the graph.
       y: targets, likewise.
       measure: function of the outputs, and of a function that returns the compiled loss of
-        each record alone; row i of its result is of row i of these.
+        each record alone; returns a tensor [B, ...].
       alone: whether there is one record, which nothing else can be mixed with.
 
     Returns:
-      What `measure` returned.
+      What `measure` returned: row i is of record i.
 
     Raises:
       NotIndependent: if a row may depend on other records, a variable is changed, code of
@@ -47,6 +47,7 @@ def measured_rows(
     if not alone:
         for leaf in batches.tensor_leaves(y_pred):
             trace.require(leaf)
+        trace.require(found)
         trace.check()
         trace.check_isolation()
     trace.refuse_state(_no, _no)
