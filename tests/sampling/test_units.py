@@ -125,7 +125,7 @@ def test_wrong_arguments_are_refused():
         make_plan(unit="")
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     counts=st.lists(st.integers(1, 6), min_size=2, max_size=6), most=st.integers(1, 4)
 )

@@ -15,10 +15,11 @@ from tf_bandmf.sampling.sources import (
     TARGETS,
     Draw,
     ExampleSource,
+    WrappedExamples,
 )
 
 
-class ClassWeighted(ExampleSource):
+class ClassWeighted(WrappedExamples):
     """Examples that contribute in proportion to the weight of their class.
 
     Weights are divided by the largest one, if that is above 1: a weight above 1 would be
@@ -45,9 +46,7 @@ class ClassWeighted(ExampleSource):
             raise ValueError(
                 f"class_weight must map class numbers to weights, found {class_weight!r}."
             )
-        self.num_examples = examples.num_examples
-        self.has_own_order, self.ranges = examples.has_own_order, examples.ranges
-        self._examples = examples
+        super().__init__(examples)
         pairs = sorted((int(name), float(w)) for name, w in class_weight.items())
         if not all(math.isfinite(weight) and weight >= 0.0 for _, weight in pairs):
             raise ValueError(
@@ -96,9 +95,6 @@ class ClassWeighted(ExampleSource):
         return {**content, SAMPLE_WEIGHT: weight, SHARE: share}
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
-        self._examples.update_digest(update)
+        super().update_digest(update)
         weights = np.append(self._weights, self._others)
         update(b"shares of classes" + self._classes.tobytes() + weights.tobytes())
-
-    def recognized_by(self) -> Callable[[], np.ndarray]:
-        return self._examples.recognized_by()

@@ -24,6 +24,7 @@ from tf_bandmf.sampling.sources import (
     TARGETS,
     Draw,
     ExampleSource,
+    WrappedExamples,
     repeated,
 )
 
@@ -57,7 +58,7 @@ def _seeded(seed: tf.Tensor) -> Iterator[None]:
         yield
 
 
-class MappedExamples(ExampleSource):
+class MappedExamples(WrappedExamples):
     """Examples that a function changes each time they are read.
 
     An example of which the function fails becomes a row of zeros with the weight 0. If
@@ -79,9 +80,7 @@ class MappedExamples(ExampleSource):
     """
 
     def __init__(self, examples: ExampleSource, function: Callable[..., Any]) -> None:
-        self.num_examples = examples.num_examples
-        self.has_own_order = examples.has_own_order
-        self._examples = examples
+        super().__init__(examples)
         adapted = next((f for d in _DIALECTS if (f := d.adapt(function))), None)
         self._name = getattr(function, "__name__", type(function).__name__)
         self._with_targets, self._with_seed = (
@@ -223,11 +222,8 @@ class MappedExamples(ExampleSource):
         return self._mapped(rows, draw.seeds(indices, views), ids)
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
-        self._examples.update_digest(update)
+        super().update_digest(update)
         update(b"mapped" + self._probe)
-
-    def recognized_by(self) -> Callable[[], np.ndarray]:
-        return self._examples.recognized_by()
 
 
 def _tensor(value: Any) -> tf.Tensor:

@@ -10,17 +10,22 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.sampling.failing import FailedRecords, with_weights
-from tf_bandmf.sampling.sources import INPUTS, TARGETS, Draw, ExampleSource
+from tf_bandmf.sampling.sources import (
+    INPUTS,
+    TARGETS,
+    Draw,
+    ExampleSource,
+    WrappedExamples,
+)
 
 # Lowest and highest value, both allowed.
 Range = tuple[float, float]
 
 
-class RangedExamples(ExampleSource):
+class RangedExamples(WrappedExamples):
     """Examples, of which those outside of declared ranges are rows of zeros of weight 0.
 
     Such an example takes its part in the run, adds nothing to the sum, and ends no run
@@ -47,13 +52,11 @@ class RangedExamples(ExampleSource):
                 f'ranges must map "x" or "y" to the lowest and the highest value, as in '
                 f'{{"x": (0, 255), "y": (0, 9)}}, found {ranges!r}.'
             )
-        self.num_examples = examples.num_examples
-        self.has_own_order = examples.has_own_order
+        super().__init__(examples)
         self.ranges = dict(ranges)
         for name, wanted in self.ranges.items():
             for _, one in _pairs(wanted):
                 _check(name, one)
-        self._examples = examples
         self.failed = FailedRecords(self.num_examples)
 
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
@@ -85,11 +88,8 @@ class RangedExamples(ExampleSource):
         return with_weights({**content, **changed}, inside)
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
-        self._examples.update_digest(update)
+        super().update_digest(update)
         update(f"ranges {sorted(self.ranges.items())}".encode())
-
-    def recognized_by(self) -> Callable[[], np.ndarray]:
-        return self._examples.recognized_by()
 
 
 def _pairs(wanted: Any) -> list[tuple[Any, Range]]:

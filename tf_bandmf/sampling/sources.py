@@ -136,6 +136,28 @@ class ExampleSource(abc.ABC):
         return seen.hashes
 
 
+class WrappedExamples(ExampleSource):
+    """Examples of another source, which are changed as they are read.
+
+    Number, order, declared ranges, digest and hashes are those of the other source,
+    unless overridden.
+
+    Args:
+      examples: what is read.
+    """
+
+    def __init__(self, examples: ExampleSource) -> None:
+        self._examples = examples
+        self.num_examples = examples.num_examples
+        self.has_own_order, self.ranges = examples.has_own_order, examples.ranges
+
+    def update_digest(self, update: Callable[[Any], None]) -> None:
+        self._examples.update_digest(update)
+
+    def recognized_by(self) -> Callable[[], np.ndarray]:
+        return self._examples.recognized_by()
+
+
 def refuse_state(source: ExampleSource) -> None:
     """Raises ValueError if a source of the caller's keeps state or draws numbers.
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_bandmf.sampling.given import source_of
 from tf_bandmf.sampling.mapped import MappedExamples
 from tf_bandmf.sampling.ranges import RangedExamples
-from tf_bandmf.sampling.sources import ROWS, Draw, ExampleSource
+from tf_bandmf.sampling.sources import ROWS, Draw, ExampleSource, WrappedExamples
 
 
 def examples_of(
@@ -74,7 +74,7 @@ def examples_of(
     return units
 
 
-class UnitExamples(ExampleSource):
+class UnitExamples(WrappedExamples):
     """Units of up to K rows.
 
     Args:
@@ -102,11 +102,10 @@ class UnitExamples(ExampleSource):
     ) -> None:
         if isinstance(views, bool) or not isinstance(views, int) or views < 1:
             raise ValueError(f"views must be an integer >= 1, found {views!r}.")
-        self._source, self._views = rows, views
+        super().__init__(rows)
+        self._views = views
         self._most = 1
         self._row_ids: np.ndarray | None = None
-        self.num_examples = rows.num_examples
-        self.has_own_order, self.ranges = rows.has_own_order, rows.ranges
         if users is None:
             if rows_per_user is not None:
                 raise ValueError("rows_per_user needs users: say whose each row is.")
@@ -115,9 +114,9 @@ class UnitExamples(ExampleSource):
         self.rows_per_unit = self._most * views
 
     def _group(self, users: np.ndarray, rows_per_user: int | None) -> None:
-        if users.ndim != 1 or users.shape[0] != self._source.num_examples:
+        if users.ndim != 1 or users.shape[0] != self._examples.num_examples:
             raise ValueError(
-                f"users must say whose each of the {self._source.num_examples} rows is, "
+                f"users must say whose each of the {self._examples.num_examples} rows is, "
                 f"found an array of shape {users.shape}."
             )
         if isinstance(rows_per_user, bool) or not (
@@ -153,7 +152,7 @@ class UnitExamples(ExampleSource):
             ids = tf.ensure_shape(ids, [None, most])
             present = tf.ensure_shape(present, [None, most])
         flat = tf.reshape(ids, [-1])
-        content = self._source.drawn(flat, draw, views)
+        content = self._examples.drawn(flat, draw, views)
         size = tf.shape(ids)[0]
 
         def by_unit(tensor: tf.Tensor) -> tf.Tensor:
@@ -186,17 +185,14 @@ class UnitExamples(ExampleSource):
     ) -> ExampleSource:
         """The same units of weighted rows."""
         other = object.__new__(type(self))
-        vars(other).update({**vars(self), "_source": self._source.weighted(weigh)})
+        vars(other).update({**vars(self), "_examples": self._examples.weighted(weigh)})
         return other
 
     def update_digest(self, update: Callable[[Any], None]) -> None:
-        self._source.update_digest(update)
+        super().update_digest(update)
         update(f"units {self._most} {self._views}".encode())
         if self._row_ids is not None:
             update(self._row_ids.tobytes() + self._starts.tobytes())
-
-    def recognized_by(self) -> Callable[[], np.ndarray]:
-        return self._source.recognized_by()
 
 
 def _mixed(ids: np.ndarray, step: int, base: np.ndarray) -> np.ndarray:
