@@ -21,16 +21,21 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import dp_accounting
-import numpy as np
 from dp_accounting import rdp
-from dp_accounting.pld import privacy_loss_distribution
 
-from tf_bandmf.accounting import gaussian, profiles
+from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.guarantee import KINDS, REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.planning.card import Facts
-from tf_bandmf.planning.parts import Loss, Part, Run, gaussian_loss, renyi_accountants
+from tf_bandmf.planning.joint_losses import (
+    certainty,
+    composed_loss,
+    noise_of,
+    not_simulated,
+    renyi,
+    sum_of,
+)
+from tf_bandmf.planning.parts import Loss, Part, Run
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import (
     GENERATORS,
@@ -102,7 +107,7 @@ class JointGuarantee:
 
         Rhos add up (Bun and Steinke, 2016, arXiv:1605.02065, Lemma 1.7).
         """
-        return _sum(part.zcdp(self._replaced) for part in self.parts)
+        return sum_of(part.zcdp(self._replaced) for part in self.parts)
 
     def epsilon(self, delta: float) -> float:
         """The joint epsilon at delta.
@@ -210,7 +215,7 @@ class JointGuarantee:
     @functools.cached_property
     def gaussian_noise(self) -> float | None:
         """Noise multiplier of the Gaussian mechanism that all are, unamplified; or None."""
-        return _noise(self.parts, self._replaced)
+        return noise_of(self.parts, self._replaced)
 
     @functools.cached_property
     def _stated(self) -> tuple[float, float] | None:
@@ -241,13 +246,13 @@ class JointGuarantee:
         if self._renyi is not None and delta > self._renyi[1]:
             accountant, apart = self._renyi
             value = float(accountant.get_epsilon((delta - apart) / (1.0 - apart)))
-            found.append(_Bound(value, RENYI, *_certainty(_not_simulated(counted))))
+            found.append(_Bound(value, RENYI, *certainty(not_simulated(counted))))
         stated = self._stated
         # Where it is no better, the others say more of what the number is worth.
         least = min((bound.value for bound in found), default=math.inf)
         if stated is not None and stated[1] <= delta:
             if stated[0] < (1.0 - 1e-6) * least:
-                found.append(_Bound(stated[0], BASIC, *_certainty(self.parts)))
+                found.append(_Bound(stated[0], BASIC, *certainty(self.parts)))
         return [bound for bound in found if not math.isnan(bound.value)]
 
     @property
@@ -263,7 +268,7 @@ class JointGuarantee:
         if self.zcdp_rho is not None:
             known.append(self.zcdp_rho + 8.0 * math.sqrt(self.zcdp_rho))
         # At least that of the exact ones.
-        noise = _noise([p for p in self.parts if p.is_gaussian], self._replaced)
+        noise = noise_of([p for p in self.parts if p.is_gaussian], self._replaced)
         least = gaussian.zcdp_rho(noise) if noise is not None else 0.0
         return max(min(known, default=_FINE), least, _INTERVAL)
 
@@ -277,11 +282,11 @@ class JointGuarantee:
         self, counted: list[Part]
     ) -> Iterator[tuple[Loss, str, float | None]]:
         """Losses of all together, and what a number that rests on each is worth."""
-        proven = _not_simulated(counted)
+        proven = not_simulated(counted)
         if len(proven) < len(counted):
             # What is simulated counts as the Gaussian mechanism that it is, too.
-            yield self._proven_loss, *_certainty(proven)
-        yield self._loss, *_certainty(counted)
+            yield self._proven_loss, *certainty(proven)
+        yield self._loss, *certainty(counted)
 
     @functools.cached_property
     def _loss(self) -> Loss:
@@ -294,55 +299,14 @@ class JointGuarantee:
         return self._composed([part.proven() for part in self.parts])
 
     def _composed(self, parts: Iterable[Part]) -> Loss:
-        replaced, interval, parts = self._replaced, self._interval, tuple(parts)
-        gaussians = [part for part in parts if part.is_gaussian]
-        noise = _noise(gaussians, replaced)
-        losses = [gaussian_loss(noise, interval)] if gaussians and noise else []
-        divergent = []
-        for part in parts:
-            if part.is_gaussian:
-                continue
-            if part.has_losses(replaced):
-                losses += part.losses(replaced, interval)
-            else:
-                divergent.append(part)
-        # Without replacement, divergences are of replacements, also under zero-out.
-        for replaces in (False, True):
-            alike = [part for part in divergent if part.replaces is replaces]
-            together = [alike] if self._divergences(alike) else [[p] for p in alike]
-            for group in together if alike else []:
-                losses.append(profiles.dominating_loss(self._profile(group), interval))
-        none = privacy_loss_distribution.identity(interval)
-        return functools.reduce(lambda total, loss: total.compose(loss), losses, none)
-
-    def _divergences(self, parts: list[Part]) -> tuple[rdp.RdpAccountant, float] | None:
-        """See `_renyi`."""
-        return _renyi(parts, self._replaced or all(part.replaces for part in parts))
-
-    def _profile(self, parts: list[Part]) -> profiles.Profile:
-        """A profile from Renyi divergences alone: these add up."""
-        found = self._divergences(parts)
-        assert found is not None and found[1] == 0.0  # of a pair a loss is known
-        accountant = found[0]
-        known = [
-            lambda epsilons: np.array(
-                [float(accountant.get_delta(float(epsilon))) for epsilon in epsilons]
-            )
-        ]
-        rho = _sum(part.zcdp(self._replaced) for part in parts)
-        if rho is not None and all(part.is_zcdp for part in parts):
-            known.append(profiles.zcdp_profile(rho))
-        noise = _noise(parts, self._replaced)
-        if noise is not None:
-            known.append(profiles.gaussian_profile(noise))
-        return profiles.least(*known)
+        return composed_loss(parts, self._replaced, self._interval)
 
     @functools.cached_property
     def _renyi(self) -> tuple[rdp.RdpAccountant, float] | None:
         """All by Renyi divergences, where some part has nothing else; delta set apart."""
         if all(part.has_losses(self._replaced) for part in self.parts):
             return None
-        return _renyi(self.parts, self._replaced)
+        return renyi(self.parts, self._replaced)
 
 
 def compose(plans: Iterable[Plan | Part]) -> JointGuarantee:
@@ -386,62 +350,6 @@ def _part(one: Plan | Part) -> Part:
         f"plans must be tf_bandmf.Plan objects, or for releases made elsewhere "
         f"ApproximateDP, ZeroConcentratedDP or AccountedEvent, found {one!r}."
     )
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """None if any is."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
-
-
-def _noise(parts: Iterable[Part], replaced: bool) -> float | None:
-    """Noise of the one Gaussian mechanism that all parts amount to, or None."""
-    noises = (part.gaussian_noise(replaced) for part in parts)
-    precision = _sum(None if noise is None else noise**-2 for noise in noises)
-    return 1.0 / math.sqrt(precision) if precision else None
-
-
-def _renyi(
-    parts: Iterable[Part], replaced: bool
-) -> tuple[rdp.RdpAccountant, float] | None:
-    """What has composed the Renyi divergences of parts, and the delta set apart.
-
-    None if one has none, or dp-accounting cannot compose them.
-    """
-    events, kept = [], 1.0
-    for part in parts:
-        found = part.divergences(replaced)
-        if found is None:
-            return None
-        events.append(found[0])
-        kept *= 1.0 - found[1]
-    composed = dp_accounting.ComposedDpEvent(events)
-    for accountant in renyi_accountants(replaced):
-        if accountant.supports(composed):
-            return accountant.compose(composed), 1.0 - kept
-    return None
-
-
-def _certainty(parts: Iterable[Part]) -> tuple[str, float | None]:
-    """Kind and confidence of what rests on the numbers of all these parts."""
-    parts = tuple(parts)
-    risks = [1.0 - part.confidence for part in parts if part.confidence is not None]
-    if any(part.kind == "estimate" for part in parts) or math.fsum(risks) > 0.5:
-        return "estimate", None
-    return "bound", 1.0 - math.fsum(risks) if risks else None
-
-
-def _not_simulated(parts: Iterable[Part]) -> list[Part]:
-    """Those of which Renyi divergences say more than what they are unamplified."""
-    return [
-        part
-        for part in parts
-        if not (isinstance(part, Run) and part.plan.participation.is_simulated)
-    ]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
