@@ -26,32 +26,33 @@ def philox(
     Returns:
       Four uint32 tensors of the counter's shape.
     """
-    keys = list(halves(step_key[0]))
+    # Constants of all rounds: a graph takes its time for each operation.
+    multipliers = [tf.constant(factor, tf.uint64) for factor in _MULTIPLIERS]
+    increments = [tf.constant(increment, tf.uint32) for increment in _KEY_INCREMENTS]
+    half = tf.constant(32, tf.uint64)
+    keys = list(halves(step_key[0], half))
+    upper = halves(step_key[1], half)
     words = [
-        *halves(counter),
-        *(tf.broadcast_to(half, counter.shape) for half in halves(step_key[1])),
+        *halves(counter, half),
+        *(tf.broadcast_to(word, counter.shape) for word in upper),
     ]
     for _ in range(_ROUNDS):
-        low_0, high_0 = halves(_multiply(words[0], _MULTIPLIERS[0]))
-        low_1, high_1 = halves(_multiply(words[2], _MULTIPLIERS[1]))
+        low_0, high_0 = halves(tf.cast(words[0], tf.uint64) * multipliers[0], half)
+        low_1, high_1 = halves(tf.cast(words[2], tf.uint64) * multipliers[1], half)
         words = [
             high_1 ^ words[1] ^ keys[0],
             low_1,
             high_0 ^ words[3] ^ keys[1],
             low_0,
         ]
-        keys = [
-            key + tf.constant(increment, tf.uint32)
-            for key, increment in zip(keys, _KEY_INCREMENTS)
-        ]
+        keys = [key + increment for key, increment in zip(keys, increments)]
     return words[0], words[1], words[2], words[3]
 
 
-def _multiply(word: tf.Tensor, factor: int) -> tf.Tensor:
-    return tf.cast(word, tf.uint64) * tf.constant(factor, tf.uint64)
-
-
-def halves(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Lower and upper 32 bits of uint64."""
-    upper = tf.bitwise.right_shift(words, tf.constant(32, tf.uint64))
+def halves(
+    words: tf.Tensor, half: tf.Tensor | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Lower and upper 32 bits of uint64; `half` is the constant 32, if there is one."""
+    half = tf.constant(32, tf.uint64) if half is None else half
+    upper = tf.bitwise.right_shift(words, half)
     return tf.cast(words, tf.uint32), tf.cast(upper, tf.uint32)

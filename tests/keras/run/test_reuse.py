@@ -72,6 +72,7 @@ def step_from_a_copy(plan, folder, world, sign):
     invariants=[8, 11],
 )
 @pytest.mark.parametrize("mechanism", ["bsr:2", "lambda_cgd:0.9", "identity"])
+@pytest.mark.slow_cases("*identity")
 @pytest.mark.parametrize("generator", ["philox"])
 @pytest.mark.invariant(8)
 def test_two_worlds_share_no_noise(mechanism, generator, tmp_path, figure):

@@ -133,11 +133,11 @@ def self_check(
             )
 
         clipped = step(data)
-        neighbors = _other_neighbors(data)
-        others = [step(batch) for batch in neighbors]
+        neighbors = _neighbors(data)
+        others = {name: step(neighbors[name]) for name in _ONE_BY_ONE}
         for signs in _DRAWS:
             draw(signs)
-            results = [step(batch) for batch in (data, *neighbors)]
+            results = {name: step(neighbors[name]) for name in _TOGETHER}
             _compare_neighbors(model, results, rtol)
     if not any(math.isfinite(norm) for norm, _ in references):
         warnings.warn(
@@ -170,7 +170,7 @@ def self_check(
     compare(clipped.sums, references)
     expected, _ = references[0]
     known = math.isfinite(expected)
-    for neighbor, result in zip(_NEIGHBORS, others, strict=True) if known else ():
+    for neighbor, result in others.items() if known else ():
         found = float(result.norms.numpy()[0])
         if not abs(found - expected) <= rtol * expected + 1e-6:
             raise ClippingMismatchError(
@@ -186,28 +186,31 @@ def self_check(
 # How often all weights are drawn, and their signs: both, for gates behind `relu`, and the
 # other ones; positive, for what is a variance.
 _DRAWS = ((-1.0, 1.0), (-1.0, 1.0), (1.0,))
-_ALONE = 3
+# What stands beside the first example: with the weights of now, and with drawn ones.
+_NAN, _NOTHING = "a NaN example", "nothing"
+_ONE_BY_ONE = (_NAN, "zeros", "an outlier", _NOTHING, "three copies of another")
+_ALL = "an outlier, zeros and three copies of another"
+_TOGETHER = (_NAN, _NOTHING, _ALL)
 
 
 def _compare_neighbors(
-    model: keras.Model, results: Sequence[ClippedGradients], rtol: float
+    model: keras.Model, results: Mapping[str, ClippedGradients], rtol: float
 ) -> None:
     """Compares what an example contributes beside others with what it does alone.
 
     Args:
       model: the model.
-      results: of the example beside another one, and beside each of `_NEIGHBORS`.
+      results: of the example beside each of `_TOGETHER`.
       rtol: largest relative error.
 
     Raises:
       ClippingMismatchError: if that is not the same.
     """
-    names = ("another example", *_NEIGHBORS)
-    alone = results[1 + _ALONE]
+    alone = results[_NOTHING]
     expected = float(alone.norms.numpy()[0])
     if not math.isfinite(expected):
         return
-    for name, result in zip(names, results, strict=True):
+    for name, result in results.items():
         norms = result.norms.numpy()
         found = float(norms[0])
         same = abs(found - expected) <= rtol * expected + 1e-6
@@ -227,42 +230,35 @@ def _compare_neighbors(
             )
 
 
-# What stands beside the first example, in this order.
-_NEIGHBORS = (
-    "a NaN example",
-    "zeros",
-    "an outlier",
-    "nothing",
-    "three copies of another",
-)
-
-
-def _other_neighbors(data: Any) -> list[Any]:
-    """Batches with the same first example."""
+def _neighbors(data: Any) -> dict[str, Any]:
+    """Batches with the same first example, by the name of what stands beside it."""
 
     def beside(change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
         return batches.map_tensors(
             lambda tensor: tf.concat([tensor[:1], change(tensor[1:2])], axis=0), data
         )
 
-    def filled(value: float) -> Callable[[tf.Tensor], tf.Tensor]:
-        def fill(row: tf.Tensor) -> tf.Tensor:
-            if row.dtype.is_floating:
-                return tf.fill(tf.shape(row), tf.cast(value, row.dtype))
-            return row
+    def filled(row: tf.Tensor, value: float) -> tf.Tensor:
+        if row.dtype.is_floating:
+            return tf.fill(tf.shape(row), tf.cast(value, row.dtype))
+        return row
 
-        return fill
+    def outlier(row: tf.Tensor) -> tf.Tensor:
+        return 1e3 * row if row.dtype.is_floating else row
 
-    def zeros(row: tf.Tensor) -> tf.Tensor:
-        return tf.zeros_like(row) if row.dtype.is_floating else row
+    def copies(row: tf.Tensor) -> tf.Tensor:
+        return tf.repeat(row, 3, axis=0)
 
-    return [
-        beside(filled(math.nan)),
-        beside(zeros),
-        beside(lambda row: 1e3 * row if row.dtype.is_floating else row),
-        beside(lambda row: row[:0]),
-        beside(lambda row: tf.repeat(row, 3, axis=0)),
-    ]
+    # In groups of two, the example stands beside the outlier.
+    changes = {
+        _ALL: lambda row: tf.concat([outlier(row), filled(row, 0.0), copies(row)], 0),
+        _NAN: lambda row: filled(row, math.nan),
+        "zeros": lambda row: filled(row, 0.0),
+        "an outlier": outlier,
+        _NOTHING: lambda row: row[:0],
+        "three copies of another": copies,
+    }
+    return {name: beside(change) for name, change in changes.items()}
 
 
 def _with_another(tensor: tf.Tensor) -> tf.Tensor:
