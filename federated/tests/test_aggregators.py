@@ -202,7 +202,8 @@ def test_stateless_families_carry_only_keys_and_round():
         process = CorrelatedNoiseFactory(make_plan(mechanism), 1.0).create(VALUE_TYPE)
         noise_type = process.initialize.type_signature.result.member["noise"]
         assert str(noise_type) == (
-            f"<step_keys=uint64[{N},2],digest_key=int32[10260],buffer=float32[0,{D}]>"
+            f"<step_keys=uint64[{N},2],digest_key=int32[10260],inputs=int64,"
+            f"buffer=float32[0,{D}]>"
         )
 
 
@@ -228,6 +229,7 @@ def test_types():
             noise=collections.OrderedDict(
                 step_keys=(np.uint64, [N, 2]),
                 digest_key=(np.int32, [10260]),
+                inputs=np.int64,
                 buffer=(np.float32, [2, D]),
             ),
         )

@@ -6,7 +6,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tf_bandmf
-from tf_bandmf_federated import CorrelatedNoiseFactory, HostNoise, server_noise
+from tf_bandmf_federated import (
+    CorrelatedNoiseFactory,
+    HostNoise,
+    build_fed_avg,
+    server_noise,
+)
 from tf_bandmf_federated.noise_uses import NoiseUses
 
 SIZE = 2000
@@ -71,5 +76,59 @@ def test_the_measure_sees_noise_that_is_reused(place, monkeypatch):
     monkeypatch.setattr(
         server_noise.digests, "plain_digest", lambda key, total: tf.zeros([2], tf.int32)
     )
+    monkeypatch.setattr(server_noise, "_said_or_drawn", lambda inputs: inputs)
     first, second = two_results(make_plan("bsr:3"), place)
     np.testing.assert_allclose(first, second, atol=1e-5)
+
+
+def prepared_process(place):
+    def model_fn():
+        layer = tf.keras.layers.Dense(1, use_bias=False, input_shape=(SIZE,))
+        return tff.learning.models.from_keras_model(
+            tf.keras.Sequential([layer]),
+            loss=tf.keras.losses.MeanSquaredError(),
+            input_spec=(tf.TensorSpec([None, SIZE]), tf.TensorSpec([None, 1])),
+        )
+
+    return build_fed_avg(
+        model_fn,
+        make_plan("bsr:3"),
+        tff.learning.optimizers.build_sgdm(0.1),
+        clients_per_round=1.0,
+        noise=place,
+    )
+
+
+def model_after(process, state, inputs):
+    """The model after a round of nobody: its sum is zero, whoever was asked."""
+    state = process.prepare(state, replay=True, inputs=inputs)
+    after = process.next(state, []).state
+    return np.ravel(process.get_model_weights(after).trainable[0])
+
+
+@pytest.mark.attack(
+    "Equal sums in TensorFlow Federated (invariant 8)",
+    tried="Runs one round of one state twice, whose sums are zero, and looks whether equal "
+    "releases tell that the sums are equal.",
+    area="noise",
+    invariants=[8],
+)
+@pytest.mark.parametrize("place", ["state", "host"])
+@pytest.mark.parametrize("inputs", [("", ""), ("a drawn number", "another")])
+@pytest.mark.invariant(8)
+def test_equal_sums_do_not_show(inputs, place, figure):
+    process = prepared_process(place)
+    state = process.initialize()
+    first, second = (model_after(process, state, one) for one in inputs)
+    deviation = np.std(first - second) / process.plan.noise_stddev
+    figure(f"{place}: {deviation:.2f} times the noise is left")
+    assert 1.3 < deviation < 2.5
+
+
+@pytest.mark.parametrize("place", ["state", "host"])
+def test_a_round_with_the_same_inputs_is_the_same(place):
+    # The control, and what a restart needs.
+    process = prepared_process(place)
+    state = process.initialize()
+    first, second = (model_after(process, state, "a drawn number") for _ in range(2))
+    np.testing.assert_array_equal(first, second)

@@ -13,24 +13,18 @@
         state = output.state
 
 The round that a state runs next is `round_number(state)`. `prepare` puts the noise of the
-round into the state where the host makes the noise (`noise_place == "host"`), and does
-nothing where TFF's state holds all; calling it always is right. A round that was begun and
-must not be repeated is passed over by `skip_round`. `next` refuses a second result of a
-round as long as the process lives; what another process did is in the ledger of
-`train_model`.
-
-What a saved state holds:
-
-| | "state" | "host" |
-|---|---|---|
-| before and after `next` | keys of all rounds, ring buffer: secret | no secret |
-| between `prepare` and `next` | the same | the noise of the round: secret, do not save |
+round into the state where the host makes the noise (`noise_place == "host"`); calling it
+always is right. A round that was begun and must not be repeated is passed over by
+`skip_round`. `next` refuses a second result of a round as long as the process lives; what
+another process did is in the ledger of `train_model`. What a saved state holds is in the
+table of `server_noise`; between `prepare` and `next` do not save it.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any, Union
@@ -47,7 +41,7 @@ from tf_bandmf_federated.aggregators import MinSepNoiseFactory, num_parameters_o
 from tf_bandmf_federated.client_work import tagged_client_work
 from tf_bandmf_federated.host_noise import HostNoise, find_aggregator, replace_noise
 from tf_bandmf_federated.noise_uses import NoiseUses
-from tf_bandmf_federated.server_noise import choose_place
+from tf_bandmf_federated.server_noise import choose_place, number_of_inputs
 
 # What TFF's own learning processes add up.
 _TEMPLATES = tff.learning.templates
@@ -135,23 +129,23 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         Args:
           state: before the round.
           replay: says that the round's first result was neither released nor kept.
-          inputs: see `HostNoise.prepare`; noise in the state is bound to the sum itself.
+          inputs: what the round is begun with; its noise is bound to it, so that the
+            round can be repeated bit for bit. Empty: to a number that is drawn.
 
         Raises:
           ValueError: past the plan's last round; if the round was begun before in this
             process and `replay` is False; if the state is of another key.
         """
-        n = self.plan.num_steps
-        if self.round_number(state) >= n:
-            raise ValueError(
-                f"The plan has {n} rounds and all are done: its privacy budget is spent. "
-                f"More rounds need a new plan."
-            )
+        self._check_horizon(state)
         if self.host_noise is not None:
             return self.host_noise.prepare(state, replay, inputs)
         if replay:
             self._state_uses.begin(self.key_id(state), self.round_number(state), replay)
-        return state
+        if not inputs:
+            return state
+        noise = find_aggregator(state)["noise"]
+        number = number_of_inputs(inputs)
+        return replace_noise(state, collections.OrderedDict(noise, inputs=number))
 
     def skip_round(self, state: Any) -> Any:
         """The state after a round whose result is thrown away: model as before.
@@ -163,12 +157,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         Raises:
           ValueError: past the plan's last round.
         """
-        aggregator = find_aggregator(state)
-        current = self.round_number(state)
-        if current >= self.plan.num_steps:
-            raise ValueError(
-                f"The plan has {self.plan.num_steps} rounds; all are done."
-            )
+        current = self._check_horizon(state)
         if self.host_noise is not None:
             return self.host_noise.skip(state)
         self._state_uses.pass_over(self.key_id(state), current)
@@ -178,11 +167,21 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
             jit_compile=False,
             generator=self.plan.generator,
         )
-        noise = aggregator["noise"]
+        noise = find_aggregator(state)["noise"]
         kept = NoiseState(tf.constant(noise["step_keys"]), tf.constant(noise["buffer"]))
         _, after = generator.next(kept, tf.constant(current, tf.int64))
         noise = collections.OrderedDict(noise, buffer=after.buffer.numpy())
         return replace_noise(state, noise, current + 1)
+
+    def _check_horizon(self, state: Any) -> int:
+        """The state's round, if the plan has it."""
+        n, current = self.plan.num_steps, self.round_number(state)
+        if current >= n:
+            raise ValueError(
+                f"The plan has {n} rounds and all are done: its privacy budget is spent. "
+                f"More rounds need a new plan."
+            )
+        return current
 
     def use_of(self, state: Any) -> tuple[int, int] | None:
         """Run and round whose noise `next` would use; None if nothing can be said.
@@ -204,21 +203,10 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         except (TypeError, KeyError, ValueError):
             return None
 
-    def take(self, use: tuple[int, int]) -> None:
-        """The noise is used now.
-
-        Raises:
-          ValueError: if it was used before.
-        """
-        if self.host_noise is None:
-            self._state_uses.take(*use, begins=True)
-        else:
-            self.host_noise.uses.take(*use)
-
-    def give_back(self, use: tuple[int, int]) -> None:
-        """The round failed and has no result."""
-        uses = self._state_uses if self.host_noise is None else self.host_noise.uses
-        uses.give_back(*use)
+    @property
+    def uses(self) -> NoiseUses:
+        """Which rounds were begun in this process."""
+        return self._state_uses if self.host_noise is None else self.host_noise.uses
 
 
 class _NextOnce(tff.framework.ConcreteComputation):
@@ -244,11 +232,12 @@ class _NextOnce(tff.framework.ConcreteComputation):
         use = self._process.use_of(states[0]) if states else None
         if use is None:
             return super().__call__(*arguments, **named)
-        self._process.take(use)
+        uses = self._process.uses
+        uses.take(*use, begins=self._process.host_noise is None)
         try:
             return super().__call__(*arguments, **named)
-        except BaseException:
-            self._process.give_back(use)
+        except BaseException:  # the round has no result
+            uses.give_back(*use)
             raise
 
 
@@ -377,18 +366,13 @@ def _client_work(
     optimizer: tff.learning.optimizers.Optimizer,
     metrics_aggregator: Callable[..., Any],
 ) -> tff.learning.templates.ClientWorkProcess:
-    uniform = tff.learning.ClientWeighting.UNIFORM
+    build = functools.partial(_TEMPLATES.build_model_delta_client_work, model_fn)
     if isinstance(model_fn, tff.learning.models.FunctionalModel):
-        return _TEMPLATES.build_functional_model_delta_client_work(
-            model=model_fn,
-            optimizer=optimizer,
-            client_weighting=uniform,
-            metrics_aggregator=metrics_aggregator,
-        )
-    return _TEMPLATES.build_model_delta_client_work(
-        model_fn=model_fn,
+        work = _TEMPLATES.build_functional_model_delta_client_work
+        build = functools.partial(work, model=model_fn)
+    return build(
         optimizer=optimizer,
-        client_weighting=uniform,
+        client_weighting=tff.learning.ClientWeighting.UNIFORM,
         metrics_aggregator=metrics_aggregator,
     )
 

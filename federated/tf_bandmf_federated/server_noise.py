@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import abc
 import collections
+import hashlib
 
+import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import Plan
@@ -27,6 +29,7 @@ from tf_bandmf_federated.secret_words import fresh_words
 # Floats in the ring buffer up to which the state can hold it: state crosses to TFF's
 # worker and back in each round, at about 20 times its size in memory.
 MAX_STATE_FLOATS = 5_000_000
+_UNSAID = np.int64(0)  # what a round is begun with, where nobody says it
 
 State = collections.OrderedDict
 
@@ -85,8 +88,9 @@ class NoiseInState(ServerNoise):
     `step_keys`, uint64 [num_steps, 2], 128 bits from the operating system for each round
     (16 bytes each; under ChaCha20 [num_steps, 5], 320 bits); those of rounds that are done
     are bound to the sums that their noise was added to, by a digest under `digest_key`,
-    int32. So an older state that comes back, and gets other sums, has independent noise.
-    With a test seed, which protects nobody, the noise follows from the rounds alone.
+    int32, and to `inputs`, int64: what the round was begun with. 0: nobody said, and the
+    graph that runs draws a number. So an older state that comes back has independent
+    noise. With a test seed, which protects nobody, the noise follows from the rounds alone.
     `buffer`, float32 [memory_vectors, num_parameters], is empty for strategies with a
     banded inverse.
 
@@ -118,7 +122,12 @@ class NoiseInState(ServerNoise):
             keys = tf.constant(self._generator.step_keys(key))
             digest_key = tf.constant(digests.digest_key(key.secret_bytes(), ""))
         buffer = tf.zeros([self._generator.memory_vectors, d])
-        return State(step_keys=keys, digest_key=digest_key, buffer=buffer)
+        return State(
+            step_keys=keys,
+            digest_key=digest_key,
+            inputs=tf.constant(_UNSAID),
+            buffer=buffer,
+        )
 
     def next(
         self, state: State, round_number: tf.Tensor, total: tf.Tensor
@@ -127,16 +136,27 @@ class NoiseInState(ServerNoise):
         step = self._generator.checked_step(round_number)
         if self._test_seed is None:
             words = digests.plain_digest(state["digest_key"], total)
-            key = self._generator.bound_key(keys[step], tf.bitcast(words, tf.int64))
+            digest = tf.bitcast(words, tf.int64) + _said_or_drawn(state["inputs"])
+            key = self._generator.bound_key(keys[step], digest)
             keys = tf.tensor_scatter_nd_update(keys, [[step]], key[None])
         noise, update = self._generator.row(keys, buffer, step)
         if update is not None:
             buffer = tf.tensor_scatter_nd_update(
                 buffer, update.indices[:, None], update.values
             )
-        return noise, State(
-            step_keys=keys, digest_key=state["digest_key"], buffer=buffer
-        )
+        unsaid = tf.constant(_UNSAID)
+        return noise, State(state, step_keys=keys, inputs=unsaid, buffer=buffer)
+
+
+def number_of_inputs(inputs: str) -> np.int64:
+    """What a text is in a state that holds its noise, with at least 63 bits; never 0."""
+    found = hashlib.blake2b(inputs.encode(), digest_size=8).digest()
+    return np.frombuffer(found, np.int64)[0] | np.int64(1)
+
+
+def _said_or_drawn(inputs: tf.Tensor) -> tf.Tensor:
+    drawn = tf.bitcast(fresh_words([]), tf.int64)
+    return tf.where(tf.equal(inputs, _UNSAID), drawn, inputs)
 
 
 class NoiseFromHost(ServerNoise):
@@ -182,14 +202,8 @@ class NoiseFromHost(ServerNoise):
         with tf.control_dependencies(checks):
             noise = tf.identity(state["values"])
         noise.set_shape([d])  # checked above, with a message that helps
-        used = State(
-            run_id=state["run_id"],
-            key_id=state["key_id"],
-            ready_for=tf.constant(-1, tf.int64),
-            digests=state["digests"],
-            values=_no_values(),
-        )
-        return noise, used
+        nothing = tf.constant(-1, tf.int64)
+        return noise, State(state, ready_for=nothing, values=_no_values())
 
 
 def _no_values() -> tf.Tensor:
