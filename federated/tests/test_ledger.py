@@ -246,3 +246,55 @@ def test_another_run_a_second_program_and_open_files_are_refused(path):
     os.chmod(path, 0o644)
     with pytest.raises(PermissionError, match="chmod 600"):
         Ledger(path, RUN)
+
+
+def connecting(statement):
+    """`sqlite3.connect` that runs a statement on each new connection."""
+    real = sqlite3.connect
+
+    def connect(*arguments, **options):
+        database = real(*arguments, **options)
+        database.execute(statement)
+        return database
+
+    return connect
+
+
+def test_a_file_that_another_program_has_locked_is_not_called_damaged(
+    path, monkeypatch
+):
+    rounds_of(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    monkeypatch.setattr(sqlite3, "connect", connecting("PRAGMA busy_timeout = 10"))
+    with pytest.raises(OSError, match="cannot be used now"):
+        Ledger(path, RUN)
+    other.execute("ROLLBACK")
+    other.close()
+    assert rounds_of(path) == {}
+
+
+@pytest.mark.parametrize(
+    "statement, match",
+    [("PRAGMA max_page_count = 1", "full"), ("PRAGMA query_only = 1", "readonly")],
+)
+def test_a_round_that_cannot_be_written_is_not_begun(
+    statement, match, path, monkeypatch
+):
+    with Ledger(path, RUN) as ledger:
+        ledger.started(0, **START)
+        ledger.result(0, "r")
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", connecting(statement))
+        with Ledger(path, RUN) as ledger:
+            many = {**START, "cohort": tuple(f"device {i}" for i in range(2000))}
+            with pytest.raises(OSError, match=match):
+                ledger.started(1, **many)
+            # It may not know what is on the disk: nothing more is written by it.
+            with pytest.raises(ValueError, match="is closed"):
+                ledger.started(1, **START)
+    with Ledger(path, RUN) as ledger:
+        assert list(ledger.rounds) == [0]
+        assert ledger.records(["device 7"], 2).tolist() == [[-1, 0]]
+        ledger.started(1, **START)
+    assert [record.starts for record in rounds_of(path).values()] == [1, 1]

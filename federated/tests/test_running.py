@@ -107,7 +107,7 @@ def check_one_content(devices, models):
 
 def test_the_model_is_the_sum_of_updates_and_of_the_cores_noise(tmp_path):
     devices = make_devices(tmp_path, plan=TEST_PLAN)
-    done = finish(tmp_path, devices, plan=TEST_PLAN)
+    done, _ = finish(tmp_path, devices, plan=TEST_PLAN)
     generator = NoiseGenerator(TEST_PLAN.strategy, 4)
     state = generator.initial_state(tf_bandmf.noise.keys.NoiseKey.for_testing(3))
     noise = np.zeros(4)
@@ -117,12 +117,12 @@ def test_the_model_is_the_sum_of_updates_and_of_the_cores_noise(tmp_path):
     # Each device adds a vector of norm 1 in the direction of ones.
     asked = sum(len(names) for _, _, names in devices.asked)
     expected = (asked * 0.5 + TEST_PLAN.noise_stddev * noise) / PER_ROUND
-    np.testing.assert_allclose(flat(done.state), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(flat(done), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_separation_is_kept_and_measured(tmp_path):
     devices = make_devices(tmp_path)
-    done = finish(tmp_path, devices)
+    _, measured = finish(tmp_path, devices)
     came = {}
     for number, _, names in devices.asked:
         for name in names:
@@ -130,9 +130,9 @@ def test_the_separation_is_kept_and_measured(tmp_path):
     for rounds in came.values():
         assert len(rounds) <= K
         assert all(late - early >= B for early, late in zip(rounds, rounds[1:]))
-    assert done.measured.num_participations == sum(map(len, came.values()))
-    assert done.measured.min_separation >= B
-    found = measured_guarantee(PLAN, done.measured)
+    assert measured.num_participations == sum(map(len, came.values()))
+    assert measured.min_separation >= B
+    found = measured_guarantee(PLAN, measured)
     assert found.is_within_plan and found.guarantee.epsilon <= PLAN.epsilon * 1.0001
 
 
@@ -158,11 +158,11 @@ def test_the_server_clips_again_and_divides_by_a_constant(tmp_path):
         add(request.names[0], [np.full(shape, 1e9, np.float32) for shape in SHAPES])
         return Replies()
 
-    told = finish(tmp_path, devices, plan=TEST_PLAN, exchange=liar)
-    nobody = finish(
+    told, _ = finish(tmp_path, devices, plan=TEST_PLAN, exchange=liar)
+    nobody, _ = finish(
         tmp_path / "2", devices, plan=TEST_PLAN, exchange=lambda request, add: Replies()
     )
-    moved = np.linalg.norm(flat(told.state) - flat(nobody.state))
+    moved = np.linalg.norm(flat(told) - flat(nobody))
     assert moved == pytest.approx(N / PER_ROUND, rel=1e-4)
 
 
@@ -227,10 +227,12 @@ def test_a_crash_gives_no_second_content(tmp_path, stage, interrupted_round):
         finish(tmp_path, devices, exchange=dies, models=models)
     devices.gone = set(list(devices.stores)[:2])  # meanwhile some left
     after = Models()
-    done = finish(tmp_path, devices, models=after, interrupted_round=interrupted_round)
+    _, measured = finish(
+        tmp_path, devices, models=after, interrupted_round=interrupted_round
+    )
     check_one_content(devices, models.released + after.released)
     skips = interrupted_round == "skip" and stage != "release"
-    assert done.measured.skipped_rounds == ((2,) if skips else ())
+    assert measured.skipped_rounds == ((2,) if skips else ())
     assert {key for key, _ in models.released + after.released} == set(range(1, N + 1))
     if skips:
         contents = dict(models.released + after.released)
@@ -279,8 +281,8 @@ def test_a_run_goes_on_to_more_rounds_but_not_past_the_plan(tmp_path):
     finish(tmp_path, devices, total_rounds=3)
     with pytest.raises(ValueError, match="more than total_rounds = 2"):
         finish(tmp_path, devices, total_rounds=2)
-    done = finish(tmp_path, devices)
-    assert done.measured.num_rounds == N
+    _, measured = finish(tmp_path, devices)
+    assert measured.num_rounds == N
     with pytest.raises(ValueError, match=r"num_rounds must be in \[1, 7\]"):
         make_run(tmp_path, devices, total_rounds=N + 1)
 
@@ -322,3 +324,21 @@ def test_the_health_line_has_counts_and_a_growing_epsilon(tmp_path):
     spent = [float(re.search(r"epsilon <= ([\d.]+) so far", line)[1]) for line in lines]
     assert spent == sorted(spent) and 0 < spent[0] < spent[-1]
     assert spent[-1] <= PLAN.epsilon + 0.001
+
+
+@pytest.mark.parametrize("answer", [None, 5, [[[1.0, 2.0], [3.0]]], [object()], ["a"]])
+@pytest.mark.invariant(18)
+def test_an_answer_that_is_no_arrays_adds_nothing_and_stops_nobody(answer, tmp_path):
+    devices, metrics = make_devices(tmp_path), []
+
+    def exchange(request, add):
+        return devices.exchange(request, lambda name, update: add(name, answer))
+
+    finish(
+        tmp_path,
+        devices,
+        exchange=exchange,
+        total_rounds=1,
+        after_round=lambda state: metrics.append(state.metrics),
+    )
+    assert (metrics[0]["failed"], metrics[0]["contributing"]) == (PER_ROUND, 0)

@@ -23,7 +23,6 @@ What such a guarantee is worth:
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Union
@@ -33,6 +32,7 @@ from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.participation.checks import positive_int
 from tf_bandmf.planning.calibration import accountant_for
+from tf_bandmf_federated.eligibility import NEVER
 from tf_bandmf_federated.plan_checks import check_plan
 
 Record = Union[
@@ -87,6 +87,43 @@ class MeasuredParticipation:
                 f"{self.num_rounds} rounds have in [{least}, {most}] of them together, "
                 f"found {self.num_participations}."
             )
+
+
+@dataclasses.dataclass
+class Counts:
+    """Counts of all participations up to a round.
+
+    Attributes:
+      clients: different devices.
+      participations: of all of them.
+      smallest_gap: of two rounds of one device; None if none came twice.
+      most: participations of one device.
+    """
+
+    clients: int = 0
+    participations: int = 0
+    smallest_gap: int | None = None
+    most: int = 0
+
+    def add(self, device: Hashable, round_number: int, last: int, count: int) -> None:
+        """One more, of a device with this record before it."""
+        self.clients += count == 0
+        self.participations += 1
+        if count:
+            gap = round_number - last
+            known = gap if self.smallest_gap is None else self.smallest_gap
+            self.smallest_gap = min(gap, known)
+        self.most = max(self.most, count + 1)
+
+    def measured(self, num_rounds: int) -> MeasuredParticipation:
+        """As the accounting wants it."""
+        return MeasuredParticipation(
+            num_rounds=num_rounds,
+            num_clients=self.clients,
+            min_separation=self.smallest_gap,
+            max_participations=self.most,
+            num_participations=self.participations,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,28 +196,19 @@ def measure_participation(
             f"The record has the rounds {min(cohorts)} to {last_of_record}, which must "
             f"be in [0, {num_rounds})."
         )
-    last: dict[Hashable, int] = {}
-    counts: collections.Counter[Hashable] = collections.Counter()
-    smallest: int | None = None
+    records: dict[Hashable, tuple[int, int]] = {}
+    counts = Counts()
     for round_number in sorted(cohorts):
         for client in cohorts[round_number]:
-            if client in last:
-                gap = round_number - last[client]
-                if gap == 0:
-                    raise ValueError(
-                        f"Client {client!r} is twice in round {round_number}: its "
-                        f"contribution was twice what can be accounted for."
-                    )
-                smallest = gap if smallest is None else min(smallest, gap)
-            last[client] = round_number
-            counts[client] += 1
-    return MeasuredParticipation(
-        num_rounds=num_rounds,
-        num_clients=len(counts),
-        min_separation=smallest,
-        max_participations=max(counts.values(), default=0),
-        num_participations=sum(counts.values()),
-    )
+            last, count = records.get(client, (NEVER, 0))
+            if last == round_number:
+                raise ValueError(
+                    f"Client {client!r} is twice in round {round_number}: its "
+                    f"contribution was twice what can be accounted for."
+                )
+            counts.add(client, round_number, last, count)
+            records[client] = (round_number, count + 1)
+    return counts.measured(num_rounds)
 
 
 def measured_guarantee(

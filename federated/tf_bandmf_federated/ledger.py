@@ -100,8 +100,12 @@ class Ledger:
       path: of the file; it is created if it is not there.
       run: what the run is made for; equal whenever the file is opened.
 
+    Attributes:
+      initial_digest: SHA-256 of the state before round 0, or None.
+
     Raises:
       BlockingIOError: if another process has it open.
+      OSError: if it cannot be read or written, also of each method. It is closed then.
       PermissionError: if others than the owner may read it.
       ValueError: if it is damaged, or of another run.
     """
@@ -117,12 +121,15 @@ class Ledger:
             private_files.check_mode(path)
             self._digest = _BEFORE_FIRST
             self._rounds: dict[int, RoundRecord] = {}
-            self._counts: dict[int, participations.Counts] = {}
-            self._initial_digest: str | None = None
+            self._counts: dict[int, participations.SealedCounts] = {}
+            self.initial_digest: str | None = None
             try:
                 self._database = sqlite3.connect(path, isolation_level=None)
                 self._read(run)
             except sqlite3.DatabaseError as error:
+                is_other = isinstance(error, sqlite3.OperationalError)
+                if is_other and "no such" not in str(error):  # table, column
+                    raise self._unusable(error) from error
                 raise ValueError(self._damaged(str(error))) from error
         except BaseException:
             self.close()
@@ -149,11 +156,6 @@ class Ledger:
     def rounds(self) -> dict[int, RoundRecord]:
         """The rounds that were begun, in their order."""
         return dict(self._rounds)
-
-    @property
-    def initial_digest(self) -> str | None:
-        """SHA-256 of the state before round 0, or None."""
-        return self._initial_digest
 
     def initial(self, state_digest: str) -> None:
         """The run begins, with this state; again, with another one, if none was saved.
@@ -186,8 +188,8 @@ class Ledger:
         """Separation and participations of the first rounds, as they were begun."""
         return self._counts_of(num_rounds - 1).measured(num_rounds)
 
-    def _counts_of(self, round_number: int) -> participations.Counts:
-        return self._counts.get(round_number, participations.Counts())
+    def _counts_of(self, round_number: int) -> participations.SealedCounts:
+        return self._counts.get(round_number, participations.SealedCounts())
 
     def started(
         self,
@@ -289,13 +291,23 @@ class Ledger:
                 f"fork, or is closed. Two programs of one run spend more than its plan: "
                 f"end the other one, and call again."
             )
-        self._database.execute("BEGIN")
         try:
-            yield self._database
-        except BaseException:
-            self._database.execute("ROLLBACK")
+            with self._database as database:  # commits, or rolls back
+                database.execute("BEGIN")
+                yield database
+        except BaseException as error:
+            # What was taken over here may not be on the disk.
+            self.close()
+            if isinstance(error, sqlite3.OperationalError):
+                raise self._unusable(error) from error
             raise
-        self._database.execute("COMMIT")
+
+    def _unusable(self, error: sqlite3.Error) -> OSError:
+        return OSError(
+            f"{self._path} cannot be used now ({error}): another program has it open, "
+            f"the disk is full, or nobody may write there. Nothing was begun or released "
+            f"by this. Mend it, and call again."
+        )
 
     def _lock(self) -> None:
         try:
@@ -365,21 +377,16 @@ class Ledger:
                 raise ValueError(
                     "Rounds were begun already: the run has its first state."
                 )
-            self._initial_digest = entry["state_digest"]
+            self.initial_digest = entry["state_digest"]
             return
         number = entry["round"]
         known = self._rounds.get(number)
         if kind == "started":
-            record = RoundRecord(
-                round_number=number,
-                key_id=entry["key_id"],
-                cohort_digest=entry["cohort_digest"],
-                state_digest=entry["state_digest"],
-                drawn=entry["drawn"],
-            )
+            names = ("round", "key_id", "cohort_digest", "state_digest", "drawn")
+            record = RoundRecord(*(entry[name] for name in names))
             self._rounds[number] = self._started(known, record)
             if known is None:
-                self._counts[number] = participations.Counts(*entry["counts"])
+                self._counts[number] = participations.SealedCounts(*entry["counts"])
             return
         if known is None:
             raise ValueError(f"Round {number} was not begun: it cannot be {kind}.")

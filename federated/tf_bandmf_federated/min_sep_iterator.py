@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Sequence
@@ -186,27 +187,16 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
         return self._table.measured(self._round)
 
     def to_bytes(self) -> bytes:
-        """The iterator as JSON; it names who took part.
+        """The iterator as JSON, with a SHA-256.
 
-        `format`, `sha256` of `body`, and `body`, which has
-
-        | field | |
-        |---|---|
-        | `made_for` | plan's fingerprint, availability |
-        | `seed` | 32 bytes in hexadecimal digits: with `round` the generator's state |
-        | `round` | that is selected for next |
-        | `cohort` | the last selection, with the records before it; or null |
-        | `short_rounds` | how many had too few clients |
-        | `table` | last round and count of who took part, and the smallest gap |
-
-        Clients stand there with their names, so that it can go on when some have joined
-        or left.
+        It names who took part, so that it can go on when some have joined or left. Seed
+        and round are the state of the generator.
         """
         body = {
             "made_for": self._source.fingerprints,
             "seed": self._seed.hex(),
             "round": self._round,
-            "cohort": None if self._cohort is None else self._cohort.to_config(),
+            "cohort": None if self._cohort is None else self._cohort._asdict(),
             "short_rounds": self._short_rounds,
             "table": self._table.to_config(),
         }
@@ -240,15 +230,14 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
         iterator._round = body["round"]
         iterator._short_rounds = body["short_rounds"]
         if body["cohort"] is not None:
-            iterator._cohort = Cohort.from_config(body["cohort"])
+            number, *lists = map(body["cohort"].get, Cohort._fields)
+            iterator._cohort = Cohort(number, *map(tuple, lists))
         iterator._table.load_config(body["table"])
         return iterator
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MinSepIterator:
         # TFF's programs copy the iterator in every round; the data are not copied.
-        copied = type(self)(self._seed)
-        copied._round, copied._short_rounds = self._round, self._short_rounds
-        copied._cohort = self._cohort
+        copied = copy.copy(self)
         copied._table = self._table.copy()
         return copied
 

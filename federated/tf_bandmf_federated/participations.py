@@ -6,11 +6,11 @@ import dataclasses
 import hashlib
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from tf_bandmf_federated.accounting import MeasuredParticipation
+from tf_bandmf_federated.accounting import Counts
 from tf_bandmf_federated.eligibility import NEVER
 
 TABLE = """
@@ -27,45 +27,20 @@ FROM json_each(?2)
 
 
 @dataclasses.dataclass
-class Counts:
-    """Counts of all participations up to a round.
+class SealedCounts(Counts):
+    """Counts, and what tells that rows of the table were changed.
 
     Attributes:
-      clients: different devices.
-      participations: of all of them.
-      smallest_gap: of two rounds of one device; None if none came twice.
-      most: participations of one device.
       checksum: of the rows of `participations`, a number of 64 bits.
     """
 
-    clients: int = 0
-    participations: int = 0
-    smallest_gap: int | None = None
-    most: int = 0
     checksum: int = 0
 
-    def add(self, device: str, round_number: int, last: int, count: int) -> None:
-        """One more, of a device with this record before it."""
-        self.clients += count == 0
-        self.participations += 1
-        if count:
-            gap = round_number - last
-            known = gap if self.smallest_gap is None else self.smallest_gap
-            self.smallest_gap = min(gap, known)
-        self.most = max(self.most, count + 1)
+    def add(self, device: Hashable, round_number: int, last: int, count: int) -> None:
+        super().add(device, round_number, last, count)
         row = hashlib.blake2b(f"{round_number} {device}".encode(), digest_size=8)
         self.checksum += int.from_bytes(row.digest(), "little")
         self.checksum %= 1 << 64
-
-    def measured(self, num_rounds: int) -> MeasuredParticipation:
-        """As the accounting wants it."""
-        return MeasuredParticipation(
-            num_rounds=num_rounds,
-            num_clients=self.clients,
-            min_separation=self.smallest_gap,
-            max_participations=self.most,
-            num_participations=self.participations,
-        )
 
 
 def records(
@@ -82,8 +57,11 @@ def records(
 
 
 def added(
-    database: sqlite3.Connection, before: Counts, cohort: Sequence[str], number: int
-) -> Counts:
+    database: sqlite3.Connection,
+    before: SealedCounts,
+    cohort: Sequence[str],
+    number: int,
+) -> SealedCounts:
     """The counts after a round of these devices."""
     counts = dataclasses.replace(before)
     for name, record in zip(cohort, records(database, cohort, number).tolist()):
@@ -91,9 +69,9 @@ def added(
     return counts
 
 
-def counted(database: sqlite3.Connection) -> Counts:
+def counted(database: sqlite3.Connection) -> SealedCounts:
     """The counts of all rows that are there."""
-    counts, before, count, last = Counts(), None, 0, NEVER
+    counts, before, count, last = SealedCounts(), None, 0, NEVER
     query = "SELECT device, round FROM participations ORDER BY device, round"
     for device, number in database.execute(query):
         if device != before:

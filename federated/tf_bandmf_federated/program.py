@@ -137,12 +137,9 @@ async def train_model(
         metrics=train_metrics_manager,
         interrupted_round=interrupted_round,
     )
-    done = await run.finish()
-    return TrainingOutcome(
-        model_weights=await engine.weights(done.state.state),
-        measured=done.measured,
-        skipped_rounds=done.measured.skipped_rounds,
-    )
+    done, measured = await run.finish()
+    weights = await engine.weights(done.state)
+    return TrainingOutcome(weights, measured, measured.skipped_rounds)
 
 
 class _TffEngine:

@@ -107,45 +107,6 @@ class ProgramState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Releases:
-    """What leaves the program after a round.
-
-    Attributes:
-      engine: of the run.
-      models: gets the weights, or None.
-      metrics: gets the metrics of rounds that have a result, or None.
-      every: rounds from one model that is released to the next.
-      total_rounds: after which a model is always released.
-    """
-
-    engine: Engine
-    models: Releasing | None
-    metrics: Releasing | None
-    every: int
-    total_rounds: int
-
-    async def release(self, state: ProgramState, ledger: Ledger) -> None:
-        """Releases what is due after the round before this state's; again, if need be.
-
-        After a skipped round the model as it stood before is released, without metrics.
-        Another model than the one that has left, in part maybe, stays here.
-        """
-        rounds_done = self.engine.round_number(state.state)
-        known = ledger.rounds[rounds_done - 1]
-        if self.metrics is not None and known.skipped_because is None:
-            await self.metrics.release(state.metrics, key=rounds_done)
-        is_due = rounds_done % self.every == 0 or rounds_done == self.total_rounds
-        if self.models is not None and is_due:
-            weights = await self.engine.weights(state.state)
-            digest = digest_of(weights)
-            if known.release_digest is None:
-                ledger.releasing(rounds_done - 1, digest)
-            if known.release_digest in (None, digest):
-                await self.models.release(weights, key=rounds_done)
-        ledger.released(rounds_done - 1)
-
-
-@dataclasses.dataclass(frozen=True)
 class Rounds:
     """The rounds of a run.
 
@@ -154,16 +115,22 @@ class Rounds:
       ledger: open.
       states: where they are saved.
       clients_per_round: to select, or None for the plan's.
-      releases: what leaves.
       may_replay: whether an interrupted round may be repeated.
+      models: gets the weights, or None.
+      release_every: rounds from one model that is released to the next.
+      total_rounds: after which a model is always released.
+      metrics: gets the metrics of rounds that have a result, or None.
     """
 
     engine: Engine
     ledger: Ledger
     states: States
     clients_per_round: int | None
-    releases: Releases
     may_replay: bool
+    models: Releasing | None
+    release_every: int
+    total_rounds: int
+    metrics: Releasing | None
     _last_digest: list[Any] = dataclasses.field(default_factory=list)
 
     def round_number(self, state: ProgramState) -> int:
@@ -203,7 +170,7 @@ class Rounds:
         self._check_hyper_parameters(first, state)
         known = rounds.get(done - 1)
         if known is not None and not known.is_released:
-            await self.releases.release(state, self.ledger)
+            await self._release(state)
         return state
 
     def _check_hyper_parameters(self, first: ProgramState, state: ProgramState) -> None:
@@ -276,9 +243,7 @@ class Rounds:
         if known is not None and known.result_digest not in (None, result):
             return await self._skip(state, known, "another result")
         self.ledger.result(number, result)
-        await self._save(after)
-        await self.releases.release(after, self.ledger)
-        return after
+        return await self._kept(after)
 
     async def _skip(
         self, state: ProgramState, known: RoundRecord, reason: str
@@ -292,9 +257,7 @@ class Rounds:
             self.engine.skipped_metrics(state.metrics),
             iterator,
         )
-        await self._save(after)
-        await self.releases.release(after, self.ledger)
-        return after
+        return await self._kept(after)
 
     def _digest_of(self, state: ProgramState) -> str:
         """A digest of the engine's state; the last one is kept for the next round."""
@@ -302,8 +265,32 @@ class Rounds:
             self._last_digest[:] = [state.state, digest_of(state.state)]
         return self._last_digest[1]
 
-    async def _save(self, state: ProgramState) -> None:
-        await self.states.save(state, version=self.round_number(state))
+    async def _kept(self, after: ProgramState) -> ProgramState:
+        """The state after a round, when it is saved, and released what is due."""
+        await self.states.save(after, version=self.round_number(after))
+        await self._release(after)
+        return after
+
+    async def _release(self, state: ProgramState) -> None:
+        """Releases what is due after the round before this state's; again, if need be.
+
+        After a skipped round the model as it stood before is released, without metrics.
+        Another model than the one that has left, in part maybe, stays here.
+        """
+        rounds_done = self.round_number(state)
+        known = self.ledger.rounds[rounds_done - 1]
+        if self.metrics is not None and known.skipped_because is None:
+            await self.metrics.release(state.metrics, key=rounds_done)
+        is_last = rounds_done == self.total_rounds
+        is_due = is_last or rounds_done % self.release_every == 0
+        if self.models is not None and is_due:
+            weights = await self.engine.weights(state.state)
+            digest = digest_of(weights)
+            if known.release_digest is None:
+                self.ledger.releasing(rounds_done - 1, digest)
+            if known.release_digest in (None, digest):
+                await self.models.release(weights, key=rounds_done)
+        self.ledger.released(rounds_done - 1)
 
     def _key_id(self, state: ProgramState) -> int:
         return self.engine.key_id(state.state)

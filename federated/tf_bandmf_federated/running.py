@@ -18,33 +18,13 @@ from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.host_noise import KEY_FILE, HostNoise
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan
-from tf_bandmf_federated.rounds import (
-    Engine,
-    ProgramState,
-    Releases,
-    Releasing,
-    Rounds,
-    States,
-)
+from tf_bandmf_federated.rounds import Engine, ProgramState, Releasing, Rounds, States
 from tf_bandmf_federated.state_files import StateFiles
 
 # No names that Flower puts into the bundle it sends to every node.
 LEDGER_FILE, STATES_FOLDER = "ledger.sqlite3", "states"
 _EARLIER_LEDGER = "ledger.jsonl"
 _RESTARTS = ("replay", "skip")
-
-
-@dataclasses.dataclass(frozen=True)
-class Finished:
-    """What a run did.
-
-    Attributes:
-      state: after the last round.
-      measured: separation and participations. Clients of skipped rounds are counted.
-    """
-
-    state: ProgramState
-    measured: MeasuredParticipation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +74,12 @@ class Run:
         if self.total_rounds is not None:
             check_plan(self.plan, positive_int("total_rounds", self.total_rounds))
 
-    async def finish(self) -> Finished:
+    async def finish(self) -> tuple[ProgramState, MeasuredParticipation]:
         """Runs what is left.
+
+        Returns:
+          The state after the last round; separation and participations, in which clients
+          of skipped rounds are counted.
 
         Raises:
           BlockingIOError: if another program works in `private_dir`.
@@ -118,17 +102,16 @@ class Run:
             states = self.states(os.path.join(folder, STATES_FOLDER))
             self._keep_noise(is_new=not ledger.rounds)
             first = await self.first(ledger)
-            engine = self.engine
-            releases = Releases(
-                engine, self.models, self.metrics, self.release_every, total
-            )
             program = Rounds(
-                engine=engine,
+                engine=self.engine,
                 ledger=ledger,
                 states=states,
                 clients_per_round=self.clients_per_round,
-                releases=releases,
                 may_replay=self.interrupted_round == "replay",
+                models=self.models,
+                release_every=self.release_every,
+                total_rounds=total,
+                metrics=self.metrics,
             )
             if len(ledger.rounds) > total:
                 raise ValueError(
@@ -150,7 +133,7 @@ class Run:
             measured = dataclasses.replace(
                 state.data_iterator.measured(), skipped_rounds=skipped
             )
-            return Finished(state, measured)
+            return state, measured
 
     def _keep_noise(self, is_new: bool) -> None:
         """Gives the noise the run's key, or keeps the noise's for the run."""

@@ -146,6 +146,33 @@ def test_periods_have_budgets_of_their_own(ledger, make_plan, run_name, monkeypa
         ledger.begin(plan, run_name(3))
 
 
+def test_periods_meet_at_moments_whatever_their_zones(file_ledger):
+    file_ledger.add_dataset(
+        "patients",
+        epsilon=1.0,
+        delta=1e-6,
+        period="summer",
+        begins="2101-03-27T02:00:00+01:00",
+        ends="2101-10-30T03:00:00+02:00",
+    )
+    budget = dict(epsilon=1.0, delta=1e-6)
+    file_ledger.set_budget(
+        "patients", **budget, period="winter", begins="2101-10-30T02:00:00+01:00"
+    )
+    # The hour that comes twice is of one period each time.
+    with pytest.raises(ValueError, match="overlap"):
+        file_ledger.set_budget(
+            "patients",
+            **budget,
+            period="both",
+            begins="2101-10-30T02:30:00+02:00",
+            ends="2101-10-30T02:30:00+01:00",
+        )
+    for moment in ("0999-01-01", "0001-01-01T00:00:00+02:00", "2101-02-30"):
+        with pytest.raises(ValueError, match="must be a date"):
+            file_ledger.set_budget("patients", **budget, period="x", begins=moment)
+
+
 def test_disjoint_partitions_compose_in_parallel(ledger, make_plan, run_name):
     ledger.add_dataset("patients", epsilon=1.2, delta=1e-6)
     with pytest.raises(ValueError, match="Declare them first"):

@@ -37,10 +37,12 @@ def normalized(name: str, value: str | datetime.date | None) -> str | None:
             value = datetime.datetime.fromisoformat(text)
         if not isinstance(value, datetime.datetime):
             value = datetime.datetime(value.year, value.month, value.day)
-    except (ValueError, AttributeError, TypeError):
+        if value.tzinfo is None:
+            value = value.replace(tzinfo=datetime.timezone.utc)
+        text = written(value)
+        parsed(text)  # years have four digits, or texts would not sort like times
+    except (ValueError, AttributeError, TypeError, OverflowError):
         raise ValueError(
             f"{name} must be a date such as 2026-01-01, found {value!r}."
         ) from None
-    if value.tzinfo is None:
-        value = value.replace(tzinfo=datetime.timezone.utc)
-    return written(value)
+    return text

@@ -15,18 +15,8 @@ from flwr.supercore import log
 from tf_bandmf_federated.clipping import clip_update
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.device_store import DeviceStore, Refused
+from tf_bandmf_federated.flower import messages
 from tf_bandmf_federated.flower.bundles import check_outside_of_apps
-from tf_bandmf_federated.flower.messages import (
-    ARRAYS,
-    CONFIG,
-    FAILED,
-    PLAN,
-    QUERY_ACTION,
-    REFUSED,
-    REPLY,
-    ROUND,
-    RUN,
-)
 
 Where = str | Callable[[Context], str]
 
@@ -67,7 +57,7 @@ class ParticipationMod:
         category, _, action = kind.partition(".")
         if category == "train":
             return self._train(message, context, call_next)
-        if category == "query" and action == QUERY_ACTION:
+        if category == "query" and action == messages.QUERY_ACTION:
             return self.answer(message, context)
         if category in self._also:
             return call_next(message, context)
@@ -87,7 +77,7 @@ class ParticipationMod:
                 "participations": store.participations,
             }
         )
-        return Message(RecordDict({REPLY: found}), reply_to=message)
+        return Message(RecordDict({messages.REPLY: found}), reply_to=message)
 
     def _open(self, context: Context) -> DeviceStore:
         where = self._store(context) if callable(self._store) else self._store
@@ -97,20 +87,22 @@ class ParticipationMod:
     def _train(
         self, message: Message, context: Context, call_next: ClientAppCallable
     ) -> Message:
-        arrays = message.content.array_records[ARRAYS]
-        config = message.content.config_records[CONFIG]
-        number, run = int(config[ROUND]), str(config[RUN])  # type: ignore[arg-type]
+        arrays = message.content.array_records[messages.ARRAYS]
+        config = message.content.config_records[messages.CONFIG]
+        number, run = int(config[messages.ROUND]), str(config[messages.RUN])  # type: ignore[arg-type]
         names = list(arrays.keys())
         before = arrays.to_numpy_ndarrays()
         try:
-            if config[PLAN] != self._policy.plan:
+            if config[messages.PLAN] != self._policy.plan:
                 raise Refused("the server has another plan than this device")
             store = self._open(context)
             request = _digest(self._policy.plan, run, number, names, before)
             update = store.begin(number, request)
         except Refused as error:
             log(INFO, "Round %d is refused: %s.", number, error)
-            return self._reply(message, number, run, "", None, f"{REFUSED}: {error}")
+            return self._reply(
+                message, number, run, "", None, f"{messages.REFUSED}: {error}"
+            )
         device = store.device
         if update is None:
             try:
@@ -118,7 +110,7 @@ class ParticipationMod:
             except Exception as error:
                 # Text and type may have private data in them: they stay here.
                 log(WARNING, "Round %d failed: %r", number, error)
-                return self._reply(message, number, run, device, None, FAILED)
+                return self._reply(message, number, run, device, None, messages.FAILED)
             store.keep(request, update)
         record = ArrayRecord(
             {name: Array(array) for name, array in zip(names, update, strict=True)}
@@ -169,18 +161,11 @@ class ParticipationMod:
         arrays: ArrayRecord | None,
         problem: str,
     ) -> Message:
-        about = ConfigRecord(
-            {
-                "plan": self._policy.plan,
-                "run": run,
-                "round": number,
-                "device": device,
-                "problem": problem,
-            }
-        )
-        content = RecordDict({REPLY: about})
+        request = {"plan": self._policy.plan, "run": run, "round": number}
+        about = ConfigRecord({**request, "device": device, "problem": problem})
+        content = RecordDict({messages.REPLY: about})
         if arrays is not None:
-            content[ARRAYS] = arrays
+            content[messages.ARRAYS] = arrays
         return Message(content, reply_to=message)
 
 
@@ -204,7 +189,7 @@ def private_client_app(
     """
     mod = ParticipationMod(policy, store, also)
     app = ClientApp(mods=[mod])
-    app.query(QUERY_ACTION)(mod.answer)
+    app.query(messages.QUERY_ACTION)(mod.answer)
     return app
 
 

@@ -28,6 +28,9 @@ class Devices:
       grid: of Flower.
       plan: fingerprint; devices with another plan are left out.
       timeout: seconds for which new nodes' answers are awaited.
+
+    Attributes:
+      last_round: that any device says it took part in; -1 for none.
     """
 
     def __init__(self, grid: Grid, plan: str, timeout: float = 60.0) -> None:
@@ -35,16 +38,9 @@ class Devices:
         self._plan = plan
         self._timeout = timeout
         self._names: dict[int, str] = {}  # "" for nodes that cannot take part
-        self._again: dict[
-            int, float
-        ] = {}  # nodes whose query failed: when to ask again
-        self._last_round = -1
+        self._again: dict[int, float] = {}  # when to ask nodes whose query failed
+        self.last_round = -1
         self._asked: dict[str, tuple[int, float]] = {}  # by message: node, when
-
-    @property
-    def last_round(self) -> int:
-        """The last round that any device says it took part in; -1 for none."""
-        return self._last_round
 
     def present(self) -> list[str]:
         """Names of the devices that are connected now."""
@@ -105,5 +101,5 @@ class Devices:
                 name = ""
             last_round = about.get("last_round", -1)
             if name and isinstance(last_round, int):
-                self._last_round = max(self._last_round, last_round)
+                self.last_round = max(self.last_round, last_round)
             self._names[node] = name

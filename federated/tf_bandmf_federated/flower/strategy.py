@@ -26,17 +26,9 @@ from tf_bandmf import Plan
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.averaging import Add, FederatedAveraging, Replies, Request
 from tf_bandmf_federated.cohorts import AvailableCohorts
+from tf_bandmf_federated.flower import messages
 from tf_bandmf_federated.flower.bundles import check_outside_of_apps
 from tf_bandmf_federated.flower.devices import Devices
-from tf_bandmf_federated.flower.messages import (
-    ARRAYS,
-    CONFIG,
-    PLAN,
-    REFUSED,
-    REPLY,
-    ROUND,
-    RUN,
-)
 from tf_bandmf_federated.health import Health
 from tf_bandmf_federated.large_vectors import blocks
 from tf_bandmf_federated.ledger import Ledger
@@ -85,6 +77,9 @@ class PrivateFedAvg(Strategy):
         of rounds done, and what had the same key before must be replaced.
       interrupted_round: "replay" or "skip".
 
+    Attributes:
+      plan: what the run does.
+
     Raises:
       TypeError, ValueError: if an argument is wrong.
     """
@@ -108,7 +103,7 @@ class PrivateFedAvg(Strategy):
         wanted = clients_per_round_of(plan, clients_per_round)
         if wanted != int(wanted):
             raise ValueError(f"clients_per_round must be whole, found {wanted}.")
-        self._plan = plan
+        self.plan = plan
         self._private_dir = private_dir
         self._wanted = int(wanted)
         self._optimizer = server_optimizer
@@ -120,14 +115,9 @@ class PrivateFedAvg(Strategy):
         self._interrupted_round = interrupted_round
         self._health = Health(plan)
         self._measured: MeasuredParticipation | None = None
-        self._devices: Devices | None = None
+        self._devices: Devices  # of `start`
         self._waiting_since: float | None = None
         self._late: dict[str, int] = {}  # messages without a reply in time: their round
-
-    @property
-    def plan(self) -> Plan:
-        """What the run does."""
-        return self._plan
 
     @property
     def measured(self) -> MeasuredParticipation:
@@ -142,7 +132,7 @@ class PrivateFedAvg(Strategy):
 
     def summary(self) -> None:
         """Logs what the run does."""
-        for line in str(self._plan.statement(unit="one device")).splitlines():
+        for line in str(self.plan.statement(unit="one device")).splitlines():
             log(INFO, "\t%s", line)
 
     def start(
@@ -181,9 +171,9 @@ class PrivateFedAvg(Strategy):
         self._grid, self._timeout = grid, timeout
         self._names = names
         self._config = dict(train_config or {})
-        self._devices = Devices(grid, self._plan.fingerprint, self._query_timeout)
+        self._devices = Devices(grid, self.plan.fingerprint, self._query_timeout)
         engine = FederatedAveraging(
-            self._plan,
+            self.plan,
             initial_arrays.to_numpy_ndarrays(),
             self._exchange,
             clients_per_round=self._wanted,
@@ -192,7 +182,6 @@ class PrivateFedAvg(Strategy):
         result = Result()
 
         async def first(ledger: Ledger) -> ProgramState:
-            assert self._devices is not None
             cohorts = AvailableCohorts(
                 ledger,
                 self._devices.present,
@@ -218,7 +207,7 @@ class PrivateFedAvg(Strategy):
                     result.evaluate_metrics_serverapp[done] = found
 
         run = Run(
-            plan=self._plan,
+            plan=self.plan,
             engine=engine,
             settings={"engine": "flower", "names": names, **engine.settings},
             host_noise=engine.host_noise,
@@ -230,10 +219,8 @@ class PrivateFedAvg(Strategy):
             interrupted_round=self._interrupted_round,
             after_round=after_round,
         )
-        done = asyncio.run(run.finish())
-        self._measured = done.measured
-        weights = asyncio.run(engine.weights(done.state.state))
-        result.arrays = self._record(weights)
+        done, self._measured = asyncio.run(run.finish())
+        result.arrays = self._record(asyncio.run(engine.weights(done.state)))
         return result
 
     def configure_train(
@@ -306,7 +293,6 @@ class PrivateFedAvg(Strategy):
 
     def _refuse_older_state(self, round_number: int) -> None:
         """Raises RuntimeError if a device took part in a round that is not begun here."""
-        assert self._devices is not None
         # A round that was interrupted comes twice.
         if self._devices.last_round > round_number:
             raise RuntimeError(
@@ -320,7 +306,6 @@ class PrivateFedAvg(Strategy):
 
     def _exchange(self, request: Request, add: Add) -> Replies:
         """Sends a round's model to its devices, and adds what comes back in time."""
-        assert self._devices is not None
         self._refuse_older_state(request.round_number)
         late = self._count_late(request.round_number)
         asked = self._send(request)
@@ -335,7 +320,7 @@ class PrivateFedAvg(Strategy):
                 if isinstance(found, list):
                     add(name, found)
                     added += 1
-                elif found.startswith(REFUSED):
+                elif found.startswith(messages.REFUSED):
                     refused += 1
                 else:
                     failed += 1
@@ -345,27 +330,29 @@ class PrivateFedAvg(Strategy):
         self._late.update((message, request.round_number) for message in asked)
         return Replies(refused=refused, late=late, failed=failed)
 
-    def _pulled(self, messages: list[str], request: Request) -> Iterator[Message]:
+    def _pulled(self, asked: list[str], request: Request) -> Iterator[Message]:
         """What has come, a few at a time: each has a model of memory."""
         model = max(1, sum(weight.nbytes for weight in request.weights))
-        for part in blocks(0, len(messages), max(1, _PULLED_BYTES // model)):
-            yield from self._grid.pull_messages(messages[part])
+        for part in blocks(0, len(asked), max(1, _PULLED_BYTES // model)):
+            yield from self._grid.pull_messages(asked[part])
 
     def _send(self, request: Request) -> dict[str, str]:
         """Names of the devices that were sent the model, by the message's number."""
-        assert self._devices is not None
         nodes = self._devices.nodes_of(request.names)
         config: dict[str, Any] = {
             **self._config,
             "server-round": request.round_number + 1,
-            PLAN: self._plan.fingerprint,
-            RUN: request.run,
-            ROUND: request.round_number,
+            messages.PLAN: self.plan.fingerprint,
+            messages.RUN: request.run,
+            messages.ROUND: request.round_number,
         }
         content = RecordDict(
-            {ARRAYS: self._record(request.weights), CONFIG: ConfigRecord(config)}
+            {
+                messages.ARRAYS: self._record(request.weights),
+                messages.CONFIG: ConfigRecord(config),
+            }
         )
-        messages = [
+        requests = [
             Message(
                 content,
                 node,
@@ -375,7 +362,7 @@ class PrivateFedAvg(Strategy):
             )
             for node in nodes.values()
         ]
-        sent = self._grid.push_messages(messages)
+        sent = self._grid.push_messages(requests)
         pairs = zip(sent, nodes, strict=True)
         return {message: name for message, name in pairs if message is not None}
 
@@ -385,16 +372,16 @@ class PrivateFedAvg(Strategy):
         """The arrays that a device adds to the sum, or why there are none."""
         if reply.has_error():
             return f"error {reply.error.code}"
-        about = reply.content.config_records.get(REPLY)
+        about = reply.content.config_records.get(messages.REPLY)
         if about is None:
             return "it does not run ParticipationMod: what it sent is not used"
         if about.get("problem"):
             return str(about["problem"])
-        expected = (self._plan.fingerprint, request.run, request.round_number, name)
+        expected = (self.plan.fingerprint, request.run, request.round_number, name)
         found = tuple(about.get(key) for key in ("plan", "run", "round", "device"))
         if found != expected:
             return "it answers another request, or is another device by now"
-        arrays = reply.content.array_records.get(ARRAYS)
+        arrays = reply.content.array_records.get(messages.ARRAYS)
         if arrays is None or list(arrays.keys()) != self._names:
             return "it did not send the model's arrays"
         try:
