@@ -28,15 +28,15 @@ from tf_bandmf_federated.server_noise import choose_place, server_noise
 from tf_bandmf_federated.tags import DEVICE_TAGS
 
 
-class _Settings:
+class _Factory:
     """What both factories are told; see `CorrelatedNoiseFactory`."""
 
     def __init__(
         self,
         plan: Plan,
-        clients_per_round: float | None,
-        noise: str,
-        zeroing_norm: float | None,
+        clients_per_round: float | None = None,
+        noise: str = "auto",
+        zeroing_norm: float | None = None,
     ) -> None:
         self.participation: MinSep = check_plan(plan)
         self.plan = plan
@@ -46,12 +46,8 @@ class _Settings:
         self.noise = noise
         self.zeroing_norm = zeroing_norm
 
-    def place_for(self, value_type: tff.Type) -> str:
-        """Where the noise for such values is made."""
-        return choose_place(self.noise, self.plan, num_parameters_of(value_type))
 
-
-class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
+class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFactory):
     """Noisy mean of clipped updates: `(sum + stddev * (C^-1 Z)[round]) / clients`.
 
     Formal guarantee: the released results of at most `plan.num_steps` rounds have the
@@ -76,76 +72,40 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       ValueError: if the plan does not fit or another argument is out of range.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        clients_per_round: float | None = None,
-        noise: str = "auto",
-        zeroing_norm: float | None = None,
-    ) -> None:
-        self._settings = _Settings(plan, clients_per_round, noise, zeroing_norm)
-
     def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
         """The process for a structure of float32 tensors.
 
         Raises:
           TypeError: if a leaf is not float32 or its shape is not static.
         """
-        core = _Core(self._settings, value_type)
+        core = _Core(self, value_type)
 
         @tff.tensorflow.computation(value_type)
         def record_of(value):
             return core.record(value)
 
-        @tff.federated_computation()
-        def initialize():
-            return tff.federated_eval(core.initial_state, tff.SERVER)
-
         @tff.federated_computation(
-            initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+            core.initialize.type_signature.result,
+            tff.FederatedType(value_type, tff.CLIENTS),
         )
         def next_fn(state, value):
             total = tff.federated_sum(tff.federated_map(record_of, value))
             return core.output(state, total)
 
-        return tff.templates.AggregationProcess(initialize, next_fn)
+        return tff.templates.AggregationProcess(core.initialize, next_fn)
 
 
-class MinSepNoiseFactory(tff.aggregators.WeightedAggregationFactory):
+class MinSepNoiseFactory(_Factory, tff.aggregators.WeightedAggregationFactory):
     """`CorrelatedNoiseFactory` that admits a client only if the plan's `MinSep` permits.
 
     A client that comes too early, or too often, contributes exact zeros: on the client,
     before the sum. `early_clients` counts them. Devices know their own past
     (`tags.DEVICE_TAGS`).
 
-    Args:
-      plan: as for `CorrelatedNoiseFactory`, like the next three.
-      clients_per_round: denominator.
-      noise: place.
-      zeroing_norm: or None.
-
-    Raises:
-      TypeError, ValueError: as `CorrelatedNoiseFactory`.
+    Arguments and what they raise are those of `CorrelatedNoiseFactory`.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        clients_per_round: float | None = None,
-        noise: str = "auto",
-        zeroing_norm: float | None = None,
-    ) -> None:
-        self._settings = _Settings(plan, clients_per_round, noise, zeroing_norm)
-
-    @property
-    def denominator(self) -> float:
-        """The public constant by which sums are divided."""
-        return self._settings.denominator
-
-    @property
-    def tags(self) -> collections.OrderedDict:
-        """Names and types of what goes into the weight slot."""
-        return DEVICE_TAGS
+    tags = DEVICE_TAGS  # names and types of what goes into the weight slot
 
     def create(
         self, value_type: tff.Type, weight_type: tff.Type | None = None
@@ -168,8 +128,8 @@ class MinSepNoiseFactory(tff.aggregators.WeightedAggregationFactory):
                 f"A private mean has uniform weights; the weight slot takes tags of type "
                 f"{tags_type}, found {weight_type}."
             )
-        core = _Core(self._settings, value_type)
-        participation = self._settings.participation
+        core = _Core(self, value_type)
+        participation = self.participation
 
         @tff.tensorflow.computation(value_type, tags_type, np.int64)
         def record_of(value, tags, round_number):
@@ -177,12 +137,8 @@ class MinSepNoiseFactory(tff.aggregators.WeightedAggregationFactory):
                 early = is_early(tags, round_number, participation)
             return core.record(value, tags, early)
 
-        @tff.federated_computation()
-        def initialize():
-            return tff.federated_eval(core.initial_state, tff.SERVER)
-
         @tff.federated_computation(
-            initialize.type_signature.result,
+            core.initialize.type_signature.result,
             tff.FederatedType(value_type, tff.CLIENTS),
             tff.FederatedType(tags_type, tff.CLIENTS),
         )
@@ -193,7 +149,7 @@ class MinSepNoiseFactory(tff.aggregators.WeightedAggregationFactory):
             records = tff.federated_map(record_of, (value, tags, round_number))
             return core.output(state, tff.federated_sum(records))
 
-        return tff.templates.AggregationProcess(initialize, next_fn)
+        return tff.templates.AggregationProcess(core.initialize, next_fn)
 
 
 def num_parameters_of(value_type: tff.Type) -> int:
@@ -217,12 +173,10 @@ def num_parameters_of(value_type: tff.Type) -> int:
 class _Core:
     """The computations that both factories have in common."""
 
-    def __init__(self, settings: _Settings, value_type: tff.Type) -> None:
+    def __init__(self, settings: _Factory, value_type: tff.Type) -> None:
         self._settings = settings
-        plan = settings.plan
-        noise = server_noise(
-            settings.place_for(value_type), plan, num_parameters_of(value_type)
-        )
+        plan, size = settings.plan, num_parameters_of(value_type)
+        noise = server_noise(choose_place(settings.noise, plan, size), plan, size)
 
         @tff.tensorflow.computation()
         def initial_state():
@@ -232,7 +186,11 @@ class _Core:
                 noise=noise.initial_state(),
             )
 
-        self.initial_state = initial_state
+        @tff.federated_computation()
+        def initialize():
+            return tff.federated_eval(initial_state, tff.SERVER)
+
+        self.initialize = initialize
         state_type = initial_state.type_signature.result
 
         @tff.tensorflow.computation(state_type)

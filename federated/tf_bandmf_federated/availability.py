@@ -18,19 +18,17 @@ import numpy as np
 
 from tf_bandmf.sampling.random_bits import random_words
 
+Names = tuple[str, ...]
+
 
 class Availability(abc.ABC):
     """Who is there when: a pure function of the round and of the clients' names."""
 
     @abc.abstractmethod
-    def probabilities(
-        self, round_number: int, client_ids: tuple[str, ...]
-    ) -> np.ndarray:
+    def probabilities(self, round_number: int, client_ids: Names) -> np.ndarray:
         """Each client's probability to be available, float64, shape [num_clients]."""
 
-    def present(
-        self, round_number: int, client_ids: tuple[str, ...], seed: bytes
-    ) -> np.ndarray:
+    def present(self, round_number: int, client_ids: Names, seed: bytes) -> np.ndarray:
         """Who is there: bool, shape [num_clients], drawn independently for each client.
 
         Args:
@@ -59,9 +57,7 @@ class Availability(abc.ABC):
 class Always(Availability):
     """Every client is there in every round."""
 
-    def probabilities(
-        self, round_number: int, client_ids: tuple[str, ...]
-    ) -> np.ndarray:
+    def probabilities(self, round_number: int, client_ids: Names) -> np.ndarray:
         return np.ones(len(client_ids))
 
     def describe(self) -> str:
@@ -84,9 +80,7 @@ class Independent(Availability):
                 f"probability must be in (0, 1], found {self.probability}."
             )
 
-    def probabilities(
-        self, round_number: int, client_ids: tuple[str, ...]
-    ) -> np.ndarray:
+    def probabilities(self, round_number: int, client_ids: Names) -> np.ndarray:
         return np.full(len(client_ids), self.probability)
 
     def describe(self) -> str:
@@ -131,9 +125,7 @@ class Diurnal(Availability):
         if not 0.0 <= self.spread <= 1.0:
             raise ValueError(f"spread must be in [0, 1], found {self.spread}.")
 
-    def probabilities(
-        self, round_number: int, client_ids: tuple[str, ...]
-    ) -> np.ndarray:
+    def probabilities(self, round_number: int, client_ids: Names) -> np.ndarray:
         if self.phases is None:
             phases = self.spread * _hashed_fractions(client_ids)
         else:
@@ -141,7 +133,7 @@ class Diurnal(Availability):
         angle = 2.0 * np.pi * (round_number / self.rounds_per_day - phases)
         return self.trough + (self.peak - self.trough) * (1.0 + np.cos(angle)) / 2.0
 
-    def _given_phases(self, client_ids: tuple[str, ...]) -> np.ndarray:
+    def _given_phases(self, client_ids: Names) -> np.ndarray:
         assert self.phases is not None
         missing = [client for client in client_ids if client not in self.phases]
         if missing:
@@ -176,9 +168,7 @@ class ByFunction(Availability):
     function: Callable[[int, str], bool]
     description: str = "a function of round and client"
 
-    def probabilities(
-        self, round_number: int, client_ids: tuple[str, ...]
-    ) -> np.ndarray:
+    def probabilities(self, round_number: int, client_ids: Names) -> np.ndarray:
         answers = [bool(self.function(round_number, client)) for client in client_ids]
         return np.array(answers, np.float64)
 
@@ -203,7 +193,7 @@ def as_availability(value: Availability | Callable[[int, str], bool]) -> Availab
 
 
 @functools.lru_cache(maxsize=4)
-def _hashed_fractions(client_ids: tuple[str, ...]) -> np.ndarray:
+def _hashed_fractions(client_ids: Names) -> np.ndarray:
     """A number in [0, 1) for each name, the same on every machine."""
     digests = (
         hashlib.blake2b(client.encode(), digest_size=8, person=b"availability").digest()

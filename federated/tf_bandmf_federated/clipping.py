@@ -91,11 +91,7 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
 def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Clipped:
     """`update * min(1, l2_norm_clip / norm)`, with a norm that is never underestimated.
 
-    An update with a value that is not finite is zeros.
-
-    Args:
-      update: arrays of floats, which are taken as float32.
-      l2_norm_clip: zeta.
+    An update with a value that is not finite is zeros. Arguments: as `bound_update`.
 
     Raises:
       TypeError: if an array does not hold real floats.

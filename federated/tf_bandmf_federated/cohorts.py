@@ -54,6 +54,10 @@ class AvailableCohorts:
       wait: whether to look again, from how many devices are there and how many of them
         may take part. It sleeps as long as it likes, and may raise.
 
+    Attributes:
+      round_number: the round, from 0, that `select` selects for next.
+      cohort: names of the last selection.
+
     Raises:
       ValueError: if `over_selection` is below 1 or not finite.
     """
@@ -77,18 +81,8 @@ class AvailableCohorts:
         self._over_selection = over_selection
         self._enough = enough
         self._wait = wait
-        self._round = 0
-        self._cohort: tuple[str, ...] = ()
-
-    @property
-    def round_number(self) -> int:
-        """The round, from 0, that `select` selects for next."""
-        return self._round
-
-    @property
-    def cohort(self) -> tuple[str, ...]:
-        """Names of the last selection."""
-        return self._cohort
+        self.round_number = 0
+        self.cohort: tuple[str, ...] = ()
 
     def select(self, k: int | None = None) -> Selected:
         """Devices for this round; fewer if not enough are there and may take part.
@@ -107,17 +101,17 @@ class AvailableCohorts:
             if not self._wait(available, eligible):
                 break
         self.count_round(sorted(free[:wanted]))
-        return Selected(self._cohort, available, eligible)
+        return Selected(self.cohort, available, eligible)
 
     def select_again(self, clients: Sequence[str], k: int | None = None) -> Selected:
         """The devices that a round was begun with: those that are there are asked."""
         if len(self._free(clients)) != len(clients):
             raise ValueError(
-                f"Round {self._round} was begun with devices that may not take part in "
-                f"it: ledger and state are not of one run."
+                f"Round {self.round_number} was begun with devices that may not take "
+                f"part in it: ledger and state are not of one run."
             )
         self.count_round(clients)
-        return Selected(self._cohort, len(self._present()), len(clients))
+        return Selected(self.cohort, len(self._present()), len(clients))
 
     def digest_of_selected(self, selected: Selected) -> str:
         """A digest of the names: the devices' data never leave them."""
@@ -131,16 +125,16 @@ class AvailableCohorts:
         """
         if len(set(clients)) != len(clients):
             raise ValueError("A device is twice in a round.")
-        self._cohort = tuple(clients)
-        self._round += 1
+        self.cohort = tuple(clients)
+        self.round_number += 1
 
     def measured(self) -> MeasuredParticipation:
         """Separation and participations of the rounds so far."""
-        return self._ledger.measured(self._round)
+        return self._ledger.measured(self.round_number)
 
     def to_bytes(self) -> bytes:
         """As JSON. Who took part is in the ledger."""
-        return json.dumps({"format": _FORMAT, "round": self._round}).encode()
+        return json.dumps({"format": _FORMAT, "round": self.round_number}).encode()
 
     def from_bytes(self, buffer: bytes) -> AvailableCohorts:
         """What `to_bytes` gave, of the same ledger.
@@ -155,7 +149,7 @@ class AvailableCohorts:
                 f"version is finished with that version."
             )
         found = copy.copy(self)
-        found._round, found._cohort = content["round"], ()
+        found.round_number, found.cohort = content["round"], ()
         return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AvailableCohorts:
@@ -163,11 +157,11 @@ class AvailableCohorts:
 
     def _free(self, names: Sequence[str]) -> list[str]:
         """Those who may take part in this round."""
-        last_rounds, counts = self._ledger.records(names, self._round).T
+        last_rounds, counts = self._ledger.records(names, self.round_number).T
         may = may_take_part(
             last_rounds,
             counts,
-            self._round,
+            self.round_number,
             self._participation.min_separation,
             self._participation.max_participations,
         )

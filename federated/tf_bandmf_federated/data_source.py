@@ -178,11 +178,7 @@ def _clients(
     if isinstance(clients, tff.simulation.datasets.ClientData):
         names, make = clients.client_ids, clients.create_tf_dataset_for_client
     elif isinstance(clients, Mapping):
-        functions, names = clients, list(clients)
-
-        def make(client_id: str) -> tf.data.Dataset:
-            return functions[client_id]()
-
+        names, make = list(clients), lambda client_id: clients[client_id]()
     else:
         raise TypeError(
             f"clients must be a tff.simulation.datasets.ClientData, or a mapping from "

@@ -61,15 +61,9 @@ class DeviceStore:
             if os.path.exists(earlier):  # of a version before; it is the same record
                 os.replace(earlier, self._path)
             if not os.path.exists(self._path):
-                self._write(
-                    {
-                        "format": _FORMAT,
-                        "device": secrets.token_hex(_NAME_BYTES),
-                        "last_round": NEVER,
-                        "participations": 0,
-                        "request": None,
-                    }
-                )
+                name = secrets.token_hex(_NAME_BYTES)
+                record = {"last_round": NEVER, "participations": 0, "request": None}
+                self._write({"format": _FORMAT, "device": name, **record})
             self._read()
 
     @property

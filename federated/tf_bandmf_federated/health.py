@@ -45,15 +45,12 @@ class Health:
           metrics: of `FederatedAveraging`.
           measured: up to this round.
         """
-        counts = ", ".join(
-            f"{name} {int(count)}"
-            for name, count in metrics.items()
-            if name != "skipped"
-        )
-        what = f"done: {counts}"
-        if metrics.get("skipped"):
-            what = (
-                "skipped: it has no result, and its devices count as having taken part"
+        counts = dict(metrics)
+        if counts.pop("skipped", 0):
+            what = "skipped: no result, and its devices count as having taken part"
+        else:
+            what = "done: " + ", ".join(
+                f"{name} {int(n)}" for name, n in counts.items()
             )
         return (
             f"round {round_number} of {self._plan.num_steps} {what}; "

@@ -66,10 +66,8 @@ class HostNoise:
         if key is None and plan.test_seed is None:
             key = NoiseKey.from_operating_system()
         self._key = key
-        self._test_seed = plan.test_seed
         self._plan = plan
         self._reserved: dict[int, str] = {}  # in the plan's ledger, by the run's number
-        self._fingerprint = plan.fingerprint
         self._generator = NoiseGenerator(
             plan.strategy, num_parameters, generator=plan.generator
         )
@@ -85,7 +83,6 @@ class HostNoise:
         self._step_keys = tf.Variable(keys, trainable=False)
         self._keys = keys.view(np.uint64)
         self._position = 0  # the round whose noise comes next from the buffer
-        self._last: tuple[int, np.ndarray] | None = None
         self._digests = np.zeros([plan.num_steps], np.int64)  # of the rounds drawn
         self._next_row = tf.function(self._row_in_place)
         self._sharded = NoiseGenerator(
@@ -103,7 +100,7 @@ class HostNoise:
         Runs have keys derived from it: see `run_key`.
         """
         if self._key is None:
-            return NoiseKey.for_testing(self._test_seed)  # type: ignore[arg-type]
+            return NoiseKey.for_testing(self._plan.test_seed)  # type: ignore[arg-type]
         return self._key
 
     def keep_in(self, folder: str) -> None:
@@ -121,9 +118,9 @@ class HostNoise:
         path = os.path.join(folder, KEY_FILE)
         with self._lock:
             is_new = not os.path.exists(path)
-            if self._test_seed is None and not is_new:
+            if self._plan.test_seed is None and not is_new:
                 self._use(NoiseKey(private_files.read(path)))
-            if self._test_seed is None and is_new:
+            if self._plan.test_seed is None and is_new:
                 private_files.write(path, self.key.secret_bytes())
             if self._generator.memory_vectors:
                 self._ring_path, self._ring = os.path.join(folder, _RING), None
@@ -152,7 +149,7 @@ class HostNoise:
     def key_id(self, run_id: int) -> int:
         """A public number, positive, by which key and plan of a run are recognized."""
         digest = hashlib.blake2b(
-            b"key id" + bytes.fromhex(self._fingerprint),
+            b"key id" + bytes.fromhex(self._plan.fingerprint),
             key=self.run_key(run_id).secret_bytes(),
             digest_size=8,
             person=b"tf-bandmf keyid",
@@ -315,14 +312,7 @@ class HostNoise:
         if digests is None:
             digests = np.zeros([round_number + 1], np.int64)
         with self._lock:
-            is_same = run_id == self._run_id and np.array_equal(
-                self._digests[: len(digests)], digests
-            )
-            if is_same and self._last is not None and self._last[0] == round_number:
-                return self._last[1]
-            values = self._row(run_id, round_number, digests).numpy()
-            self._last = (round_number, values)
-            return values
+            return self._row(run_id, round_number, digests).numpy()
 
     def _reserve(self, run_id: int) -> None:
         """Before any noise of a run: reserves in the ledger that its plan is bound to.
@@ -377,7 +367,6 @@ class HostNoise:
 
     def _go_to(self, run_id: int, round_number: int, digests: np.ndarray) -> None:
         """Brings the buffer to this round, or to one before it."""
-        self._last = None
         has_buffer = self._generator.memory_vectors > 0
         drawn = min(self._position, len(digests))
         if (
@@ -458,7 +447,7 @@ class HostNoise:
         self._keys = self._generator.step_keys(self.run_key(run_id))
         if self._run_id is not None:  # a new one is zero
             self._buffer.assign(tf.zeros_like(self._buffer))
-        self._run_id, self._position, self._last = run_id, 0, None
+        self._run_id, self._position = run_id, 0
 
     def _row_in_place(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
         """The noise of a step, and the rows of the buffer that were written."""
@@ -482,7 +471,7 @@ class HostNoise:
     def _derive(self, run_id: int, person: bytes, size: int) -> bytes:
         return hashlib.blake2b(
             int(run_id).to_bytes(8, "little", signed=True)
-            + bytes.fromhex(self._fingerprint),
+            + bytes.fromhex(self._plan.fingerprint),
             key=self.key.secret_bytes(),
             digest_size=size,
             person=person,

@@ -16,9 +16,7 @@ from tf_bandmf import Plan
 
 _LOG = logging.getLogger("tf_bandmf")
 _FLOAT_BYTES = 4
-_SHARE = (
-    0.5  # of the memory, for the ring buffer; model, sums and states need some, too
-)
+_SHARE = 0.5  # of the memory, for the ring buffer: model and sums need some, too
 
 
 def machine_memory() -> int | None:

@@ -17,12 +17,11 @@ class PrivateProgramStateManager(StateFiles, tff.program.ProgramStateManager):
     """A `tff.program.ProgramStateManager` for states that hold secrets: `StateFiles`."""
 
     async def load(self, version: int, structure: Any) -> Any:
-        """The state of a version, in the structure of `structure`.
+        """As `StateFiles.load`.
 
         Raises:
           tff.program.ProgramStateNotFoundError: if there is none.
-          PermissionError: if others than the owner may read the file.
-          ValueError: if it is damaged, or of another structure.
+          PermissionError, ValueError: as there.
         """
         try:
             return await super().load(version, structure)
@@ -30,11 +29,11 @@ class PrivateProgramStateManager(StateFiles, tff.program.ProgramStateManager):
             raise tff.program.ProgramStateNotFoundError(version) from error
 
     async def save(self, program_state: Any, version: int) -> None:
-        """Saves a state; it is on the disk when this returns.
+        """As `StateFiles.save`.
 
         Raises:
           tff.program.ProgramStateExistsError: if there is another state of the version.
-          TypeError: if a leaf cannot be saved.
+          TypeError: as there.
         """
         state = await tff.program.materialize_value(program_state)
         try:

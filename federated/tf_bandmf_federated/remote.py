@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import re
 import threading
 import time
@@ -54,11 +55,15 @@ class RemoteContext(tff.framework.SyncContext):
         reconnect_seconds: float,
         workers: LocalWorkers | None = None,
     ) -> None:
+        _check_seconds("time_limit_seconds", time_limit_seconds)
+        _check_seconds("reconnect_seconds", reconnect_seconds)
         self.addresses = tuple(addresses)
-        self.time_limit_seconds = time_limit_seconds
+        self.time_limit_seconds = float(time_limit_seconds)
         self._workers = workers  # they live as long as what computes on them
         self._connections = [
-            WorkerConnection(address, reconnect_seconds, self._given_up(address))
+            WorkerConnection(
+                address, reconnect_seconds, functools.partial(self._given_up, address)
+            )
             for address in self.addresses
         ]
         self._entered = contextlib.ExitStack()
@@ -117,22 +122,18 @@ class RemoteContext(tff.framework.SyncContext):
         self._entered.close()
         self.close()
 
-    def _given_up(self, address: str) -> Any:
-        def explain(what: str) -> WorkersUnavailable:
-            silent = self.silent_workers()
-            if silent:
-                found = f"No worker answers now at {', '.join(silent)}."
-            else:
-                found = "All workers answer now: the computation may need longer."
-            return WorkersUnavailable(
-                f"The worker at {address} {what} (time_limit_seconds="
-                f"{self.time_limit_seconds:g} for a call). {found} This call has no "
-                f"result. Start the worker again, or give more time; then make the "
-                f"same call with the same state and the same data, or pass over the "
-                f"round with skip_round: the noise of a round is for one cohort."
-            )
-
-        return explain
+    def _given_up(self, address: str, what: str) -> WorkersUnavailable:
+        silent = self.silent_workers()
+        found = "All workers answer now: the computation may need longer."
+        if silent:
+            found = f"No worker answers now at {', '.join(silent)}."
+        return WorkersUnavailable(
+            f"The worker at {address} {what} (time_limit_seconds="
+            f"{self.time_limit_seconds:g} for a call). {found} This call has no "
+            f"result. Start the worker again, or give more time; then make the same "
+            f"call with the same state and the same data, or pass over the round with "
+            f"skip_round."
+        )
 
 
 class _Asynchronous(tff.framework.AsyncContext):
@@ -186,17 +187,8 @@ def remote_context(
       WorkersUnavailable: if a worker does not answer; it says which.
     """
     checked = _checked_addresses(addresses)
-    limits = {
-        "time_limit_seconds": time_limit_seconds,
-        "reconnect_seconds": reconnect_seconds,
-        "connect_seconds": connect_seconds,
-    }
-    for name, seconds in limits.items():
-        if not float(seconds) > 0.0:
-            raise ValueError(f"{name} must be > 0, found {seconds!r}.")
-    context = RemoteContext(
-        checked, float(time_limit_seconds), float(reconnect_seconds)
-    )
+    _check_seconds("connect_seconds", connect_seconds)
+    context = RemoteContext(checked, time_limit_seconds, reconnect_seconds)
     give_up = time.monotonic() + connect_seconds
     silent = [
         address
@@ -233,14 +225,16 @@ def use_local_workers(
       TypeError, ValueError: if count or limit is wrong.
       WorkersUnavailable: if a worker does not start.
     """
-    if not float(time_limit_seconds) > 0.0:
-        raise ValueError(
-            f"time_limit_seconds must be > 0, found {time_limit_seconds!r}."
-        )
+    _check_seconds("time_limit_seconds", time_limit_seconds)  # before any worker starts
     workers = LocalWorkers(count)
-    context = RemoteContext(workers.addresses, float(time_limit_seconds), 10.0, workers)
+    context = RemoteContext(workers.addresses, time_limit_seconds, 10.0, workers)
     tff.framework.set_default_context(context)
     return context
+
+
+def _check_seconds(name: str, seconds: float) -> None:
+    if not float(seconds) > 0.0:
+        raise ValueError(f"{name} must be > 0, found {seconds!r}.")
 
 
 def _checked_addresses(addresses: Sequence[str]) -> list[str]:

@@ -9,7 +9,6 @@ deadline of the whole computation; and a worker that is gone for long is given u
 from __future__ import annotations
 
 import asyncio
-import collections
 import concurrent.futures
 import contextvars
 import threading
@@ -30,9 +29,8 @@ from tensorflow_federated.proto.v0 import (
 # When the computation that runs now must be done: of `time.monotonic`.
 DEADLINE: contextvars.ContextVar[float] = contextvars.ContextVar("deadline")
 
-_MESSAGE_BYTES = (
-    2 * 1000**3
-)  # of TFF's own local context: the limit of protocol buffers
+# As TFF's own local context: the limit of protocol buffers.
+_MESSAGE_BYTES = 2 * 1000**3
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MESSAGE_BYTES),
@@ -180,23 +178,6 @@ class _Late(Exception):
     """A call was not answered before the deadline."""
 
 
-class _CallDetails(
-    collections.namedtuple(
-        "_CallDetails",
-        (
-            "method",
-            "timeout",
-            "metadata",
-            "credentials",
-            "wait_for_ready",
-            "compression",
-        ),
-    ),
-    grpc.ClientCallDetails,
-):
-    """What gRPC wants to know of a call."""
-
-
 class _Limits(grpc.UnaryUnaryClientInterceptor):
     """Puts the deadline on each call, and notes since when the worker is gone."""
 
@@ -209,18 +190,8 @@ class _Limits(grpc.UnaryUnaryClientInterceptor):
         # Values are also disposed of when no computation runs.
         deadline = DEADLINE.get(None)
         rest = _SECONDS_TO_DISPOSE if deadline is None else deadline - time.monotonic()
-        if rest == float("inf"):
-            timeout = None
-        else:
-            timeout = max(rest, 0.001)
-        details = _CallDetails(
-            client_call_details.method,
-            timeout,
-            client_call_details.metadata,
-            client_call_details.credentials,
-            client_call_details.wait_for_ready,
-            client_call_details.compression,
-        )
+        timeout = None if rest == float("inf") else max(rest, 0.001)
+        details = client_call_details._replace(timeout=timeout)  # a named tuple
         call = continuation(details, request)
         code = call.code()
         if code is grpc.StatusCode.UNAVAILABLE:
