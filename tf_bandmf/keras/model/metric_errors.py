@@ -34,10 +34,15 @@ def metrics_of(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
     """
     with host_errors_become_nan():
         if tf.executing_eagerly():
-            return _caught(model, lambda: model.compute_metrics(*seen), tracker)
+            return _caught(model, lambda: _computed(model, seen), tracker)
         if model.jit_compile:
-            return model.compute_metrics(*seen)  # type: ignore[no-any-return]
+            return _computed(model, seen)
         return _in_graph(model, seen, tracker)
+
+
+def _computed(model: Any, seen: Sequence[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = model.compute_metrics(*seen)
+    return found
 
 
 def _caught(
@@ -54,7 +59,8 @@ def _caught(
                 for variable in metric.variables:
                     if variable.dtype.startswith("float"):
                         variable.assign(variable * float("nan"))
-        return model.get_metrics_result()  # type: ignore[no-any-return]
+        results: dict[str, Any] = model.get_metrics_result()
+        return results
 
 
 def _in_graph(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
@@ -65,17 +71,21 @@ def _in_graph(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
         by_id = {id(t): g for t, g in zip(tensors, given, strict=True)}
         found = keras.tree.map_structure(lambda t: by_id.get(id(t), t), structure)
         with metrics_change_no_weights(model):
-            return model.compute_metrics(*found)  # type: ignore[no-any-return]
+            return _computed(model, found)
 
     traced = tf.function(compute, autograph=False).get_concrete_function(
         *[tf.TensorSpec(t.shape, t.dtype) for t in tensors]
     )
     stopping = _first_that_stops(traced.graph)
-    if stopping is None:
-        return model.compute_metrics(*seen)  # type: ignore[no-any-return]
-    op, reason = stopping
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
     is_closed = not any(map(tf.is_symbolic_tensor, traced.graph.external_captures))
-    if tf.distribute.get_strategy().num_replicas_in_sync > 1 or not is_closed:
+    if stopping is None:
+        if replicas > 1 or not is_closed:
+            return _computed(model, seen)
+        logs: dict[str, Any] = traced(*tensors)
+        return logs
+    op, reason = stopping
+    if replicas > 1 or not is_closed:
         raise UnsupportedModelError(
             f"The metrics of model {model.name!r}: operation {op.name!r} ({op.type}) "
             f"{reason}. Remove the metric, or clip positions to their bounds."
@@ -91,7 +101,8 @@ def _in_graph(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
     shaped = [
         tf.ensure_shape(f, leaf.shape) for f, leaf in zip(found, leaves, strict=True)
     ]
-    return keras.tree.pack_sequence_as(outputs, shaped)  # type: ignore[no-any-return]
+    packed: dict[str, Any] = keras.tree.pack_sequence_as(outputs, shaped)
+    return packed
 
 
 def _first_that_stops(graph: Any) -> tuple[Any, str] | None:

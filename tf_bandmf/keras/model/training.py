@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -28,10 +27,10 @@ from tf_bandmf.keras.model.noise_in_weights import warn_of_noise
 from tf_bandmf.keras.model.outputs import check_outputs
 from tf_bandmf.keras.model.preprocessing import (
     preprocess_of,
-    preprocessed,
     preprocessed_batch,
 )
 from tf_bandmf.keras.model.progress import warn_of_counts
+from tf_bandmf.keras.model.scheduled import batches_of, checked_stream, scheduled
 from tf_bandmf.keras.model.step import PrivateStep
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume.private_file import PrivateRun, refuse_shared_folder
@@ -112,7 +111,7 @@ class PrivateTraining(BuildHook, PrivateStep):
             x = self.begin_run(x, private_state)
             kwargs = self._from_where_it_was(x, kwargs)
         if isinstance(x, BatchSchedule):
-            x, kwargs = self._resolve_schedule(optimizer, x, kwargs)
+            x, kwargs = scheduled(self, optimizer, x, kwargs)
         else:
             if preprocess_of(self) is not None:
                 raise TypeError(
@@ -122,7 +121,7 @@ class PrivateTraining(BuildHook, PrivateStep):
                 )
             kwargs = {**kwargs, "shuffle": False}
             check_passes(x, optimizer.plan.participation, kwargs)
-            x = self._checked_stream(x) if preparation.self_check_is_due(self) else x
+            x = checked_stream(self, x)
         warn_of_private_monitors(kwargs.get("callbacks"))
         if self._tables != tables_lib.DENSE:
             if not self._private_optimizer().built:
@@ -363,7 +362,8 @@ class PrivateTraining(BuildHook, PrivateStep):
     def _prepare(self, optimizer: PrivateOptimizer, data: Any) -> None:
         """Builds model, optimizer, loss and metrics."""
         if not self.built or self._is_distributed:
-            batches = self._batches(data) if isinstance(data, BatchSchedule) else data
+            is_schedule = isinstance(data, BatchSchedule)
+            batches = batches_of(self, data) if is_schedule else data
             batch = next(iter(batches))
             preparation.build_model(self, batch)
         preparation.begin_run(self, optimizer)
@@ -401,89 +401,6 @@ class PrivateTraining(BuildHook, PrivateStep):
         except tf.errors.OpError:
             self._private_optimizer().run.reservation.raise_refusal()
             raise
-
-    def _checked_stream(self, x: Any) -> Any:
-        """Checks the first batch; returns data that still begin with it."""
-        iterator = iter(x)
-        first = next(iterator)
-        preparation.check_gradients(self, self._private_optimizer(), first)
-        if isinstance(x, tf.data.Dataset):
-            return x
-        return (batch for batch in itertools.chain([first], iterator))
-
-    def _resolve_schedule(
-        self,
-        optimizer: PrivateOptimizer,
-        schedule: BatchSchedule,
-        kwargs: dict[str, Any],
-    ) -> tuple[tf.data.Dataset, dict[str, Any]]:
-        plan = optimizer.plan
-        optimizer.run.refuse_restored()
-        if schedule.plan_id != plan.plan_id:
-            raise ValueError(
-                "The batches belong to another plan than the optimizer. Use the same "
-                "plan for both."
-            )
-        taken = optimizer.steps_taken
-        left = plan.num_steps - taken
-        per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch
-        asked = (kwargs.get("epochs", 1) - kwargs.get("initial_epoch", 0)) * per_epoch
-        # After an interruption within an epoch the last epoch may be cut short.
-        if asked > left and not (taken % per_epoch and asked - left < per_epoch):
-            raise ValueError(
-                f"fit asks for {asked} steps, but {left} of the plan's "
-                f"{plan.num_steps} steps are left. The budget is for no more: fit fewer "
-                f"epochs, or make a plan for more."
-            )
-        dataset = self._batches(schedule, taken)
-        run = optimizer.run
-        if run.has_begun and int(run.schedule_id) not in (-1, schedule.schedule_id):
-            raise ValueError(
-                "The run began with other data, or the same data in other places: the "
-                "accountant's assumption would be broken. Use the schedule that began it."
-            )
-        run.membership.refuse_second(self.weights, schedule.schedule_id)
-        run.reservation.refuse_ended()
-        if preparation.self_check_is_due(self):
-            for batch in dataset:
-                preparation.check_gradients(self, optimizer, batch)
-                if not preparation.self_check_is_due(self):
-                    break
-        elif not (self.built or self._is_distributed):
-            self._build_before_tracing(dataset)
-        if self._is_distributed:
-            dataset = self._distributed(schedule, taken)
-        return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
-
-    def _build_before_tracing(self, dataset: tf.data.Dataset) -> None:
-        """Makes the weights: a step that makes variables while traced is traced twice."""
-        for batch in dataset:
-            x, _, _ = contents(batch)
-            # Not every layer takes a batch of zero examples.
-            if int(tf.shape(tf.nest.flatten(x)[0])[0]):
-                preparation.build_model(self, batch)
-                break
-
-    def _batches(self, schedule: BatchSchedule, first_step: int = 0) -> tf.data.Dataset:
-        """The batches of a schedule as the training step takes them."""
-        dataset = schedule.dataset(first_step)
-        preprocess = preprocess_of(self)
-        if preprocess is None:
-            return dataset
-        return preprocessed(dataset, preprocess, self._private_run is not None)
-
-    def _distributed(self, schedule: BatchSchedule, first_step: int) -> Any:
-        """Each replica's part of each batch."""
-        replicas = preparation.num_replicas(self)
-
-        def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            here = replicas // context.num_input_pipelines
-            first = context.input_pipeline_id * here
-            batches = self._batches(schedule, first_step)
-            return batches_lib.in_parts(batches, range(first, first + here), replicas)
-
-        strategy = self.distribute_strategy
-        return strategy.distribute_datasets_from_function(parts)
 
     def get_compile_config(self) -> dict[str, Any]:
         """A copy, with the optimizer: Keras' .h5 writer removes it from the original.

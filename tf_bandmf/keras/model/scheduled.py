@@ -1,0 +1,116 @@
+"""The batches that `fit` trains on: of a schedule, checked against the run, or a stream."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import tensorflow as tf
+
+from tf_bandmf.keras.compat.keras_objects import is_distributed
+from tf_bandmf.keras.model import preparation
+from tf_bandmf.keras.model.batch_contents import contents
+from tf_bandmf.keras.model.preprocessing import preprocess_of, preprocessed
+from tf_bandmf.keras.model.training_state import state_of
+from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.sampling import batches as batches_lib
+from tf_bandmf.sampling.batches import BatchSchedule
+
+
+def scheduled(
+    model: Any,
+    optimizer: PrivateOptimizer,
+    schedule: BatchSchedule,
+    kwargs: dict[str, Any],
+) -> tuple[tf.data.Dataset, dict[str, Any]]:
+    """The data set of a schedule from the step that the run is at, and `fit`'s arguments.
+
+    The model's gradients are checked on its first batch, if that is due.
+
+    Raises:
+      ValueError: if the schedule is not the plan's or the run's, or has fewer steps left
+        than asked for.
+    """
+    plan = optimizer.plan
+    optimizer.run.refuse_restored()
+    if schedule.plan_id != plan.plan_id:
+        raise ValueError(
+            "The batches belong to another plan than the optimizer. Use the same "
+            "plan for both."
+        )
+    taken = optimizer.steps_taken
+    left = plan.num_steps - taken
+    per_epoch = kwargs.get("steps_per_epoch") or schedule.steps_per_epoch
+    asked = (kwargs.get("epochs", 1) - kwargs.get("initial_epoch", 0)) * per_epoch
+    # After an interruption within an epoch the last epoch may be cut short.
+    if asked > left and not (taken % per_epoch and asked - left < per_epoch):
+        raise ValueError(
+            f"fit asks for {asked} steps, but {left} of the plan's "
+            f"{plan.num_steps} steps are left. The budget is for no more: fit fewer "
+            f"epochs, or make a plan for more."
+        )
+    dataset = batches_of(model, schedule, taken)
+    run = optimizer.run
+    if run.has_begun and int(run.schedule_id) not in (-1, schedule.schedule_id):
+        raise ValueError(
+            "The run began with other data, or the same data in other places: the "
+            "accountant's assumption would be broken. Use the schedule that began it."
+        )
+    run.membership.refuse_second(model.weights, schedule.schedule_id)
+    run.reservation.refuse_ended()
+    if preparation.self_check_is_due(model):
+        for batch in dataset:
+            preparation.check_gradients(model, optimizer, batch)
+            if not preparation.self_check_is_due(model):
+                break
+    elif not (model.built or is_distributed(model)):
+        _build_before_tracing(model, dataset)
+    if is_distributed(model):
+        dataset = _distributed(model, schedule, taken)
+    return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
+
+
+def batches_of(
+    model: Any, schedule: BatchSchedule, first_step: int = 0
+) -> tf.data.Dataset:
+    """The batches of a schedule as the model's training step takes them."""
+    dataset = schedule.dataset(first_step)
+    preprocess = preprocess_of(model)
+    if preprocess is None:
+        return dataset
+    return preprocessed(dataset, preprocess, state_of(model).run_file is not None)
+
+
+def checked_stream(model: Any, x: Any) -> Any:
+    """Data of the caller's, whose first batch the model's gradients were checked on."""
+    if not preparation.self_check_is_due(model):
+        return x
+    iterator = iter(x)
+    first = next(iterator)
+    preparation.check_gradients(model, preparation.optimizer_of(model), first)
+    if isinstance(x, tf.data.Dataset):
+        return x
+    return (batch for batch in itertools.chain([first], iterator))
+
+
+def _build_before_tracing(model: Any, dataset: tf.data.Dataset) -> None:
+    """Makes the weights: a step that makes variables while traced is traced twice."""
+    for batch in dataset:
+        x, _, _ = contents(batch)
+        # Not every layer takes a batch of zero examples.
+        if int(tf.shape(tf.nest.flatten(x)[0])[0]):
+            preparation.build_model(model, batch)
+            break
+
+
+def _distributed(model: Any, schedule: BatchSchedule, first_step: int) -> Any:
+    """Each replica's part of each batch."""
+    replicas = preparation.num_replicas(model)
+
+    def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        here = replicas // context.num_input_pipelines
+        first = context.input_pipeline_id * here
+        batches = batches_of(model, schedule, first_step)
+        return batches_lib.in_parts(batches, range(first, first + here), replicas)
+
+    return model.distribute_strategy.distribute_datasets_from_function(parts)
