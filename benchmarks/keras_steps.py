@@ -42,6 +42,7 @@ import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf import noise
 from tf_bandmf.keras.clipping import clipped_gradient_sums
+from tf_bandmf.keras.run.admission import Admitted
 
 MECHANISMS = ("identity", "lambda_cgd", "kept")
 BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128, **NETWORK_BATCH_SIZES}
@@ -176,7 +177,8 @@ def private_step(name: str, mechanism: str | None, options: Any) -> Callable[[],
         else:
             run = optimizer.run
             number = run.generator.checked_step(run.secrets.step)
-            run.apply(run.privatize(clipped, variables, number), variables)
+            admitted = Admitted(number, tf.zeros([0], tf.int32))
+            run.apply(run.privatize(clipped, variables, admitted), variables)
         return tf.reduce_mean(clipped.losses)
 
     return step

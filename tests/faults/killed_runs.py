@@ -92,8 +92,8 @@ def report_uses(model, report):
             content.update(np.ascontiguousarray(array).tobytes())
         return content.hexdigest()
 
-    def privatize(clipped, variables, step, penalties=None):
-        gradients = real(clipped, variables, step, penalties)
+    def privatize(clipped, variables, admitted, penalties=None):
+        gradients = real(clipped, variables, admitted, penalties)
 
         def note(step, *arrays):
             half = len(arrays) // 2
@@ -101,7 +101,8 @@ def report_uses(model, report):
             report(f"{key} {step} {digest(*arrays[:half])} {digest(*arrays[half:])}\n")
             return step
 
-        noted = tf.numpy_function(note, [step, *clipped.sums, *gradients], tf.int64)
+        given = [admitted.step, *clipped.sums, *gradients]
+        noted = tf.numpy_function(note, given, tf.int64)
         with tf.control_dependencies([noted]):
             return [tf.identity(gradient) for gradient in gradients]
 

@@ -151,8 +151,8 @@ def noise_per_micro_step(patch):
 def _without_noise_if(patch, condition):
     privatize = Run.privatize
 
-    def without(self, clipped, variables, step, penalties=None):
-        found = privatize(self, clipped, variables, step, penalties)
+    def without(self, clipped, variables, admitted, penalties=None):
+        found = privatize(self, clipped, variables, admitted, penalties)
         skip = condition(clipped)
         return [tf.where(skip, tf.zeros_like(gradient), gradient) for gradient in found]
 

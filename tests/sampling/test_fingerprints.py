@@ -9,6 +9,8 @@ from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling import cache_dataset
 from tf_bandmf.sampling.fingerprints import (
     FINGERPRINT,
+    content_digest,
+    digest_if_as_drawn,
     is_as_drawn,
     with_fingerprint,
 )
@@ -105,6 +107,16 @@ def test_every_edit_of_a_batch_shows(name, padded):
         assert not is_as_drawn(way(batch))
     verify = tf.function(is_as_drawn, autograph=False)
     assert verify(batch) and not verify(EDITS[name](batch))
+    if name not in ("no fingerprint", "zero"):
+        before, after = map(digest_if_as_drawn, (batch, EDITS[name](batch)))
+        assert before[1] and not after[1] and before[0] != after[0]
+
+
+def test_the_digest_of_contents_is_the_same_in_every_process():
+    x = {"a": np.arange(6, dtype=np.float32).reshape(3, 2), "b": np.arange(3)}
+    content = {"x": x, "y": np.ones(3, np.float32)}
+    assert int(content_digest(content)) == -3669889310644390027
+    assert int(content_digest({"x": x})) != -3669889310644390027
 
 
 @pytest.mark.invariant(20)

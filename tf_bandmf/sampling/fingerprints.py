@@ -10,6 +10,9 @@ the process in front. Two contents have one fingerprint with probability about 2
 independently of what is in the data. It guards against mistakes (augmentation, mixing,
 repeating, reweighting after the batch was made). It is no cryptographic authentication:
 whoever runs the program can compute what the program computes.
+
+Without that secret it is the content's digest, the same in another process: a part of the
+key of a step's noise.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ def with_fingerprint(batch: Mapping[str, Any]) -> dict[str, Any]:
       batch: contents (`x`, `y`, `sample_weight`, `rows`), structures of dense tensors
         whose first dimension is the example; and integers that say which batch it is.
     """
-    return {**batch, FINGERPRINT: _fingerprint(batch)}
+    return {**batch, FINGERPRINT: _hashed(_SECRET_WORDS, _words(batch))}
 
 
 def is_as_drawn(batch: Mapping[str, Any]) -> tf.Tensor:
@@ -46,14 +49,39 @@ def is_as_drawn(batch: Mapping[str, Any]) -> tf.Tensor:
     Args:
       batch: what `with_fingerprint` returned, or something else under its keys.
     """
+    return _has_fingerprint(batch, _words(batch))
+
+
+def digest_if_as_drawn(batch: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    """The digest of contents and ids, int64 scalar, and what `is_as_drawn` returns."""
+    words = _words(batch)
+    return _hashed(words)[0], _has_fingerprint(batch, words)
+
+
+def content_digest(content: Mapping[str, Any]) -> tf.Tensor:
+    """The digest of contents that no schedule drew, int64 scalar.
+
+    Args:
+      content: as in `with_fingerprint`.
+    """
+    return _hashed(_words(content))[0]
+
+
+def _has_fingerprint(batch: Mapping[str, Any], words: tf.Tensor) -> tf.Tensor:
     if FINGERPRINT not in batch:
         return tf.constant(False)
     stated = tf.reshape(tf.cast(batch[FINGERPRINT], tf.int64), [-1])
-    return tf.reduce_all(tf.equal(stated, _fingerprint(batch)))
+    return tf.reduce_all(tf.equal(stated, _hashed(_SECRET_WORDS, words)))
 
 
-def _fingerprint(batch: Mapping[str, Any]) -> tf.Tensor:
+def _hashed(*words: tf.Tensor) -> tf.Tensor:
     """int64, shape [1]."""
+    with tf.device("/CPU:0"):
+        return hash_rows(tf.concat(words, axis=0)[None])
+
+
+def _words(batch: Mapping[str, Any]) -> tf.Tensor:
+    """Structure and ids, and a hash of each row of the contents; int64, shape [words]."""
     structure: list[str] = []
     words: list[tf.Tensor] = []
     # Hashing is done there.
@@ -68,8 +96,7 @@ def _fingerprint(batch: Mapping[str, Any]) -> tf.Tensor:
                 else:
                     words.append(tf.reshape(tf.cast(tensor, tf.int64), [-1]))
         digest = hashlib.blake2b("\n".join(structure).encode(), digest_size=8).digest()
-        head = np.concatenate([_SECRET_WORDS, np.frombuffer(digest, np.int64)])
-        return hash_rows(tf.concat([head, *words], axis=0)[None])
+        return tf.concat([np.frombuffer(digest, np.int64), *words], axis=0)
 
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:

@@ -8,8 +8,10 @@ import tensorflow as tf
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping.independence import registration
+from tf_bandmf.keras.run.admission import Admitted
 
 IN_GRAPH = (tf.errors.InvalidArgumentError, RuntimeError)
+ADMITTED = Admitted(tf.constant(0, tf.int64), tf.zeros([0], tf.int32))
 
 
 def fit(model, plan, data, **kwargs):
@@ -78,7 +80,7 @@ def test_gradients_from_elsewhere(make_plan, make_plain_model):
             call()
     optimizer.build(model.trainable_variables)
     with pytest.raises(TypeError, match="clipped"):
-        optimizer.run.privatize(gradients, model.trainable_variables, tf.constant(0))
+        optimizer.run.privatize(gradients, model.trainable_variables, ADMITTED)
 
 
 @pytest.mark.invariant(6)
@@ -93,7 +95,7 @@ def test_sums_that_are_not_clipped(make_plan, make_plain_model):
         sums = [tf.fill(v.shape, bad) for v in variables]
         forged = ClippedGradients(sums, tf.ones([2]), tf.ones([2]), None)
         with pytest.raises(tf.errors.InvalidArgumentError, match="not clipped"):
-            optimizer.run.privatize(forged, variables, tf.constant(0, tf.int64))
+            optimizer.run.privatize(forged, variables, ADMITTED)
     assert optimizer.steps_taken == 0
 
 
@@ -371,7 +373,7 @@ def test_weights_in_another_order(make_plan, make_plain_model):
     sums = [tf.zeros(v.shape) for v in turned]
     clipped = ClippedGradients(sums, tf.ones([2]), tf.ones([2]), None)
     with pytest.raises(ValueError, match="began with"):
-        optimizer.run.privatize(clipped, turned, tf.constant(0, tf.int64))
+        optimizer.run.privatize(clipped, turned, ADMITTED)
     assert optimizer.steps_taken == 0
 
 

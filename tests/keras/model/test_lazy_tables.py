@@ -379,7 +379,7 @@ def test_other_data_after_the_same_steps_get_other_noise(data):
             digest = tf.bitcast(tables.digest(sums, t), tf.float32)
             dense = tf.zeros([run.generator.num_parameters])
             run.secrets.next_noise(t, tf.concat([dense, digest], axis=0))
-            tables.apply(sums, t, tf.constant(0.5, tf.float64))
+            tables.apply(sums, t)
         assert tables.release()
         shown.append(table_of(model))
     np.testing.assert_array_equal(shown[0], shown[1])

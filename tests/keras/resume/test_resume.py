@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.keras.resume import private_file
 from tf_bandmf.keras.run import known_runs
 
 NUM_EXAMPLES = 22
@@ -396,6 +397,16 @@ def test_a_damaged_or_readable_file_is_refused(halfway, data, make_private_model
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
     with pytest.raises(ValueError, match="damaged"):
+        model.fit(plan.batches(*data), private_state=path, verbose=0)
+
+
+def test_a_file_of_another_version_is_refused_by_name(
+    halfway, data, make_private_model, monkeypatch
+):
+    plan, weights, path = halfway
+    model = restored(make_private_model(plan), weights)
+    monkeypatch.setattr(private_file, "_FORMAT", 10**6)
+    with pytest.raises(ValueError, match="another version of tf_bandmf"):
         model.fit(plan.batches(*data), private_state=path, verbose=0)
 
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 import tf_bandmf
 import tf_bandmf.keras
 from tf_bandmf.keras.run import known_runs
+from tf_bandmf.noise.keys import NoiseKey
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,29 @@ def test_each_replica_keeps_its_part_of_the_buffer(together, alone):
     assert two.optimizer.run.generator.shard_size == 2 * 4096
     np.testing.assert_allclose(parts[:, : whole.shape[1]], whole, atol=2e-6)
     assert np.abs(parts[:, 2 * 4096 : whole.shape[1]]).max() > 0.0
+
+
+@pytest.mark.invariant(8)
+def test_equal_sums_of_two_replicas_do_not_show(make_plan, train, strategy, data):
+    plan, (x, y) = make_plan("bsr", test_seed=None), data
+    weights = np.ones(len(x), np.float32)
+    # What this record is changes no sum.
+    weights[0] = 0.0
+
+    def released(record):
+        known_runs.forget()
+        model = train(plan, strategy, epochs=None)
+        model.optimizer.build(model.trainable_variables)
+        run = model.optimizer.run
+        with strategy.scope():
+            run.adopt(run.secrets_of(NoiseKey(bytes(32))))
+        given = np.concatenate([np.full_like(x[:1], record), x[1:]])
+        model.fit(plan.batches(given, y, weights), epochs=1, verbose=0)
+        return np.concatenate([w.ravel() for w in model.get_weights()])
+
+    first, again, other = map(released, (0.0, 0.0, 1.0))
+    np.testing.assert_array_equal(first, again)
+    assert (first - other).std() > 0.1 * plan.noise_stddev / plan.expected_batch_size
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError, clipped_gradient_sums
 from tf_bandmf.keras.model.batch_contents import as_drawn
 from tf_bandmf.keras.resume import identity
+from tf_bandmf.keras.run.admission import Admitted
 from tf_bandmf.keras.run.scaling import Scaling
 
 
@@ -152,8 +153,9 @@ def test_clipped_in_other_coordinates_is_refused(make_plan, make_scaled, data):
         scales = None if given is None else [tf.fill(v.shape, given) for v in variables]
         options = {"l2_norm_clip": plan.l2_norm_clip, "scales": scales}
         clipped = clipped_gradient_sums(model, x, y, **options)
+        admitted = Admitted(tf.constant(0, tf.int64), tf.zeros([0], tf.int32))
         with pytest.raises(ValueError, match="coordinates of this optimizer"):
-            model.optimizer.run.privatize(clipped, variables, tf.constant(0, tf.int64))
+            model.optimizer.run.privatize(clipped, variables, admitted)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tf_bandmf.keras.clipping import (
     UnsupportedModelError,
     measured_rows,
 )
+from tf_bandmf.sampling.record_identity import hash_rows
 
 _GRID = 2.0**30
 _MOST_RECORDS = 2**31
@@ -36,6 +37,7 @@ def sums_of(
     metrics: Sequence[PrivateMetric],
     users: Any = None,
     batch_size: int = 256,
+    digest: Any = None,
 ) -> tuple[np.ndarray, int]:
     """The sum over records of their vectors, of all metrics side by side.
 
@@ -47,6 +49,7 @@ def sums_of(
       users: None, or whose each record is, [N]: a user's records have the weights that
         add up to 1.
       batch_size: of arrays.
+      digest: of `hashlib`, which takes in the records and whose they are; or None.
 
     Returns:
       Sums, float64 [M], and the number of units: records, or users.
@@ -65,6 +68,9 @@ def sums_of(
             function = _function(model, batch, metrics)
         size = int(tf.shape(tf.nest.flatten(batch)[0])[0])
         own = np.ones([size]) if weights is None else weights[count : count + size]
+        if digest is not None:
+            for part in (*tf.nest.flatten(batch), own):
+                digest.update(hash_rows(part).numpy().tobytes())
         total += function(*batch, tf.constant(own, tf.float64)).numpy()
         count += size
         if count > _MOST_RECORDS:

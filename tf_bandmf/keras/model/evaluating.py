@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
 
@@ -55,8 +56,10 @@ def evaluate_privately(
             "the data before and set model.preprocessor = None."
         )
     found = checked(metrics)
-    sums, count = sums_of(model, x, y, found, users, batch_size)
-    what = "\n".join([str(count), *(metric.describe() for metric in found)])
+    records = hashlib.blake2b(digest_size=32)
+    sums, count = sums_of(model, x, y, found, users, batch_size, records)
+    about = [str(count), records.hexdigest(), *(metric.describe() for metric in found)]
+    what = "\n".join(about)
     noisy = run.evaluate(sums, what, model.weights)
     assert plan.measurements.noise_multiplier is not None
     # Each metric has its part of the norm.

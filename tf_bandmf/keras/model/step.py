@@ -39,6 +39,7 @@ from tf_bandmf.keras.model.training_state import (
 from tf_bandmf.keras.model.variable_making import build_metrics
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.resume.identity import random_states
 from tf_bandmf.keras.run.run import Run
 from tf_bandmf.keras.run.secrets import replica_id
 from tf_bandmf.sampling import batches as batches_lib
@@ -80,9 +81,9 @@ class PrivateStep(_Model):
         data = unwrap_single(data)
         # 1. The run admits the batch: it is the plan's for this step, and nothing that
         #    should not have changed since the step before has.
-        step = run.admit(data, self.weights)
+        admitted = run.admit(data, self.weights, random_states(self))
         # 2. Each example's gradient is formed and clipped; the clipped ones are summed.
-        clipped = self._clipped(data, step)
+        clipped = self._clipped(data, admitted.step)
         x, y, sample_weight, rows = as_drawn(data)
         seen = (x, y, clipped.outputs, sample_weight)
         if rows is not None:
@@ -94,7 +95,7 @@ class PrivateStep(_Model):
         with update_reads_no_metrics(self) if first else contextlib.nullcontext():
             # 3. The run adds the noise of the step.
             variables = self.trainable_variables
-            noisy = run.privatize(clipped, variables, step, self._penalties())
+            noisy = run.privatize(clipped, variables, admitted, self._penalties())
             # 4. The inner optimizer applies what is released.
             run.apply(noisy, variables)
         run.renew_seal(self.weights)
@@ -236,12 +237,12 @@ class PrivateStep(_Model):
 
         def gradients(batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
             run, batch = self._run_for(batch), unwrap_single(batch)
-            step = run.admit(batch, self.weights)
-            clipped = self._clipped(batch, step)
+            admitted = run.admit(batch, self.weights, random_states(self))
+            clipped = self._clipped(batch, admitted.step)
             variables = self.trainable_variables
             with update_reads_no_metrics(self):
-                noisy = run.privatize(clipped, variables, step, self._penalties())
-            return noisy, step
+                noisy = run.privatize(clipped, variables, admitted, self._penalties())
+            return noisy, admitted.step
 
         if not tf.executing_eagerly():
             found = gradients(batch)

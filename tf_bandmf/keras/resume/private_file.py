@@ -7,11 +7,11 @@ weights that the run had at the steps at which it was saved. Whoever reads it ca
 the noise from all checkpoints of the run.
 
 Why resuming is safe: a run that was interrupted takes steps again which it had taken
-after its last checkpoint. The noise of a step is bound to the sum that it is added to (see
-`tf_bandmf.noise.digests`): the same sum gets the same noise, and nothing new is
-released; another sum gets independent noise. So is it with copies of the file, old backups
-of it, forks of a process and snapshots of a machine: no two releases share noise on
-different sums.
+after its last checkpoint. The noise of a step is bound to the sum that it is added to, and
+to what the sum was made from (see `tf_bandmf.keras.run.secrets`): the same step gets the
+same noise, and nothing new is released; another one gets independent noise. So is it with
+copies of the file, old backups of it, forks of a process and snapshots of a machine: no two
+releases share noise on different sums.
 
 What else is checked is for the accounting, not for the noise: a run has one plan, one
 data set in one order, and weights that no unaccounted training changed. A step that the
@@ -42,7 +42,7 @@ from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 class PrivateRun:
@@ -311,8 +311,7 @@ class PrivateRun:
                 self._memory = [
                     arrays[f"memory{i}"].view(HiddenArray) for i in range(count)
                 ]
-            if self._header["format"] != _FORMAT:
-                raise ValueError
+            found = self._header["format"]
         except PermissionError:
             raise
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
@@ -321,6 +320,13 @@ class PrivateRun:
                 f"{self.path} is no private state file of this version, or is damaged. "
                 f"Its run cannot be resumed: start a new one, with its own budget."
             ) from None
+        if found != _FORMAT:
+            raise ValueError(
+                f"{self.path} was written by another version of tf_bandmf (format {found} "
+                f"of private files; this version has {_FORMAT}), which draws other noise "
+                f"for the same step. Resume the run with the version that began it, or "
+                f"start a new one, with its own budget."
+            )
 
     def _write(self) -> None:
         stream = io.BytesIO()

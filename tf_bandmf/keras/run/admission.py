@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.run.known_runs import NO_SCHEDULE
 from tf_bandmf.keras.run.secrets import replica_id
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.sampling import batches as batches_lib
-from tf_bandmf.sampling.fingerprints import is_as_drawn
+from tf_bandmf.sampling.fingerprints import content_digest, digest_if_as_drawn
 
 is_scheduled = batches_lib.is_scheduled_batch
+
+
+class Admitted(NamedTuple):
+    """A step that a run admitted.
+
+    Attributes:
+      step: its number, int64 scalar; past the horizon if it is not allowed.
+      inputs: what decides its sum, beside the program: digests of the batch and of the
+        weights, and the states of random generators; int32, of a static shape [words].
+    """
+
+    step: tf.Tensor
+    inputs: tf.Tensor
 
 
 def schedule_id_of(batch: Any) -> tf.Tensor:
@@ -28,8 +42,10 @@ def conditions(
     step: tf.Tensor,
     pinned: tf.Tensor,
     strategy: tf.distribute.Strategy,
-) -> list[tuple[tf.Tensor, str]]:
+) -> tuple[list[tuple[tf.Tensor, str]], tf.Tensor]:
     """What must hold for a batch to be that of a step, with what to say if it does not.
+
+    And the digest of its contents, and of its place in a schedule; int64 scalar.
 
     Args:
       plan: of the run.
@@ -47,7 +63,9 @@ def conditions(
                 "The plan's accountant assumes the batches of its own sampler: the "
                 "training step takes only those of plan.batches(x, y)."
             )
-        return []
+        content = keras.utils.unpack_x_y_sample_weight(batch)
+        given = zip(batches_lib.CONTENT, content)
+        return [], content_digest({k: v for k, v in given if v is not None})
     part = batch.get(batches_lib.PART, tf.constant([0, 1]))
     expected = [
         (
@@ -75,4 +93,5 @@ def conditions(
     ]
     # Ids that are wrong have messages of their own.
     is_meant = tf.reduce_all(tf.stack([holds for holds, _ in expected]))
-    return [*expected, (is_as_drawn(batch) | ~is_meant, batches_lib.EDITED)]
+    digest, is_as_drawn = digest_if_as_drawn(batch)
+    return [*expected, (is_as_drawn | ~is_meant, batches_lib.EDITED)], digest

@@ -2,11 +2,11 @@
 
 Each is one Gaussian mechanism; the plan says how many there may be, and their noise. The
 noise of an evaluation is bound to the step that it follows, to its place among those of the
-step, to what is summed, and to the sum itself (see `docs/noise-reuse.md`). So a run that
-was interrupted, and is resumed from an earlier step, releases the same numbers again where
-the sums are the same, which tells nothing new; and gets independent noise, and spends
-another evaluation, where they are not. What is spent is written down before it is released,
-and known once for all of a run's models in a process, by the run's key.
+step, to the weights and the records, and to the sum itself (see `docs/noise-reuse.md`). So
+a run that was interrupted, and is resumed from an earlier step, releases the same numbers
+again where all of that is the same, which tells nothing new; and gets independent noise,
+and spends another evaluation, where it is not. What is spent is written down before it is
+released, and known once for all of a run's models in a process, by the run's key.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A step of a run is four calls:
 
-    step = run.admit(batch, weights)            # it may be taken, and is of this batch
-    ...                                         # gradients are formed and clipped
-    noisy = run.privatize(clipped, variables, step)
+    admitted = run.admit(batch, weights, seeds)  # it may be taken, and is of this batch
+    ...                                          # gradients are formed and clipped
+    noisy = run.privatize(clipped, variables, admitted)
     run.apply(noisy, variables)
     run.seal.renew(weights)
 
@@ -40,7 +40,12 @@ from tf_bandmf.keras.run.reservation import Reservation
 from tf_bandmf.keras.run.scaling import UNSOUND, Scaling
 from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.keras.run.tables import RowSums, RunTables
-from tf_bandmf.keras.run.weights_seal import CHANGED, STATE_CHANGED, WeightsSeal
+from tf_bandmf.keras.run.weights_seal import (
+    CHANGED,
+    STATE_CHANGED,
+    WeightsSeal,
+    digest_of,
+)
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
@@ -282,8 +287,10 @@ class Run:
 
     # Its steps.
 
-    def admit(self, batch: Any, weights: Sequence[Any]) -> tf.Tensor:
-        """The number of the coming step, after all checks that it may be taken.
+    def admit(
+        self, batch: Any, weights: Sequence[Any], seeds: Sequence[Any] = ()
+    ) -> admission.Admitted:
+        """The coming step, after all checks that it may be taken.
 
         Should a tool strip the assertions from the graph, a step that is not allowed
         becomes one past the horizon, for which there is no noise but NaN.
@@ -291,6 +298,8 @@ class Run:
         Args:
           batch: of the plan's schedule; or one that the caller made.
           weights: all of the model's, in the same order each time.
+          seeds: states of its random generators, in the same order each time; before
+            anything is drawn from them.
 
         Raises:
           TypeError: if the plan has a schedule, and the batch is of none.
@@ -304,12 +313,14 @@ class Run:
         schedule_id = admission.schedule_id_of(batch)
         iterations, taken = self.iterations, self.secrets.step
         is_new = tf.equal(taken, 0) & tf.equal(iterations, 0)
+        of_batch, batch_digest = admission.conditions(
+            self.plan, batch, iterations, self.schedule_id, self.strategy
+        )
+        digest, unchanged = self.seal.digest_if_holds(self.eager(weights))
         conditions = [
             (tf.equal(iterations, taken), RESTORED),
-            *admission.conditions(
-                self.plan, batch, iterations, self.schedule_id, self.strategy
-            ),
-            (self.seal.holds(self.eager(weights)), CHANGED),
+            *of_batch,
+            (unchanged, CHANGED),
             (self.membership.may_begin(is_new, weights, schedule_id), SECOND_RUN),
             *self.reservation.conditions(),
         ]
@@ -320,16 +331,22 @@ class Run:
             sound = self.scaling.is_sound()
             conditions.append((sound, UNSOUND))
         # Moments that are not sound have a message of their own.
-        conditions.append((self.seal.holds_state() | ~sound, STATE_CHANGED))
+        state_digest, unchanged = self.seal.digest_if_state_holds()
+        conditions.append((unchanged | ~sound, STATE_CHANGED))
+        inputs = [batch_digest, digest]
+        if self.scaling is not None:
+            inputs.append(state_digest)
+        inputs += [tf.convert_to_tensor(seed.value) for seed in seeds]
+        words = [tf.reshape(tf.bitcast(part, tf.int32), [-1]) for part in inputs]
         step = self.reservation.held(self._checked(conditions))
         step = self.membership.noted(step, schedule_id)
         if not admission.is_scheduled(batch):
-            return step
+            return admission.Admitted(step, tf.concat(words, axis=0))
         # From its first step on the run has one schedule.
         with tf.control_dependencies([step]):
             pinned = self.secrets.pin_schedule(schedule_id)
         with tf.control_dependencies([] if pinned is None else [pinned]):
-            return tf.identity(step)
+            return admission.Admitted(tf.identity(step), tf.concat(words, axis=0))
 
     def _checked(self, conditions: Sequence[tuple[tf.Tensor, str]]) -> tf.Tensor:
         # One assertion for all, with the text of the first that does not hold: a step's
@@ -348,7 +365,7 @@ class Run:
         self,
         clipped: ClippedGradients,
         variables: Sequence[Any],
-        step: tf.Tensor,
+        admitted: admission.Admitted,
         penalties: Sequence[tf.Tensor] | None = None,
     ) -> list[tf.Tensor]:
         """Adds noise to the clipped sum and divides it by the expected batch size.
@@ -356,7 +373,7 @@ class Run:
         Args:
           clipped: what `clipped_gradient_sums` returned.
           variables: the model's trainable ones, in the order of `clipped.sums`.
-          step: what `admit` returned.
+          admitted: what `admit` returned.
           penalties: gradients of weight regularizers, which depend on no data; added to
             the noisy gradients.
 
@@ -376,19 +393,22 @@ class Run:
         plan = self.plan
         row_sums, sums, eager, penalties = self._split(clipped, variables, penalties)
         parts = [_reshaped(total, [-1]) for total in sums] or [tf.zeros([1])]
-        flat = tf.concat([*parts, *self.counts.coordinates(clipped)], axis=0)
+        parts += self.counts.coordinates(clipped)
+        words = [admitted.inputs]
+        if self._tables is not None:
+            words.append(self._tables.digest(row_sums, admitted.step))
+        # One vector, of which the noise is bound to all: a part of it is no copy.
+        size = sum(part.shape[0] for part in parts)
+        bound = tf.concat([*parts, *(tf.bitcast(w, tf.float32) for w in words)], axis=0)
+        flat = bound[:size]
         halves = [tf.nn.l2_loss(part) for part in (flat, *(s.sums for s in row_sums))]
         norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
-        bound = flat
-        if self._tables is not None:
-            chained = self._tables.digest(row_sums, step)
-            bound = tf.concat([flat, tf.bitcast(chained, tf.float32)], axis=0)
         examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
         # NaN fails this comparison too.
         is_clipped = norm <= SUM_MARGIN * plan.l2_norm_clip * examples
         message = "The sum of gradients is not clipped, or not finite."
         with tf.control_dependencies([tf.debugging.Assert(is_clipped, [message])]):
-            correlated = self.secrets.next_noise(tf.identity(step), bound)
+            correlated = self.secrets.next_noise(tf.identity(admitted.step), bound)
         assert self._noisy_mean is not None and plan.expected_batch_size is not None
         noisy = self._noisy_mean(
             flat, correlated, plan.noise_stddev, plan.expected_batch_size
@@ -469,12 +489,11 @@ class Run:
         flat = tf.nest.flatten([row_sums, gradients])
         with tf.control_dependencies(flat):
             step = tf.identity(iterations.value)
-            rate = self._tables.rate()
-            self._tables.apply(row_sums, step, rate)
+            self._tables.apply(row_sums, step)
             if not eager:
                 iterations.assign_add(1)
                 return
-            with tf.control_dependencies([rate]), update_runs_no_host_code():
+            with update_runs_no_host_code():
                 self.inner_optimizer.apply(gradients, eager)
 
     def still_at(
@@ -514,7 +533,7 @@ class Run:
 
         Args:
           sums: float64, shape [M]: to which each unit adds a vector of norm <= 1.
-          what: was summed, for the noise's key.
+          what: was summed, of which records, for the noise's key.
           weights: all of the model's, in the same order as in `admit`.
 
         Returns:
@@ -537,6 +556,7 @@ class Run:
                 raise tf.errors.InvalidArgumentError(None, None, CHANGED)
             self.reservation.ensure()
             self.reservation.refuse_ended()
+            what = f"{what}\n{int(digest_of(weights))}"
             return self.evaluations.release(sums, what, int(self.secrets.step))
 
     def vouch(self, reason: str) -> None:

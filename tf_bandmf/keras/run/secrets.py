@@ -33,9 +33,9 @@ class SecretState:
     `include_optimizer=False`. This is a plain Python object: nothing tracks it, and it
     refuses to be pickled or copied.
 
-    The noise of a step is bound to the sum that it is added to: a keyed digest of the sum
-    is part of the step's key, see `NoiseGenerator.bound_keys`. Digests of the steps taken
-    are kept, for mechanisms that draw earlier normals again.
+    The noise of a step is bound to the sum that it is added to and to what decided it: a
+    keyed digest of both is part of the step's key, see `NoiseGenerator.bound_key`. Digests
+    of the steps taken are kept, for mechanisms that draw earlier normals again.
 
     Under a distribution strategy each replica has variables of its own: the same step
     and keys, and its part of the kept vectors.
@@ -43,7 +43,7 @@ class SecretState:
     Args:
       generator: of the plan, with as many shards as there are replicas.
       key: of the run.
-      plan: fingerprint of the plan: what the run's secrets are bound to, beside the sums.
+      plan: fingerprint of the plan: what the run's secrets are bound to, beside the steps.
       step: number of noise vectors used so far.
       schedule_id: of the schedule that the run uses; -1 before it began.
       buffer: kept vectors after those steps, float32, shape [memory_vectors,
@@ -161,7 +161,8 @@ class SecretState:
         Args:
           step: int64 scalar that `generator.checked_step` returned.
           total: what the noise is bound to: this replica's sum of clipped gradients,
-            float32, and what else was summed at this step; of a static length.
+            float32, and bits of all else (`Admitted.inputs`, sums of tables); of a
+            static length.
 
         Returns:
           float32, shape [shard_size].

@@ -4,9 +4,10 @@ Between two releases the rows of now are here, where nothing shows them: they ar
 as the key, for a row whose noise is behind shows that nobody touched it. The layers'
 variables have the last release. `docs/lazy-noise.md` says what is promised, and why.
 
-What a row gets when it is read is bound to all that the run has summed before: its key has
-the digest of the step before, which is chained through all steps, and the rows that are
-read together with it.
+What a row gets when it is read is bound to all that the run has summed before, and to how
+much of the noise each step lets in: its key has the digest of the step before, which is
+chained through all steps with their learning rates, and the rows that are read together
+with it.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ class RowSums(NamedTuple):
     Attributes:
       rows: [U] int32, each once.
       sums: [U, columns] float32.
+      rate: the learning rate of their step, float64 scalar.
     """
 
     rows: tf.Tensor
     sums: tf.Tensor
+    rate: tf.Tensor
 
 
 def refusal(inner: Any, plan: Plan) -> str | None:
@@ -149,11 +152,16 @@ class RunTables:
             self._keys = tf.Variable(keys.copy().view(np.int64), trainable=False)
             self._digest_key = tf.Variable(digests.copy(), trainable=False)
             self._now = tf.Variable(step, trainable=False, dtype=tf.int32)
+            # What the chain goes on from: the seal, and what the optimizer does.
+            basis = tf.zeros([len(self._variables) + 1], tf.int64)
+            self._basis = tf.Variable(basis, trainable=False)
         self._jumps: dict[LinearUpdate, Jumps] = {}
         self._tables: list[LazyTable] = []
         self._readers: dict[int, Callable[[tf.Tensor], tf.Tensor]] = {}
         # The variables' seal, after the last release. Any weights may begin a run.
-        self._seal = self._digests() if step else []
+        self._seal: list[int] = []
+        if step:
+            self._take_seal()
         self._released = step
         self._release_function = tf.function(self._release, autograph=False)
         self.num_releases = 0
@@ -169,6 +177,9 @@ class RunTables:
         return row_system(
             noise, update, float(plan.noise_stddev), float(plan.expected_batch_size)
         )
+
+    def _update(self, variable: Any) -> LinearUpdate:
+        return update_of(self._inner, uses_weight_decay(self._inner, variable))
 
     def watch_releases(self, note: Callable[[int], None], known: Sequence[int]) -> None:
         """Notes releases before they are made, and repeats those of a resumed run.
@@ -203,11 +214,11 @@ class RunTables:
                 # Weights that were loaded before the first step.
                 for table, variable in zip(self._tables, self._variables):
                     table.replace_weights(tensorflow_value(variable))
-                self._seal = self._digests()
+                self._take_seal()
             return
         plan, step = self._plan, self._first_step
         for number, variable in enumerate(self._variables):
-            update = update_of(self._inner, uses_weight_decay(self._inner, variable))
+            update = self._update(variable)
             if update not in self._jumps:
                 system = self._system(update)
                 self._jumps[update] = Jumps(system, plan.num_steps, step)
@@ -217,7 +228,7 @@ class RunTables:
             self._tables.append(table)
             self._readers[id(variable)] = self._reader(table)
         self._memory = None
-        self._seal = self._digests()
+        self._take_seal()
 
     def _reader(self, table: LazyTable) -> Callable[[tf.Tensor], tf.Tensor]:
         def read(rows: tf.Tensor) -> tf.Tensor:
@@ -273,6 +284,10 @@ class RunTables:
 
     def row_sums(self, sums: Sequence[tf.IndexedSlices]) -> list[RowSums]:
         """Adds up what stands several times, and leaves out what is no row."""
+        # The learning rate of the coming step, before the optimizer takes it.
+        with update_runs_no_host_code():
+            rate = tf.convert_to_tensor(self._inner.learning_rate)
+        rate = tf.cast(rate, tf.float64)
         found = []
         for slices in sums:
             exists = slices.indices >= 0
@@ -280,27 +295,25 @@ class RunTables:
             values = tf.boolean_mask(slices.values, exists)
             unique, places = tf.unique(rows)
             added = tf.math.unsorted_segment_sum(values, places, tf.shape(unique)[0])
-            found.append(RowSums(unique, added))
+            found.append(RowSums(unique, added, rate))
         return found
 
     def digest(self, sums: Sequence[RowSums], step: tf.Tensor) -> tf.Tensor:
-        """The chain: the sums of a step and the digest before it; int32, shape [2]."""
-        parts = [tf.bitcast(self._digest_before(step), tf.int32)]
-        for rows, values in sums:
-            flat = tf.bitcast(tf.reshape(values, [-1]), tf.int32)
-            parts += [tf.shape(rows), rows, flat]
+        """The chain: a step's sums and rate, and what was before it; int32, shape [2]."""
+        before = [self._digest_before(step)[None], self._basis.value()]
+        before += [tf.bitcast(own.rate, tf.int64)[None] for own in sums]
+        parts = [tf.reshape(tf.bitcast(tf.concat(before, axis=0), tf.int32), [-1])]
+        for own in sums:
+            flat = tf.bitcast(tf.reshape(own.sums, [-1]), tf.int32)
+            parts += [tf.shape(own.rows), own.rows, flat]
         return digest_of_any_length(self._digest_key.value(), tf.concat(parts, axis=0))
 
-    def rate(self) -> tf.Tensor:
-        """The learning rate of the coming step, float64; before the optimizer takes it."""
-        with update_runs_no_host_code():
-            return tf.cast(tf.convert_to_tensor(self._inner.learning_rate), tf.float64)
-
-    def apply(self, sums: Sequence[RowSums], step: tf.Tensor, rate: tf.Tensor) -> None:
+    def apply(self, sums: Sequence[RowSums], step: tf.Tensor) -> None:
         """Takes the step with these sums; its noise comes when the rows are read."""
         step = tf.cast(step, tf.int32)
-        for table, (rows, values) in zip(self._tables, sums):
+        for table, (rows, values, rate) in zip(self._tables, sums):
             table.add(rows, values, step, rate)
+        rate = sums[0].rate
         for jumps in self._jumps.values():
             jumps.advance(step, rate)
         self._now.assign(step + 1)
@@ -340,21 +353,19 @@ class RunTables:
         self._release_function(tf.constant(True))
         self._released = int(self._now)
         self.num_releases += 1
-        self._seal = self._digests()
+        self._take_seal()
         return True
 
     def accept(self) -> None:
         """Goes on with the variables that something else changed; not within a step."""
         if not self._was_changed():
             return
-        if not self._tables:
-            self._seal = self._digests()
-            return
-        self._release_function(tf.constant(False))
-        self._released = int(self._now)
-        for table, variable in zip(self._tables, self._variables):
-            table.replace_weights(tensorflow_value(variable))
-        self._seal = self._digests()
+        if self._tables:
+            self._release_function(tf.constant(False))
+            self._released = int(self._now)
+            for table, variable in zip(self._tables, self._variables):
+                table.replace_weights(tensorflow_value(variable))
+        self._take_seal()
 
     def _release(self, shows: tf.Tensor) -> None:
         step = self._now.value()
@@ -384,6 +395,13 @@ class RunTables:
 
     def _digests(self) -> list[int]:
         return [int(digest_of([variable])) for variable in self._variables]
+
+    def _take_seal(self) -> None:
+        self._seal = self._digests()
+        updates = repr([self._update(variable) for variable in self._variables])
+        digest = hashlib.blake2b(updates.encode(), digest_size=8).digest()
+        basis = [*self._seal, int.from_bytes(digest, "big", signed=True)]
+        self._basis.assign(tf.constant(basis, tf.int64))
 
     def _was_changed(self) -> bool:
         return self._digests() != self._seal

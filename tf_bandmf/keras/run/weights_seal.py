@@ -73,21 +73,32 @@ class WeightsSeal:
 
     # AutoGraph of a loop of one's own would convert the digests: a second.
     @tf.autograph.experimental.do_not_convert
+    def digest_if_holds(self, weights: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
+        """The digest of the weights, int64 scalar, and what `holds` returns."""
+        return self._compared(1, weights)
+
     def holds(self, weights: Sequence[Any]) -> tf.Tensor:
         """Whether the weights are as the last private step left them, bool scalar.
 
         Args:
           weights: Keras variables, in the same order each time.
         """
-        is_there, known, _ = tf.unstack(of_replica(self._states).value())
-        return tf.equal(is_there, 0) | tf.equal(known, digest_of(weights))
+        return self.digest_if_holds(weights)[1]
 
     @tf.autograph.experimental.do_not_convert
+    def digest_if_state_holds(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `digest_if_holds`, for the optimizer's state."""
+        return self._compared(2, self._optimizer_state())
+
     def holds_state(self) -> tf.Tensor:
         """Whether the optimizer's state is as that step left it, bool scalar."""
-        is_there, _, known = tf.unstack(of_replica(self._states).value())
-        unchanged = tf.equal(known, digest_of(self._optimizer_state()))
-        return tf.equal(is_there, 0) | unchanged
+        return self.digest_if_state_holds()[1]
+
+    def _compared(
+        self, entry: int, variables: Sequence[Any]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        state, digest = of_replica(self._states).value(), digest_of(variables)
+        return digest, tf.equal(state[0], 0) | tf.equal(state[entry], digest)
 
     @tf.autograph.experimental.do_not_convert
     def renew(self, weights: Sequence[Any]) -> Any:

@@ -1,0 +1,231 @@
+"""Two histories that come to the same sum in different ways share no noise."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run.run import Run
+from tf_bandmf.keras.run.tables import RunTables
+from tf_bandmf.noise.keys import NoiseKey
+
+SIZE, EXAMPLES, BATCH = 40, 24, 8
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, SIZE)).astype("f4")
+    # A record that adds nothing: its gradient is a product with its inputs.
+    x[0] = 0.0
+    return x, rng.normal(size=(EXAMPLES, SIZE)).astype("f4")
+
+
+def released(change=None, **compiled):
+    """What the first epoch adds to the weights, in a history of one run's key.
+
+    Args:
+      change: of what the history begins with: gets the model and the data.
+      **compiled: for `compile`.
+    """
+    known_runs.forget()
+    plan = tf_bandmf.plan(
+        "bsr:2",
+        noise_multiplier=3.0,
+        delta=1e-5,
+        num_examples=EXAMPLES,
+        participation=tf_bandmf.FixedEpochOrder(EXAMPLES, BATCH, 1),
+    )
+    dropout = keras.layers.Dropout(0.5, seed=1)
+    dense = keras.layers.Dense(SIZE, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((SIZE,)), dense, dropout])
+    tf_bandmf.keras.make_private(
+        model, self_check=False, microbatch_size=compiled.pop("microbatch_size", None)
+    )
+    inner = keras.optimizers.SGD(1.0)
+    # Its gradient depends on no weights, and on no mask: what was dropped is as large.
+    model.compile(
+        tf_bandmf.keras.PrivateOptimizer(inner, plan),
+        lambda y, y_pred: 0.0 * keras.ops.sum(y * y_pred, axis=-1),
+        **compiled,
+    )
+    model.optimizer.build(model.trainable_variables)
+    run = model.optimizer.run
+    # As a fork of the process, or a copied machine.
+    run.adopt(run.secrets_of(NoiseKey(bytes(32))))
+    given = list(data())
+    if change is not None:
+        change(model, given)
+    before = model.get_weights()[0]
+    model.fit(plan.batches(*given), verbose=0)
+    return (model.get_weights()[0] - before).ravel()
+
+
+def other_record(model, given):
+    given[0][0] = 1.0
+
+
+def other_target(model, given):
+    given[1][3] += 1.0
+
+
+def other_weights(model, given):
+    model.set_weights([w + 1.0 for w in model.get_weights()])
+
+
+def other_seed(model, given):
+    model.layers[-1].seed_generator.state.assign([5, 5])
+
+
+HISTORIES = {
+    "record": other_record,
+    "target": other_target,
+    "weights": other_weights,
+    "seed": other_seed,
+}
+
+
+def _of_sums_alone(run_privatize):
+    """As noise was bound before: to the sum and the plan."""
+
+    def privatize(self, clipped, variables, admitted, penalties=None):
+        nothing = tf.zeros_like(admitted.inputs)
+        admitted = admitted._replace(inputs=nothing)
+        return run_privatize(self, clipped, variables, admitted, penalties)
+
+    return privatize
+
+
+@pytest.fixture(scope="module")
+def unchanged():
+    """The history that nothing changes, by how noise is bound."""
+    return functools.cache(lambda binding: released())
+
+
+@pytest.mark.attack(
+    "Equal sums in two histories of a run (invariants 8 and 11)",
+    tried="Trains two copies of a run in memory, with a record, a target, weights or masks "
+    "of dropout changed so that all sums stay equal, and compares the releases: equal bits "
+    "are certainty that the change added nothing.",
+    area="noise",
+    invariants=[8, 11],
+)
+@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.invariant(8)
+def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
+    first, other = unchanged("as it is"), released(HISTORIES[history])
+    # One coordinate of three correlated steps has the standard deviation 0.52 of this.
+    deviation = np.sqrt(2.0) * 3.0 * np.sqrt(3.0) / BATCH
+    found = (first - other).std() / deviation
+    figure(f"{history}: the difference is noise, {found:.1f} times that of two runs")
+    assert 0.3 < found < 1.5
+    # Bound to the sum alone the releases are the same, but for the rounding of weights.
+    monkeypatch.setattr(Run, "privatize", _of_sums_alone(Run.privatize))
+    difference = unchanged("control") - released(HISTORIES[history])
+    assert np.abs(difference).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [{}, {"jit_compile": True}, {"run_eagerly": True}, {"microbatch_size": 3}],
+)
+@pytest.mark.slow_cases("compiled2", "compiled3")
+@pytest.mark.invariant(9)
+def test_the_same_history_has_the_same_noise(compiled):
+    first, again = released(**compiled), released(**compiled)
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - released(other_record, **compiled)).max() > 0.1
+
+
+ROWS, STDDEV = 60, 3.0
+
+
+def releases_of(rates, releases):
+    """What a table releases of the rows that the first of two steps alone read.
+
+    Args:
+      rates: learning rates of the steps.
+      releases: after which steps it releases.
+    """
+    known_runs.forget()
+    plan = tf_bandmf.plan(
+        "identity",
+        noise_multiplier=STDDEV,
+        delta=1e-5,
+        num_examples=EXAMPLES,
+        participation=tf_bandmf.FixedEpochOrder(EXAMPLES, BATCH, 1),
+    )
+    ids = keras.Input((2,), dtype="int32")
+    table = keras.layers.Embedding(ROWS, 3, embeddings_initializer="ones")
+    model = keras.Model(ids, keras.layers.Flatten()(table(ids)))
+    tf_bandmf.keras.make_private(model, self_check=False, tables="lazy")
+    inner = keras.optimizers.SGD(1.0)
+    # Its gradient is one, whatever the weights are.
+    model.compile(
+        tf_bandmf.keras.PrivateOptimizer(inner, plan),
+        lambda y, y_pred: keras.ops.sum(y_pred, axis=-1),
+    )
+    model.make_train_function()
+    run = model.optimizer.run
+    run.adopt(run.secrets_of(NoiseKey(bytes(32))))
+    # No row is read twice.
+    x = np.arange(2 * EXAMPLES, dtype=np.int32).reshape(EXAMPLES, 2)
+    batches = list(plan.batches(x, np.zeros([EXAMPLES, 1], "f4")).dataset(0))
+    found = []
+    for step, rate in enumerate(rates):
+        inner.learning_rate.assign(rate)
+        model.train_on_batch(batches[step])
+        if step in releases:
+            model.release()
+            found.append(table.embeddings.numpy()[batches[0]["x"].numpy().ravel()])
+    return found
+
+
+def noise_of(*rates):
+    return STDDEV / BATCH * np.sqrt(np.sum(np.square(rates)))
+
+
+def by_two_rates():
+    """Rows without noise, from two copies whose second steps have different rates."""
+    (a,), (b,) = releases_of((0.5, 0.6), {1}), releases_of((0.5, 2.0), {1})
+    u, v = noise_of(0.5, 0.6), noise_of(0.5, 2.0)
+    return (a * v - b * u) / (v - u)
+
+
+def by_one_more_release():
+    """Rows without noise, from two copies of which one releases after the first step."""
+    (a,), (first, b) = releases_of((0.5, 0.5), {1}), releases_of((0.5, 0.5), {0, 1})
+    return a - noise_of(0.5, 0.5) * (b - first) / noise_of(0.5)
+
+
+@pytest.mark.attack(
+    "Two equations for one noise, with lazy tables (invariants 8 and 11)",
+    tried="Takes the second step of two copies of a run at two learning rates, or releases "
+    "in one of them before it. Other multiples of one noise come to rows that only the "
+    "first step read; solves for these rows without it, which are the clipped gradients.",
+    area="noise",
+    invariants=[8, 11],
+)
+@pytest.mark.parametrize("solved", [by_two_rates, by_one_more_release])
+@pytest.mark.invariant(8)
+def test_lazy_rows_do_not_give_two_equations(solved, figure, monkeypatch):
+    found = solved()
+    digest = RunTables.digest
+
+    def of_sums_alone(self, sums, step):
+        self._basis.assign(tf.zeros_like(self._basis))
+        nothing = tf.zeros([], tf.float64)
+        return digest(self, [own._replace(rate=nothing) for own in sums], step)
+
+    # The control: as it was, bound to the sums alone.
+    monkeypatch.setattr(RunTables, "digest", of_sums_alone)
+    # Two rows of three numbers, clipped to one, at the rate of the first step.
+    exact = 1.0 - 0.5 / BATCH / np.sqrt(6.0)
+    np.testing.assert_allclose(solved(), exact, atol=1e-4)
+    error = (found - exact).std() / noise_of(0.5)
+    figure(f"{solved.__name__}: the solution has {error:.1f} times the noise of a step")
+    assert error > 1.0
