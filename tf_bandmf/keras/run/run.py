@@ -430,7 +430,7 @@ class Run:
             for gradient, variable in zip(gradients, eager)
         }
         if self._tables is not None:
-            with tf.control_dependencies([noisy]):
+            with tf.control_dependencies([correlated]):
                 found |= {
                     id(variable): RowSums(*map(tf.identity, sums))
                     for variable, sums in zip(self._tables.variables, row_sums)
