@@ -125,9 +125,10 @@ def sizes_after(op: Any, given: Sequence[Sizes], decided: bool) -> list[Sizes]:
         return own
     try:
         found = rule(op, given)
-    except DoNotFit:
+    except (DoNotFit, IndexError, ValueError):
+        # A rule that meets sizes of a rank which it does not know knows nothing of them.
         if is_varying:
-            raise
+            raise DoNotFit from None
         return own
     return [
         sizes if varies(sizes) else _refined(sizes, static)
