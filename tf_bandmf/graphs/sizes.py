@@ -125,10 +125,9 @@ def sizes_after(op: Any, given: Sequence[Sizes], decided: bool) -> list[Sizes]:
         return own
     try:
         found = rule(op, given)
-    except (DoNotFit, IndexError, ValueError):
-        # A rule that meets sizes of a rank which it does not know knows nothing of them.
+    except DoNotFit:
         if is_varying:
-            raise DoNotFit from None
+            raise
         return own
     return [
         sizes if varies(sizes) else _refined(sizes, static)
