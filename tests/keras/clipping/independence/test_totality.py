@@ -90,9 +90,6 @@ STOPS = {
     "sizes": each(
         lambda x: x + tf.reduce_sum(tf.boolean_mask(x[0], x[0] > 0) + x[1, :2])
     ),
-    "a fixed shape": each(
-        lambda x: x + tf.reduce_sum(tf.ensure_shape(tf.boolean_mask(x, x > 0), [6]))
-    ),
     "sorted segments": each(lambda x: x + tf.math.segment_sum(x, own(x) + [0, 0, 1])),
     "until it converges": each(until),
     "counted by data": each(counted_by_data),
