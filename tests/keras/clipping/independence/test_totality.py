@@ -87,6 +87,9 @@ STOPS = {
     "reshape by values": each(
         lambda x: tf.reshape(tf.reshape(x, tf.concat([own(x) + 1, [-1]], 0)), [3, 4])
     ),
+    "a fixed shape": each(
+        lambda x: x + tf.ensure_shape(tf.boolean_mask(x[0], x[0] > 0), [2])[0]
+    ),
     "sizes": each(
         lambda x: x + tf.reduce_sum(tf.boolean_mask(x[0], x[0] > 0) + x[1, :2])
     ),
