@@ -29,6 +29,15 @@ def gpu(monkeypatch):
     return pretend
 
 
+@pytest.fixture
+def set_tensor_float_32():
+    """Sets TensorFlow's option; after the test it is what it was."""
+    option = tf.config.experimental
+    before = option.tensor_float_32_execution_enabled()
+    yield option.enable_tensor_float_32_execution
+    option.enable_tensor_float_32_execution(before)
+
+
 def clipped():
     model = reference.classifier(inputs=(4,))
     x = reference.sequences()[:, 0]
@@ -37,41 +46,34 @@ def clipped():
 
 @pytest.mark.parametrize("details", [{"compute_capability": (8, 0)}, {}])
 @pytest.mark.invariant(3)
-def test_tensor_float_32_is_refused(gpu, details):
+def test_tensor_float_32_is_refused(gpu, details, set_tensor_float_32):
     clipped()
     gpu(details)
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    try:
-        tf.config.experimental.enable_tensor_float_32_execution(True)
-        with pytest.raises(RuntimeError, match="enable_tensor_float_32_execution"):
-            clipped()
-        tf.config.experimental.enable_tensor_float_32_execution(False)
+    set_tensor_float_32(True)
+    with pytest.raises(RuntimeError, match="enable_tensor_float_32_execution"):
         clipped()
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(before)
+    set_tensor_float_32(False)
+    clipped()
 
 
 @pytest.mark.invariant(17)
-def test_products_of_bfloat16_on_a_tpu_are_refused(monkeypatch):
+def test_products_of_bfloat16_on_a_tpu_are_refused(monkeypatch, set_tensor_float_32):
     monkeypatch.setattr(
         tf.config, "list_logical_devices", lambda kind=None: ["TPU:0"] * (kind == "TPU")
     )
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    try:
-        tf.config.experimental.enable_tensor_float_32_execution(True)
-        with pytest.raises(RuntimeError, match="bfloat16 on this TPU"):
-            check_matmul_precision()
-        tf.config.experimental.enable_tensor_float_32_execution(False)
+    set_tensor_float_32(True)
+    with pytest.raises(RuntimeError, match="bfloat16 on this TPU"):
         check_matmul_precision()
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(before)
+    set_tensor_float_32(False)
+    check_matmul_precision()
 
 
 @pytest.mark.parametrize("usual", [True, False])
 @pytest.mark.invariant(17)
-def test_the_setting_reaches_every_product_that_xla_compiles(usual):
+def test_the_setting_reaches_every_product_that_xla_compiles(
+    usual, set_tensor_float_32
+):
     # In the program, where TPUs and GPUs find it; True is the control.
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
     inputs = keras.Input((8, 8, 4))
     h = layers.Conv2D(8, 3, groups=2)(inputs)
     h = layers.Reshape((36, 8))(h)
@@ -83,14 +85,11 @@ def test_the_setting_reaches_every_product_that_xla_compiles(usual):
     def sums(x, y):
         return clipped_gradient_sums(model, x, y, l2_norm_clip=1.0).sums
 
-    try:
-        tf.config.experimental.enable_tensor_float_32_execution(usual)
-        ir = sums.experimental_get_compiler_ir(
-            tf.ones([5, 8, 8, 4]), tf.zeros([5], "int32")
-        )
-        lines = ir(stage="hlo").splitlines()
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(before)
+    set_tensor_float_32(usual)
+    ir = sums.experimental_get_compiler_ir(
+        tf.ones([5, 8, 8, 4]), tf.zeros([5], "int32")
+    )
+    lines = ir(stage="hlo").splitlines()
     products = [line for line in lines if re.search(r" (dot|convolution)\(", line)]
     exact = ["operand_precision={highest,highest}" in line for line in products]
     assert len(products) > 20
