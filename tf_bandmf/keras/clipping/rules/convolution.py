@@ -274,7 +274,13 @@ def _one_by_one(
     of a millisecond more for each of the B.
     """
     shape = [*size, *kernel_shape(kernel_of(layer))[-2:]]
-    inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
+    # The operation would take positions that the static shape does not have.
+    inputs, gradient = (
+        reshape_examples(tf.cast(tensor, tf.float32), *tensor.shape[1:])
+        if tensor.shape[1:].is_fully_defined()
+        else tf.cast(tensor, tf.float32)
+        for tensor in (inputs, gradient)
+    )
 
     units = tf.shape(inputs)[0] // rows
 
