@@ -275,11 +275,12 @@ def _one_by_one(
     """
     shape = [*size, *kernel_shape(kernel_of(layer))[-2:]]
     # The operation would take positions that the static shape does not have.
+    tensors = [tf.cast(tensor, tf.float32) for tensor in (inputs, gradient)]
     inputs, gradient = (
-        reshape_examples(tf.cast(tensor, tf.float32), *tensor.shape[1:])
+        reshape_examples(tensor, *tensor.shape[1:])
         if tensor.shape[1:].is_fully_defined()
-        else tf.cast(tensor, tf.float32)
-        for tensor in (inputs, gradient)
+        else tensor
+        for tensor in tensors
     )
 
     units = tf.shape(inputs)[0] // rows
