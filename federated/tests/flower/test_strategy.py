@@ -372,9 +372,6 @@ def test_a_round_without_devices_waits_and_spends_nothing(tmp_path):
 
 
 def test_a_query_that_failed_is_asked_again(tmp_path, monkeypatch):
-    from tf_bandmf_federated.flower import devices
-
-    monkeypatch.setattr(devices, "_ASK_AGAIN", 0.0)
     grid, failed = make_grid(tmp_path, number=4), set()
     pull = grid.pull_messages
 

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from tf_bandmf_federated.flower.messages import QUERY, REPLY
 
 _PAUSE = 0.1  # seconds from one look at the SuperLink to the next
-_ASK_AGAIN = 5.0  # seconds after a query that failed
+_LONGEST_PAUSE = 5.0  # seconds after queries that failed, one after the other
 # As `DeviceStore` makes names.
 _NAME = re.compile("[0-9a-f]{16,64}")
 
@@ -38,7 +38,8 @@ class Devices:
         self._plan = plan
         self._timeout = timeout
         self._names: dict[int, str] = {}  # "" for nodes that cannot take part
-        self._again: dict[int, float] = {}  # when to ask nodes whose query failed
+        # When to ask nodes whose query failed, and the pause after the next failure.
+        self._again: dict[int, tuple[float, float]] = {}
         self.last_round = -1
         self._asked: dict[str, tuple[int, float]] = {}  # by message: node, when
 
@@ -68,13 +69,12 @@ class Devices:
         }
         waiting = {node for node, _ in self._asked.values()}
         self._names = {node: name for node, name in self._names.items() if node in here}
-        later = {node for node, when in self._again.items() if now < when}
+        self._again = {node: w for node, w in self._again.items() if node in here}
+        later = {node for node, (when, _) in self._again.items() if now < when}
         new = sorted(here - set(self._names) - waiting - later)
         if new:
-            messages = [
-                Message(RecordDict(), node, QUERY, ttl=20 * self._timeout)
-                for node in new
-            ]
+            ttl = 20 * self._timeout
+            messages = [Message(RecordDict(), node, QUERY, ttl=ttl) for node in new]
             for node, sent in zip(new, self._grid.push_messages(messages)):
                 if sent is not None:
                     self._asked[sent] = (node, now)
@@ -93,7 +93,9 @@ class Devices:
             node, _ = asked
             if reply.has_error() or REPLY not in reply.content.config_records:
                 # It may have been the network: the node is asked again.
-                self._again[node] = time.monotonic() + _ASK_AGAIN
+                now = time.monotonic()
+                _, pause = self._again.get(node, (now, _PAUSE))
+                self._again[node] = (now + pause, min(2 * pause, _LONGEST_PAUSE))
                 continue
             about = reply.content.config_records[REPLY]
             name = str(about.get("device", ""))
