@@ -331,3 +331,11 @@ def test_eight_replicas_train_like_one(tmp_path):
         [sys.executable, str(program)], capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_parameter_servers_are_refused(make_plan, monkeypatch):
+    inner, plan = keras.optimizers.SGD(0.1), make_plan()
+    servers = object.__new__(tf.distribute.ParameterServerStrategy)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: servers)
+    with pytest.raises(NotImplementedError, match="MirroredStrategy"):
+        tf_bandmf.keras.PrivateOptimizer(inner, plan)

@@ -79,7 +79,8 @@ class PrivateOptimizer(WrappedOptimizer):
 
     Raises:
       TypeError: if plan is not a Plan.
-      NotImplementedError: if gradients are to be scaled on several replicas.
+      NotImplementedError: if gradients are to be scaled on several replicas, or the
+        scope is that of parameter servers.
       ValueError: if clipping is not known or cannot be done,
         loss_scale_factor is not a power of two >= 1, the inner optimizer scales losses or
         accumulates gradients itself, or the plan has no expected batch size.
@@ -107,6 +108,7 @@ class PrivateOptimizer(WrappedOptimizer):
                 "The plan has no batch size. Give batch_size to tf_bandmf.plan: the "
                 "noisy sum is divided by that public constant."
             )
+        _refuse_parameter_servers()
         inner = inner_optimizers.checked(inner_optimizer)
         inner_optimizers.check_loss_scale(loss_scale_factor)
         run = Run(
@@ -376,3 +378,15 @@ def _clipping(given: Any, kwargs: dict[str, Any]) -> Clipping:
             raise ValueError("Give groups and scaling to Clipping alone.")
         return given
     return Clipping(given, **earlier)
+
+
+def _refuse_parameter_servers() -> None:
+    """Raises NotImplementedError in the scope of a strategy with parameter servers."""
+    strategy = tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        raise NotImplementedError(
+            "Parameter servers are not supported: their workers update weights whenever "
+            "they are ready, but each step of a plan needs the noise of the step before. "
+            "(Nor does the fit of Keras 3 train plain models there.) Use "
+            "tf.distribute.MirroredStrategy or MultiWorkerMirroredStrategy."
+        )
