@@ -4,12 +4,15 @@
 
 Needs JAX with its plugins alone (`requirements/accelerators.txt`): TensorFlow and JAX are
 not in one environment. Each program is compiled in a process of its own, which may fail or
-take too long without the others.
+take too long without the others. What `--results` has of the same program, by the same
+compilers, is not compiled again; what it has of programs that are not in the folder stays.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -51,6 +54,24 @@ _GPUS = {
         bandwidth=2039000000000, memory=85095874560,
     ),
 }  # fmt: skip
+
+
+def digest(path: pathlib.Path) -> str:
+    """Names a program by what it computes, and the compilers that are installed.
+
+    Names within it, which count what was traced before, do not matter.
+    """
+    from jax._src.lib import xla_client
+
+    text = xla_client.XlaComputation(path.read_bytes()).as_hlo_text()
+    names: dict[str, str] = {}
+    text = re.sub(
+        r"\b[A-Za-z_][\w\-]*\.\d+(\.\d+)*",
+        lambda found: names.setdefault(found[0], f"n{len(names)}"),
+        re.sub(r"^HloModule [^,]*", "", text),
+    )
+    versions = [importlib.metadata.version(name) for name in ("jax", "libtpu")]
+    return hashlib.sha256("\n".join([*versions, text]).encode()).hexdigest()[:16]
 
 
 def compiled(path: pathlib.Path, kind: str, target: str) -> dict[str, Any]:
@@ -127,9 +148,6 @@ def main() -> None:
     parser.add_argument("--devices", default=",".join(DEVICES))
     parser.add_argument("--only", default="", help="part of the programs' names")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for each")
-    parser.add_argument(
-        "--keep", action="store_true", help="what --results has, but for errors"
-    )
     parser.add_argument("--one", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     devices = options.devices.split(",")
@@ -137,36 +155,41 @@ def main() -> None:
         print(json.dumps(compiled(options.one, *DEVICES[devices[0]])))
         return
     programs = json.loads((options.folder / "programs.json").read_text())
-    results = [
-        {
-            **{key: program[key] for key in ("name", "least_bytes", "beside")},
-            "devices": {},
-        }
-        for program in programs
-    ]
-    if options.keep and options.results.exists():
+    results: dict[str, Any] = {}
+    if options.results and options.results.exists():
         before = json.loads(options.results.read_text())
-        found = {program["name"]: program["devices"] for program in before}
-        for result in results:
-            result["devices"] = found.get(result["name"], {})
+        results = {program["name"]: program for program in before}
+    for program in programs:
+        known = results.setdefault(program["name"], {"name": program["name"]})
+        known.update(least_bytes=program["least_bytes"], beside=program["beside"])
+        known.setdefault("devices", {})
     for device in devices:
-        for program, result in zip(programs, results):
+        for program in programs:
             exported = program.get(DEVICES[device][0])
-            is_wanted = exported is not None and options.only in program["name"]
-            if not is_wanted or "seconds" in result["devices"].get(device, {}):
+            if exported is None or options.only not in program["name"]:
                 continue
-            result["devices"][device] = (
-                {"error": f"not exported: {exported['error']}"}
-                if "error" in exported
-                else in_a_process(
-                    options.folder / exported["file"], device, options.limit
-                )
-            )
-            print(program["name"], device, result["devices"][device], flush=True)
+            cells = results[program["name"]]["devices"]
+            cells[device] = _cell(options, exported, device, cells.get(device, {}))
+            print(program["name"], device, cells[device], flush=True)
             if options.results:
                 options.results.parent.mkdir(parents=True, exist_ok=True)
-                compiled_ones = [found for found in results if found["devices"]]
-                options.results.write_text(json.dumps(compiled_ones, indent=1) + "\n")
+                found = [known for known in results.values() if known["devices"]]
+                options.results.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _cell(
+    options: argparse.Namespace,
+    exported: dict[str, str],
+    device: str,
+    before: dict[str, Any],
+) -> dict[str, Any]:
+    if "error" in exported:
+        return {"error": f"not exported: {exported['error']}"}
+    path = options.folder / exported["file"]
+    program = digest(path)
+    if before.get("program") == program and "seconds" in before:
+        return before
+    return {"program": program, **in_a_process(path, device, options.limit)}
 
 
 if __name__ == "__main__":
