@@ -59,6 +59,7 @@ def test_learning_rates_are_a_workload():
         ("bifr", {"gamma": 0.5}, ValueError, "gamma needs bands"),
         ("bsr", {"momentum": 0.5, "workload": "prefix"}, ValueError, "either workload"),
         ("bsr", {"number_of_bands": 4}, TypeError, "unexpected keyword argument"),
+        ("bsr", {"target_delta": 1e-5}, TypeError, "Did you mean .delta.?"),
     ],
 )
 def test_what_is_twice_or_none_is_refused(mechanism, arguments, error, match):

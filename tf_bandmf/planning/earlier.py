@@ -19,6 +19,18 @@ _FLAGS: dict[str, dict[Any, str]] = {
     "objective": {"max": "max"},
 }
 
+# What other libraries call arguments of `plan`.
+_LIKELY = {
+    "strategy": "mechanism",
+    "clip_norm": "l2_norm_clip",
+    "clipping_norm": "l2_norm_clip",
+    "max_grad_norm": "l2_norm_clip",
+    "target_epsilon": "epsilon",
+    "target_delta": "delta",
+    "steps": "num_steps",
+    "num_epochs": "epochs",
+}
+
 
 def translated(
     mechanism: Any, workload: Workload | str | None, earlier: dict[str, Any]
@@ -36,7 +48,11 @@ def translated(
     """
     unknown = sorted(set(earlier) - {*_OF_THE_NAME, *_OF_THE_WORKLOAD})
     if unknown:
-        raise TypeError(f"plan() got an unexpected keyword argument {unknown[0]!r}.")
+        likely = _LIKELY.get(unknown[0])
+        raise TypeError(
+            f"plan() got an unexpected keyword argument {unknown[0]!r}."
+            + (f" Did you mean {likely!r}?" if likely else "")
+        )
     given = {name: value for name, value in earlier.items() if value is not None}
     name = {key: given[key] for key in _OF_THE_NAME if key in given}
     settings = {key: given[key] for key in _OF_THE_WORKLOAD if key in given}

@@ -167,7 +167,8 @@ def _refusal(
 ) -> UnsupportedModelError:
     op = error.operation
     subject = "A call" if op is None else f"Operation {op.name!r} ({op.type})"
-    where = _where(trace, error) or " in its own `call` or a `keras.ops` node"
+    where = _where(trace, error).rstrip(",")
+    where = where or " in its own `call` or a `keras.ops` node"
     if error.mixes:
         verdict = "It mixes examples of the batch."
     else:
