@@ -65,12 +65,12 @@ def test_all_pairs_of_reads_have_the_covariance_of_the_eager_noise(kind, update)
         jumps.advance(tf.constant(t), rate)
         if t + 1 not in times:
             continue
-        products, factors, first = jumps.since_release(tf.constant(t + 1))
-        products, factors = products[last - first :], factors[last - first :]
+        jump = jumps.since_release(tf.constant(t + 1))
+        product, factor = jump.of_rows(tf.constant([2 * last]))
         fresh = np.zeros_like(state)
         place = m * len(reads)
-        fresh[:, place : place + m] = factors[0].numpy()
-        state, last = products[0].numpy() @ state + fresh, t + 1
+        fresh[:, place : place + m] = factor[0].numpy()
+        state, last = product[0].numpy() @ state + fresh, t + 1
         reads.append(state[0])
     expected = _eager(kind, update)[0][times]
     np.testing.assert_allclose(
@@ -82,20 +82,24 @@ def test_all_pairs_of_reads_have_the_covariance_of_the_eager_noise(kind, update)
 
 
 def _run(kind, update, touched, sums, releases, stddev, rows, columns=3):
-    """Trains a table; what it shows at each release."""
+    """Trains two tables alike; what they show at each release, [2, releases, ...]."""
     jumps = Jumps(_system(kind, update, stddev), _STEPS)
-    weights = tf.Variable(tf.zeros([rows, columns]))
-    table = LazyTable(weights, jumps, number=1)
+    weights = [tf.Variable(tf.zeros([rows, columns])) for _ in range(2)]
+    tables = [LazyTable(w, jumps, number) for number, w in enumerate(weights)]
 
     @tf.function(autograph=False)
     def step(t, rate, rows, sums):
-        table.bring_up_to_date(rows, t, tf.gather(_KEYS, 2 * t))
-        table.add(rows, sums, t, rate)
+        now, key = jumps.since_release(t), tf.gather(_KEYS, 2 * t)
+        for table in tables:
+            table.bring_up_to_date(rows, now, key)
+            table.add(rows, sums, t, rate)
         jumps.advance(t, rate)
 
     @tf.function(autograph=False)
     def release(t):
-        table.release(weights, t, tf.gather(_KEYS, 2 * t + 1))
+        now, key = jumps.since_release(t), tf.gather(_KEYS, 2 * t + 1)
+        for table, into in zip(tables, weights):
+            table.release(into, now, key)
         jumps.released(t)
 
     shown = []
@@ -106,8 +110,8 @@ def _run(kind, update, touched, sums, releases, stddev, rows, columns=3):
         step(tf.constant(t), rate, own, tf.constant(added, tf.float32))
         if t + 1 in releases:
             release(tf.constant(t + 1))
-            shown.append(weights.numpy())
-    return np.array(shown)
+            shown.append([table.numpy() for table in weights])
+    return np.swapaxes(shown, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_sums_arrive_as_in_an_eager_run(kind, update):
     touched = [[0, 2], [1], [], [2], [0, 1, 2], [1], [0], [], [1]]
     sums = [np.arange(len(own)) + 0.5 * t + 1 for t, own in enumerate(touched)]
     update = _UPDATES[update]
-    shown = _run(kind, update, touched, sums, [4, 9], 1e-9, 4)
+    shown, _ = _run(kind, update, touched, sums, [4, 9], 1e-9, 4)
     for row in range(4):
         own = [
             float(np.sum(sums[t][[r == row for r in touched[t]]]))
@@ -137,14 +141,16 @@ def test_what_is_shown_has_the_law_of_the_eager_noise(kind):
     rng = np.random.default_rng(5)
     touched = [rng.permutation(rows)[: rows // 3] for _ in range(_STEPS)]
     sums = [np.zeros(rows // 3)] * _STEPS
-    shown = _run(kind, update, touched, sums, [3, 4, 9], 0.7, rows, columns)
+    shown, other = _run(kind, update, touched, sums, [3, 4, 9], 0.7, rows, columns)
     found = np.einsum("arc,brc->ab", shown, shown) / (rows * columns)
     expected = _eager(kind, update)[0][[3, 4, 9]]
     expected = expected @ expected.T
     scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
     # Five standard errors of a mean of 72,000 products.
     np.testing.assert_array_less(np.abs(found - expected) / scale, 5 * 2**0.5 / 268)
-    # Rows and columns are independent of each other.
+    # Rows, columns and tables are independent of each other.
+    across = np.mean(shown * other, axis=(1, 2)) / np.diag(expected)
+    np.testing.assert_array_less(np.abs(across), 5 / 268)
     last = shown[-1] / np.sqrt(expected[-1, -1])
     across = last.T @ last / rows
     np.testing.assert_array_less(np.abs(across - np.eye(columns)), 6 * 2**0.5 / 54)
@@ -158,16 +164,16 @@ def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch
     jumps = Jumps(_system("inverse", lazy.LinearUpdate()), _STEPS)
     weights = tf.Variable(tf.random.normal([rows, columns]))
     table = LazyTable(weights, jumps)
-    assert table._release_rows < rows
+    assert table._rows_of(4096) < rows
     before = weights.numpy()
     jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
-    table.release(weights, tf.constant(1), _KEYS[0])
+    table.release(weights, jumps.since_release(tf.constant(1)), _KEYS[0])
     first = weights.numpy()
     moved = first - before
     assert len(np.unique(moved)) > 0.99 * moved.size
     np.testing.assert_allclose(np.std(moved), 0.7 / 4 * 0.1, rtol=0.03)
     jumps.released(tf.constant(1))
-    table.release(weights, tf.constant(1), _KEYS[1])
+    table.release(weights, jumps.since_release(tf.constant(1)), _KEYS[1])
     np.testing.assert_array_equal(weights.numpy(), first)
 
 
@@ -177,10 +183,11 @@ def test_memory_and_weights_make_the_same_table_again():
     rows = tf.constant([1, 4])
 
     def take(jumps, table, weights, t):
-        table.bring_up_to_date(rows, tf.constant(t), _KEYS[2 * t])
+        table.bring_up_to_date(rows, jumps.since_release(tf.constant(t)), _KEYS[2 * t])
         table.add(rows, tf.ones([2, 2]), tf.constant(t), rate)
         jumps.advance(tf.constant(t), rate)
-        table.release(weights, tf.constant(t + 1), _KEYS[2 * t + 1])
+        now = jumps.since_release(tf.constant(t + 1))
+        table.release(weights, now, _KEYS[2 * t + 1])
         jumps.released(tf.constant(t + 1))
 
     weights = tf.Variable(tf.zeros([6, 2]))

@@ -6,7 +6,9 @@ whoever sees the table then sees which rows were touched. All of it is as secret
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -14,14 +16,35 @@ import tensorflow as tf
 from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
 
-# Normals that a step makes at once; so many more than it needs at most.
-_STEP_BLOCKS = 8
-# Numbers of a table that a release brings up to date at once, about: they fit into a cache.
-_RELEASE_NUMBERS = 1 << 18
+# Normals that are made at once, about, in a step (so many more than it needs, at most) and
+# at a release: they fit into a cache.
+_STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
 # Blocks of normals of a key that are for one table: more than anything has.
 _TABLE_BLOCKS = 1 << 40
 # The least part of a variance that remains given earlier entries; less is float64 rounding.
 _SMALLEST_PIVOT = 1e-12
+
+
+class Window(NamedTuple):
+    """Jumps to a step from each since a release.
+
+    Attributes:
+      step: int32.
+      first: the first of the steps, int32.
+      products: P, float32, shape [steps, m, m].
+      factors: L, likewise.
+    """
+
+    step: tf.Tensor
+    first: tf.Tensor
+    products: tf.Tensor
+    factors: tf.Tensor
+
+    def of_rows(self, clocks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """P and L of rows, shape [U, m, m], from their clocks, [U] int32."""
+        known = tf.bitwise.right_shift(clocks, 1) - self.first
+        behind = tf.bitwise.bitwise_and(clocks, 1)
+        return tf.gather(self.products, known), tf.gather(self.factors, known - behind)
 
 
 class Jumps:
@@ -87,27 +110,13 @@ class Jumps:
         """Says that all rows were brought up to date at `t = step`, int32."""
         return self._release.assign(step, read_value=False)
 
-    def since_release(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """P and L to a step, float32, shape [steps, m, m], of each step since a release.
-
-        Returns:
-          They, and the first of these steps, int32.
-        """
+    def since_release(self, step: tf.Tensor) -> Window:
+        """Those to a step, int32, at which the jumps are: for all tables together."""
         first = self._release.read_value()
-        window = tf.range(first, step + 1)
-        factors = _factor(self._covariances.sparse_read(window))
-        products = tf.cast(self._products.sparse_read(window), tf.float32)
-        return products, tf.cast(factors, tf.float32), first
-
-
-def _from_clocks(
-    since: tuple[tf.Tensor, tf.Tensor, tf.Tensor], clocks: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """P and L of rows, float32, shape [U, m, m], from their clocks, [U] int32."""
-    products, factors, first = since
-    known = tf.bitwise.right_shift(clocks, 1) - first
-    behind = tf.bitwise.bitwise_and(clocks, 1)
-    return tf.gather(products, known), tf.gather(factors, known - behind)
+        steps = tf.range(first, step + 1)
+        factors = _factor(self._covariances.sparse_read(steps))
+        products = tf.cast(self._products.sparse_read(steps), tf.float32)
+        return Window(step, first, products, tf.cast(factors, tf.float32))
 
 
 class LazyTable:
@@ -128,10 +137,9 @@ class LazyTable:
     __slots__ = (
         "_clocks",
         "_first_block",
-        "_jumps",
-        "_release_rows",
         "_states",
         "columns",
+        "jumps",
         "num_rows",
     )
 
@@ -144,15 +152,12 @@ class LazyTable:
         memory: np.ndarray | None = None,
     ) -> None:
         self.num_rows, self.columns = weights.shape.as_list()
-        self._jumps = jumps
+        self.jumps = jumps
         self._first_block = number * _TABLE_BLOCKS
         self._clocks = tf.Variable(
             tf.fill([self.num_rows], tf.constant(2 * step, tf.int32)), trainable=False
         )
-        # Whole blocks of normals, so that each row has its own.
         width = jumps.entries * self.columns
-        blocks = min(_RELEASE_NUMBERS // BLOCK, -(-self.num_rows * width // BLOCK))
-        self._release_rows = _rows_of_whole_blocks(width, blocks)
         if jumps.entries == 1:
             self._states = tf.Variable(weights.read_value(), trainable=False)
             return
@@ -179,24 +184,30 @@ class LazyTable:
             self._states, weights.read_value(), [0, 0], [0, self.columns], end_mask=1
         )
 
-    def bring_up_to_date(self, rows: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> Any:
+    def bring_up_to_date(self, rows: tf.Tensor, jumps: Window, key: tf.Tensor) -> Any:
         """Brings rows to the state before a step.
 
         Args:
           rows: [U], each once.
-          step: int32 scalar, that of the jumps.
+          jumps: to the step.
           key: uint64, of the generator: for these rows, in this order, at this step.
 
         Returns:
-          The operations.
+          An operation.
         """
+        together = self._rows_of(_STEP_NUMBERS)
         count = tf.shape(rows)[0]
-        m, columns = self._jumps.entries, self.columns
-        normals = _many_normals(key, count * (m * columns), self._first_block)
-        since = self._jumps.since_release(step)
-        jump = _from_clocks(since, self._clocks.sparse_read(rows))
-        states = _jumped(m, self._states.sparse_read(rows), *jump, normals)
-        return self._write(rows, states, tf.fill([count], 2 * step))
+        padded = tf.reshape(tf.pad(rows, [[0, -count % together]]), [-1, together])
+
+        def part(i: tf.Tensor) -> tuple[tf.Tensor]:
+            own = padded[i]
+            states = self._after_jump(own, i, jumps, key)
+            number = tf.minimum(count - i * together, together)
+            written = self._write(own[:number], states[:number], 2 * jumps.step)
+            with tf.control_dependencies(written):
+                return (i + 1,)
+
+        return _in_parts(part, -(-count // together))
 
     def add(
         self, rows: tf.Tensor, sums: tf.Tensor, step: tf.Tensor, rate: tf.Tensor
@@ -212,79 +223,84 @@ class LazyTable:
         Returns:
           The operations.
         """
-        transition, _, gradient = self._jumps.of_step(step, rate)
+        transition, _, gradient = self.jumps.of_step(step, rate)
         transition = tf.cast(transition, tf.float32)
         gradient = tf.cast(gradient, tf.float32)
         states = self._apart(self._states.sparse_read(rows))
-        if self._jumps.entries == 1:
+        if self.jumps.entries == 1:
             states = transition[0, 0] * states + gradient[0] * sums[:, None]
         else:
             states = tf.einsum("ij,ujd->uid", transition, states)
             states += gradient[:, None] * sums[:, None]
-        clocks = tf.fill([tf.shape(rows)[0]], 2 * (step + 1) + 1)
-        return self._write(rows, states, clocks)
+        return self._write(rows, states, 2 * (step + 1) + 1)
 
     def release(
         self,
         into: tf.Variable,
-        step: tf.Tensor,
+        jumps: Window,
         key: tf.Tensor,
         shows: tf.Tensor | bool = True,
-    ) -> None:
+    ) -> Any:
         """Brings every row to the state before a step, and shows the weights.
 
         In parts of the table, one after the other: nothing of its size is made.
 
         Args:
           into: gets the weights.
-          step: int32 scalar, that of the jumps.
+          jumps: to the step.
           key: uint64, of the generator: for all rows, at this step.
           shows: False for bringing them up to date alone; bool scalar.
+
+        Returns:
+          An operation.
         """
-        count, m = self._release_rows, self._jumps.entries
-        numbers = count * m * self.columns
-        blocks = numbers // BLOCK
-        ones = tf.ones([1])
-        since = self._jumps.since_release(step)
+        together = min(self._rows_of(_RELEASE_NUMBERS), self.num_rows)
         shows = tf.convert_to_tensor(shows)
 
-        def part(i: tf.Tensor) -> tf.Tensor:
-            first = i * count
-            last = tf.minimum(first + count, self.num_rows)
+        def part(i: tf.Tensor) -> tuple[tf.Tensor]:
+            first = i * together
+            number = tf.minimum(self.num_rows - first, together)
             # As many in each part, of which XLA compiles one pass.
-            rows = tf.minimum(tf.range(first, first + count), last - 1)
-            block = tf.cast(i, tf.uint64) * blocks + self._first_block
-            normals = weighted_normals(key[None], ones, numbers, block)
-            jump = _from_clocks(since, self._clocks.sparse_read(rows))
-            states = _compiled_jump(m, self._states.sparse_read(rows), *jump, normals)
-            states = states[: last - first]
-            clocks = tf.fill([last - first], 2 * step)
-            written = self._write(rows[: last - first], states, clocks)
+            rows = tf.minimum(first + tf.range(together), self.num_rows - 1)
+            states = self._after_jump(rows, i, jumps, key)[:number]
+            rows = rows[:number]
+            written = self._write(rows, states, 2 * jumps.step)
 
             def show() -> tf.Tensor:
-                shown = tf.IndexedSlices(
-                    states[:, : self.columns], rows[: last - first]
-                )
+                shown = tf.IndexedSlices(states[:, : self.columns], rows)
                 with tf.control_dependencies([into.scatter_update(shown)]):
                     return i + 1
 
             with tf.control_dependencies(written):
                 return (tf.cond(shows, show, lambda: i + 1),)
 
-        parts = -(-self.num_rows // count)
-        tf.while_loop(
-            lambda i: i < parts, part, [tf.constant(0)], parallel_iterations=1
-        )
+        done = _in_parts(part, tf.constant(-(-self.num_rows // together)))
         # After a scatter TensorFlow copies a variable whenever it is read: no more.
         tf.raw_ops.DisableCopyOnRead(resource=into.handle)
+        return done
+
+    def _rows_of(self, numbers: int) -> int:
+        """How many rows have so many numbers, about."""
+        return max(1, numbers // (self.jumps.entries * self.columns))
+
+    def _after_jump(
+        self, rows: tf.Tensor, part: tf.Tensor, jumps: Window, key: tf.Tensor
+    ) -> tf.Tensor:
+        """States of rows after their jump, of a static number in each part."""
+        m = self.jumps.entries
+        numbers = rows.shape[0] * m * self.columns
+        # Parts begin with blocks of normals of their own.
+        block = tf.cast(part, tf.uint64) * -(-numbers // BLOCK) + self._first_block
+        normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
+        jump = jumps.of_rows(self._clocks.sparse_read(rows))
+        return _jumped(m, self._states.sparse_read(rows), *jump, normals)
 
     def _apart(self, states: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(states, [-1, self._jumps.entries, self.columns])
+        return tf.reshape(states, [-1, self.jumps.entries, self.columns])
 
-    def _write(
-        self, rows: tf.Tensor, states: tf.Tensor, clocks: tf.Tensor
-    ) -> list[Any]:
-        flat = tf.reshape(states, [-1, self._jumps.entries * self.columns])
+    def _write(self, rows: tf.Tensor, states: tf.Tensor, clock: tf.Tensor) -> list[Any]:
+        flat = tf.reshape(states, [-1, self.jumps.entries * self.columns])
+        clocks = tf.fill([tf.shape(rows)[0]], clock)
         return [
             self._states.scatter_update(tf.IndexedSlices(flat, rows)),
             self._clocks.scatter_update(tf.IndexedSlices(clocks, rows)),
@@ -297,6 +313,13 @@ class LazyTable:
         raise TypeError("A table between releases is secret: it is not pickled.")
 
 
+def _in_parts(part: Callable[[tf.Tensor], tuple[tf.Tensor]], count: tf.Tensor) -> Any:
+    """Calls `part` for 0, 1, ..., one after the other; it returns the next number."""
+    start = (tf.constant(0),)
+    return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]
+
+
+@functools.partial(tf.function, jit_compile=True, autograph=False)
 def _jumped(
     entries: int,
     states: tf.Tensor,
@@ -313,9 +336,6 @@ def _jumped(
     fresh = tf.reshape(normals, [-1, entries, columns])
     moved = _applied(products, apart) + _applied(factors, fresh)
     return tf.reshape(moved, [-1, entries * columns])
-
-
-_compiled_jump = tf.function(_jumped, jit_compile=True, autograph=False)
 
 
 def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
@@ -338,34 +358,6 @@ def _assign(
         value=value,
         end_mask=end_mask,
     )
-
-
-def _rows_of_whole_blocks(width: int, blocks: int) -> int:
-    """The number of rows whose numbers fill at most so many blocks, or one period."""
-    period = BLOCK // int(np.gcd(width, BLOCK))
-    return max(1, blocks * BLOCK // (period * width)) * period
-
-
-def _many_normals(key: tf.Tensor, count: tf.Tensor, first_block: int) -> tf.Tensor:
-    """The first normals of a key, float32, shape [count]; of a number that varies."""
-    size = _STEP_BLOCKS * BLOCK
-    ones = tf.ones([1])
-    first = tf.constant(first_block, tf.uint64)
-
-    def part(i: tf.Tensor) -> tf.Tensor:
-        block = tf.cast(i, tf.uint64) * _STEP_BLOCKS + first
-        return weighted_normals(key[None], ones, size, block)
-
-    parts = -(-count // size)
-    results = tf.TensorArray(tf.float32, parts, element_shape=[size])
-
-    def write(i: tf.Tensor, written: Any) -> tuple[tf.Tensor, Any]:
-        return i + 1, written.write(i, part(i))
-
-    _, results = tf.while_loop(
-        lambda i, _: i < parts, write, (tf.constant(0), results), parallel_iterations=1
-    )
-    return tf.reshape(results.stack(), [-1])[:count]
 
 
 def _factor(covariances: tf.Tensor) -> tf.Tensor:

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_bandmf
 from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.noise.keys import NoiseKey
+from tf_bandmf.noise.lazy_tables import Jumps
 
 ROWS, WIDTH, LENGTH, EXAMPLES, BATCH = 40, 3, 4, 24, 6
 LOSS = keras.losses.BinaryCrossentropy(from_logits=True)
@@ -251,6 +252,39 @@ def test_weights_that_something_else_changed_are_not_released(data):
     model.train_on_batch(next(batches))
     model.release()
     assert np.max(np.abs(table_of(model) - moved)) < 0.9
+
+
+@pytest.mark.invariant(4)
+def test_after_an_interrupted_step_no_sum_is_seen_without_its_noise(data, monkeypatch):
+    stops = tf.Variable(False)
+    advance = Jumps.advance
+
+    def interrupted(self, step, rate):
+        with tf.control_dependencies([tf.debugging.Assert(~stops, ["stopped here"])]):
+            return advance(self, tf.identity(step), rate)
+
+    monkeypatch.setattr(Jumps, "advance", interrupted)
+    plan = make_plan()
+    model = prepare(mean_of_bag(), plan)
+    batches = iter(plan.batches(*data).dataset(0))
+    model.train_on_batch(next(batches))
+    before = table_of(model)
+    batch = next(batches)
+    stops.assign(True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="stopped here"):
+        model.train_on_batch(batch)
+    stops.assign(False)
+    following = next(batches)
+    refused = r"interrupted|not the one that"
+    for attempt in (
+        model.release,
+        lambda: model.train_on_batch(batch),
+        lambda: model.train_on_batch(following),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=refused):
+            attempt()
+    model.predict(data[0][:2], verbose=0)
+    np.testing.assert_array_equal(table_of(model), before)
 
 
 @pytest.mark.slow

@@ -278,6 +278,8 @@ class Run:
             return True
         if not self.has_begun:
             return False
+        if self._tables is not None and not bool(self._tables.is_at(self.secrets.step)):
+            return True
         return int(self.iterations) != int(self.secrets.step)
 
     def refuse_restored(self) -> None:

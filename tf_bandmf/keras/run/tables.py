@@ -30,7 +30,7 @@ from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.digests import digest_key, digest_of_any_length
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.lazy import LinearUpdate, RowSystem, noise_system, row_system
-from tf_bandmf.noise.lazy_tables import Jumps, LazyTable
+from tf_bandmf.noise.lazy_tables import Jumps, LazyTable, Window
 from tf_bandmf.planning.plan import Plan
 
 # What keys are for: rows that a step reads, or a release.
@@ -155,6 +155,8 @@ class RunTables:
             # What the chain goes on from: the seal, and what the optimizer does.
             basis = tf.zeros([len(self._variables) + 1], tf.int64)
             self._basis = tf.Variable(basis, trainable=False)
+            # Whether rows are being written: that remains if a step is interrupted.
+            self._is_writing = tf.Variable(False, trainable=False)
         self._jumps: dict[LinearUpdate, Jumps] = {}
         self._tables: list[LazyTable] = []
         self._readers: dict[int, Callable[[tf.Tensor], tf.Tensor]] = {}
@@ -264,8 +266,19 @@ class RunTables:
         return self._variables
 
     def is_at(self, step: tf.Tensor) -> tf.Tensor:
-        """Whether the next step is this one, bool scalar."""
-        return tf.equal(tf.cast(self._now.value(), step.dtype), step)
+        """Whether the next step is this one, and the one before is whole, bool scalar."""
+        is_next = tf.equal(tf.cast(self._now.value(), step.dtype), step)
+        return is_next & ~self._is_writing.value()
+
+    def _write(self, change: Callable[[], list[Any]]) -> None:
+        """Makes a change that must not be made in part: what stops within, stops the run.
+
+        Rows would have a sum without its noise, or their noise twice.
+        """
+        with tf.control_dependencies([self._is_writing.assign(True, read_value=False)]):
+            changes = change()
+        with tf.control_dependencies(changes):
+            self._is_writing.assign(False, read_value=False)
 
     # A step.
 
@@ -279,8 +292,18 @@ class RunTables:
         step = tf.cast(step, tf.int32)
         unique = [_each_once(rows) for rows in looked_up]
         key = self._key(step, _READ, unique)
-        for table, rows in zip(self._tables, unique):
-            table.bring_up_to_date(rows, step, key)
+        jumps = self._since_release(step)
+
+        def change() -> list[Any]:
+            together = zip(self._tables, unique, jumps)
+            return [t.bring_up_to_date(rows, own, key) for t, rows, own in together]
+
+        self._write(change)
+
+    def _since_release(self, step: tf.Tensor) -> list[Window]:
+        """Jumps to a step, by table."""
+        found = {id(j): j.since_release(step) for j in self._jumps.values()}
+        return [found[id(table.jumps)] for table in self._tables]
 
     def row_sums(self, sums: Sequence[tf.IndexedSlices]) -> list[RowSums]:
         """Adds up what stands several times, and leaves out what is no row."""
@@ -311,12 +334,17 @@ class RunTables:
     def apply(self, sums: Sequence[RowSums], step: tf.Tensor) -> None:
         """Takes the step with these sums; its noise comes when the rows are read."""
         step = tf.cast(step, tf.int32)
-        for table, (rows, values, rate) in zip(self._tables, sums):
-            table.add(rows, values, step, rate)
-        rate = sums[0].rate
-        for jumps in self._jumps.values():
-            jumps.advance(step, rate)
-        self._now.assign(step + 1)
+
+        def change() -> list[Any]:
+            changes = [
+                table.add(own.rows, own.sums, step, own.rate)
+                for table, own in zip(self._tables, sums)
+            ]
+            rate = sums[0].rate
+            changes += [jumps.advance(step, rate) for jumps in self._jumps.values()]
+            return [*tf.nest.flatten(changes), self._now.assign(step + 1)]
+
+        self._write(change)
 
     def _key(self, step: tf.Tensor, use: int, rows: Sequence[tf.Tensor]) -> tf.Tensor:
         """For what is drawn at a step: bound to what was summed before, and for whom."""
@@ -370,10 +398,17 @@ class RunTables:
     def _release(self, shows: tf.Tensor) -> None:
         step = self._now.value()
         key = self._key(step, _RELEASE, ())
-        for table, variable in zip(self._tables, self._variables):
-            table.release(tensorflow_value(variable), step, key, shows)
-        for jumps in self._jumps.values():
-            jumps.released(step)
+        jumps = self._since_release(step)
+
+        def change() -> list[Any]:
+            together = zip(self._tables, self._variables, jumps)
+            changes = [
+                table.release(tensorflow_value(variable), own, key, shows)
+                for table, variable, own in together
+            ]
+            return [*changes, *(j.released(step) for j in self._jumps.values())]
+
+        self._write(change)
 
     def remarks(self) -> list[str]:
         """What the statement must say."""
