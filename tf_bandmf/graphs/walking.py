@@ -13,10 +13,11 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util_v2
 
-from tf_bandmf.graphs.operations import BRANCHES, LOOPS
+from tf_bandmf.graphs.operations import BRANCHES, CALLS, LOOPS
 
 # What they return depends on shapes alone.
 _SHAPES = frozenset({"Shape", "ShapeN", "Rank", "Size", "ZerosLike", "OnesLike"})
+_OF_LISTS = frozenset({"TensorListLength", "TensorListElementShape"})
 _COPIES = frozenset({"Identity", "IdentityN", "Snapshot", "StopGradient"})
 ARGUMENTS = frozenset({"Placeholder", "Arg", "_Arg"})
 _function_attributes: dict[str, tuple[str, ...]] = {}
@@ -58,6 +59,8 @@ class Scope:
             op = current.op
             if op.type in _SHAPES or current.dtype == tf.resource:
                 self._note(current, False)
+            elif op.type in _OF_LISTS and self._holds_rows(op.inputs[0]):
+                self._note(current, False)
             elif op.type in ARGUMENTS:
                 self._note(current, held_already(current) is None)
             else:
@@ -65,9 +68,27 @@ class Scope:
                 if needed:
                     stack.extend(needed)
                     continue
-                self._note(current, any(self._data[id(t)] for t in op.inputs))
+                found = any(self._data[id(t)] for t in op.inputs)
+                if found and op.type in CALLS:
+                    found = self._depends_inside(current)
+                self._note(current, found)
             stack.pop()
         return self._data[id(tensor)]
+
+    def _depends_inside(self, tensor: Any) -> bool:
+        """Whether a result of functions, branches or a loop depends on data."""
+        op, place = tensor.op, tensor.value_index
+        if op.type in BRANCHES and self.depends(op.inputs[0]):
+            return True
+        if op.type in LOOPS:
+            graph, body = self.inside(op, op.get_attr("body").name, list(op.inputs))
+            return body.depends(graph.inputs[place])
+        inner = (self.inside(op, name, given) for name, given in called(op))
+        return any(scope.depends(graph.outputs[place]) for graph, scope in inner)
+
+    def _holds_rows(self, tensor: Any) -> bool:
+        """Whether a list is the rows of a tensor: its shape says how many, and of what."""
+        return bool(self.origin(tensor)[0].op.type == "TensorListFromTensor")
 
     def _note(self, tensor: Any, found: bool) -> None:
         self._data[id(tensor)] = found
