@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf.keras
+from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.run import known_runs
 
 NUM_EXAMPLES = 22
@@ -75,6 +76,38 @@ def test_a_task_trains_and_becomes_plain(name, trained, tmp_path):
     loaded = keras.models.load_model(tmp_path / "plain.keras")
     assert type(loaded) is plain_class
     np.testing.assert_allclose(loaded(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def train_lazily(model, x, y, plan):
+    tf_bandmf.keras.make_private(model, self_check=False, tables="lazy")
+    inner = keras.optimizers.SGD(0.1)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan, additional_run=True)
+    hub_models.compile_for_training(model, optimizer, weighted_metrics=[])
+    model.fit(plan.batches(x, y), epochs=1, verbose=0)
+
+
+def test_tables_that_are_not_tied_have_lazy_noise(make_plan):
+    model, plan = hub_models.bert(), make_plan(epochs=1)
+    x, y, _ = hub_models.data("bert", NUM_EXAMPLES)
+    backbone = model.backbone
+    tables = [
+        backbone.token_embedding.embeddings,
+        backbone.segment_embedding.embeddings,
+    ]
+    before = [table.numpy() for table in tables]
+    train_lazily(model, x, y, plan)
+    found = model.optimizer.run.tables.variables
+    assert {id(table) for table in found} == {id(table) for table in tables}
+    # Noise of a release is in every row, in those that no example has, too.
+    for table, old in zip(tables, before):
+        assert np.all(np.any(table.numpy() != old, axis=1))
+
+
+def test_a_tied_table_is_refused_for_lazy_noise_with_the_reason(make_plan):
+    model, plan = hub_models.gpt2(), make_plan(epochs=1)
+    x, y, _ = hub_models.data("gpt2", NUM_EXAMPLES)
+    with pytest.raises(UnsupportedModelError, match=r"token_embedding.*tied output"):
+        train_lazily(model, x, y, plan)
 
 
 def test_a_private_task_is_saved_and_loaded(trained, tmp_path):
