@@ -32,6 +32,7 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.run import known_runs
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS = 22, 6, 3
@@ -336,6 +337,7 @@ def die_at_a_write(moment):
         setattr(os, name, counted(getattr(os, name)))
     h5py.Group.create_dataset = counted(h5py.Group.create_dataset)
     h5py.File.close = counted(h5py.File.close)
+    Journal.append = counted(Journal.append)
 
 
 if __name__ == "__main__":

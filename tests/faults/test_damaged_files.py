@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from killed_runs import data, make_model, make_plan
 
+from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.model.monitors import restore_backup
 from tf_bandmf.keras.resume import identity
 from tf_bandmf.keras.run import known_runs
 
 STEPS = 5
+ENTRY = 32
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +46,22 @@ def backup(folder):
     )
 
 
-def resumed(plan, folder):
-    """All that decides how the run goes on."""
+def begun(plan, folder):
+    """A model whose run was resumed, and the batches of the run."""
     known_runs.forget()
     model = make_model(plan)
     model._prepare(model.optimizer, plan.batches(*data()))
     restore_backup(model, [backup(folder)])
-    model.begin_run(plan.batches(*data()), folder / "run.private")
+    return model, model.begin_run(plan.batches(*data()), folder / "run.private")
+
+
+def resumed(plan, folder):
+    """All that decides how the run goes on."""
+    model, _ = begun(plan, folder)
     state = model.optimizer.secret_state
     return [
         int(state.step),
+        state.steps_known(),
         int(state.schedule_id),
         state.key.secret_bytes(),
         *(tensor.tobytes() for tensor in state.secret_tensors().values()),
@@ -121,6 +129,29 @@ def test_a_damaged_file_is_refused_or_does_not_matter(count, interrupted, tmp_pa
     assert 0.2 * tried < refused
 
 
+@pytest.mark.invariant(11)
+def test_lost_steps_are_known_or_the_file_is_refused(interrupted, tmp_path):
+    plan, whole = interrupted
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "run.private"
+    model, batches = begun(plan, tmp_path)
+    for batch in batches.dataset(STEPS).take(2):
+        model.train_on_batch(batch)
+    content = path.read_bytes()
+    begin = len(content) - 2 * ENTRY
+    for cut in (0, 1, ENTRY - 1, ENTRY, 2 * ENTRY - 1, 2 * ENTRY):
+        path.write_bytes(content[: begin + cut])
+        assert resumed(plan, tmp_path)[:2] == [STEPS, STEPS + cut // ENTRY]
+    for place in range(begin, len(content), 5):
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is damaged"):
+            Journal(str(path)).read()
+    with pytest.raises(ValueError, match="is damaged"):
+        resumed(plan, tmp_path)
+
+
 def test_what_the_backup_says_of_epochs_is_not_trusted(interrupted, tmp_path):
     plan, whole = interrupted
     expected = resumed(plan, whole)
@@ -139,7 +170,7 @@ def test_without_its_backup_the_run_begins_again_with_its_own_noise(
     shutil.copy2(whole / "run.private", tmp_path)
     found, expected = resumed(plan, tmp_path), resumed(plan, whole)
     assert found[0] == 0
-    assert found[2] == expected[2]
+    assert found[3] == expected[3]
 
 
 @pytest.mark.parametrize("missing", ["run.private", "backup"])

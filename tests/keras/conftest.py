@@ -10,6 +10,7 @@ import pytest
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.run import known_runs
 
 # Makes `hub_models` importable.
@@ -160,3 +161,14 @@ def contains():
         return any(secret in content for content in contents for secret in secrets)
 
     return search
+
+
+@pytest.fixture(scope="session")
+def written_steps():
+    """Steps in the entries of a private state file, in the order in which they came."""
+
+    def read(path):
+        _, entries = Journal(str(path)).read()
+        return [int.from_bytes(entry[:8], "little") for entry in entries]
+
+    return read

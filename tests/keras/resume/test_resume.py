@@ -15,8 +15,11 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.files import private as private_files
+from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.resume import private_file
 from tf_bandmf.keras.run import known_runs
+from tf_bandmf.noise.keys import NoiseKey
 
 NUM_EXAMPLES = 22
 
@@ -328,9 +331,163 @@ def test_a_resumed_run_that_becomes_another_is_noticed(
     again.set_weights([weight + 1e-3 for weight in again.get_weights()])
     again.optimizer.vouch_for_weights("a thousandth added to all")
     before = again.get_weights()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="has another sum of grad"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is another one now"):
         again.train_on_batch(batches[2])
     assert_unchanged(again, before)
+
+
+@pytest.mark.attack(
+    "A lost step, repeated with another sum (invariants 8 and 11)",
+    tried="Kills a run after two steps that no checkpoint has, and repeats them from the "
+    "checkpoint before: as they were; with a loss whose code was edited meanwhile; with "
+    "other weights, for which the caller vouches; control: the edited loss with a private "
+    "file that does not have these steps.",
+    area="noise",
+    invariants=[8, 11],
+)
+@pytest.mark.parametrize("lost", ["as it was", "edited", "changed", "torn", "control"])
+@pytest.mark.invariant(11)
+def test_a_step_that_was_lost_is_repeated_as_it_was_or_stops(
+    lost, data, make_plan, make_private_model, tmp_path, figure
+):
+    def make_model(factor):
+        def graded(y, logits):  # No configuration tells the factor.
+            found = keras.losses.sparse_categorical_crossentropy(y, logits, True)
+            return factor * found
+
+        return make_private_model(plan, hidden=False, loss=graded)
+
+    plan = make_plan("identity", test_seed=None, batch_size=11)
+    model = make_model(1.0)
+    path = tmp_path / "run.private"
+    batches = list(model.begin_run(plan.batches(*data), path).dataset())
+    model.save_weights(tmp_path / "0.weights.h5")
+    size = path.stat().st_size
+    model.train_on_batch(batches[0])
+    taken = model.get_weights()
+    model.train_on_batch(batches[1])
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    del model
+    known_runs.forget()
+    if lost == "control":
+        os.truncate(path, size)
+    elif lost == "torn":
+        # The machine stopped while the second step was written down.
+        os.truncate(path, path.stat().st_size - 5)
+    again = make_model(0.5 if lost in ("edited", "control") else 1.0)
+    restored(again, tmp_path / "0.weights.h5")
+    again.begin_run(plan.batches(*data), path)
+    if lost == "changed":
+        again.set_weights([weight + 1e-3 for weight in again.get_weights()])
+        again.optimizer.vouch_for_weights("a thousandth added to all")
+    before = again.get_weights()
+    if lost in ("edited", "changed"):
+        for _ in range(2):
+            error = tf.errors.InvalidArgumentError
+            with pytest.raises(error, match=r"is another one now.*as a second run"):
+                again.train_on_batch(batches[0])
+            assert_unchanged(again, before)
+        figure("stops before anything is released; goes on if the file lacks the step")
+        return
+    again.train_on_batch(batches[0])
+    same = [np.array_equal(a, b) for a, b in zip(again.get_weights(), taken)]
+    assert all(same) == (lost != "control")
+    again.train_on_batch(batches[1])
+
+
+@pytest.mark.invariant(19)
+def test_a_run_that_stopped_goes_on_as_a_second_one(
+    halfway, data, make_plain_model, compile_model, make_private_model, tmp_path
+):
+    """What the message of a step that is another one now says to do."""
+    plan, weights, path = halfway
+    first = restored(make_private_model(plan), weights)
+    first.begin_run(plan.batches(*data), path)
+    second = make_plain_model()
+    tf_bandmf.keras.make_private(second, self_check=False)
+    second.load_weights(weights)
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
+    compile_model(second, optimizer)
+    batches = second.begin_run(plan.batches(*data), tmp_path / "second.private")
+    assert_unchanged(second, first.get_weights())
+    second.train_on_batch(next(iter(batches.dataset())))
+    assert second.optimizer.steps_taken == 1
+    keys = [model.optimizer.secret_state.key for model in (first, second)]
+    assert keys[0].secret_bytes() != keys[1].secret_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"jit_compile": True},
+        {"run_eagerly": True},
+        {"steps_per_execution": 3, "jit_compile": False},
+    ],
+    ids=["xla", "eager", "steps_per_execution"],
+)
+@pytest.mark.invariant(11)
+def test_each_step_is_written_down_however_it_is_run(
+    changes, data, make_plan, make_private_model, written_steps, tmp_path
+):
+    plan = make_plan("identity", test_seed=None, batch_size=11)
+    model = make_private_model(plan, hidden=False, **changes)
+    path = tmp_path / "run.private"
+    model.fit(plan.batches(*data), epochs=2, verbose=0, private_state=path)
+    assert written_steps(path) == list(range(plan.num_steps))
+
+
+@pytest.mark.invariant(10)
+def test_entries_are_keyed(data, make_plan, make_private_model, tmp_path):
+    plan = make_plan("identity", test_seed=None, batch_size=11)
+
+    def entry_of(name, key):
+        known_runs.forget()
+        model = make_private_model(plan, hidden=False)
+        model.build((None, data[0].shape[1]))
+        model.optimizer.build(model.trainable_variables)
+        run = model.optimizer.run
+        run.adopt(run.secrets_of(NoiseKey(bytes([key]) * 32)))
+        batches = model.begin_run(plan.batches(*data), tmp_path / name)
+        model.train_on_batch(next(iter(batches.dataset())))
+        _, (entry,) = Journal(str(tmp_path / name)).read()
+        return entry
+
+    first = entry_of("first", 1)
+    assert first == entry_of("same", 1)
+    # The same sum, batch and weights.
+    assert first != entry_of("other", 2)
+
+
+def test_steps_are_written_down_though_graphs_were_traced_before(
+    data, make_plan, make_private_model, written_steps, tmp_path
+):
+    plan = make_plan("identity", test_seed=None, batch_size=11)
+    model = make_private_model(plan, hidden=False)
+    batches = list(plan.batches(*data).dataset())
+    model.train_on_batch(batches[0])
+    path = tmp_path / "run.private"
+    model.begin_run(plan.batches(*data), path)
+    model.train_on_batch(batches[1])
+    model.private_gradients(batches[2])
+    assert written_steps(path) == [1, 2]
+
+
+@pytest.mark.invariant(11)
+def test_a_file_that_two_processes_wrote_is_refused(
+    data, make_plan, make_private_model, tmp_path
+):
+    plan = make_plan("identity", test_seed=None, batch_size=11)
+    model = make_private_model(plan, hidden=False)
+    path, weights = tmp_path / "run.private", tmp_path / "0.weights.h5"
+    model.begin_run(plan.batches(*data), path)
+    model.save_weights(weights)
+    # As two forks would, of which each takes the first step.
+    for digest in (5, 6):
+        model._private_run.note_step(np.array([0, digest], "<i8").tobytes())
+    del model
+    again = restored(make_private_model(plan, hidden=False), weights)
+    with pytest.raises(ValueError, match="has a step twice"):
+        again.begin_run(plan.batches(*data), path)
 
 
 @pytest.mark.attack(
@@ -405,7 +562,12 @@ def test_a_file_of_another_version_is_refused_by_name(
 ):
     plan, weights, path = halfway
     model = restored(make_private_model(plan), weights)
-    monkeypatch.setattr(private_file, "_FORMAT", 10**6)
+    with monkeypatch.context() as patch:
+        patch.setattr(private_file, "_FORMAT", 10**6)
+        with pytest.raises(ValueError, match="another version of tf_bandmf"):
+            model.fit(plan.batches(*data), private_state=path, verbose=0)
+    # Without a place for steps, as it was.
+    private_files.write(str(path), b"PK" + bytes(99))
     with pytest.raises(ValueError, match="another version of tf_bandmf"):
         model.fit(plan.batches(*data), private_state=path, verbose=0)
 

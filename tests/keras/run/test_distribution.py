@@ -82,9 +82,16 @@ def together(make_plan, train, strategy):
 
 
 @pytest.fixture(scope="module")
-def after_an_epoch(make_plan, train, strategy):
+def after_an_epoch(make_plan, train, strategy, tmp_path_factory):
     """A model of two replicas, halfway; no test changes it."""
-    return train(make_plan("identity"), strategy, epochs=1)
+    path = tmp_path_factory.mktemp("halfway") / "run.private"
+    return train(make_plan("identity"), strategy, epochs=1, private_state=path)
+
+
+@pytest.mark.invariant(11)
+def test_one_of_two_replicas_writes_the_steps_down(after_an_epoch, written_steps):
+    written = written_steps(after_an_epoch._private_run.path)
+    assert written == list(range(after_an_epoch.optimizer.steps_taken))
 
 
 def test_a_strategy_of_one_replica(make_plan, train, alone):

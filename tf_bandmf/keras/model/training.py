@@ -197,7 +197,8 @@ class PrivateTraining(BuildHook, PrivateStep):
             # A new run reserves at its first step.
             optimizer.run.reservation.ensure()
         self._training.run_file = run
-        self.train_function = None
+        # Graphs that were traced before do not write their steps down.
+        self.train_function = self._training.gradient_function = None
         return batches
 
     def release(self) -> None:

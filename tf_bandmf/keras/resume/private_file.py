@@ -14,12 +14,10 @@ copies of the file, old backups of it, forks of a process and snapshots of a mac
 releases share noise on different sums.
 
 What else is checked is for the accounting, not for the noise: a run has one plan, one
-data set in one order, and weights that no unaccounted training changed. A step that the
-file knows, and that now has another sum, is refused: with independent noise it would be a
-second run from there on. Steps that were taken after the file was last written, and lost,
-may be taken again with another sum (on other processors, or with other code): whoever saw
-the lost weights, too, saw two releases of those steps. The statement of a run that was
-resumed on another kind of machine says so.
+data set in one order, and weights that no unaccounted training changed. The file has the
+digest of each step before its noise is drawn (see `tf_bandmf.files.journal`). A step that
+it knows, and that is another one now, is refused: with independent noise it would be a
+second run from there on.
 """
 
 from __future__ import annotations
@@ -36,13 +34,14 @@ import tensorflow as tf
 from tf_bandmf.files import locks
 from tf_bandmf.files import private as private_files
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes, HiddenDict
+from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume import identity
 from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
-_FORMAT = 5
+_FORMAT = 6
 
 
 class PrivateRun:
@@ -61,10 +60,12 @@ class PrivateRun:
     __slots__ = (
         "_buffer",
         "_digests",
+        "_file",
         "_header",
         "_lock",
         "_memory",
         "_model",
+        "_noted",
         "path",
         "resumed",
     )
@@ -78,8 +79,10 @@ class PrivateRun:
         self._lock: locks.Lock | None = None
         # Rows of tables whose noise is drawn when they are read.
         self._memory: list[np.ndarray] = []
-        # The steps that were taken when the file was written last.
+        self._file = Journal(self.path)
+        # The steps that were taken when the file was written last, and those since.
         self._digests: np.ndarray | None = None
+        self._noted = bytearray()
 
     def begin(self, schedule: BatchSchedule) -> BatchSchedule:
         """Begins the run, or resumes it if the file exists.
@@ -128,7 +131,7 @@ class PrivateRun:
             random_states={},
         )
         self.record()
-        self._watch_releases()
+        self._watch()
         return schedule
 
     def is_elsewhere(self, path: str | os.PathLike[str]) -> bool:
@@ -159,7 +162,13 @@ class PrivateRun:
         if spent:
             self._header["evaluations"] = sorted(spent)
 
-    def _watch_releases(self) -> None:
+    def note_step(self, entry: bytes) -> None:
+        """Writes down a step before its noise is drawn; see `SecretState.watch`."""
+        self._file.append(entry)
+        self._noted += entry
+
+    def _watch(self) -> None:
+        self._model.optimizer.run.secrets.watch(self.note_step)
         spent = self._header.get("evaluations", ())
         self._model.optimizer.run.evaluations.watch(self.note_evaluation, spent)
         tables = self._model.optimizer.run.tables
@@ -195,9 +204,7 @@ class PrivateRun:
         tensors = state.secret_tensors()
         self._buffer, digests = tensors["buffer"], tensors["digests"]
         # Steps that the run took, before it was resumed from an earlier one, stay known.
-        if self._digests is not None:
-            digests = np.concatenate([digests, self._digests[len(digests) :]])
-        self._digests = digests.view(HiddenArray)
+        self._digests = self._known(digests)
         tables = run.tables
         self._memory = [] if tables is None else tables.memory()
         self._write()
@@ -237,7 +244,7 @@ class PrivateRun:
         state = run.secrets
         if int(state.step) == step and state.key.secret_bytes() == key.secret_bytes():
             # The run goes on in the process that began it, and is noted here from now on.
-            self._watch_releases()
+            self._watch()
             return schedule
         known = header["weights"].get(str(step))
         # Keras' files do not hold what the next dropout masks follow from.
@@ -252,7 +259,7 @@ class PrivateRun:
                 f"{steps}, as model.save, model.save_weights, BackupAndRestore and "
                 f"ModelCheckpoint saved them, with the optimizer."
             )
-        kept = {"digests": self._digests}
+        kept = {"digests": self._known(None)}
         buffer_step = header["buffer_step"] if step >= header["buffer_step"] else 0
         buffer = self._buffer if buffer_step else None
         with run.strategy.scope():
@@ -279,8 +286,25 @@ class PrivateRun:
         run.vouched = tuple(header.get("vouched", ()))
         run.resumed_elsewhere = self._resumed_elsewhere(step)
         self.resumed = True
-        self._watch_releases()
+        self._watch()
         return schedule
+
+    def _known(self, digests: np.ndarray | None) -> np.ndarray:
+        """These digests, and those of later steps that the run is known to have taken."""
+        noted = self._entries()
+        later = np.zeros([noted[:, 0].max(initial=-1) + 1], np.int64)
+        later[noted[:, 0]] = noted[:, 1]
+        parts = [part for part in (later, self._digests, digests) if part is not None]
+        found = np.zeros([max(map(len, parts))], np.int64).view(HiddenArray)
+        for part in parts:
+            # 0 stands for a digest that is not known.
+            np.copyto(found[: len(part)], part, where=part != 0)
+        return found
+
+    def _entries(self) -> np.ndarray:
+        """Steps and digests since the file was written last, int64, shape [entries, 2]."""
+        content = HiddenBytes(self._noted)
+        return np.frombuffer(content, "<i8").reshape(-1, 2).view(HiddenArray)
 
     def _secret(self, name: str) -> HiddenBytes | None:
         text = self._header[name]
@@ -302,7 +326,7 @@ class PrivateRun:
 
     def _read(self) -> None:
         try:
-            content = private_files.read(self.path)
+            content, entries = self._file.read()
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 self._header = HiddenDict(json.loads(arrays["header"].tobytes()))
                 self._buffer = arrays["buffer"].view(HiddenArray)
@@ -316,10 +340,13 @@ class PrivateRun:
             raise
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile):
             # The error itself may have the content.
-            raise ValueError(
-                f"{self.path} is no private state file of this version, or is damaged. "
-                f"Its run cannot be resumed: start a new one, with its own budget."
-            ) from None
+            if not self._is_of_an_earlier_version():
+                raise ValueError(
+                    f"{self.path} is no private state file of this version, or is "
+                    f"damaged. Its run cannot be resumed: start a new one, with its own "
+                    f"budget."
+                ) from None
+            found = "5 or less"
         if found != _FORMAT:
             raise ValueError(
                 f"{self.path} was written by another version of tf_bandmf (format {found} "
@@ -327,6 +354,22 @@ class PrivateRun:
                 f"for the same step. Resume the run with the version that began it, or "
                 f"start a new one, with its own budget."
             )
+        self._noted = bytearray(b"".join(entries))
+        noted = self._entries()
+        if (self._known(None)[noted[:, 0]] != noted[:, 1]).any():
+            raise ValueError(
+                f"{self.path} has a step twice, with different sums: two processes went on "
+                f"with one run (a fork, a copied machine), each with noise of its own. "
+                f"Their releases are those of two runs. Start a new one, with its own "
+                f"budget."
+            )
+
+    def _is_of_an_earlier_version(self) -> bool:
+        """Whether the file has no place for steps, as up to format 5."""
+        try:
+            return private_files.read(self.path).startswith(b"PK")
+        except (ValueError, OSError):
+            return False
 
     def _write(self) -> None:
         stream = io.BytesIO()
@@ -336,10 +379,12 @@ class PrivateRun:
         memory: dict[str, Any] = {
             f"memory{i}": array for i, array in enumerate(self._memory)
         }
+        self._digests = self._known(None)
         np.savez(
             stream, header=header, buffer=self._buffer, digests=self._digests, **memory
         )
-        private_files.write(self.path, HiddenBytes(stream.getvalue()))
+        self._file.replace(HiddenBytes(stream.getvalue()))
+        self._noted.clear()
 
     def __repr__(self) -> str:
         return "PrivateRun(<secret>)"

@@ -590,10 +590,10 @@ class Run:
         ]
         remarks += [
             f"The run was interrupted, and resumed on another kind of machine or with "
-            f"other versions ({said}). Steps that were taken after the last checkpoint, "
-            f"and lost, may have been taken again with sums that are rounded differently, "
-            f"and with independent noise: the numbers above hold for whoever did not see "
-            f"the lost weights."
+            f"other versions ({said}). Steps that had been taken, and that a failure of "
+            f"the machine kept out of its private state file, may have been taken again "
+            f"with sums that are rounded differently, and with independent noise: the "
+            f"numbers above hold for whoever did not see the lost weights."
             for said in self.resumed_elsewhere
         ]
         return remarks

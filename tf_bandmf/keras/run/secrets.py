@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.files.hidden import HiddenArray
+from tf_bandmf.files.hidden import HiddenArray, HiddenBytes
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.digests import digest_key, keyed_digest
 from tf_bandmf.noise.keys import NoiseKey
@@ -17,12 +18,15 @@ TAKEN = (
     "one was refused before anything was released. Take the steps one after the other."
 )
 REPEATED = (
-    "The run was resumed, and this step, which it had taken before, has another sum of "
-    "gradients now: data, loss, layers, a callback or the random seeds differ, or an "
-    "operation is not deterministic (on GPUs: "
-    "tf.config.experimental.enable_op_determinism()). Nothing was released: with "
-    "independent noise it would be a second run from here on. Resume from the newest "
-    "checkpoint, or start a new run with its own budget."
+    "The run was resumed, and this step, which it had taken before, is another one now: "
+    "data, weights, loss, layers, a callback or random seeds differ, or sums are rounded "
+    "differently (other versions, processors or numbers of threads; on GPUs operations "
+    "that are not deterministic: tf.config.experimental.enable_op_determinism()). Nothing "
+    "was released: with independent noise it would be a second run from here on. Resume "
+    "from the newest checkpoint with everything as it was. Or go on as a second run, which "
+    "composes with this one: load a checkpoint's weights into the model before compile, "
+    "give PrivateOptimizer(..., additional_run=True) and another private state file, and "
+    "publish tf_bandmf.compose([plan, plan]).statement()."
 )
 
 
@@ -64,6 +68,7 @@ class SecretState:
         "_generator",
         "_is_bound",
         "_known_digests",
+        "_note",
         "_recent_keys",
         "_schedule_ids",
         "_step_keys",
@@ -85,6 +90,7 @@ class SecretState:
     ) -> None:
         self._generator = generator
         self._is_bound = is_bound
+        self._note: Callable[[bytes], None] | None = None
         self.key = key
         known = _known_digests(generator, step, digests)
         keys = generator.step_keys(key)
@@ -133,6 +139,16 @@ class SecretState:
         variable = of_replica(self._schedule_ids)
         return variable.assign(schedule_id, read_value=False)
 
+    def watch(self, note: Callable[[bytes], None]) -> None:
+        """Lets a function write down each step before its noise is drawn.
+
+        Args:
+          note: of the step and its digest, which is secret, as two little-endian numbers
+            of 8 bytes; whatever it raises ends the step. Graphs that were traced before
+            do not call it.
+        """
+        self._note = note
+
     def secret_tensors(self) -> dict[str, np.ndarray]:
         """The keys of the steps taken, with their digests, and the kept vectors."""
         taken = int(self._steps[0])
@@ -169,7 +185,7 @@ class SecretState:
 
         Raises:
           InvalidArgumentError: in graphs too, if another thread took the step meanwhile,
-            or the step was taken before the run was resumed, with another sum.
+            or the step was taken before the run was resumed, and differs now.
         """
         parts = sum_of_replicas(keyed_digest(of_replica(self._digest_keys), total))
         digest = tf.bitcast(parts, tf.int64)
@@ -177,11 +193,26 @@ class SecretState:
         # 0 stands for a digest that is not known; one sum in 2^64 is not checked.
         may_be = tf.equal(known, 0) | tf.equal(known, digest)
         checks = [tf.debugging.Assert(may_be, [REPEATED])]
+        own = of_replica(self._digest_keys)
+        if self._note is not None and own is self._digest_keys[0]:
+            # One replica writes; the others' parts of the noise are of no use without its.
+            with tf.control_dependencies([c for c in checks if c is not None]):
+                checks.append(self._noted(tf.stack([step, digest])))
         with tf.control_dependencies([check for check in checks if check is not None]):
             # Without the assertion, too, a refused step gets no noise but NaN.
             horizon = tf.constant(self._generator.num_steps, tf.int64)
             row = tf.where(may_be, step, horizon)
         return self._draw(row, step, digest)
+
+    def _noted(self, entry: tf.Tensor) -> tf.Tensor:
+        def note(words: np.ndarray) -> bool:
+            words = _hidden(words)
+            assert self._note is not None
+            self._note(HiddenBytes(words.astype("<i8").tobytes()))
+            return True
+
+        with tf.device("/CPU:0"):
+            return tf.numpy_function(note, [entry], tf.bool)
 
     def digest_before(self, step: tf.Tensor) -> tf.Tensor:
         """The digest of the step before one, int64; 0 before the first."""

@@ -1,0 +1,118 @@
+"""A private file with entries: each is whole or not there, and damage is seen."""
+
+import os
+import stat
+import time
+
+import pytest
+
+from tf_bandmf.files import journal as journal_lib
+from tf_bandmf.files.journal import ENTRY_BYTES, Journal
+
+CONTENT = b"some content"
+ENTRIES = [bytes([i]) * ENTRY_BYTES for i in range(1, 4)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "secret")
+
+
+@pytest.fixture
+def whole(path):
+    """The bytes of a file with entries, and how many were there before them."""
+    journal = Journal(path)
+    journal.replace(CONTENT)
+    size = os.path.getsize(path)
+    for entry in ENTRIES:
+        journal.append(entry)
+    with open(path, "rb") as file:
+        return file.read(), size
+
+
+def write(path, content):
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def test_entries_are_read_after_the_content(path, whole):
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    journal = Journal(path)
+    assert journal.read() == (CONTENT, ENTRIES)
+    journal.append(ENTRIES[0])
+    assert Journal(path).read() == (CONTENT, [*ENTRIES, ENTRIES[0]])
+    journal.replace(b"")
+    assert Journal(path).read() == (b"", [])
+    journal.append(ENTRIES[1])
+    assert Journal(path).read() == (b"", [ENTRIES[1]])
+
+
+def test_every_damaged_byte_is_seen(path, whole):
+    content, _ = whole
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        write(path, damaged)
+        with pytest.raises(ValueError, match="damaged"):
+            Journal(path).read()
+    # Nor does an entry count after other content, or in another place.
+    other = Journal(path)
+    other.replace(CONTENT + b"!")
+    with open(path, "rb") as file:
+        write(path, file.read() + content[-32:])
+    with pytest.raises(ValueError, match="damaged"):
+        Journal(path).read()
+
+
+@pytest.mark.parametrize("fill", [b"", bytes(32), bytes(4096)])
+def test_the_end_of_an_interrupted_machine_is_no_entry(path, whole, fill):
+    content, size = whole
+    for length in range(size, len(content)):
+        entries = (length - size) // 32
+        # Zeros are in the place of whole sectors alone.
+        end = length if not fill else size + 32 * entries
+        write(path, content[:end] + fill)
+        journal = Journal(path)
+        assert journal.read() == (CONTENT, ENTRIES[:entries])
+        journal.append(ENTRIES[2])
+        assert Journal(path).read() == (CONTENT, [*ENTRIES[:entries], ENTRIES[2]])
+    for length in range(size):
+        write(path, content[:length])
+        with pytest.raises(ValueError, match="damaged"):
+            Journal(path).read()
+
+
+def test_others_may_not_read_it(path, whole):
+    os.chmod(path, 0o640)
+    with pytest.raises(PermissionError, match="chmod 600"):
+        Journal(path).read()
+
+
+def test_a_full_disk_leaves_whole_entries(path, whole, monkeypatch):
+    journal = Journal(path)
+    journal.read()
+    real = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda number, part: real(number, part[:7]))
+        with pytest.raises(OSError, match="full"):
+            journal.append(ENTRIES[0])
+    journal.append(ENTRIES[0])
+    assert Journal(path).read() == (CONTENT, [*ENTRIES, ENTRIES[0]])
+
+
+def test_syncs_take_a_hundredth_of_the_time(path, whole, monkeypatch):
+    now, synced = [0.0], []
+
+    def sync(number):
+        synced.append(now[0])
+        now[0] += 0.01
+
+    monkeypatch.setattr(journal_lib, "_sync", sync)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    journal = Journal(path)
+    journal.read()
+    for _ in range(1000):
+        journal.append(ENTRIES[0])
+        now[0] += 0.005
+    assert 0.8 <= 0.01 * len(synced) / (0.01 * now[0]) <= 1.2
+    assert "secret" in repr(journal)
