@@ -26,7 +26,6 @@ import keras_steps
 import numpy as np
 
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping.independence.trace import Trace
 from tf_bandmf.keras.clipping.proof import batch_axis, proved_forward
 from tf_bandmf.keras.clipping.sums import clipped_sums
 from tf_bandmf.keras.compat import fixed_draws
@@ -46,7 +45,6 @@ PARTS: list[tuple[Any, str, str]] = [
     (batch_axis, "prove", "analysis: independence, state, stops"),
     (proved_forward, "prove", "analysis: independence, state, stops"),
     (proved_forward, "refuse_state", "analysis: independence, state, stops"),
-    (Trace, "trusts", "analysis: layers as Keras wrote them"),
     (self_check, "traced_pass", "trace: the rest of the pass"),
     (self_check, "_references", "self-check: examples alone"),
     (fixed_draws.FixedCopy, "__call__", "self-check: runs"),

@@ -16,12 +16,12 @@ import tensorflow as tf
 from tensorflow.python.ops import handle_data_util
 
 from tf_bandmf.graphs.bounds import bounds, limit_of, size_of
+from tf_bandmf.graphs.functions import function_graph
 from tf_bandmf.graphs.operations import CALLS, LOOPS, OPERATIONS, Operation, operation
 from tf_bandmf.graphs.walking import (
     ARGUMENTS,
     Scope,
     called,
-    function_graph,
     has_node,
     live,
     walk,

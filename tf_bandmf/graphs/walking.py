@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util_v2
 
+from tf_bandmf.graphs.functions import definition, function_graph
 from tf_bandmf.graphs.operations import BRANCHES, CALLS, LOOPS
 
 # What they return depends on shapes alone.
@@ -210,36 +210,6 @@ def called(op: Any) -> list[tuple[str, list[Any]]]:
 def function_attributes(op_def: Any) -> tuple[str, ...]:
     """Names of an operation's attributes that are functions."""
     return tuple(a.name for a in op_def.attr if a.type in ("func", "list(func)"))
-
-
-def function_graph(op: Any, name: str, given: Sequence[Any]) -> Any:
-    """The graph of a function that an operation calls.
-
-    It knows the operation, as `_calling_operation`.
-    """
-    shapes = [tensor.shape for tensor in given]
-    graph = control_flow_util_v2.get_func_graph(op, shapes, name)
-    graph._calling_operation = op
-    return graph
-
-
-def definition(graph: Any, name: str) -> Any:
-    """The definition of a function that a graph, or one around it, knows; or None.
-
-    Args:
-      graph: None in eager code, which knows all.
-      name: of the function.
-    """
-    from tensorflow.python.eager import context
-
-    if graph is None and context.context().has_function(name):
-        return context.context().get_function_def(name)
-    while graph is not None:
-        function = graph._get_function(name)
-        if function is not None:
-            return function.cached_definition
-        graph = getattr(graph, "outer_graph", None)
-    return None
 
 
 def has_node(

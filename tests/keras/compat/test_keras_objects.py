@@ -45,9 +45,6 @@ def test_what_a_layer_computes_with(model):
     for layer in (layers.Dense(2, lora_rank=1), layers.EinsumDense("ab,bc->ac", 2)):
         layer.build((None, 3))
         assert tuple(objects.kernel_of(layer).shape) == (3, 2)
-    attention = layers.MultiHeadAttention(1, 2)
-    attention(tf.zeros([1, 4, 3]), tf.zeros([1, 4, 3]))
-    assert objects.attention_axes(attention) == (1,)
     groups = layers.GroupNormalization(2)
     groups.build((None, 4))
     assert objects.split_into_groups(groups, tf.zeros([3, 4])).shape == (3, 2, 2)

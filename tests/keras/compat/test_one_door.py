@@ -12,15 +12,15 @@ DOOR = PACKAGE / "keras" / "compat"
 MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.compiler")
 # Files without Keras, which cannot use its door, and what they need it for.
 CORE = {
+    "graphs/functions.py": "functions, branches and loops that a graph calls",
     "graphs/totality.py": "shapes of the variables behind handles",
-    "graphs/walking.py": "functions, branches and loops that a graph calls",
     "noise/devices.py": "whether noise is traced for XLA",
     "noise/lanes.py": "operations of XLA: loops without copies",
     "optimize/lbfgs.py": "a session's settings for a compiled search",
 }
 NAMES = frozenset(
     """
-    __internal__ _all_reduce_sum_gradients _attention_axes _call_has_training_arg
+    __internal__ _all_reduce_sum_gradients _call_has_training_arg
     _compile_loss _compile_metrics _distribute_strategy _distribution_strategy _embeddings
     _finalize_ema_values _flat_losses _flatten_layers _fn_kwargs _is_default _kernel
     _keras_logits _keras_mask _learning_rate _loss_tracker _losses _maybe_symbolic_build

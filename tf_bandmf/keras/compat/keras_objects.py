@@ -10,7 +10,7 @@ about a model of known parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -85,11 +85,6 @@ def embeddings_of(layer: keras.Layer) -> Any:
 def bias_of(layer: keras.Layer) -> Any:
     """The variable of a reversible embedding of KerasHub."""
     return layer._bias
-
-
-def attention_axes(layer: keras.Layer) -> Sequence[int] | None:
-    """The axes over which `MultiHeadAttention` attends, once it is built."""
-    return layer._attention_axes
 
 
 def split_into_groups(layer: keras.layers.GroupNormalization, inputs: Any) -> Any:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
 from tf_bandmf.keras.clipping.forward.weight_reads import ReadLog
-from tf_bandmf.keras.clipping.independence import Trace, note_replacement
+from tf_bandmf.keras.clipping.independence import Trace
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
@@ -70,7 +70,7 @@ class Recorder:
         self._trace = trace
         self._place = _current_graph()
         self._inside = False
-        # Calls of layers in the closed list that have not returned yet.
+        # Calls of layers that the user vouches for, which have not returned yet.
         self._trusted = 0
         self.calls: list[tuple[Unit, LayerCall]] = []
 
@@ -106,7 +106,7 @@ class Recorder:
             kwargs=kwargs,
         )
         self._describe(call)
-        trusted = self._trace.trusts(layer, original, (args, kwargs))
+        trusted = self._trace.trusts(layer, (args, kwargs))
         within = self._trusted
         # In the order in which calls begin: an opened layer's come before those inside.
         self.calls.append((unit, call))
@@ -136,7 +136,7 @@ class Recorder:
         """Runs a call that needs no taps, and notes where it is."""
         if not self._trace.is_current():
             return original(*args, **kwargs)
-        trusted = self._trace.trusts(layer, original, (args, kwargs))
+        trusted = self._trace.trusts(layer, (args, kwargs))
         self._trusted += trusted
         try:
             with self._trace.within(layer) as window:
@@ -200,8 +200,7 @@ def tapped(recorder: Recorder, layers: Sequence[Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for layer in layers:
             redirect = functools.partial(_redirected, recorder, layer)
-            original = stack.enter_context(patched(layer, "call", redirect))
-            note_replacement(vars(layer)["call"], original)
+            stack.enter_context(patched(layer, "call", redirect))
         yield
 
 

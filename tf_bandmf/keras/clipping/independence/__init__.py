@@ -3,9 +3,9 @@
 What an example adds to the sum may depend on that example, the weights and the step's
 random numbers. Every trace of the training step is analysed before it runs:
 
-* layers in the closed list (`closed`) are known to act on each example alone;
-* everything else between them (custom layers, a model's own `call`, `keras.ops`) is
-  followed operation by operation (`evaluation` and the tables beside it);
+* layers, Keras' own like all others, a model's own `call` and `keras.ops` are followed
+  operation by operation (`evaluation` and the tables beside it), whatever their class
+  says; but for classes that the user vouches for (`registration`);
 * what that cannot show is executed for each example by itself (`rules.alone`), where no
   other example is there to be seen: in a loop, or vectorized where the same analysis
   shows of the vectorized graph that rows stay apart (`vectorized`); so are losses, but
@@ -13,10 +13,6 @@ random numbers. Every trace of the training step is analysed before it runs:
 * what remains is refused.
 """
 
-from tf_bandmf.keras.clipping.independence.closed import (
-    is_as_keras_wrote,
-    note_replacement,
-)
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
 from tf_bandmf.keras.clipping.independence.registration import (
     register_per_example_layer,
@@ -33,10 +29,8 @@ from tf_bandmf.keras.clipping.independence.vectorized import rows_stay_apart
 __all__ = [
     "NotIndependent",
     "Trace",
-    "is_as_keras_wrote",
     "current_trace",
     "is_container",
-    "note_replacement",
     "recording",
     "register_per_example_layer",
     "rows_stay_apart",

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from tf_bandmf.keras.clipping.independence import sizes
 from tf_bandmf.keras.clipping.independence.domain import (
     INDEPENDENT,
     Kind,
@@ -30,9 +31,21 @@ _MOST_ROUNDS = 8
 
 @transfer("PartitionedCall", "StatefulPartitionedCall")
 def _call(node: Node) -> list[Value]:
-    return node.graph.call(
-        node.op, node.attr("f").name, node.values, list(node.op.inputs)
-    )
+    name = node.attr("f").name
+    return node.graph.call(node.op, name, _given(node), list(node.op.inputs))
+
+
+def _given(node: Node) -> list[Value]:
+    """Values of inputs, with the integers that are not known within a function."""
+    found = []
+    for index, value in enumerate(node.values):
+        content = node.content(index)
+        if value.independent and content is not None:
+            depends = sizes.depends_on_batch(content)
+            kind = Kind.SIZE if depends else Kind.INDEPENDENT
+            value = dataclasses.replace(value, kind=kind, content=content)
+        found.append(value)
+    return found
 
 
 @transfer("If", "StatelessIf")
@@ -51,7 +64,7 @@ def _branches(node: Node, names: Sequence[str]) -> list[Value]:
         raise mixes("takes a branch for the whole batch that depends on the batch")
     inputs = list(node.op.inputs)[1:]
     results = [
-        node.graph.call(node.op, name, node.values[1:], inputs) for name in names
+        node.graph.call(node.op, name, _given(node)[1:], inputs) for name in names
     ]
     joined = results[0]
     for result in results[1:]:

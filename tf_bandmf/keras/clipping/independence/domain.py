@@ -11,6 +11,8 @@ one of
 * SIZE: numbers computed from the batch size B, for shapes.
 * INDEX: the positions 0, ..., B - 1 of the examples in the batch.
 * LIST: a TensorList of such tensors.
+* BLOCKS: as PER_EXAMPLE, along axis 0, but one row of each example, then another one of
+  each, and so on: so a dilated convolution cuts its images apart.
 * SUM: a sum over examples of what depends on one example each, and so affine in them.
 
 Everything else is an error: there is no value for "depends on several examples".
@@ -36,6 +38,7 @@ class Kind(enum.Enum):
     SIZE = "size"
     INDEX = "index"
     LIST = "list"
+    BLOCKS = "blocks"
     SUM = "sum"
 
 
@@ -46,10 +49,11 @@ class Value:
     Attributes:
       kind: what the tensor may depend on.
       axis: of PER_EXAMPLE and INDEX: the axis of the batch, not negative.
-      rows: size of that axis, a multiple of B. Of LIST: B if entry i is example i's; it
-        has an element when all are written.
+      rows: size of that axis, a multiple of B; of BLOCKS, of axis 0. Of LIST: B if entry i
+        is example i's; it has an element when all are written.
       content: of an integer scalar or vector: its entries, where known.
-      element: of LIST: the value of all its elements; None while it is empty.
+      element: of LIST: the value of all its elements; None while it is empty. Of BLOCKS:
+        the value that was cut.
       fresh: of INDEPENDENT: whether each of its entries is drawn anew at each step.
       state: of INDEPENDENT: whether it is what a generator's counter and key were: as a
         whole it is another one at each step.
@@ -137,11 +141,11 @@ def join(first: Value, second: Value) -> Value:
         return Value(
             Kind.LIST, element=join(*elements) if elements[1:] else elements[0]
         )
-    if first.kind in (Kind.PER_EXAMPLE, Kind.INDEX):
-        if (first.axis, first.rows) != (second.axis, second.rows):
-            raise NotIndependent(
-                "has the batch in another place in one case than in another"
-            )
+    places = [(value.axis, value.rows, value.element) for value in (first, second)]
+    if places[0] != places[1]:
+        raise NotIndependent(
+            "has the batch in another place in one case than in another"
+        )
     return dataclasses.replace(
         first,
         content=None,

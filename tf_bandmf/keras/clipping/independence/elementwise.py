@@ -211,10 +211,10 @@ def aligned(node: Node, indices: Sequence[int]) -> Value:
                 "computes with the number of examples in the batch, which other "
                 "examples decide"
             )
-        if value.kind in (Kind.SUM, Kind.LIST):
-            raise mixes("combines examples with a sum over the batch")
-        if not value.per_example:
+        if value.independent:
             continue
+        if not value.per_example:
+            raise mixes("combines examples with a sum over the batch, or parts of it")
         here = node.rank(index) - value.axis
         if place is not None and here != place:
             raise mixes("combines each example with others of the batch")

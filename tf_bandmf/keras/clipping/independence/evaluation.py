@@ -17,8 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_bandmf.graphs.functions import function_graph
 from tf_bandmf.graphs.operations import OPERATIONS
-from tf_bandmf.graphs.walking import ARGUMENTS, called, function_graph, held_already
+from tf_bandmf.graphs.walking import ARGUMENTS, called, held_already
 from tf_bandmf.keras.clipping.independence import sizes, state
 from tf_bandmf.keras.clipping.independence.constants import constant_value
 from tf_bandmf.keras.clipping.independence.custom_gradients import refuse_unknown
@@ -32,7 +33,7 @@ from tf_bandmf.keras.clipping.independence.domain import (
 from tf_bandmf.keras.clipping.independence.sizes import BATCH, Content, Dim
 
 # Longer constants are no shapes.
-_LONGEST_SHAPE = 32
+LONGEST_SHAPE = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,9 +189,7 @@ class Evaluation:
         numbers = any(v.kind is Kind.SIZE for v in inputs)
         dims: list[Dim] = []
         for axis, (size, given) in enumerate(zip(tensor.shape, found, strict=True)):
-            is_batch = value.kind in (Kind.PER_EXAMPLE, Kind.INDEX) and (
-                axis == value.axis
-            )
+            is_batch = axis == value.axis and value.kind in _WITH_ROWS
             if is_batch:
                 assert value.rows is not None
                 dims.append(value.rows)
@@ -228,7 +227,7 @@ class Evaluation:
             if any(result.shape is shape for shape in known):
                 # That is the shape of an input of the result, not of the result.
                 result = dataclasses.replace(result, shape=None)
-            # What is given stays: the output of a layer in the closed list.
+            # What is given stays: the output of a layer that the user vouches for.
             if id(output) not in self._values and id(output) not in self._pending:
                 self._set(output, self._with_static_batch(output, result), inputs)
 
@@ -294,7 +293,7 @@ class Evaluation:
         rank = tensor.shape.rank
         if rank is None or rank > 1:
             return None
-        if rank == 1 and (tensor.shape[0] or 0) > _LONGEST_SHAPE:
+        if rank == 1 and (tensor.shape[0] or 0) > LONGEST_SHAPE:
             return None
         constant = constant_value(tensor)
         if constant is None:
@@ -339,6 +338,7 @@ class Evaluation:
         return [inside.value(output) for output in graph.outputs]
 
 
+_WITH_ROWS = (Kind.PER_EXAMPLE, Kind.INDEX, Kind.BLOCKS)
 _SAME_SHAPE = frozenset(
     "Identity IdentityN StopGradient PreventGradient Snapshot".split()
 )

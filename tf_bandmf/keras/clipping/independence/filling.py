@@ -14,7 +14,11 @@ from tf_bandmf.keras.clipping.independence.domain import (
     per_example,
 )
 from tf_bandmf.keras.clipping.independence.elementwise import POSITIONS
-from tf_bandmf.keras.clipping.independence.evaluation import Node, transfer
+from tf_bandmf.keras.clipping.independence.evaluation import (
+    LONGEST_SHAPE,
+    Node,
+    transfer,
+)
 from tf_bandmf.keras.clipping.independence.layout import needs_rows
 from tf_bandmf.keras.clipping.independence.sizes import Content, Dim, as_tuple
 
@@ -87,7 +91,14 @@ def _fill(node: Node) -> Value:
 def _range(node: Node) -> Value:
     start, limit, delta = (node.content(index) for index in range(3))
     if all(value.independent for value in node.values):
-        return INDEPENDENT
+        numbers = [end for end in (start, limit, delta) if isinstance(end, Dim)]
+        known = len(numbers) == 3 and not any(number.symbols for number in numbers)
+        if not known or numbers[2].factor == 0:
+            return INDEPENDENT
+        found = range(*(number.factor for number in numbers))
+        if len(found) > LONGEST_SHAPE:
+            return INDEPENDENT
+        return dataclasses.replace(INDEPENDENT, content=tuple(Dim(i) for i in found))
     if isinstance(limit, Dim) and limit.is_batch:
         if start == Dim(0) and delta == sizes.ONE:
             return Value(Kind.INDEX, 0, limit)

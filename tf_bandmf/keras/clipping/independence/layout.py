@@ -156,9 +156,11 @@ def _expand(node: Node) -> Value:
         return of_content(as_tuple(node.content(0)))
     if value.kind is Kind.SUM:
         return value
-    rows = needs_rows(value)
     (axis,) = node.constants(1)
     axis %= node.rank(0) + 1
+    if value.kind is Kind.BLOCKS and axis:
+        return dataclasses.replace(value, shape=None)
+    rows = needs_rows(value)
     return per_example(value.axis + (axis <= value.axis), rows)
 
 
@@ -170,11 +172,13 @@ def _squeeze(node: Node) -> Value:
         return of_content(entries[0] if entries and len(entries) == 1 else None)
     if value.kind is Kind.SUM:
         return value
-    rows = needs_rows(value)
     rank = node.rank(0)
     axes = {axis % rank for axis in node.attr("squeeze_dims")}
     if not axes:
         raise NotIndependent("removes axes that are not named")
+    if value.kind is Kind.BLOCKS and 0 not in axes:
+        return dataclasses.replace(value, shape=None)
+    rows = needs_rows(value)
     if value.axis in axes:
         raise mixes("removes the axis of the batch")
     return per_example(value.axis - sum(axis < value.axis for axis in axes), rows)
@@ -195,10 +199,16 @@ def _transpose(node: Node) -> Value:
 def _pack(node: Node) -> Value:
     axis = int(node.attr("axis"))
     if all(v.independent or v.kind is Kind.SIZE for v in node.values):
-        entries = [node.content(index) for index in range(len(node.values))]
-        known = [entry for entry in entries if isinstance(entry, Dim)]
-        if len(known) == len(entries):
-            return of_content(tuple(known))
+        if node.op.outputs[0].dtype.is_integer and node.rank(0) == 0:
+            contents = [node.content(index) for index in range(len(node.values))]
+            return of_content(
+                tuple(
+                    entry
+                    if isinstance(entry, Dim)
+                    else sizes.unknown(not v.independent)
+                    for entry, v in zip(contents, node.values, strict=True)
+                )
+            )
         kinds = {v.kind for v in node.values}
         return Value(Kind.SIZE if Kind.SIZE in kinds else Kind.INDEPENDENT)
     rank = node.rank(0) + 1

@@ -287,6 +287,8 @@ def _convolution(node: Node) -> Value:
         raise mixes("uses examples as a kernel")
     if _steps(node, "dilations", "strides"):
         raise mixes("steps over examples")
+    if node.values[0].kind is Kind.BLOCKS:
+        return dataclasses.replace(node.values[0], shape=None)
     return _first_axis(node, node.values[0])[0]
 
 
@@ -319,6 +321,20 @@ def _images(node: Node) -> Value:
     if not all(value.independent for value in node.values[1:]):
         raise NotIndependent("has sizes that are not constant")
     return _first_axis(node, node.values[0])[0]
+
+
+@transfer("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
+def _transformed_images(node: Node) -> Value:
+    transforms = node.values[1]
+    if not all(value.independent for value in node.values[2:]):
+        raise NotIndependent("has sizes that are not constant")
+    (result,) = _first_axis(node, node.values[0])
+    if transforms.independent:
+        if node.op.inputs[1].shape[0] != 1:
+            raise NotIndependent(POSITIONS)
+    elif _first_axis(node, transforms) != [result]:
+        raise NotIndependent("combines rows that are split in different ways")
+    return result
 
 
 @transfer("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")

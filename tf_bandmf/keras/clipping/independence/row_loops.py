@@ -10,8 +10,9 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+from tf_bandmf.graphs.functions import function_graph
 from tf_bandmf.graphs.operations import OPERATIONS
-from tf_bandmf.graphs.walking import Scope, called, function_graph
+from tf_bandmf.graphs.walking import Scope, called
 from tf_bandmf.keras.clipping.independence import state
 from tf_bandmf.keras.clipping.independence.constants import constant_value
 from tf_bandmf.keras.clipping.independence.custom_gradients import refuse_unknown

@@ -20,17 +20,13 @@ from tf_bandmf.graphs.walking import (
 )
 from tf_bandmf.keras.clipping.independence import (  # noqa: F401  (fill the table)
     control,
+    cuts,
     elementwise,
     filling,
     gradients,
     layout,
     reductions,
     state,
-)
-from tf_bandmf.keras.clipping.independence.closed import (
-    SHARED_MASKS,
-    acts_on_each_example,
-    crossing_masks,
 )
 from tf_bandmf.keras.clipping.independence.domain import (
     INDEPENDENT,
@@ -40,6 +36,7 @@ from tf_bandmf.keras.clipping.independence.domain import (
     per_example,
 )
 from tf_bandmf.keras.clipping.independence.evaluation import Evaluation
+from tf_bandmf.keras.clipping.independence.registration import is_vouched
 from tf_bandmf.keras.clipping.independence.sizes import BATCH
 from tf_bandmf.keras.compat.keras_objects import LOGITS, MASK
 
@@ -105,25 +102,21 @@ class Trace:
         """Asks that row i of a tensor is example i; or that no data is in the tensor."""
         self._required.append((tensor, batched))
 
-    def trusts(self, layer: Any, call: Any, inputs: Any) -> bool:
-        """Whether a layer is in the closed list, with such inputs.
+    def trusts(self, layer: Any, inputs: Any) -> bool:
+        """Whether the user vouches for a layer, and it gets plain tensors.
 
         Args:
           layer: the layer.
-          call: its own `call`.
           inputs: nested arguments.
         """
         leaves = [t for t in keras.tree.flatten(inputs) if tf.is_tensor(t)]
-        if not leaves or any(
-            not isinstance(t, tf.Tensor) or t.shape.rank is None for t in leaves
-        ):
-            return False
-        return acts_on_each_example(layer, [t.shape.rank for t in leaves], call)
+        plain = [isinstance(t, tf.Tensor) and t.shape.rank is not None for t in leaves]
+        return is_vouched(layer) and bool(plain) and all(plain)
 
     def called(
         self, window: _Window, inputs: Any, outputs: Any, spread: bool = False
     ) -> None:
-        """Notes what a layer of the closed list returned.
+        """Notes what a layer returned whose class the user vouches for.
 
         Args:
           window: of its call.
@@ -135,18 +128,9 @@ class Trace:
         given = _tensors(inputs)
         foreign = self._foreign(window, given)
         needed = [*given, *foreign]
-        crossing = {id(mask) for mask in crossing_masks(layer, *inputs)}
 
         def finish(values: list[Value]) -> Value:
             count = len(given)
-            for tensor, value in zip(given, values, strict=False):
-                if id(tensor) in crossing and not value.independent:
-                    raise NotIndependent(
-                        f"{type(layer).__name__} is called on a mask of rank "
-                        f"{tensor.shape.rank}, which it broadcasts over the batch: give "
-                        "attention_mask the shape [B, T, S], masks of sequences [B, T]",
-                        mixes=True,
-                    )
             for value in values[count:]:
                 # The batch size is what an output is repeated for.
                 if not (value.independent or (spread and value.kind is Kind.SIZE)):
@@ -339,7 +323,7 @@ def _at(tensor: Any, reason: str) -> NotIndependent:
 def _of_call(
     layer: Any, inputs: Sequence[Any], values: list[Value], spread: bool
 ) -> Value:
-    """The value of what a layer of the closed list returns."""
+    """The value of what a layer returns whose class the user vouches for."""
     kind = type(layer).__name__
     batched = [value for value in values if not value.independent]
     if not batched:
@@ -354,8 +338,7 @@ def _of_call(
     assert batched[0].rows is not None
     for tensor, value in zip(inputs, values, strict=True):
         shared = tensor.shape.rank == 0 or tensor.shape[0] == 1
-        mask = isinstance(layer, SHARED_MASKS) and tensor.shape.rank == 2
-        if value.independent and not shared and not mask:
+        if value.independent and not shared:
             raise NotIndependent(
                 f"{kind} is called on a tensor that gives each example a value which "
                 "depends on its position in the batch"

@@ -11,7 +11,6 @@ from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.independence import (
     NotIndependent,
     Trace,
-    is_as_keras_wrote,
     is_container,
 )
 from tf_bandmf.keras.clipping.proof.metrics import metric_handles
@@ -86,9 +85,8 @@ def prove(
         trace.check_isolation()
     except NotIndependent as error:
         for layer in trace.layers_at(error):
-            known = is_as_keras_wrote(layer)
             tried = any(layer is other for other in alone)
-            if not (known or tried or is_container(layer)):
+            if not (tried or is_container(layer)):
                 return layer
         raise _refusal(model, trace, error) from error
     try:

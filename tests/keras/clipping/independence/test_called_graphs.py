@@ -1,0 +1,119 @@
+"""Branches and loops are read from what runs, not from the graphs kept beside it."""
+
+import independence_cases as cases
+import pytest
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.independence import evaluation
+
+BRANCHES, LOOPS = ("If", "StatelessIf"), ("While", "StatelessWhile")
+
+
+def behind(tensor, types):
+    """The operation of one of these types that a tensor comes from."""
+    op = tensor.op
+    while op.type not in types:
+        op = op.inputs[0].op
+    return op
+
+
+def keep(runs, kept, attribute):
+    """Puts the graph that one operation keeps beside another one, under its name."""
+    graph = getattr(kept, attribute)
+    graph.name = getattr(runs, attribute).name
+    setattr(runs, attribute, graph)
+
+
+def branch(x):
+    found = [
+        tf.cond(tf.constant(True), function, lambda: 2.0 * x)
+        for function in (lambda: x[::-1] * 1.0, lambda: x * 1.0)
+    ]
+    keep(*(behind(result, BRANCHES) for result in found), "_true_graph")
+    return x + tf.stop_gradient(found[0])
+
+
+def loop(x):
+    found = [
+        tf.while_loop(lambda i, s: i < 1, body, (0, x))[1]
+        for body in (
+            lambda i, s: (i + 1, s[::-1] * 1.0),
+            lambda i, s: (i + 1, s * 1.0),
+        )
+    ]
+    keep(*(behind(result, LOOPS) for result in found), "_body_graph")
+    return x + tf.stop_gradient(found[0])
+
+
+def claimed(x):
+    """A loop whose body claims that its state has one column, while it has two."""
+    signature = [
+        tf.TensorSpec([], "int32"),
+        tf.TensorSpec([None, 1]),
+        tf.TensorSpec(x.shape),
+    ]
+
+    @tf.function(input_signature=signature, autograph=False)
+    def body(i, state, x):
+        rows = tf.reshape(state, [-1, 1])[: tf.shape(x)[0]]
+        return i + 1, tf.concat([rows, rows], 1), x
+
+    @tf.function(input_signature=signature, autograph=False)
+    def condition(i, state, x):
+        return i < 2
+
+    _, state, _ = tf.raw_ops.While(
+        input=[tf.constant(0), x[:, 0, :1], x],
+        cond=condition.get_concrete_function(),
+        body=body.get_concrete_function(),
+        output_shapes=[[], [None, None], x.shape],
+    )
+    return x + tf.stop_gradient(state[:, :1, None])
+
+
+CALLS = {"branch": branch, "loop": loop, "claimed": claimed}
+
+
+@pytest.mark.attack(
+    "Graphs kept beside what runs",
+    tried="A branch and a loop that turn the batch around, beside which TensorFlow keeps "
+    "the graph of harmless ones; a loop whose body claims another shape than it gets. The "
+    "definitions are read, and sizes follow from what holds in each round.",
+    area="inputs",
+    invariants=[16],
+)
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.invariant(16)
+def test_what_runs_decides(name):
+    layer = cases.Custom(CALLS[name])
+    model = cases.model_with(layer)
+    assert cases.executed_alone(model) == (layer,)
+    assert cases.largest_change(model) <= 1 + 1e-3
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_functions_let_examples_meet(name):
+    x, _ = cases.examples()
+    other = x.copy()
+    other[0] += 1
+    function = tf.function(
+        CALLS[name],
+        autograph=False,
+        input_signature=[tf.TensorSpec([None, *x.shape[1:]])],
+    )
+    assert (function(x).numpy()[1:] != function(other).numpy()[1:]).any()
+
+
+@pytest.mark.parametrize("name", ["branch", "loop"])
+def test_the_measure_sees_a_kept_graph_that_is_believed(name, monkeypatch):
+    made = evaluation.function_graph
+    kept = {"branch": ("If", "_true_graph"), "loop": ("While", "_body_graph")}[name]
+
+    def believed(op, name, given):
+        graph = getattr(op, kept[1], None)
+        same = graph is not None and graph.name == name
+        return graph if same else made(op, name, given)
+
+    monkeypatch.setattr(evaluation, "function_graph", believed)
+    model = cases.model_with(cases.Custom(CALLS[name]))
+    assert cases.largest_change(model) > 1.1

@@ -1,0 +1,133 @@
+"""Graphs of the functions that operations call, made anew of their definitions.
+
+The definition is what runs. TensorFlow keeps the graph beside it from which the definition
+was made; whoever has the operation can put another graph in its place, so nothing is read
+from there, and no shape that a definition claims of its arguments. Shapes follow from what
+the operation gets; in a loop, from what holds in each round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import func_graph
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+from tensorflow.python.ops import handle_data_util
+
+from tf_bandmf.graphs.operations import LOOPS
+
+# A claim about shapes, which nothing checks when the operation runs.
+_CLAIM = "_output_shapes"
+
+
+def function_graph(op: Any, name: str, given: Sequence[Any]) -> Any:
+    """The graph of a function that an operation calls.
+
+    It knows the operation, as `_calling_operation`.
+
+    Args:
+      op: the operation.
+      name: of the function.
+      given: what the function gets.
+
+    Raises:
+      KeyError: if no graph around the operation knows the function.
+    """
+    shapes = [tensor.shape for tensor in given]
+    is_loop = op.type in LOOPS
+    known = (tf.resource,) if is_loop else (tf.resource, tf.variant)
+    handles = [tensor if tensor.dtype in known else None for tensor in given]
+    if is_loop:
+        body = _settled_body(op, shapes, handles)
+        if name == body.name:
+            return body
+        shapes = [tensor.shape for tensor in body.inputs]
+    return _made(op, name, shapes, handles)
+
+
+def _settled_body(op: Any, shapes: list[Any], handles: list[Any]) -> Any:
+    """The body of a loop, with the shapes that its state has in each round.
+
+    What a round changes is taken out of both lists.
+    """
+    while True:
+        body = _made(op, op.get_attr("body").name, shapes, handles)
+        changed = False
+        for place, (before, after) in enumerate(
+            zip(body.inputs, body.outputs, strict=True)
+        ):
+            while after.op.type == "Identity":
+                after = after.op.inputs[0]
+            if after is before:
+                continue
+            shape = shapes[place].most_specific_compatible_shape(after.shape)
+            changed |= str(shape) != str(shapes[place]) or handles[place] is not None
+            shapes[place], handles[place] = shape, None
+        if not changed:
+            return body
+
+
+def _made(op: Any, name: str, shapes: Sequence[Any], handles: Sequence[Any]) -> Any:
+    """A graph that is made of a function's definition.
+
+    Args:
+      op: the operation that calls it.
+      name: of the function.
+      shapes: of its arguments.
+      handles: of variables and lists, with whose shapes it is made; else None.
+    """
+    found = definition(op.graph, name)
+    if found is None:
+        raise KeyError(f"{name} must be known in the graph of {op.name}")
+    with op.graph.as_default():
+        nodes, names = function_def_to_graph_def(found)
+        graph = func_graph.FuncGraph(name)
+    arguments = [argument.name for argument in found.signature.input_arg]
+    del nodes.node[: len(arguments)]
+    used = {source for node in nodes.node for source in node.input}
+    for node in nodes.node:
+        for claim in (_CLAIM, "_class"):
+            node.attr.pop(claim, None)
+    with graph.as_default():
+        for argument, shape, handle in zip(
+            found.signature.input_arg, shapes, handles, strict=True
+        ):
+            tensor = tf.compat.v1.placeholder(
+                tf.as_dtype(argument.type), shape, argument.name
+            )
+            if handle is not None:
+                handle_data_util.copy_handle_data(handle, tensor)
+            graph.inputs.append(tensor)
+        tensors = {names[n]: t for n, t in zip(arguments, graph.inputs, strict=True)}
+        controls = {f"^{t.op.name}": t for t in graph.inputs}
+        mapped = {n: t for n, t in (tensors | controls).items() if n in used}
+        tf.graph_util.import_graph_def(nodes, mapped, name="")
+        for result in found.signature.output_arg:
+            source = names[found.ret[result.name]]
+            is_argument = source in tensors
+            graph.outputs.append(
+                tensors[source] if is_argument else graph.get_tensor_by_name(source)
+            )
+    graph._calling_operation = op
+    return graph
+
+
+def definition(graph: Any, name: str) -> Any:
+    """The definition of a function that a graph, or one around it, knows; or None.
+
+    Args:
+      graph: None in eager code, which knows all.
+      name: of the function.
+    """
+    from tensorflow.python.eager import context
+
+    if graph is None and context.context().has_function(name):
+        return context.context().get_function_def(name)
+    while graph is not None:
+        function = graph._get_function(name)
+        if function is not None:
+            return function.cached_definition
+        graph = getattr(graph, "outer_graph", None)
+    return None
