@@ -1,5 +1,6 @@
 """A record is a record in every container: the second run on it is noticed."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -92,6 +93,76 @@ def test_a_record_is_recognized_in_every_container(tmp_path, figure):
     figure(f"{len(found)} containers, each pair recognized")
     # The control: other records are others.
     others = sketch(plan().batches(x + 1.0, y))
+    for name, first in found.items():
+        assert not data_identity.share_examples(first, others), name
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return M // 8
+
+    def __getitem__(self, index):
+        rows = slice(8 * index, 8 * index + 8)
+        return tf.nest.map_structure(lambda leaf: leaf[rows], (self.x, self.y))
+
+
+def structures(values, numbers, y, directory):
+    """Records of four values and a number, divided among inputs in different ways."""
+    named = {"a": values.astype(np.float32), "b": numbers}
+    matrix = np.column_stack([values, numbers])
+    dataset = tf.data.Dataset.from_tensor_slices((named, y))
+
+    def one_by_one():
+        for i in range(M):
+            yield {name: leaf[i] for name, leaf in named.items()}, y[i]
+
+    return {
+        "names": (named, y),
+        "other dtypes": ({"a": values, "b": numbers.astype(np.float64)}, y),
+        "tuple": ((values, numbers.astype(np.int64)), y),
+        "list": ([values, numbers], y),
+        "nested": ({"inner": {"a": values}, "outer": (numbers,)}, y),
+        "column": ({"a": values, "b": numbers[:, None]}, y),
+        "matrix": (matrix, y),
+        "each column": ({f"column {i}": matrix[:, i] for i in range(5)}, y),
+        "tensors": (tf.nest.map_structure(tf.constant, named), y),
+        "indexed": (
+            IndexedExamples(lambda i: ({n: v[i] for n, v in named.items()}, y[i]), M),
+        ),
+        "cache": (cache_dataset(dataset, str(directory / "cache")),),
+        "tf.data": (dataset,),
+        "batches of tf.data": (dataset.batch(8),),
+        "PyDataset": (Batches(named, y),),
+        "generator": (one_by_one,),
+    }
+
+
+@pytest.mark.attack(
+    "The same records, divided among other inputs",
+    tried="A second run on them as a dictionary, a tuple, one matrix, a column for each "
+    "input, behind an index, in a cache, tf.data, a PyDataset, a generator.",
+    area="inputs",
+    invariants=[19],
+)
+@pytest.mark.parametrize("most", [50, 2**40])
+@pytest.mark.invariant(19)
+def test_a_record_is_recognized_in_every_structure(most, tmp_path, figure):
+    rng = np.random.default_rng(5)
+    values, y = rng.normal(size=(M, 4)), np.arange(M) % 3
+    numbers = rng.integers(most, size=M).astype(np.int32 if most == 50 else np.int64)
+    found = {
+        name: sketch(plan().batches(*arguments))
+        for name, arguments in structures(values, numbers, y, tmp_path).items()
+    }
+    for name, first in found.items():
+        assert data_identity.share_examples(first, found["names"]), name
+    figure(f"{len(found)} structures, each pair recognized")
+    # The control: other numbers beside the same values are other records.
+    others = sketch(plan().batches((values, numbers + 1), y))
     for name, first in found.items():
         assert not data_identity.share_examples(first, others), name
 

@@ -1,12 +1,14 @@
 """What a record is, whatever holds it: one digest of its inputs for all sources.
 
 The same records in arrays, on disk, behind an index or in a stream are the same records,
-and so they are with another dtype, another shape of a row (flattened images), other
-targets or other weights.
+and so they are with another dtype, another shape of a row (flattened images), as one
+matrix or a column for each input, with other targets or other weights. The order of the
+columns counts; that of inputs with names is the order of their names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,36 +35,65 @@ def record_hashes(inputs: Any) -> tf.Tensor:
     data that were made of them are the same; whole numbers count with all their digits.
 
     Args:
-      inputs: structure of dense tensors whose first dimension is the record.
+      inputs: structure of dense tensors whose first dimension is the record. How numbers
+        are divided among its leaves does not count, their order does.
 
     Returns:
       int64, shape [N].
     """
     with tf.device("/CPU:0"):
-        leaves = [_leaf_hashes(leaf) for leaf in tf.nest.flatten(inputs)]
-        return hash_rows(tf.stack(leaves, axis=1))
+        leaves = [_row_of(leaf) for leaf in tf.nest.flatten(inputs)]
+        texts = [leaf for leaf in leaves if leaf.dtype == tf.string]
+        numbers = [leaf for leaf in leaves if leaf.dtype != tf.string]
+        hashes = [_hash_of_numbers(numbers)] if numbers else []
+        hashes += [hash_rows(tf.concat(texts, axis=1))] if texts else []
+        return hash_rows(tf.stack(hashes, axis=1))
 
 
-def _leaf_hashes(leaf: Any) -> tf.Tensor:
+def _row_of(leaf: Any) -> tf.Tensor:
     tensor = tf.convert_to_tensor(leaf)
     rows = tf.shape(tensor)[0]
     flat = tf.reshape(tensor, [rows, tf.reduce_prod(tf.shape(tensor)[1:])])
-    if flat.dtype == tf.string:
-        return hash_rows(flat)
     if flat.dtype.is_complex:
-        flat = tf.concat([tf.math.real(flat), tf.math.imag(flat)], axis=1)
+        return tf.concat([tf.math.real(flat), tf.math.imag(flat)], axis=1)
+    return flat
+
+
+def _hash_of_numbers(leaves: Sequence[tf.Tensor]) -> tf.Tensor:
+    """A hash of the numbers of all leaves, however they are divided among these."""
     # No negative zero; all NaN are one.
-    single = tf.cast(flat, tf.float32) + 0.0
+    singles = [tf.cast(leaf, tf.float32) + 0.0 for leaf in leaves]
+    single = tf.concat(singles, axis=1)
     single = tf.where(tf.math.is_nan(single), np.float32("nan"), single)
     hashes = hash_rows(single)
-    if flat.dtype.size < 4 or flat.dtype == tf.float32 or flat.dtype == tf.bool:
+    rests = [
+        _rest(leaf, rounded)
+        for leaf, rounded in zip(leaves, singles, strict=True)
+        if leaf.dtype.size >= 4 and leaf.dtype != tf.float32
+    ]
+    if not rests:
         return hashes
-    double = tf.cast(flat, tf.float64)
-    rest = double - tf.cast(single, tf.float64)
-    whole = (tf.round(double) == double) & (tf.abs(double) <= _EXACT)
-    rest = tf.where(whole, rest, tf.zeros_like(rest))
+    # Zeros and places do not matter, for a leaf of fewer bits has no rest.
+    rest = tf.pad(tf.concat(rests, axis=1), [[0, 0], [0, 1]])
+    found = [
+        reduced(values, axis=1)
+        for reduced, values in (
+            (tf.reduce_sum, rest),
+            (tf.reduce_sum, tf.abs(rest)),
+            (tf.reduce_max, rest),
+            (tf.reduce_min, rest),
+        )
+    ]
     more = tf.reduce_any(rest != 0.0, axis=1)
-    return tf.where(more, hashes ^ hash_rows(rest), hashes)
+    return tf.where(more, hashes ^ hash_rows(tf.stack(found, axis=1)), hashes)
+
+
+def _rest(leaf: tf.Tensor, single: tf.Tensor) -> tf.Tensor:
+    """What rounding to float32 takes from whole numbers, float64."""
+    double = tf.cast(leaf, tf.float64)
+    whole = (tf.round(double) == double) & (tf.abs(double) <= _EXACT)
+    rest = double - tf.cast(single, tf.float64)
+    return tf.where(whole, rest, tf.zeros_like(rest))
 
 
 class SeenRecords:
