@@ -158,20 +158,23 @@ def test_what_is_shown_has_the_law_of_the_eager_noise(kind):
     np.testing.assert_array_less(np.abs(neighbours.mean()), 5 / 268)
 
 
-def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch):
-    rows, columns = 5000, 3
+# Of the fewer rows, the second part has nearly all of the first one's.
+@pytest.mark.parametrize("rows", [5000, 720])
+def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch, rows):
+    columns = 3
     monkeypatch.setattr("tf_bandmf.noise.lazy_tables._RELEASE_NUMBERS", 4096)
     jumps = Jumps(_system("inverse", lazy.LinearUpdate()), _STEPS)
     weights = tf.Variable(tf.random.normal([rows, columns]))
     table = LazyTable(weights, jumps)
-    assert table._rows_of(4096) < rows
+    assert rows / 2 < table._rows_of(4096) < rows or rows > 4096
     before = weights.numpy()
     jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
     table.release(weights, jumps.since_release(tf.constant(1)), _KEYS[0])
     first = weights.numpy()
     moved = first - before
     assert len(np.unique(moved)) > 0.99 * moved.size
-    np.testing.assert_allclose(np.std(moved), 0.7 / 4 * 0.1, rtol=0.03)
+    error = 5 / (2 * moved.size) ** 0.5
+    np.testing.assert_allclose(np.std(moved), 0.7 / 4 * 0.1, rtol=error)
     jumps.released(tf.constant(1))
     table.release(weights, jumps.since_release(tf.constant(1)), _KEYS[1])
     np.testing.assert_array_equal(weights.numpy(), first)

@@ -201,7 +201,8 @@ class LazyTable:
 
         def part(i: tf.Tensor) -> tuple[tf.Tensor]:
             own = padded[i]
-            states = self._after_jump(own, i, jumps, key)
+            jump = self._jump(own, i, jumps, key)
+            states = _jumped(self.jumps.entries, self._states.sparse_read(own), *jump)
             number = tf.minimum(count - i * together, together)
             written = self._write(own[:number], states[:number], 2 * jumps.step)
             with tf.control_dependencies(written):
@@ -258,12 +259,12 @@ class LazyTable:
         shows = tf.convert_to_tensor(shows)
 
         def part(i: tf.Tensor) -> tuple[tf.Tensor]:
-            first = i * together
-            number = tf.minimum(self.num_rows - first, together)
-            # As many in each part, of which XLA compiles one pass.
-            rows = tf.minimum(first + tf.range(together), self.num_rows - 1)
-            states = self._after_jump(rows, i, jumps, key)[:number]
-            rows = rows[:number]
+            # As many in each part, of which XLA compiles one pass. The last part has some
+            # rows of the one before: P = I and L = 0 leave them as they are.
+            first = tf.minimum(i * together, self.num_rows - together)
+            rows = first + tf.range(together)
+            jump = self._jump(rows, i, jumps, key)
+            states = _slice_jumped(self.jumps.entries, self._states, first, *jump)
             written = self._write(rows, states, 2 * jumps.step)
 
             def show() -> tf.Tensor:
@@ -283,17 +284,16 @@ class LazyTable:
         """How many rows have so many numbers, about."""
         return max(1, numbers // (self.jumps.entries * self.columns))
 
-    def _after_jump(
+    def _jump(
         self, rows: tf.Tensor, part: tf.Tensor, jumps: Window, key: tf.Tensor
-    ) -> tf.Tensor:
-        """States of rows after their jump, of a static number in each part."""
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """P, L and normals of rows, of a static number in each part."""
         m = self.jumps.entries
         numbers = rows.shape[0] * m * self.columns
         # Parts begin with blocks of normals of their own.
         block = tf.cast(part, tf.uint64) * -(-numbers // BLOCK) + self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
-        jump = jumps.of_rows(self._clocks.sparse_read(rows))
-        return _jumped(m, self._states.sparse_read(rows), *jump, normals)
+        return (*jumps.of_rows(self._clocks.sparse_read(rows)), normals)
 
     def _apart(self, states: tf.Tensor) -> tf.Tensor:
         return tf.reshape(states, [-1, self.jumps.entries, self.columns])
@@ -336,6 +336,20 @@ def _jumped(
     fresh = tf.reshape(normals, [-1, entries, columns])
     moved = _applied(products, apart) + _applied(factors, fresh)
     return tf.reshape(moved, [-1, entries * columns])
+
+
+@functools.partial(tf.function, jit_compile=True, autograph=False)
+def _slice_jumped(
+    entries: int,
+    table: tf.Variable,
+    first: tf.Tensor,
+    products: tf.Tensor,
+    factors: tf.Tensor,
+    normals: tf.Tensor,
+) -> tf.Tensor:
+    """As `_jumped`, of rows one after the other, which XLA reads where they are."""
+    states = tf.slice(table, [first, 0], [products.shape[0], table.shape[1]])
+    return _jumped(entries, states, products, factors, normals)
 
 
 def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
