@@ -12,6 +12,7 @@ import argparse
 import json
 import pathlib
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 from programs import Program, programs
@@ -25,7 +26,11 @@ def exported(program: Program, kind: str) -> bytes:
             return program.function(*arguments)
 
     compiled = tf.function(placed, jit_compile=True, autograph=False)
-    ir = compiled.experimental_get_compiler_ir(*program.specs)
+    # What is traced in a function of its own is in no scope: it asks for the process'.
+    with mock.patch.object(
+        tf.config, "list_logical_devices", lambda wanted: [wanted] * (wanted == kind)
+    ):
+        ir = compiled.experimental_get_compiler_ir(*program.specs)
     return bytes(ir(stage="hlo_serialized", platform_name="CPU"))
 
 

@@ -163,6 +163,8 @@ def _gradients(network: str, dtype: str, ordinary: str | None) -> Program:
     from tf_bandmf.keras import make_private
     from tf_bandmf.keras.clipping import clipped_gradient_sums
 
+    # As private models demand, and so that both are compiled the same way.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
     keras.config.set_dtype_policy(dtype)
     model = keras_steps.MODELS[network]()
     if ordinary is not None:

@@ -40,6 +40,19 @@ def attention():
     return keras.Model(inputs, layers.Dense(10)(layers.Flatten()(h)))
 
 
+def table():
+    return [
+        keras.Input((6,), dtype="int32"),
+        layers.Embedding(50, 8),
+        layers.GlobalAveragePooling1D(),
+        layers.Dense(10),
+    ]
+
+
+def recurrent():
+    return [keras.Input((5, 8)), layers.GRU(4), layers.Dense(10)]
+
+
 def private_model(make, mechanism="lambda_cgd", optimizer=None, dtype="float32"):
     """A model and its optimizer's plan, with data for it."""
     keras.config.set_dtype_policy(dtype)
@@ -64,7 +77,8 @@ def private_model(make, mechanism="lambda_cgd", optimizer=None, dtype="float32")
         metrics=["accuracy"],
     )
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(EXAMPLES, *model.input_shape[1:])).astype(np.float32)
+    x = rng.uniform(0, 10, size=(EXAMPLES, *model.input_shape[1:]))
+    x = x.astype(model.inputs[0].dtype)
     return model, plan.batches(x, rng.integers(0, 10, EXAMPLES))
 
 
@@ -91,6 +105,8 @@ CASES = {
     "attention": dict(make=attention),
     "attention, bfloat16": dict(make=attention, dtype="mixed_bfloat16"),
     "convolutions, bfloat16": dict(make=convolutional, dtype="mixed_bfloat16"),
+    "a table, lazily": dict(make=table, optimizer=keras.optimizers.SGD(0.1)),
+    "recurrent": dict(make=recurrent),
     "ring buffer, momentum": dict(
         make=convolutional,
         mechanism="bsr",
@@ -100,7 +116,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.slow_cases("attention", "attention, *", "convolutions, *", "ring*")
+@pytest.mark.slow_cases("attention*", "convolutions, *", "ring*", "recurrent")
 def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
     model, batches = private_model(**CASES[name])
     graph = graph_of(model, batches)

@@ -119,7 +119,8 @@ _TOTAL = """
     TensorScatterMax@1 TensorScatterMin@1 TensorScatterSub@1 TensorScatterUpdate@1
     Tile:1 TopK TopKV2:1 Transpose:1 TruncateDiv%1 TruncateMod%1 Unpack
     UnsortedSegmentMax@1:2 UnsortedSegmentMin@1:2 UnsortedSegmentProd@1:2
-    UnsortedSegmentSum@1:2 UpperBound Xdivy Xlog1py Xlogy ZerosLike Zeta:1
+    UnsortedSegmentSum@1:2 UpperBound Xdivy Xlog1py Xlogy
+    XlaOptimizationBarrier ZerosLike Zeta:1
 """
 _SEEDED = """
     StatelessMultinomial:1 StatelessRandomGetAlg StatelessRandomGetKeyCounter
@@ -207,7 +208,7 @@ _PARTIAL = """
     UnicodeDecodeWithOffsets UnicodeEncode UnicodeScript UnicodeTranscode UnravelIndex
     UnsortedSegmentJoin XlaBroadcastHelper XlaConv XlaConvV2 XlaDot XlaDotV2
     XlaDynamicSlice XlaDynamicUpdateSlice XlaEinsum XlaGather XlaKeyValueSort
-    XlaOptimizationBarrier XlaPad XlaReduce XlaReducePrecision XlaReduceWindow
+    XlaPad XlaReduce XlaReducePrecision XlaReduceWindow
     XlaRemoveDynamicDimensionSize XlaRngBitGenerator XlaScatter XlaSelectAndScatter
     XlaSelfAdjointEig XlaSetBound XlaSetDynamicDimensionSize XlaSort XlaSvd
     XlaVariadicReduce XlaVariadicReduceV2 XlaVariadicSort

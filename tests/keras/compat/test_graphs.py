@@ -45,4 +45,13 @@ def test_code_that_is_traced_for_xla_is_told_from_other_code():
     tf.function(ask)(tf.constant(1.0))
     tf.function(ask, jit_compile=True)(tf.constant(1.0))
     assert found == [False, True]
-    assert callable(graphs.gen_xla_ops.xla_optimization_barrier)
+
+
+def test_a_gradient_passes_what_xla_computes_once():
+    # If TensorFlow gets a gradient of its own, registering another one raises here.
+    @tf.function(jit_compile=True)
+    def slope(x):
+        (once,) = graphs.gen_xla_ops.xla_optimization_barrier(input=[x])
+        return tf.gradients(tf.square(once), x)[0]
+
+    assert float(slope(tf.constant(3.0))) == 6.0

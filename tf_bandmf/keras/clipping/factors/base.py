@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -212,11 +213,15 @@ class Product(Factor):
       left: [B, T, I], or [B, G, T, I] for G independent groups.
       right: [B, T, O], or [B, G, T, O].
       layout: how [G, I, O] becomes the kernel.
+      copied: None; or a smaller tensor [B, ...] and the function that makes the left of
+        it, by copies of its numbers alone. On accelerators the left is made once for the
+        norms and once more for the sum, and is not kept in between.
     """
 
     left: tf.Tensor
     right: tf.Tensor
     layout: Layout
+    copied: tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]] | None = None
 
     def add(self, other: Factor) -> Factor | None:
         """See the base class."""
@@ -256,7 +261,11 @@ class Product(Factor):
                     _tensordot(weights, tensors)
                 ),
             )
-        left, right = norms.pinned(left, right)
+        kept, make = left, None
+        if self.copied is not None and norms.accelerator():
+            kept, make = tf.cast(self.copied[0], tf.float32), self.copied[1]
+        kept, right = norms.pinned(kept, right)
+        left = kept if make is None else make(kept)
         if terms == 1:
             # One outer product in each group: nothing cancels.
             measured = norms.of_outer_products(left, right).of_groups()
@@ -269,10 +278,20 @@ class Product(Factor):
                 lambda: norms.of_inner_products(left, right, negligible),
                 lambda: norms.of_products(left, right),
             )
-        return Measured(measured, (left, right), self._contract)
+        return Measured(
+            measured,
+            (kept, right),
+            functools.partial(self._contract, make),
+        )
 
-    def _contract(self, weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    def _contract(
+        self,
+        make: Callable[[tf.Tensor], tf.Tensor] | None,
+        weights: tf.Tensor,
+        tensors: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
         left, right = tensors
+        left = left if make is None else make(left)
         shape = [-1] + [1] * (right.shape.rank - 1)
         right = right * tf.reshape(weights, shape)
         if left.shape.rank == 3:

@@ -18,12 +18,14 @@ See `contracted`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.keras.compat.graphs import GraphOrParentsInXlaContext, gen_xla_ops
+from tf_bandmf.noise.devices import device_kind
 
 _UNIT = 2.0**-24
 _TINY = 2.0**-126
@@ -71,6 +73,16 @@ class Norms(NamedTuple):
 def in_xla() -> bool:
     """Whether XLA compiles what is traced now."""
     return GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def accelerator() -> str | None:
+    """The kind of accelerator, "GPU" or "TPU", that XLA compiles this for, if it does.
+
+    There kernels exchange large tensors through memory, and a few more operations cost
+    less than to keep some; on a CPU it is the other way round.
+    """
+    kind = device_kind() if in_xla() else "CPU"
+    return None if kind == "CPU" else kind
 
 
 def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -259,8 +271,7 @@ def of_equal_rows(values: tf.Tensor, equal: tf.Tensor, negligible: float) -> Nor
     Returns:
       Norms [B], as `contracted`.
     """
-    products = _refined(lambda dtype: _equal_rows(values, equal, dtype), negligible)
-    return products.norms()
+    return _refined(_equal_rows, (values, equal), negligible).norms()
 
 
 def _equal_rows(values: tf.Tensor, equal: tf.Tensor, dtype: tf.DType) -> _Products:
@@ -309,11 +320,33 @@ class _Products(NamedTuple):
         return contracted(Norms(squared, bounds), self.absolute)
 
 
-def _refined(compute: Callable[[tf.DType], _Products], negligible: float) -> _Products:
-    """In float32, or in float64 if rounding would be noticed in a weight."""
-    single = compute(tf.float32)
+def _refined(
+    compute: Callable[..., _Products], tensors: Sequence[tf.Tensor], negligible: float
+) -> _Products:
+    """In float32, or in float64 if rounding would be noticed in a weight.
+
+    Args:
+      compute: from tensors [B, ...] and a dtype to products.
+      tensors: of which each example's part is enough for its products.
+      negligible: squared norm below which an example is not clipped.
+    """
+    single = compute(*tensors, tf.float32)
     noticed = single.error > _REFINE * tf.maximum(single.squared, negligible)
-    return tf.cond(tf.reduce_any(noticed), lambda: compute(tf.float64), lambda: single)
+
+    def of_example(place: tf.Tensor) -> list[tf.Tensor]:
+        own = (tensor[place][None] for tensor in tensors)
+        return [part[0] for part in compute(*own, tf.float64)]
+
+    def again() -> _Products:
+        if accelerator() != "TPU":
+            return compute(*tensors, tf.float64)
+        # A TPU has no float64: XLA makes eight copies of each operand, and sets the
+        # memory aside even if this does not run.
+        signature = [tf.TensorSpec([], tf.float64)] * len(single)
+        places = tf.range(tf.shape(tensors[0])[0])
+        return _Products(*map_each(of_example, places, signature))
+
+    return tf.cond(tf.reduce_any(noticed), again, lambda: single)
 
 
 def of_inner_products(left: tf.Tensor, right: tf.Tensor, negligible: float) -> Norms:
@@ -339,11 +372,11 @@ def of_inner_products(left: tf.Tensor, right: tf.Tensor, negligible: float) -> N
     Returns:
       Norms [B], as `contracted`.
     """
-    products = _refined(
-        lambda dtype: _inner_products(_gram(left, dtype), left.shape[-1], right, dtype),
-        negligible,
-    )
-    return products.norms()
+
+    def products(left: tf.Tensor, right: tf.Tensor, dtype: tf.DType) -> _Products:
+        return _inner_products(_gram(left, dtype), left.shape[-1], right, dtype)
+
+    return _refined(products, (left, right), negligible).norms()
 
 
 def of_rows_and_products(
@@ -370,9 +403,9 @@ def of_rows_and_products(
       Norms [B], as `contracted`.
     """
     size = left.shape[-1]
-    exists = (ids >= 0) & (ids < size)
 
-    def gram(dtype: tf.DType) -> tuple[tf.Tensor, int]:
+    def gram(ids: tf.Tensor, left: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, int]:
+        exists = (ids >= 0) & (ids < size)
         products, roundings = _gram(left, dtype)
         equal = tf.cast(ids[:, :, None] == ids[:, None, :], dtype)
         entries = tf.gather(left, tf.where(exists, ids, 0), axis=2, batch_dims=1)
@@ -380,11 +413,13 @@ def of_rows_and_products(
         above = tf.concat([equal, tf.linalg.matrix_transpose(entries)], axis=2)
         return tf.concat([above, tf.concat([entries, products], 2)], 1), roundings
 
+    def products(
+        ids: tf.Tensor, left: tf.Tensor, joined: tf.Tensor, dtype: tf.DType
+    ) -> _Products:
+        return _inner_products(gram(ids, left, dtype), size, joined, dtype)
+
     joined = tf.concat([values, right], axis=1)
-    products = _refined(
-        lambda dtype: _inner_products(gram(dtype), size, joined, dtype), negligible
-    )
-    return products.norms()
+    return _refined(products, (ids, left, joined), negligible).norms()
 
 
 def _inner_products(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Measured
-from tf_bandmf.keras.clipping.factors.norms import BLOCK
+from tf_bandmf.keras.clipping.factors.norms import BLOCK, accelerator
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 
 # Elements of a variable that is put beside others.
@@ -99,7 +99,7 @@ def _rooms(
     taken = 0
     for position in positions:
         size = _size(factors[position])
-        if not 0 < size <= _SMALL:
+        if accelerator() or not 0 < size <= _SMALL:
             rooms.append((position,))
             continue
         if taken + size > BLOCK:

@@ -40,7 +40,7 @@ def _same(node: Node) -> Value:
     return node.values[0]
 
 
-@transfer("IdentityN")
+@transfer("IdentityN", "XlaOptimizationBarrier")
 def _same_each(node: Node) -> list[Value]:
     return list(node.values)
 

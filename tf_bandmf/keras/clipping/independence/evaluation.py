@@ -340,7 +340,8 @@ class Evaluation:
 
 _WITH_ROWS = (Kind.PER_EXAMPLE, Kind.INDEX, Kind.BLOCKS)
 _SAME_SHAPE = frozenset(
-    "Identity IdentityN StopGradient PreventGradient Snapshot".split()
+    "Identity IdentityN StopGradient PreventGradient Snapshot "
+    "XlaOptimizationBarrier".split()
 )
 _NEW_LISTS = frozenset({"TensorListReserve", "EmptyTensorList"})
 _ARITHMETIC = frozenset(

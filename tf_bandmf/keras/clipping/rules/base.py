@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import Factor
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
@@ -168,13 +169,24 @@ class OneTapRule(Rule):
 
 
 class PreActivationRule(OneTapRule):
-    """Base of the rules that tap a layer just before its activation."""
+    """Base of the rules that tap a layer just before its activation.
+
+    Attributes:
+      is_product: whether the layer multiplies matrices. XLA cuts a product into parts,
+        and would keep them for the gradient of the activation, which adds them up again.
+    """
+
+    is_product = False
 
     def forward(self, call: LayerCall) -> Any:
         """See the base class."""
-        outputs = call.tap(call.run_with(activation=None))
+        outputs = call.run_with(activation=None)
         activation = call.layer.activation
-        return outputs if activation is None else activation(outputs)
+        if activation is None:
+            return call.tap(outputs)
+        if self.is_product and norms.accelerator():
+            (outputs,) = norms.pinned(outputs)
+        return activation(call.tap(outputs))
 
 
 def reduce_to_shape(gradients: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:

@@ -157,11 +157,14 @@ def _product(
 ) -> Product:
     """Patches and gradients, one outer product per output position."""
     *_, depth, filters = shape = kernel_shape(kernel_of(layer))
-    patches = _patches(layer, inputs, gradient, size)
     terms = _terms(gradient)
-    left = reshape_examples(patches, terms, math.prod(size) * depth)
+
+    def left(inputs: tf.Tensor) -> tf.Tensor:
+        patches = _patches(layer, inputs, gradient, size)
+        return reshape_examples(patches, terms, math.prod(size) * depth)
+
     right = reshape_examples(gradient, terms, filters)
-    return Product(left, right, Layout.plain(shape))
+    return Product(left(inputs), right, Layout.plain(shape), (inputs, left))
 
 
 def _product_of_groups(

@@ -25,6 +25,8 @@ from tf_bandmf.keras.compat.keras_objects import kernel_of
 class DenseRule(PreActivationRule):
     """`Dense` on inputs of any rank: one outer product per position."""
 
+    is_product = True
+
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
         """See the base class."""
         if not is_plain(layer, keras.layers.Dense, adapted=True):
@@ -104,6 +106,8 @@ class EinsumDenseRule(PreActivationRule):
     and outputs), a position (inputs and outputs) or a group (all three). An adapter is
     understood if the last letter of the kernel is new.
     """
+
+    is_product = True
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
         """See the base class."""

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor, add_factors, cleaned
-from tf_bandmf.keras.clipping.factors.norms import in_xla
+from tf_bandmf.keras.clipping.factors.norms import accelerator, in_xla, pinned
 from tf_bandmf.keras.clipping.factors.packing import Part, measured_parts
 from tf_bandmf.keras.clipping.factors.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.forward import kept_pass
@@ -349,7 +349,10 @@ def _measure(
     gradients = [[next(found) for _ in call.taps] for _, call in calls]
     factors: dict[int, list[Factor]] = {}
     for (unit, call), received in zip(calls, gradients, strict=True):
-        for key, factor in unit.rule.factors(call, _dense(received)).items():
+        received = _dense(received)
+        if accelerator():
+            received = [g if g is None else pinned(g)[0] for g in received]
+        for key, factor in unit.rule.factors(call, received).items():
             if units is not None:
                 factor = factor.of_units(units.rows)
             factors.setdefault(key, []).append(factor)
@@ -387,12 +390,16 @@ def _weighted_sums(
     tensors = [list(part.measured.tensors) for part in measured]
 
     # Zero times infinity is not zero: what does not count is replaced by zeros. That
-    # is rare, so the copy is made only if needed.
+    # is rare, so the copy is made only if needed; or where it is no copy, for XLA makes
+    # one kernel of it and of what comes next, and would copy what enters a branch.
     def without_others() -> list[list[tf.Tensor]]:
         flat = iter(cleaned(counts, tf.nest.flatten(tensors)))
         return [[next(flat) for _ in own] for own in tensors]
 
-    tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, without_others)
+    if accelerator():
+        tensors = without_others()
+    else:
+        tensors = tf.cond(tf.reduce_all(counts), lambda: tensors, without_others)
     sums: dict[int, tf.Tensor] = {}
     for part, own in zip(measured, tensors, strict=True):
         sums.update(part.sums(weights[part.group], own))

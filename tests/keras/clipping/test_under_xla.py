@@ -1,0 +1,101 @@
+"""Clipped sums that XLA compiles are those of TensorFlow's kernels."""
+
+import re
+
+import clipping_reference as reference
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tf_bandmf.keras.clipping import clipped_gradient_sums
+from tf_bandmf.keras.clipping.factors import norms
+
+FILTERS, SIDE, BATCH = 80, 4, 7
+
+
+def wide_convolution():
+    """A kernel so large that norms come from inner products of patches."""
+    inputs = keras.Input((SIDE, SIDE, 64))
+    h = layers.Conv2D(FILTERS, 3, padding="same", activation="relu")(inputs)
+    h = layers.Dense(8, activation="gelu")(layers.Flatten()(h))
+    return keras.Model(inputs, layers.Dense(3)(h))
+
+
+def shared_convolution():
+    """As `wide_convolution`, with two calls whose patches are put together."""
+    inputs = keras.Input((SIDE, SIDE, 64))
+    convolution = layers.Conv2D(64, 3, padding="same", activation="relu")
+    h = convolution(convolution(inputs))
+    return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(h)))
+
+
+def attention():
+    inputs = keras.Input((SIDE, SIDE, 64))
+    h = layers.Reshape((SIDE * SIDE, 64))(inputs)
+    h = h + layers.MultiHeadAttention(2, 8)(h, h)
+    h = layers.Dense(16, activation="relu")(layers.LayerNormalization()(h))
+    return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(h)))
+
+
+def stepped(make):
+    """A function of a batch, and a batch whose third example is not finite."""
+    keras.utils.set_random_seed(1)
+    model = make()
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x = np.random.default_rng(0).normal(size=(BATCH, SIDE, SIDE, 64)).astype("f4")
+    x[2, 1, 1, 1] = np.inf
+
+    def step(x, y):
+        found = clipped_gradient_sums(model, x, y, l2_norm_clip=0.5)
+        return (*found.sums, found.outcomes)
+
+    return step, (tf.constant(x), tf.constant(reference.labels(batch=BATCH)))
+
+
+def sums_agree(first, second):
+    """Whether sums of scale 1 agree, and outcomes are equal."""
+    *first, outcomes = first
+    *second, others = second
+    assert np.array_equal(outcomes, others) and outcomes[2] == 3
+    return all(np.allclose(a, b, atol=1e-5) for a, b in zip(first, second, strict=True))
+
+
+@pytest.fixture
+def traced_for(monkeypatch):
+    """Traces what XLA compiles as for a device of some kind, and runs it here."""
+    return lambda kind: monkeypatch.setattr(norms, "device_kind", lambda: kind)
+
+
+@pytest.mark.parametrize("make", [wide_convolution, shared_convolution, attention])
+@pytest.mark.parametrize("kind", ["CPU", "GPU", "TPU"])
+@pytest.mark.slow_cases("CPU-*", "*-shared*", "TPU-attention")
+@pytest.mark.invariant(17)
+def test_sums_are_equal_and_what_is_not_finite_counts_as_zero(kind, make, traced_for):
+    traced_for(kind)
+    step, batch = stepped(make)
+    plain = tf.function(step, autograph=False)(*batch)
+    compiled = tf.function(step, autograph=False, jit_compile=True)
+    assert sums_agree(plain, compiled(*batch))
+    # The control: another batch has other sums.
+    other = tf.reverse(batch[0], axis=[1])
+    assert not sums_agree(plain, compiled(other, batch[1]))
+
+
+def test_nothing_of_a_whole_batch_is_made_in_float64_for_a_tpu(traced_for):
+    traced_for("TPU")
+    step, batch = stepped(wide_convolution)
+    compiled = tf.function(step, autograph=False, jit_compile=True)
+    program = compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
+    sizes = {
+        dtype: max(
+            np.prod([int(n) for n in shape.split(",")])
+            for shape in re.findall(dtype + r"\[([\d,]+)\]", program)
+        )
+        for dtype in ("f32", "f64")
+    }
+    patches = SIDE * SIDE * 9 * 64
+    # The control: patches of all examples are there, and in float64 those of one.
+    assert sizes["f32"] >= BATCH * patches
+    assert sizes["f64"] <= BATCH * patches // 5
