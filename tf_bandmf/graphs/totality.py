@@ -17,11 +17,11 @@ from tensorflow.python.ops import handle_data_util
 
 from tf_bandmf.graphs.bounds import bounds, limit_of, size_of
 from tf_bandmf.graphs.functions import function_graph
-from tf_bandmf.graphs.operations import CALLS, LOOPS, OPERATIONS, Operation, operation
+from tf_bandmf.graphs.operations import LOOPS, OPERATIONS, Operation, operation
+from tf_bandmf.graphs.sizes import ASKED, varies
 from tf_bandmf.graphs.walking import (
     ARGUMENTS,
     Scope,
-    called,
     has_node,
     live,
     walk,
@@ -55,7 +55,6 @@ def stopping_operations(
       results: what is wanted of it. What nothing needs does not run.
       made_from: of tensors, by id: those that stand for what they were computed from.
     """
-    sizes = _Sizes()
     for op, here in walk(live(operations, results, made_from), scope, _may_stop):
         known = operation(op.type)
         if known is None:
@@ -65,8 +64,11 @@ def stopping_operations(
                 yield op, _ENDLESS
         elif _is_stopped(op, known, here):
             yield op, STOPS
-        elif sizes.clash(op, here):
+        elif here.may_clash(op):
             yield op, _SIZES
+    for result in results:
+        if varies(scope.sizes(result)):
+            yield result.op, _SIZES
 
 
 def is_endless(reason: str) -> bool:
@@ -74,8 +76,10 @@ def is_endless(reason: str) -> bool:
     return reason == _ENDLESS
 
 
-def _may_stop(op: Any, name: str) -> bool:
+def _may_stop(op: Any, name: str, scope: Scope) -> bool:
     """Whether a function has anything that data could stop."""
+    if any(varies(scope.sizes(tensor)) for tensor in op.inputs):
+        return True
 
     def matches(node: Any) -> bool:
         known = OPERATIONS.get(node.op)
@@ -100,6 +104,8 @@ def _is_stopped(op: Any, known: Operation, scope: Scope) -> bool:
         scope.depends(inputs[index])
         for index in known.stops
         if -len(inputs) <= index < len(inputs)
+        # Sizes of tensors are no negative numbers; if they fit is another question.
+        and not (index == ASKED.get(op.type) and varies(scope.asked(op)))
     ):
         return True
     if known.divisor is not None:
@@ -110,8 +116,11 @@ def _is_stopped(op: Any, known: Operation, scope: Scope) -> bool:
                 return True
     if op.type == "Cast" and inputs[0].dtype == tf.string:
         return scope.depends(inputs[0])
+    # In a tensor that may be empty even a constant position may not exist.
+    always = op.type == "GatherV2" and varies(scope.sizes(inputs[0]))
     return any(
-        scope.depends(inputs[index]) and not _is_within(op, inputs[index], scope)
+        (always or scope.depends(inputs[index]))
+        and not _is_within(op, inputs[index], scope)
         for index in known.positions
     )
 
@@ -211,75 +220,3 @@ def _counts(body: Any, place: int) -> bool:
         if one is body.inputs[place] and step is not None and np.all(step > 0):
             return True
     return False
-
-
-def _varies(node: Any) -> bool:
-    known = OPERATIONS.get(node.op)
-    return known is not None and known.varies
-
-
-# These keep the size of what they get, or lose it; two of one size stay of one size.
-_FITS = frozenset(
-    "Identity Sum Mean Max Min Prod All Any EuclideanNorm ArgMax ArgMin Shape ShapeN Size "
-    "Rank ZerosLike OnesLike L2Loss Cast Squeeze ExpandDims StridedSlice Unpack Transpose "
-    "Softmax LogSoftmax StopGradient Cumsum Cumprod ReverseV2 OneHot Pad PadV2".split()
-)
-
-
-class _Sizes:
-    """Tensors whose size depends on values: those of one origin fit one another."""
-
-    def __init__(self) -> None:
-        self._origins: dict[int, Any] = {}
-        self._keep: list[Any] = []
-
-    def clash(self, op: Any, scope: Scope) -> bool:
-        """Notes what an operation returns, and says whether sizes may not fit."""
-        known = OPERATIONS.get(op.type)
-        if known is None:
-            return False
-        if op.type in CALLS:
-            # What its functions do is seen there; what they return is of a size of its own.
-            if any(has_node(op.graph, name, _varies) for name, _ in called(op)) or any(
-                self._of(tensor, scope) is not None for tensor in op.inputs
-            ):
-                self._note(op, op)
-            return False
-        origins = [self._of(tensor, scope) for tensor in op.inputs]
-        varying = {origin for origin in origins if origin is not None}
-        made = known.varies and any(scope.depends(tensor) for tensor in op.inputs)
-        if not varying and not made:
-            return False
-        self._note(op, op if made else next(iter(varying)))
-        if made or op.type in _FITS or op.type.startswith("TensorListLength"):
-            return False
-        if op.type in ("GatherV2", "GatherNd", "ResourceGather"):
-            return origins[0] is not None and bool(op.type != "GatherV2")
-        if op.type == "Reshape":
-            target = tf.get_static_value(op.inputs[1])
-            return target is None or list(target) != [-1]
-        if op.type == "ConcatV2":
-            self._note(op, op)
-            return False
-        if op.type == "EnsureShape":
-            return True
-        others = [
-            tensor
-            for tensor, origin in zip(op.inputs, origins, strict=True)
-            if origin is None and tensor.shape.rank != 0
-        ]
-        return len(varying) > 1 or bool(others)
-
-    def _note(self, op: Any, origin: Any) -> None:
-        for output in op.outputs:
-            if not output.shape.is_fully_defined():
-                self._origins[id(output)] = origin
-                self._keep.append(output)
-
-    def _of(self, tensor: Any, scope: Scope) -> Any:
-        found = self._origins.get(id(tensor))
-        return (
-            found
-            if found is not None
-            else self._origins.get(id(scope.origin(tensor)[0]))
-        )

@@ -1,8 +1,8 @@
 """Walks through graphs, into the functions, branches and loops that operations call.
 
-A `Scope` is a graph that is walked, with what its inputs are outside. It answers the two
-questions that everything else is made of: what stands behind a tensor, and whether it
-depends on data.
+A `Scope` is a graph that is walked, with what its inputs are outside. It answers the
+questions that everything else is made of: what stands behind a tensor, whether it depends
+on data, and whether its size does.
 """
 
 from __future__ import annotations
@@ -13,10 +13,21 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf.graphs.functions import definition, function_graph
-from tf_bandmf.graphs.operations import BRANCHES, CALLS, LOOPS
+from tf_bandmf.graphs.operations import BRANCHES, CALLS, LOOPS, OPERATIONS
+from tf_bandmf.graphs.sizes import (
+    ASKED,
+    DoNotFit,
+    Sizes,
+    changing,
+    own_sizes,
+    sizes_after,
+    sizes_as_asked,
+    varies,
+    varying,
+)
 
-# What they return depends on shapes alone.
-_SHAPES = frozenset({"Shape", "ShapeN", "Rank", "Size", "ZerosLike", "OnesLike"})
+# What they return depends on the sizes of what they get alone.
+_SHAPES = frozenset({"Shape", "ShapeN", "Size", "ZerosLike", "OnesLike"})
 _OF_LISTS = frozenset({"TensorListLength", "TensorListElementShape"})
 _COPIES = frozenset({"Identity", "IdentityN", "Snapshot", "StopGradient"})
 ARGUMENTS = frozenset({"Placeholder", "Arg", "_Arg"})
@@ -32,6 +43,7 @@ class Scope:
       behind: of inputs: the tensor outside that they always are, by id.
       outer: the scope outside.
       decided: whether data decide if this graph runs.
+      sizes: of inputs, by id, where more is known than their static shapes.
     """
 
     def __init__(
@@ -40,8 +52,14 @@ class Scope:
         behind: Mapping[int, Any] | None = None,
         outer: Scope | None = None,
         decided: bool = False,
+        sizes: Mapping[int, Sizes] | None = None,
     ) -> None:
         self._data = dict(data)
+        self._sizes: dict[int, Sizes] = dict(sizes or {})
+        self._clashing: set[int] = set()
+        self._sized: bool | None = bool(sizes) or None
+        if outer is not None:
+            self._sized = outer._sized
         self._behind = dict(behind or {})
         self._outer = outer
         self._functions: dict[tuple[int, str], tuple[Any, Scope]] = {}
@@ -49,7 +67,7 @@ class Scope:
         self.decided = decided
 
     def depends(self, tensor: Any) -> bool:
-        """Whether values of a tensor depend on data; its shape is another matter."""
+        """Whether values of a tensor depend on data; its size is another matter."""
         stack = [tensor]
         while stack:
             current = stack[-1]
@@ -57,7 +75,9 @@ class Scope:
                 stack.pop()
                 continue
             op = current.op
-            if op.type in _SHAPES or current.dtype == tf.resource:
+            if op.type in _SHAPES:
+                self._note(current, varies(self.sizes(op.inputs[current.value_index])))
+            elif op.type == "Rank" or current.dtype == tf.resource:
                 self._note(current, False)
             elif op.type in _OF_LISTS and self._holds_rows(op.inputs[0]):
                 self._note(current, False)
@@ -94,6 +114,99 @@ class Scope:
         self._data[id(tensor)] = found
         self._keep.append(tensor)
 
+    def sizes(self, tensor: Any) -> Sizes:
+        """Sizes of a tensor, by name; see `tf_bandmf.graphs.sizes`."""
+        if self._sized is None:
+            self._sized = any(map(_may_vary, tensor.graph.get_operations()))
+        if not self._sized:
+            return own_sizes(tensor)
+        stack = [tensor]
+        while stack:
+            current = stack[-1]
+            if id(current) not in self._sizes:
+                needed = [t for t in current.op.inputs if id(t) not in self._sizes]
+                if needed:
+                    stack.extend(needed)
+                    continue
+                self._note_sizes(current.op)
+            stack.pop()
+        return self._sizes[id(tensor)]
+
+    def may_clash(self, op: Any) -> bool:
+        """Whether an operation may raise by sizes that values of data decide about."""
+        for tensor in [*op.inputs, *op.outputs]:
+            self.sizes(tensor)
+        return id(op) in self._clashing
+
+    def _note_sizes(self, op: Any) -> None:
+        given = [self._sizes[id(tensor)] for tensor in op.inputs]
+        self._keep.append(op)
+        asked = self.asked(op)
+        try:
+            if varies(asked):
+                found = sizes_as_asked(op, given, asked)
+            elif op.type in CALLS:
+                found = self._sizes_of_call(op)
+            else:
+                known = OPERATIONS.get(op.type)
+                is_source = known is not None and known.varies
+                decided = is_source and any(self.depends(t) for t in op.inputs)
+                found = sizes_after(op, given, decided)
+        except DoNotFit:
+            self._clashing.add(id(op))
+            found = [varying(output, None, None) for output in op.outputs]
+        for output, sizes in zip(op.outputs, found, strict=True):
+            self._sizes[id(output)] = sizes
+            self._keep.append(output)
+
+    def asked(self, op: Any) -> Sizes:
+        """Sizes that an operation is told to make, where they are those of tensors."""
+        place = ASKED.get(op.type)
+        return None if place is None else self._named(op.inputs[place])
+
+    def _named(self, tensor: Any) -> Sizes:
+        """The entries of a tensor that are sizes of tensors; None if not all are."""
+        tensor, scope = self.origin(tensor)
+        op = tensor.op
+        if op.type == "Shape":
+            sizes = scope.sizes(op.inputs[0])
+            return sizes if op.inputs[0].shape.rank == len(sizes or ()) else None
+        constant = tf.get_static_value(tensor)
+        if constant is not None:
+            return tuple(int(size) for size in constant.reshape(-1))
+        if op.type == "Pack":
+            parts = [scope._named(part) for part in op.inputs]
+            scalar = op.inputs[0].shape.rank == 0
+            return tuple(p[0] for p in parts if p) if scalar and all(parts) else None
+        if op.type == "StridedSlice" and tensor.shape.rank == 0:
+            vector, place = (
+                scope._named(op.inputs[0]),
+                tf.get_static_value(op.inputs[1]),
+            )
+            if vector and place is not None and len(place) == 1:
+                index = int(place[0]) % len(vector)
+                return vector[index : index + 1]
+        return None
+
+    def _sizes_of_call(self, op: Any) -> list[Sizes]:
+        """Sizes of what functions, branches and loops return."""
+        inner = [self.inside(op, name, given) for name, given in called(op)]
+        if op.type in LOOPS:
+            graph, body = self.inside(op, op.get_attr("body").name, list(op.inputs))
+            return [body.sizes(before) for before in graph.inputs]
+        found = []
+        decided = op.type in BRANCHES and self.depends(op.inputs[0])
+        for place, output in enumerate(op.outputs):
+            choices = [scope.sizes(graph.outputs[place]) for graph, scope in inner]
+            sizes = choices[0]
+            for other in choices[1:]:
+                if decided or varies(sizes) or varies(other):
+                    sizes = varying(output, sizes, other)
+                elif sizes != other:
+                    sizes = own_sizes(output)
+            found.append(sizes)
+        return found
+
     def origin(self, tensor: Any) -> tuple[Any, Scope]:
         """What stands behind a tensor: no copy, and no argument, where that is certain."""
         scope = self
@@ -124,6 +237,7 @@ class Scope:
         choice = list(op.inputs)[: len(op.inputs) - len(given)]
         decided = self.decided or any(self.depends(t) for t in choice)
         data = [self.depends(tensor) for tensor in given]
+        sizes = [self.sizes(tensor) for tensor in given]
         same = [True] * len(given)
         if op.type in LOOPS:
             condition, body = (
@@ -134,39 +248,89 @@ class Scope:
                 Scope({}).origin(after)[0] is before
                 for before, after in zip(body.inputs, body.outputs, strict=True)
             ]
-            data = _settled(body, condition, data)
-            decided |= Scope(_by_id(condition.inputs, data)).depends(
-                condition.outputs[0]
-            )
+            state = _State(body, condition, same, data, sizes)
+            data, sizes = state.settled()
+            decided |= state.decided()
         behind = {
             id(inner): outer
             for inner, outer, is_same in zip(graph.inputs, given, same, strict=True)
             if is_same
         }
-        scope = Scope(_by_id(graph.inputs, data), behind, self, decided)
+        known = {id(t): own for t, own in zip(graph.inputs, sizes, strict=True)}
+        scope = Scope(_by_id(graph.inputs, data), behind, self, decided, known)
         scope._keep.append(graph)
         return scope
 
 
-def _settled(body: Any, condition: Any, data: list[bool]) -> list[bool]:
-    """What of a loop's state depends on data after any number of rounds."""
-    while True:
-        scope = Scope(_by_id(body.inputs, data))
-        after = [
-            before or scope.depends(output)
-            for before, output in zip(data, body.outputs, strict=True)
+class _State:
+    """The state of a loop: what of it depends on data after any number of rounds.
+
+    Args:
+      body: graph of a round.
+      condition: graph that says whether there is another one.
+      same: which parts no round changes.
+      data: which parts depend on data before the loop.
+      sizes: of the parts before the loop.
+    """
+
+    def __init__(
+        self,
+        body: Any,
+        condition: Any,
+        same: Sequence[bool],
+        data: list[bool],
+        sizes: list[Sizes],
+    ) -> None:
+        self._body, self._condition, self._same, self._data = (
+            body,
+            condition,
+            same,
+            data,
+        )
+        self._sizes = [
+            before if is_same else changing(inner, before)
+            for before, is_same, inner in zip(sizes, same, body.inputs, strict=True)
         ]
-        # How often the body ran is in all that it changes.
-        if Scope(_by_id(condition.inputs, data)).depends(condition.outputs[0]):
-            after = [
-                found or (scope.origin(output)[0] is not before)
-                for found, before, output in zip(
-                    after, body.inputs, body.outputs, strict=True
-                )
-            ]
-        if after == data:
-            return data
-        data = after
+
+    def settled(self) -> tuple[list[bool], list[Sizes]]:
+        """What depends on data, and sizes, in any round."""
+        while True:
+            scope = self._scope(self._body)
+            decided = self.decided()
+            before = list(self._data), list(self._sizes)
+            for i, output in enumerate(self._body.outputs):
+                if self._same[i]:
+                    continue
+                # How often the body ran is in all that it changes.
+                self._data[i] |= scope.depends(output) or decided
+                after = scope.sizes(output)
+                if decided or varies(after):
+                    self._sizes[i] = varying(
+                        self._body.inputs[i], self._sizes[i], after
+                    )
+            if before == (self._data, self._sizes):
+                return self._data, self._sizes
+
+    def decided(self) -> bool:
+        """Whether data decide about the number of rounds."""
+        return self._scope(self._condition).depends(self._condition.outputs[0])
+
+    def _scope(self, graph: Any) -> Scope:
+        sizes = {id(t): own for t, own in zip(graph.inputs, self._sizes, strict=True)}
+        return Scope(_by_id(graph.inputs, self._data), sizes=sizes)
+
+
+def _may_vary(op: Any) -> bool:
+    """Whether values may decide about the size of what an operation returns."""
+
+    def matches(node: Any) -> bool:
+        known = OPERATIONS.get(node.op)
+        chosen = node.op in BRANCHES or node.op in LOOPS
+        return chosen or (known is not None and known.varies)
+
+    return matches(op.node_def) or any(
+        has_node(op.graph, name, matches) for name, _ in called(op)
+    )
 
 
 def _by_id(tensors: Iterable[Any], values: Iterable[bool]) -> dict[int, bool]:
@@ -177,19 +341,19 @@ def _by_id(tensors: Iterable[Any], values: Iterable[bool]) -> dict[int, bool]:
 
 
 def walk(
-    operations: Iterable[Any], scope: Scope, enters: Callable[[Any, str], bool]
+    operations: Iterable[Any], scope: Scope, enters: Callable[[Any, str, Scope], bool]
 ) -> Iterator[tuple[Any, Scope]]:
     """Operations of a graph, and of the functions that they call, with their scopes.
 
     Args:
       operations: of the graph.
       scope: of the graph.
-      enters: whether to look into a function, given the operation and its name.
+      enters: whether to look into a function, given the operation, its name and the scope.
     """
     for op in operations:
         yield op, scope
         for name, given in called(op):
-            if enters(op, name):
+            if enters(op, name, scope):
                 graph, inner = scope.inside(op, name, given)
                 yield from walk(graph.get_operations(), inner, enters)
 

@@ -209,6 +209,25 @@ def test_a_user_counts_as_one(records):
         sums_of(model, x, y, ALL, users[:5])
 
 
+@pytest.mark.attack(
+    "A private metric that ends for a record",
+    tried="A function of a record whose mask must leave two entries, which it does not "
+    "for one record: refused before any record is read.",
+    area="inputs",
+    invariants=[18],
+)
+@pytest.mark.invariant(18)
+def test_a_metric_that_a_record_could_stop_is_refused(records):
+    def of_two(y, p):
+        pair = tf.concat([p, -p, tf.cast(y, p.dtype)[None]], 0)
+        return tf.reduce_sum(tf.ensure_shape(tf.boolean_mask(pair, pair > 0), [2]))
+
+    with pytest.raises(tf.errors.InvalidArgumentError):  # without being looked at
+        tf.function(of_two)(tf.constant(0.0), tf.constant([0.5]))
+    with pytest.raises(UnsupportedModelError, match="one record would end"):
+        sums_of(compiled(), *records, [PrivateMean(of_two, "of two")])
+
+
 def test_a_model_that_keeps_state_is_refused(records):
     with pytest.raises(UnsupportedModelError, match="cannot be evaluated privately"):
         sums_of(compiled(Counting()), *records, ALL)

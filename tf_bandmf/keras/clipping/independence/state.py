@@ -221,7 +221,7 @@ def refuse_state(
         if any(t.dtype == tf.resource and is_metric(t) for t in op.inputs):
             raise NotIndependent("reads the state of a metric", op)
     for op, here in walk(
-        operations, scope, lambda op, name: not _is_clean(op.graph, name)
+        operations, scope, lambda op, name, _: not _is_clean(op.graph, name)
     ):
         index = _ADVANCES.get(op.type)
         if index is None:
