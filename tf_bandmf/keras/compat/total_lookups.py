@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.keras.compat.ctc import ctc_loss
 from tf_bandmf.keras.compat.patching import patched
 
 _SEGMENTS = tuple(f"unsorted_segment_{kind}" for kind in ("sum", "max", "min", "prod"))
@@ -24,7 +25,7 @@ _SEGMENTS = tuple(f"unsorted_segment_{kind}" for kind in ("sum", "max", "min", "
 
 @contextlib.contextmanager
 def bad_values_become_nan() -> Iterator[None]:
-    """Makes Keras' lookups and sparse cross-entropies total, in this thread."""
+    """Makes Keras' lookups, sparse cross-entropies and CTC total, in this thread."""
     with contextlib.ExitStack() as stack:
         for name in _SEGMENTS:
             stack.enter_context(patched(tf.math, name, _segments))
@@ -32,6 +33,7 @@ def bad_values_become_nan() -> Iterator[None]:
         stack.enter_context(
             patched(tf.nn, "sparse_softmax_cross_entropy_with_logits", _cross_entropy)
         )
+        stack.enter_context(patched(tf.nn, "ctc_loss", _ctc_loss))
         yield
 
 
@@ -129,3 +131,22 @@ def _cross_entropy(
     valid = (labels >= 0) & (labels < tf.shape(logits, out_type=labels.dtype)[-1])
     losses = original(tf.where(valid, labels, tf.zeros_like(labels)), logits, name=name)
     return tf.where(valid, losses, tf.constant(float("nan"), losses.dtype))
+
+
+def _ctc_loss(
+    original: Callable[..., Any],
+    labels: Any,
+    logits: Any,
+    label_length: Any,
+    logit_length: Any,
+    logits_time_major: bool = True,
+    unique: Any = None,
+    blank_index: int | None = None,
+    name: str | None = None,
+) -> tf.Tensor:
+    """As the original, where it is called as Keras does."""
+    lengths = label_length, logit_length
+    if logits_time_major or blank_index is None or not tf.is_tensor(labels):
+        more = (logits_time_major, unique, blank_index, name)
+        return original(labels, logits, *lengths, *more)
+    return ctc_loss(labels, logits, *lengths, blank_index % logits.shape[-1])
