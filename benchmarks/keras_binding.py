@@ -4,7 +4,8 @@
 
 "fingerprint" is computed once where a batch is made and once in the step; "seal" is the
 comparison of the weights with the last step's and the digest of the new ones; "sum" is the
-keyed digest of the sum of clipped gradients, which the noise is bound to. Processor
+keyed digest of the sum of clipped gradients, which the noise is bound to; "journal" is the
+entry of the step in the private state file, with its share of the syncs. Processor
 time and wall time of each in percent of a private step of `lambda_cgd` without them. Each
 is called by itself here, so what such a call costs that does nothing is subtracted.
 `wide` is a multi-layer perceptron with 10 million parameters.
@@ -13,6 +14,7 @@ is called by itself here, so what such a call costs that does nothing is subtrac
 from __future__ import annotations
 
 import argparse
+import tempfile
 from typing import Any, Callable
 
 import keras
@@ -21,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tf_bandmf.files.journal import Journal
 from tf_bandmf.keras.run.weights_seal import WeightsSeal
 from tf_bandmf.noise.digests import digest_key, keyed_digest
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
@@ -75,6 +78,21 @@ def digest_of_sum(model: keras.Model) -> Callable[[], Any]:
     return lambda: bool(digest())
 
 
+def journal(folder: str) -> Callable[[], Any]:
+    file = Journal(f"{folder}/run.private")
+    file.replace(b"")
+
+    def append(words: np.ndarray) -> bool:
+        file.append(words.tobytes())
+        return True
+
+    call = tf.function(
+        lambda: tf.numpy_function(append, [tf.zeros([2], tf.int64)], tf.bool),
+        autograph=False,
+    )
+    return lambda: bool(call())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="mlp,cnn,wide")
@@ -83,6 +101,7 @@ def main() -> None:
     options.microbatch_size, options.accuracy = None, False
     keras_steps.BATCH_SIZES["wide"] = keras_steps.BATCH_SIZES["mlp"]
     keras_steps.MODELS["wide"] = wide
+    folder = tempfile.mkdtemp()
     for name in options.models.split(","):
         model = keras_steps.MODELS[name]()
         functions = {
@@ -90,6 +109,7 @@ def main() -> None:
             "fingerprint": fingerprint_of(name),
             "seal": seal_of(model),
             "sum": digest_of_sum(model),
+            "journal": journal(folder),
             "call with a batch": nothing_of(name),
             "call": nothing(),
         }
@@ -97,7 +117,8 @@ def main() -> None:
         wall, processor, _ = times["step"]
         size = sum(int(np.prod(weight.shape)) for weight in model.weights)
         print(f"{name}: {size} parameters, step {wall * 1e3:.1f} ms")
-        calls = {"fingerprint": "call with a batch", "seal": "call", "sum": "call"}
+        calls = dict.fromkeys(("seal", "sum", "journal"), "call")
+        calls["fingerprint"] = "call with a batch"
         for part, call in calls.items():
             here, used, _ = (
                 a - b for a, b in zip(times[part], times[call], strict=True)
