@@ -71,14 +71,28 @@ def claimed(x):
     return x + tf.stop_gradient(state[:, :1, None])
 
 
-CALLS = {"branch": branch, "loop": loop, "claimed": claimed}
+def set_by_hand(x):
+    """A tensor of two columns whose shape is said to be of one."""
+    two = tf.raw_ops.PlaceholderWithDefault(input=x[:, 0, :2], shape=[None, None])
+    two.set_shape([None, 1])
+    rows = tf.reshape(two, [-1, 1])[: tf.shape(x)[0]]
+    return x + tf.stop_gradient(rows[:, :, None])
+
+
+CALLS = {
+    "branch": branch,
+    "loop": loop,
+    "claimed": claimed,
+    "set by hand": set_by_hand,
+}
 
 
 @pytest.mark.attack(
     "Graphs kept beside what runs",
     tried="A branch and a loop that turn the batch around, beside which TensorFlow keeps "
-    "the graph of harmless ones; a loop whose body claims another shape than it gets. The "
-    "definitions are read, and sizes follow from what holds in each round.",
+    "the graph of harmless ones; a loop whose body claims another shape than it gets, and "
+    "`set_shape` with another one than there is. The definitions are read, sizes follow "
+    "from what holds in each round, and what nothing checks is not believed.",
     area="inputs",
     invariants=[16],
 )
@@ -102,6 +116,16 @@ def test_the_functions_let_examples_meet(name):
         input_signature=[tf.TensorSpec([None, *x.shape[1:]])],
     )
     assert (function(x).numpy()[1:] != function(other).numpy()[1:]).any()
+
+
+@pytest.mark.invariant(16)
+def test_a_shape_that_is_checked_runs_for_the_whole_batch():
+    def checked(x):
+        found = tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None, None, None])
+        return tf.ensure_shape(found, x.shape) * 2.0
+
+    model = cases.model_with(cases.Custom(checked))
+    assert cases.executed_alone(model) == ()
 
 
 @pytest.mark.parametrize("name", ["branch", "loop"])

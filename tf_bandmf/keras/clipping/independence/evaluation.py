@@ -12,7 +12,7 @@ No transfer function has to think of that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -119,6 +119,7 @@ class Evaluation:
       static_batch: if not None, the batch size is this number, which occurs nowhere
         else: its multiples in shapes are multiples of the batch size.
       sums: whether sums over examples are followed (for losses).
+      claimed: tensors, by id, whose shape somebody says that nothing checks.
     """
 
     def __init__(
@@ -129,7 +130,9 @@ class Evaluation:
         *,
         static_batch: int | None = None,
         sums: bool = False,
+        claimed: Collection[int] = (),
     ) -> None:
+        self._claimed = claimed
         self._values = dict(known)
         self._pending = dict(pending or {})
         self._static = static_batch
@@ -148,6 +151,12 @@ class Evaluation:
             if id(current) in self._values:
                 stack.pop()
                 continue
+            if id(current) in self._claimed:
+                raise NotIndependent(
+                    "has a shape by `set_shape`, which nothing checks: use "
+                    "`tf.ensure_shape`",
+                    current.op,
+                )
             pending = self._pending.get(id(current))
             needed = pending[0] if pending else list(current.op.inputs)
             missing = [t for t in needed if id(t) not in self._values]

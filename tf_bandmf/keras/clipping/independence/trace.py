@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -39,6 +41,7 @@ from tf_bandmf.keras.clipping.independence.evaluation import Evaluation
 from tf_bandmf.keras.clipping.independence.registration import is_vouched
 from tf_bandmf.keras.clipping.independence.sizes import BATCH
 from tf_bandmf.keras.compat.keras_objects import LOGITS, MASK
+from tf_bandmf.keras.compat.patching import patched
 
 _STATE = threading.local()
 _CONTAINERS = (keras.Model,)
@@ -82,6 +85,7 @@ class Trace:
         self._required: list[tuple[Any, bool]] = []
         self._keep: list[Any] = []
         self._made_from: dict[int, tuple[Any, ...]] = {}
+        self._claimed: set[int] = set()
 
     def _position(self) -> int:
         return len(self._graph.get_operations())
@@ -97,6 +101,11 @@ class Trace:
         yield window
         window.stop = self._position()
         self._windows.append(window)
+
+    def claimed(self, tensor: tf.Tensor) -> None:
+        """Notes that code of the user says what shape a tensor has; nothing checks it."""
+        self._claimed.add(id(tensor))
+        self._keep.append(tensor)
 
     def require(self, tensor: tf.Tensor, batched: bool = True) -> None:
         """Asks that row i of a tensor is example i; or that no data is in the tensor."""
@@ -215,7 +224,10 @@ class Trace:
           NotIndependent: if that cannot be shown.
         """
         evaluation = Evaluation(
-            self._known, self._pending, static_batch=self.static_batch
+            self._known,
+            self._pending,
+            static_batch=self.static_batch,
+            claimed=self._claimed,
         )
         for tensor, batched in self._required:
             value = evaluation.value(tensor)
@@ -371,9 +383,32 @@ def recording(trace: Trace) -> Iterator[None]:
     previous = getattr(_STATE, "trace", None)
     _STATE.trace = trace
     try:
-        yield
+        with patched(tf.Tensor, "set_shape", functools.partial(_set_shape, trace)):
+            yield
     finally:
         _STATE.trace = previous
+
+
+# Libraries whose own claims about shapes follow from what they compute.
+_LIBRARIES = frozenset({"keras", "keras_hub", "tensorflow", "tf_bandmf"})
+
+
+def _set_shape(
+    trace: Trace, original: Callable[..., None], tensor: tf.Tensor, shape: Any
+) -> None:
+    """`Tensor.set_shape`; a claim by code of the user is noted."""
+    before = str(tensor.shape)
+    original(tensor, shape)
+    if str(tensor.shape) != before and _caller() not in _LIBRARIES:
+        trace.claimed(tensor)
+
+
+def _caller() -> str:
+    """The package of the code that called a replaced function."""
+    frame = sys._getframe(2)
+    while frame.f_back and frame.f_globals["__name__"] == patched.__module__:
+        frame = frame.f_back
+    return str(frame.f_globals["__name__"]).partition(".")[0]
 
 
 def current_trace() -> Trace | None:
