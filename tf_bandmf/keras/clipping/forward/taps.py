@@ -120,8 +120,10 @@ class Recorder:
             spread = call.spread is not tf.identity
             self._trace.called(window, (args, kwargs), outputs, spread)
         else:
+            # What all examples share is repeated for them, once it is known.
+            batched = None if self._shapes is None else True
             for tap in call.taps:
-                self._trace.require(tap)
+                self._trace.require(tap, batched)
         if not within:
             self._require(call)
         return outputs

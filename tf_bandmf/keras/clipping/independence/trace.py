@@ -83,7 +83,7 @@ class Trace:
         self._pending: dict[int, tuple[Sequence[Any], _Finish]] = {}
         self._windows: list[_Window] = []
         self._isolated: list[_Isolated] = []
-        self._required: list[tuple[Any, bool]] = []
+        self._required: list[tuple[Any, bool | None]] = []
         self._keep: list[Any] = []
         self._made_from: dict[int, tuple[Any, ...]] = {}
         self._claimed: set[int] = set()
@@ -108,8 +108,13 @@ class Trace:
         self._claimed.add(id(tensor))
         self._keep.append(tensor)
 
-    def require(self, tensor: tf.Tensor, batched: bool = True) -> None:
-        """Asks that row i of a tensor is example i; or that no data is in the tensor."""
+    def require(self, tensor: tf.Tensor, batched: bool | None = True) -> None:
+        """Asks that row i of a tensor is example i; or that no data is in the tensor.
+
+        Args:
+          tensor: the tensor.
+          batched: whether it has such rows; None if that is not known yet.
+        """
         self._required.append((tensor, batched))
 
     def trusts(self, layer: Any, inputs: Any) -> bool:
@@ -232,13 +237,15 @@ class Trace:
         )
         for tensor, batched in self._required:
             value = evaluation.value(tensor)
-            if batched and not value.one_row_each:
+            if batched is None and value.independent:
+                continue
+            if batched is not False and not value.one_row_each:
                 raise _at(
                     tensor,
                     "gives a tensor whose first axis is not the batch, one row for each "
                     "example",
                 )
-            if not batched and not value.independent:
+            if batched is False and not value.independent:
                 raise _at(tensor, "depends on the data or the number of examples")
 
     def check_isolation(self) -> None:
