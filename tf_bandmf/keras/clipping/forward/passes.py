@@ -32,14 +32,12 @@ class Forward:
       losses: [B], each example's loss alone.
       recorder: the calls of tapped layers.
       log: where weights were read.
-      wanted: gets what the step needs of the backward pass.
     """
 
     y_pred: Any
     losses: tf.Tensor
     recorder: Recorder
     log: ReadLog
-    wanted: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
 
 def run_model(model: keras.Model, x: Any) -> Any:

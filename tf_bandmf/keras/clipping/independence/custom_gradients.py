@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_bandmf.graphs.walking import called, has_node
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
 from tf_bandmf.keras.compat.graphs import nn_impl, ops
 
@@ -24,25 +23,19 @@ def refuse_unknown(op: Any) -> None:
     Raises:
       NotIndependent: if its gradient is replaced by one that is not known here.
     """
-    if _is_unknown(op.node_def):
-        raise NotIndependent(
-            "has a custom gradient, which may combine examples whatever the forward pass "
-            "does"
-        )
-
-
-def has_unknown(op: Any) -> bool:
-    """Whether an operation, or one in a function that it calls, has such a gradient."""
-    return _is_unknown(op.node_def) or any(
-        has_node(op.graph, name, _is_unknown) for name, _ in called(op)
+    try:
+        name = op.get_attr(_ATTRIBUTE)
+    except ValueError:
+        return
+    name = name.decode() if isinstance(name, bytes) else str(name)
+    if op.type in _CALLS and name.startswith(_CALLS):
+        return
+    if _is_known(name):
+        return
+    raise NotIndependent(
+        "has a custom gradient, which may combine examples whatever the forward pass "
+        "does"
     )
-
-
-def _is_unknown(node: Any) -> bool:
-    name = node.attr[_ATTRIBUTE].s.decode() if _ATTRIBUTE in node.attr else ""
-    if not name or (node.op in _CALLS and name.startswith(_CALLS)):
-        return False
-    return not _is_known(name)
 
 
 def _is_known(name: str) -> bool:

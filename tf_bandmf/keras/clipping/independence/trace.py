@@ -30,7 +30,6 @@ from tf_bandmf.keras.clipping.independence import (  # noqa: F401  (fill the tab
     reductions,
     state,
 )
-from tf_bandmf.keras.clipping.independence.custom_gradients import has_unknown
 from tf_bandmf.keras.clipping.independence.domain import (
     INDEPENDENT,
     Kind,
@@ -313,20 +312,6 @@ class Trace:
             operations, scope, results, self._made_from
         ):
             raise NotIndependent(reason, op)
-
-    def refuse_stopping_gradients(self, results: Sequence[Any]) -> None:
-        """Refuses what `refuse_stops` does, in the backward pass too, if one is custom.
-
-        TensorFlow's own gradients stop for no value for which the forward pass does not.
-
-        Args:
-          results: what is wanted of the graph, backward pass included.
-
-        Raises:
-          NotIndependent: with the operation.
-        """
-        if any(map(has_unknown, self._graph.get_operations()[self._start :])):
-            self.refuse_stops(results)
 
     def layers_at(self, error: NotIndependent) -> list[Any]:
         """Layers in whose calls an error is, the innermost first."""

@@ -279,8 +279,6 @@ def _pass_in_graph(
         data = units.flat(data)
     with bad_values_become_nan(), proved_forward(model, variables, data) as forward:
         measured = _measure(variables, forward, clip, units)
-        for part in measured:
-            forward.wanted.extend([part.measured.norms.bounds, *part.measured.tensors])
     norms = tf.add_n([part.measured.norms.squared for part in measured])
     norms = tf.sqrt(norms) / clip.scale
     losses = tf.stop_gradient(tf.cast(forward.losses, tf.float32))
