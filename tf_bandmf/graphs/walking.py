@@ -179,10 +179,8 @@ class Scope:
             scalar = op.inputs[0].shape.rank == 0
             return tuple(p[0] for p in parts if p) if scalar and all(parts) else None
         if op.type == "StridedSlice" and tensor.shape.rank == 0:
-            vector, place = (
-                scope._named(op.inputs[0]),
-                tf.get_static_value(op.inputs[1]),
-            )
+            vector = scope._named(op.inputs[0])
+            place = tf.get_static_value(op.inputs[1])
             if vector and place is not None and len(place) == 1:
                 index = int(place[0]) % len(vector)
                 return vector[index : index + 1]
@@ -281,12 +279,8 @@ class _State:
         data: list[bool],
         sizes: list[Sizes],
     ) -> None:
-        self._body, self._condition, self._same, self._data = (
-            body,
-            condition,
-            same,
-            data,
-        )
+        self._body, self._condition = body, condition
+        self._same, self._data = same, data
         self._sizes = [
             before if is_same else changing(inner, before)
             for before, is_same, inner in zip(sizes, same, body.inputs, strict=True)
