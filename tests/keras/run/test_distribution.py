@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
+from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.run import known_runs
 from tf_bandmf.noise.keys import NoiseKey
 
@@ -131,6 +132,47 @@ def test_each_replica_keeps_its_part_of_the_buffer(together, alone):
     assert two.optimizer.run.generator.shard_size == 2 * 4096
     np.testing.assert_allclose(parts[:, : whole.shape[1]], whole, atol=2e-6)
     assert np.abs(parts[:, 2 * 4096 : whole.shape[1]]).max() > 0.0
+
+
+class Keeping(keras.layers.Layer):
+    """Keeps what it gets, which is of the step's own graph on replicas."""
+
+    def call(self, x):
+        self.seen = x
+        return x * 1.0
+
+
+def constrained():
+    """A layer that keeps its inputs, and one whose constraint reads them."""
+    keeping = Keeping()
+
+    def constraint(weights):
+        return weights + tf.reduce_mean(keeping.seen)
+
+    return [keeping, keras.layers.Dense(3, kernel_constraint=constraint)]
+
+
+@pytest.mark.attack(
+    "Constraints that read activations on replicas",
+    tried="A constraint adds what a layer saw in the same step, on two replicas.",
+    area="inputs",
+    invariants=[16],
+)
+@pytest.mark.invariant(16)
+def test_a_constraint_of_kept_activations_is_refused(
+    strategy, data, make_plan, compile_model
+):
+    plan = make_plan("identity", batch_size=22)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((5,)), *constrained()])
+        tf_bandmf.keras.make_private(model, self_check=False)
+        optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+        compile_model(model, optimizer, jit_compile=False)
+    before = model.get_weights()
+    with pytest.raises(UnsupportedModelError, match="neither a noisy gradient"):
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
 
 
 @pytest.mark.invariant(8)

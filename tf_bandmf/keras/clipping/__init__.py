@@ -21,6 +21,11 @@ from tf_bandmf.keras.clipping.proof.metrics import (
 )
 from tf_bandmf.keras.clipping.proof.refusals import PREPROCESSING
 from tf_bandmf.keras.clipping.proof.regularizers import regularization_gradients
+from tf_bandmf.keras.clipping.proof.updates import (
+    refuse_data,
+    released,
+    update_is_released,
+)
 from tf_bandmf.keras.clipping.rules import LayerCall, Rule, register_rule
 from tf_bandmf.keras.clipping.rules.base import OneTapRule
 from tf_bandmf.keras.clipping.rules.embedding import is_lookup_table
@@ -72,11 +77,14 @@ __all__ = [
     "measured_rows",
     "metrics_change_no_weights",
     "present_rows",
+    "refuse_data",
     "register_per_example_layer",
     "register_rule",
     "regularization_gradients",
+    "released",
     "self_check",
     "to_tensors",
+    "update_is_released",
     "update_reads_no_metrics",
     "update_runs_no_host_code",
     "vouched_classes",

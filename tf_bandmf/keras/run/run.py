@@ -14,9 +14,10 @@ seal of the weights; nothing of it is in a file that Keras writes.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from tf_bandmf.files import machine
 from tf_bandmf.keras.clipping import (
     SUM_MARGIN,
     ClippedGradients,
+    released,
+    update_is_released,
     update_runs_no_host_code,
 )
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
@@ -38,7 +41,7 @@ from tf_bandmf.keras.run.membership import Membership
 from tf_bandmf.keras.run.replicas import NoisyMean, shared_key
 from tf_bandmf.keras.run.reservation import Reservation
 from tf_bandmf.keras.run.scaling import UNSOUND, Scaling
-from tf_bandmf.keras.run.secrets import SecretState
+from tf_bandmf.keras.run.secrets import SecretState, replica_id
 from tf_bandmf.keras.run.tables import RowSums, RunTables
 from tf_bandmf.keras.run.weights_seal import (
     CHANGED,
@@ -415,6 +418,8 @@ class Run:
         noisy = self._noisy_mean(
             flat, correlated, plan.noise_stddev, plan.expected_batch_size
         )
+        # Replicas take turns: another one's update may come before these are used.
+        released(noisy)
         noisy = self.counts.taken_from(noisy)
         gradients = []
         if eager:
@@ -480,7 +485,7 @@ class Run:
     def apply(self, noisy: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
         """Lets the inner optimizer apply what `privatize` returned."""
         if self._tables is None:
-            with tf.control_dependencies(noisy), update_runs_no_host_code():
+            with tf.control_dependencies(noisy), self._update(noisy, variables):
                 self.inner_optimizer.apply(list(noisy), list(variables))
             return
         by_id = {id(v): gradient for v, gradient in zip(variables, noisy, strict=True)}
@@ -495,8 +500,16 @@ class Run:
             if not eager:
                 iterations.assign_add(1)
                 return
-            with update_runs_no_host_code():
+            with self._update(gradients, eager):
                 self.inner_optimizer.apply(gradients, eager)
+
+    @contextlib.contextmanager
+    def _update(self, noisy: Any, variables: Sequence[Any]) -> Iterator[None]:
+        """Within it the inner optimizer makes of noisy gradients what it likes, alone."""
+        changed = [*variables, *self.inner_optimizer.variables]
+        is_first = replica_id() == 0
+        with update_runs_no_host_code(), update_is_released(noisy, changed, is_first):
+            yield
 
     def still_at(
         self, step: tf.Tensor, weights: Sequence[Any]

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray
-from tf_bandmf.keras.clipping import update_runs_no_host_code
+from tf_bandmf.keras.clipping import refuse_data, update_runs_no_host_code
 from tf_bandmf.keras.compat.keras_objects import tensorflow_value, uses_weight_decay
 from tf_bandmf.keras.run.weights_seal import CHANGED, digest_of
 from tf_bandmf.noise import NoiseGenerator
@@ -310,6 +310,7 @@ class RunTables:
         # The learning rate of the coming step, before the optimizer takes it.
         with update_runs_no_host_code():
             rate = tf.convert_to_tensor(self._inner.learning_rate)
+        refuse_data([rate], "learning rate")
         rate = tf.cast(rate, tf.float64)
         found = []
         for slices in sums:

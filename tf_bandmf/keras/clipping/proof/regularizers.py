@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.proof.updates import data_behind
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import (
     tensorflow_variable,
     trainable_variables,
 )
-from tf_bandmf.keras.compat.graphs import EagerTensor
 
 
 def regularization_gradients(model: keras.Model) -> list[tf.Tensor]:
@@ -53,29 +51,10 @@ def regularization_gradients(model: keras.Model) -> list[tf.Tensor]:
 
 def _refuse_data(penalty: tf.Tensor) -> None:
     """Follows a penalty back to what it is computed from."""
-    if not hasattr(penalty, "op") or tf.executing_eagerly():
-        return  # A tensor of the clipping's graph would have been an error.
-    seen: set[int] = set()
-    pending: list[Any] = [penalty]
-    while pending:
-        op = pending.pop().op
-        if id(op) in seen:
-            continue
-        seen.add(id(op))
-        tensors = [t for t in op.inputs if t.dtype != tf.resource]
-        if not tensors and not _is_weight_or_constant(op):
-            raise UnsupportedModelError(
-                f"A weight's regularizer computes with {op.name!r} ({op.type}), which is "
-                f"neither a weight nor a constant. What depends on data would reach the "
-                f"weights without clipping or noise: put it into the loss."
-            )
-        pending += tensors
-
-
-def _is_weight_or_constant(op: Any) -> bool:
-    if op.type in ("Const", "ReadVariableOp"):
-        return True
-    return op.type == "Placeholder" and any(
-        internal is op.outputs[0] and isinstance(external, EagerTensor)
-        for external, internal in getattr(op.graph, "captures", ())
-    )
+    op = data_behind([penalty])
+    if op is not None:
+        raise UnsupportedModelError(
+            f"A weight's regularizer computes with {op.name!r} ({op.type}), which is "
+            f"neither a weight nor a constant. What depends on data would reach the "
+            f"weights without clipping or noise: put it into the loss."
+        )
