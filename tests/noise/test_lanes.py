@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf.noise import lanes
+from tf_bandmf import matrices, noise, strategies, workloads
+from tf_bandmf.noise import lanes, recurrences
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import weighted_normals
+
+STEPS = 9
 
 
 def keys_of(terms, generator="philox"):
@@ -86,3 +89,70 @@ def test_a_program_for_a_tpu_has_a_loop_and_no_pairs():
     assert "while(" in text and "c64" not in text
     # Words come in tiles of a pass (35), never of all 175.
     assert "u32[1,35,8,128]" in text and "u32[1,175,8,128]" not in text
+
+
+def strategies_of_many_terms():
+    workload = workloads.prefix_sum(STEPS)
+    rows = matrices.BufferedToeplitz([0.9, 0.5], [0.7, 0.2], STEPS)
+    return {
+        "bisr": strategies.bisr(workload, 7),
+        "dense": strategies.Strategy("dense", matrices.Dense(rows.to_dense())),
+        "buffered": strategies.Strategy("blt", rows),
+    }
+
+
+@pytest.mark.parametrize("name", strategies_of_many_terms())
+def test_rows_on_an_accelerator_are_those_of_a_cpu(name, monkeypatch):
+    strategy = strategies_of_many_terms()[name]
+
+    def run():
+        # Made anew: what is traced depends on the device.
+        generator = noise.NoiseGenerator(strategy, 100)
+        state, rows = generator.initial_state(NoiseKey.for_testing(0)), []
+        for step in range(STEPS):
+            row, state = generator.next(state, tf.constant(step))
+            rows.append(row)
+        return np.stack(rows)
+
+    expected = run()
+    monkeypatch.setattr(recurrences, "device_kind", lambda: "GPU")
+    # Of 7 terms the second group has 3, of 9 the third has one.
+    monkeypatch.setattr(recurrences, "_TERMS_OF_LANES", 4)
+    np.testing.assert_allclose(run(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "found"), [("GPU", [16]), ("CPU", [4, 1])])
+def test_terms_of_an_accelerator_are_drawn_at_once(kind, found, monkeypatch):
+    monkeypatch.setattr(recurrences, "device_kind", lambda: kind)
+    strategy = strategies.bisr(workloads.prefix_sum(100), 16)
+    recurrence = recurrences.recurrence_of(strategy.matrix)
+    drawn = []
+
+    def normals(steps, weights):
+        drawn.append(int(weights.shape[0]))
+        return tf.zeros([8]) + tf.reduce_sum(weights)
+
+    @tf.function(autograph=False)
+    def row(step):
+        return recurrence.row(normals, tf.zeros([0, 8]), step)[0]
+
+    row.get_concrete_function(tf.TensorSpec([], tf.int64))
+    assert drawn == found
+
+
+@pytest.mark.parametrize("kind", ["GPU", "CPU"])
+def test_buffers_of_an_accelerator_are_read_in_one_pass(kind, monkeypatch):
+    monkeypatch.setattr(recurrences, "device_kind", lambda: kind)
+    strategy = strategies_of_many_terms()["buffered"]
+    recurrence = recurrences.recurrence_of(strategy.matrix)
+
+    @tf.function(autograph=False, jit_compile=True)
+    def row(buffer, step):
+        output, update = recurrence.row(lambda s, w: tf.zeros([8]) + w, buffer, step)
+        return output, update.values
+
+    text = row.experimental_get_compiler_ir(tf.zeros([2, 8]), tf.constant(3, tf.int64))(
+        stage="hlo"
+    )
+    # The control is the CPU, whose product is a kernel of its own.
+    assert (" dot(" in text) == (kind == "CPU")

@@ -10,13 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import matrices
+from tf_bandmf.noise.devices import device_kind
 
 # `sum_k weights[k] z[steps[k]]`, float32, shape [size], from steps, int64, and weights,
 # float32, both of shape [terms]; `z[step]` are always the same independent normals.
 Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
-# More terms than this are summed in a loop.
-_UNROLLED_TERMS = 4
+# More terms than this are summed in a loop; on accelerators, where they are a dimension
+# that no memory is needed for (see `lanes`), so many are summed at once in each turn.
+_UNROLLED_TERMS, _TERMS_OF_LANES = 4, 16
 _ONE = [1.0]
 
 
@@ -53,20 +55,25 @@ class Regeneration(Recurrence):
     Nothing is kept. `N` is banded, or all of it is there (a dense strategy).
     """
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _Rows, jit_compile: bool) -> None:
         self._rows = rows
         self.key_terms = rows.terms
+        self._jit_compile = jit_compile
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         weights = self._rows.at(step)
-        together = min(self._rows.terms, _UNROLLED_TERMS)
+        by_lanes = self._jit_compile and device_kind() != "CPU"
+        most = _TERMS_OF_LANES if by_lanes else _UNROLLED_TERMS
+        together = min(self._rows.terms, most)
         # Steps before the first have weight 0.
         steps = tf.maximum(step - tf.range(self._rows.terms, dtype=tf.int64), 0)
         if together == self._rows.terms:
             return normals(steps, weights), None
         first = normals(steps[:together], weights[:together])
+        if by_lanes:
+            return _plus_groups(first, normals, steps, weights, step), None
 
         def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
             earlier = normals(steps[j, None], tf.constant(_ONE))
@@ -104,6 +111,29 @@ class KeptNormals(Recurrence):
         first = _first_sum(weights, fresh, buffer, slot(1))
         output = _plus_terms(first, add, 2, self._rows.terms, step)
         return output, tf.IndexedSlices(fresh[None], tf.reshape(slot(0), [1]))
+
+
+def _plus_groups(
+    total: tf.Tensor,
+    normals: Normals,
+    steps: tf.Tensor,
+    weights: tf.Tensor,
+    step: tf.Tensor,
+) -> tf.Tensor:
+    """Adds the terms behind the first `_TERMS_OF_LANES`, so many at once, that exist."""
+    size = _TERMS_OF_LANES
+    # The last group is filled up by terms of weight 0.
+    missing = -int(weights.shape[0]) % size
+    steps, weights = tf.pad(steps, [[0, missing]]), tf.pad(weights, [[0, missing]])
+    exist = tf.minimum(int(weights.shape[0]), tf.cast(step, tf.int32) + 1)
+
+    def add(j: tf.Tensor, partial: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        own = tf.slice(steps, [j], [size]), tf.slice(weights, [j], [size])
+        return j + size, partial + normals(*own)
+
+    return tf.while_loop(
+        lambda j, _: j < exist, add, (tf.constant(size), total), parallel_iterations=1
+    )[1]
 
 
 def _plus_terms(
@@ -194,7 +224,8 @@ class GeometricBuffers(Recurrence):
     `s[m] = inverse_decays[m] s[m] + z`; see `matrices.BufferedToeplitz`.
     """
 
-    def __init__(self, sums: matrices.GeometricSums) -> None:
+    def __init__(self, sums: matrices.GeometricSums, jit_compile: bool) -> None:
+        self._jit_compile = jit_compile
         self._scales = sums.scales.astype(np.float32)
         self._decays = sums.decays.astype(np.float32)
         self._num_steps = sums.num_rows
@@ -206,11 +237,23 @@ class GeometricBuffers(Recurrence):
         # NaN past the horizon, as in _Rows.at.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
         fresh = normals(step[None], one[None])
-        scales = tf.constant(self._scales)
-        output = fresh + tf.linalg.matvec(buffer, scales, transpose_a=True)
-        updated = tf.constant(self._decays)[:, None] * buffer + fresh[None]
+        scales, decays = tf.constant(self._scales), tf.constant(self._decays)
+        if self._jit_compile and device_kind() != "CPU":
+            output, updated = _geometric(fresh, scales, decays, buffer)
+        else:
+            output = fresh + tf.linalg.matvec(buffer, scales, transpose_a=True)
+            updated = decays[:, None] * buffer + fresh[None]
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
         return output, tf.IndexedSlices(updated, slots)
+
+
+@_compiled
+def _geometric(
+    fresh: tf.Tensor, scales: tf.Tensor, decays: tf.Tensor, buffer: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    # Not matvec: a product is a kernel of its own, which reads the buffer once more.
+    output = fresh + tf.reduce_sum(scales[:, None] * buffer, axis=0)
+    return output, decays[:, None] * buffer + fresh[None]
 
 
 class ScaledOutput(Recurrence):
@@ -239,7 +282,7 @@ def recurrence_of(
     Args:
       matrix: C.
       keep_normals: where earlier normals are needed again, keep them.
-      jit_compile: False where XLA is missing: the ring buffer's sum is then a product.
+      jit_compile: False where XLA is missing: sums over a buffer are then products.
 
     Raises:
       TypeError: for a kind of matrix that cannot be streamed.
@@ -248,11 +291,11 @@ def recurrence_of(
     if isinstance(streaming, matrices.Regeneration):
         # The factors of the rows are part of the weights.
         keep = keep_normals and matrix.core.banded_inverse() is not None
-        kind = KeptNormals if keep else Regeneration
-        return kind(_Rows(streaming, streaming.row_scale))
+        rows = _Rows(streaming, streaming.row_scale)
+        return KeptNormals(rows) if keep else Regeneration(rows, jit_compile)
     inner: Recurrence
     if isinstance(streaming, matrices.GeometricSums):
-        inner = GeometricBuffers(streaming)
+        inner = GeometricBuffers(streaming, jit_compile)
     elif isinstance(streaming, matrices.ForwardSubstitution):
         inner = RingBuffer(_Rows(streaming), jit_compile)
     else:
