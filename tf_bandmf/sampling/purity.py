@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tf_bandmf.graphs.allocation import SIZED_BY_VALUES, sized_by_values
 from tf_bandmf.graphs.operations import Effect, effect
 from tf_bandmf.graphs.totality import is_endless, stopping_operations
 from tf_bandmf.graphs.walking import Scope
@@ -47,13 +48,16 @@ def may_fail(graph: Any, examples: Sequence[Any]) -> bool:
       examples: its inputs that hold an example.
 
     Raises:
-      ValueError: if some example could keep it running for ever.
+      ValueError: if some example could keep it running for ever, or need any amount of
+        memory.
     """
     scope = Scope(
         {id(t): any(t is example for example in examples) for t in graph.inputs}
     )
-    found = list(stopping_operations(graph.get_operations(), scope, graph.outputs, {}))
-    for op, reason in found:
-        if is_endless(reason):
+    operations = graph.get_operations()
+    found = list(stopping_operations(operations, scope, graph.outputs, {}))
+    large = list(sized_by_values(operations, scope, graph.outputs, {}))
+    for op, reason in [*found, *large]:
+        if is_endless(reason) or reason is SIZED_BY_VALUES:
             raise ValueError(f"Operation {op.name!r} ({op.type}) {reason}.")
     return bool(found)
