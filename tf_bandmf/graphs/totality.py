@@ -35,7 +35,7 @@ _ENDLESS = (
     "is a loop whose number of rounds depends on the data, without a bound: one record "
     "could keep it running for ever. Give it `maximum_iterations`"
 )
-_SIZES = (
+SIZES = (
     "puts together tensors whose sizes depend on values in the data: one record would end "
     "the training where they do not fit"
 )
@@ -55,20 +55,25 @@ def stopping_operations(
       results: what is wanted of it. What nothing needs does not run.
       made_from: of tensors, by id: those that stand for what they were computed from.
     """
-    for op, here in walk(live(operations, results, made_from), scope, _may_stop):
-        known = operation(op.type)
-        if known is None:
-            continue  # refused for what it may do
-        if op.type in LOOPS:
-            if not _ends(op, here):
-                yield op, _ENDLESS
-        elif _is_stopped(op, known, here):
-            yield op, STOPS
-        elif here.may_clash(op):
-            yield op, _SIZES
+    for op, here in walk(live(operations, results, made_from), scope, may_stop):
+        reason = why_it_stops(op, here)
+        if reason is not None:
+            yield op, reason
     for result in results:
         if varies(scope.sizes(result)):
-            yield result.op, _SIZES
+            yield result.op, SIZES
+
+
+def why_it_stops(op: Any, scope: Scope) -> str | None:
+    """Why values of data can stop an operation of a scope's graph, or None."""
+    known = operation(op.type)
+    if known is None:
+        return None  # refused for what it may do
+    if op.type in LOOPS:
+        return None if _ends(op, scope) else _ENDLESS
+    if _is_stopped(op, known, scope):
+        return STOPS
+    return SIZES if scope.may_clash(op) else None
 
 
 def is_endless(reason: str) -> bool:
@@ -76,7 +81,7 @@ def is_endless(reason: str) -> bool:
     return reason == _ENDLESS
 
 
-def _may_stop(op: Any, name: str, scope: Scope) -> bool:
+def may_stop(op: Any, name: str, scope: Scope) -> bool:
     """Whether a function has anything that data could stop."""
     if any(varies(scope.sizes(tensor)) for tensor in op.inputs):
         return True

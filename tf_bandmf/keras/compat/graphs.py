@@ -12,7 +12,7 @@ from typing import Any
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks, op_def_registry, ops, tensor_util
-from tensorflow.python.ops import nn_impl
+from tensorflow.python.ops import custom_gradient, nn_impl
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 EagerTensor = ops.EagerTensor
@@ -21,6 +21,7 @@ __all__ = [
     "EagerTensor",
     "GraphOrParentsInXlaContext",
     "context",
+    "custom_gradient",
     "gen_xla_ops",
     "nn_impl",
     "op_callbacks",

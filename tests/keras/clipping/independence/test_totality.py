@@ -144,7 +144,74 @@ def in_bounds(x):
     return x + found + tf.reduce_sum(largest)
 
 
+@tf.custom_gradient
+def stops_backward(x):
+    def gradient(upstream):
+        small = tf.debugging.assert_less(tf.reduce_max(x), 100.0)
+        with tf.control_dependencies([small]):
+            return tf.identity(upstream)
+
+    return tf.identity(x), gradient
+
+
+@tf.custom_gradient
+def looks_up_backward(x):
+    def gradient(upstream):
+        place = tf.cast(tf.reduce_max(x), tf.int32)
+        found = tf.raw_ops.GatherV2(params=tf.ones([100]), indices=[place], axis=0)
+        return upstream * found
+
+    return tf.identity(x), gradient
+
+
+def in_a_loop(x):
+    # In a function that is called, too.
+    called = tf.function(stops_backward, autograph=False)
+    return tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, called(v)), [0, x])[1]
+
+
+STOPPING_GRADIENTS = {
+    "assertion": stops_backward,
+    "gather": looks_up_backward,
+    "in a loop": in_a_loop,
+}
+
+
+@pytest.mark.attack(
+    "Values of a record that would end a step in its backward pass",
+    tried="Custom gradients of a layer that runs alone which assert, or read beyond an "
+    "end, also in loops and functions.",
+    area="inputs",
+    invariants=[18],
+)
+@pytest.mark.slow_cases("in a loop")
+@pytest.mark.parametrize("name", STOPPING_GRADIENTS)
+@pytest.mark.invariant(18)
+def test_a_gradient_that_a_record_could_stop_is_refused(name):
+    function = STOPPING_GRADIENTS[name]
+
+    @tf.function(autograph=False)
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return tape.gradient(y, x)
+
+    # The control: it is a record that stops it.
+    gradient(tf.ones([1, 4]))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        gradient(tf.fill([1, 4], 1e3))
+    with pytest.raises(UnsupportedModelError, match="one record"):
+        cases.clipping_of(cases.model_with(cases.Custom(function)))(*cases.examples())
+
+
+@tf.custom_gradient
+def straight_through(x):
+    return tf.round(x), lambda upstream: tf.where(tf.abs(x) < 1, upstream, 0.0)
+
+
 HONEST = {
+    "a gradient of its own": straight_through,
     "in bounds": each(in_bounds),
     "a loop with a bound": each(lambda x: until(x, maximum_iterations=12)),
     "keras": lambda x: x + keras.ops.take_along_axis(x, keras.ops.argsort(x, 1), 1),

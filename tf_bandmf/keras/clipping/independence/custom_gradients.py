@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
-from tf_bandmf.keras.compat.graphs import nn_impl, ops
+from tf_bandmf.keras.compat.graphs import custom_gradient, nn_impl, ops
+from tf_bandmf.keras.compat.own_gradients import is_call, is_of_the_step
 
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # Modules of TensorFlow whose custom gradients act on each element alone.
 _KNOWN_FILES = frozenset({nn_impl.__file__})
+_DECORATOR = custom_gradient.__file__
 _ATTRIBUTE = "_gradient_op_type"
 
 
@@ -28,7 +29,7 @@ def refuse_unknown(op: Any) -> None:
     except ValueError:
         return
     name = name.decode() if isinstance(name, bytes) else str(name)
-    if op.type in _CALLS and name.startswith(_CALLS):
+    if is_call(op.type) and is_call(name):
         return
     if _is_known(name):
         return
@@ -43,19 +44,32 @@ def _is_known(name: str) -> bool:
         function = ops.gradient_registry.lookup(name)
     except LookupError:
         return False
+    return acts_on_elements(function)
+
+
+def acts_on_elements(function: Any) -> bool:
+    """Whether a custom gradient is one of TensorFlow's that act on each element alone."""
     written = _innermost(function)
     return written is not None and written.__code__.co_filename in _KNOWN_FILES
 
 
+def is_trusted(function: Any) -> bool:
+    """Whether a custom gradient is TensorFlow's, or what the step itself made."""
+    return acts_on_elements(function) or is_of_the_step(_innermost(function))
+
+
 def _innermost(function: Any) -> Any:
-    """The function that the author of a `tf.custom_gradient` wrote for its gradient."""
+    """The function that the author of a `tf.custom_gradient` wrote for its gradient.
+
+    Args:
+      function: what TensorFlow made of it for a graph or a tape.
+    """
     for name in ("tape_grad_fn", "grad_fn"):
+        if getattr(function, "__code__", None) is None:
+            return None
         cells = dict(
             zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         )
-        if name not in cells:
-            return None
-        function = cells[name].cell_contents
-        if not hasattr(function, "__code__"):
-            return None
-    return function
+        if name in cells and function.__code__.co_filename == _DECORATOR:
+            function = cells[name].cell_contents
+    return function if hasattr(function, "__code__") else None

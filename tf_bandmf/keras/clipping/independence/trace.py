@@ -13,12 +13,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.graphs.totality import stopping_operations
+from tf_bandmf.graphs.sizes import varies
+from tf_bandmf.graphs.totality import (
+    SIZES,
+    may_stop,
+    stopping_operations,
+    why_it_stops,
+)
 from tf_bandmf.graphs.walking import (
     ARGUMENTS,
     Scope,
     calling_operation,
+    has_node,
     held_already,
+    walk,
 )
 from tf_bandmf.keras.clipping.independence import (  # noqa: F401  (fill the table)
     control,
@@ -30,6 +38,7 @@ from tf_bandmf.keras.clipping.independence import (  # noqa: F401  (fill the tab
     reductions,
     state,
 )
+from tf_bandmf.keras.clipping.independence.custom_gradients import is_trusted
 from tf_bandmf.keras.clipping.independence.domain import (
     INDEPENDENT,
     Kind,
@@ -41,6 +50,12 @@ from tf_bandmf.keras.clipping.independence.evaluation import Evaluation
 from tf_bandmf.keras.clipping.independence.registration import is_vouched
 from tf_bandmf.keras.clipping.independence.sizes import BATCH
 from tf_bandmf.keras.compat.keras_objects import LOGITS, MASK
+from tf_bandmf.keras.compat.own_gradients import (
+    is_own,
+    is_own_node,
+    is_returned,
+    marked_gradients,
+)
 from tf_bandmf.keras.compat.patching import patched
 
 _STATE = threading.local()
@@ -86,6 +101,7 @@ class Trace:
         self._keep: list[Any] = []
         self._made_from: dict[int, tuple[Any, ...]] = {}
         self._claimed: set[int] = set()
+        self._has_own_gradients = False
 
     def _position(self) -> int:
         return len(self._graph.get_operations())
@@ -106,6 +122,10 @@ class Trace:
         """Notes that code of the user says what shape a tensor has; nothing checks it."""
         self._claimed.add(id(tensor))
         self._keep.append(tensor)
+
+    def own_gradient(self) -> None:
+        """Notes that the graph has operations of a gradient of the user's own."""
+        self._has_own_gradients = True
 
     def require(self, tensor: tf.Tensor, batched: bool | None = True) -> None:
         """Asks that row i of a tensor is example i; or that no data is in the tensor.
@@ -313,6 +333,27 @@ class Trace:
         ):
             raise NotIndependent(reason, op)
 
+    def refuse_stopping_gradients(self) -> None:
+        """Refuses what `refuse_stops` does in gradients of the user's own.
+
+        TensorFlow's gradients stop for no value for which the forward pass does not.
+
+        Raises:
+          NotIndependent: with the operation.
+        """
+        if not self._has_own_gradients:
+            return
+        operations = self._graph.get_operations()[self._start :]
+        scope = Scope({id(tensor): True for tensor in self._examples})
+        for op, here in walk(operations, scope, _may_have_own):
+            if not is_own(op):
+                continue
+            reason = why_it_stops(op, here)
+            if is_returned(op) and varies(here.sizes(op.outputs[0])):
+                reason = SIZES
+            if reason is not None:
+                raise NotIndependent(reason, op)
+
     def layers_at(self, error: NotIndependent) -> list[Any]:
         """Layers in whose calls an error is, the innermost first."""
         op = calling_operation(error.operation, self._graph)
@@ -324,6 +365,13 @@ class Trace:
             return []
         inside = [w for w in self._windows if w.start <= position < w.stop]
         return [w.layer for w in sorted(inside, key=lambda w: w.stop - w.start)]
+
+
+def _may_have_own(op: Any, name: str, scope: Scope) -> bool:
+    """Whether a function has operations of an own gradient that data could stop."""
+    if is_own(op):
+        return may_stop(op, name, scope)
+    return has_node(op.graph, name, is_own_node)
 
 
 def _enters(op: Any) -> bool:
@@ -390,7 +438,10 @@ def recording(trace: Trace) -> Iterator[None]:
     previous = getattr(_STATE, "trace", None)
     _STATE.trace = trace
     try:
-        with patched(tf.Tensor, "set_shape", functools.partial(_set_shape, trace)):
+        with (
+            patched(tf.Tensor, "set_shape", functools.partial(_set_shape, trace)),
+            marked_gradients(is_trusted, trace.own_gradient),
+        ):
             yield
     finally:
         _STATE.trace = previous

@@ -17,6 +17,7 @@ from tf_bandmf.keras.clipping.proof.refusals import (
     prove,
     refuse_shared_reads,
     refuse_state,
+    refuse_stops,
 )
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.compat.seeds import used_generators
@@ -61,6 +62,7 @@ def proved_forward(
         yield forward
     refuse_shared_reads(model, trace)
     refuse_state(model, forward, trace, generators)
+    refuse_stops(model, trace, trace.refuse_stopping_gradients)
 
 
 def _without_batch_size(tensor: tf.Tensor) -> tf.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -89,15 +89,29 @@ def prove(
             if not (tried or is_container(layer)):
                 return layer
         raise _refusal(model, trace, error) from error
+    refuse_stops(model, trace, lambda: trace.refuse_stops(results))
+    return None
+
+
+def refuse_stops(model: keras.Model, trace: Trace, check: Callable[[], None]) -> None:
+    """Refuses what stops the program for some values of the data, or never ends.
+
+    Args:
+      model: the model.
+      trace: what was noted of its graph.
+      check: looks at the graph.
+
+    Raises:
+      UnsupportedModelError: with the operation and its layer.
+    """
     try:
-        trace.refuse_stops(results)
+        check()
     except NotIndependent as error:
         raise UnsupportedModelError(
             f"Model {model.name!r}{_where(trace, error)}: operation "
             f"{error.operation.name!r} ({error.operation.type}) {error.reason}. "
             f"{_advice(trace, error, _STOP_ADVICE)}"
         ) from error
-    return None
 
 
 def refuse_state(

@@ -18,6 +18,7 @@ from tf_bandmf.keras.clipping.rules import generic
 from tf_bandmf.keras.clipping.rules.base import LayerCall
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import EXTRAS
+from tf_bandmf.keras.compat.own_gradients import of_the_step
 from tf_bandmf.keras.compat.seeds import per_example_seeds, used_generators
 
 # Their results have sizes that depend on the data, and cannot be put side by side.
@@ -80,6 +81,7 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         rest[:] = leaves
         kept = [leaf for leaf, f in zip(leaves, floating, strict=True) if f]
 
+        @of_the_step
         def backward(*upstream: tf.Tensor, variables: Any = None) -> Any:
             gradients = _backward(call, tensors, upstream, floating)
             # Weights get their gradients from `factors`.
