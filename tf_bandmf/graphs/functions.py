@@ -8,7 +8,9 @@ the operation gets; in a loop, from what holds in each round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +22,20 @@ from tf_bandmf.graphs.operations import LOOPS
 
 # A claim about shapes, which nothing checks when the operation runs.
 _CLAIM = "_output_shapes"
+_STATE = threading.local()
+
+
+@contextlib.contextmanager
+def made_once() -> Iterator[None]:
+    """Has each graph made once as long as the context is open, in this thread."""
+    if getattr(_STATE, "made", None) is not None:
+        yield
+        return
+    _STATE.made = {}
+    try:
+        yield
+    finally:
+        _STATE.made = None
 
 
 def function_graph(op: Any, name: str, given: Sequence[Any]) -> Any:
@@ -35,16 +51,34 @@ def function_graph(op: Any, name: str, given: Sequence[Any]) -> Any:
     Raises:
       KeyError: if no graph around the operation knows the function.
     """
-    shapes = [tensor.shape for tensor in given]
-    is_loop = op.type in LOOPS
-    known = (tf.resource,) if is_loop else (tf.resource, tf.variant)
+    made: dict[tuple[int, str], tuple[Any, Any]] | None = getattr(_STATE, "made", None)
+    if made is None:
+        return _graph_of(op, name, given)
+    key = (id(op), name)
+    if key not in made:
+        graph = _graph_of(op, name, given)
+        # The operation is kept, so that no other one gets its id.
+        made[key] = op, graph
+    return made[key][1]
+
+
+def _graph_of(op: Any, name: str, given: Sequence[Any]) -> Any:
+    known = (tf.resource, tf.variant)
+    if op.type in LOOPS:
+        known = (tf.resource,)
+        inside = op.get_attr("body").name
+        if name == inside:
+            return _settled_body(op, *_shapes_and_handles(given, known))
+        # What holds of the state in each round is what the body says.
+        given = function_graph(op, inside, given).inputs
+    return _made(op, name, *_shapes_and_handles(given, known))
+
+
+def _shapes_and_handles(
+    given: Sequence[Any], known: Sequence[tf.DType]
+) -> tuple[list[Any], list[Any]]:
     handles = [tensor if tensor.dtype in known else None for tensor in given]
-    if is_loop:
-        body = _settled_body(op, shapes, handles)
-        if name == body.name:
-            return body
-        shapes = [tensor.shape for tensor in body.inputs]
-    return _made(op, name, shapes, handles)
+    return [tensor.shape for tensor in given], handles
 
 
 def _settled_body(op: Any, shapes: list[Any], handles: list[Any]) -> Any:

@@ -205,6 +205,38 @@ def test_a_gradient_that_a_record_could_stop_is_refused(name):
         cases.clipping_of(cases.model_with(cases.Custom(function)))(*cases.examples())
 
 
+class OnceTotal(cases.Custom):
+    """A layer that stops for a record from its second trace for a single example on."""
+
+    traces = 0
+
+    def call(self, x):
+        if x.shape[0] == 1:
+            self.traces += 1
+        if self.traces > 1:
+            small = tf.debugging.assert_less(tf.reduce_max(x), 100.0)
+            with tf.control_dependencies([small]):
+                x = tf.identity(x)
+        return x * self.function(x)
+
+
+@pytest.mark.attack(
+    "Values of a record that would end a step where a layer runs again",
+    tried="A layer that asserts when it is traced again for its gradient.",
+    area="inputs",
+    invariants=[18],
+)
+@pytest.mark.invariant(18)
+def test_what_a_layer_does_when_it_runs_again_is_analysed():
+    mixing = OnceTotal(lambda x: tf.reduce_mean(x, axis=0, keepdims=True))
+    # The control: it is the second trace that stops.
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        mixing(tf.ones([1, 4])), mixing(tf.fill([1, 4], 1e3))
+    mixing.traces = 0
+    with pytest.raises(UnsupportedModelError, match="one record"):
+        cases.clipping_of(cases.model_with(mixing))(*cases.examples())
+
+
 @tf.custom_gradient
 def straight_through(x):
     return tf.round(x), lambda upstream: tf.where(tf.abs(x) < 1, upstream, 0.0)

@@ -23,6 +23,7 @@ from tf_bandmf.keras.clipping.independence.trace import (
     current_trace,
     is_container,
     recording,
+    running_again,
 )
 from tf_bandmf.keras.clipping.independence.vectorized import rows_stay_apart
 
@@ -34,5 +35,6 @@ __all__ = [
     "recording",
     "register_per_example_layer",
     "rows_stay_apart",
+    "running_again",
     "vouched_classes",
 ]

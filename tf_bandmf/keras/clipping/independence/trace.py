@@ -55,6 +55,7 @@ from tf_bandmf.keras.compat.own_gradients import (
     is_own_node,
     is_returned,
     marked_gradients,
+    runs_again,
 )
 from tf_bandmf.keras.compat.patching import patched
 
@@ -124,7 +125,7 @@ class Trace:
         self._keep.append(tensor)
 
     def own_gradient(self) -> None:
-        """Notes that the graph has operations of a gradient of the user's own."""
+        """Notes that the backward pass has operations of the user's own."""
         self._has_own_gradients = True
 
     def require(self, tensor: tf.Tensor, batched: bool | None = True) -> None:
@@ -467,6 +468,16 @@ def _caller() -> str:
     while frame.f_back and frame.f_globals["__name__"] == patched.__module__:
         frame = frame.f_back
     return str(frame.f_globals["__name__"]).partition(".")[0]
+
+
+@contextlib.contextmanager
+def running_again() -> Iterator[None]:
+    """Has what the user's code makes, which runs a second time, analysed again."""
+    trace = current_trace()
+    if trace is not None:
+        trace.own_gradient()
+    with runs_again():
+        yield
 
 
 def current_trace() -> Trace | None:

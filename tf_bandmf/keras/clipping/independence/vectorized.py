@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tf_bandmf.graphs.functions import made_once
 from tf_bandmf.keras.clipping.independence.domain import (
     NotIndependent,
     Value,
@@ -19,6 +20,7 @@ from tf_bandmf.keras.clipping.independence.evaluation import Evaluation
 from tf_bandmf.keras.clipping.independence.sizes import BATCH
 
 
+@made_once()
 def rows_stay_apart(
     outputs: Sequence[Any],
     elements: Sequence[Any],

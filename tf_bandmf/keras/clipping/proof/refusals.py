@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tf_bandmf.graphs.functions import made_once
 from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.independence import (
     NotIndependent,
@@ -53,6 +54,7 @@ _ADVICE = (
 )
 
 
+@made_once()
 def prove(
     model: keras.Model,
     forward: Forward,

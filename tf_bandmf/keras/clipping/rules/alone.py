@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor
-from tf_bandmf.keras.clipping.independence import current_trace
+from tf_bandmf.keras.clipping.independence import current_trace, running_again
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.rules import generic
 from tf_bandmf.keras.clipping.rules.base import LayerCall
@@ -120,7 +120,8 @@ def _backward(
         example = [tf.identity(tensor) for tensor in example]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([example[i] for i in wanted])
-            outputs = generic._run_one(call, example, seeds)
+            with running_again():
+                outputs = generic._run_one(call, example, seeds)
             leaves = [
                 leaf
                 for leaf, f in zip(_leaves(call, outputs), floating, strict=True)

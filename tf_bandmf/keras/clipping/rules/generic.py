@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
+from tf_bandmf.keras.clipping.independence import running_again
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
@@ -72,7 +73,8 @@ class GenericRule(Rule):
             inputs, upstream, example_seeds = element
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                outputs = _run_one(call, inputs, example_seeds)
+                with running_again():
+                    outputs = _run_one(call, inputs, example_seeds)
                 leaves = _output_leaves(call.layer, outputs)
             grads = tape.gradient(
                 [leaves[i] for i in used],
