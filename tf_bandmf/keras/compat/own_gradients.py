@@ -13,7 +13,7 @@ import contextlib
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -39,6 +39,16 @@ def of_the_step(function: Callable[..., Any]) -> Callable[..., Any]:
 def is_of_the_step(function: Callable[..., Any]) -> bool:
     """Whether `of_the_step` was said of a gradient."""
     return getattr(function, "__code__", None) in _OF_THE_STEP
+
+
+def forget_gradients(operations: Iterable[Any]) -> None:
+    """Takes back gradients that replaced those of operations, and will not be asked for.
+
+    TensorFlow keeps each with the graph that it belongs to, for as long as the process runs.
+    """
+    for op in operations:
+        name = tf.compat.as_str(op.get_attr("_gradient_op_type"))
+        ops.gradient_registry._registry.pop(name, None)
 
 
 @contextlib.contextmanager

@@ -51,6 +51,7 @@ from tf_bandmf.keras.clipping.independence.registration import is_vouched
 from tf_bandmf.keras.clipping.independence.sizes import BATCH
 from tf_bandmf.keras.compat.keras_objects import LOGITS, MASK
 from tf_bandmf.keras.compat.own_gradients import (
+    forget_gradients,
     is_own,
     is_own_node,
     is_returned,
@@ -103,6 +104,7 @@ class Trace:
         self._made_from: dict[int, tuple[Any, ...]] = {}
         self._claimed: set[int] = set()
         self._has_own_gradients = False
+        self._replaced: dict[int, Any] = {}
 
     def _position(self) -> int:
         return len(self._graph.get_operations())
@@ -123,6 +125,19 @@ class Trace:
         """Notes that code of the user says what shape a tensor has; nothing checks it."""
         self._claimed.add(id(tensor))
         self._keep.append(tensor)
+
+    def replaces_gradient(self, results: Sequence[Any]) -> None:
+        """Notes what the step gave a gradient of its own, in place of another.
+
+        Args:
+          results: tensors with that gradient.
+        """
+        self._replaced.update((id(tensor.op), tensor.op) for tensor in results)
+
+    def done(self) -> None:
+        """Says that no gradient will be taken of the graph any more."""
+        forget_gradients(self._replaced.values())
+        self._replaced.clear()
 
     def own_gradient(self) -> None:
         """Notes that the backward pass has operations of the user's own."""

@@ -120,6 +120,7 @@ def _trace(
         trace = Trace(batches.tensor_leaves(placeholders), static_batch=size)
         with used_generators() as generators:
             forward = run_forward(model, variables, units, placeholders, None, trace)
+        trace.done()
         found.clear()
         found.update(_examine(model, variables, forward, placeholders, size))
         more = prove(model, forward, trace, generators, alone)

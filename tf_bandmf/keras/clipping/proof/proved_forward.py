@@ -57,9 +57,13 @@ def proved_forward(
         more = prove(model, forward, trace, generators, structure.alone)
         if more is None:
             break
+        trace.done()
         alone = (*structure.alone, more)
-    with recording(trace):
-        yield forward
+    try:
+        with recording(trace):
+            yield forward
+    finally:
+        trace.done()
     refuse_shared_reads(model, trace)
     refuse_state(model, forward, trace, generators)
     refuse_stops(model, trace, trace.refuse_stopping_gradients)

@@ -89,12 +89,14 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
         return kept, backward
 
-    outputs = iter(run(*inputs))
+    results = run(*inputs)
+    outputs = iter(results)
     found = [
         next(outputs) if f else leaf for leaf, f in zip(rest, floating, strict=True)
     ]
     trace = current_trace()
     if trace is not None:
+        trace.replaces_gradient(results)
         for output, leaf in zip(found, rest, strict=True):
             if output is not leaf:
                 trace.same(output, leaf)
