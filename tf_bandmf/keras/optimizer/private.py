@@ -262,9 +262,8 @@ class PrivateOptimizer(WrappedOptimizer):
                 )
             )
         self.run.begin(variables)
-        if replicas > 1:
-            # Every replica gives it the same noisy gradients: Keras shall not add them up.
-            keep_gradients_apart(self.inner_optimizer)
+        # Every replica gives it the same noisy gradients: Keras shall not add them up.
+        keep_gradients_apart(self.inner_optimizer)
 
     def apply_noisy(
         self,
