@@ -508,7 +508,7 @@ class Run:
         """Within it the inner optimizer makes of noisy gradients what it likes, alone."""
         changed = [*variables, *self.inner_optimizer.variables]
         is_first = replica_id() == 0
-        with update_runs_no_host_code(), update_is_released(noisy, changed, is_first):
+        with update_is_released(noisy, changed, is_first), update_runs_no_host_code():
             yield
 
     def still_at(
