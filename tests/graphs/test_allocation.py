@@ -1,5 +1,6 @@
 """No value of a record decides how much memory `map` and `parse` need."""
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -14,7 +15,16 @@ def in_a_branch(x):
     return tf.cond(x[0] > 0, lambda: tf.range(number(x)), lambda: tf.range(3))
 
 
+def parsed(x):
+    features = {
+        "list": tf.io.VarLenFeature(tf.int64),
+        "sparse": tf.io.SparseFeature("place", "value", tf.float32, 100),
+    }
+    return tf.io.parse_single_example(tf.strings.as_string(x[0]), features)
+
+
 LARGE = {
+    "parsed": lambda x: tf.range(parsed(x)["list"].values[0]),
     "range": lambda x: tf.range(number(x)),
     "fill": lambda x: tf.zeros([2, number(x)]),
     "tile": lambda x: tf.tile(x, number(x)[None]),
@@ -44,6 +54,11 @@ OF_LIMITED_SIZE = {
     ),
     "counted": lambda x: tf.range(tf.reduce_sum(tf.cast(x > 0, tf.int32))),
     "letters": lambda x: tf.zeros([tf.strings.length(tf.strings.as_string(x[0]))]),
+    "entries of a record": lambda x: tf.sparse.to_dense(parsed(x)["list"]),
+    "entries with places": lambda x: tf.sparse.to_dense(parsed(x)["sparse"]),
+    "crossed": lambda x: keras.layers.HashedCrossing(5, output_mode="one_hot")(
+        (tf.strings.as_string(x[0]), tf.strings.as_string(x[0]))
+    ),
     "part": lambda x: x[: number(x)],
     "image": lambda x: tf.image.resize_with_pad(
         tf.io.decode_png(tf.strings.as_string(x[0]), channels=1), 8, 8

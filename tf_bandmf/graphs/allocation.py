@@ -103,6 +103,14 @@ _AS_LONG = {
     "UniqueWithCounts": (1, 2),
     "UniqueWithCountsV2": (1, 2),
 }
+# Of these, likewise, by the ends of their outputs' names: sparse tensors and lists that
+# are written in a record, entry by entry.
+_WRITTEN = frozenset(
+    "ParseExample ParseExampleV2 ParseSequenceExample ParseSequenceExampleV2 "
+    "ParseSingleExample ParseSingleSequenceExample SparseCross SparseCrossHashed "
+    "SparseCrossV2".split()
+)
+_PARTS = ("indices", "lengths", "row_splits", "shape", "shapes")
 
 
 def sized_by_values(
@@ -162,9 +170,27 @@ def _is_a_value(tensor: Any, scope: Scope) -> bool:
 
 
 def _is_as_long(tensor: Any) -> bool:
-    places = _AS_LONG.get(tensor.op.type, ())
+    op = tensor.op
+    places = _AS_LONG.get(op.type, ())
+    if op.type in _WRITTEN:
+        return _output_name(tensor).endswith(_PARTS)
     # What is true is counted, too.
     return places is None or tensor.value_index in places or tensor.dtype == tf.bool
+
+
+def _output_name(tensor: Any) -> str:
+    """What an operation calls an output, or the list of outputs that it is in."""
+    op, end = tensor.op, 0
+    for argument in op.op_def.output_arg:
+        if argument.number_attr:
+            end += op.get_attr(argument.number_attr)
+        elif argument.type_list_attr:
+            end += len(op.get_attr(argument.type_list_attr))
+        else:
+            end += 1
+        if tensor.value_index < end:
+            return str(argument.name)
+    return ""
 
 
 def _behind(tensor: Any, scope: Scope) -> list[tuple[Any, Scope]]:
