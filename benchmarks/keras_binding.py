@@ -124,8 +124,8 @@ def main() -> None:
                 a - b for a, b in zip(times[part], times[call], strict=True)
             )
             print(
-                f"  {part}: {here * 1e3:.2f} ms, {here / wall:.2%} of the wall time, "
-                f"{used / processor:.2%} of the processor time"
+                f"  {part}: {here * 1e3:.2f} ms, {here / wall:.2%} of the wall time; "
+                f"{used * 1e3:.2f} ms, {used / processor:.2%} of the processor time"
             )
 
 

@@ -258,6 +258,7 @@ class Faults:
             assert ended != "crashed" or fault == self._fill_disk
             endings[ended] += 1
             uses += used
+            print(f"fault {number + 1} of {len(faults)}: {ended}", flush=True)
         self.end(run, uses)
         check_ledger(run, 1)
         return endings

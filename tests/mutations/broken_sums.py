@@ -28,6 +28,7 @@ from tf_bandmf.planning.plan import Plan
 )
 def noise_on_the_mean(patch):
     def noisy_mean(self, total, noise, stddev, batch_size):
+        total = total[: noise.shape[0]]
         return (total + stddev * noise / batch_size) / batch_size
 
     patch.setattr(replicas.NoisyMean, "__call__", noisy_mean)
@@ -139,11 +140,11 @@ def too_little_noise(patch):
 def noise_per_micro_step(patch):
     draw = SecretState.next_noise
 
-    def twice(state, step, total):
+    def twice(state, step, total, inputs):
         keys = tf.bitcast(state._recent_keys[0].value(), tf.uint64)
         last = tf.constant(state._generator.num_steps - 1, tf.int64)
         again, _ = state._generator.row(keys, state._buffers[0], last - step)
-        return draw(state, step, total) + again
+        return draw(state, step, total, inputs) + again
 
     patch.setattr(SecretState, "next_noise", twice)
 

@@ -15,27 +15,23 @@ KEY = NoiseKey.for_testing(0)
 
 
 def hashed(key, words, level):
-    """Words after a level, by Python's integers."""
-    columns, found = -(-len(words) // 1024), []
-    words = words + [0] * (1024 * columns - len(words))
-    own = key[2048 * level : 2048 * (level + 1)]
-    for column in range(columns):
-        block = words[column::columns]
-        for k in (own[:1024], own[1024:]):
-            nh = sum(
-                ((block[i] + k[i]) % 2**32) * ((block[512 + i] + k[512 + i]) % 2**32)
-                for i in range(512)
-            )
-            found += [nh % 2**32, nh % 2**64 >> 32]
-    return found
+    """Words of 64 bits after a level, by Python's integers."""
+    own = long(key[2048 * level : 2048 * (level + 1)])
+    words = words + [0] * (512 - len(words))
+    blocks = len(words) // 512
+    found = []
+    for k in (own[:512], own[512:]):
+        for column in range(blocks):
+            sums = [(words[i * blocks + column] + k[i]) % 2**64 for i in range(512)]
+            found.append(sum((s % 2**32) * (s >> 32) for s in sums) % 2**64)
+    return found + words[512 * blocks :]
 
 
 def last(key, words):
-    result = []
+    result, halves = [], [half for word in words for half in (word % 2**32, word >> 32)]
     for word in range(2):
-        ks = key[-20:][10 * word : 10 * word + 10]
-        ks = [low + (high << 32) for low, high in zip(ks[::2], ks[1::2])]
-        total = ks[0] + sum(k * x for k, x in zip(ks[1:], words))
+        ks = long(key[-20:][10 * word : 10 * word + 10])
+        total = ks[0] + sum(k * x for k, x in zip(ks[1:], halves, strict=True))
         result.append(total % 2**64 >> 32)
     return np.array(result, np.uint32).view(np.int32)
 
@@ -44,11 +40,20 @@ def integers(array):
     return [int(word) for word in np.asarray(array).view("<u4")]
 
 
-def reference(key, value):
-    key, words = integers(key), integers(np.asarray(value, "<f4"))
+def long(words):
+    return [low + (high << 32) for low, high in zip(words[::2], words[1::2])]
+
+
+def reference(key, value, more=()):
+    key, numbers = integers(key), integers(np.asarray(value, "<f4"))
+    even = len(numbers) // 2 * 2
+    words, rest = long(numbers[:even]), numbers[even:] + integers(more)
     for level in range(digests.LEVELS):
-        words = hashed(key, words, level)
-        if len(words) == 4:
+        is_last = len(words) + len(rest) <= 512
+        if is_last:
+            words, rest = words + rest, []
+        words, rest = hashed(key, words, level) + rest, []
+        if is_last:
             return last(key, words)
 
 
@@ -57,20 +62,44 @@ def reference_of_parts(key, words):
     found = []
     for first in range(0, len(words), 2**15):
         part = words[first : first + 2**15]
-        part += [0] * (2**15 - len(part))
+        part = long(part + [0] * (2**15 - len(part)))
         found += hashed(key, hashed(key, part, 0), 1)
-    found += [0] * (2**14 - len(found))
+    found += [0] * (2**13 - len(found))
     for level in range(2, digests.LEVELS):
         found = hashed(key, found, level)
     return last(key, found)
 
 
-@pytest.mark.parametrize("size", [1, 7, 1023, 1024, 1025, 5000, 300_000])
+@pytest.mark.parametrize("size", [1, 7, 1023, 1024, 1025, 2047, 5000, 300_000, 300_001])
 def test_it_is_what_its_formula_says(size):
     value = np.random.default_rng(size).normal(size=size).astype("f4")
     key = digest_key(bytes(32), "plan")
     found = keyed_digest(tf.constant(key), tf.constant(value))
     np.testing.assert_array_equal(found, reference(key, value))
+    # As accelerators have it, and programs that XLA compiles as a whole.
+    for compiled in (True, False):
+        plain = tf.function(digests.plain_digest, jit_compile=compiled, autograph=False)
+        np.testing.assert_array_equal(
+            plain(tf.constant(key), tf.constant(value)), found
+        )
+
+
+@pytest.mark.parametrize("half_bits", [1, 2, 3])
+@pytest.mark.invariant(8)
+def test_products_of_two_words_have_any_difference_as_seldom_as_the_bound(half_bits):
+    # Words of a few bits instead of 64: all pairs of words, and all keys.
+    half = 2**half_bits
+    words = np.arange(half**2)
+
+    def most_frequent(product):
+        value = product((words[:, None] + words) % half**2) % half**2
+        differences = (value[:, None] - value) % half**2
+        pairs = differences[~np.eye(half**2, dtype=bool)]
+        return max(np.bincount(pair).max() for pair in pairs) / half**2
+
+    assert most_frequent(lambda word: word % half * (word // half)) <= 1 / half
+    # The control: a product that does not see the upper half.
+    assert most_frequent(lambda word: word % half * (word % half)) > 1 / half
 
 
 @pytest.mark.parametrize("size", [0, 1, 1023, 1024, 70_000])

@@ -1,19 +1,30 @@
 """A keyed digest of the sum that noise is added to, which becomes part of the noise's key.
 
 In plain integer operations, of which XLA makes one pass. It takes up to half a second to
-compile it, so that on a CPU only the first level of long vectors is compiled. Two steps:
+compile it, so that on a CPU only that of long vectors is compiled. Two numbers of 32 bits
+at once are a word of 64 bits; what remains of a vector is filled up with zeros. Two steps:
 
 NH of Black, Halevi, Krawczyk, Krovetz and Rogaway ("UMAC: fast and secure message
-authentication", Crypto 1999, theorem 4.2), for words `x` of a block in pairs, and keys `k`,
+authentication", Crypto 1999, theorem 4.2), for words `x` of a block, with keys `k`, whose
+sums are one of 64 bits instead of two of 32:
 
-    NH(x) = sum_i (x[i] + k[i] mod 2^32) (x[i + B/2] + k[i + B/2] mod 2^32)  mod 2^64.
+    NH(x) = sum_i low(x[i] + k[i] mod 2^64) high(x[i] + k[i] mod 2^64)  mod 2^64.
 
-Two different blocks have one value with probability at most 2^-32 over the keys; two
-values, with keys of their own, are both equal with at most 2^-64. Blocks are hashed to
-four words each, those again with other keys, until one block is left. The four words of
-that are hashed to two by `floor((k[0] + sum_i k[i] x[i] mod 2^64) / 2^32)`, whose values
-for two different inputs are independent and uniform (Dietzfelbinger, "Universal hashing
-and k-wise independent random variables via integer arithmetic", STACS 1996).
+Two different blocks have values with any one difference with probability at most 2^-32
+over the keys. For let them differ at i, the other keys be given, and y = x[i] + k[i],
+which is uniform; the other block has y' = y + d. If low(d) is not 0, then low(y) and
+low(y') differ, and given low(y) so is what is carried: high(y') = high(y) + e mod 2^32,
+with e given. If low(d) is 0, then low(y') = low(y), and high(y') = high(y) + high(d),
+which differ whatever low(y) is. Either way one factor of the two products is given and
+differs, the other one is uniform and moved by a given number: that is what the theorem's
+proof shows to have any one difference for at most one of 2^32 values. Two values, with
+keys of their own, are both equal with at most 2^-64.
+
+Blocks are hashed to two values each, those, and the words that make no block, again with
+other keys, until one block is left. The four halves of its values are hashed to two words
+by `floor((k[0] + sum_i k[i] x[i] mod 2^64) / 2^32)`, whose values for two different inputs
+are independent and uniform (Dietzfelbinger, "Universal hashing and k-wise independent
+random variables via integer arithmetic", STACS 1996).
 
 So two different inputs of one length, chosen without the key, have one digest with
 probability at most `COLLISION = (LEVELS + 1) 2^-64`, below 4e-19. Nothing that is released
@@ -24,27 +35,26 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray
-from tf_bandmf.noise.devices import device_kind, traced_under_xla
+from tf_bandmf.noise.devices import device_kind
 
-# Blocks within blocks: enough for 1024 * 256^4 words, more than anything has.
+# Blocks within blocks: enough for 2^33 numbers, more than anything has.
 LEVELS = 5
 COLLISION = (LEVELS + 1) * 2.0**-64
-_BLOCK = 1024
-_HALF = _BLOCK // 2
+_BLOCK = 512  # words of 64 bits
 _VALUES = 2
-_SUMMANDS = 4  # products that are added up before the sum along columns
-_LEVEL_WORDS = _VALUES * _BLOCK
-# Of words whose number varies: blocks that are hashed to four words at once, by two
-# levels; and blocks of those words.
-_PART, _PART_LEVELS, _LAST_BLOCKS = 32 * _BLOCK, 2, 16
-# Words of a level that takes below 0.4 ms on one core without XLA.
-_FEW_WORDS = 1 << 16
+# Products that are added up before the sum along columns. XLA vectorizes no more than 8.
+_SUMMANDS = 8
+_LEVEL_WORDS = 2 * _VALUES * _BLOCK
+# Of numbers whose count varies: how many are hashed to four at once, by two levels; and
+# blocks of those four.
+_PART, _PART_LEVELS, _LAST_BLOCKS = 64 * _BLOCK, 2, 16
+# Numbers whose digest takes below 0.5 ms on one core without XLA.
+_FEW = 1 << 16
 # The key of the last step: 64 bits for each of five numbers, for two words of the result.
 _LAST_WORDS = 2 * 2 * (2 * _VALUES + 1)
 KEY_SIZE = LEVELS * _LEVEL_WORDS + _LAST_WORDS
@@ -65,40 +75,56 @@ def digest_key(secret: bytes, context: str) -> np.ndarray:
     return np.frombuffer(words, "<i4").view(HiddenArray)
 
 
-def plain_digest(key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """The digest of all bits of a vector.
+def plain_digest(
+    key: tf.Tensor, value: tf.Tensor, more: tf.Tensor | None = None
+) -> tf.Tensor:
+    """The digest of all bits of a vector, and of a few numbers more.
 
     Lengths are not told apart: inputs of one key have one length.
 
     Args:
       key: see `digest_key`.
       value: float32, of static shape [size].
+      more: int32, of static shape [count]; each takes the time of two of `value`.
 
     Returns:
       int32, shape [2].
     """
-    return _digest(key, value, lambda _: _hashed_blocks)
+    even = value.shape[0] // 2 * 2
+    return _digest(key, _paired(value[:even]), *_after(value[even:], more))
 
 
-# From the key of a level and words to words, uint32.
-_Level = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+def _after(last: tf.Tensor, more: tf.Tensor | None) -> list[tf.Tensor]:
+    """What comes after the words of two numbers each."""
+    return [last] if more is None else [last, more]
 
 
-def _digest(
-    key: tf.Tensor, value: tf.Tensor, level_for: Callable[[int], _Level]
-) -> tf.Tensor:
-    """The digest, each of whose levels is made by the function for its number of words."""
-    key = tf.bitcast(key, tf.uint32)
-    words = tf.bitcast(value, tf.uint32)
+def _paired(numbers: tf.Tensor) -> tf.Tensor:
+    """Words of two numbers each, uint64."""
+    low, high = tf.unstack(_long(tf.reshape(numbers, [-1, 2])), axis=1)
+    return low | _moved(high)
+
+
+def _digest(key: tf.Tensor, words: tf.Tensor, *after: tf.Tensor) -> tf.Tensor:
+    """int32, shape [2], of words and the numbers after them, which are words, too."""
+    rest = tf.concat([_long(numbers) for numbers in after], axis=0)
     for level in range(LEVELS):
-        words = level_for(words.shape[0])(_key_of(key, level), words)
-        if words.shape[0] == 2 * _VALUES:
-            return tf.bitcast(_last(key[-_LAST_WORDS:], words), tf.int32)
-    raise ValueError(f"{value.shape[0]} numbers are more than a digest takes.")
+        is_last = words.shape[0] + rest.shape[0] <= _BLOCK
+        if is_last:
+            words = tf.concat([words, rest], axis=0)
+        words = _hashed_blocks(_key_of(key, level), words)
+        if is_last:
+            return _last(key, words)
+        # No part of a block: the vector would be copied.
+        words, rest = tf.concat([words, rest], axis=0), rest[:0]
+    raise ValueError("There are more numbers than a digest takes.")
 
 
 def _key_of(key: tf.Tensor, level: int) -> tf.Tensor:
-    return key[level * _LEVEL_WORDS : (level + 1) * _LEVEL_WORDS]
+    """uint64, shape [2, 512]."""
+    own = key[level * _LEVEL_WORDS : (level + 1) * _LEVEL_WORDS]
+    low, high = tf.unstack(_long(tf.reshape(own, [_VALUES, _BLOCK, 2])), axis=2)
+    return low | _moved(high)
 
 
 def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
@@ -120,7 +146,7 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     missing = -tf.size(words) % _PART
     words = tf.reshape(tf.pad(words, [[0, missing]]), [-1, _PART])
     count = tf.shape(words)[0]
-    values = tf.TensorArray(tf.int32, count, element_shape=[2 * _VALUES])
+    values = tf.TensorArray(tf.int64, count, element_shape=[_VALUES])
     _, values = tf.while_loop(
         lambda i, _: i < count,
         lambda i, found: (i + 1, found.write(i, _levels_of_part(key, words[i]))),
@@ -134,106 +160,105 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
 
 @functools.partial(tf.function, jit_compile=True, autograph=False)
 def _levels_of_part(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Four words from a part, int32."""
-    return tf.bitcast(_hashed(key, words, range(_PART_LEVELS)), tf.int32)
+    """Two words from a part, int64."""
+    return tf.bitcast(_hashed(key, _paired(words), range(_PART_LEVELS)), tf.int64)
 
 
 @functools.partial(tf.function, jit_compile=True, autograph=False)
 def _last_levels(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    words = _hashed(key, words, range(_PART_LEVELS, LEVELS))
-    return tf.bitcast(_last(tf.bitcast(key[-_LAST_WORDS:], tf.uint32), words), tf.int32)
+    words = tf.bitcast(words, tf.uint64)
+    return _last(key, _hashed(key, words, range(_PART_LEVELS, LEVELS)))
 
 
 def _hashed(key: tf.Tensor, words: tf.Tensor, levels: range) -> tf.Tensor:
-    """Words after some levels, uint32."""
-    key, words = tf.bitcast(key, tf.uint32), tf.bitcast(words, tf.uint32)
+    """Words after some levels, uint64."""
     for level in levels:
         words = _hashed_blocks(_key_of(key, level), words)
     return words
 
 
-def keyed_digest(key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """`plain_digest`, compiled by XLA where that pays."""
-    if device_kind() == "CPU" and not traced_under_xla():
-        return _host_digest(key, value)
-    return _compiled_digest(key, value)
+def keyed_digest(
+    key: tf.Tensor, value: tf.Tensor, more: tf.Tensor | None = None
+) -> tf.Tensor:
+    """`plain_digest`, compiled by XLA where that pays.
+
+    On a CPU a vector of odd size is copied.
+    """
+    digest = _host_digest if device_kind() == "CPU" else _compiled_digest
+    return digest(key, value, more)
 
 
 _compiled_digest = tf.function(plain_digest, jit_compile=True, autograph=False)
 
 
 @functools.partial(tf.function, autograph=False)
-def _host_digest(key: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    def level_for(size: int) -> _Level:
-        return _plain_blocks if size <= _FEW_WORDS else _compiled_blocks
+def _host_digest(
+    key: tf.Tensor, value: tf.Tensor, more: tf.Tensor | None = None
+) -> tf.Tensor:
+    """As processors have pairs of numbers in their memory: nothing is copied."""
+    even = value.shape[0] // 2 * 2
+    words = value if even == value.shape[0] else value[:even]
+    words = tf.bitcast(tf.reshape(words, [-1, 2]), tf.uint64)
+    digest = _digest if value.shape[0] <= _FEW else _compiled_words
+    return digest(key, words, *_after(value[even:], more))
 
-    return _digest(key, value, level_for)
 
-
-def _plain_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """`_hashed_blocks`, in few operations; the number of words may vary."""
-    size = words.shape[0]
-    missing = -(tf.size(words) if size is None else size) % _BLOCK
-    words = tf.pad(tf.bitcast(words, tf.int32), [[0, missing]])
-    rows = tf.reshape(tf.bitcast(words, tf.uint32), [1, 2, _HALF, -1])
-    pairs = _long(rows + tf.reshape(key, [_VALUES, 2, _HALF, 1]))
-    first, second = tf.unstack(pairs, axis=1)
-    values = tf.reduce_sum(first * second, axis=1)
-    return tf.reshape(tf.bitcast(tf.transpose(values), tf.uint32), [-1])
+_compiled_words = tf.function(_digest, jit_compile=True, autograph=False)
 
 
 def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Four words for each block, uint32, shape [4 blocks], of a static shape [size].
+    """Two words for each block, then those that make no block.
 
-    The words of a block stand in a column of the rows that the vector is cut into, zeros
-    after its end: sums along columns are vectorized. XLA would copy the vector to add the
-    zeros, so the last rows are taken by themselves.
+    The words of a block stand in a column of the rows that the vector is cut into: sums
+    along columns are vectorized. Fewer words than a block are filled up with zeros.
     """
     size = words.shape[0]
-    blocks = -(-size // _BLOCK)
-    whole = max(size // blocks - _HALF, 0) // _SUMMANDS * _SUMMANDS
-
-    def rows(begin: int, end: int) -> tf.Tensor:
-        found = words[begin * blocks : end * blocks]
-        missing = (end - begin) * blocks - found.shape[0]
-        padded = tf.pad(found, [[0, missing]]) if missing else found
-        return tf.reshape(padded, [end - begin, 1, blocks])
-
-    def products(begin: int, end: int) -> tf.Tensor:
-        pairs = rows(begin, end), rows(_HALF + begin, _HALF + end)
-        first, second = (
-            _long(part + keys[half, begin:end]) for half, part in enumerate(pairs)
-        )
-        return first * second
-
-    keys = tf.transpose(tf.reshape(key, [_VALUES, 2, _HALF, 1]), [1, 2, 0, 3])
-    total = tf.reduce_sum(products(whole, _HALF), axis=0)
-    if whole:
-        step = whole // _SUMMANDS
-        parts = [products(i * step, (i + 1) * step) for i in range(_SUMMANDS)]
-        total += tf.reduce_sum(tf.add_n(parts), axis=0)
-    values = tf.unstack(total)
-    halves = [tf.cast(half, tf.uint32) for v in values for half in (v, _upper(v))]
-    return tf.reshape(tf.stack(halves, axis=1), [-1])
+    if size < _BLOCK:
+        words = tf.pad(words, [[0, _BLOCK - size]])
+    blocks = max(1, size // _BLOCK)
+    rows = tf.reshape(words[: _BLOCK * blocks], [_BLOCK, 1, blocks])
+    keys = tf.transpose(key)[:, :, None]
+    if 2 * size > _FEW:
+        # Rows are added up before they are stored.
+        parts = zip(tf.split(rows, _SUMMANDS), tf.split(keys, _SUMMANDS))
+        products = tf.add_n([_product(row + own) for row, own in parts])
+    else:
+        products = _product(rows + keys)
+    values = tf.reshape(tf.reduce_sum(products, axis=0), [-1])
+    return tf.concat([values, words[_BLOCK * blocks :]], axis=0)
 
 
-_compiled_blocks = tf.function(_hashed_blocks, jit_compile=True, autograph=False)
+def _product(words: tf.Tensor) -> tf.Tensor:
+    """Of the halves of each word."""
+    return _lower(words) * _upper(words)
 
 
 def _last(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    """Two words from four."""
-    keys = tf.reshape(key, [2, 2 * _VALUES + 1, 2])
-    low, high = tf.unstack(_long(keys), axis=2)
-    long = low + tf.bitwise.left_shift(high, tf.constant(32, tf.uint64))
+    """Two numbers from the halves of two words."""
+    key = tf.reshape(key[-_LAST_WORDS:], [2, 2 * _VALUES + 1, 2])
+    low, high = tf.unstack(_long(key), axis=2)
+    halves = [
+        half for word in tf.unstack(words) for half in (_lower(word), _upper(word))
+    ]
     # The first number of the key is added.
-    factors = tf.concat([tf.constant([1], tf.uint64), _long(words)], axis=0)
-    total = tf.reduce_sum(long * factors, axis=1)
-    return tf.cast(_upper(total), tf.uint32)
+    factors = tf.stack([tf.constant(1, tf.uint64), *halves])
+    total = tf.reduce_sum((low | _moved(high)) * factors, axis=1)
+    return tf.bitcast(tf.cast(_upper(total), tf.uint32), tf.int32)
 
 
-def _long(words: tf.Tensor) -> tf.Tensor:
-    return tf.cast(words, tf.uint64)
+def _long(numbers: tf.Tensor) -> tf.Tensor:
+    """uint64 of the bits of float32 or int32."""
+    return tf.cast(tf.bitcast(numbers, tf.uint32), tf.uint64)
+
+
+def _lower(words: tf.Tensor) -> tf.Tensor:
+    return words & tf.constant(2**32 - 1, tf.uint64)
 
 
 def _upper(words: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.right_shift(words, tf.constant(32, tf.uint64))
+
+
+def _moved(words: tf.Tensor) -> tf.Tensor:
+    """Lower halves to upper ones."""
+    return tf.bitwise.left_shift(words, tf.constant(32, tf.uint64))

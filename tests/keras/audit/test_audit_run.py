@@ -86,7 +86,7 @@ def test_a_run_in_scaled_coordinates_is_believed():
 
 def test_a_run_in_scaled_coordinates_without_noise_is_seen(monkeypatch):
     def without_noise(self, total, noise, stddev, batch_size):
-        return (total + 1e-3 * stddev * noise) / batch_size
+        return (total[: noise.shape[0]] + 1e-3 * stddev * noise) / batch_size
 
     monkeypatch.setattr(replicas.NoisyMean, "__call__", without_noise)
     plan = plan_of("identity", epsilon=1.0)
@@ -95,7 +95,7 @@ def test_a_run_in_scaled_coordinates_without_noise_is_seen(monkeypatch):
 
 def test_a_run_without_noise_is_seen_in_both_boxes(monkeypatch):
     def without_noise(self, total, noise, stddev, batch_size):
-        return (total + 1e-3 * stddev * noise) / batch_size
+        return (total[: noise.shape[0]] + 1e-3 * stddev * noise) / batch_size
 
     monkeypatch.setattr(replicas.NoisyMean, "__call__", without_noise)
     plan = plan_of("identity", epsilon=1.0)

@@ -41,7 +41,7 @@ from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
-_FORMAT = 7
+_FORMAT = 8
 
 
 class PrivateRun:

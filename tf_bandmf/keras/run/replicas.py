@@ -28,7 +28,8 @@ class NoisyMean:
         """The same noisy mean on every replica, float32, shape [num_parameters].
 
         Args:
-          flat: sum of this replica's clipped gradients, shape [num_parameters].
+          flat: sum of this replica's clipped gradients, shape [num_parameters]; what
+            comes after them is ignored.
           part: this replica's shard of the noise, shape [shard_size].
           stddev: of the noise.
           batch_size: the public constant to divide by.
@@ -38,6 +39,7 @@ class NoisyMean:
             return _on_one_replica(stddev, batch_size)(flat, part)
         # Each replica adds its shard of the noise to its own sum: the noisy sum is what
         # they exchange.
+        flat = flat[: self._generator.num_parameters]
         padded = tf.pad(flat, [[0, shards * size - self._generator.num_parameters]])
         rows = tf.reshape(padded, [shards, size])
         rows = tf.tensor_scatter_nd_add(rows, [[replica_id()]], stddev * part[None])
@@ -53,7 +55,7 @@ def _on_one_replica(stddev: float, batch_size: float) -> Callable[..., tf.Tensor
     # XLA makes one pass of it.
     @functools.partial(tf.function, jit_compile=True, autograph=False)
     def noisy_mean(total: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
-        return (total + stddev * noise) / batch_size
+        return (total[: noise.shape[0]] + stddev * noise) / batch_size
 
     return noisy_mean
 

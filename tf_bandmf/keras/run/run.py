@@ -402,10 +402,10 @@ class Run:
         words = [admitted.inputs]
         if self._tables is not None:
             words.append(self._tables.digest(row_sums, admitted.step))
-        # One vector, of which the noise is bound to all: a part of it is no copy.
-        size = sum(part.shape[0] for part in parts)
-        bound = tf.concat([*parts, *(tf.bitcast(w, tf.float32) for w in words)], axis=0)
-        flat = bound[:size]
+        # Of an even size, for the digest: a zero is cheaper than a copy.
+        odd = sum(part.shape[0] for part in parts) % 2
+        flat = tf.concat([*parts, tf.zeros([odd])], axis=0)
+        inputs = tf.concat(words, axis=0)
         halves = [tf.nn.l2_loss(part) for part in (flat, *(s.sums for s in row_sums))]
         norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
         examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
@@ -413,7 +413,8 @@ class Run:
         is_clipped = norm <= SUM_MARGIN * plan.l2_norm_clip * examples
         message = "The sum of gradients is not clipped, or not finite."
         with tf.control_dependencies([tf.debugging.Assert(is_clipped, [message])]):
-            correlated = self.secrets.next_noise(tf.identity(admitted.step), bound)
+            step = tf.identity(admitted.step)
+            correlated = self.secrets.next_noise(step, flat, inputs)
         assert self._noisy_mean is not None and plan.expected_batch_size is not None
         noisy = self._noisy_mean(
             flat, correlated, plan.noise_stddev, plan.expected_batch_size

@@ -171,14 +171,16 @@ class SecretState:
         """Keys of steps, bound to the digests of their sums."""
         return self._generator.bound_key(keys, digests) if self._is_bound else keys
 
-    def next_noise(self, step: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    def next_noise(
+        self, step: tf.Tensor, total: tf.Tensor, inputs: tf.Tensor | None = None
+    ) -> tf.Tensor:
         """Row `step` of `C^-1 Z`, this replica's part; advances buffer and clock.
 
         Args:
           step: int64 scalar that `generator.checked_step` returned.
           total: what the noise is bound to: this replica's sum of clipped gradients,
-            float32, and bits of all else (`Admitted.inputs`, sums of tables); of a
-            static length.
+            float32, of a static length; and
+          inputs: all else (`Admitted.inputs`, sums of tables), int32, of a static length.
 
         Returns:
           float32, shape [shard_size].
@@ -187,13 +189,13 @@ class SecretState:
           InvalidArgumentError: in graphs too, if another thread took the step meanwhile,
             or the step was taken before the run was resumed, and differs now.
         """
-        parts = sum_of_replicas(keyed_digest(of_replica(self._digest_keys), total))
+        own = of_replica(self._digest_keys)
+        parts = sum_of_replicas(keyed_digest(own, total, inputs))
         digest = tf.bitcast(parts, tf.int64)
         known = of_replica(self._known_digests).sparse_read(step)
         # 0 stands for a digest that is not known; one sum in 2^64 is not checked.
         may_be = tf.equal(known, 0) | tf.equal(known, digest)
         checks = [tf.debugging.Assert(may_be, [REPEATED])]
-        own = of_replica(self._digest_keys)
         if self._note is not None and own is self._digest_keys[0]:
             # One replica writes; the others' parts of the noise are of no use without its.
             with tf.control_dependencies([c for c in checks if c is not None]):
