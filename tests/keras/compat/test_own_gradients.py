@@ -95,7 +95,9 @@ def test_rows_of_a_table_are_added_up_where_they_are_marked():
 def test_operations_in_functions_and_loops_are_marked():
     def looped(x):
         called = tf.function(halved, autograph=False)
-        once = tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, called(v)), [0, x])
+        once = tf.while_loop(
+            lambda i, _: i < 2, lambda i, v: (i + 1, called(v)), [0, x]
+        )
         return once[1]
 
     _, own, _, _ = operations_of(looped, by_tape)
@@ -129,7 +131,12 @@ def test_what_ran_alone_is_forgotten_with_its_graph():
 
 def test_a_run_is_forgotten_with_its_model():
     plan = tf_bandmf.plan(
-        "dp_sgd", noise_multiplier=1.0, delta=1e-3, num_examples=4, batch_size=4, epochs=1
+        "dp_sgd",
+        noise_multiplier=1.0,
+        delta=1e-3,
+        num_examples=4,
+        batch_size=4,
+        epochs=1,
     )
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     tf_bandmf.keras.make_private(model)

@@ -2,7 +2,8 @@
 
 `tf.custom_gradient` and `gradient_override_map` replace the gradient of an operation, and a
 layer may run again for its gradient. What they make has an attribute, in the definitions
-of functions, too; TensorFlow's own gradients, also those that they ask for, have none.
+of functions, too; TensorFlow's own gradients, also those that they ask for, have none, nor
+has what these put into loops and branches to keep values.
 
 What tells that it broke: `tests/keras/compat/test_own_gradients.py`.
 """
@@ -13,13 +14,14 @@ import contextlib
 import functools
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import record
-from tensorflow.python.framework import op_def_registry, ops
+from tensorflow.python.framework import func_graph, op_def_registry, ops
 from tensorflow.python.ops import custom_gradient
 
 from tf_bandmf.keras.compat.patching import patched
@@ -27,6 +29,7 @@ from tf_bandmf.keras.compat.patching import patched
 _MARK = "_tf_bandmf_own_gradient"
 _MADE, _RETURNED = 1, 2
 _STATE = threading.local()
+_MARKED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 _OF_THE_STEP: set[types.CodeType] = set()
 
 
@@ -99,8 +102,20 @@ def marked_gradients(
     with (
         patched(type(ops.gradient_registry), "lookup", look_up),
         patched(record, "record_operation", recorded),
+        patched(func_graph.FuncGraph, "__init__", _begin),
     ):
         yield
+
+
+def _begin(original: Callable[..., None], graph: Any, *args: Any, **kw: Any) -> None:
+    """Begins the graph of a function, whose operations are marked like all others."""
+    original(graph, *args, **kw)
+    graph._attr_scope_map[_MARK] = _current
+
+
+def _current(node: Any) -> Any:
+    kind = getattr(_STATE, "mark", 0)
+    return attr_value_pb2.AttrValue(i=kind) if kind else None
 
 
 def is_call(name: str) -> bool:
@@ -109,12 +124,23 @@ def is_call(name: str) -> bool:
 
 
 def is_own(op: Any) -> bool:
-    """Whether an operation was made by an own gradient, or is in a function of one."""
+    """Whether an operation was made by an own gradient, or is in a function of one.
+
+    A function that was made before has no marks.
+    """
     while op is not None:
         if _mark_of(op):
             return True
+        if _has_marks(op.graph):
+            return False
         op = getattr(op.graph, "_calling_operation", None)
     return False
+
+
+def _has_marks(graph: Any) -> bool:
+    if graph not in _MARKED:
+        _MARKED[graph] = any(_mark_of(op) for op in graph.get_operations())
+    return _MARKED[graph]
 
 
 def is_returned(op: Any) -> bool:
@@ -174,9 +200,8 @@ def _unmarking(function: Callable[..., Any]) -> Callable[..., Any]:
 def _mark(kind: int) -> Iterator[None]:
     before = getattr(_STATE, "mark", 0)
     _STATE.mark = kind
-    value = attr_value_pb2.AttrValue(i=kind) if kind else None
     try:
-        with ops.get_default_graph()._attr_scope({_MARK: lambda node: value}):
+        with ops.get_default_graph()._attr_scope({_MARK: _current}):
             yield
     finally:
         _STATE.mark = before

@@ -134,6 +134,39 @@ def test_alone_gradients_are_those_of_single_examples():
         cases.reference.assert_exact(model, *cases.examples())
 
 
+class Chosen(cases.Weighted):
+    """A layer in which an example decides which weights it meets."""
+
+    def call(self, x):
+        return self.function(
+            x,
+            tf.reduce_sum(x) > 0,
+            lambda: x * tf.convert_to_tensor(self.scale),
+            lambda: tf.sin(x),
+        )
+
+
+CHOICES = {
+    "cond": lambda x, way, yes, no: tf.cond(way, yes, no),
+    "switch_case": lambda x, way, yes, no: tf.switch_case(
+        tf.cast(way, tf.int32), [no, yes]
+    ),
+    "in a loop": lambda x, way, yes, no: tf.while_loop(
+        lambda i, _: i < 2, lambda i, v: (i + 1, v + tf.cond(way, yes, no)), [0, x]
+    )[1],
+}
+
+
+@pytest.mark.slow_cases("in a loop")
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.invariant(16)
+def test_an_example_may_decide_what_runs_for_it(name):
+    layer = Chosen(CHOICES[name])
+    model = cases.model_with(layer)
+    cases.reference.assert_exact(model, *cases.examples())
+    assert cases.executed_alone(model) == (layer,)
+
+
 @pytest.mark.invariant(16)
 def test_last_layer_is_executed_alone():
     # The gradient that it gets from a loss with sparse labels is sparse.

@@ -7,7 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_bandmf.graphs.functions import made_once
 from tf_bandmf.graphs.mapping import map_each
+from tf_bandmf.graphs.operations import BRANCHES
+from tf_bandmf.graphs.walking import Scope, has_node, live, walk
 from tf_bandmf.keras.clipping.independence.trace import current_trace
 from tf_bandmf.keras.clipping.independence.vectorized import rows_stay_apart
 from tf_bandmf.keras.compat.vectorizing import (
@@ -68,12 +71,16 @@ def _mapped(
         )
         return list(whole.get_concrete_function(specs)(elements)), []
     graph = tf.compat.v1.get_default_graph()
+    vectorize = vectorize and not _branches(function, elements)
     of_one: list[Any] = []
     known: list[Any] = []
     trace = current_trace()
+    start = made = len(graph.get_operations())
 
     def noted(element: Any) -> list[tf.Tensor]:
+        nonlocal made
         of_one[:] = function(element)
+        made = len(graph.get_operations())
         return list(of_one)
 
     if vectorize:
@@ -87,16 +94,46 @@ def _mapped(
     if vectorize and rows_stay_apart(
         outputs, tf.nest.flatten(elements), known, trace.static_batch if trace else None
     ):
-        return outputs, [out for out in of_one if out.graph is graph]
+        kept = [out for out in of_one if out.graph is graph]
+        if trace is not None and len(kept) == len(of_one):
+            trace.needs_no_look(graph.get_operations()[made:])
+        return outputs, kept
     if not of_one:
         specs = tf.nest.map_structure(
             lambda t: tf.TensorSpec(t.shape[1:], t.dtype), elements
         )
         tf.function(noted, autograph=False).get_concrete_function(specs)
-    # What was made is not used, so that it is not run.
+    # What was made is not used; most of it is not run, then.
+    if trace is not None:
+        unused = graph.get_operations()[start:]
+        running = {id(op) for op in live(unused, (), {})}
+        trace.needs_no_look([op for op in unused if id(op) not in running])
     signature = [tf.TensorSpec(out.shape, out.dtype) for out in of_one]
     looped = map_each(function, elements, signature, parallel_iterations=1)
     return list(looped), []
+
+
+def _branches(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> bool:
+    """Whether an example decides about what runs, which sorts examples if vectorized.
+
+    Found in a graph beside: what reads weights would run, whether it is used or not.
+    """
+    beside = tf.__internal__.FuncGraph("one_example")
+    with beside.as_default():
+        function(
+            tf.nest.map_structure(
+                lambda t: tf.compat.v1.placeholder(t.dtype, t.shape[1:]), elements
+            )
+        )
+
+    def has_branch(op: Any, name: str, scope: Scope) -> bool:
+        return has_node(op.graph, name, lambda node: node.op in BRANCHES)
+
+    with made_once():
+        return any(
+            op.type in BRANCHES and scope.depends(op.inputs[0])
+            for op, scope in walk(beside.get_operations(), Scope({}), has_branch)
+        )
 
 
 @contextlib.contextmanager

@@ -104,6 +104,7 @@ class Trace:
         self._made_from: dict[int, tuple[Any, ...]] = {}
         self._claimed: set[int] = set()
         self._has_own_gradients = False
+        self._no_look: set[int] = set()
         self._replaced: dict[int, Any] = {}
 
     def _position(self) -> int:
@@ -253,6 +254,11 @@ class Trace:
             # What holds for one example holds for all, row by row.
             self._made_from.update((id(out), (*elements, *of_one)) for out in outputs)
 
+    def needs_no_look(self, operations: Sequence[Any]) -> None:
+        """Notes operations that do not run, or were made of those of one example."""
+        self._no_look.update(map(id, operations))
+        self._keep.extend(operations)
+
     def same(self, tensor: tf.Tensor, source: tf.Tensor) -> None:
         """Notes that a tensor is another one, with a gradient that is known to be right."""
         self._pending[id(tensor)] = ([source], lambda values: values[0])
@@ -359,7 +365,11 @@ class Trace:
         """
         if not self._has_own_gradients:
             return
-        operations = self._graph.get_operations()[self._start :]
+        operations = [
+            op
+            for op in self._graph.get_operations()[self._start :]
+            if id(op) not in self._no_look
+        ]
         scope = Scope({id(tensor): True for tensor in self._examples})
         for op, here in walk(operations, scope, _may_have_own):
             if not is_own(op):
