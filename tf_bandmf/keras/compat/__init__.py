@@ -10,6 +10,7 @@ trees of all files for that. Each file says what it is for and what tells that i
     seeds.py           what layers draw from Keras' seed generators
     fixed_draws.py     random functions that draw constants, for the self-check
     total_lookups.py   operations that would stop because of a value in the data
+    own_gradients.py   what the user's code puts into a backward pass
     vectorizing.py     `tf.vectorized_map` under XLA, and with products that are right
     replicas.py        what Keras divides and adds up over replicas
     averages.py        the callback that swaps weights for their averages
