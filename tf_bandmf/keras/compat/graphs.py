@@ -12,6 +12,7 @@ from typing import Any
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks, op_def_registry, ops, tensor_util
+from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import custom_gradient, nn_impl
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
@@ -19,6 +20,7 @@ EagerTensor = ops.EagerTensor
 
 __all__ = [
     "EagerTensor",
+    "FuncGraph",
     "GraphOrParentsInXlaContext",
     "context",
     "custom_gradient",

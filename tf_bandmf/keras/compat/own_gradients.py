@@ -47,7 +47,7 @@ def is_of_the_step(function: Callable[..., Any]) -> bool:
 def forget_gradients(operations: Iterable[Any]) -> None:
     """Takes back gradients that replaced those of operations, and will not be asked for.
 
-    TensorFlow keeps each with the graph that it belongs to, for as long as the process runs.
+    TensorFlow keeps each with the graph that it belongs to, as long as the process runs.
     """
     for op in operations:
         name = tf.compat.as_str(op.get_attr("_gradient_op_type"))

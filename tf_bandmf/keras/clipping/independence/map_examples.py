@@ -13,6 +13,7 @@ from tf_bandmf.graphs.operations import BRANCHES
 from tf_bandmf.graphs.walking import Scope, has_node, live, walk
 from tf_bandmf.keras.clipping.independence.trace import current_trace
 from tf_bandmf.keras.clipping.independence.vectorized import rows_stay_apart
+from tf_bandmf.keras.compat.graphs import FuncGraph
 from tf_bandmf.keras.compat.vectorizing import (
     vectorized_map,
     without_broadcasting_products,
@@ -118,7 +119,7 @@ def _branches(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> bool
 
     Found in a graph beside: what reads weights would run, whether it is used or not.
     """
-    beside = tf.__internal__.FuncGraph("one_example")
+    beside = FuncGraph("one_example")
     with beside.as_default():
         function(
             tf.nest.map_structure(
