@@ -63,7 +63,7 @@ def function_graph(op: Any, name: str, given: Sequence[Any]) -> Any:
 
 
 def _graph_of(op: Any, name: str, given: Sequence[Any]) -> Any:
-    known = (tf.resource, tf.variant)
+    known: tuple[tf.DType, ...] = (tf.resource, tf.variant)
     if op.type in LOOPS:
         known = (tf.resource,)
         inside = op.get_attr("body").name
