@@ -40,6 +40,21 @@ def refused_operation(graph: Any, may_call_host: bool = False) -> str | None:
     return None
 
 
+def may_stop(graph: Any, examples: Sequence[Any]) -> bool:
+    """Whether some example could stop a graph, or keep it running for ever."""
+    return bool(_stopping(graph, examples)[1])
+
+
+def _stopping(
+    graph: Any, examples: Sequence[Any]
+) -> tuple[Scope, list[tuple[Any, str]]]:
+    scope = Scope(
+        {id(t): any(t is example for example in examples) for t in graph.inputs}
+    )
+    operations = graph.get_operations()
+    return scope, list(stopping_operations(operations, scope, graph.outputs, {}))
+
+
 def may_fail(graph: Any, examples: Sequence[Any]) -> bool:
     """Whether some example could stop a graph.
 
@@ -51,11 +66,8 @@ def may_fail(graph: Any, examples: Sequence[Any]) -> bool:
       ValueError: if some example could keep it running for ever, or need any amount of
         memory.
     """
-    scope = Scope(
-        {id(t): any(t is example for example in examples) for t in graph.inputs}
-    )
+    scope, found = _stopping(graph, examples)
     operations = graph.get_operations()
-    found = list(stopping_operations(operations, scope, graph.outputs, {}))
     large = list(sized_by_values(operations, scope, graph.outputs, {}))
     for op, reason in [*found, *large]:
         if is_endless(reason) or reason is SIZED_BY_VALUES:

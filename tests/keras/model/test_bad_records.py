@@ -285,3 +285,39 @@ def test_a_graph_metric_that_raises_is_nan(figure):
 def test_the_metric_raises_without_that():
     with pytest.raises(tf.errors.InvalidArgumentError):
         tf.function(Confusions().update_state)([7], [[0.0, 1.0, 2.0]])
+
+
+class Preprocessing(keras.Model):
+    """Takes text, of which its preprocessor makes numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+        self.preprocessor = tf.strings.to_number
+
+    def build(self, shape):
+        self.dense.build((None, 1))
+
+    def call(self, x):
+        return self.dense(x)
+
+    def preprocess_samples(self, x, y=None, sample_weight=None):
+        return tf.reshape(self.preprocessor(x), [-1, 1]), y
+
+
+@pytest.mark.invariant(18)
+def test_training_goes_on_after_a_text_that_is_no_number():
+    texts, y = np.array(["1.5"] * BATCH), np.ones((BATCH, 1), "f4")
+
+    def moved(text):
+        keras.utils.set_random_seed(0)
+        model = Preprocessing()
+        model.build(None)
+        texts[2] = text
+        return trained(model, texts, y)
+
+    bad = moved("n/a")
+    assert np.all(np.isfinite(bad))
+    # As a record that is not finite, and not as one that is.
+    np.testing.assert_allclose(bad, moved("nan"), atol=1e-6)
+    assert np.abs(bad - moved("2.5")).max() > 1e-3

@@ -3,7 +3,8 @@
 A task of KerasHub turns raw data into what its layers take: strings into tokens, targets
 and token weights. Keras applies that to whole batches. A private model applies it to each
 example alone, after the batch was drawn and before the step: what an example becomes is a
-function of that example by construction.
+function of that example by construction. One of which it fails becomes a row of zeros with
+the weight 0, and the step goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import tensorflow as tf
 from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.keras.clipping import is_random
 from tf_bandmf.sampling.batches import EDITED, INPUTS, ROWS, SAMPLE_WEIGHT, TARGETS
+from tf_bandmf.sampling.failing import each_that_works, with_weights
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
+from tf_bandmf.sampling.purity import may_stop
 
 _CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
 _UNREPEATABLE = ("Assign", "Rng", "PyFunc", "EagerPyFunc")
@@ -95,9 +98,16 @@ def preprocessed_batch(
     signature = tf.nest.map_structure(
         lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
     )
-    made = map_each(one, content, signature)
+    inputs = traced.graph.inputs[: len(tf.nest.flatten(content))]
+    works = None
+    if may_stop(traced.graph, inputs):
+        made, works = each_that_works(lambda row: traced(row), content, signature)
+    else:
+        made = map_each(one, content, signature)
     if own_weight is not None:
         made[SAMPLE_WEIGHT] = _weighted(made.get(SAMPLE_WEIGHT), own_weight)
+    if works is not None:
+        made = with_weights(made, works)
     rest = {name: value for name, value in batch.items() if name not in _CONTENT}
     return with_fingerprint({**rest, **made})
 
