@@ -55,7 +55,7 @@ def stopping_operations(
       results: what is wanted of it. What nothing needs does not run.
       made_from: of tensors, by id: those that stand for what they were computed from.
     """
-    for op, here in walk(live(operations, results, made_from), scope, may_stop):
+    for op, here in walk(live(operations, results, made_from), scope, may_have_stops):
         reason = why_it_stops(op, here)
         if reason is not None:
             yield op, reason
@@ -81,7 +81,7 @@ def is_endless(reason: str) -> bool:
     return reason == _ENDLESS
 
 
-def may_stop(op: Any, name: str, scope: Scope) -> bool:
+def may_have_stops(op: Any, name: str, scope: Scope) -> bool:
     """Whether a function has anything that data could stop."""
     if any(varies(scope.sizes(tensor)) for tensor in op.inputs):
         return True

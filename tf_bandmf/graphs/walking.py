@@ -403,10 +403,15 @@ def has_node(
 
 def held_already(tensor: Any) -> Any | None:
     """The tensor that the program holds already behind an input of a graph, or None."""
+    external = captured(tensor)
+    return external if isinstance(external, tf.__internal__.EagerTensor) else None
+
+
+def captured(tensor: Any) -> Any | None:
+    """What the graph of a function captured as this input; None if it is an argument."""
     for external, internal in getattr(tensor.graph, "captures", ()):
         if internal is tensor:
-            is_held = isinstance(external, tf.__internal__.EagerTensor)
-            return external if is_held else None
+            return external
     return None
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tf_bandmf.graphs.sizes import varies
 from tf_bandmf.graphs.totality import (
     SIZES,
-    may_stop,
+    may_have_stops,
     stopping_operations,
     why_it_stops,
 )
@@ -396,7 +396,7 @@ class Trace:
 def _may_have_own(op: Any, name: str, scope: Scope) -> bool:
     """Whether a function has operations of an own gradient that data could stop."""
     if is_own(op):
-        return may_stop(op, name, scope)
+        return may_have_stops(op, name, scope)
     return has_node(op.graph, name, is_own_node)
 
 

@@ -95,6 +95,7 @@ def prove(
     return None
 
 
+@made_once()
 def refuse_stops(model: keras.Model, trace: Trace, check: Callable[[], None]) -> None:
     """Refuses what stops the program for some values of the data, or never ends.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_bandmf.graphs.walking import captured
 from tf_bandmf.keras.clipping.forward.weight_reads import captured_handles
 from tf_bandmf.keras.clipping.independence import state
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
@@ -54,7 +55,7 @@ def data_behind(tensors: Iterable[Any]) -> Any | None:
         seen.add(id(op))
         inputs = [t for t in op.inputs if t.dtype != tf.resource]
         if op.type == "Placeholder":
-            outside = _captured(tensor)
+            outside = captured(tensor)
             if outside is None:
                 return op
             inputs = [outside] if _is_symbolic(outside) else []
@@ -86,14 +87,6 @@ def _is_symbolic(tensor: Any) -> bool:
     return tf.is_tensor(tensor) and not isinstance(tensor, EagerTensor)
 
 
-def _captured(placeholder: Any) -> Any | None:
-    """What a function captured as this placeholder; None if it is an argument."""
-    for external, internal in getattr(placeholder.graph, "captures", ()):
-        if internal is placeholder:
-            return external
-    return None
-
-
 @contextlib.contextmanager
 def update_is_released(
     noisy: Any, variables: Sequence[Any], alone: bool = True
@@ -118,11 +111,11 @@ def update_is_released(
     graph = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     yield
-    index, captured = VariableIndex(variables), captured_handles(graph)
+    index, handles_of = VariableIndex(variables), captured_handles(graph)
     for op in graph.get_operations()[start:]:
         handles = [t for t in op.inputs if t.dtype == tf.resource]
         writes = state.may_write(op) and any(
-            index.owner(captured.get(id(t), t)) is not None for t in handles
+            index.owner(handles_of.get(id(t), t)) is not None for t in handles
         )
         # What is alone in the body could also stop the step, or write something else.
         if not (writes or (alone and op.op_def.is_stateful)):
