@@ -126,7 +126,7 @@ def _pairs(size: int, terms: int) -> Program:
         tf.TensorSpec([], tf.uint64),
         tf.TensorSpec([terms, blocks], tf.float32),
     ]
-    function = compiled_pairs(blocks, terms, 2).python_function
+    function = compiled_pairs(blocks, terms, 2).__wrapped__
     return Program(function, specs, 4 * size, kinds=("GPU",))
 
 

@@ -33,7 +33,6 @@ tells of digests but through a generator whose key they are part of.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 
 import numpy as np
@@ -41,6 +40,7 @@ import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.noise.devices import device_kind
+from tf_bandmf.noise.once import traced_once
 
 # Blocks within blocks: enough for 2^33 numbers, more than anything has.
 LEVELS = 5
@@ -158,13 +158,13 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     return _last_levels(key, tf.ensure_shape(padded, [_LAST_BLOCKS * _BLOCK]))
 
 
-@functools.partial(tf.function, jit_compile=True, autograph=False)
+@traced_once(jit_compile=True)
 def _levels_of_part(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Two words from a part, int64."""
     return tf.bitcast(_hashed(key, _paired(words), range(_PART_LEVELS)), tf.int64)
 
 
-@functools.partial(tf.function, jit_compile=True, autograph=False)
+@traced_once(jit_compile=True)
 def _last_levels(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     words = tf.bitcast(words, tf.uint64)
     return _last(key, _hashed(key, words, range(_PART_LEVELS, LEVELS)))
@@ -188,10 +188,10 @@ def keyed_digest(
     return digest(key, value, more)
 
 
-_compiled_digest = tf.function(plain_digest, jit_compile=True, autograph=False)
+_compiled_digest = traced_once(plain_digest, jit_compile=True)
 
 
-@functools.partial(tf.function, autograph=False)
+@traced_once
 def _host_digest(
     key: tf.Tensor, value: tf.Tensor, more: tf.Tensor | None = None
 ) -> tf.Tensor:
@@ -203,7 +203,7 @@ def _host_digest(
     return digest(key, words, *_after(value[even:], more))
 
 
-_compiled_words = tf.function(_digest, jit_compile=True, autograph=False)
+_compiled_words = traced_once(_digest, jit_compile=True)
 
 
 def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:

@@ -6,7 +6,6 @@ whoever sees the table then sees which rows were touched. All of it is as secret
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,6 +14,7 @@ import tensorflow as tf
 
 from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
+from tf_bandmf.noise.once import traced_once
 
 # Normals that are made at once, about, in a step (so many more than it needs, at most) and
 # at a release: they fit into a cache.
@@ -319,7 +319,7 @@ def _in_parts(part: Callable[[tf.Tensor], tuple[tf.Tensor]], count: tf.Tensor) -
     return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]
 
 
-@functools.partial(tf.function, jit_compile=True, autograph=False)
+@traced_once(jit_compile=True)
 def _jumped(
     entries: int,
     states: tf.Tensor,
@@ -338,7 +338,7 @@ def _jumped(
     return tf.reshape(moved, [-1, entries * columns])
 
 
-@functools.partial(tf.function, jit_compile=True, autograph=False)
+@traced_once(jit_compile=True)
 def _slice_jumped(
     entries: int,
     table: tf.Variable,

@@ -6,6 +6,7 @@ import weakref
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.func_graph import FuncGraph
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -142,6 +143,14 @@ def test_a_run_is_forgotten_with_its_model():
     x = np.random.default_rng(0).normal(size=(4, 3)).astype("f4")
     model.fit(plan.batches(x, x[:, :1]), verbose=0)
     kept = weakref.ref(model)
-    del model, optimizer
+    graphs = [each for each in gc.get_objects() if isinstance(each, FuncGraph)]
+    steps = weakref.WeakSet(
+        each
+        for each in graphs
+        if any(model.weights[0].value is variable for variable in each.variables)
+    )
+    assert steps
+    del model, optimizer, graphs
     gc.collect()
     assert kept() is None
+    assert not steps

@@ -1,0 +1,65 @@
+"""A function that is traced once keeps no graph that called it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_bandmf.noise.once import traced_once
+
+
+def doubled(value: tf.Tensor) -> tf.Tensor:
+    return value + value
+
+
+def forgets_its_caller(function: Callable[..., Any]) -> bool:
+    """Whether a graph that has a collection and calls the function can be freed."""
+
+    @tf.function(autograph=False)
+    def caller(value: tf.Tensor) -> tf.Tensor:
+        tf.compat.v1.add_to_collection("a collection", value)
+        return function(value)
+
+    value = tf.constant([1.0, 2.0])
+    tf.debugging.assert_equal(caller(value), 2 * value)
+    graph = weakref.ref(caller.get_concrete_function(value).graph)
+    del caller
+    gc.collect()
+    return graph() is None
+
+
+def test_the_graph_of_a_caller_is_forgotten():
+    assert forgets_its_caller(traced_once(doubled))
+    assert forgets_its_caller(traced_once(doubled, jit_compile=True))
+
+
+def test_control_a_function_keeps_the_graph_that_it_was_traced_in():
+    assert not forgets_its_caller(tf.function(doubled, autograph=False))
+
+
+def test_one_trace_serves_all_callers():
+    traces = []
+
+    @traced_once
+    def counted(value: tf.Tensor, times: int) -> tf.Tensor:
+        traces.append(times)
+        return value * times
+
+    for _ in range(3):
+        caller = tf.function(lambda value: counted(value, 2), autograph=False)
+        assert float(caller(tf.constant(3.0))) == 6.0
+    assert float(counted(tf.constant(3.0), 2)) == 6.0
+    assert traces == [2]
+
+
+def test_a_variable_is_read_when_the_function_runs():
+    variable = tf.Variable([1.0, 2.0])
+    second = traced_once(lambda of: of[1], jit_compile=True)
+    caller = tf.function(lambda: second(variable), autograph=False)
+    assert float(caller()) == 2.0
+    variable.assign([1.0, 3.0])
+    assert float(caller()) == 3.0

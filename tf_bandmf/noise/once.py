@@ -1,0 +1,57 @@
+"""Functions that are traced once for all models, and keep none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+# What a function's graph shares with the one around it instead of copying it.
+_SHARED = ("variables", "local_variables", "trainable_variables")
+
+
+def traced_once(
+    function: Callable[..., Any] | None = None, **options: Any
+) -> Callable[..., Any]:
+    """As `tf.function`, for a function that outlives the models that call it.
+
+    A graph that is traced within another one gets a copy of the other one's collections,
+    and with them the whole other graph: that of a model's step would be kept for as long
+    as the process runs. So the collections are put aside while the function is called.
+
+    Args:
+      function: of tensors, variables and Python numbers; it closes over no tensor. It may
+        be left out, to decorate.
+      **options: of `tf.function`.
+
+    Returns:
+      The function.
+    """
+    if function is None:
+        return functools.partial(traced_once, **options)
+    traced = tf.function(function, autograph=False, **options)
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        if tf.executing_eagerly():
+            return traced(*arguments)
+        with _without_collections(tf.compat.v1.get_default_graph()):
+            return traced(*arguments)
+
+    return call
+
+
+@contextlib.contextmanager
+def _without_collections(graph: tf.Graph) -> Iterator[None]:
+    names = set(graph.get_all_collection_keys()).difference(_SHARED)
+    aside = {name: graph.get_collection(name) for name in names}
+    for name in names:
+        graph.clear_collection(name)
+    try:
+        yield
+    finally:
+        for name, values in aside.items():
+            graph.get_collection_ref(name)[:0] = values
