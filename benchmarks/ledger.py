@@ -56,16 +56,15 @@ def shown(name, times):
 
 
 def make_plan(ledger, mechanism, **changes):
-    return tf_bandmf.plan(
+    plan = tf_bandmf.plan(
         mechanism,
         delta=1e-9,
         num_examples=60_000,
         batch_size=500,
         epochs=2,
-        ledger=ledger,
-        dataset="clicks",
         **changes,
     )
+    return ledger.bind(plan, "clicks")
 
 
 def fill(ledger, plans, count):

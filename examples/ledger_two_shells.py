@@ -23,16 +23,15 @@ DATASET = "patients-2026"
 
 def plan_for(ledger: tf_bandmf.Ledger, epsilon: float) -> tf_bandmf.Plan:
     """A plan that is bound to the ledger."""
-    return tf_bandmf.plan(
+    plan = tf_bandmf.plan(
         "lambda_cgd:0.9",
         epsilon=epsilon,
         delta=1e-6,
         num_examples=6000,
         batch_size=100,
         epochs=2,
-        ledger=ledger,
-        dataset=DATASET,
     )
+    return ledger.bind(plan, DATASET)
 
 
 def say(name: str, text: str) -> None:

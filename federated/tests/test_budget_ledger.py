@@ -25,16 +25,15 @@ def ledger(tmp_path, monkeypatch):
 
 @pytest.fixture
 def plan(ledger):
-    return tf_bandmf.plan(
+    plan = tf_bandmf.plan(
         "banded:2",
         noise_multiplier=0.5,
         delta=1e-5,
         num_steps=N,
         participation=tf_bandmf.MinSep(B, K),
         unit="one device",
-        ledger=ledger,
-        dataset="keyboards",
     )
+    return ledger.bind(plan, "keyboards")
 
 
 def runs(ledger):

@@ -46,9 +46,8 @@ def filled(run, path):
         batch_size=40,
         epochs=2,
         unit="one patient",
-        ledger=ledger,
-        dataset="patients",
     )
+    plan = ledger.bind(plan, "patients")
     name = hashlib.sha256(b"1").hexdigest()
     ledger.begin(plan, name)
     ledger.note_steps(name, 60)

@@ -133,7 +133,7 @@ def file_ledger(url):
 
 @pytest.fixture(scope="session")
 def make_plan():
-    def make(mechanism="lambda_cgd:0.9", **changes):
+    def make(mechanism="lambda_cgd:0.9", ledger=None, dataset=None, **changes):
         arguments = {
             "epsilon": 1.0,
             "delta": 1e-6,
@@ -142,7 +142,8 @@ def make_plan():
             "epochs": 2,
             **changes,
         }
-        return tf_bandmf.plan(mechanism, **arguments)
+        plan = tf_bandmf.plan(mechanism, **arguments)
+        return plan if ledger is None else ledger.bind(plan, dataset)
 
     return make
 

@@ -333,8 +333,6 @@ def test_what_is_not_meant_is_refused(file_ledger, make_plan, tmp_path):
         make_plan(ledger=ledger, dataset="patients")
     with pytest.raises(ValueError, match="test seed"):
         make_plan(ledger=ledger, dataset="patients", unit="one patient", test_seed=1)
-    with pytest.raises(ValueError, match="Give ledger and dataset together"):
-        make_plan(ledger=ledger)
     with pytest.raises(ValueError, match="Give other data another name"):
         ledger.add_dataset("patients", unit="one visit")
     ledger.add_dataset("patients", unit="one patient")  # the same

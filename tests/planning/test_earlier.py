@@ -71,3 +71,15 @@ def test_a_strategy_has_its_parameters():
     strategy = tf_bandmf.plan("bsr:2", **USE).strategy
     with pytest.raises(ValueError, match="A Strategy has its parameters"):
         tf_bandmf.plan(strategy, bands=4, **USE)
+
+
+def test_a_ledger_binds_what_was_planned(tmp_path):
+    ledger = tf_bandmf.Ledger(f"sqlite:///{tmp_path}/privacy.db")
+    ledger.add_dataset("clicks", epsilon=5.0, delta=1e-5)
+    with pytest.warns(DeprecationWarning, match="ledger.bind"):
+        before = tf_bandmf.plan("bsr:2", ledger=ledger, dataset="clicks", **USE)
+    now = ledger.bind(tf_bandmf.plan("bsr:2", **USE), "clicks")
+    assert before.account is not None and before.fingerprint == now.fingerprint
+    for half in ({"ledger": ledger}, {"dataset": "clicks"}):
+        with pytest.raises(ValueError, match="Give ledger and dataset together"):
+            tf_bandmf.plan("bsr:2", **half, **USE)

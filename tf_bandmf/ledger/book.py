@@ -2,7 +2,7 @@
 
     ledger = tf_bandmf.Ledger("sqlite:///privacy.db")
     ledger.add_dataset("patients-2026", unit="one patient", epsilon=8, delta=1e-6)
-    plan = tf_bandmf.plan(..., unit="one patient", ledger=ledger, dataset="patients-2026")
+    plan = ledger.bind(tf_bandmf.plan(..., unit="one patient"), "patients-2026")
 
 Everything that trains with such a plan reserves its cost in the ledger before its first
 step, or is refused.
@@ -226,9 +226,9 @@ class Ledger:
     # Plans and runs.
 
     def bind(self, plan: Plan, dataset: str | Sequence[str]) -> Plan:
-        """The plan, bound to a budget; `tf_bandmf.plan(ledger=...)` calls it.
+        """The plan, bound to a budget: its runs reserve their cost before their first step.
 
-        Nothing is reserved: a run reserves when it begins.
+        Nothing is reserved yet.
 
         Args:
           plan: of runs to come.
@@ -264,7 +264,7 @@ class Ledger:
         """
         if plan.account is None or plan.account.ledger != self.id:
             raise LedgerError(
-                "The plan is not bound to this ledger: plan with ledger= and dataset=."
+                "The plan is not bound to this ledger: see ledger.bind(plan, dataset)."
             )
         config = configs.dumps(plan.to_config())
         with self._store.writing() as found:

@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from tf_bandmf.planning.plan import Plan
-
-
-class Binder(Protocol):
-    """What `tf_bandmf.plan(ledger=...)` takes: a `tf_bandmf.Ledger`."""
-
-    def bind(self, plan: Plan, dataset: str | Sequence[str]) -> Plan:
-        """The plan, bound to a budget that it fits."""
+from collections.abc import Mapping
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
 from typing import Any, Callable
 
 from tf_bandmf import workloads
@@ -12,7 +11,6 @@ from tf_bandmf.accounting.checks import check_positive
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning import choosing, sampling_advice
-from tf_bandmf.planning.account import Binder
 from tf_bandmf.planning.arguments import (
     DataUse,
     check_budget,
@@ -20,7 +18,7 @@ from tf_bandmf.planning.arguments import (
     resolve_data,
 )
 from tf_bandmf.planning.calibration import accountant_for, calibrated, multiplier_of
-from tf_bandmf.planning.earlier import translated
+from tf_bandmf.planning.earlier import earlier_binding, translated
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import ONE_EXAMPLE, check_generator
 from tf_bandmf.strategies import Strategy, registry
@@ -47,8 +45,6 @@ def plan(
     test_seed: int | None = None,
     unit: str = ONE_EXAMPLE,
     generator: str = "philox",
-    ledger: Binder | None = None,
-    dataset: str | Sequence[str] | None = None,
     **earlier: Any,
 ) -> Plan:
     """Plans a private run: from a budget to a strategy and its noise.
@@ -107,27 +103,17 @@ def plan(
         `Plan.batches`, outside of federated learning.
       generator: of the noise: "philox", or "chacha20", a stream cipher, whose noise is
         computationally indistinguishable from random and takes about three times as long.
-      ledger: a `tf_bandmf.Ledger`; a run of the plan then reserves its cost there before
-        its first step. Planning reserves nothing.
-      dataset: its name in the ledger; or ("name", "partition", ...) if the run uses the
-        data of some of its partitions alone.
       **earlier: names that arguments had before, such as `bands` and `momentum`; they are
         deprecated, see `planning.earlier`.
 
     Returns:
-      A `Plan`.
+      A `Plan`. `Ledger.bind` binds it to the budget of a data set.
 
     Raises:
       ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
         use of the data is missing, contradictory or invalid.
-      LedgerError: if the ledger's budget has no room for a run, or it has none for
-        the data set.
     """
-    if (ledger is None) != (dataset is None):
-        raise ValueError(
-            f"Give ledger and dataset together, found ledger = {ledger!r}, dataset = "
-            f"{dataset!r}."
-        )
+    binding, earlier = earlier_binding(earlier)
     mechanism, workload = translated(mechanism, workload, earlier)
     check_generator(generator)
     named = None if isinstance(mechanism, Strategy) else _Mechanism.parse(mechanism)
@@ -177,26 +163,25 @@ def plan(
         # A function shows what it is told: bars would get between its lines.
         progress=bool(progress) and not callable(progress),
     )
-    made = Plan(
-        workload=workload,
-        strategy=strategy,
-        participation=participation,
-        l2_norm_clip=float(l2_norm_clip),
-        noise_multiplier=noise_multiplier,
-        epsilon=guarantee.epsilon,
-        delta=delta,
-        expected_batch_size=data.expected_batch_size,
-        accountant=guarantee.accountant,
-        kind=guarantee.kind,
-        adjacency=guarantee.adjacency,
-        confidence=guarantee.confidence,
-        test_seed=test_seed,
-        unit=unit,
-        generator=generator,
+    return binding(
+        Plan(
+            workload=workload,
+            strategy=strategy,
+            participation=participation,
+            l2_norm_clip=float(l2_norm_clip),
+            noise_multiplier=noise_multiplier,
+            epsilon=guarantee.epsilon,
+            delta=delta,
+            expected_batch_size=data.expected_batch_size,
+            accountant=guarantee.accountant,
+            kind=guarantee.kind,
+            adjacency=guarantee.adjacency,
+            confidence=guarantee.confidence,
+            test_seed=test_seed,
+            unit=unit,
+            generator=generator,
+        )
     )
-    if ledger is None or dataset is None:
-        return made
-    return ledger.bind(made, dataset)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,16 +1,21 @@
 """Arguments of `plan` under the names that they had: still taken, with a warning.
 
-Parameters of a mechanism stand in its name, the optimizer in the workload.
+Parameters of a mechanism stand in its name, the optimizer in the workload; `Ledger.bind`
+binds a plan to a ledger.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from tf_bandmf import workloads
 from tf_bandmf.strategies import registry
 from tf_bandmf.workloads import Workload
+
+if TYPE_CHECKING:
+    from tf_bandmf.planning.plan import Plan
 
 _OF_THE_NAME = ("bands", "lambda_", "gamma", "column_normalized", "objective")
 _OF_THE_WORKLOAD = ("momentum", "decay", "learning_rates")
@@ -30,6 +35,35 @@ _LIKELY = {
     "steps": "num_steps",
     "num_epochs": "epochs",
 }
+
+
+def earlier_binding(
+    earlier: dict[str, Any],
+) -> tuple[Callable[[Plan], Plan], dict[str, Any]]:
+    """What binds a plan to the ledger that is given, and the arguments that are left.
+
+    Args:
+      earlier: other arguments of `plan`, by name.
+
+    Raises:
+      ValueError: if a ledger is given without a data set, or the reverse.
+    """
+    left = dict(earlier)
+    ledger, dataset = left.pop("ledger", None), left.pop("dataset", None)
+    if (ledger is None) != (dataset is None):
+        raise ValueError(
+            f"Give ledger and dataset together, as in ledger.bind(plan, dataset), found "
+            f"ledger = {ledger!r}, dataset = {dataset!r}."
+        )
+    if ledger is None:
+        return lambda plan: plan, left
+    warnings.warn(
+        "ledger and dataset of tf_bandmf.plan are deprecated: bind the plan, "
+        "ledger.bind(tf_bandmf.plan(...), dataset).",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return lambda plan: ledger.bind(plan, dataset), left
 
 
 def translated(

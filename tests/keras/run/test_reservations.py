@@ -22,9 +22,8 @@ def ledger(tmp_path):
 
 @pytest.fixture
 def plan(make_plan, ledger):
-    return make_plan(
-        "identity", batch_size=11, test_seed=None, ledger=ledger, dataset="patients"
-    )
+    made = make_plan("identity", batch_size=11, test_seed=None)
+    return ledger.bind(made, "patients")
 
 
 def runs(ledger):

@@ -156,7 +156,7 @@ class Reservation:
         if not self.is_needed or self._run is None or self._ended is None:
             raise ValueError(
                 "Only a run whose plan is bound to a ledger, and that has begun, ends "
-                "there: plan with ledger= and dataset=."
+                "there: see ledger.bind(plan, dataset)."
             )
         self.ensure()
         # Nothing follows, whatever becomes of the ledger.
