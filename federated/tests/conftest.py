@@ -26,6 +26,7 @@ ENGINE_FREE = {
     "test_exact_sum.py",
     "test_host_noise.py",
     "test_large_models.py",
+    "test_large_vectors.py",
     "test_ledger.py",
     "test_participation_table.py",
     "test_report.py",

@@ -1,6 +1,7 @@
 """kill -9 at every stage of a round: the releases are those of the run without kills."""
 
 import asyncio
+import itertools
 import os
 import pathlib
 import shutil
@@ -26,19 +27,28 @@ STAGES = (
 
 
 # The noise is used and its result lost, half of it on the disk; the model has left.
-TWO = ("before the state has its name", "after the model is released")
+LEFT_TWICE = "after the model is released"
+TWO = ("before the state has its name", LEFT_TWICE)
 
 
-@pytest.mark.parametrize(
-    "stages", [TWO, pytest.param(STAGES, marks=pytest.mark.slow)], ids=["two", "all"]
-)
-def test_kill_at_stages(tmp_path, stages):
-    run_driver(__file__, tmp_path, len(stages))
+def stages_of(kills):
+    """The two that matter most, or all in turns."""
+    if kills <= len(TWO):
+        return TWO[:kills]
+    return tuple(itertools.islice(itertools.cycle(STAGES), kills))
+
+
+SLOW = [pytest.param(kills, marks=pytest.mark.slow) for kills in (7, 50)]
+
+
+@pytest.mark.parametrize("kills", [2, *SLOW], ids=str)
+def test_kill_at_stages(tmp_path, kills):
+    run_driver(__file__, tmp_path, kills)
     killed, straight = (releases_of(tmp_path / name) for name in ("killed", "straight"))
     # Twice released were only rounds whose program died in the release or after it.
-    assert len(straight) == len(set(straight)) == len(stages) + 1
+    assert len(straight) == len(set(straight)) == kills + 1
     assert set(killed) == set(straight)
-    assert len(killed) == len(straight) + 1
+    assert len(killed) == len(straight) + stages_of(kills).count(LEFT_TWICE)
 
 
 def releases_of(folder):
@@ -46,10 +56,9 @@ def releases_of(folder):
 
 
 def main(folder, count):
-    stages = STAGES if count == len(STAGES) else TWO
     killed, straight = folder / "killed", folder / "straight"
     killed.mkdir()
-    for number, stage in enumerate(stages):
+    for number, stage in enumerate(stages_of(count)):
         status = in_a_child(lambda n=number, s=stage: train(killed, count, n, s))
         if not was_killed(status):
             raise SystemExit(f"The child of {stage!r} ended with status {status}.")
@@ -79,7 +88,7 @@ def train(folder, kills, dying_round=None, stage=None):
         noise_multiplier=0.5,
         delta=1e-5,
         num_steps=kills + 1,
-        participation=tf_bandmf.MinSep(2, 4),
+        participation=tf_bandmf.MinSep(2, max(4, kills // 2 + 1)),
     )
     process = build_fed_avg(
         model_fn,

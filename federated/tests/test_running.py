@@ -8,7 +8,7 @@ import pytest
 from simulated import SimulatedDevices
 
 import tf_bandmf
-from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise import NoiseGenerator, digests
 from tf_bandmf_federated import measured_guarantee
 from tf_bandmf_federated.averaging import FederatedAveraging, Replies
 from tf_bandmf_federated.cohorts import AvailableCohorts
@@ -17,6 +17,7 @@ from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.rounds import ProgramState
 from tf_bandmf_federated.running import LEDGER_FILE, Run
 from tf_bandmf_federated.server_optimizers import ServerYogi
+from tf_bandmf_federated.state_files import StateFiles
 
 N, B, K, PER_ROUND = 7, 2, 3, 2
 SHAPES = ([3, 1], [1])
@@ -342,3 +343,56 @@ def test_an_answer_that_is_no_arrays_adds_nothing_and_stops_nobody(answer, tmp_p
         after_round=lambda state: metrics.append(state.metrics),
     )
     assert (metrics[0]["failed"], metrics[0]["contributing"]) == (PER_ROUND, 0)
+
+
+class LosesOne(StateFiles):
+    """Dies when the state after two rounds is saved."""
+
+    async def save(self, program_state, version):
+        if version == 2:
+            raise Crash
+        await super().save(program_state, version)
+
+
+@pytest.mark.invariant(11)
+@pytest.mark.parametrize("entries", ["of this version", "of before"])
+def test_a_result_is_not_made_again_with_noise_of_another_version(
+    tmp_path, monkeypatch, entries
+):
+    devices = make_devices(tmp_path)
+    if entries == "of before":
+        monkeypatch.setattr(digests, "VERSION", 1)
+    with pytest.raises(Crash):
+        finish(tmp_path, devices, states=LosesOne)
+    asked = len(devices.asked)
+    monkeypatch.setattr(digests, "VERSION", digests.VERSION + 1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="that began the round; or pass over it"):
+            finish(tmp_path, devices)
+    assert len(devices.asked) == asked  # nobody was asked again
+    finish(tmp_path, devices, interrupted_round="skip")
+
+
+def test_with_the_version_that_began_it_a_result_is_made_again(tmp_path):
+    devices, models = make_devices(tmp_path), Models()
+    with pytest.raises(Crash):
+        finish(tmp_path, devices, states=LosesOne, models=models)
+    _, measured = finish(tmp_path, devices, models=models)
+    assert not measured.skipped_rounds
+    check_one_content(devices, models.released)
+
+
+def test_a_round_without_a_result_goes_on_with_another_version(tmp_path, monkeypatch):
+    devices = make_devices(tmp_path)
+
+    def dies(request, add):
+        raise Crash
+
+    with pytest.raises(Crash):
+        finish(tmp_path, devices, exchange=dies)
+    monkeypatch.setattr(digests, "VERSION", digests.VERSION + 1)
+    # The version that made the result counts from then on.
+    with pytest.raises(Crash):
+        finish(tmp_path, devices, states=LosesOne)
+    _, measured = finish(tmp_path, devices)
+    assert not measured.skipped_rounds

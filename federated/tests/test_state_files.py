@@ -53,3 +53,21 @@ def test_missing_existing_and_damaged_are_errors(tmp_path):
 def test_objects_without_a_file_format_are_refused(tmp_path):
     with pytest.raises(TypeError, match="arrays, numbers and objects"):
         run(StateFiles(str(tmp_path)).save({"a": object()}, 0))
+
+
+def test_arrays_of_every_layout_come_back(tmp_path):
+    files = StateFiles(str(tmp_path))
+    rng = np.random.default_rng(0)
+    saved = {
+        "large": rng.normal(size=[700, 900]).astype(np.float32),  # hashed by a thread
+        "columns first": np.asfortranarray(rng.normal(size=[3, 4])),
+        "every second": rng.integers(9, size=[4, 6])[:, ::2],
+        "none": np.zeros([0, 2], np.float32),
+        "scalar": np.float32(0.5),
+        "flag": np.array([True, False]),
+    }
+    run(files.save(saved, 0))
+    found = run(files.load(0, saved))
+    for name, value in saved.items():
+        assert found[name].dtype == value.dtype and found[name].shape == value.shape
+        np.testing.assert_array_equal(found[name], value)

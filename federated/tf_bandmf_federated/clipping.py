@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -108,10 +107,7 @@ def norm_of(arrays: Sequence[np.ndarray]) -> float:
     with one below m 2^-53 (Higham, "The accuracy of floating point summation", SIAM J.
     Sci. Comput. 14, 1993, eq. 2.6). What is added is more than both up to 10^9 numbers.
     """
-    total = 0.0
-    for array in arrays:
-        flat = np.ravel(array)
-        total += sum(in_chunks(flat.size, functools.partial(_squares, flat)))
+    total, _ = _added_up(_squares, arrays)
     return math.sqrt(total) * (1.0 + _NORM_ERROR) if math.isfinite(total) else math.nan
 
 
@@ -122,14 +118,20 @@ def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
     (Higham, as in `norm_of`), hence below 2^-19 of the norm. NaN if a square over- or
     underflows by more than that.
     """
-    total, size = 0.0, 0
-    for array in arrays:
-        flat = np.ravel(array)
-        total += sum(in_chunks(flat.size, functools.partial(_quick_squares, flat)))
-        size += flat.size
+    total, size = _added_up(_quick_squares, arrays)
     if not (math.isfinite(total) and total >= size * _SMALLEST_MEAN):
         return math.nan
     return math.sqrt(total) * (1.0 + _QUICK_ERROR)
+
+
+def _added_up(
+    squares: Callable[[np.ndarray, int, int], float], arrays: Sequence[np.ndarray]
+) -> tuple[float, int]:
+    """The sum of squares over all parts of all arrays, and how many numbers they have."""
+    flat = [np.ravel(array) for array in arrays]
+    sizes = [vector.size for vector in flat]
+    found = in_chunks(sizes, lambda i, start, end: squares(flat[i], start, end))
+    return float(sum(map(sum, found))), sum(sizes)
 
 
 def _quick_squares(flat: np.ndarray, start: int, end: int) -> float:

@@ -22,12 +22,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tf_bandmf_federated.clipping import Bounded, bound_update
-from tf_bandmf_federated.large_vectors import BLOCK, blocks, in_chunks
+from tf_bandmf_federated.large_vectors import blocks, in_chunks
 
 # A coordinate of a clipped update has at most 2^24 units.
 _BITS = 24
 # Updates whose sum int32 has room for, and int64.
 _FEW_UPDATES, MAX_UPDATES = 127, 1 << 32
+# Numbers that are folded in at a time.
+_FOLDED = 1 << 16
 _LARGEST_EXPONENT = 80  # of the clip norm: float32 has its units, too
 
 
@@ -83,24 +85,14 @@ class ExactSum:
         # The product is rounded to float32 by less than `bound_update` leaves room for,
         # and exact if the factor is 1.
         scale = np.float32(bounded.factor / self.unit)
-        start = 0
-        for array in bounded.arrays:
-            flat, total = np.ravel(array), self.units[start : start + array.size]
+        flat = [np.ravel(array) for array in bounded.arrays]
+        starts = np.cumsum([0, *(vector.size for vector in flat)])
 
-            def fold(
-                begin: int, end: int, flat: np.ndarray = flat, total: np.ndarray = total
-            ) -> None:
-                size = min(BLOCK, end - begin)
-                scaled, whole = np.empty(size, np.float32), np.empty(size, np.int32)
-                for block in blocks(begin, end):
-                    count = block.stop - block.start
-                    np.multiply(flat[block], scale, out=scaled[:count])
-                    # Toward zero.
-                    np.copyto(whole[:count], scaled[:count], casting="unsafe")
-                    np.add(total[block], whole[:count], out=total[block])
+        def fold(number: int, start: int, end: int) -> None:
+            sums = self.units[starts[number] + start : starts[number] + end]
+            _fold(sums, flat[number][start:end], scale)
 
-            in_chunks(flat.size, fold)
-            start += array.size
+        in_chunks([vector.size for vector in flat], fold)
         return bounded
 
     def mean_with(
@@ -128,3 +120,16 @@ class ExactSum:
             raise ValueError(f"Noise for {start} of {found.size} numbers came.")
         self.units = np.zeros(0, self.units.dtype)
         return found
+
+
+def _fold(sums: np.ndarray, vector: np.ndarray, scale: np.float32) -> None:
+    """Adds whole units of a vector, rounded toward zero."""
+    size = min(_FOLDED, vector.size)
+    scaled, whole = np.empty(size, np.float32), np.empty(size, np.int32)
+    for block in blocks(0, vector.size, _FOLDED):
+        part, total = vector[block], sums[block]
+        if part.size < size:
+            scaled, whole = scaled[: part.size], whole[: part.size]
+        np.multiply(part, scale, scaled)
+        np.copyto(whole, scaled, "unsafe")  # toward zero
+        np.add(total, whole, total)

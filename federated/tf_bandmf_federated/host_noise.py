@@ -26,6 +26,7 @@ from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise import digests as keyed_digests
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf_federated.large_models import check_memory
+from tf_bandmf_federated.large_vectors import ahead, in_threads
 from tf_bandmf_federated.noise_uses import NoiseUses
 from tf_bandmf_federated.ring_file import RingFile
 
@@ -286,12 +287,15 @@ class HostNoise:
         """A row without a buffer, in parts.
 
         TensorFlow keeps the memory that it once had: a row at once would cost as much as
-        the model for the rest of the program.
+        the model for the rest of the program. Threads make the next parts meanwhile.
         """
         d, step = self._generator.num_parameters, tf.constant(round_number, tf.int64)
-        for shard in range(self._sharded.num_shards):
-            part = self._part(keys, step, tf.constant(shard))
-            yield part[: d - shard * self._sharded.shard_size]
+
+        def part(shard: int) -> tf.Tensor:
+            found = self._part(keys, step, tf.constant(shard))
+            return found[: d - shard * self._sharded.shard_size]
+
+        return ahead(part, range(self._sharded.num_shards))
 
     def values(
         self, run_id: int, round_number: int, digests: np.ndarray | None = None
@@ -481,15 +485,15 @@ class HostNoise:
 def _digests_of_chunks(secret: bytes, content: np.ndarray) -> np.ndarray:
     """The keyed digest of each chunk, the last one filled up with zeros."""
     key = tf.constant(np.asarray(keyed_digests.digest_key(secret, "")))
-    found = []
-    for start in range(0, content.size, _CHUNK_BYTES):
+
+    def digest(start: int) -> np.ndarray:
         chunk = content[start : start + _CHUNK_BYTES]
         if chunk.size < _CHUNK_BYTES:
             chunk = np.pad(chunk, (0, _CHUNK_BYTES - chunk.size))
         # As float32, whose bits are digested.
-        bits = tf.constant(chunk.view(np.float32))
-        found.append(keyed_digests.keyed_digest(key, bits))
-    return np.stack(found)
+        return keyed_digests.keyed_digest(key, tf.constant(chunk.view(np.float32)))
+
+    return np.stack(in_threads(digest, range(0, content.size, _CHUNK_BYTES)))
 
 
 def find_aggregator(state: Any) -> Any:

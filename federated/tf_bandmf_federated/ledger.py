@@ -14,12 +14,14 @@ on the disk before the call returns. Two tables:
 |---|---|
 | `run` | the first one: plan's fingerprint, model and settings of the process |
 | `initial` | digest of the state before round 0 |
-| `started` | round, key id, digests of cohort and state, drawn number, counts; names |
-| `again` | round, which was begun before, with the same cohort and state |
+| `started` | round, key id, digests of cohort and state, drawn, counts, version; names |
+| `again` | round, which was begun before, with the same cohort and state; version |
 | `result` | round, digest of the state after it |
 | `skipped` | round, reason |
 | `releasing` | round, digest of the model that leaves now |
 | `released` | round |
+
+The version is that of the digest that binds the round's noise.
 
 `participations`: device and round, for the question who may take part. A sum of digests of
 its rows is in the entries.
@@ -44,6 +46,7 @@ from typing import Any
 import numpy as np
 
 from tf_bandmf.files import private as private_files
+from tf_bandmf.noise import digests
 from tf_bandmf_federated import participations
 from tf_bandmf_federated.accounting import MeasuredParticipation
 
@@ -79,6 +82,8 @@ class RoundRecord:
       is_released: whether all that is released after the round was.
       skipped_because: why its result was thrown away, or None.
       starts: how often the round was begun.
+      digest_version: of the digest that bound its noise when it was begun last; entries
+        of before there was a second one have none.
     """
 
     round_number: int
@@ -91,6 +96,7 @@ class RoundRecord:
     is_released: bool = False
     skipped_because: str | None = None
     starts: int = 1
+    digest_version: int = digests.VERSION
 
 
 class Ledger:
@@ -216,10 +222,17 @@ class Ledger:
             cohort_digest=cohort_digest,
             state_digest=state_digest,
             drawn=draw(),
+            digest_version=digests.VERSION,
         )
         if round_number in self._rounds:
             self._take({**entry, "counts": None})  # raises unless all is the same
-            self._write({"entry": "again", "round": round_number})
+            self._write(
+                {
+                    "entry": "again",
+                    "round": round_number,
+                    "digest_version": digests.VERSION,
+                }
+            )
             return
         before = self._counts_of(round_number - 1)
         with self._transaction() as database:
@@ -382,8 +395,14 @@ class Ledger:
         number = entry["round"]
         known = self._rounds.get(number)
         if kind == "started":
-            names = ("round", "key_id", "cohort_digest", "state_digest", "drawn")
-            record = RoundRecord(*(entry[name] for name in names))
+            record = RoundRecord(
+                number,
+                entry["key_id"],
+                entry["cohort_digest"],
+                entry["state_digest"],
+                entry["drawn"],
+                digest_version=entry.get("digest_version", 1),
+            )
             self._rounds[number] = self._started(known, record)
             if known is None:
                 self._counts[number] = participations.SealedCounts(*entry["counts"])
@@ -391,7 +410,10 @@ class Ledger:
         if known is None:
             raise ValueError(f"Round {number} was not begun: it cannot be {kind}.")
         if kind == "again":
-            self._rounds[number] = self._started(known, known)
+            again = dataclasses.replace(
+                known, digest_version=entry.get("digest_version", 1)
+            )
+            self._rounds[number] = self._started(known, again)
             return
         if kind == "skipped":
             known = dataclasses.replace(known, skipped_because=entry["reason"])
@@ -425,7 +447,9 @@ class Ledger:
                 f"Round {number} was begun for another cohort or state: it must not be "
                 f"run for this one. Skip the round."
             )
-        return dataclasses.replace(known, starts=known.starts + 1)
+        return dataclasses.replace(
+            known, starts=known.starts + 1, digest_version=record.digest_version
+        )
 
 
 def draw() -> str:

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from tf_bandmf.noise import digests
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.digests import digest_of
 from tf_bandmf_federated.ledger import Ledger, RoundRecord, is_same
@@ -212,6 +213,7 @@ class Rounds:
             return await self._skip(state, known, known.skipped_because)
         if known is not None and not self.may_replay:
             return await self._skip(state, known, "interrupted")
+        _check_version(known)
         iterator = copy.deepcopy(state.data_iterator)
         if known is None:
             data = iterator.select(self.clients_per_round)
@@ -294,3 +296,21 @@ class Rounds:
 
     def _key_id(self, state: ProgramState) -> int:
         return self.engine.key_id(state.state)
+
+
+def _check_version(known: RoundRecord | None) -> None:
+    """Raises ValueError if a round's result cannot be had again, bit for bit.
+
+    A round without a result has released nothing: it may have other noise.
+    """
+    if known is None or known.result_digest is None:
+        return
+    if known.digest_version != digests.VERSION:
+        raise ValueError(
+            f"Round {known.round_number} has a result, which may have been released, and "
+            f"must be run again from this state. Its noise was bound to the sum by a "
+            f"digest of version {known.digest_version}; this version of tf-bandmf has "
+            f"{digests.VERSION}, and would release the sum with other noise. Restart "
+            f"with the version of tf-bandmf that began the round; or pass over it, with "
+            f'interrupted_round="skip": its result is lost, its clients count.'
+        )

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tf_bandmf_federated.large_vectors import in_chunks
+
 Arrays = list[np.ndarray]
 
 
@@ -78,10 +80,9 @@ class ServerSGD(ServerOptimizer):
     ) -> tuple[Arrays, list[Arrays]]:
         beta, rate = np.float32(self.momentum), np.float32(self.learning_rate)
         if not self.momentum:
-            steps = [rate * g for g in direction]
-            return [np.add(w, step, out=step) for w, step in zip(weights, steps)], []
+            return _moved(weights, direction, rate), []
         moments = [beta * m + g for m, g in zip(state[0], direction)]
-        return [w + rate * m for w, m in zip(weights, moments)], [moments]
+        return _moved(weights, moments, rate), [moments]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,3 +126,22 @@ class ServerYogi(ServerAdam):
 
     def _second(self, v: np.ndarray, square: np.ndarray) -> np.ndarray:
         return v - np.float32(1.0 - self.beta_2) * square * np.sign(v - square)
+
+
+def _moved(weights: Arrays, direction: Arrays, rate: np.float32) -> Arrays:
+    """`weights + rate direction`, without a vector in between."""
+    after = [
+        np.empty(np.shape(w), np.result_type(w, d, rate))
+        for w, d in zip(weights, direction)
+    ]
+    flat = [
+        [np.ravel(array) for array in arrays] for arrays in (weights, direction, after)
+    ]
+
+    def move(number: int, start: int, end: int) -> None:
+        w, d, out = (arrays[number][start:end] for arrays in flat)
+        np.multiply(rate, d, out)
+        np.add(w, out, out)
+
+    in_chunks([array.size for array in after], move)
+    return after

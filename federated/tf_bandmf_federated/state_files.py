@@ -8,7 +8,8 @@ from __future__ import annotations
 import io
 import os
 import re
-from typing import Any
+import zipfile
+from typing import Any, BinaryIO
 
 import numpy as np
 import tensorflow as tf
@@ -97,7 +98,7 @@ class StateFiles:
         names = np.frombuffer(_names(program_state).encode(), np.uint8)
         # In no thread: it would go on writing after this call was cancelled.
         with private_files.written(path) as file:
-            np.savez(file, names=names, **named)  # type: ignore[arg-type]
+            _write_archive(file, {"names": names, **named})
         for old in (await self.get_versions() or [])[: -self._keep_total]:
             os.unlink(self._path(old))
 
@@ -108,6 +109,17 @@ class StateFiles:
 
     def _path(self, version: int) -> str:
         return os.path.join(self._directory, f"state-{int(version):08d}")
+
+
+def _write_archive(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
+    """As `np.savez`, which copies large arrays before it writes them."""
+    with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        for name, value in arrays.items():
+            value = np.asarray(value, order="C")
+            header = np.lib.format.header_data_from_array_1_0(value)
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array_header_1_0(entry, header)
+                entry.write(value.reshape(-1).view(np.uint8).data)
 
 
 def _is_serializable(leaf: Any) -> bool:

@@ -8,6 +8,7 @@ import io
 import os
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -15,6 +16,7 @@ from tf_bandmf.files.hidden import HiddenBytes
 
 _DIGEST_BYTES = 32
 _UNFINISHED = ".private-"
+_LARGE = 1 << 20  # bytes that are hashed while they are written
 
 
 @contextlib.contextmanager
@@ -76,9 +78,19 @@ class _Hashed(io.RawIOBase):
         return True
 
     def write(self, content: Any) -> int:
-        self.found.update(content)
-        self._file.write(content)
-        return memoryview(content).nbytes
+        size = memoryview(content).nbytes
+        if size < _LARGE:
+            self.found.update(content)
+            self._file.write(content)
+            return size
+        # Neither of the two holds Python's lock.
+        hashing = threading.Thread(target=self.found.update, args=(content,))
+        hashing.start()
+        try:
+            self._file.write(content)
+        finally:
+            hashing.join()
+        return size
 
 
 @contextlib.contextmanager

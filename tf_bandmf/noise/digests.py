@@ -42,6 +42,8 @@ from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.once import traced_once
 
+# Raised when the same sum gets another digest, and hence other noise.
+VERSION = 2
 # Blocks within blocks: enough for 2^33 numbers, more than anything has.
 LEVELS = 5
 COLLISION = (LEVELS + 1) * 2.0**-64
