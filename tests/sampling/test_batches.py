@@ -87,3 +87,8 @@ def test_wrong_data_are_refused():
     assert plan.batches(tf.data.Dataset.range(20)).num_steps == 12
     with pytest.raises(ValueError, match="step"):
         plan.batches(np.zeros(20)).example_indices(12)
+
+
+def test_nothing_is_tuned_so_that_nothing_waits_for_the_tuner():
+    options = make_plan().batches(np.arange(20)).dataset().options()
+    assert options.autotune.enabled is False

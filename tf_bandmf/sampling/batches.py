@@ -305,10 +305,14 @@ class BatchSchedule(abc.ABC):
         parallel: dict[str, Any] = {"num_parallel_calls": 2, "deterministic": True}
         if self._examples.has_own_order:
             parallel = {}
+        # There is nothing to tune; and to stop what tunes takes up to a second.
+        options = tf.data.Options()
+        options.autotune.enabled = False
         return (
             tf.data.Dataset.range(first_step, self.num_steps)
             .map(batch, **parallel)
             .prefetch(2)
+            .with_options(options)
         )
 
     def indices(
