@@ -299,15 +299,15 @@ def test_an_interrupted_step_is_not_continued(data, make_plan, make_private_mode
     first, second, *_ = plan.batches(*data)
     model.train_on_batch(first)
     state = model.optimizer.secret_state
-    original = model.optimizer.inner_optimizer.apply
+    original = model.optimizer.run.apply
 
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    model.optimizer.inner_optimizer.apply = interrupted
+    model.optimizer.run.apply = interrupted
     with pytest.raises(KeyboardInterrupt):
         model.train_on_batch(second)
-    model.optimizer.inner_optimizer.apply = original
+    model.optimizer.run.apply = original
     assert int(state.step) == 2
     with pytest.raises(tf.errors.InvalidArgumentError, match="interrupted"):
         model.train_on_batch(second)

@@ -36,16 +36,15 @@ INNER = {
 def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
     name, data, make_plan, make_plain_model, make_private_model
 ):
-    # Three steps: eagerly each is traced anew.
     plan, seen = make_plan("bsr:2", epochs=1, batch_size=8), []
     model = make_private_model(plan, INNER[name](), run_eagerly=True)
-    apply = model.optimizer.inner_optimizer.apply
+    apply = model.optimizer.run.apply
 
-    def recorded(gradients, variables):
+    def recorded(gradients, *others):
         seen.append([tf.identity(gradient) for gradient in gradients])
-        apply(gradients, variables)
+        apply(gradients, *others)
 
-    model.optimizer.inner_optimizer.apply = recorded
+    model.optimizer.run.apply = recorded
     for batch in plan.batches(*data):
         model.train_on_batch(batch)
     plain, optimizer = make_plain_model(), INNER[name]()

@@ -3,6 +3,12 @@
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Layout, Product
 from tf_bandmf.keras.clipping.factors.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.forward import kept_pass
+from tf_bandmf.keras.clipping.forward.eager_traces import (
+    Same,
+    Traces,
+    check_functions_are_traced,
+    keeping,
+)
 from tf_bandmf.keras.clipping.forward.looked_up import LookedUp
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.independence import (
@@ -62,14 +68,18 @@ __all__ = [
     "OneTapRule",
     "Product",
     "Rule",
+    "Same",
+    "Traces",
     "UnsupportedModelError",
     "bad_values_become_nan",
+    "check_functions_are_traced",
     "check_matmul_precision",
     "check_supported",
     "clipped_gradient_sums",
     "is_lookup_table",
     "is_loss_scale",
     "is_random",
+    "keeping",
     "kept_pass",
     "layers_executed_alone",
     "made_up",

@@ -154,6 +154,11 @@ def given_metrics(model: keras.Model) -> tuple[Any, Any]:
     )
 
 
+def metric_function(metric: keras.metrics.Metric) -> Any:
+    """The function whose mean a metric is, or None."""
+    return getattr(metric, "_fn", None)
+
+
 def is_distributed(model: keras.Model) -> bool:
     """Whether the model was made within a distribution strategy."""
     return model._distribute_strategy is not None

@@ -17,6 +17,7 @@ from tf_bandmf.graphs.totality import stopping_operations
 from tf_bandmf.graphs.walking import Scope
 from tf_bandmf.keras.clipping import UnsupportedModelError, metrics_change_no_weights
 from tf_bandmf.keras.compat.total_lookups import host_errors_become_nan
+from tf_bandmf.keras.model.python_code import calls_python, foreign_metrics
 
 
 def metrics_of(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
@@ -34,9 +35,16 @@ def metrics_of(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
     """
     with host_errors_become_nan():
         if tf.executing_eagerly():
-            return _caught(model, lambda: _computed(model, seen), tracker)
+            try:
+                return _caught(model, lambda: _computed(model, seen), tracker)
+            finally:
+                model.optimizer.run.traces.note(foreign_metrics(model))
         if model.jit_compile:
-            return _computed(model, seen)
+            graph = tf.compat.v1.get_default_graph()
+            start = len(graph.get_operations())
+            found = _computed(model, seen)
+            _note_python(model, graph.get_operations()[start:])
+            return found
         return _in_graph(model, seen, tracker)
 
 
@@ -76,6 +84,7 @@ def _in_graph(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
     traced = tf.function(compute, autograph=False).get_concrete_function(
         *[tf.TensorSpec(t.shape, t.dtype) for t in tensors]
     )
+    _note_python(model, traced.graph.get_operations())
     stopping = _first_that_stops(traced.graph)
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     is_closed = not any(map(tf.is_symbolic_tensor, traced.graph.external_captures))
@@ -103,6 +112,11 @@ def _in_graph(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
     ]
     packed: dict[str, Any] = keras.tree.pack_sequence_as(outputs, shaped)
     return packed
+
+
+def _note_python(model: Any, operations: Sequence[Any]) -> None:
+    if calls_python(operations):
+        model.optimizer.run.traces.note(["Python code that a metric calls"])
 
 
 def _first_that_stops(graph: Any) -> tuple[Any, str] | None:

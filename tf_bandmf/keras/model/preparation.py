@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import (
     LookedUp,
+    check_functions_are_traced,
     check_matmul_precision,
     check_supported,
     made_up,
@@ -20,6 +21,7 @@ from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.guards import announced
 from tf_bandmf.keras.model.tables import DENSE, lazy_layers
 from tf_bandmf.keras.model.training_state import state_of
+from tf_bandmf.keras.optimizer.inner_optimizers import check_accumulation
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 
 # Made-up examples: three fill a group and begin another one.
@@ -32,7 +34,8 @@ def optimizer_of(model: Any) -> PrivateOptimizer:
     Raises:
       TypeError: if it is compiled with another one.
       ValueError: if it belongs to another distribution strategy.
-      RuntimeError: if the process rounds float32 products.
+        or its inner optimizer accumulates gradients.
+      RuntimeError: if the process rounds float32 products, or runs functions eagerly.
     """
     optimizer = getattr(model, "optimizer", None)
     if not isinstance(optimizer, PrivateOptimizer):
@@ -45,6 +48,8 @@ def optimizer_of(model: Any) -> PrivateOptimizer:
             f"a LossScaleOptimizer depends on the data.)"
         )
     check_matmul_precision()
+    check_functions_are_traced()
+    check_accumulation(optimizer.inner_optimizer)
     strategy = model.distribute_strategy
     if num_replicas(model) > 1 and optimizer.run.strategy is not strategy:
         raise ValueError(
@@ -92,7 +97,11 @@ def build_model(model: Any, data: Any) -> None:
     """Makes the weights; refuses models whose examples cannot be told apart."""
     refuse_text(data)
     if not model.built:
-        model(contents(data)[0], training=False)
+        # Made up: `call` is code of the user, which could keep what it is given.
+        found = contents(data)
+        is_there = all(not tf.is_symbolic_tensor(t) for t in tf.nest.flatten(found[0]))
+        found = made_up(found, _CHECKED_EXAMPLES) if is_there else found
+        model(found[0], training=False)
     check_supported(model)
 
 

@@ -11,14 +11,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any, Callable, TypeAlias
 
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import (
     ClippedGradients,
+    Same,
     bad_values_become_nan,
     clipped_gradient_sums,
+    keeping,
     metrics_change_no_weights,
     present_rows,
     regularization_gradients,
@@ -70,9 +73,16 @@ class PrivateStep(_Model):
     @tf.autograph.experimental.do_not_convert
     def train_step(self, data: Any) -> dict[str, Any]:
         """One private step; see the class."""
-        if tf.executing_eagerly() and not tf.distribute.has_strategy():
-            with self._private_optimizer().run.turn:
+        run = self._private_optimizer().run
+        if tf.executing_eagerly():
+            if tf.distribute.has_strategy():
+                raise NotImplementedError(
+                    "run_eagerly=True takes steps on one device. Compile without it in "
+                    "the scope of a distribution strategy."
+                )
+            with run.turn, keeping(run.traces):
                 return self._train_step(data)
+        run.traces.refuse_late()
         with announced("tracing the private training step.", self._training.is_quiet):
             return self._train_step(data)
 
@@ -92,12 +102,13 @@ class PrivateStep(_Model):
             build_metrics(self, *seen)
         # The first replica alone: the others resume among each other's metrics.
         first = replica_id() == 0
-        with update_reads_no_metrics(self) if first else contextlib.nullcontext():
+        guard = functools.partial(update_reads_no_metrics, self)
+        with guard() if first else contextlib.nullcontext():
             # 3. The run adds the noise of the step.
             variables = self.trainable_variables
             noisy = run.privatize(clipped, variables, admitted, self._penalties())
             # 4. The inner optimizer applies what is released.
-            run.apply(noisy, variables)
+            run.apply(noisy, variables, guard)
         run.renew_seal(self.weights)
         return self._logs(data, clipped, seen)
 
@@ -175,11 +186,20 @@ class PrivateStep(_Model):
 
     def _penalties(self) -> list[tf.Tensor] | None:
         """Gradients of the weights' regularizers, if there are any."""
-        variables = self.trainable_variables
-        if any(variable.regularizer is not None for variable in variables):
-            with update_runs_no_host_code():
+        regularizers = [variable.regularizer for variable in self.trainable_variables]
+        if all(regularizer is None for regularizer in regularizers):
+            return None
+
+        def penalties() -> list[tf.Tensor]:
+            with update_runs_no_host_code(), update_reads_no_metrics(self):
                 return regularization_gradients(self)
-        return None
+
+        if not tf.executing_eagerly():
+            return penalties()
+        key = ("penalties", [Same(each) for each in regularizers])
+        traced = tf.function(penalties, autograph=False)
+        traces = self._private_optimizer().run.traces
+        return list(traces.of(key, traced.get_concrete_function)())
 
     def _logs(
         self, data: Any, clipped: ClippedGradients, seen: tuple[Any, ...]
@@ -236,6 +256,8 @@ class PrivateStep(_Model):
             batch = preprocessed_batch(batch, preprocess, self._private_run is not None)
 
         def gradients(batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
+            if not tf.executing_eagerly():
+                optimizer.run.traces.refuse_late()
             run, batch = self._run_for(batch), unwrap_single(batch)
             admitted = run.admit(batch, self.weights, random_states(self))
             clipped = self._clipped(batch, admitted.step)
@@ -252,7 +274,8 @@ class PrivateStep(_Model):
             preparation.build(self, optimizer, batch)
             with optimizer.run.turn:
                 if self.run_eagerly:
-                    found = gradients(batch)
+                    with keeping(optimizer.run.traces):
+                        found = gradients(batch)
                 else:
                     found = traced_once(self, gradients)(batch)
         return NoisyGradients(*found, optimizer, self.weights)
@@ -291,6 +314,9 @@ class PrivateStep(_Model):
             value = preparation.without_dynamic_scale(
                 value, getattr(self, "optimizer", None)
             )
+            # It is compiled: what Python has now is what will be traced.
+            if isinstance(value, PrivateOptimizer):
+                value.run.traces.forget()
         super().__setattr__(name, value)
 
     def make_train_function(self, force: bool = False) -> Any:

@@ -30,6 +30,7 @@ from tf_bandmf.keras.model.preprocessing import (
     preprocessed_batch,
 )
 from tf_bandmf.keras.model.progress import warn_of_counts
+from tf_bandmf.keras.model.python_code import foreign_layers, foreign_metrics
 from tf_bandmf.keras.model.scheduled import batches_of, checked_stream, scheduled
 from tf_bandmf.keras.model.step import PrivateStep
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
@@ -214,14 +215,19 @@ class PrivateTraining(BuildHook, PrivateStep):
         """
         self._private_optimizer().run.release()
 
-    def _release_if_whole(self) -> None:
+    def _before_use(self) -> None:
         optimizer = getattr(self, "optimizer", None)
-        if isinstance(optimizer, PrivateOptimizer) and not optimizer.run.is_restored():
+        if not isinstance(optimizer, PrivateOptimizer):
+            return
+        if self.run_eagerly and optimizer.steps_taken:
+            seen_by = [*foreign_layers(self), *foreign_metrics(self)]
+            optimizer.run.traces.note(seen_by)
+        if not optimizer.run.is_restored():
             optimizer.run.release()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.evaluate`, after a release of tables."""
-        self._release_if_whole()
+        self._before_use()
         return super().evaluate(*args, **kwargs)
 
     def evaluate_privately(
@@ -265,7 +271,7 @@ class PrivateTraining(BuildHook, PrivateStep):
           InvalidArgumentError: if something else changed the weights since the last step.
           RuntimeError: within a graph.
         """
-        self._release_if_whole()
+        self._before_use()
         return evaluate_privately(self, x, y, metrics, users, batch_size)
 
     def private_counts(self) -> PrivateCounts | None:
@@ -279,17 +285,17 @@ class PrivateTraining(BuildHook, PrivateStep):
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.predict`, after a release of tables."""
-        self._release_if_whole()
+        self._before_use()
         return super().predict(*args, **kwargs)
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.test_on_batch`, after a release of tables."""
-        self._release_if_whole()
+        self._before_use()
         return super().test_on_batch(*args, **kwargs)
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.predict_on_batch`, after a release of tables."""
-        self._release_if_whole()
+        self._before_use()
         return super().predict_on_batch(*args, **kwargs)
 
     def privacy_statement(self) -> PrivacyStatement:

@@ -30,18 +30,23 @@ def checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
             f"inner_optimizer cannot be a {type(inner).__name__}: give the "
             f"optimizer inside of it."
         )
-    if getattr(inner, "gradient_accumulation_steps", None):
-        raise ValueError(
-            "inner_optimizer must not set gradient_accumulation_steps: noise is "
-            "drawn once for each step of the plan. For large batches give "
-            "microbatch_size to make_private."
-        )
+    check_accumulation(inner)
     if getattr(inner, "loss_scale_factor", None):
         raise ValueError(
             "inner_optimizer must not set loss_scale_factor, which has to be undone "
             "before gradients are clipped: give it to PrivateOptimizer."
         )
     return inner
+
+
+def check_accumulation(inner: keras.optimizers.Optimizer) -> None:
+    """Raises ValueError if an optimizer accumulates gradients; it may be set late."""
+    if getattr(inner, "gradient_accumulation_steps", None):
+        raise ValueError(
+            "inner_optimizer must not set gradient_accumulation_steps: noise is "
+            "drawn once for each step of the plan. For large batches give "
+            "microbatch_size to make_private."
+        )
 
 
 def _unknown(inner_optimizer: Any) -> ValueError:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,8 @@ from tf_bandmf.files import machine
 from tf_bandmf.keras.clipping import (
     SUM_MARGIN,
     ClippedGradients,
+    Traces,
     released,
-    update_is_released,
-    update_runs_no_host_code,
 )
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.run import admission
@@ -41,8 +40,9 @@ from tf_bandmf.keras.run.membership import Membership
 from tf_bandmf.keras.run.replicas import NoisyMean, shared_key
 from tf_bandmf.keras.run.reservation import Reservation
 from tf_bandmf.keras.run.scaling import UNSOUND, Scaling
-from tf_bandmf.keras.run.secrets import SecretState, replica_id
+from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.keras.run.tables import RowSums, RunTables
+from tf_bandmf.keras.run.update import Guard, Update
 from tf_bandmf.keras.run.weights_seal import (
     CHANGED,
     STATE_CHANGED,
@@ -86,6 +86,7 @@ class Run:
       scaling: of coordinates, or None.
       membership: among the runs of this process.
       reservation: in the ledger that the plan is bound to.
+      traces: of its steps, where they run eagerly.
       strategy: of distribution, within whose scope it was made.
       evaluations: of metrics, that the plan has reserved.
       counts: of what became of examples, that the plan has reserved.
@@ -124,6 +125,8 @@ class Run:
         self._noisy_mean: NoisyMean | None = None
         self._secrets: SecretState | None = None
         self._seal: WeightsSeal | None = None
+        self.traces = Traces(lambda: int(self.secrets.step) if self.has_begun else 0)
+        self._update = Update(inner_optimizer, self.traces)
         self.evaluations = Evaluations(plan)
         self.counts = Counts(plan)
 
@@ -456,7 +459,10 @@ class Run:
             own = None if penalties is None else list(penalties)
             return [], list(clipped.sums), list(variables), own
         by_id = {id(v): s for v, s in zip(variables, clipped.sums, strict=True)}
-        row_sums = self._tables.row_sums([by_id[id(v)] for v in self._tables.variables])
+        rate = self._update.learning_rate()
+        row_sums = self._tables.row_sums(
+            [by_id[id(v)] for v in self._tables.variables], rate
+        )
         eager = self.eager(variables)
         if penalties is not None:
             added = {id(v): p for v, p in zip(variables, penalties)}
@@ -483,11 +489,22 @@ class Run:
                 "its own budget."
             )
 
-    def apply(self, noisy: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
-        """Lets the inner optimizer apply what `privatize` returned."""
+    def apply(
+        self,
+        noisy: Sequence[tf.Tensor],
+        variables: Sequence[Any],
+        guard: Guard = contextlib.nullcontext,
+    ) -> None:
+        """Lets the inner optimizer apply what `privatize` returned.
+
+        Args:
+          noisy: gradients.
+          variables: the model's trainable ones.
+          guard: context in which eager code traces the update.
+        """
         if self._tables is None:
-            with tf.control_dependencies(noisy), self._update(noisy, variables):
-                self.inner_optimizer.apply(list(noisy), list(variables))
+            with tf.control_dependencies(noisy):
+                self._update.apply(noisy, variables, guard)
             return
         by_id = {id(v): gradient for v, gradient in zip(variables, noisy, strict=True)}
         row_sums = [by_id[id(v)] for v in self._tables.variables]
@@ -501,16 +518,7 @@ class Run:
             if not eager:
                 iterations.assign_add(1)
                 return
-            with self._update(gradients, eager):
-                self.inner_optimizer.apply(gradients, eager)
-
-    @contextlib.contextmanager
-    def _update(self, noisy: Any, variables: Sequence[Any]) -> Iterator[None]:
-        """Within it the inner optimizer makes of noisy gradients what it likes, alone."""
-        changed = [*variables, *self.inner_optimizer.variables]
-        is_first = replica_id() == 0
-        with update_is_released(noisy, changed, is_first), update_runs_no_host_code():
-            yield
+            self._update.apply(gradients, eager, guard)
 
     def still_at(
         self, step: tf.Tensor, weights: Sequence[Any]

@@ -23,7 +23,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray
-from tf_bandmf.keras.clipping import refuse_data, update_runs_no_host_code
 from tf_bandmf.keras.compat.keras_objects import tensorflow_value, uses_weight_decay
 from tf_bandmf.keras.run.weights_seal import CHANGED, digest_of
 from tf_bandmf.noise import NoiseGenerator
@@ -305,12 +304,15 @@ class RunTables:
         found = {id(j): j.since_release(step) for j in self._jumps.values()}
         return [found[id(table.jumps)] for table in self._tables]
 
-    def row_sums(self, sums: Sequence[tf.IndexedSlices]) -> list[RowSums]:
-        """Adds up what stands several times, and leaves out what is no row."""
-        # The learning rate of the coming step, before the optimizer takes it.
-        with update_runs_no_host_code():
-            rate = tf.convert_to_tensor(self._inner.learning_rate)
-        refuse_data([rate], "learning rate")
+    def row_sums(
+        self, sums: Sequence[tf.IndexedSlices], rate: tf.Tensor
+    ) -> list[RowSums]:
+        """Adds up what stands several times, and leaves out what is no row.
+
+        Args:
+          sums: by variable.
+          rate: the learning rate of the coming step.
+        """
         rate = tf.cast(rate, tf.float64)
         found = []
         for slices in sums:

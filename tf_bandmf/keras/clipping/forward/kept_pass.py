@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.forward.eager_traces import Same
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.compat import fixed_draws
 from tf_bandmf.keras.compat.keras_objects import all_layers, compile_loss
@@ -79,7 +80,13 @@ def trace(function: Callable[..., Any], signature: Sequence[Any], key: Any) -> A
     return CheckedPass(concrete, key, tuple(op.name for op in own), repeatable)
 
 
-def key_of(model: Any, variables: Sequence[Any], data: Any, settings: Any) -> Any:
+def key_of(
+    model: Any,
+    variables: Sequence[Any],
+    data: Any,
+    settings: Any,
+    with_settings: bool = True,
+) -> Any:
     """What a pass is traced for: a step with another key traces its own.
 
     Args:
@@ -87,31 +94,21 @@ def key_of(model: Any, variables: Sequence[Any], data: Any, settings: Any) -> An
       variables: its trainable variables.
       data: structure of tensors [B, ...]; None stays None.
       settings: of the clipping, apart from clip norms.
+      with_settings: whether attributes of layers belong to it. A call may change some.
     """
     leaves = batches.tensor_leaves(data)
     present = [part is not None for part in data]
     return (
-        tuple(_Same(variable) for variable in variables),
+        tuple(Same(variable) for variable in variables),
         tuple(present),
         tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves),
-        _Same(compile_loss(model)),
+        Same(compile_loss(model)),
         settings,
-        tuple((_Same(layer), _settings(layer)) for layer in all_layers(model)),
+        tuple(
+            (Same(layer), _settings(layer) if with_settings else None)
+            for layer in all_layers(model)
+        ),
     )
-
-
-class _Same:
-    """Equal to another one of the same object, which it keeps: no id is used twice."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _settings(layer: Any) -> tuple[Any, ...]:
@@ -134,7 +131,7 @@ def _setting(value: Any) -> Any:
         return tuple(_setting(part) for part in value)
     if isinstance(value, dict):
         return tuple((key, _setting(part)) for key, part in value.items())
-    return _Same(value)
+    return Same(value)
 
 
 def keep(model: Any, checked: CheckedPass) -> None:

@@ -1,0 +1,83 @@
+"""Whose Python code sees the records of a step: metrics of the user.
+
+See `clipping/forward/eager_traces.py` for what follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+
+from tf_bandmf.graphs.walking import called, has_node
+from tf_bandmf.keras.compat.keras_objects import (
+    all_layers,
+    compile_metrics,
+    given_metrics,
+    metric_function,
+)
+
+# Packages whose classes keep nothing of a batch in Python.
+_KNOWN = frozenset({"keras", "keras_hub", "tf_bandmf"})
+_METHODS = ("compute_metrics", "get_metrics_result", "reset_metrics")
+
+
+def foreign_metrics(model: Any) -> list[str]:
+    """Names of a model's metrics that are not of Keras, after a step has used them.
+
+    Metrics of Keras are those whose exact class it defines, and the function in it.
+
+    Args:
+      model: private and compiled.
+    """
+    # The private classes are made by this package; whose methods they have is asked.
+    methods = [getattr(type(model), name) for name in _METHODS]
+    found = [m.__qualname__ for m in methods if not _is_known(m)]
+    for metric in _metrics_of(model):
+        function = metric_function(metric)
+        for part in (type(metric), function):
+            if part is not None and not _is_known(part):
+                found.append(getattr(part, "__qualname__", type(part).__qualname__))
+        if any(callable(vars(metric).get(name)) for name in ("update_state", "result")):
+            found.append(f"an attribute of {type(metric).__qualname__}")
+    return found
+
+
+def foreign_layers(model: Any) -> list[str]:
+    """Names of classes of a model's layers that are not of Keras."""
+    kinds = {type(layer) for layer in all_layers(model, include_self=False)}
+    # A private model has a class of its own, which is made.
+    kinds |= {kind for kind in type(model).__mro__ if "call" in vars(kind)}
+    return sorted(kind.__qualname__ for kind in kinds if not _is_known(kind))
+
+
+def calls_python(operations: Iterable[Any]) -> bool:
+    """Whether operations, or the functions that they call, run Python code."""
+
+    def matches(node: Any) -> bool:
+        return "PyFunc" in node.op
+
+    return any(
+        matches(op.node_def)
+        or any(has_node(op.graph, name, matches) for name, _ in called(op))
+        for op in operations
+    )
+
+
+def _metrics_of(model: Any) -> Iterator[Any]:
+    compiled = compile_metrics(model)
+    given = [m for m in keras.tree.flatten(given_metrics(model)) if m is not None]
+    if compiled is not None and compiled.built:
+        yield from compiled.metrics
+    else:
+        yield from (m for m in given if not isinstance(m, str))
+    for metric in model.metrics:
+        if metric is not compiled:
+            yield metric
+
+
+def _is_known(part: Any) -> bool:
+    """Whether a class, or a function, or an object of a class, is of a known package."""
+    module = getattr(part, "__module__", None) or type(part).__module__
+    return module.partition(".")[0] in _KNOWN
