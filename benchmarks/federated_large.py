@@ -3,10 +3,12 @@
     PYTHONPATH=federated python benchmarks/federated_large.py --parameters 1e8
 
 The engine is `FederatedAveraging`, driven by `running.Run` as every engine is: ledger,
-noise, clipping and adding up of updates, digests, the saved state. Two measures, in turns
+noise, clipping and adding up of updates, digests, the saved state. Measures, in turns
 with the rounds, since other work on the machine slows them all: the model's float32 vector
-written to a plain file, fsynced, and read again (from the page cache); and the same with a
-SHA-256, as a private file, which a run that survives a crash needs once per round.
+written to a plain file, fsynced, and read again (from the page cache); the same with a
+SHA-256, as a private file, which a run that survives a crash needs once per round; and the
+least that adding up can cost: a dot product of each update with itself, and a sum that each
+is added to, by BLAS. Processor seconds are those of all threads.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from scipy.linalg import blas
 
 import tf_bandmf
 from tf_bandmf.files import private as private_files
@@ -53,18 +56,32 @@ def save_and_load(path: str, vector: np.ndarray) -> float:
     return seconds
 
 
+def bare_passes(vector: np.ndarray, clients: int) -> float:
+    """Processor seconds of a dot product and a sum for each update."""
+    total = np.zeros_like(vector)
+    start = time.process_time()
+    for _ in range(clients):
+        np.dot(vector, vector)
+        blas.saxpy(vector, total, a=1e-6)
+    return time.process_time() - start
+
+
 def train(
     plan: tf_bandmf.Plan,
     d: int,
     clients: int,
     folder: str,
     between: Callable[[], None],
-) -> list[float]:
-    """Seconds of each round but the first, which traces; `between` comes in between."""
+) -> tuple[list[float], list[float]]:
+    """Seconds of each round but the first, which traces, and processor seconds.
+
+    `between` comes in between.
+    """
     update = [np.full(d, 1e-6, np.float32)]
     names = [f"client {number}" for number in range(clients * plan.num_steps)]
     took: list[float] = []
-    began = 0.0
+    used: list[float] = []
+    began = began_cpu = 0.0
 
     def exchange(request: Request, add: Add) -> Replies:
         for name in request.names:
@@ -80,10 +97,11 @@ def train(
         return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
 
     def after_round(_: ProgramState) -> None:
-        nonlocal began
+        nonlocal began, began_cpu
         took.append(time.perf_counter() - began)
+        used.append(time.process_time() - began_cpu)
         between()
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
 
     run = Run(
         plan=plan,
@@ -95,9 +113,9 @@ def train(
         clients_per_round=clients,
         after_round=after_round,
     )
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     asyncio.run(run.finish())
-    return took[1:]
+    return took[1:], used[1:]
 
 
 def main() -> None:
@@ -118,6 +136,8 @@ def main() -> None:
     )
     vector = np.random.default_rng(0).normal(size=d).astype(np.float32)
     measure: list[tuple[float, float]] = []
+    passes: list[float] = []
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
 
         def between() -> None:
@@ -125,13 +145,17 @@ def main() -> None:
             measure.append(
                 (plain, save_and_load(os.path.join(folder, "state"), vector))
             )
+            passes.append(bare_passes(vector, options.clients))
 
         run = os.path.join(folder, "run")
-        took = train(plan, d, options.clients, run, between)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        took, used = train(plan, d, options.clients, run, between)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, {options.mechanism}, d = {d:,}, "
-        f"{options.clients} clients: {np.median(took):.2f} s per round; peak {peak:.2f} GB"
+        f"{options.clients} clients: {np.median(took):.2f} s per round, "
+        f"{np.median(used):.2f} s of processor time, {np.median(passes[:-1]):.2f} s of "
+        f"it for bare passes over the updates; peak {peak / 1e9:.2f} GB, "
+        f"{(peak - before) / (4.0 * d):.1f} models more than before the run"
     )
     measures = np.array(measure[:-1])
     for name, seconds in zip(("plain file", "checksummed state"), measures.T):
