@@ -16,6 +16,7 @@ from tf_bandmf.keras.clipping import (
     self_check,
 )
 from tf_bandmf.keras.compat.keras_objects import all_layers
+from tf_bandmf.keras.compat.optimizing import optimized_once
 from tf_bandmf.keras.model.alone import check_layers_alone
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.guards import announced
@@ -135,11 +136,12 @@ def check_gradients(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
         return
     build_model(model, data)
     state, layers = state_of(model), tuple(all_layers(model))
-    with announced(
+    telling = announced(
         "comparing the gradients of made-up examples with those that each has by "
         "itself (once; make_private(..., self_check=False) leaves it out).",
         state.is_quiet,
-    ):
+    )
+    with telling, optimized_once():
         self_check(
             model,
             *made_up(found, _CHECKED_EXAMPLES),
