@@ -2,6 +2,8 @@
 
 import ast
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -108,3 +110,11 @@ def test_each_file_of_the_door_says_what_tells_that_it_broke():
         assert "What tells that it broke:" in text, path.name
         named = [word.strip("`.,") for word in text.split() if "tests/" in word]
         assert all((PACKAGE.parent / name).exists() for name in named), path.name
+
+
+def test_the_front_door_leads_to_keras():
+    program = "import tf_bandmf; print(tf_bandmf.keras.make_private.__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["make_private"]
