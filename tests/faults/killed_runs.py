@@ -93,8 +93,8 @@ def report_uses(model, report):
             content.update(np.ascontiguousarray(array).tobytes())
         return content.hexdigest()
 
-    def privatize(clipped, variables, admitted, penalties=None):
-        gradients = real(clipped, variables, admitted, penalties)
+    def privatize(clipped, variables, admitted, *more):
+        gradients = real(clipped, variables, admitted, *more)
 
         def note(step, *arrays):
             half = len(arrays) // 2

@@ -152,8 +152,8 @@ def noise_per_micro_step(patch):
 def _without_noise_if(patch, condition):
     privatize = Run.privatize
 
-    def without(self, clipped, variables, admitted, penalties=None):
-        found = privatize(self, clipped, variables, admitted, penalties)
+    def without(self, clipped, variables, admitted, *more):
+        found = privatize(self, clipped, variables, admitted, *more)
         skip = condition(clipped)
         return [tf.where(skip, tf.zeros_like(gradient), gradient) for gradient in found]
 

@@ -407,10 +407,11 @@ def test_other_data_after_the_same_steps_get_other_noise(data):
         tables.begin()
         for step in range(3):
             t = tf.constant(step, tf.int64)
-            tables.bring_up_to_date([rows], t)
+            looked_up = tables.bring_up_to_date([rows], t)
             added = tf.fill([3, WIDTH], value if step == 1 else 1.0)
             rate = tf.constant(0.1)
-            sums = tables.row_sums([tf.IndexedSlices(added, rows)], rate)
+            slices = tf.IndexedSlices(added, rows)
+            sums = tables.row_sums([slices], rate, looked_up)
             dense = tf.zeros([run.generator.num_parameters])
             run.secrets.next_noise(t, dense, tables.digest(sums, t))
             tables.apply(sums, t)
@@ -421,6 +422,54 @@ def test_other_data_after_the_same_steps_get_other_noise(data):
     assert np.all(np.any(shown[0] != shown[2], axis=1))
     untouched = shown[0][3:] - shown[2][3:]
     assert np.all(untouched != 0.0)
+
+
+@pytest.mark.invariant(5)
+def test_an_empty_batch_takes_no_noise_from_a_row():
+    """The pass of an empty batch has a made-up example, which looks up row 0."""
+    ids = np.arange(EXAMPLES * LENGTH, dtype=np.int32).reshape(EXAMPLES, LENGTH) % ROWS
+    ids[:, 0] = 0
+    plan = make_plan(sampling="poisson", batch_size=1)
+    batches = list(plan.batches(ids, np.ones([EXAMPLES, 1], np.float32)).dataset(0))
+    sizes = [len(batch["x"]) for batch in batches]
+    first = next(t for t in range(1, len(sizes)) if sizes[t - 1] and not sizes[t])
+    model = prepare(mean_of_bag(), plan)
+    clocks = []
+    for batch in batches[: first + 1]:
+        model.train_on_batch(batch)
+        (table,) = model.optimizer.run.tables._tables
+        clocks.append(table.clocks_of(tf.range(ROWS)).numpy())
+    # The noise of the step that touched it last is still to come.
+    assert clocks[-2][0] == 2 * first + 1
+    np.testing.assert_array_equal(clocks[-1], clocks[-2])
+
+
+@pytest.mark.invariant(5)
+def test_rows_that_were_not_looked_up_before_the_pass_get_no_sum():
+    model = prepare(mean_of_bag(), make_plan())
+    model.make_train_function()
+    tables = model.optimizer.run.tables
+    tables.begin()
+    rate = tf.constant(0.1)
+    tables.apply(
+        tables.row_sums(
+            [tf.IndexedSlices(tf.zeros([0, WIDTH]), tf.zeros([0], tf.int64))],
+            rate,
+            tables.bring_up_to_date([tf.zeros([0], tf.int64)], tf.constant(0)),
+        ),
+        tf.constant(0),
+    )
+    looked_up = tables.bring_up_to_date([tf.constant([4, -1, 2, 4], tf.int64)], 1)
+    values = tf.reshape(tf.range(15.0), [5, WIDTH])
+    others = tf.constant([2, 9, 4, -1, 4], tf.int64)
+    slices = tf.IndexedSlices(values, others)
+    (found,) = tables.row_sums([slices], rate, looked_up)
+    np.testing.assert_array_equal(found.rows, [2, 4])
+    np.testing.assert_array_equal(found.sums, [values[0], values[2] + values[4]])
+    slices = tf.IndexedSlices(values[:4], looked_up[0].ids)
+    (same,) = tables.row_sums([slices], rate, looked_up)
+    np.testing.assert_array_equal(same.rows, [4, 2])
+    np.testing.assert_array_equal(same.sums, [values[0] + values[3], values[2]])
 
 
 @pytest.mark.slow

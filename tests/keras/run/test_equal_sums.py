@@ -92,10 +92,10 @@ HISTORIES = {
 def _of_sums_alone(run_privatize):
     """As noise was bound before: to the sum and the plan."""
 
-    def privatize(self, clipped, variables, admitted, penalties=None):
+    def privatize(self, clipped, variables, admitted, *more):
         nothing = tf.zeros_like(admitted.inputs)
         admitted = admitted._replace(inputs=nothing)
-        return run_privatize(self, clipped, variables, admitted, penalties)
+        return run_privatize(self, clipped, variables, admitted, *more)
 
     return privatize
 

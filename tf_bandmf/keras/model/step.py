@@ -45,6 +45,7 @@ from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume.identity import random_states
 from tf_bandmf.keras.run.run import Run
 from tf_bandmf.keras.run.secrets import replica_id
+from tf_bandmf.keras.run.tables import LookedUpRows
 from tf_bandmf.sampling import batches as batches_lib
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class PrivateStep(_Model):
         #    should not have changed since the step before has.
         admitted = run.admit(data, self.weights, random_states(self))
         # 2. Each example's gradient is formed and clipped; the clipped ones are summed.
+        looked_up = self._brought_up_to_date(data, admitted.step)
         clipped = self._clipped(data, admitted.step)
         x, y, sample_weight, rows = as_drawn(data)
         seen = (x, y, clipped.outputs, sample_weight)
@@ -106,7 +108,8 @@ class PrivateStep(_Model):
         with guard() if first else contextlib.nullcontext():
             # 3. The run adds the noise of the step.
             variables = self.trainable_variables
-            noisy = run.privatize(clipped, variables, admitted, self._penalties())
+            penalties = self._penalties()
+            noisy = run.privatize(clipped, variables, admitted, penalties, looked_up)
             # 4. The inner optimizer applies what is released.
             run.apply(noisy, variables, guard)
         run.renew_seal(self.weights)
@@ -128,11 +131,8 @@ class PrivateStep(_Model):
         preparation.build(self, optimizer, data)
         return optimizer.run
 
-    def _clipped(self, data: Any, step: tf.Tensor) -> ClippedGradients:
-        """The clipped gradients of a batch that was admitted to a step."""
-        x, y, sample_weight, rows = as_drawn(data)
-        with tf.control_dependencies([step]):
-            x = tf.nest.map_structure(tf.identity, x)
+    def _brought_up_to_date(self, data: Any, step: tf.Tensor) -> list[LookedUpRows]:
+        """The rows of lazy tables that a batch reads, with their noise up to a step."""
         tables = self._private_optimizer().run.tables
         if tables is None and self._tables not in ("dense", "auto"):
             raise RuntimeError(
@@ -140,9 +140,18 @@ class PrivateStep(_Model):
                 "tables='lazy'. Compile the model with a new PrivateOptimizer, and let "
                 "model.fit or model.train_on_batch build it."
             )
-        if tables is not None:
-            looked_up = self._training.looked_up(x, rows)
-            tables.bring_up_to_date(looked_up, step)
+        if tables is None:
+            return []
+        x, _, _, rows = as_drawn(data)
+        with tf.control_dependencies([step]):
+            x = tf.nest.map_structure(tf.identity, x)
+        return tables.bring_up_to_date(self._training.looked_up(x, rows), step)
+
+    def _clipped(self, data: Any, step: tf.Tensor) -> ClippedGradients:
+        """The clipped gradients of a batch that was admitted to a step."""
+        x, y, sample_weight, rows = as_drawn(data)
+        with tf.control_dependencies([step]):
+            x = tf.nest.map_structure(tf.identity, x)
         clipped = self._compiled_clipping()(x, y, sample_weight, rows, shares(data))
         # Padding comes last, and is nobody's.
         count = batches_lib.count_examples(data, x)

@@ -41,7 +41,7 @@ from tf_bandmf.keras.run.replicas import NoisyMean, shared_key
 from tf_bandmf.keras.run.reservation import Reservation
 from tf_bandmf.keras.run.scaling import UNSOUND, Scaling
 from tf_bandmf.keras.run.secrets import SecretState
-from tf_bandmf.keras.run.tables import RowSums, RunTables
+from tf_bandmf.keras.run.tables import LookedUpRows, RowSums, RunTables
 from tf_bandmf.keras.run.update import Guard, Update
 from tf_bandmf.keras.run.weights_seal import (
     CHANGED,
@@ -375,6 +375,7 @@ class Run:
         variables: Sequence[Any],
         admitted: admission.Admitted,
         penalties: Sequence[tf.Tensor] | None = None,
+        looked_up: Sequence[LookedUpRows] = (),
     ) -> list[tf.Tensor]:
         """Adds noise to the clipped sum and divides it by the expected batch size.
 
@@ -384,6 +385,7 @@ class Run:
           admitted: what `admit` returned.
           penalties: gradients of weight regularizers, which depend on no data; added to
             the noisy gradients.
+          looked_up: what `RunTables.bring_up_to_date` returned, if there are lazy tables.
 
         Returns:
           Noisy gradients, in the variables' shapes and dtypes; for tables whose noise is
@@ -399,7 +401,9 @@ class Run:
         """
         self._check_origin(clipped, variables)
         plan = self.plan
-        row_sums, sums, eager, penalties = self._split(clipped, variables, penalties)
+        row_sums, sums, eager, penalties = self._split(
+            clipped, variables, penalties, looked_up
+        )
         parts = [_reshaped(total, [-1]) for total in sums] or [tf.zeros([1])]
         parts += self.counts.coordinates(clipped)
         words = [admitted.inputs]
@@ -453,6 +457,7 @@ class Run:
         clipped: ClippedGradients,
         variables: Sequence[Any],
         penalties: Sequence[tf.Tensor] | None,
+        looked_up: Sequence[LookedUpRows],
     ) -> tuple[list[RowSums], list[tf.Tensor], list[Any], list[tf.Tensor] | None]:
         """Row sums of tables; sums, variables and penalties of all others."""
         if self._tables is None:
@@ -460,9 +465,8 @@ class Run:
             return [], list(clipped.sums), list(variables), own
         by_id = {id(v): s for v, s in zip(variables, clipped.sums, strict=True)}
         rate = self._update.learning_rate()
-        row_sums = self._tables.row_sums(
-            [by_id[id(v)] for v in self._tables.variables], rate
-        )
+        of_tables = [by_id[id(v)] for v in self._tables.variables]
+        row_sums = self._tables.row_sums(of_tables, rate, looked_up)
         eager = self.eager(variables)
         if penalties is not None:
             added = {id(v): p for v, p in zip(variables, penalties)}

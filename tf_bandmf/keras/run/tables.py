@@ -36,6 +36,20 @@ from tf_bandmf.planning.plan import Plan
 _READ, _RELEASE = 0, 1
 
 
+class LookedUpRows(NamedTuple):
+    """Rows of a table that a step has brought up to date: no others get sums.
+
+    Attributes:
+      ids: [N] int64, as they were looked up, negative for none.
+      rows: [U] int32, those that exist, each once.
+      places: [N] int32, of each id in `rows`; -1 for none.
+    """
+
+    ids: tf.Tensor
+    rows: tf.Tensor
+    places: tf.Tensor
+
+
 class RowSums(NamedTuple):
     """Clipped sums of a table's rows.
 
@@ -235,7 +249,8 @@ class RunTables:
         def read(rows: tf.Tensor) -> tf.Tensor:
             found = table.weights_of(rows)
             is_up_to_date = tf.equal(table.clocks_of(rows), 2 * self._now.value())
-            return tf.where(is_up_to_date[..., None], found, np.float32(np.nan))
+            # A product: choosing rows would copy the choice for each column.
+            return found * tf.where(is_up_to_date, 1.0, np.nan)[..., None]
 
         return read
 
@@ -281,15 +296,21 @@ class RunTables:
 
     # A step.
 
-    def bring_up_to_date(self, looked_up: Sequence[tf.Tensor], step: tf.Tensor) -> None:
+    def bring_up_to_date(
+        self, looked_up: Sequence[tf.Tensor], step: tf.Tensor
+    ) -> list[LookedUpRows]:
         """Draws the noise that rows are behind by.
 
         Args:
           looked_up: by variable, [N] int64 rows, negative for none.
           step: int64 scalar that was admitted.
+
+        Returns:
+          The rows, by variable: for `row_sums` of the same step.
         """
         step = tf.cast(step, tf.int32)
-        unique = [_each_once(rows) for rows in looked_up]
+        found = [_each_once(ids) for ids in looked_up]
+        unique = [own.rows for own in found]
         key = self._key(step, _READ, unique)
         jumps = self._since_release(step)
 
@@ -298,6 +319,7 @@ class RunTables:
             return [t.bring_up_to_date(rows, own, key) for t, rows, own in together]
 
         self._write(change)
+        return found
 
     def _since_release(self, step: tf.Tensor) -> list[Window]:
         """Jumps to a step, by table."""
@@ -305,24 +327,29 @@ class RunTables:
         return [found[id(table.jumps)] for table in self._tables]
 
     def row_sums(
-        self, sums: Sequence[tf.IndexedSlices], rate: tf.Tensor
+        self,
+        sums: Sequence[tf.IndexedSlices],
+        rate: tf.Tensor,
+        looked_up: Sequence[LookedUpRows],
     ) -> list[RowSums]:
         """Adds up what stands several times, and leaves out what is no row.
+
+        A row that was not brought up to date is left out, too: taking the step it would
+        lose the noise that it is behind by. An example that looks such a row up is not
+        finite, so that its sum is zero; so is that of the made-up example that stands in
+        an empty batch.
 
         Args:
           sums: by variable.
           rate: the learning rate of the coming step.
+          looked_up: what `bring_up_to_date` returned.
         """
         rate = tf.cast(rate, tf.float64)
-        found = []
-        for slices in sums:
-            exists = slices.indices >= 0
-            rows = tf.cast(tf.boolean_mask(slices.indices, exists), tf.int32)
-            values = tf.boolean_mask(slices.values, exists)
-            unique, places = tf.unique(rows)
-            added = tf.math.unsorted_segment_sum(values, places, tf.shape(unique)[0])
-            found.append(RowSums(unique, added, rate))
-        return found
+        now = 2 * self._now.value()
+        return [
+            RowSums(*_added_up(table, slices, own, now), rate)
+            for table, slices, own in zip(self._tables, sums, looked_up, strict=True)
+        ]
 
     def digest(self, sums: Sequence[RowSums], step: tf.Tensor) -> tf.Tensor:
         """The chain: a step's sums and rate, and what was before it; int32, shape [2]."""
@@ -451,6 +478,40 @@ class RunTables:
         raise TypeError("Tables between releases are secret: they are not pickled.")
 
 
-def _each_once(rows: tf.Tensor) -> tf.Tensor:
-    """Rows that exist, int32."""
-    return tf.unique(tf.cast(tf.boolean_mask(rows, rows >= 0), tf.int32))[0]
+def _each_once(ids: tf.Tensor) -> LookedUpRows:
+    """Rows that exist, in the order in which they are looked up first."""
+    unique, places = tf.unique(tf.cast(ids, tf.int32))
+    exists = unique >= 0
+    number = tf.where(exists, tf.cumsum(tf.cast(exists, tf.int32)) - 1, -1)
+    rows = tf.gather(unique, tf.where(exists)[:, 0])
+    return LookedUpRows(ids, rows, tf.gather(number, places))
+
+
+def _added_up(
+    table: LazyTable, slices: tf.IndexedSlices, looked_up: LookedUpRows, now: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Rows [U], each once, and their sums; of rows whose clock is `now`."""
+
+    def as_looked_up() -> tuple[tf.Tensor, tf.Tensor]:
+        rows, places = looked_up.rows, looked_up.places
+        return rows, _sums_at(slices.values, places, rows)
+
+    def in_another_order() -> tuple[tf.Tensor, tf.Tensor]:
+        found = _each_once(slices.indices)
+        added = _sums_at(slices.values, found.places, found.rows)
+        is_up_to_date = tf.equal(table.clocks_of(found.rows), now)
+        kept = tf.where(is_up_to_date)[:, 0]
+        return tf.gather(found.rows, kept), tf.gather(added, kept)
+
+    ids, others = looked_up.ids, slices.indices
+    sizes = tf.size(ids), tf.size(others)
+    count = tf.minimum(*sizes)
+    are_equal = tf.reduce_all(tf.equal(ids[:count], others[:count]))
+    are_equal &= tf.equal(*sizes)
+    rows, added = tf.cond(are_equal, as_looked_up, in_another_order)
+    return tf.ensure_shape(rows, [None]), tf.ensure_shape(added, [None, table.columns])
+
+
+def _sums_at(values: tf.Tensor, places: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Sums of values by row; those at negative places are left out."""
+    return tf.math.unsorted_segment_sum(values, places, tf.shape(rows)[0])

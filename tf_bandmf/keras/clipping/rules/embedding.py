@@ -119,7 +119,7 @@ def _read(layer: Any, ids: tf.Tensor, reader: TableReader) -> tf.Tensor:
     """As the call of an `Embedding`, by a reader."""
     rows = rows_of_ids(layer, ids)
     found = reader(tf.maximum(rows, 0))
-    found = tf.where((rows >= 0)[..., None], found, np.float32(np.nan))
+    found *= tf.where(rows >= 0, 1.0, np.nan)[..., None]
     return tf.cast(found, layer.compute_dtype)
 
 
