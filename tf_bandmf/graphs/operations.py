@@ -217,6 +217,7 @@ _PARTIAL = """
 _TEXT = """
     CaseFoldUTF8 FastWordpieceTokenizeWithOffsets NormalizeUTF8 RegexSplitWithOffsets
     SentencepieceOp SentencepieceTokenizeOp SentencepieceTokenizeWithOffsetsOp
+    TFText>RoundRobinTrim
     UnicodeScriptTokenizeWithOffsets WhitespaceTokenizeWithOffsets
     WhitespaceTokenizeWithOffsetsV2 WordpieceTokenizeWithOffsets
 """
@@ -248,7 +249,7 @@ _UPDATES = re.compile(
     r"Mutex(V2|Lock)$|ConsumeMutexLock$|DestroyResourceOp$|DisableCopyOnRead$|"
     r"Collective(Reduce|Gather)|CollectiveInitializeCommunicator|Nccl(AllReduce|Reduce)$"
 )
-_ENTRY = re.compile(r"(\w+)(?:@(\d+))?(?:%(\d+))?(?::([-\d,]+))?$")
+_ENTRY = re.compile(r"([\w>]+)(?:@(\d+))?(?:%(\d+))?(?::([-\d,]+))?$")
 # Where `PrintV2` may write to: what is in a file could be read again.
 TERMINAL = frozenset({"stdout", "stderr", "log(info)", "log(warning)", "log(error)"})
 

@@ -17,7 +17,7 @@ from tf_bandmf.keras.clipping.independence import (
     vouched_classes,
 )
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
-from tf_bandmf.keras.clipping.independence.state import is_random
+from tf_bandmf.keras.clipping.independence.state import is_random, refuse_state
 from tf_bandmf.keras.clipping.proof.batch_axis import layers_executed_alone
 from tf_bandmf.keras.clipping.proof.inference import measured_rows
 from tf_bandmf.keras.clipping.proof.metrics import (
@@ -88,6 +88,7 @@ __all__ = [
     "metrics_change_no_weights",
     "present_rows",
     "refuse_data",
+    "refuse_state",
     "register_per_example_layer",
     "register_rule",
     "regularization_gradients",

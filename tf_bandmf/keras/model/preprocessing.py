@@ -3,23 +3,35 @@
 A task of KerasHub turns raw data into what its layers take: strings into tokens, targets
 and token weights. Keras applies that to whole batches. A private model applies it to each
 example alone, after the batch was drawn and before the step: what an example becomes is a
-function of that example by construction. One of which it fails becomes a row of zeros with
-the weight 0, and the step goes on.
+function of that example. So what it does is traced, once, and analysed as `map` is: it
+keeps no state, runs no Python code, ends, and needs no memory that values decide about.
+Preprocessors of KerasHub may do two things more: they keep the tokens of words that came
+before, and go on until all pairs are merged. One of which it fails becomes a row of zeros
+with the weight 0, and the step goes on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tf_bandmf.graphs.mapping import map_each
-from tf_bandmf.keras.clipping import is_random
+from tf_bandmf.keras.clipping import (
+    NotIndependent,
+    Same,
+    Traces,
+    is_random,
+    refuse_state,
+)
+from tf_bandmf.keras.compat.keras_objects import all_layers, tensorflow_value
+from tf_bandmf.keras.compat.seeds import used_generators
 from tf_bandmf.sampling.batches import EDITED, INPUTS, ROWS, SAMPLE_WEIGHT, TARGETS
 from tf_bandmf.sampling.failing import each_that_works, with_weights
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
-from tf_bandmf.sampling.purity import may_stop
+from tf_bandmf.sampling.purity import may_fail, may_stop
 
 _CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
 _UNREPEATABLE = ("Assign", "Rng", "PyFunc", "EagerPyFunc")
@@ -38,24 +50,26 @@ def preprocess_of(model: Any) -> Preprocess | None:
 
 
 def preprocessed(
-    dataset: tf.data.Dataset, preprocess: Preprocess, repeats: bool
+    dataset: tf.data.Dataset, preprocess: Preprocess, traces: Traces, repeats: bool
 ) -> tf.data.Dataset:
     """Batches of a schedule with each example preprocessed by itself.
 
     Args:
       dataset: of a `BatchSchedule`.
       preprocess: of `preprocess_of`.
+      traces: of the run.
       repeats: whether steps may be taken again, which must see the same batches then.
 
     Raises:
-      ValueError: if steps may be taken again and random numbers are drawn; if it does
-        not return one example for one.
+      ValueError: if steps may be taken again and random numbers are drawn; if it is no
+        function of one example, or does not return one for one.
+      UnsupportedModelError: see `Traces.refuse_late`.
       InvalidArgumentError: by the dataset, if a batch was changed since it was made.
     """
 
     @tf.autograph.experimental.do_not_convert
     def preprocess_batch(batch: dict[str, Any]) -> dict[str, Any]:
-        return preprocessed_batch(batch, preprocess, repeats)
+        return preprocessed_batch(batch, preprocess, traces, repeats)
 
     return dataset.map(
         preprocess_batch,
@@ -65,7 +79,7 @@ def preprocessed(
 
 
 def preprocessed_batch(
-    batch: dict[str, Any], preprocess: Preprocess, repeats: bool = False
+    batch: dict[str, Any], preprocess: Preprocess, traces: Traces, repeats: bool
 ) -> dict[str, Any]:
     """One batch; see `preprocessed`."""
     if ROWS in batch:
@@ -79,6 +93,30 @@ def preprocessed_batch(
         content = tf.nest.map_structure(tf.identity, content)
     own_weight = content.pop(SAMPLE_WEIGHT, None)
 
+    specs = tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape[1:], t.dtype), content
+    )
+    key = ("preprocess", Same(_preprocessor(preprocess)), repeats, specs)
+    traced, stops = traces.of(key, lambda: _traced(preprocess, specs, repeats))
+    signature = tf.nest.map_structure(
+        lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
+    )
+    works = None
+    if stops:
+        made, works = each_that_works(lambda row: traced(row), content, signature)
+    else:
+        made = map_each(lambda row: traced(row), content, signature)
+    if own_weight is not None:
+        made[SAMPLE_WEIGHT] = _weighted(made.get(SAMPLE_WEIGHT), own_weight)
+    if works is not None:
+        made = with_weights(made, works)
+    rest = {name: value for name, value in batch.items() if name not in _CONTENT}
+    return with_fingerprint({**rest, **made})
+
+
+def _traced(preprocess: Preprocess, specs: Any, repeats: bool) -> tuple[Any, bool]:
+    """The preprocessor of one example, and whether some example stops it."""
+
     def one(example: dict[str, Any]) -> dict[str, Any]:
         alone = tf.nest.map_structure(lambda t: t[None], example)
         results = preprocess(alone[INPUTS], alone.get(TARGETS))
@@ -89,27 +127,64 @@ def preprocessed_batch(
             if part is not None
         }
 
-    specs = tf.nest.map_structure(
-        lambda t: tf.TensorSpec(t.shape[1:], t.dtype), content
-    )
-    traced = tf.function(one, autograph=False).get_concrete_function(specs)
+    with tf.init_scope(), used_generators() as generators:
+        traced = tf.function(one, autograph=False).get_concrete_function(specs)
     if repeats:
         _refuse_randomness(traced.graph)
-    signature = tf.nest.map_structure(
-        lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
+    inputs = traced.graph.inputs[: len(tf.nest.flatten(specs))]
+    if _is_of_hub(preprocess):
+        return traced, may_stop(traced.graph, inputs)
+    return traced, _checked(traced.graph, inputs, generators)
+
+
+def _checked(graph: Any, inputs: Sequence[Any], generators: Sequence[Any]) -> bool:
+    """Whether some example stops a preprocessor that is a function of one example.
+
+    Raises:
+      ValueError: if it is none.
+    """
+    seeds = {id(tensorflow_value(generator.state).handle) for generator in generators}
+    outside = {id(inner): id(outer) for outer, inner in graph.captures}
+
+    def is_seed(handle: Any) -> bool:
+        return outside.get(id(handle), id(handle)) in seeds
+
+    try:
+        refuse_state(graph.get_operations(), inputs, is_seed, lambda _: False)
+        return may_fail(graph, inputs)
+    except NotIndependent as error:
+        op = error.operation
+        reason = f"operation {op.name!r} ({op.type}) {error.reason}."
+    except ValueError as error:
+        reason = f"{error}"
+    raise ValueError(
+        f"The preprocessor is no function of one example that ends: {reason} Examples "
+        f"could meet in what it keeps, and one could stop the run. Write it with "
+        f"operations of TensorFlow, or preprocess the data before and set "
+        f"model.preprocessor = None."
     )
-    inputs = traced.graph.inputs[: len(tf.nest.flatten(content))]
-    works = None
-    if may_stop(traced.graph, inputs):
-        made, works = each_that_works(lambda row: traced(row), content, signature)
-    else:
-        made = map_each(one, content, signature)
-    if own_weight is not None:
-        made[SAMPLE_WEIGHT] = _weighted(made.get(SAMPLE_WEIGHT), own_weight)
-    if works is not None:
-        made = with_weights(made, works)
-    rest = {name: value for name, value in batch.items() if name not in _CONTENT}
-    return with_fingerprint({**rest, **made})
+
+
+def _preprocessor(preprocess: Preprocess) -> Any:
+    return getattr(getattr(preprocess, "__self__", None), "preprocessor", None)
+
+
+def _is_of_hub(preprocess: Preprocess) -> bool:
+    """Whether a preprocessor, and what calls it, are classes that KerasHub defines."""
+    model, found = getattr(preprocess, "__self__", None), _preprocessor(preprocess)
+    if not isinstance(found, keras.layers.Layer):
+        return False
+    callers = [
+        vars(kind)["preprocess_samples"]
+        for kind in type(model).__mro__
+        if "preprocess_samples" in vars(kind)
+    ]
+    kinds = {type(layer) for layer in all_layers(found)}
+    packages = {part.__module__.partition(".")[0] for part in (*callers, *kinds)}
+    return "preprocess_samples" not in vars(model) and packages <= {
+        "keras_hub",
+        "tf_bandmf",
+    }
 
 
 def _only_row(tensor: Any) -> tf.Tensor:

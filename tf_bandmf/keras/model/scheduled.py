@@ -78,7 +78,8 @@ def batches_of(
     preprocess = preprocess_of(model)
     if preprocess is None:
         return dataset
-    return preprocessed(dataset, preprocess, state_of(model).run_file is not None)
+    repeats = state_of(model).run_file is not None
+    return preprocessed(dataset, preprocess, model.optimizer.run.traces, repeats)
 
 
 def checked_stream(model: Any, x: Any) -> Any:

@@ -262,7 +262,9 @@ class PrivateStep(_Model):
             )
         preprocess = preprocess_of(self)
         if preprocess is not None and batches_lib.is_scheduled_batch(batch):
-            batch = preprocessed_batch(batch, preprocess, self._private_run is not None)
+            repeats = self._private_run is not None
+            traces = optimizer.run.traces
+            batch = preprocessed_batch(batch, preprocess, traces, repeats)
 
         def gradients(batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
             if not tf.executing_eagerly():

@@ -399,7 +399,9 @@ class PrivateTraining(BuildHook, PrivateStep):
             )
         preprocess = preprocess_of(self)
         if preprocess is not None and batches_lib.is_scheduled_batch(x):
-            x = preprocessed_batch(x, preprocess, self._private_run is not None)
+            repeats = self._private_run is not None
+            traces = self._private_optimizer().run.traces
+            x = preprocessed_batch(x, preprocess, traces, repeats)
         if preparation.self_check_is_due(self):
             data = (x, y, kwargs.get("sample_weight"))
             preparation.check_gradients(self, self._private_optimizer(), data)

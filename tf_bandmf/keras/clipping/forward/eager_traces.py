@@ -44,10 +44,10 @@ class Traces:
 
     def __init__(self, steps_taken: Callable[[], int]) -> None:
         self._steps_taken = steps_taken
-        self._known: list[tuple[Any, Callable[..., Any]]] = []
+        self._known: list[tuple[Any, Any]] = []
         self._seen_by: tuple[str, ...] = ()
 
-    def of(self, key: Any, make: Callable[[], Callable[..., Any]]) -> Any:
+    def of(self, key: Any, make: Callable[[], Any]) -> Any:
         """A traced function, which is made when it is first asked for.
 
         Args:
