@@ -410,3 +410,9 @@ def test_targets_that_are_strings_are_refused_with_what_to_do(
     with pytest.raises(TypeError, match=r"np\.unique"):
         model.fit(plan.batches(data[0], names), verbose=0)
     assert model.optimizer.steps_taken == 0
+
+
+def test_a_plan_is_no_self_check(make_plan):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    with pytest.raises(TypeError, match="A plan goes to the optimizer"):
+        tf_bandmf.keras.make_private(model, make_plan())

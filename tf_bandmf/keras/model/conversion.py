@@ -72,10 +72,16 @@ def make_private(
     Raises:
       ValueError: if microbatch_size or release_every is not a positive integer, tables is
         none of these, or `alone` names a layer that the model does not have.
-      TypeError: if it is no model, or of a class with a training step of its own.
+      TypeError: if it is no model, or of a class with a training step of its own; or
+        self_check is no bool.
       UnsupportedModelError: if a layer mixes examples (batch normalization) or its
         per-example gradients cannot be had.
     """
+    if not isinstance(self_check, bool):
+        raise TypeError(
+            f"self_check must be True or False, found {self_check!r}. A plan goes to the "
+            f"optimizer: PrivateOptimizer(optimizer, plan)."
+        )
     if microbatch_size is not None:
         if not isinstance(microbatch_size, int):
             raise ValueError(
