@@ -97,10 +97,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="mlp,cnn,wide")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, help="instead of each model's own")
     options = parser.parse_args()
     options.microbatch_size, options.accuracy = None, False
     keras_steps.BATCH_SIZES["wide"] = keras_steps.BATCH_SIZES["mlp"]
     keras_steps.MODELS["wide"] = wide
+    if options.batch_size is not None:
+        keras_steps.BATCH_SIZES.update(
+            dict.fromkeys(keras_steps.BATCH_SIZES, options.batch_size)
+        )
     folder = tempfile.mkdtemp()
     for name in options.models.split(","):
         model = keras_steps.MODELS[name]()
