@@ -67,6 +67,23 @@ def test_what_may_learn_little_is_said(data, make_plan):
         fit(x, make_plan, last, loss, ranges={"x": (-1e3, 10)})
 
 
+@pytest.mark.parametrize("loss", ["mse", keras.losses.Huber()])
+def test_one_number_for_several_is_said(data, make_plan, loss):
+    targets = np.zeros((len(data[0]), 2), "float32")
+    with pytest.warns(
+        UserWarning, match=r"shape \(1,\), and its targets have .*\(2,\)"
+    ):
+        fit((data[0], targets), make_plan, layers.Dense(1, "sigmoid"), loss)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_last_axis_of_one_number_is_no_other_shape(data, make_plan, shape):
+    targets = np.zeros((len(data[0]), *shape), "float32")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*compares each with each")
+        fit((data[0], targets), make_plan, layers.Dense(1), "mse")
+
+
 @pytest.mark.slow
 def test_what_is_right_is_not_warned_of(data, make_plan):
     logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

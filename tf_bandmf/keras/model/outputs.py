@@ -27,6 +27,17 @@ _FUNCTIONS = {
     keras.losses.categorical_crossentropy: _CLASSES[1],
     keras.losses.binary_crossentropy: keras.losses.BinaryCrossentropy,
 }
+# Losses that compare targets and outputs number by number, and let one stand for more.
+_BY_NUMBER = (
+    keras.losses.MeanSquaredError,
+    keras.losses.MeanAbsoluteError,
+    keras.losses.MeanAbsolutePercentageError,
+    keras.losses.MeanSquaredLogarithmicError,
+    keras.losses.Huber,
+    keras.losses.LogCosh,
+    keras.losses.Hinge,
+    keras.losses.SquaredHinge,
+)
 _NO_PROBABILITIES = ("linear", "relu", "tanh", "elu", "gelu", "silu", "leaky_relu")
 # Declared values beyond which inputs are called unscaled.
 _LARGE = 30.0
@@ -68,6 +79,7 @@ def check_outputs(
             f"nothing is learnt. For two classes use activation='sigmoid' with "
             f"binary_crossentropy. Nothing was trained."
         )
+    _warn_of_broadcast(model, data, where)
     kind, from_logits = _loss_of(model)
     if kind in _CLASSES and size == 1:
         raise ValueError(
@@ -125,9 +137,43 @@ def _loss_of(model: keras.Model) -> tuple[Any, bool]:
     return None, False
 
 
-def _warn_of_bytes(model: keras.Model, data: Any, ranges: Mapping[str, Any]) -> None:
+def _warn_of_broadcast(model: keras.Model, data: Any, where: str) -> None:
+    """Of one number for several: TensorFlow repeats it and says nothing."""
+    loss = model.loss
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    functions = [kind().fn for kind in _BY_NUMBER]
+    if type(loss) not in _BY_NUMBER and loss not in functions:
+        return
+    targets = tf.nest.flatten(_spec_of(data).get(TARGETS), expand_composites=True)
+    if len(targets) != 1 or not isinstance(targets[0], tf.TensorSpec):
+        return
+    target, output = (_of_one(x.shape) for x in (targets[0], model.outputs[0]))
+    # Keras takes a last axis of one number away where the other has none.
+    if None in (*target, *output) or output in (target, (*target, 1)):
+        return
+    if target == (*output, 1):
+        return
+    warnings.warn(
+        f"{where} gives an example numbers of shape {output}, and its targets have shape "
+        f"{target}: the loss repeats the smaller ones and compares each with each. Give "
+        f"targets of the output's shape.",
+        stacklevel=5,
+    )
+
+
+def _of_one(shape: Any) -> tuple[int | None, ...]:
+    """Of one example."""
+    return (None,) if tf.TensorShape(shape).rank is None else tuple(shape)[1:]
+
+
+def _spec_of(data: Any) -> dict[str, Any]:
     spec = getattr(data, "element_spec", None)
-    spec = spec if isinstance(spec, dict) else {}
+    return spec if isinstance(spec, dict) else {}
+
+
+def _warn_of_bytes(model: keras.Model, data: Any, ranges: Mapping[str, Any]) -> None:
+    spec = _spec_of(data)
     # With replicas each holds one spec for every one of them.
     leaves = tf.nest.flatten(spec.get(INPUTS), expand_composites=True)
     is_bytes = any(getattr(leaf, "dtype", None) == tf.uint8 for leaf in leaves)
