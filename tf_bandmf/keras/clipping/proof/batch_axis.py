@@ -144,8 +144,9 @@ def _trace(
             # is special about this trace, as the size in the message is not the user's.
             note = (
                 f"Model {model.name!r} was traced for a batch of {size} examples to "
-                "find out where the batch dimension is. A model must accept any batch "
-                "size: do not write one into a reshape or a layer."
+                f"find out where the batch dimension is: in the message {size} stands for "
+                f"yours. A model must accept any batch size: do not write one into a "
+                f"reshape or a layer."
             )
             if hasattr(error, "add_note"):
                 error.add_note(note)
