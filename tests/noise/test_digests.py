@@ -178,3 +178,22 @@ def test_a_few_recent_keys_suffice():
         found, _ = of.row(tf.constant(recent), buffer, tf.constant(step, tf.int64))
         whole, _ = of.row(tf.constant(keys), buffer, tf.constant(step, tf.int64))
         np.testing.assert_array_equal(found, whole)
+
+
+# Digests of the numbers 0, 1, ... by version: a new line for a new one, none is changed.
+OF_VERSIONS = {
+    2: {
+        5: (1359076316, -1054989825),
+        1000: (2136195296, 1345160993),
+        100_001: (1048171663, 261663488),
+    }
+}
+
+
+def test_another_digest_has_another_version():
+    key = tf.constant(digest_key(bytes(range(32)), ""))
+    found = {}
+    for size in (5, 1000, 100_001):
+        value = tf.constant(np.arange(size, dtype=np.int32).view(np.float32))
+        found[size] = tuple(keyed_digest(key, value).numpy().tolist())
+    assert found == OF_VERSIONS[digests.VERSION], "raise digests.VERSION"
