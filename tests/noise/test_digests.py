@@ -102,7 +102,7 @@ def test_products_of_two_words_have_any_difference_as_seldom_as_the_bound(half_b
     assert most_frequent(lambda word: word % half * (word % half)) > 1 / half
 
 
-@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 70_000])
+@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 40_000, 70_000])
 def test_words_of_any_number_are_digested_with_it(size):
     words = np.random.default_rng(size).integers(-(2**31), 2**31, size, np.int32)
     key = digest_key(bytes(32), "rows")
@@ -110,6 +110,10 @@ def test_words_of_any_number_are_digested_with_it(size):
     found = function(tf.constant(key), tf.constant(words))
     counted = np.concatenate([[size], words]).astype("i4")
     np.testing.assert_array_equal(found, reference_of_parts(key, counted))
+    # In a step nobody knows their number while it is traced.
+    spec = tf.TensorSpec([None], tf.int32)
+    traced = function.get_concrete_function(tf.constant(key), spec)
+    np.testing.assert_array_equal(traced(tf.constant(key), tf.constant(words)), found)
 
 
 @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)

@@ -34,6 +34,7 @@ tells of digests but through a generator whose key they are part of.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -55,6 +56,8 @@ _LEVEL_WORDS = 2 * _VALUES * _BLOCK
 # Of numbers whose count varies: how many are hashed to four at once, by two levels; and
 # blocks of those four.
 _PART, _PART_LEVELS, _LAST_BLOCKS = 64 * _BLOCK, 2, 16
+# So many parts are hashed by one program; more by one for each.
+_FEW_PARTS = 2
 # Numbers whose digest takes below 0.5 ms on one core without XLA.
 _FEW = 1 << 16
 # The key of the last step: 64 bits for each of five numbers, for two words of the result.
@@ -93,6 +96,7 @@ def plain_digest(
       int32, shape [2].
     """
     even = value.shape[0] // 2 * 2
+    key = _paired(key)
     return _digest(key, _paired(value[:even]), *_after(value[even:], more))
 
 
@@ -108,7 +112,10 @@ def _paired(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def _digest(key: tf.Tensor, words: tf.Tensor, *after: tf.Tensor) -> tf.Tensor:
-    """int32, shape [2], of words and the numbers after them, which are words, too."""
+    """int32, shape [2], of words and the numbers after them, which are words, too.
+
+    The key is that of `plain_digest` as words of two numbers.
+    """
     rest = tf.concat([_long(numbers) for numbers in after], axis=0)
     for level in range(LEVELS):
         is_last = words.shape[0] + rest.shape[0] <= _BLOCK
@@ -124,9 +131,8 @@ def _digest(key: tf.Tensor, words: tf.Tensor, *after: tf.Tensor) -> tf.Tensor:
 
 def _key_of(key: tf.Tensor, level: int) -> tf.Tensor:
     """uint64, shape [2, 512]."""
-    own = key[level * _LEVEL_WORDS : (level + 1) * _LEVEL_WORDS]
-    low, high = tf.unstack(_long(tf.reshape(own, [_VALUES, _BLOCK, 2])), axis=2)
-    return low | _moved(high)
+    words = _VALUES * _BLOCK
+    return tf.reshape(key[level * words : (level + 1) * words], [_VALUES, _BLOCK])
 
 
 def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
@@ -148,27 +154,52 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     missing = -tf.size(words) % _PART
     words = tf.reshape(tf.pad(words, [[0, missing]]), [-1, _PART])
     count = tf.shape(words)[0]
-    values = tf.TensorArray(tf.int64, count, element_shape=[_VALUES])
-    _, values = tf.while_loop(
-        lambda i, _: i < count,
-        lambda i, found: (i + 1, found.write(i, _levels_of_part(key, words[i]))),
-        (tf.constant(0), values),
-        parallel_iterations=1,
-    )
-    found = tf.reshape(values.stack(), [-1])
-    padded = tf.pad(found, [[0, _LAST_BLOCKS * _BLOCK - tf.size(found)]])
-    return _last_levels(key, tf.ensure_shape(padded, [_LAST_BLOCKS * _BLOCK]))
+
+    def of_parts() -> tf.Tensor:
+        values = tf.TensorArray(tf.int64, count, element_shape=[_VALUES])
+        _, values = tf.while_loop(
+            lambda i, _: i < count,
+            lambda i, found: (i + 1, found.write(i, _levels_of_part(key, words[i]))),
+            (tf.constant(0), values),
+            parallel_iterations=1,
+        )
+        found = tf.reshape(values.stack(), [-1])
+        padded = tf.pad(found, [[0, _LAST_BLOCKS * _BLOCK - tf.size(found)]])
+        return _last_levels(key, tf.ensure_shape(padded, [_LAST_BLOCKS * _BLOCK]))
+
+    def of_few(parts: int) -> Callable[[], tf.Tensor]:
+        return lambda: _of_few_parts(key, tf.ensure_shape(words, [parts, _PART]))
+
+    # Each program by itself starts threads: all levels of a few parts are one.
+    by_count = [*map(of_few, range(1, _FEW_PARTS + 1)), of_parts]
+    known = words.shape[0]
+    if known is not None:
+        return by_count[min(known - 1, _FEW_PARTS)]()
+    found = tf.switch_case(tf.minimum(count - 1, _FEW_PARTS), by_count)
+    return tf.ensure_shape(found, [2])
+
+
+@traced_once(jit_compile=True)
+def _of_few_parts(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+    key = _paired(key)
+    parts = [
+        _hashed(key, _paired(part), range(_PART_LEVELS)) for part in tf.unstack(words)
+    ]
+    size = _LAST_BLOCKS * _BLOCK
+    found = tf.pad(tf.concat(parts, axis=0), [[0, size - _VALUES * len(parts)]])
+    return _last(key, _hashed(key, found, range(_PART_LEVELS, LEVELS)))
 
 
 @traced_once(jit_compile=True)
 def _levels_of_part(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Two words from a part, int64."""
-    return tf.bitcast(_hashed(key, _paired(words), range(_PART_LEVELS)), tf.int64)
+    found = _hashed(_paired(key), _paired(words), range(_PART_LEVELS))
+    return tf.bitcast(found, tf.int64)
 
 
 @traced_once(jit_compile=True)
 def _last_levels(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
-    words = tf.bitcast(words, tf.uint64)
+    key, words = _paired(key), tf.bitcast(words, tf.uint64)
     return _last(key, _hashed(key, words, range(_PART_LEVELS, LEVELS)))
 
 
@@ -201,6 +232,7 @@ def _host_digest(
     even = value.shape[0] // 2 * 2
     words = value if even == value.shape[0] else value[:even]
     words = tf.bitcast(tf.reshape(words, [-1, 2]), tf.uint64)
+    key = tf.bitcast(tf.reshape(key, [-1, 2]), tf.uint64)
     digest = _digest if value.shape[0] <= _FEW else _compiled_words
     return digest(key, words, *_after(value[even:], more))
 
@@ -237,14 +269,13 @@ def _product(words: tf.Tensor) -> tf.Tensor:
 
 def _last(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Two numbers from the halves of two words."""
-    key = tf.reshape(key[-_LAST_WORDS:], [2, 2 * _VALUES + 1, 2])
-    low, high = tf.unstack(_long(key), axis=2)
+    key = tf.reshape(key[-_LAST_WORDS // 2 :], [2, 2 * _VALUES + 1])
     halves = [
         half for word in tf.unstack(words) for half in (_lower(word), _upper(word))
     ]
     # The first number of the key is added.
     factors = tf.stack([tf.constant(1, tf.uint64), *halves])
-    total = tf.reduce_sum((low | _moved(high)) * factors, axis=1)
+    total = tf.reduce_sum(key * factors, axis=1)
     return tf.bitcast(tf.cast(_upper(total), tf.uint32), tf.int32)
 
 
