@@ -79,11 +79,38 @@ def set_by_hand(x):
     return x + tf.stop_gradient(rows[:, :, None])
 
 
+def said_in_a_function(x):
+    """As `set_by_hand`, in a function that was traced before."""
+    return x + tf.stop_gradient(_rows(x, _of_one_column(x)))
+
+
+def said_in_a_branch(x):
+    """As `set_by_hand`, in the branches of a condition."""
+    always = tf.constant(True)
+    found = tf.cond(always, lambda: _said(x), lambda: _said(x))
+    return x + tf.stop_gradient(_rows(x, found))
+
+
+def _said(x):
+    two = tf.raw_ops.PlaceholderWithDefault(input=x[:, 0, :2], shape=[None, None])
+    two.set_shape([None, 1])
+    return two
+
+
+_of_one_column = tf.function(_said, autograph=False)
+
+
+def _rows(x, found):
+    return tf.reshape(found, [-1, 1])[: tf.shape(x)[0]][:, :, None]
+
+
 CALLS = {
     "branch": branch,
     "loop": loop,
     "claimed": claimed,
     "set by hand": set_by_hand,
+    "said in a function": said_in_a_function,
+    "said in a branch": said_in_a_branch,
 }
 
 

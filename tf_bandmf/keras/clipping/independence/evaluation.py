@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf.graphs.functions import function_graph
-from tf_bandmf.graphs.operations import OPERATIONS
+from tf_bandmf.graphs.operations import LOOPS, OPERATIONS
 from tf_bandmf.graphs.walking import ARGUMENTS, called, held_already
 from tf_bandmf.keras.clipping.independence import sizes, state
 from tf_bandmf.keras.clipping.independence.constants import constant_value
@@ -224,6 +224,7 @@ class Evaluation:
 
     def _operation(self, op: Any, values: list[Value]) -> None:
         try:
+            _refuse_claims(op)
             results = self._results(op, tuple(values))
         except NotIndependent as error:
             if error.operation is None:
@@ -358,6 +359,42 @@ _ARITHMETIC = frozenset(
     "Identity Prod Max Min Squeeze ExpandDims GatherV2 Slice Reshape Range "
     "BroadcastArgs".split()
 )
+
+
+def _refuse_claims(op: Any) -> None:
+    """Refuses shapes of what functions return that do not follow from the functions.
+
+    TensorFlow hands them on from the graph in which a function was written, with what
+    `set_shape` said there, perhaps before this trace began.
+
+    Raises:
+      NotIndependent: if there is one.
+    """
+    if not any(output.shape.rank for output in op.outputs):
+        return
+    for name, given in called(op):
+        if op.type in LOOPS and name != op.get_attr("body").name:
+            continue
+        graph = function_graph(op, name, given)
+        # What holds in each round of a loop is what goes into one.
+        returned = graph.inputs if op.type in LOOPS else graph.outputs
+        for output, inside in zip(op.outputs, returned, strict=True):
+            if not _follows(output.shape, inside.shape):
+                raise NotIndependent(
+                    f"returns a tensor of shape {output.shape} from a function in which "
+                    f"nothing makes it so: use `tf.ensure_shape`, not `set_shape`",
+                    op,
+                )
+
+
+def _follows(claimed: tf.TensorShape, known: tf.TensorShape) -> bool:
+    """Whether a shape says no more than another one."""
+    if claimed.rank is None:
+        return True
+    return known.rank == claimed.rank and all(
+        size is None or size == other
+        for size, other in zip(claimed, known, strict=True)
+    )
 
 
 def _placeholder(op: Any) -> Value:
