@@ -66,11 +66,11 @@ def test_all_pairs_of_reads_have_the_covariance_of_the_eager_noise(kind, update)
         if t + 1 not in times:
             continue
         jump = jumps.since_release(tf.constant(t + 1))
-        product, factor = jump.of_rows(tf.constant([2 * last]))
+        ((product, factor),) = jump.of_rows(tf.constant([2 * last]))
         fresh = np.zeros_like(state)
         place = m * len(reads)
-        fresh[:, place : place + m] = factor[0].numpy()
-        state, last = product[0].numpy() @ state + fresh, t + 1
+        fresh[:, place : place + m] = factor.numpy()
+        state, last = product.numpy() @ state + fresh, t + 1
         reads.append(state[0])
     expected = _eager(kind, update)[0][times]
     np.testing.assert_allclose(
@@ -203,6 +203,21 @@ def test_memory_and_weights_make_the_same_table_again():
     take(jumps, table, weights, 1)
     take(other_jumps, other, again, 1)
     np.testing.assert_array_equal(weights.numpy(), again.numpy())
+
+
+def test_clocks_choose_what_a_row_is_behind_by():
+    jumps = Jumps(_system("inverse", lazy.LinearUpdate()), _STEPS)
+    for t in range(3):
+        jumps.advance(tf.constant(t), tf.constant(_RATES[t], tf.float64))
+    now = jumps.since_release(tf.constant(3))
+    # Before step 2; after it, but for its noise; up to date; before the release.
+    found = now.of_rows(tf.constant([4, 7, 6, 1])).numpy()
+    before, after, up_to_date, none = found
+    identity = np.eye(jumps.entries)
+    np.testing.assert_array_equal(up_to_date, [identity, 0 * identity])
+    np.testing.assert_array_equal(after, [identity, before[1]])
+    assert np.all(np.diag(before[1])[:1] > 0)
+    assert np.all(np.isnan(none[1]))
 
 
 def test_mechanisms_that_remember_too_much_are_refused():

@@ -31,20 +31,17 @@ class Window(NamedTuple):
     Attributes:
       step: int32.
       first: the first of the steps, int32.
-      products: P, float32, shape [steps, m, m].
-      factors: L, likewise.
+      matrices: P and L by what a clock is beyond `2 first`, float32, shape [2 steps, 2, m,
+        m]: both in one place, for rows are many.
     """
 
     step: tf.Tensor
     first: tf.Tensor
-    products: tf.Tensor
-    factors: tf.Tensor
+    matrices: tf.Tensor
 
-    def of_rows(self, clocks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """P and L of rows, shape [U, m, m], from their clocks, [U] int32."""
-        known = tf.bitwise.right_shift(clocks, 1) - self.first
-        behind = tf.bitwise.bitwise_and(clocks, 1)
-        return tf.gather(self.products, known), tf.gather(self.factors, known - behind)
+    def of_rows(self, clocks: tf.Tensor) -> tf.Tensor:
+        """P and L of rows, shape [U, 2, m, m], from their clocks, [U] int32."""
+        return tf.gather(self.matrices, clocks - 2 * self.first)
 
 
 class Jumps:
@@ -116,7 +113,14 @@ class Jumps:
         steps = tf.range(first, step + 1)
         factors = _factor(self._covariances.sparse_read(steps))
         products = tf.cast(self._products.sparse_read(steps), tf.float32)
-        return Window(step, first, products, tf.cast(factors, tf.float32))
+        factors = tf.cast(factors, tf.float32)
+        # At an odd clock the noise of the step before is still to come. The first odd one
+        # is no row's: what it was given would show.
+        later = tf.concat([np.nan * factors[:1], factors[:-1]], axis=0)
+        even, odd = (tf.stack([products, own], axis=1) for own in (factors, later))
+        shape = [-1, 2, self.entries, self.entries]
+        both = tf.reshape(tf.stack([even, odd], axis=1), shape)
+        return Window(step, first, both)
 
 
 class LazyTable:
@@ -286,14 +290,14 @@ class LazyTable:
 
     def _jump(
         self, rows: tf.Tensor, part: tf.Tensor, jumps: Window, key: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """P, L and normals of rows, of a static number in each part."""
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """P and L of rows, and normals, of a static number in each part."""
         m = self.jumps.entries
         numbers = rows.shape[0] * m * self.columns
         # Parts begin with blocks of normals of their own.
         block = tf.cast(part, tf.uint64) * -(-numbers // BLOCK) + self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
-        return (*jumps.of_rows(self._clocks.sparse_read(rows)), normals)
+        return jumps.of_rows(self._clocks.sparse_read(rows)), normals
 
     def _apart(self, states: tf.Tensor) -> tf.Tensor:
         return tf.reshape(states, [-1, self.jumps.entries, self.columns])
@@ -323,11 +327,11 @@ def _in_parts(part: Callable[[tf.Tensor], tuple[tf.Tensor]], count: tf.Tensor) -
 def _jumped(
     entries: int,
     states: tf.Tensor,
-    products: tf.Tensor,
-    factors: tf.Tensor,
+    jump: tf.Tensor,
     normals: tf.Tensor,
 ) -> tf.Tensor:
     """States after their jump, [U, m columns]; normals one after the other."""
+    products, factors = tf.unstack(jump, axis=1)
     if entries == 1:
         fresh = tf.reshape(normals, tf.shape(states))
         return products[:, 0] * states + factors[:, 0] * fresh
@@ -343,13 +347,12 @@ def _slice_jumped(
     entries: int,
     table: tf.Variable,
     first: tf.Tensor,
-    products: tf.Tensor,
-    factors: tf.Tensor,
+    jump: tf.Tensor,
     normals: tf.Tensor,
 ) -> tf.Tensor:
     """As `_jumped`, of rows one after the other, which XLA reads where they are."""
-    states = tf.slice(table, [first, 0], [products.shape[0], table.shape[1]])
-    return _jumped(entries, states, products, factors, normals)
+    states = tf.slice(table, [first, 0], [jump.shape[0], table.shape[1]])
+    return _jumped(entries, states, jump, normals)
 
 
 def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
