@@ -51,8 +51,9 @@ def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
     for gradients in seen:
         optimizer.apply(gradients, plain.trainable_variables)
     assert len(seen) == plan.num_steps
+    # The private update is a graph, whose operations are rounded otherwise.
     for a, b in zip(model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert int(model.optimizer.iterations) == plan.num_steps
 
 
