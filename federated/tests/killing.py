@@ -20,7 +20,7 @@ def run_driver(script, folder, kills):
             stdout=errors,
             stderr=errors,
             env=environment,
-            timeout=1500,
+            timeout=max(1500, 60 * kills),
             check=False,
         )
     assert driver.returncode == 0, (folder / "errors").read_text()[-3000:]
