@@ -12,7 +12,7 @@ from keras import layers
 from tf_bandmf.keras.clipping import clipped_gradient_sums
 from tf_bandmf.keras.clipping.factors import norms
 
-FILTERS, SIDE, BATCH = 80, 4, 7
+FILTERS, SIDE, BATCH, CHANNELS = 80, 4, 7, 5
 
 
 def wide_convolution():
@@ -21,6 +21,14 @@ def wide_convolution():
     h = layers.Conv2D(FILTERS, 3, padding="same", activation="relu")(inputs)
     h = layers.Dense(8, activation="gelu")(layers.Flatten()(h))
     return keras.Model(inputs, layers.Dense(3)(h))
+
+
+def narrow_convolution():
+    """A kernel so small that gradients of examples are formed."""
+    inputs = keras.Input((SIDE, SIDE, 64))
+    h = layers.Conv2D(CHANNELS, 1, activation="relu")(inputs)
+    h = layers.Conv2D(6, 3, padding="same", activation="relu")(h)
+    return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(h)))
 
 
 def shared_convolution():
@@ -68,9 +76,11 @@ def traced_for(monkeypatch):
     return lambda kind: monkeypatch.setattr(norms, "device_kind", lambda: kind)
 
 
-@pytest.mark.parametrize("make", [wide_convolution, shared_convolution, attention])
+@pytest.mark.parametrize(
+    "make", [wide_convolution, narrow_convolution, shared_convolution, attention]
+)
 @pytest.mark.parametrize("kind", ["CPU", "GPU", "TPU"])
-@pytest.mark.slow_cases("CPU-*", "*-shared*", "TPU-attention")
+@pytest.mark.slow_cases("CPU-*", "GPU-narrow*", "*-shared*", "TPU-attention")
 @pytest.mark.invariant(17)
 def test_sums_are_equal_and_what_is_not_finite_counts_as_zero(kind, make, traced_for):
     traced_for(kind)
@@ -81,6 +91,16 @@ def test_sums_are_equal_and_what_is_not_finite_counts_as_zero(kind, make, traced
     # The control: another batch has other sums.
     other = tf.reverse(batch[0], axis=[1])
     assert not sums_agree(plain, compiled(other, batch[1]))
+
+
+@pytest.mark.parametrize("kind", ["GPU", "TPU"])
+def test_what_is_formed_for_a_tpu_needs_no_patches(kind, traced_for):
+    traced_for(kind)
+    step, batch = stepped(narrow_convolution)
+    compiled = tf.function(step, autograph=False, jit_compile=True)
+    program = compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
+    # The control: for a GPU patches are there.
+    assert (f"f32[{BATCH},{SIDE * SIDE},{9 * CHANNELS}]" in program) == (kind == "GPU")
 
 
 def test_nothing_of_a_whole_batch_is_made_in_float64_for_a_tpu(traced_for):

@@ -184,7 +184,11 @@ def test_every_way_forms_the_same_gradients_of_a_convolution(strides):
     layer.build((None, 9, 8, 5))
     x = rng.normal(size=(U * K, 9, 8, 5)).astype("f4")
     gradient = rng.normal(size=layer(x).shape).astype("f4")
-    ways = [convolution._from_patches, convolution._one_by_one]
+    ways = [
+        convolution._from_patches,
+        convolution._by_position,
+        convolution._one_by_one,
+    ]
     if convolution._groups_have_gradients():
         ways.append(convolution._in_groups)
     for rows in (1, K):

@@ -17,7 +17,7 @@ from tf_bandmf.keras.clipping.factors.base import (
     Layout,
     Product,
 )
-from tf_bandmf.keras.clipping.factors.norms import in_xla
+from tf_bandmf.keras.clipping.factors.norms import accelerator, in_xla
 from tf_bandmf.keras.clipping.rules.base import (
     LayerCall,
     PreActivationRule,
@@ -202,7 +202,13 @@ _Form = Callable[[Any, tf.Tensor, tf.Tensor, Sequence[int], int], tf.Tensor]
 
 
 def _way_to_form(layer: Any, terms: int, size: Sequence[int], rows: int) -> _Form:
-    """The way that was fastest for such shapes, see benchmarks/convolutions.py."""
+    """The way that was fastest for such shapes, see benchmarks/convolutions.py.
+
+    On a TPU the one with the least memory, see docs/accelerators.md.
+    """
+    many_channels = kernel_shape(kernel_of(layer))[-2] > _FEW_CHANNELS
+    if accelerator() == "TPU" and many_channels and terms > 0:
+        return _by_position
     if in_xla() or tf.config.list_logical_devices("GPU"):
         return _from_patches
     if math.prod(size) == 1:
@@ -333,6 +339,21 @@ def _from_patches(
         formed = tf.reshape(formed, [batch, depth, positions, filters])
         formed = tf.transpose(formed, [0, 2, 1, 3])
     return tf.reshape(formed, [batch, *size, depth, filters])
+
+
+def _by_position(
+    layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int], rows: int
+) -> tf.Tensor:
+    """As `_from_patches`, one kernel position after the other: no patches are kept."""
+    inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
+    units, terms = tf.shape(gradient)[0] // rows, rows * _terms(gradient)
+    *_, depth, filters = kernel_shape(kernel_of(layer))
+    right = tf.reshape(gradient, [units, terms, filters])
+    formed = [
+        tf.matmul(tf.reshape(shifted, [units, terms, depth]), right, transpose_a=True)
+        for shifted in shifted_inputs(layer, inputs, gradient, size)
+    ]
+    return tf.reshape(tf.stack(formed, axis=1), [units, *size, depth, filters])
 
 
 def _has_two_dimensional_form(layer: Any) -> bool:
