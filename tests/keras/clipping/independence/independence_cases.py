@@ -8,6 +8,7 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping import bad_values_become_nan, clipped_gradient_sums
 from tf_bandmf.keras.clipping.proof.batch_axis import structure_of
 from tf_bandmf.keras.clipping.tensors.batches import to_tensors
+from tf_bandmf.keras.compat.optimizing import optimized_once
 
 layers = keras.layers
 CLIP = 0.5
@@ -66,7 +67,13 @@ def clipping_of(model, clip=CLIP):
     def step(x, y):
         return clipped_gradient_sums(model, x, y, l2_norm_clip=clip).sums
 
-    return step
+    # As `fit` runs a step. A second round of TensorFlow's optimizations breaks loops in
+    # loops: of `tf.reverse(v, [0])` or `v[:1]` on one example they return nothing.
+    def run(x, y):
+        with optimized_once():
+            return step(x, y)
+
+    return run
 
 
 def distance(first, second):
