@@ -156,8 +156,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # (Keras is no public name of the stack that has none.)
-    if name in _MODULES or name == "keras":
+    if name == "keras":  # no public name: one stack has none
+        try:
+            return importlib.import_module("tf_bandmf.keras")
+        except ImportError as error:
+            raise AttributeError(str(error)) from error
+    if name in _MODULES:
         return importlib.import_module(f"tf_bandmf.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tf_bandmf' has no attribute {name!r}")
