@@ -31,7 +31,8 @@ class Model(keras.Model):
         return self.preprocessor(x), y
 
 
-def fit(preprocessor, x, **changes):
+def compiled(preprocessor, x, **changes):
+    """A private model, and the batches of its plan."""
     keras.utils.set_random_seed(0)
     plan = tf_bandmf.plan(
         "identity",
@@ -46,8 +47,12 @@ def fit(preprocessor, x, **changes):
     tf_bandmf.keras.make_private(model, self_check=False)
     optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
     model.compile(optimizer, "mse", **changes)
-    y = np.ones((len(x), 1), np.float32)
-    model.fit(plan.batches(x, y), verbose=0)
+    return model, plan.batches(x, np.ones((len(x), 1), np.float32))
+
+
+def fit(preprocessor, x, **changes):
+    model, batches = compiled(preprocessor, x, **changes)
+    model.fit(batches, verbose=0)
     return model
 
 
@@ -137,19 +142,8 @@ def test_a_preprocessor_is_traced_before_the_first_step():
         return x
 
     x = np.ones((3 * BATCH, 2), np.float32)
-    plan = tf_bandmf.plan(
-        "identity",
-        epsilon=4.0,
-        delta=1e-5,
-        num_examples=len(x),
-        batch_size=BATCH,
-        epochs=1,
-        test_seed=0,
-    )
-    model = Model(preprocessor)
-    tf_bandmf.keras.make_private(model, self_check=False)
-    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
-    model.compile(optimizer, "mse", metrics=[Keeps(kept)], run_eagerly=True)
-    for batch in plan.batches(x, np.ones((len(x), 1), np.float32)):
+    eager = {"metrics": [Keeps(kept)], "run_eagerly": True}
+    model, batches = compiled(preprocessor, x, **eager)
+    for batch in batches:
         model.train_on_batch(batch)
     assert len(kept) == 3 and traced == [0]

@@ -123,11 +123,15 @@ def _last(model: keras.Model) -> tuple[Any, int]:
     return None, 0
 
 
+def _given_loss(model: keras.Model) -> Any:
+    """What a model is compiled with; of a name what it stands for."""
+    loss = model.loss
+    return keras.losses.get(loss) if isinstance(loss, str) else loss
+
+
 def _loss_of(model: keras.Model) -> tuple[Any, bool]:
     """The class of a known loss of one output, and whether it is of logits."""
-    loss = model.loss
-    if isinstance(loss, str):
-        loss = keras.losses.get(loss)
+    loss = _given_loss(model)
     for function, kind in _FUNCTIONS.items():
         if loss is function:
             return kind, False
@@ -139,9 +143,7 @@ def _loss_of(model: keras.Model) -> tuple[Any, bool]:
 
 def _warn_of_broadcast(model: keras.Model, data: Any, where: str) -> None:
     """Of one number for several: TensorFlow repeats it and says nothing."""
-    loss = model.loss
-    if isinstance(loss, str):
-        loss = keras.losses.get(loss)
+    loss = _given_loss(model)
     functions = [kind().fn for kind in _BY_NUMBER]
     if type(loss) not in _BY_NUMBER and loss not in functions:
         return
