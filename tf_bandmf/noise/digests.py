@@ -41,7 +41,7 @@ import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.noise.devices import device_kind
-from tf_bandmf.noise.once import traced_once
+from tf_bandmf.noise.shared import shared_function
 
 # Raised when the same sum gets another digest, and hence other noise.
 VERSION = 2
@@ -179,7 +179,7 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(found, [2])
 
 
-@traced_once(jit_compile=True)
+@shared_function(jit_compile=True)
 def _of_few_parts(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     key = _paired(key)
     parts = [
@@ -190,14 +190,14 @@ def _of_few_parts(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     return _last(key, _hashed(key, found, range(_PART_LEVELS, LEVELS)))
 
 
-@traced_once(jit_compile=True)
+@shared_function(jit_compile=True)
 def _levels_of_part(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Two words from a part, int64."""
     found = _hashed(_paired(key), _paired(words), range(_PART_LEVELS))
     return tf.bitcast(found, tf.int64)
 
 
-@traced_once(jit_compile=True)
+@shared_function(jit_compile=True)
 def _last_levels(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     key, words = _paired(key), tf.bitcast(words, tf.uint64)
     return _last(key, _hashed(key, words, range(_PART_LEVELS, LEVELS)))
@@ -221,10 +221,10 @@ def keyed_digest(
     return digest(key, value, more)
 
 
-_compiled_digest = traced_once(plain_digest, jit_compile=True)
+_compiled_digest = shared_function(plain_digest, jit_compile=True)
 
 
-@traced_once
+@shared_function
 def _host_digest(
     key: tf.Tensor, value: tf.Tensor, more: tf.Tensor | None = None
 ) -> tf.Tensor:
@@ -237,7 +237,7 @@ def _host_digest(
     return digest(key, words, *_after(value[even:], more))
 
 
-_compiled_words = traced_once(_digest, jit_compile=True)
+_compiled_words = shared_function(_digest, jit_compile=True)
 
 
 def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
-from tf_bandmf.noise.once import traced_once
+from tf_bandmf.noise.shared import shared_function
 
 # Normals that are made at once, about, in a step (so many more than it needs, at most) and
 # at a release: they fit into a cache.
@@ -323,7 +323,7 @@ def _in_parts(part: Callable[[tf.Tensor], tuple[tf.Tensor]], count: tf.Tensor) -
     return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]
 
 
-@traced_once(jit_compile=True)
+@shared_function(jit_compile=True)
 def _jumped(
     entries: int,
     states: tf.Tensor,
@@ -342,7 +342,7 @@ def _jumped(
     return tf.reshape(moved, [-1, entries * columns])
 
 
-@traced_once(jit_compile=True)
+@shared_function(jit_compile=True)
 def _slice_jumped(
     entries: int,
     table: tf.Variable,

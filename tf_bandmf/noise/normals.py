@@ -10,8 +10,8 @@ import tensorflow as tf
 from tf_bandmf.noise.box_muller import box_muller
 from tf_bandmf.noise.devices import device_kind, traced_under_xla
 from tf_bandmf.noise.lanes import lane_normals
-from tf_bandmf.noise.once import traced_once
 from tf_bandmf.noise.radius import shared_part
+from tf_bandmf.noise.shared import shared_function
 from tf_bandmf.noise.word_sources import source_of
 
 # Normals are made in blocks of this many, so that any block can be made by itself.
@@ -102,7 +102,7 @@ def _compiled_lanes(num_normals: int, kind: str) -> Callable[..., tf.Tensor]:
     ) -> tf.Tensor:
         return lane_normals(step_keys, weights, first_block, num_normals, kind)
 
-    return traced_once(lanes, jit_compile=True, reduce_retracing=False)
+    return shared_function(lanes, jit_compile=True, reduce_retracing=False)
 
 
 # From keys, weights and the first block to normals in pairs, complex64.
@@ -173,7 +173,7 @@ def compiled_pairs(
 
         return _weighted_sum(normals, weights, num_terms)
 
-    return traced_once(pairs, jit_compile=True)
+    return shared_function(pairs, jit_compile=True)
 
 
 def _plain_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks:
@@ -234,7 +234,7 @@ def _compiled_shared_parts(
         first, second, *_ = source_of(step_key).four(step_key, counters)
         return shared_part(tf.bitcast(first, tf.int32), tf.bitcast(second, tf.int32))
 
-    return traced_once(parts, jit_compile=True)
+    return shared_function(parts, jit_compile=True)
 
 
 def _weighted_sum(

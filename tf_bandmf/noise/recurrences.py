@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_bandmf import matrices
 from tf_bandmf.noise.devices import device_kind
-from tf_bandmf.noise.once import traced_once
+from tf_bandmf.noise.shared import shared_function
 
 # `sum_k weights[k] z[steps[k]]`, float32, shape [size], from steps, int64, and weights,
 # float32, both of shape [terms]; `z[step]` are always the same independent normals.
@@ -158,7 +158,7 @@ def _plus_terms(
 
 
 # XLA makes one pass of each, and copies no variable. They are compiled once for all models.
-_compiled = traced_once(jit_compile=True)
+_compiled = shared_function(jit_compile=True)
 
 
 @_compiled

@@ -142,16 +142,12 @@ class PrivateStep(_Model):
             )
         if tables is None:
             return []
-        x, _, _, rows = as_drawn(data)
-        with tf.control_dependencies([step]):
-            x = tf.nest.map_structure(tf.identity, x)
+        x, _, _, rows = _admitted_contents(data, step)
         return tables.bring_up_to_date(self._training.looked_up(x, rows), step)
 
     def _clipped(self, data: Any, step: tf.Tensor) -> ClippedGradients:
         """The clipped gradients of a batch that was admitted to a step."""
-        x, y, sample_weight, rows = as_drawn(data)
-        with tf.control_dependencies([step]):
-            x = tf.nest.map_structure(tf.identity, x)
+        x, y, sample_weight, rows = _admitted_contents(data, step)
         clipped = self._compiled_clipping()(x, y, sample_weight, rows, shares(data))
         # Padding comes last, and is nobody's.
         count = batches_lib.count_examples(data, x)
@@ -346,3 +342,10 @@ class PrivateStep(_Model):
             self.train_function = in_turn(self, self.train_function)
             self._training.train_function = self.train_function
         return self.train_function
+
+
+def _admitted_contents(data: Any, step: tf.Tensor) -> tuple[Any, Any, Any, Any]:
+    """As `as_drawn`; inputs are there when the batch was admitted to the step."""
+    x, y, sample_weight, rows = as_drawn(data)
+    with tf.control_dependencies([step]):
+        return tf.nest.map_structure(tf.identity, x), y, sample_weight, rows

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_bandmf.keras.run.secrets import replica_id
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf.noise.once import traced_once
+from tf_bandmf.noise.shared import shared_function
 
 
 class NoisyMean:
@@ -54,7 +54,7 @@ def _on_one_replica(stddev: float, batch_size: float) -> Callable[..., tf.Tensor
     """The noisy mean of a sum and a row of noise; compiled once for all models."""
 
     # XLA makes one pass of it.
-    @traced_once(jit_compile=True)
+    @shared_function(jit_compile=True)
     def noisy_mean(total: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         return (total[: noise.shape[0]] + stddev * noise) / batch_size
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tf_bandmf.keras.compat.averages import around_swaps
 from tf_bandmf.keras.run.secrets import of_replica, per_replica
 from tf_bandmf.noise.devices import device_kind
-from tf_bandmf.noise.once import traced_once
+from tf_bandmf.noise.shared import shared_function
 
 CHANGED = (
     "The weights are not those that the last private step of this run left: something "
@@ -195,7 +195,7 @@ def _host_digest(value: tf.Tensor, row: tf.Tensor, method: tf.Tensor) -> tf.Tens
         return tf.raw_ops.Bitcast(input=fingerprint, type=tf.int64)
 
 
-@traced_once(jit_compile=True, reduce_retracing=False)
+@shared_function(jit_compile=True, reduce_retracing=False)
 def _device_digest(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """int64 scalar: a sum of the values' sums."""
     digests = tf.stack([_sum_of_products(value) for value in values])

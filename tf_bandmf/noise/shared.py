@@ -13,7 +13,7 @@ import tensorflow as tf
 _SHARED = ("variables", "local_variables", "trainable_variables")
 
 
-def traced_once(
+def shared_function(
     function: Callable[..., Any] | None = None, **options: Any
 ) -> Callable[..., Any]:
     """As `tf.function`, for a function that outlives the models that call it.
@@ -31,7 +31,7 @@ def traced_once(
       The function.
     """
     if function is None:
-        return functools.partial(traced_once, **options)
+        return functools.partial(shared_function, **options)
     traced = tf.function(function, autograph=False, **options)
 
     @functools.wraps(function)

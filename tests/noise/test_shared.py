@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_bandmf.noise.once import traced_once
+from tf_bandmf.noise.shared import shared_function
 
 
 def doubled(value: tf.Tensor) -> tf.Tensor:
@@ -33,8 +33,8 @@ def forgets_its_caller(function: Callable[..., Any]) -> bool:
 
 
 def test_the_graph_of_a_caller_is_forgotten():
-    assert forgets_its_caller(traced_once(doubled))
-    assert forgets_its_caller(traced_once(doubled, jit_compile=True))
+    assert forgets_its_caller(shared_function(doubled))
+    assert forgets_its_caller(shared_function(doubled, jit_compile=True))
 
 
 def test_control_a_function_keeps_the_graph_that_it_was_traced_in():
@@ -44,7 +44,7 @@ def test_control_a_function_keeps_the_graph_that_it_was_traced_in():
 def test_one_trace_serves_all_callers():
     traces = []
 
-    @traced_once
+    @shared_function
     def counted(value: tf.Tensor, times: int) -> tf.Tensor:
         traces.append(times)
         return value * times
@@ -58,7 +58,7 @@ def test_one_trace_serves_all_callers():
 
 def test_a_variable_is_read_when_the_function_runs():
     variable = tf.Variable([1.0, 2.0])
-    second = traced_once(lambda of: of[1], jit_compile=True)
+    second = shared_function(lambda of: of[1], jit_compile=True)
     caller = tf.function(lambda: second(variable), autograph=False)
     assert float(caller()) == 2.0
     variable.assign([1.0, 3.0])
