@@ -66,6 +66,11 @@ def bare_passes(vector: np.ndarray, clients: int) -> float:
     return time.process_time() - start
 
 
+def peak_memory() -> int:
+    """Bytes that the process had at most so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def train(
     plan: tf_bandmf.Plan,
     d: int,
@@ -134,13 +139,15 @@ def main() -> None:
         num_steps=options.rounds + 1,
         participation=tf_bandmf.MinSep(options.rounds + 1, 1),
     )
-    vector = np.random.default_rng(0).normal(size=d).astype(np.float32)
+    vector = np.random.default_rng(0).standard_normal(d, np.float32)
     measure: list[tuple[float, float]] = []
     passes: list[float] = []
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peaks: list[int] = []
+    before = peak_memory()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
 
         def between() -> None:
+            peaks.append(peak_memory())
             plain = write_and_read(os.path.join(folder, "vector"), vector)
             measure.append(
                 (plain, save_and_load(os.path.join(folder, "state"), vector))
@@ -149,7 +156,7 @@ def main() -> None:
 
         run = os.path.join(folder, "run")
         took, used = train(plan, d, options.clients, run, between)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peaks[0]  # of a round, before anything else was measured
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, {options.mechanism}, d = {d:,}, "
         f"{options.clients} clients: {np.median(took):.2f} s per round, "

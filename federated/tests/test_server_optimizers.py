@@ -11,7 +11,7 @@ DIRECTIONS = np.random.default_rng(5).normal(size=(6, 3)).astype(np.float32)
 def run(optimizer):
     weights = [np.ones(3, np.float32)]
     state = optimizer.initial_state(weights)
-    for direction in DIRECTIONS:
+    for direction in DIRECTIONS.copy():  # whose memory may be taken
         weights, state = optimizer.apply(weights, [direction], state)
     assert weights[0].dtype == np.float32
     return weights[0]
@@ -22,6 +22,27 @@ def test_sgd_is_the_sum_and_momentum_weights_the_past():
     weights = [sum(0.9**j for j in range(6 - i)) for i in range(6)]
     expected = 1 + np.tensordot(weights, DIRECTIONS, 1)
     np.testing.assert_allclose(run(ServerSGD(1.0, momentum=0.9)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weights_dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("writeable", [True, False])
+def test_sgd_takes_memory_of_the_direction_alone(momentum, weights_dtype, writeable):
+    optimizer = ServerSGD(0.5, momentum=momentum)
+    before = [np.ones((2, 3), weights_dtype), np.ones(4, weights_dtype)]
+    state = optimizer.initial_state(before)
+    whole = np.arange(10, dtype=np.float32)
+    direction = [whole[:6].reshape(2, 3), whole[6:]]
+    for part in direction:
+        part.flags.writeable = writeable
+    expected = [w + 0.5 * d for w, d in zip(before, [d.copy() for d in direction])]
+    after, _ = optimizer.apply(before, direction, state)
+    for a, b, e in zip(after, before, expected, strict=True):
+        np.testing.assert_array_equal(a, e)
+        np.testing.assert_array_equal(b, 1)
+    taken = weights_dtype == np.float32 and writeable
+    assert np.shares_memory(after[0], whole) == taken
+    assert all((slot == 0).all() for arrays in state for slot in arrays)
 
 
 @pytest.mark.parametrize("kind", [ServerAdam, ServerYogi])

@@ -52,7 +52,11 @@ class ServerOptimizer(abc.ABC):
     def apply(
         self, weights: Arrays, direction: Arrays, state: list[Arrays]
     ) -> tuple[Arrays, list[Arrays]]:
-        """Weights and state after a round; `direction` points to better weights."""
+        """Weights and state after a round; `direction` points to better weights.
+
+        `weights` and `state` stay as they are. The memory of `direction` may be taken
+        for what is returned.
+        """
 
     def get_config(self) -> dict[str, Any]:
         """Its name and numbers: what must be the same after a restart."""
@@ -80,9 +84,9 @@ class ServerSGD(ServerOptimizer):
     ) -> tuple[Arrays, list[Arrays]]:
         beta, rate = np.float32(self.momentum), np.float32(self.learning_rate)
         if not self.momentum:
-            return _moved(weights, direction, rate), []
+            return _moved(weights, direction, rate, direction), []
         moments = [beta * m + g for m, g in zip(state[0], direction)]
-        return _moved(weights, moments, rate), [moments]
+        return _moved(weights, moments, rate, direction), [moments]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,14 +132,17 @@ class ServerYogi(ServerAdam):
         return v - np.float32(1.0 - self.beta_2) * square * np.sign(v - square)
 
 
-def _moved(weights: Arrays, direction: Arrays, rate: np.float32) -> Arrays:
-    """`weights + rate direction`, without a vector in between."""
+def _moved(
+    weights: Arrays, direction: Arrays, rate: np.float32, room: Arrays
+) -> Arrays:
+    """`weights + rate direction`, in the memory of `room` where its dtype allows."""
     after = [
-        np.empty(np.shape(w), np.result_type(w, d, rate))
-        for w, d in zip(weights, direction)
+        _room(r, np.result_type(w, d, rate))
+        for w, d, r in zip(weights, direction, room)
     ]
     flat = [
-        [np.ravel(array) for array in arrays] for arrays in (weights, direction, after)
+        [np.reshape(array, -1) for array in arrays]
+        for arrays in (weights, direction, after)
     ]
 
     def move(number: int, start: int, end: int) -> None:
@@ -145,3 +152,9 @@ def _moved(weights: Arrays, direction: Arrays, rate: np.float32) -> Arrays:
 
     in_chunks([array.size for array in after], move)
     return after
+
+
+def _room(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array itself, if results of `dtype` may be written there, or a new one."""
+    fits = array.dtype == dtype and array.flags.writeable and array.flags.c_contiguous
+    return array if fits else np.empty(array.shape, dtype)
