@@ -1,10 +1,11 @@
 """Steps with large embedding tables: private ones beside ordinary ones, in one run.
 
-An ordinary step is one whose update is sparse: the gradient of the table is
-`tf.IndexedSlices`, and SGD subtracts from the rows that were looked up. A private step
-draws the noise of rows when they are read (`make_private(tables="lazy")`), or that of all
-rows (`tables="dense"`). A release draws what all rows are behind by; beside it stands one
-draw of as many independent normals.
+An ordinary step has a sparse update: the gradient of the table is `tf.IndexedSlices`, and
+SGD subtracts from the rows that were looked up. An ordinary dense step makes a tensor of
+the table's shape of it, and SGD changes all rows. A private step draws the noise of rows
+when they are read (`make_private(tables="lazy")`), and its ratio is to the sparse one; or
+it draws that of all rows (`tables="dense"`), and its ratio is to the dense one. A release
+draws what all rows are behind by; beside it stands one draw of as many independent normals.
 
     python benchmarks/embeddings.py                        # 10^4 to 10^6 rows, 16 columns
     python benchmarks/embeddings.py --rows 10000000 --columns 64 --no-dense
@@ -51,8 +52,8 @@ def network(rows, columns):
     )
 
 
-def ordinary(rows, columns, ids, labels, loss):
-    """A step whose update of the table is sparse."""
+def ordinary(rows, columns, ids, labels, loss, is_sparse=True):
+    """A step whose update of the table is sparse; or dense, as Keras' SGD makes it."""
     import tensorflow as tf
 
     model = network(rows, columns)
@@ -67,7 +68,10 @@ def ordinary(rows, columns, ids, labels, loss):
             hidden = tf.nn.relu(hidden @ others[0] + others[1])
             value = loss(y, hidden @ others[2] + others[3])
         first, *gradients = tape.gradient(value, variables)
-        table.scatter_sub(tf.IndexedSlices(0.1 * first.values, first.indices))
+        if is_sparse:
+            table.scatter_sub(tf.IndexedSlices(0.1 * first.values, first.indices))
+        else:
+            table.assign_sub(0.1 * tf.convert_to_tensor(first))
         for variable, gradient in zip(others, gradients):
             variable.assign_sub(0.1 * gradient)
         return value
@@ -140,9 +144,10 @@ def measure(rows, columns, mechanism, dense):
     step, release = private(*arguments, mechanism, "lazy")
     steps = [ordinary(*arguments), step]
     if dense:
+        steps.append(ordinary(*arguments, is_sparse=False))
         steps.append(private(*arguments, mechanism, "dense")[0])
     plain, lazy, *rest = seconds(steps, STEPS)
-    eager = rest[0] if rest else float("nan")
+    whole, eager = rest if rest else (float("nan"), float("nan"))
     releases = []
     for _ in range(3):
         step()
@@ -153,7 +158,8 @@ def measure(rows, columns, mechanism, dense):
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(
         f"{rows:>10,} {columns:>3} {mechanism:<11}{1e3 * plain:>9.2f}{1e3 * lazy:>9.2f}"
-        f"{lazy / plain:>7.2f}{1e3 * eager:>10.1f}{eager / plain:>7.1f}"
+        f"{lazy / plain:>7.2f}{1e3 * whole:>9.1f}{1e3 * eager:>9.1f}"
+        f"{eager / whole:>7.2f}"
         f"{1e3 * min(releases):>10.0f}{min(releases) / once:>7.1f}{peak:>8.2f}",
         flush=True,
     )
@@ -179,8 +185,9 @@ def main():
         measure(given.rows[0], given.columns, given.mechanisms[0], not given.no_dense)
         return
     print(
-        f"{'rows':>10}{'col':>4} {'mechanism':<11}{'ordinary':>9}{'lazy':>9}{'ratio':>7}"
-        f"{'dense':>10}{'ratio':>7}{'release':>10}{'/draw':>7}{'GB':>8}   (ms)",
+        f"{'rows':>10}{'col':>4} {'mechanism':<11}{'sparse':>9}{'lazy':>9}{'ratio':>7}"
+        f"{'dense':>9}{'private':>9}{'ratio':>7}{'release':>10}{'/draw':>7}"
+        f"{'GB':>8}   (ms)",
         flush=True,
     )
     for mechanism in given.mechanisms:

@@ -70,6 +70,29 @@ def reference_of_parts(key, words):
     return last(key, found)
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (70_000, 2),
+        (6, 66_000, 70_002, 10),
+        (2, 3_000, 131_072, 400_000, 1_024),
+        (300_001, 1),
+        (80_000, 0),
+    ],
+)
+def test_pieces_have_the_digest_of_the_whole(sizes):
+    value = np.random.default_rng(1).normal(size=sum(sizes)).astype("f4")
+    key = tf.constant(digest_key(bytes(32), "plan"))
+    cut = [tf.constant(part) for part in np.split(value, np.cumsum(sizes)[:-1])]
+    more = tf.constant([1, 2, 3])
+    expected = keyed_digest(key, tf.constant(value), more)
+    np.testing.assert_array_equal(keyed_digest(key, cut, more), expected)
+    last = tf.tensor_scatter_nd_add(cut[-1], [[0]], [1.0]) if sizes[-1] else cut[-1]
+    if sizes[-1]:
+        changed = keyed_digest(key, [*cut[:-1], last], more)
+        assert np.any(changed != expected)
+
+
 @pytest.mark.parametrize("size", [1, 7, 1023, 1024, 1025, 2047, 5000, 300_000, 300_001])
 def test_it_is_what_its_formula_says(size):
     value = np.random.default_rng(size).normal(size=size).astype("f4")

@@ -34,7 +34,7 @@ tells of digests but through a generator whose key they are part of.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -52,6 +52,8 @@ _BLOCK = 512  # words of 64 bits
 _VALUES = 2
 # Products that are added up before the sum along columns. XLA vectorizes no more than 8.
 _SUMMANDS = 8
+# Rows of a sum along columns that XLA makes two vectorized passes of; not of fewer.
+_TREE = 33
 _LEVEL_WORDS = 2 * _VALUES * _BLOCK
 # Of numbers whose count varies: how many are hashed to four at once, by two levels; and
 # blocks of those four.
@@ -111,13 +113,16 @@ def _paired(numbers: tf.Tensor) -> tf.Tensor:
     return low | _moved(high)
 
 
-def _digest(key: tf.Tensor, words: tf.Tensor, *after: tf.Tensor) -> tf.Tensor:
+def _digest(
+    key: tf.Tensor, words: tf.Tensor, *after: tf.Tensor, begin: int = 0
+) -> tf.Tensor:
     """int32, shape [2], of words and the numbers after them, which are words, too.
 
-    The key is that of `plain_digest` as words of two numbers.
+    The key is that of `plain_digest` as words of two numbers; levels before `begin` are
+    done.
     """
     rest = tf.concat([_long(numbers) for numbers in after], axis=0)
-    for level in range(LEVELS):
+    for level in range(begin, LEVELS):
         is_last = words.shape[0] + rest.shape[0] <= _BLOCK
         if is_last:
             words = tf.concat([words, rest], axis=0)
@@ -211,14 +216,20 @@ def _hashed(key: tf.Tensor, words: tf.Tensor, levels: range) -> tf.Tensor:
 
 
 def keyed_digest(
-    key: tf.Tensor, value: tf.Tensor, more: tf.Tensor | None = None
+    key: tf.Tensor,
+    value: tf.Tensor | Sequence[tf.Tensor],
+    more: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """`plain_digest`, compiled by XLA where that pays.
 
-    On a CPU a vector of odd size is copied.
+    The value may be in pieces, which have the digest of all of them one after the other.
+    On a CPU a vector of odd size is copied, and so are pieces of which one is.
     """
-    digest = _host_digest if device_kind() == "CPU" else _compiled_digest
-    return digest(key, value, more)
+    if device_kind() == "CPU":
+        return _host_digest(key, value, more)
+    if not tf.is_tensor(value):
+        value = tf.concat(value, axis=0)
+    return _compiled_digest(key, value, more)
 
 
 _compiled_digest = shared_function(plain_digest, jit_compile=True)
@@ -226,15 +237,28 @@ _compiled_digest = shared_function(plain_digest, jit_compile=True)
 
 @shared_function
 def _host_digest(
-    key: tf.Tensor, value: tf.Tensor, more: tf.Tensor | None = None
+    key: tf.Tensor,
+    value: tf.Tensor | Sequence[tf.Tensor],
+    more: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """As processors have pairs of numbers in their memory: nothing is copied."""
-    even = value.shape[0] // 2 * 2
-    words = value if even == value.shape[0] else value[:even]
-    words = tf.bitcast(tf.reshape(words, [-1, 2]), tf.uint64)
-    key = tf.bitcast(tf.reshape(key, [-1, 2]), tf.uint64)
-    digest = _digest if value.shape[0] <= _FEW else _compiled_words
-    return digest(key, words, *_after(value[even:], more))
+    key = _as_words(key)
+    whole: tf.Tensor = value
+    if isinstance(value, (list, tuple)):
+        sizes = [piece.shape[0] for piece in value]
+        if sum(sizes) > _FEW and not any(size % 2 for size in sizes):
+            pieces = [_as_words(piece) for piece in value]
+            return _digest_of_pieces(key, pieces, *_after(value[-1][:0], more))
+        whole = tf.concat(value, axis=0)
+    even = whole.shape[0] // 2 * 2
+    words = _as_words(whole if even == whole.shape[0] else whole[:even])
+    digest = _digest if whole.shape[0] <= _FEW else _compiled_words
+    return digest(key, words, *_after(whole[even:], more))
+
+
+def _as_words(numbers: tf.Tensor) -> tf.Tensor:
+    """As `_paired`, of the same memory."""
+    return tf.bitcast(tf.reshape(numbers, [-1, 2]), tf.uint64)
 
 
 _compiled_words = shared_function(_digest, jit_compile=True)
@@ -250,16 +274,94 @@ def _hashed_blocks(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     if size < _BLOCK:
         words = tf.pad(words, [[0, _BLOCK - size]])
     blocks = max(1, size // _BLOCK)
-    rows = tf.reshape(words[: _BLOCK * blocks], [_BLOCK, 1, blocks])
+    values = _hashed_rows(key, words[: _BLOCK * blocks], blocks)
+    return tf.concat([tf.reshape(values, [-1]), words[_BLOCK * blocks :]], axis=0)
+
+
+def _hashed_rows(key: tf.Tensor, words: tf.Tensor, blocks: int) -> tf.Tensor:
+    """What some rows of all blocks add to the values, shape [2, blocks].
+
+    Args:
+      key: of the rows, shape [2, rows].
+      words: shape [rows * blocks].
+      blocks: columns of a row.
+    """
+    rows = tf.reshape(words, [-1, 1, blocks])
     keys = tf.transpose(key)[:, :, None]
-    if 2 * size > _FEW:
+    summands = _SUMMANDS
+    while summands > 1 and rows.shape[0] < _TREE * summands:
+        summands //= 2
+    if 2 * words.shape[0] > _FEW and rows.shape[0] % summands == 0:
         # Rows are added up before they are stored.
-        parts = zip(tf.split(rows, _SUMMANDS), tf.split(keys, _SUMMANDS))
+        parts = zip(tf.split(rows, summands), tf.split(keys, summands))
         products = tf.add_n([_product(row + own) for row, own in parts])
     else:
         products = _product(rows + keys)
-    values = tf.reshape(tf.reduce_sum(products, axis=0), [-1])
-    return tf.concat([values, words[_BLOCK * blocks :]], axis=0)
+    return tf.reduce_sum(products, axis=0)
+
+
+def _digest_of_pieces(
+    key: tf.Tensor, pieces: list[tf.Tensor], *after: tf.Tensor
+) -> tf.Tensor:
+    """`_digest` of pieces of a vector: rows that are within one are not copied.
+
+    A sum of integers is the same in any order.
+    """
+    blocks = sum(piece.shape[0] for piece in pieces) // _BLOCK
+    values, left, begin, row = [], [], 0, 0
+    for piece in pieces:
+        first, end = -(-begin // blocks), begin + piece.shape[0]
+        count = (min(end // blocks, _BLOCK) - first) // _SUMMANDS * _SUMMANDS
+        if count > 0:
+            skipped, last = first * blocks - begin, first + count
+            values.append(_compiled_rows(key, piece, skipped, first, last, blocks))
+            left.append((row, first))
+            row = last
+        begin = end
+    left.append((row, _BLOCK))
+    # Not by XLA, which would look for the piece of each word.
+    wanted = [(first * blocks, last * blocks) for first, last in left]
+    wanted.append((_BLOCK * blocks, begin))
+    words = [part for one in wanted for part in _between(pieces, *one)]
+    others = tf.concat([pieces[0][:0], *words], axis=0)
+    return _compiled_rest(key, values, others, left, *after)
+
+
+@shared_function(jit_compile=True, reduce_retracing=False)
+def _compiled_rows(
+    key: tf.Tensor, piece: tf.Tensor, skipped: int, first: int, last: int, blocks: int
+) -> tf.Tensor:
+    words = piece[skipped : skipped + (last - first) * blocks]
+    return _hashed_rows(_key_of(key, 0)[:, first:last], words, blocks)
+
+
+@shared_function(jit_compile=True, reduce_retracing=False)
+def _compiled_rest(
+    key: tf.Tensor,
+    values: list[tf.Tensor],
+    words: tf.Tensor,
+    left: list[tuple[int, int]],
+    *after: tf.Tensor,
+) -> tf.Tensor:
+    """The digest, from what most rows add to the values, and the words that are left."""
+    blocks = values[0].shape[1]
+    keys = tf.concat([_key_of(key, 0)[:, a:b] for a, b in left], axis=1)
+    size = keys.shape[1] * blocks
+    if size:
+        values = [*values, _hashed_rows(keys, words[:size], blocks)]
+    words = tf.concat([tf.reshape(tf.add_n(values), [-1]), words[size:]], axis=0)
+    return _digest(key, words, *after, begin=1)
+
+
+def _between(pieces: Sequence[tf.Tensor], begin: int, end: int) -> list[tf.Tensor]:
+    """Slices that are the words from one place of all pieces to another."""
+    found, start = [], 0
+    for piece in pieces:
+        own = piece[max(begin - start, 0) : max(end - start, 0)]
+        if own.shape[0]:
+            found.append(own)
+        start += piece.shape[0]
+    return found
 
 
 def _product(words: tf.Tensor) -> tf.Tensor:

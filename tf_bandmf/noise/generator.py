@@ -14,6 +14,9 @@ from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.recurrences import recurrence_of
 from tf_bandmf.strategies import Strategy
 
+# A vector's first numbers are no copy of it if there are a multiple of this many: 64 bytes.
+_ALIGNED = 16
+
 
 class NoiseState(NamedTuple):
     """What the generator carries from step to step. Secret.
@@ -201,6 +204,8 @@ class NoiseGenerator:
         buffer: tf.Tensor,
         step: tf.Tensor,
         shard: tf.Tensor | int = 0,
+        *,
+        may_be_longer: bool = False,
     ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
         """The noise of a checked step, and the rows of the buffer that change.
 
@@ -212,6 +217,8 @@ class NoiseGenerator:
           buffer: see `NoiseState`.
           step: see `next`.
           shard: see `next`.
+          may_be_longer: whether a few numbers may come after the noise, which is then
+            not copied.
 
         Raises:
           ValueError: if the keys are of another generator.
@@ -222,6 +229,9 @@ class NoiseGenerator:
                 f"{step_keys.shape[-1]}: they are of another generator."
             )
         first_block = self._shard_blocks * shard
+        size = self.shard_size
+        if may_be_longer and not self.memory_vectors:
+            size += -size % _ALIGNED
 
         def normals(steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
             # Signed, for GPUs gather no unsigned numbers.
@@ -230,7 +240,7 @@ class NoiseGenerator:
             return weighted_normals(
                 tf.bitcast(signed, tf.uint64),
                 weights,
-                self.shard_size,
+                size,
                 first_block,
                 jit_compile=self._jit_compile,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Callable
 
 import tensorflow as tf
@@ -48,6 +49,39 @@ class NoisyMean:
         replicas = tf.distribute.get_replica_context()
         return replicas.all_reduce(tf.distribute.ReduceOp.SUM, total) / batch_size
 
+    def of_pieces(
+        self,
+        pieces: Sequence[tf.Tensor],
+        noise: tf.Tensor,
+        stddev: float,
+        batch_size: float,
+    ) -> list[tf.Tensor]:
+        """The same numbers, on one replica, in the pieces that the sum is in.
+
+        Args:
+          pieces: of the sum, one after the other; what comes after `num_parameters`
+            numbers is ignored.
+          noise: of at least `num_parameters` numbers.
+          stddev: of the noise.
+          batch_size: the public constant to divide by.
+
+        Raises:
+          ValueError: if there is less noise, or less of the sum.
+        """
+        left, place, found = self._generator.num_parameters, 0, []
+        mean = _of_a_piece(stddev, batch_size)
+        for piece in pieces:
+            count = min(left - place, piece.shape[0])
+            if place + count > noise.shape[0]:
+                raise ValueError(
+                    f"Noise must be for all of the sum, found {noise.shape[0]} numbers."
+                )
+            found.append(mean(piece, noise, place, count))
+            place += count
+        if place != left:
+            raise ValueError(f"The sum must have {left} numbers, found {place}.")
+        return found
+
 
 @functools.lru_cache(maxsize=64)
 def _on_one_replica(stddev: float, batch_size: float) -> Callable[..., tf.Tensor]:
@@ -57,6 +91,20 @@ def _on_one_replica(stddev: float, batch_size: float) -> Callable[..., tf.Tensor
     @shared_function(jit_compile=True)
     def noisy_mean(total: tf.Tensor, noise: tf.Tensor) -> tf.Tensor:
         return (total[: noise.shape[0]] + stddev * noise) / batch_size
+
+    return noisy_mean
+
+
+@functools.lru_cache(maxsize=64)
+def _of_a_piece(stddev: float, batch_size: float) -> Callable[..., tf.Tensor]:
+    """As `_on_one_replica`, of so many numbers with the noise from a place on."""
+
+    @shared_function(jit_compile=True, reduce_retracing=False)
+    def noisy_mean(
+        total: tf.Tensor, noise: tf.Tensor, place: int, count: int
+    ) -> tf.Tensor:
+        own = tf.slice(noise, [place], [count])
+        return (tf.slice(total, [0], [count]) + stddev * own) / batch_size
 
     return noisy_mean
 

@@ -32,7 +32,7 @@ from tf_bandmf.keras.clipping import (
     released,
 )
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
-from tf_bandmf.keras.run import admission
+from tf_bandmf.keras.run import admission, pieces
 from tf_bandmf.keras.run.counts import Counts
 from tf_bandmf.keras.run.evaluations import Evaluations
 from tf_bandmf.keras.run.known_runs import SECOND_RUN
@@ -49,6 +49,7 @@ from tf_bandmf.keras.run.weights_seal import (
     WeightsSeal,
     digest_of,
 )
+from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
@@ -404,16 +405,19 @@ class Run:
         row_sums, sums, eager, penalties = self._split(
             clipped, variables, penalties, looked_up
         )
-        parts = [_reshaped(total, [-1]) for total in sums] or [tf.zeros([1])]
+        parts = [pieces.reshaped(total, [-1]) for total in sums] or [tf.zeros([1])]
         parts += self.counts.coordinates(clipped)
         words = [admitted.inputs]
         if self._tables is not None:
             words.append(self._tables.digest(row_sums, admitted.step))
         # Of an even size, for the digest: a zero is cheaper than a copy.
-        odd = sum(part.shape[0] for part in parts) % 2
-        flat = tf.concat([*parts, tf.zeros([odd])], axis=0)
+        if sum(part.shape[0] for part in parts) % 2:
+            parts.append(tf.zeros([1]))
+        groups = pieces.groups_of(parts) if self._is_alone() else [parts]
+        flat = [pieces.joined(group) for group in groups]
+        total = flat[0] if len(flat) == 1 else flat
         inputs = tf.concat(words, axis=0)
-        halves = [tf.nn.l2_loss(part) for part in (flat, *(s.sums for s in row_sums))]
+        halves = [tf.nn.l2_loss(part) for part in (*flat, *(s.sums for s in row_sums))]
         norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
         examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
         # NaN fails this comparison too.
@@ -421,21 +425,17 @@ class Run:
         message = "The sum of gradients is not clipped, or not finite."
         with tf.control_dependencies([tf.debugging.Assert(is_clipped, [message])]):
             step = tf.identity(admitted.step)
-            correlated = self.secrets.next_noise(step, flat, inputs)
+            correlated = self.secrets.next_noise(step, total, inputs)
         assert self._noisy_mean is not None and plan.expected_batch_size is not None
-        noisy = self._noisy_mean(
-            flat, correlated, plan.noise_stddev, plan.expected_batch_size
-        )
+        settings = plan.noise_stddev, plan.expected_batch_size
+        if len(flat) == 1:
+            noisy = [self._noisy_mean(flat[0], correlated, *settings)]
+        else:
+            noisy = self._noisy_mean.of_pieces(flat, correlated, *settings)
         # Replicas take turns: another one's update may come before these are used.
         released(noisy)
-        noisy = self.counts.taken_from(noisy)
-        gradients = []
-        if eager:
-            sizes = [math.prod(variable.shape) for variable in eager]
-            gradients = [
-                _reshaped(part, variable.shape)
-                for part, variable in zip(tf.split(noisy, sizes), eager)
-            ]
+        noisy[-1] = self.counts.taken_from(noisy[-1])
+        gradients = pieces.apart(noisy, groups, eager)
         if clipped.scales:
             gradients = [g / s for g, s in zip(gradients, clipped.scales, strict=True)]
         if penalties is not None:
@@ -472,6 +472,10 @@ class Run:
             added = {id(v): p for v, p in zip(variables, penalties)}
             penalties = [added[id(v)] for v in eager]
         return row_sums, [by_id[id(v)] for v in eager], eager, penalties
+
+    def _is_alone(self) -> bool:
+        """Whether one host has all of a sum."""
+        return self.strategy.num_replicas_in_sync == 1 and device_kind() == "CPU"
 
     def _check_origin(self, clipped: Any, variables: Sequence[Any]) -> None:
         if not isinstance(clipped, ClippedGradients):
@@ -623,10 +627,3 @@ class Run:
             for said in self.resumed_elsewhere
         ]
         return remarks
-
-
-def _reshaped(tensor: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """As `tf.reshape`, without an operation for a vector that stays one."""
-    if tensor.shape.rank == len(shape) == 1:
-        return tensor
-    return tf.reshape(tensor, shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -172,18 +172,22 @@ class SecretState:
         return self._generator.bound_key(keys, digests) if self._is_bound else keys
 
     def next_noise(
-        self, step: tf.Tensor, total: tf.Tensor, inputs: tf.Tensor | None = None
+        self,
+        step: tf.Tensor,
+        total: tf.Tensor | Sequence[tf.Tensor],
+        inputs: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Row `step` of `C^-1 Z`, this replica's part; advances buffer and clock.
 
         Args:
           step: int64 scalar that `generator.checked_step` returned.
           total: what the noise is bound to: this replica's sum of clipped gradients,
-            float32, of a static length; and
+            float32, of a static length, or its pieces; and
           inputs: all else (`Admitted.inputs`, sums of tables), int32, of a static length.
 
         Returns:
-          float32, shape [shard_size].
+          float32, shape [shard_size]; for a sum in pieces it may be longer, and what comes
+          after the noise is of no use.
 
         Raises:
           InvalidArgumentError: in graphs too, if another thread took the step meanwhile,
@@ -204,7 +208,7 @@ class SecretState:
             # Without the assertion, too, a refused step gets no noise but NaN.
             horizon = tf.constant(self._generator.num_steps, tf.int64)
             row = tf.where(may_be, step, horizon)
-        return self._draw(row, step, digest)
+        return self._draw(row, step, digest, may_be_longer=not tf.is_tensor(total))
 
     def _noted(self, entry: tf.Tensor) -> tf.Tensor:
         def note(words: np.ndarray) -> bool:
@@ -231,7 +235,13 @@ class SecretState:
         digest = of_replica(self._known_digests).sparse_read(step)
         return self._draw(step, step, digest)[0]
 
-    def _draw(self, row: tf.Tensor, step: tf.Tensor, digest: tf.Tensor) -> tf.Tensor:
+    def _draw(
+        self,
+        row: tf.Tensor,
+        step: tf.Tensor,
+        digest: tf.Tensor,
+        may_be_longer: bool = False,
+    ) -> tf.Tensor:
         """The noise of `row`, which is `step` or past the horizon; advances everything."""
         buffer, clock = of_replica(self._buffers), of_replica(self._steps)
         recent = of_replica(self._recent_keys)
@@ -240,14 +250,22 @@ class SecretState:
         slot = tf.reshape(step % self._generator.key_terms, [1, 1])
         keys = tf.tensor_scatter_nd_update(recent.value(), slot, key[None])
         noise, update = self._generator.row(
-            tf.bitcast(keys, tf.uint64), buffer, row, replica_id()
+            tf.bitcast(keys, tf.uint64),
+            buffer,
+            row,
+            replica_id(),
+            may_be_longer=may_be_longer,
         )
         # The clock first: whatever is interrupted then leaves clock and weights at
         # different steps, and training on is refused.
         with tf.control_dependencies([noise]):
             is_ours = self._advance(clock, step)
         advanced = [tf.debugging.Assert(is_ours, [TAKEN])]
-        noise = tf.where(is_ours, noise, np.nan)
+        if may_be_longer:
+            drawn, shape = noise, noise.shape
+            noise = tf.cond(is_ours, lambda: drawn, lambda: tf.fill(shape, np.nan))
+        else:
+            noise = tf.where(is_ours, noise, np.nan)
         with tf.control_dependencies([op for op in advanced if op is not None]):
             written = tf.IndexedSlices(digest[None], step[None])
             advanced += [
