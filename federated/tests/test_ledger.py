@@ -182,7 +182,7 @@ DAMAGES = {
 
 
 @pytest.mark.attack(
-    "Rows of the ledger are changed (invariant 11)",
+    "Rows of the ledger are changed",
     tried="Changes, removes, moves and adds rows of entries and participations, and opens "
     "the ledger again.",
     area="faults",

@@ -108,7 +108,7 @@ def two_histories(plan, folder, devices):
 
 
 @pytest.mark.attack(
-    "A backup of the server's folder goes on (invariant 8)",
+    "A backup of the server's folder goes on",
     tried="Copies the folder after 5 rounds, goes on from both copies with other cohorts, "
     "and subtracts the devices' sums from the difference of what both release.",
     area="noise",
@@ -137,7 +137,7 @@ def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
 
 
 @pytest.mark.attack(
-    "Two histories whose sums are equal (invariant 8)",
+    "Two histories whose sums are equal",
     tried="Goes on from two copies of a folder with other devices, all of whose updates "
     "are zeros, and looks whether equal releases tell that the sums are equal.",
     area="noise",
@@ -189,7 +189,7 @@ def line(tmp_path_factory):
 
 
 @pytest.mark.attack(
-    "Parts of a backup are brought back (invariant 8)",
+    "Parts of a backup are brought back",
     tried="Brings every subset of ledger, states, key and ring buffer back as they were "
     "after round 4, in a folder that is at round 7: it is refused, or a round is what it "
     "was, or it shares no noise with the one before.",
@@ -239,7 +239,7 @@ def test_parts_of_a_backup(parts, line, tmp_path, figure):
 
 
 @pytest.mark.attack(
-    "A snapshot in the middle of a round goes on (invariant 8)",
+    "A snapshot in the middle of a round goes on",
     tried="Copies folder and journal while devices compute, as a second container has "
     "them, and goes on from both with other devices.",
     area="noise",
@@ -266,7 +266,7 @@ def test_a_snapshot_in_mid_step(tmp_path, figure):
 
 
 @pytest.mark.attack(
-    "A snapshot in the middle of a round goes on otherwise (invariant 8)",
+    "A snapshot in the middle of a round goes on otherwise",
     tried="Goes on from a copy that was made while devices compute: with replies in "
     "another order and other threads, with other data on the same devices, and with the "
     "database without its journal.",
@@ -300,7 +300,7 @@ def test_a_round_that_goes_on_otherwise(tmp_path, figure, monkeypatch):
 
 
 @pytest.mark.attack(
-    "Two servers that share all they know run a round (invariant 8)",
+    "Two servers that share all they know run a round",
     tried="One engine runs one state with the updates of two cohorts, as two processes do "
     "after a fork.",
     area="noise",

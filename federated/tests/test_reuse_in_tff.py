@@ -53,7 +53,7 @@ def two_results(plan, place):
 
 
 @pytest.mark.attack(
-    "An older state goes on in TensorFlow Federated (invariant 8)",
+    "An older state goes on in TensorFlow Federated",
     tried="Runs the third round of one state with two cohorts, with noise in the state and "
     "from the host, and subtracts both sums from the difference of the results.",
     area="noise",
@@ -107,7 +107,7 @@ def model_after(process, state, inputs):
 
 
 @pytest.mark.attack(
-    "Equal sums in TensorFlow Federated (invariant 8)",
+    "Equal sums in TensorFlow Federated",
     tried="Runs one round of one state twice, whose sums are zero, and looks whether equal "
     "releases tell that the sums are equal.",
     area="noise",

@@ -204,7 +204,7 @@ def test_disjoint_partitions_compose_in_parallel(ledger, make_plan, run_name):
 
 
 @pytest.mark.attack(
-    "A budget spent twice by two divisions of the data (invariant 19)",
+    "A budget spent twice by two divisions of the data",
     tried="Divides a data set by hospital, then by week, and spends the budget in one "
     "part of each: a patient has data in both. Control: by one reason, parts are added.",
     area="inputs",
@@ -223,7 +223,7 @@ def test_a_data_set_is_divided_in_one_way(file_ledger, figure):
 
 
 @pytest.mark.attack(
-    "Spending what hides something else, or what no mechanism has (invariant 12, 19)",
+    "Spending what hides something else, or what no mechanism has",
     tried="Spends runs, joint guarantees and tuning for another unit than the budget's, a "
     "test seed, a negative rho, and events with impossible numbers.",
     area="inputs",

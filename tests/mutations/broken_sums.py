@@ -54,7 +54,11 @@ def norms_that_cancel(patch):
         return norms.Norms(found.squared, found.squared)
 
     patch.setattr(norms, "contracted", as_measured)
-    patch.setattr(norms, "_refined", lambda compute, negligible: compute(tf.float32))
+    patch.setattr(
+        norms,
+        "_refined",
+        lambda compute, tensors, negligible: compute(*tensors, tf.float32),
+    )
 
 
 @broken(

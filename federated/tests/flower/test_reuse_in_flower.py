@@ -72,7 +72,7 @@ def two_containers(folder):
 
 
 @pytest.mark.attack(
-    "Two containers with one Flower server and its devices (invariant 8)",
+    "Two containers with one Flower server and its devices",
     tried="Copies the server's folder and all devices' stores, goes on from both with "
     "opposite data, and subtracts the sums from the difference of what both release.",
     area="noise",

@@ -179,7 +179,7 @@ def resumable(data, make_private_model, reserved, tmp_path):
 
 
 @pytest.mark.attack(
-    "Evaluations without end, by restoring a checkpoint (invariant 8)",
+    "Evaluations without end, by restoring a checkpoint",
     tried="Evaluates after the first epoch, restores that checkpoint in a new process' "
     "state, and evaluates again: the same data, then other labels, until the plan's 3 "
     "evaluations are spent; compares the noise.",
@@ -206,7 +206,7 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(resumable, fi
 
 
 @pytest.mark.attack(
-    "Evaluations without end, by what the private file does not know (invariant 8)",
+    "Evaluations without end, by what the private file does not know",
     tried="Spends the plan's 3 evaluations before the run has a private file, and in a "
     "second fit that reads the file again; resumes from the file as a new process does, "
     "and evaluates.",

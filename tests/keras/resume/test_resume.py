@@ -337,7 +337,7 @@ def test_a_resumed_run_that_becomes_another_is_noticed(
 
 
 @pytest.mark.attack(
-    "A lost step, repeated with another sum (invariants 8 and 11)",
+    "A lost step, repeated with another sum",
     tried="Kills a run after two steps that no checkpoint has, and repeats them from the "
     "checkpoint before: as they were; with a loss whose code was edited meanwhile; with "
     "other weights, for which the caller vouches; control: the edited loss with a private "
@@ -491,7 +491,7 @@ def test_a_file_that_two_processes_wrote_is_refused(
 
 
 @pytest.mark.attack(
-    "Weights between a resumed run's file and its first step (invariant 11, 19)",
+    "Weights between a resumed run's file and its first step",
     tried="A callback assigns weights, or moments, when the training of a resumed run "
     "begins; control: the same run without it goes on.",
     area="inputs",

@@ -149,7 +149,7 @@ def test_a_resumed_run_counts_as_the_straight_one(
 
 
 @pytest.mark.attack(
-    "Raw counts of bad records in what a run leaves (invariant 10)",
+    "Raw counts of bad records in what a run leaves",
     tried="Trains with 7 bad and 4 weightless records of 22, and looks for these counts, "
     "weighted or not, in the float32 numbers of the model file, the private file, the "
     "history and the attributes of run and optimizer.",

@@ -107,7 +107,7 @@ def unchanged():
 
 
 @pytest.mark.attack(
-    "Equal sums in two histories of a run (invariants 8 and 11)",
+    "Equal sums in two histories of a run",
     tried="Trains two copies of a run in memory, with a record, a target, weights or masks "
     "of dropout changed so that all sums stay equal, and compares the releases: equal bits "
     "are certainty that the change added nothing.",
@@ -203,7 +203,7 @@ def by_one_more_release():
 
 
 @pytest.mark.attack(
-    "Two equations for one noise, with lazy tables (invariants 8 and 11)",
+    "Two equations for one noise, with lazy tables",
     tried="Takes the second step of two copies of a run at two learning rates, or releases "
     "in one of them before it. Other multiples of one noise come to rows that only the "
     "first step read; solves for these rows without it, which are the clipped gradients.",

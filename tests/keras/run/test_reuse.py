@@ -64,7 +64,7 @@ def step_from_a_copy(plan, folder, world, sign):
 
 
 @pytest.mark.attack(
-    "A backup of a run that goes on with another loss (invariant 8)",
+    "A backup of a run that goes on with another loss",
     tried="Copies the private file and the checkpoint of step 1, takes step 2 from each "
     "copy, once with the loss and once with its negative, whose clipped sum is the other "
     "one's negative, and looks for that sum in the difference of the two releases.",

@@ -219,7 +219,7 @@ class HostSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @pytest.mark.attack(
-    "A learning rate from the host (invariant 16)",
+    "A learning rate from the host",
     tried="A metric leaves the mean of the batch with Python; the schedule fetches it.",
     area="inputs",
     invariants=[16],
