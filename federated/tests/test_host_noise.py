@@ -12,7 +12,8 @@ import tensorflow as tf
 import tf_bandmf
 from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf_federated import HostNoise, host_noise
+from tf_bandmf_federated import HostNoise
+from tf_bandmf_federated.sum_chunks import CHUNK_BYTES
 
 N, D = 8, 5
 
@@ -128,7 +129,7 @@ def test_a_skipped_round_is_not_prepared():
 def test_every_bit_of_a_large_sum_is_in_its_digest():
     host = HostNoise(PLANS["regenerated"], D)
     total = np.random.default_rng(0).normal(size=(1 << 17) + 50)  # 8 bytes each
-    assert total.nbytes > host_noise._CHUNK_BYTES
+    assert total.nbytes > CHUNK_BYTES
     found = {host.digest(1, 0, total)}
     assert found == {host.digest(1, 0, total.copy())}
     words = total.view(np.int64)
