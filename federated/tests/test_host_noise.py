@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_bandmf
 from tf_bandmf import noise
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf_federated import HostNoise
+from tf_bandmf_federated import HostNoise, host_noise
 from tf_bandmf_federated.sum_chunks import CHUNK_BYTES
 
 N, D = 8, 5
