@@ -103,6 +103,46 @@ def test_what_is_formed_for_a_tpu_needs_no_patches(kind, traced_for):
     assert (f"f32[{BATCH},{SIDE * SIDE},{9 * CHANNELS}]" in program) == (kind == "GPU")
 
 
+@pytest.fixture
+def policy():
+    """Sets a dtype policy for the test."""
+    before = keras.config.dtype_policy()
+    yield keras.config.set_dtype_policy
+    keras.config.set_dtype_policy(before)
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "float32"])
+def test_patches_of_16_bits_are_not_copied_for_what_is_formed(
+    dtype, traced_for, policy
+):
+    traced_for("GPU")
+    policy(dtype)
+    step, batch = stepped(narrow_convolution)
+    compiled = tf.function(step, autograph=False, jit_compile=True)
+    program = compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
+    patches = f"[{BATCH},{SIDE * SIDE},{9 * CHANNELS}]"
+    # The control: in float32 they are there.
+    assert (f"f32{patches}" in program) == (dtype == "float32")
+    assert (f"bf16{patches}" in program) == (dtype != "float32")
+
+
+@pytest.mark.invariant(17)
+def test_what_waits_for_the_norms_has_the_bits_of_the_layer(traced_for, policy):
+    traced_for("GPU")
+    policy("mixed_bfloat16")
+    step, batch = stepped(wide_convolution)
+    compiled = tf.function(step, autograph=False, jit_compile=True)
+    program = compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
+    waiting = [line for line in program.splitlines() if " opt-barrier(" in line]
+    gradients = f"[{BATCH},{SIDE * SIDE},{FILTERS}]"
+    assert any(f"bf16{gradients}" in line for line in waiting)
+    assert not any(f"f32{gradients}" in line for line in waiting)
+    # The norm is that of the numbers that are summed: one example's is the clip norm.
+    *sums, _ = compiled(*(tensor[:1] for tensor in batch))
+    norm = np.sqrt(sum(np.sum(np.square(total)) for total in sums))
+    assert 0.499 < norm <= 0.5 * 1.001
+
+
 def test_nothing_of_a_whole_batch_is_made_in_float64_for_a_tpu(traced_for):
     traced_for("TPU")
     step, batch = stepped(wide_convolution)

@@ -294,3 +294,39 @@ def test_sequences_of_related_positions_lose_less_than_a_thousandth(length, widt
     right = tf.constant(rng.normal(size=(1, length, width)).astype("f4"))
     total, _ = contribution(product(left, right))
     assert CLIP * (1 - 1e-3) <= np.linalg.norm(total) <= CLIP * (1 + TOLERANCE)
+
+
+def _of_short_operands(kind, dtype, terms, width, monkeypatch):
+    """Bounds, sum and dtypes of what waits, of a product of 16-bit tensors under XLA."""
+    monkeypatch.setattr(norms, "device_kind", lambda: kind)
+    rng = np.random.default_rng(0)
+    operands = [
+        tf.cast(rng.normal(size=(3, terms, size)), dtype) for size in (width, 300)
+    ]
+    waiting = []
+
+    @tf.function(autograph=False, jit_compile=True)
+    def compiled(left, right):
+        measured = product(left, right).measure()
+        waiting.extend(tensor.dtype for tensor in measured.tensors)
+        tensors = base.cleaned(tf.constant([True, False, True]), measured.tensors)
+        weights = tf.constant([0.5, 0.0, 2.0])
+        return measured.norms.bounds, measured.weighted_sum(weights, tensors)
+
+    return *compiled(*operands), set(waiting)
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+@pytest.mark.parametrize("terms, width", [(1, 5), (4, 200), (4, 5)])
+@pytest.mark.invariant(17)
+def test_what_has_16_bits_waits_so_on_accelerators_and_norms_are_the_same(
+    dtype, terms, width, monkeypatch
+):
+    found = _of_short_operands("GPU", dtype, terms, width, monkeypatch)
+    expected = _of_short_operands("CPU", dtype, terms, width, monkeypatch)
+    is_formed = (terms, width) == (4, 5)
+    assert found[2] == {tf.float32 if is_formed else dtype}
+    # The control: the CPU keeps float32.
+    assert expected[2] == {tf.float32}
+    for own, other in zip(found[:2], expected[:2], strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-5)

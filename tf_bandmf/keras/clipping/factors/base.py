@@ -46,7 +46,8 @@ class Measured(NamedTuple):
 
     Attributes:
       norms: [B], with bounds that hold for what `weighted_sum` adds up.
-      tensors: tensors with leading dimension B that the sum is computed from.
+      tensors: tensors with leading dimension B that the sum is computed from; float32, or
+        on accelerators what float32 is made of, see `norms.kept`.
       weighted_sum: maps weights [B] and (cleaned) tensors to the weighted sum of
         the per-example gradients, in the variable's shape.
     """
@@ -57,16 +58,21 @@ class Measured(NamedTuple):
 
 
 def cleaned(counts: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Float32 tensors [B, ...] with zeros for examples that do not count, [B] bool.
+    """Tensors [B, ...] with zeros for examples that do not count, [B] bool.
 
     In as few operations as can be: they are made in a branch that hardly ever runs.
     """
-    zero = tf.constant(0.0)
+    zeros: dict[tf.DType, tf.Tensor] = {}
     masks: dict[int, tf.Tensor] = {}
     for tensor in tensors:
+        if tensor.dtype not in zeros:
+            zeros[tensor.dtype] = tf.constant(0.0, tensor.dtype)
         if tensor.shape.rank not in masks:
             masks[tensor.shape.rank] = batches.expand_example(counts, tensor)
-    return [tf.where(masks[tensor.shape.rank], tensor, zero) for tensor in tensors]
+    return [
+        tf.where(masks[tensor.shape.rank], tensor, zeros[tensor.dtype])
+        for tensor in tensors
+    ]
 
 
 class Factor(abc.ABC):
@@ -249,11 +255,11 @@ class Product(Factor):
 
     def measure(self, negligible: float = 0.0) -> Measured:
         """See the base class."""
-        left, right = tf.cast(self.left, tf.float32), tf.cast(self.right, tf.float32)
+        left, right = norms.kept(self.left), norms.kept(self.right)
         terms = left.shape[-2]
         size = math.prod(self.layout.shape)
         if terms != 1 and terms is not None and prefers_forming(terms, size):
-            (matrices,) = norms.pinned(tf.matmul(left, right, transpose_a=True))
+            (matrices,) = norms.pinned(norms.formed(left, right))
             return Measured(
                 norms.of_examples(matrices),
                 (matrices,),
@@ -263,7 +269,7 @@ class Product(Factor):
             )
         kept, make = left, None
         if self.copied is not None and norms.accelerator():
-            kept, make = tf.cast(self.copied[0], tf.float32), self.copied[1]
+            kept, make = norms.kept(self.copied[0]), self.copied[1]
         kept, right = norms.pinned(kept, right)
         left = kept if make is None else make(kept)
         if terms == 1:
@@ -292,6 +298,7 @@ class Product(Factor):
     ) -> tf.Tensor:
         left, right = tensors
         left = left if make is None else make(left)
+        left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
         shape = [-1] + [1] * (right.shape.rank - 1)
         right = right * tf.reshape(weights, shape)
         if left.shape.rank == 3:

@@ -30,6 +30,7 @@ from tf_bandmf.noise.devices import device_kind
 _UNIT = 2.0**-24
 _TINY = 2.0**-126
 _UNIT_64 = 2.0**-53
+_SHORT = (tf.bfloat16, tf.float16)
 
 # Floats that are added up in float32; partial sums are added in float64.
 BLOCK = 1024
@@ -94,6 +95,31 @@ def pinned(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
     if not in_xla():
         return tensors
     return tuple(gen_xla_ops.xla_optimization_barrier(input=list(tensors)))
+
+
+def kept(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor as it waits for the norms: float32, or on accelerators 16 bits as they are.
+
+    Whoever computes with 16 bits makes float32 of them first, which is exact: norms and
+    sums are those of the same numbers, and the copy does not wait.
+    """
+    if accelerator() and tensor.dtype in _SHORT:
+        return tensor
+    return tf.cast(tensor, tf.float32)
+
+
+def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+    """Gradients Lᵀ R, float32, of tensors as `kept` gives them.
+
+    Products of 16-bit numbers are exact in float32, so that on accelerators no float32
+    copies are made of the operands. Only what is formed may be made so: its norm is that
+    of the result, however the sums were rounded. Bounds of what is not formed are about
+    float32 products that round to the nearest, which those of 16-bit operands need not.
+    """
+    if left.dtype == right.dtype and left.dtype in _SHORT:
+        return tf.matmul(left, right, transpose_a=True, output_type=tf.float32)
+    left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
+    return tf.matmul(left, right, transpose_a=True)
 
 
 def rounding(terms: int | tf.Tensor) -> float | tf.Tensor:
@@ -202,8 +228,8 @@ def of_outer_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
     """Norms of gradients l rᵀ: |l r'| = |l| |r|.
 
     Args:
-      left: [..., I] float32.
-      right: [..., O] float32.
+      left: [..., I] float32, or fewer bits where XLA compiles.
+      right: [..., O], likewise.
 
     Returns:
       Norms [...].
@@ -246,12 +272,13 @@ def summed_in_float32(norms: Norms, absolute: tf.Tensor) -> Norms:
 
 def of_products(left: tf.Tensor, right: tf.Tensor) -> Norms:
     """Norms of gradients Lᵀ R, which are formed for it; as `of_inner_products`."""
-    formed = of_examples(tf.matmul(left, right, transpose_a=True))
+    left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
+    products = of_examples(tf.matmul(left, right, transpose_a=True))
     lengths = of_last_axis(left).bounds * of_last_axis(right).bounds
     absolute = tf.reduce_sum(tf.sqrt(lengths), -1)
     if left.shape.rank == 4:
         absolute = tf.sqrt(tf.reduce_sum(tf.square(absolute), 1))
-    return summed_in_float32(formed, absolute)
+    return summed_in_float32(products, absolute)
 
 
 def of_equal_rows(values: tf.Tensor, equal: tf.Tensor, negligible: float) -> Norms:
@@ -365,8 +392,8 @@ def of_inner_products(left: tf.Tensor, right: tf.Tensor, negligible: float) -> N
     that cancel lose what is left of a difference, and long sequences have many terms.
 
     Args:
-      left: [B, T, I] or [B, G, T, I] float32.
-      right: [B, T, O] or [B, G, T, O] float32.
+      left: [B, T, I] or [B, G, T, I], float32 or what it is made of, see `kept`.
+      right: [B, T, O] or [B, G, T, O], likewise.
       negligible: squared norm below which an example is not clipped.
 
     Returns:

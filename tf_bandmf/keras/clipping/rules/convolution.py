@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.keras.clipping.factors import norms
 from tf_bandmf.keras.clipping.factors.base import (
     Factor,
     FormedOrProduct,
@@ -321,7 +322,7 @@ def _from_patches(
 
     `rows` rows together are one of the B.
     """
-    inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
+    inputs, gradient = norms.kept(inputs), norms.kept(gradient)
     batch, terms = tf.shape(gradient)[0] // rows, _terms(gradient)
     if terms > 0:
         terms *= rows
@@ -334,7 +335,7 @@ def _from_patches(
         patches = _patches(layer, inputs, gradient, size)
     left = tf.reshape(patches, [batch, terms, positions * depth])
     right = tf.reshape(gradient, [batch, terms, filters])
-    formed = tf.matmul(left, right, transpose_a=True)
+    formed = norms.formed(left, right)
     if by_channel:
         formed = tf.reshape(formed, [batch, depth, positions, filters])
         formed = tf.transpose(formed, [0, 2, 1, 3])
@@ -345,12 +346,12 @@ def _by_position(
     layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int], rows: int
 ) -> tf.Tensor:
     """As `_from_patches`, one kernel position after the other: no patches are kept."""
-    inputs, gradient = tf.cast(inputs, tf.float32), tf.cast(gradient, tf.float32)
+    inputs, gradient = norms.kept(inputs), norms.kept(gradient)
     units, terms = tf.shape(gradient)[0] // rows, rows * _terms(gradient)
     *_, depth, filters = kernel_shape(kernel_of(layer))
     right = tf.reshape(gradient, [units, terms, filters])
     formed = [
-        tf.matmul(tf.reshape(shifted, [units, terms, depth]), right, transpose_a=True)
+        norms.formed(tf.reshape(shifted, [units, terms, depth]), right)
         for shifted in shifted_inputs(layer, inputs, gradient, size)
     ]
     return tf.reshape(tf.stack(formed, axis=1), [units, *size, depth, filters])
@@ -378,6 +379,7 @@ def _patches_by_channel(
     positions = math.prod(size)
     one_each = np.eye(positions, dtype=np.float32).reshape(*size, 1, positions)
     kernel = tf.tile(one_each, [1, 1, inputs.shape[-1], 1])
+    kernel = tf.cast(kernel, inputs.dtype)
     strides = [1, *layer.strides, 1]
     return tf.nn.depthwise_conv2d(inputs, kernel, strides, layer.padding.upper())
 
