@@ -1,5 +1,7 @@
 """Layouts for accelerators: the same numbers as on the CPU."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -87,8 +89,26 @@ def test_a_program_for_a_tpu_has_a_loop_and_no_pairs():
         stage="hlo", device_name="/device:CPU:0"
     )
     assert "while(" in text and "c64" not in text
-    # Words come in tiles of a pass (35), never of all 175.
-    assert "u32[1,35,8,128]" in text and "u32[1,175,8,128]" not in text
+    # Words come in tiles of a pass (35, in 5 pieces), never of all 175.
+    assert "u32[5,7,8,128]" in text and "u32[1,175,8,128]" not in text
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+def test_a_single_key_is_no_single_number_for_a_tpu(terms):
+    """Words that follow from a key would be in memory, one by one."""
+    traced = tf.function(lanes.lane_normals, jit_compile=True, autograph=False)
+    arguments = keys_of(terms), tf.ones([terms]), tf.constant(0, tf.uint64)
+
+    def most_alone(kind):
+        """How many words there are that stand alone in their tensors."""
+        text = traced.experimental_get_compiler_ir(*arguments, 175 * 1024, kind)(
+            stage="hlo", device_name="/device:CPU:0"
+        )
+        return len(re.findall(r"= u32\[(?:1,)*1\]\S* add\(", text))
+
+    assert most_alone("TPU") == 0
+    # The control: one term has them on a GPU, where they are in registers.
+    assert (most_alone("GPU") > 0) == (terms == 1)
 
 
 def strategies_of_many_terms():

@@ -49,19 +49,37 @@ def lane_normals(
     """
     first_block = _not_constant(first_block)
     tiles = -(-num_normals // TILE)
-    shared = _shared(step_keys, first_block, tf.range(tiles))
     if kind == "GPU":
+        shared = _shared(step_keys, first_block, tf.range(tiles))
         return _in_one_kernel(step_keys, weights, first_block, num_normals, shared)
     chunk = _tiles_of_pass(tiles)
+    is_one = int(step_keys.shape[0]) == 1
+    if is_one:
+        half = -(-tiles // 2)
+        places = tf.reshape(tf.range(2 * half), [2, half])
+        shared = _shared(_repeated(step_keys, 2), first_block, places)
+        shared = tf.reshape(shared, [1, -1])
+    else:
+        shared = _shared(step_keys, first_block, tf.range(tiles))
+    # Not in the loop, which would repeat them in each pass.
+    keys_of = {
+        count: _repeated(step_keys, _smallest_factor(count)) if is_one else step_keys
+        for count in {chunk, tiles % chunk} - {0}
+    }
 
     def of_tiles(start: tf.Tensor | int, count: int) -> tf.Tensor:
+        keys = keys_of[count]
         counter = _counters(first_block, start + tf.range(count))
-        counter = tf.reshape(counter, [-1, _ROWS, _LANES])
         parts = tf.slice(shared, [0, start], [shared.shape[0], count])
         place = tf.bitwise.bitwise_and(tf.range(_LANES), 1)
-        return _weighted_sum(
-            step_keys, weights, counter[None], parts[:, :, None, None], place
-        )
+        if not is_one:
+            counter = tf.reshape(counter, [1, count, _ROWS, _LANES])
+            return _weighted_sum(keys, weights, counter, parts[:, :, None, None], place)
+        pieces = int(keys.shape[0])
+        counter = tf.reshape(counter, [pieces, -1, _ROWS, _LANES])
+        parts = tf.reshape(parts, [pieces, -1, 1, 1])
+        numbers = one_of_pair(_words(keys, counter), parts, place)
+        return weights[0] * tf.reshape(numbers, [count, _ROWS, _LANES])
 
     if chunk == tiles:
         return tf.reshape(of_tiles(0, tiles), [-1])[:num_normals]
@@ -126,6 +144,20 @@ def _tiles_of_pass(tiles: int) -> int:
     return next((chunk for chunk in _DIVISORS if tiles % chunk == 0), _USUAL)
 
 
+def _smallest_factor(count: int) -> int:
+    """Of a number above 1; 1 of 1."""
+    return next((n for n in range(2, count + 1) if count % n == 0), 1)
+
+
+def _repeated(step_key: tf.Tensor, pieces: int) -> tf.Tensor:
+    """One key, [1, key_words], for each of some pieces of the counters.
+
+    XLA computes what is one number before a kernel, not within: each of the words that
+    follow from a single key would be in memory by itself, and takes 16 kB of a TPU's.
+    """
+    return _not_constant(tf.tile(step_key, [pieces, 1]))
+
+
 def _not_constant(x: tf.Tensor) -> tf.Tensor:
     """Not for XLA, which would make constants of the program of all that follows."""
     if not traced_under_xla():
@@ -138,10 +170,15 @@ def _not_constant(x: tf.Tensor) -> tf.Tensor:
 def _shared(
     step_keys: tf.Tensor, first_block: tf.Tensor, tiles: tf.Tensor
 ) -> tf.Tensor:
-    """`radius.shared_part` of each tile: that of its block. Shape [terms, tiles]."""
+    """`radius.shared_part` of each tile: that of its block. Shape [terms, tiles].
+
+    `tiles` has this shape already, or is one dimension for all terms.
+    """
     first = first_block + tf.constant(_SHARED, tf.uint64)
     counter = first + tf.cast(tiles // _TILES, tf.uint64)
-    first, second, *_ = _words(step_keys, counter[None])
+    if len(counter.shape) == 1:
+        counter = counter[None]
+    first, second, *_ = _words(step_keys, counter)
     return shared_part(first, second)
 
 
