@@ -235,11 +235,23 @@ def keyed_digest(
 _compiled_digest = shared_function(plain_digest, jit_compile=True)
 
 
+def compiled_digest(
+    key: tf.Tensor,
+    value: tf.Tensor | Sequence[tf.Tensor],
+    more: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """As `keyed_digest`, with short vectors compiled, too: for programs of many steps."""
+    if device_kind() == "CPU":
+        return _host_digest(key, value, more, True)
+    return keyed_digest(key, value, more)
+
+
 @shared_function
 def _host_digest(
     key: tf.Tensor,
     value: tf.Tensor | Sequence[tf.Tensor],
     more: tf.Tensor | None = None,
+    is_compiled: bool = False,
 ) -> tf.Tensor:
     """As processors have pairs of numbers in their memory: nothing is copied."""
     key = _as_words(key)
@@ -252,7 +264,8 @@ def _host_digest(
         whole = tf.concat(value, axis=0)
     even = whole.shape[0] // 2 * 2
     words = _as_words(whole if even == whole.shape[0] else whole[:even])
-    digest = _digest if whole.shape[0] <= _FEW else _compiled_words
+    is_compiled |= whole.shape[0] > _FEW
+    digest = _compiled_words if is_compiled else _digest
     return digest(key, words, *_after(whole[even:], more))
 
 

@@ -1,4 +1,4 @@
-"""A sum that is not put together has the digest, the noise and the mean of one that is."""
+"""A sum in pieces has the digest, the noise and the mean of one that is put together."""
 
 import keras
 import numpy as np
@@ -115,3 +115,19 @@ def test_a_step_that_another_thread_took_has_no_noise(monkeypatch):
     # Without its assertion, too.
     monkeypatch.setattr(tf.debugging, "Assert", lambda *_: tf.no_op())
     assert np.all(np.isnan(state.next_noise(zero, halves)))
+
+
+def test_digests_that_are_compiled_draw_the_same_noise():
+    generator = generator_of(100)
+    zero, inputs = tf.constant(0, tf.int64), tf.constant([1, 2, 3])
+    total = tf.constant(np.random.default_rng(0).normal(size=100).astype("f4"))
+    key = NoiseKey.for_testing(0)
+    first, second = (
+        secrets.SecretState(generator, key, "plan", compiles=compiles)
+        for compiles in (False, True)
+    )
+    expected = first.next_noise(zero, total, inputs)
+    np.testing.assert_array_equal(second.next_noise(zero, total, inputs), expected)
+    third = secrets.SecretState(generator, key, "plan", compiles=True)
+    other = third.next_noise(zero, total, tf.constant([1, 2, 4]))
+    assert np.all(expected != other)

@@ -193,9 +193,14 @@ class Run:
           **state: where it is, as for `SecretState`; by default at its beginning.
         """
         assert self._generator is not None
-        is_bound = self.plan.test_seed is None
         return SecretState(
-            self._generator, key, self.plan.fingerprint, is_bound=is_bound, **state
+            self._generator,
+            key,
+            self.plan.fingerprint,
+            is_bound=self.plan.test_seed is None,
+            # Steps with lazy tables are short, and have programs of their own anyway.
+            compiles=bool(self._lazy),
+            **state,
         )
 
     def adopt(self, secrets: SecretState, memory: Any = None) -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes
 from tf_bandmf.noise import NoiseGenerator
-from tf_bandmf.noise.digests import digest_key, keyed_digest
+from tf_bandmf.noise.digests import compiled_digest, digest_key, keyed_digest
 from tf_bandmf.noise.keys import NoiseKey
 
 TAKEN = (
@@ -57,6 +57,8 @@ class SecretState:
         digest is another one now.
       is_bound: False for a test key, whose noise protects nobody: it follows from key and
         step alone, so that runs can be compared.
+      compiles: whether digests of short sums are compiled, too: steps take less, the first
+        one takes longer. The bits are the same.
 
     Raises:
       ValueError: if digests of steps before `step` are missing.
@@ -64,6 +66,7 @@ class SecretState:
 
     __slots__ = (
         "_buffers",
+        "_compiles",
         "_digest_keys",
         "_generator",
         "_is_bound",
@@ -87,8 +90,10 @@ class SecretState:
         buffer: np.ndarray | None = None,
         digests: np.ndarray | None = None,
         is_bound: bool = True,
+        compiles: bool = False,
     ) -> None:
         self._generator = generator
+        self._compiles = compiles
         self._is_bound = is_bound
         self._note: Callable[[bytes], None] | None = None
         self.key = key
@@ -194,7 +199,8 @@ class SecretState:
             or the step was taken before the run was resumed, and differs now.
         """
         own = of_replica(self._digest_keys)
-        parts = sum_of_replicas(keyed_digest(own, total, inputs))
+        digest_of = compiled_digest if self._compiles else keyed_digest
+        parts = sum_of_replicas(digest_of(own, total, inputs))
         digest = tf.bitcast(parts, tf.int64)
         known = of_replica(self._known_digests).sparse_read(step)
         # 0 stands for a digest that is not known; one sum in 2^64 is not checked.
