@@ -19,9 +19,8 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 from tensorflow.python.ops import handle_data_util
 
 from tf_bandmf.graphs.operations import LOOPS
+from tf_bandmf.graphs.shapes import CLAIMS, followed, in_force, shape_of
 
-# A claim about shapes, which nothing checks when the operation runs.
-_CLAIM = "_output_shapes"
 _STATE = threading.local()
 
 
@@ -51,14 +50,15 @@ def function_graph(op: Any, name: str, given: Sequence[Any]) -> Any:
     Raises:
       KeyError: if no graph around the operation knows the function.
     """
-    made: dict[tuple[int, str], tuple[Any, Any]] | None = getattr(_STATE, "made", None)
+    made: dict[Any, tuple[Any, Any]] | None = getattr(_STATE, "made", None)
     if made is None:
         return _graph_of(op, name, given)
-    key = (id(op), name)
+    shapes = in_force()
+    key = (id(op), name, id(shapes))
     if key not in made:
         graph = _graph_of(op, name, given)
-        # The operation is kept, so that no other one gets its id.
-        made[key] = op, graph
+        # Both are kept, so that no other ones get their ids.
+        made[key] = (op, shapes), graph
     return made[key][1]
 
 
@@ -77,8 +77,8 @@ def _graph_of(op: Any, name: str, given: Sequence[Any]) -> Any:
 def _shapes_and_handles(
     given: Sequence[Any], known: Sequence[tf.DType]
 ) -> tuple[list[Any], list[Any]]:
-    handles = [tensor if tensor.dtype in known else None for tensor in given]
-    return [tensor.shape for tensor in given], handles
+    handles = [followed(tensor) if tensor.dtype in known else None for tensor in given]
+    return [shape_of(tensor) for tensor in given], handles
 
 
 def _settled_body(op: Any, shapes: list[Any], handles: list[Any]) -> Any:
@@ -122,7 +122,7 @@ def _made(op: Any, name: str, shapes: Sequence[Any], handles: Sequence[Any]) -> 
     del nodes.node[: len(arguments)]
     used = {source for node in nodes.node for source in node.input}
     for node in nodes.node:
-        for claim in (_CLAIM, "_class"):
+        for claim in CLAIMS:
             node.attr.pop(claim, None)
     with graph.as_default():
         for argument, shape, handle in zip(

@@ -15,6 +15,7 @@ MODULES = ("keras.src", "tensorflow.python", "tensorflow.core", "tensorflow.comp
 # Files without Keras, which cannot use its door, and what they need it for.
 CORE = {
     "graphs/functions.py": "functions, branches and loops that a graph calls",
+    "graphs/shapes.py": "graphs that are made anew, and shapes behind handles",
     "graphs/totality.py": "shapes of the variables behind handles",
     "noise/devices.py": "whether noise is traced for XLA",
     "noise/lanes.py": "operations of XLA: loops without copies",

@@ -4,7 +4,9 @@ import independence_cases as cases
 import pytest
 import tensorflow as tf
 
+from tf_bandmf.graphs import shapes
 from tf_bandmf.keras.clipping.independence import evaluation
+from tf_bandmf.keras.clipping.proof.batch_axis import layers_executed_alone
 
 BRANCHES, LOOPS = ("If", "StatelessIf"), ("While", "StatelessWhile")
 
@@ -92,11 +94,54 @@ def said_in_a_branch(x):
 
 
 def _said(x):
-    two = tf.raw_ops.PlaceholderWithDefault(input=x[:, 0, :2], shape=[None, None])
+    two = _two(x)
     two.set_shape([None, 1])
     return two
 
 
+def _two(x):
+    """Two columns, whose number no static shape says."""
+    return tf.raw_ops.PlaceholderWithDefault(input=x[:, 0, :2], shape=[None, None])
+
+
+def said_by_a_library(x):
+    """As `set_by_hand`, by a function of TensorFlow that is handed the method."""
+    two = _two(x)
+    tf.nest.map_structure(two.set_shape, tf.TensorShape([None, 1]))
+    return x + tf.stop_gradient(_rows(x, two))
+
+
+def said_by_a_name(x):
+    """As `set_by_hand`, by code that says that it is TensorFlow's."""
+    two = _two(x)
+    code = {"__name__": "tensorflow.python.ops.math_ops"}
+    exec("def claim(tensor, shape): tensor.set_shape(shape)", code)
+    code["claim"](two, [None, 1])
+    return x + tf.stop_gradient(_rows(x, two))
+
+
+def said_unseen(x):
+    """As `set_by_hand`, by a method that was kept before anything was traced."""
+    two = tf.identity(_two(x))
+    _KEPT(two, [None, 1])
+    return x + tf.stop_gradient(_rows(x, two))
+
+
+def said_of_arguments(x):
+    """A function that was traced for one column, called on two."""
+    columns = tf.TensorSpec([None, 1])
+    same = tf.function(lambda t: t * 1.0, autograph=False)
+    return x + tf.stop_gradient(_rows(x, same.get_concrete_function(columns)(_two(x))))
+
+
+def said_in_an_attribute(x):
+    """A tensor of unknown rank, and an operation that says another one."""
+    two = tf.raw_ops.PlaceholderWithDefault(input=x[:, 0, :2], shape=None)
+    one = tf.raw_ops.PlaceholderWithDefault(input=two, shape=[None, 1])
+    return x + tf.stop_gradient(_rows(x, one))
+
+
+_KEPT = tf.Tensor.set_shape
 _of_one_column = tf.function(_said, autograph=False)
 
 
@@ -111,6 +156,10 @@ CALLS = {
     "set by hand": set_by_hand,
     "said in a function": said_in_a_function,
     "said in a branch": said_in_a_branch,
+    "said by a library": said_by_a_library,
+    "said by a name": said_by_a_name,
+    "said unseen": said_unseen,
+    "said of arguments": said_of_arguments,
 }
 
 
@@ -118,11 +167,13 @@ CALLS = {
     "Graphs kept beside what runs",
     tried="A branch and a loop that turn the batch around, beside which TensorFlow keeps "
     "the graph of harmless ones; a loop whose body claims another shape than it gets, and "
-    "`set_shape` with another one than there is. The definitions are read, sizes follow "
-    "from what holds in each round, and what nothing checks is not believed.",
+    "`set_shape` with another one than there is, by whichever code and in whichever way. "
+    "The definitions are read, sizes follow from what holds in each round, and what "
+    "nothing checks is not believed: the graph is made anew without it.",
     area="inputs",
     invariants=[16],
 )
+@pytest.mark.slow_cases("said by a library", "said by a name", "said in a branch")
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.invariant(16)
 def test_what_runs_decides(name):
@@ -168,3 +219,42 @@ def test_the_measure_sees_a_kept_graph_that_is_believed(name, monkeypatch):
     monkeypatch.setattr(evaluation, "function_graph", believed)
     model = cases.model_with(cases.Custom(CALLS[name]))
     assert cases.largest_change(model) > 1.1
+
+
+@pytest.mark.invariant(16)
+def test_a_shape_that_an_attribute_says_is_not_believed():
+    layer = cases.Custom(said_in_an_attribute)
+    assert cases.executed_alone(cases.model_with(layer)) == (layer,)
+
+
+def test_the_measure_sees_a_claim_that_is_believed(monkeypatch):
+    monkeypatch.setattr(shapes.InferredShapes, "followed", lambda self, tensor: tensor)
+    model = cases.model_with(cases.Custom(said_unseen))
+    assert cases.largest_change(model) > 1.1
+
+
+def product(x):
+    """Products of matrices whose result TensorFlow says the shape of."""
+    return tf.tensordot(x, tf.ones([cases.WIDTH, cases.WIDTH]), [[2], [0]])
+
+
+FOLLOWING = {
+    "tensordot": product,
+    "einsum": lambda x: tf.einsum("btd,de->bte", x, tf.eye(cases.WIDTH)),
+    "a loop": lambda x: tf.while_loop(
+        lambda i, s: i < 2, lambda i, s: (i + 1, s * 2.0), (0, x)
+    )[1],
+    "a function": tf.function(
+        lambda x: tf.reshape(x, [tf.shape(x)[0], cases.LENGTH, cases.WIDTH]),
+        autograph=False,
+    ),
+    "a branch": lambda x: tf.cond(tf.constant(True), lambda: x * 2.0, lambda: x),
+}
+
+
+@pytest.mark.slow_cases("einsum", "a branch")
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_shapes_that_follow_are_found_again(name):
+    model = cases.model_with(cases.Custom(FOLLOWING[name]))
+    cases.clipping_of(model)(*cases.examples())
+    assert layers_executed_alone(model) == ()

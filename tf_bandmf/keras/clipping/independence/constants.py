@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.graphs.shapes import followed, shape_of
 from tf_bandmf.keras.compat.graphs import tensor_util
 
 _FOLDED: dict[str, Callable[..., Any]] = {
@@ -60,13 +61,19 @@ _MOST_ENTRIES = 32
 _DEEPEST = 12
 
 
+def folded(tensor: tf.Tensor) -> np.ndarray | None:
+    """What TensorFlow folds a tensor to, by shapes that follow from operations alone."""
+    found = followed(tensor)
+    return None if found is None else tensor_util.constant_value(found)
+
+
 def constant_value(tensor: tf.Tensor) -> np.ndarray | None:
     """The value of a small integer tensor if it is known while the graph is made."""
     return _value(tensor, _DEEPEST)
 
 
 def _value(tensor: tf.Tensor, depth: int) -> np.ndarray | None:
-    found = tensor_util.constant_value(tensor)
+    found = folded(tensor)
     if found is not None or depth == 0:
         return found
     op = tensor.op
@@ -76,7 +83,7 @@ def _value(tensor: tf.Tensor, depth: int) -> np.ndarray | None:
     if op.type == "ConcatV2":
         found_parts = [_small(part, depth) for part in op.inputs[:-1]]
         parts = [part for part in found_parts if part is not None]
-        if tensor.shape.rank != 1 or len(parts) < len(found_parts):
+        if shape_of(tensor).rank != 1 or len(parts) < len(found_parts):
             return None
         return np.concatenate(parts)
     if op.type not in _FOLDED and op.type not in _OF_SHAPES:
@@ -94,6 +101,6 @@ def _value(tensor: tf.Tensor, depth: int) -> np.ndarray | None:
 
 def _small(tensor: tf.Tensor, depth: int) -> np.ndarray | None:
     is_number = tensor.dtype.is_integer or tensor.dtype.is_bool
-    if not is_number or (tensor.shape.num_elements() or 0) > _MOST_ENTRIES:
+    if not is_number or (shape_of(tensor).num_elements() or 0) > _MOST_ENTRIES:
         return None
     return _value(tensor, depth - 1)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from tf_bandmf.graphs.shapes import shape_of
 from tf_bandmf.keras.clipping.independence import sizes
 from tf_bandmf.keras.clipping.independence.domain import (
     INDEPENDENT,
@@ -79,7 +80,7 @@ def _branches(node: Node, names: Sequence[str]) -> list[Value]:
 
 def _join_outputs(first: Value, second: Value, output: Any) -> Value:
     # A number that does not depend on data fits everything.
-    if first.kind is not second.kind and output.shape.rank == 0:
+    if first.kind is not second.kind and shape_of(output).rank == 0:
         raise NotIndependent("returns a number that depends on data in one case only")
     return join(first, second)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from tf_bandmf.graphs.shapes import shape_of
 from tf_bandmf.keras.clipping.independence import sizes
 from tf_bandmf.keras.clipping.independence.domain import (
     INDEPENDENT,
@@ -227,7 +228,7 @@ def aligned(node: Node, indices: Sequence[int]) -> Value:
     for index in indices:
         value = node.values[index]
         if value.independent and node.rank(index) >= place:
-            if node.op.inputs[index].shape[-place] != 1:
+            if shape_of(node.op.inputs[index])[-place] != 1:
                 raise NotIndependent(POSITIONS)
     return per_example(outputs_rank - place, rows)
 

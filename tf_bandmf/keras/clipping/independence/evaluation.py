@@ -12,13 +12,14 @@ No transfer function has to think of that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_bandmf.graphs.functions import function_graph
 from tf_bandmf.graphs.operations import LOOPS, OPERATIONS
+from tf_bandmf.graphs.shapes import InferredShapes, believed, refine, shape_of
 from tf_bandmf.graphs.walking import ARGUMENTS, called, held_already
 from tf_bandmf.keras.clipping.independence import sizes, state
 from tf_bandmf.keras.clipping.independence.constants import constant_value
@@ -56,13 +57,10 @@ class Node:
 
     def rank(self, index: int) -> int:
         """Static rank of an input."""
-        return self.rank_of(self.op.inputs[index])
-
-    def rank_of(self, tensor: tf.Tensor) -> int:
-        """Static rank of a tensor."""
-        if tensor.shape.rank is None:
+        rank = shape_of(self.op.inputs[index]).rank
+        if rank is None:
             raise NotIndependent("works on a tensor of unknown rank")
-        return int(tensor.shape.rank)
+        return int(rank)
 
     def content(self, index: int) -> Content:
         """Entries of an integer input, where known."""
@@ -89,7 +87,7 @@ class Node:
         But for that of the batch. It is for operations that get that number and are
         known to use it on that axis alone.
         """
-        rank = self.op.outputs[index].shape.rank
+        rank = shape_of(self.op.outputs[index]).rank
         return None if rank is None else tuple(sizes.unknown() for _ in range(rank))
 
 
@@ -119,7 +117,7 @@ class Evaluation:
       static_batch: if not None, the batch size is this number, which occurs nowhere
         else: its multiples in shapes are multiples of the batch size.
       sums: whether sums over examples are followed (for losses).
-      claimed: tensors, by id, whose shape somebody says that nothing checks.
+      shapes: those of the graph, where it is not one that was made anew.
     """
 
     def __init__(
@@ -130,9 +128,9 @@ class Evaluation:
         *,
         static_batch: int | None = None,
         sums: bool = False,
-        claimed: Collection[int] = (),
+        shapes: InferredShapes | None = None,
     ) -> None:
-        self._claimed = claimed
+        self._shapes = shapes
         self._values = dict(known)
         self._pending = dict(pending or {})
         self._static = static_batch
@@ -145,18 +143,18 @@ class Evaluation:
         Raises:
           NotIndependent: if it may depend on several examples, with the operation.
         """
+        if self._shapes is None:
+            return self._value(tensor)
+        with believed(self._shapes):
+            return self._value(tensor)
+
+    def _value(self, tensor: tf.Tensor) -> Value:
         stack = [tensor]
         while stack:
             current = stack[-1]
             if id(current) in self._values:
                 stack.pop()
                 continue
-            if id(current) in self._claimed:
-                raise NotIndependent(
-                    "has a shape by `set_shape`, which nothing checks: use "
-                    "`tf.ensure_shape`",
-                    current.op,
-                )
             pending = self._pending.get(id(current))
             needed = pending[0] if pending else list(current.op.inputs)
             missing = [t for t in needed if id(t) not in self._values]
@@ -184,20 +182,25 @@ class Evaluation:
         Raises:
           NotIndependent: if the number of examples may be in an axis that is not theirs.
         """
-        self._values[id(tensor)] = self._with_shape(tensor, value, inputs)
+        found = self._with_shape(tensor, value, inputs)
+        self._values[id(tensor)] = found
         self._keep.append(tensor)
+        if found.shape is not None:
+            known = [None if d.symbols else d.factor for d in found.shape]
+            refine(tensor, [None if self._is_multiple(n or 0) else n for n in known])
 
     def _with_shape(
         self, tensor: tf.Tensor, value: Value, inputs: Sequence[Value]
     ) -> Value:
-        if value.kind in (Kind.LIST, Kind.SUM) or tensor.shape.rank is None:
+        static = shape_of(tensor)
+        if value.kind in (Kind.LIST, Kind.SUM) or static.rank is None:
             return dataclasses.replace(value, shape=None)
         found = value.shape
-        if found is None or len(found) != tensor.shape.rank:
-            found = (None,) * tensor.shape.rank
+        if found is None or len(found) != static.rank:
+            found = (None,) * static.rank
         numbers = any(v.kind is Kind.SIZE for v in inputs)
         dims: list[Dim] = []
-        for axis, (size, given) in enumerate(zip(tensor.shape, found, strict=True)):
+        for axis, (size, given) in enumerate(zip(static, found, strict=True)):
             is_batch = axis == value.axis and value.kind in _WITH_ROWS
             if is_batch:
                 assert value.rows is not None
@@ -249,7 +252,8 @@ class Evaluation:
         """
         if self._static is None or not value.independent or value.content is not None:
             return value
-        shape = tensor.shape.as_list() if tensor.shape.rank else []
+        static = shape_of(tensor)
+        shape = static.as_list() if static.rank else []
         dims = [self.dim(size) if size else sizes.ONE for size in shape]
         axes = [axis for axis, dim in enumerate(dims) if dim.is_rows]
         return per_example(axes[0], dims[axes[0]]) if len(axes) == 1 else value
@@ -286,7 +290,7 @@ class Evaluation:
         if op.type not in _ARITHMETIC:
             return nothing
         output = op.outputs[0]
-        if not output.dtype.is_integer or output.shape.rank not in (0, 1):
+        if not output.dtype.is_integer or shape_of(output).rank not in (0, 1):
             return nothing
         try:
             result = TABLE[op.type](Node(op, values, self))
@@ -300,10 +304,11 @@ class Evaluation:
             return value.content
         if not value.independent or not tensor.dtype.is_integer:
             return None
-        rank = tensor.shape.rank
+        static = shape_of(tensor)
+        rank = static.rank
         if rank is None or rank > 1:
             return None
-        if rank == 1 and (tensor.shape[0] or 0) > LONGEST_SHAPE:
+        if rank == 1 and (static[0] or 0) > LONGEST_SHAPE:
             return None
         constant = constant_value(tensor)
         if constant is None:
@@ -320,7 +325,7 @@ class Evaluation:
 
     def shape(self, tensor: tf.Tensor, value: Value) -> tuple[Dim, ...]:
         """Symbolic shape of a tensor."""
-        if tensor.shape.rank is None:
+        if shape_of(tensor).rank is None:
             raise NotIndependent("works on a tensor of unknown rank")
         if value.shape is None:
             value = self._with_shape(tensor, value, ())
@@ -362,16 +367,24 @@ _ARITHMETIC = frozenset(
 
 
 def _refuse_claims(op: Any) -> None:
-    """Refuses shapes of what functions return that do not follow from the functions.
+    """Refuses shapes that an operation says in an attribute, and that do not follow.
 
-    TensorFlow hands them on from the graph in which a function was written, with what
-    `set_shape` said there, perhaps before this trace began.
+    TensorFlow hands those of functions on from the graph in which a function was written,
+    with what `set_shape` said there, perhaps before this trace began.
 
     Raises:
       NotIndependent: if there is one.
     """
-    if not any(output.shape.rank for output in op.outputs):
+    if not any(shape_of(output).rank for output in op.outputs):
         return
+    if op.type == "PlaceholderWithDefault" and not _follows(
+        shape_of(op.outputs[0]), shape_of(op.inputs[0])
+    ):
+        raise NotIndependent(
+            f"says that its result has shape {shape_of(op.outputs[0])}, which nothing "
+            "checks: use `tf.ensure_shape`",
+            op,
+        )
     for name, given in called(op):
         if op.type in LOOPS and name != op.get_attr("body").name:
             continue
@@ -379,10 +392,10 @@ def _refuse_claims(op: Any) -> None:
         # What holds in each round of a loop is what goes into one.
         returned = graph.inputs if op.type in LOOPS else graph.outputs
         for output, inside in zip(op.outputs, returned, strict=True):
-            if not _follows(output.shape, inside.shape):
+            if not _follows(shape_of(output), shape_of(inside)):
                 raise NotIndependent(
-                    f"returns a tensor of shape {output.shape} from a function in which "
-                    f"nothing makes it so: use `tf.ensure_shape`, not `set_shape`",
+                    f"returns a tensor of shape {shape_of(output)} from a function in "
+                    f"which nothing makes it so: use `tf.ensure_shape`, not `set_shape`",
                     op,
                 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tf_bandmf.graphs.shapes import shape_of
 from tf_bandmf.keras.clipping.independence import sizes
 from tf_bandmf.keras.clipping.independence.domain import (
     NotIndependent,
@@ -86,7 +87,7 @@ def _given_shape(node: Node, rows: Dim, index: int) -> tuple[Dim, ...]:
       NotIndependent: if it is another one.
     """
     entries = as_tuple(node.content(index))
-    if entries is None or len(entries) != node.rank_of(node.op.outputs[0]):
+    if entries is None or len(entries) != shape_of(node.op.outputs[0]).rank:
         raise NotIndependent("asks for a shape that is not known")
     if entries[0] != rows or any(dim.depends_on_batch for dim in entries[1:]):
         raise mixes("asks for another number of examples than there are")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from tf_bandmf.graphs.shapes import shape_of
 from tf_bandmf.keras.clipping.independence import sizes
+from tf_bandmf.keras.clipping.independence.constants import folded
 from tf_bandmf.keras.clipping.independence.domain import (
     INDEPENDENT,
     Kind,
@@ -17,7 +19,6 @@ from tf_bandmf.keras.clipping.independence.domain import (
 from tf_bandmf.keras.clipping.independence.elementwise import POSITIONS
 from tf_bandmf.keras.clipping.independence.evaluation import Node, transfer
 from tf_bandmf.keras.clipping.independence.sizes import Content, Dim, as_tuple
-from tf_bandmf.keras.compat.graphs import tensor_util
 
 _MINUS_ONE = Dim(-1)
 
@@ -313,7 +314,7 @@ def _strided_slice(node: Node) -> Value:
         as_tuple(content) if (content := node.content(i)) is not None else None
         for i in (1, 2, 3)
     )
-    length = node.op.inputs[1].shape[0]
+    length = shape_of(node.op.inputs[1])[0]
     if length is None:
         raise NotIndependent("slices in a way that is not constant")
     masks = {
@@ -397,7 +398,7 @@ def _pad(node: Node) -> Value:
 
 
 def _matrix(node: Node, index: int) -> list[list[int]]:
-    constant = tensor_util.constant_value(node.op.inputs[index])
+    constant = folded(node.op.inputs[index])
     if constant is None:
         raise NotIndependent("has sizes that are not constant")
     return [[int(entry) for entry in row] for row in constant]

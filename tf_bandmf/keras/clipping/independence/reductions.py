@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from tf_bandmf.graphs.shapes import shape_of
 from tf_bandmf.keras.clipping.independence import sizes
 from tf_bandmf.keras.clipping.independence.domain import (
     Kind,
@@ -249,7 +250,7 @@ def _contraction(node: Node, operands: Sequence[str], output: str) -> Value:
     assert letter is not None and rows is not None
     for index, (value, letters) in enumerate(zip(node.values, operands, strict=True)):
         if value.independent and letter in letters:
-            if node.op.inputs[index].shape[letters.index(letter)] != 1:
+            if shape_of(node.op.inputs[index])[letters.index(letter)] != 1:
                 raise NotIndependent(POSITIONS)
     if node.graph.sums and letter not in output:
         return Value(Kind.SUM)
@@ -330,7 +331,7 @@ def _transformed_images(node: Node) -> Value:
         raise NotIndependent("has sizes that are not constant")
     (result,) = _first_axis(node, node.values[0])
     if transforms.independent:
-        if node.op.inputs[1].shape[0] != 1:
+        if shape_of(node.op.inputs[1])[0] != 1:
             raise NotIndependent(POSITIONS)
     elif _first_axis(node, transforms) != [result]:
         raise NotIndependent("combines rows that are split in different ways")

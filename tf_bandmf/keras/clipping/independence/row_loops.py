@@ -12,6 +12,7 @@ from typing import Any
 
 from tf_bandmf.graphs.functions import function_graph
 from tf_bandmf.graphs.operations import OPERATIONS
+from tf_bandmf.graphs.shapes import shape_of
 from tf_bandmf.graphs.walking import Scope, called
 from tf_bandmf.keras.clipping.independence import state
 from tf_bandmf.keras.clipping.independence.constants import constant_value
@@ -94,7 +95,7 @@ def _kind(node: Node, body: Any, place: int, value: Value) -> _In:
         one is before and constant_value(other) == 1
         for one, other in (tuple(end.inputs), tuple(end.inputs)[::-1])
     )
-    if not counts or node.content(place) != Dim(0) or before.shape.rank != 0:
+    if not counts or node.content(place) != Dim(0) or shape_of(before).rank != 0:
         raise NotIndependent("is a loop over the examples that keeps something")
     return _In.COUNTER
 

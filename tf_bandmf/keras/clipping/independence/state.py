@@ -22,6 +22,7 @@ from tf_bandmf.graphs.walking import (
     has_node,
     walk,
 )
+from tf_bandmf.keras.clipping.independence.constants import folded
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
 from tf_bandmf.keras.compat.graphs import context, op_def_registry
 
@@ -80,7 +81,7 @@ def freshness(op: Any, values: Sequence[Any]) -> tuple[bool, bool]:
     if op.type == "RngReadAndSkip":
         return False, True
     if op.type in ("RandomUniformInt", "StatefulUniformInt"):
-        low, high = (tf.get_static_value(bound) for bound in op.inputs[-2:])
+        low, high = (folded(bound) for bound in op.inputs[-2:])
         wide = low is not None and high is not None and int(high) - int(low) >= 2**16
         return wide, False
     if is_random(op):
@@ -109,10 +110,10 @@ def _loses_nothing(op: Any) -> bool:
         integers = op.inputs[0].dtype.is_integer and result.is_integer
         return bool(integers and result.size >= _LEAST_BYTES)
     if op.type == "Mul":  # Keras multiplies by 1 for a copy.
-        factors = [tf.get_static_value(factor) for factor in op.inputs]
+        factors = [folded(factor) for factor in op.inputs]
         return any(f is not None and np.all(f == 1) for f in factors)
     if op.type == "FloorMod":  # Keras makes int32 of uint32.
-        modulus = tf.get_static_value(op.inputs[1])
+        modulus = folded(op.inputs[1])
         return modulus is not None and bool(np.all(modulus >= 2**16))
     return op.type in _KEEP_FRESH
 
@@ -121,7 +122,7 @@ def _has_counter(op: Any) -> bool:
     """Whether a part of `tf.random.Generator`'s state begins with its counter."""
     if op.type != "StridedSlice" or not _reads_generator(op.inputs[0]):
         return False
-    begin = tf.get_static_value(op.inputs[1])
+    begin = folded(op.inputs[1])
     masked = bool(op.get_attr("begin_mask") & 1)
     return masked or (begin is not None and begin[0] == 0)
 
@@ -201,6 +202,7 @@ def refuse_state(
     examples: Sequence[Any],
     is_seed: Callable[[Any], bool],
     is_metric: Callable[[Any], bool],
+    is_cache: Callable[[Any], bool] = lambda handle: False,
 ) -> None:
     """Refuses operations that write variables, or act outside of the graph.
 
@@ -212,6 +214,8 @@ def refuse_state(
       examples: the tensors that hold the data.
       is_seed: whether a handle is that of a random generator's counter.
       is_metric: whether a handle is that of a metric, which knows the data.
+      is_cache: whether a handle is that of a table that may be written: what it answers
+        to a key is what would be computed without it.
 
     Raises:
       NotIndependent: with the operation.
@@ -225,7 +229,11 @@ def refuse_state(
     ):
         index = _ADVANCES.get(op.type)
         if index is None:
-            refuse_host_operation(op)
+            writes_cache = op.type == "LookupTableInsertV2" and is_cache(
+                here.origin(op.inputs[0])[0]
+            )
+            if not writes_cache:
+                refuse_host_operation(op)
             continue
         if here.decided or here.depends(op.inputs[index]):
             raise NotIndependent(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.graphs.shapes import InferredShapes, shape_of
 from tf_bandmf.graphs.sizes import varies
 from tf_bandmf.graphs.totality import (
     SIZES,
@@ -58,7 +57,6 @@ from tf_bandmf.keras.compat.own_gradients import (
     marked_gradients,
     runs_again,
 )
-from tf_bandmf.keras.compat.patching import patched
 
 _STATE = threading.local()
 _CONTAINERS = (keras.Model,)
@@ -102,7 +100,6 @@ class Trace:
         self._required: list[tuple[Any, bool | None]] = []
         self._keep: list[Any] = []
         self._made_from: dict[int, tuple[Any, ...]] = {}
-        self._claimed: set[int] = set()
         self._has_own_gradients = False
         self._no_look: set[int] = set()
         self._replaced: dict[int, Any] = {}
@@ -121,11 +118,6 @@ class Trace:
         yield window
         window.stop = self._position()
         self._windows.append(window)
-
-    def claimed(self, tensor: tf.Tensor) -> None:
-        """Notes that code of the user says what shape a tensor has; nothing checks it."""
-        self._claimed.add(id(tensor))
-        self._keep.append(tensor)
 
     def replaces_gradient(self, results: Sequence[Any]) -> None:
         """Notes what the step gave a gradient of its own, in place of another.
@@ -270,11 +262,22 @@ class Trace:
         Raises:
           NotIndependent: if that cannot be shown.
         """
+        shapes = InferredShapes(self._graph)
+        while True:
+            try:
+                self._check(shapes)
+                return
+            except NotIndependent:
+                if not shapes.has_more:
+                    raise
+                shapes = InferredShapes(self._graph, before=shapes)
+
+    def _check(self, shapes: InferredShapes) -> None:
         evaluation = Evaluation(
             self._known,
             self._pending,
             static_batch=self.static_batch,
-            claimed=self._claimed,
+            shapes=shapes,
         )
         for tensor, batched in self._required:
             value = evaluation.value(tensor)
@@ -430,7 +433,8 @@ def _of_call(
             raise NotIndependent(f"{kind} is called on rows split in different ways")
     assert batched[0].rows is not None
     for tensor, value in zip(inputs, values, strict=True):
-        shared = tensor.shape.rank == 0 or tensor.shape[0] == 1
+        shape = shape_of(tensor)
+        shared = shape.rank == 0 or (shape.rank is not None and shape[0] == 1)
         if value.independent and not shared:
             raise NotIndependent(
                 f"{kind} is called on a tensor that gives each example a value which "
@@ -464,35 +468,10 @@ def recording(trace: Trace) -> Iterator[None]:
     previous = getattr(_STATE, "trace", None)
     _STATE.trace = trace
     try:
-        with (
-            patched(tf.Tensor, "set_shape", functools.partial(_set_shape, trace)),
-            marked_gradients(is_trusted, trace.own_gradient),
-        ):
+        with marked_gradients(is_trusted, trace.own_gradient):
             yield
     finally:
         _STATE.trace = previous
-
-
-# Libraries whose own claims about shapes follow from what they compute.
-_LIBRARIES = frozenset({"keras", "keras_hub", "tensorflow", "tf_bandmf"})
-
-
-def _set_shape(
-    trace: Trace, original: Callable[..., None], tensor: tf.Tensor, shape: Any
-) -> None:
-    """`Tensor.set_shape`; a claim by code of the user is noted."""
-    before = str(tensor.shape)
-    original(tensor, shape)
-    if str(tensor.shape) != before and _caller() not in _LIBRARIES:
-        trace.claimed(tensor)
-
-
-def _caller() -> str:
-    """The package of the code that called a replaced function."""
-    frame = sys._getframe(2)
-    while frame.f_back and frame.f_globals["__name__"] == patched.__module__:
-        frame = frame.f_back
-    return str(frame.f_globals["__name__"]).partition(".")[0]
 
 
 @contextlib.contextmanager

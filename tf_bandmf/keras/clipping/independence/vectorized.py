@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_bandmf.graphs.functions import made_once
+from tf_bandmf.graphs.shapes import InferredShapes
 from tf_bandmf.keras.clipping.independence.domain import (
     NotIndependent,
     Value,
@@ -45,6 +46,7 @@ def rows_stay_apart(
         {id(tensor): per_example(0, BATCH) for tensor in elements},
         {id(tensor): (made_of, row_by_row) for tensor, made_of in known},
         static_batch=static_batch,
+        shapes=InferredShapes(elements[0].graph, outputs),
     )
     try:
         return all(evaluation.value(output).one_row_each for output in outputs)
