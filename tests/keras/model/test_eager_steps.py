@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.model import python_code
 
 layers = keras.layers
 
@@ -234,3 +235,22 @@ def test_eager_steps_take_place_on_one_device(data, make_plan):
         model = private([], plan, run_eagerly=True)
     with pytest.raises(NotImplementedError, match="one device"):
         model.fit(plan.batches(*data), verbose=0)
+
+
+@pytest.mark.invariant(16)
+def test_a_metric_that_says_that_it_is_of_keras_is_the_users(data, make_plan):
+    class Named(keras.metrics.Mean):
+        pass
+
+    Named.__module__, Named.__qualname__ = "keras.src.metrics.reduction_metrics", "Mean"
+    model = private([], make_plan(), metrics=[Named()])
+    assert python_code.foreign_metrics(model) == ["Mean"]
+
+
+@pytest.mark.invariant(16)
+def test_a_metric_with_another_method_is_the_users(data, make_plan):
+    metric = keras.metrics.MeanSquaredError()
+    model = private([], make_plan(), metrics=[metric])
+    assert python_code.foreign_metrics(model) == []
+    metric.reset_state = lambda: None
+    assert python_code.foreign_metrics(model) == ["an attribute of MeanSquaredError"]

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping import Traces, UnsupportedModelError
+from tf_bandmf.keras.model import preprocessing
 from tf_bandmf.keras.run import known_runs
 
 NUM_EXAMPLES = 22
@@ -238,3 +239,62 @@ def test_a_random_preprocessor_is_not_resumed(train, tmp_path):
             hub_models.bert(Noisy()), TEXTS, LABELS, private_state=tmp_path / "private"
         )
     train(hub_models.bert(Noisy()), TEXTS, LABELS)
+
+
+def changed(kind):
+    """A preprocessor that looks like KerasHub's, and keeps what it sees."""
+    own = preprocessor()
+    kept = tf.Variable(tf.zeros([6], tf.int32))
+
+    def call(x, y=None, sample_weight=None):
+        found = keras_hub.models.BertTextClassifierPreprocessor.call(
+            own, x, y, sample_weight
+        )
+        kept.assign_add(found[0]["token_ids"][0])
+        return found
+
+    if kind == "method":
+        own.call = call
+    elif kind == "name":
+        own.__class__ = type(
+            "BertTextClassifierPreprocessor",
+            (keras_hub.models.BertTextClassifierPreprocessor,),
+            {
+                "call": lambda self, x, y=None, sample_weight=None: call(x, y),
+                "__module__": keras_hub.models.BertTextClassifierPreprocessor.__module__,
+            },
+        )
+    return own
+
+
+@pytest.mark.parametrize("kind", ["method", "name", "none"])
+@pytest.mark.invariant(16)
+def test_what_only_looks_like_kerashubs_keeps_nothing(kind, make_plan):
+    model = hub_models.bert(preprocessor=changed(kind))
+    batches = make_plan(epochs=1).batches(TEXTS, LABELS)
+    batch = next(iter(batches.dataset()))
+    given = preprocessing.preprocess_of(model), Traces(lambda: 0), False
+    if kind == "none":
+        preprocessing.preprocessed_batch(batch, *given)
+        return
+    with pytest.raises(ValueError, match="no function of one example"):
+        preprocessing.preprocessed_batch(batch, *given)
+
+
+@pytest.mark.parametrize("keys", ["own", "one for all"])
+@pytest.mark.invariant(16)
+def test_the_cache_of_tokens_has_the_keys_of_kerashub(keys, make_plan):
+    vocabulary = {"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}
+    tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["a b"])
+    own = keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=4)
+    model = hub_models.gpt2()
+    model.preprocessor = own
+    batches = make_plan(epochs=1).batches(np.array(["ab", "b"] * 11))
+    batch = next(iter(batches.dataset()))
+    given = preprocessing.preprocess_of(model), Traces(lambda: 0), False
+    if keys == "own":
+        preprocessing.preprocessed_batch(batch, *given)
+        return
+    tokenizer.cache.factors = tf.zeros([8], tf.int64)
+    with pytest.raises(ValueError, match="no function of one example"):
+        preprocessing.preprocessed_batch(batch, *given)

@@ -12,8 +12,8 @@ from tf_bandmf.keras.compat.keras_objects import (
     register_class,
     registered_name,
 )
+from tf_bandmf.keras.model.preprocessing import kept_from_preprocessing
 from tf_bandmf.keras.model.training import PrivateTraining
-from tf_bandmf.sampling.batches import is_scheduled_batch
 
 # What the private step replaces: an override would be lost, or would lose privacy.
 _REPLACED = ("train_step", "compute_loss", "make_train_function")
@@ -104,7 +104,7 @@ def private_class(plain_class: type) -> type:
             "__doc__": f"A `{plain_class.__name__}` that trains privately.",
             "get_config": _get_config(plain_class),
             "from_config": classmethod(lambda cls, config: _load(config)),
-            **_preprocess_samples(plain_class),
+            **kept_from_preprocessing(plain_class),
         },
     )
     register_class(made, _REGISTERED_NAME)
@@ -132,19 +132,6 @@ def plain_config(model: keras.Model) -> dict[str, Any]:
 
 def _load(config: dict[str, Any]) -> keras.Model:
     return PrivateModel.from_config(config)
-
-
-def _preprocess_samples(plain_class: type) -> dict[str, Any]:
-    """Keeps a task of KerasHub from preprocessing what `fit` has preprocessed."""
-    original = getattr(plain_class, "preprocess_samples", None)
-    if original is None:
-        return {}
-
-    def preprocess_samples(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the plain class', but for batches of a schedule, which are ready."""
-        return x if is_scheduled_batch(x) else original(self, x, *args, **kwargs)
-
-    return {"preprocess_samples": preprocess_samples}
 
 
 def _get_config(plain_class: type) -> Any:

@@ -5,17 +5,19 @@ and token weights. Keras applies that to whole batches. A private model applies 
 example alone, after the batch was drawn and before the step: what an example becomes is a
 function of that example. So what it does is traced, once, and analysed as `map` is: it
 keeps no state, runs no Python code, ends, and needs no memory that values decide about.
-Preprocessors of KerasHub may do two things more: they keep the tokens of words that came
-before, and go on until all pairs are merged. One of which it fails becomes a row of zeros
-with the weight 0, and the step goes on.
+Preprocessors of KerasHub, with the methods that it gave them, may do two things more: they
+keep the tokens of words that came before, and go on until all pairs are merged. One of
+which it fails becomes a row of zeros with the weight 0, and the step goes on.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.graphs.mapping import map_each
@@ -26,15 +28,30 @@ from tf_bandmf.keras.clipping import (
     is_random,
     refuse_state,
 )
+from tf_bandmf.keras.compat.definitions import (
+    is_code_of,
+    is_defined_by,
+    replaced_methods,
+)
 from tf_bandmf.keras.compat.keras_objects import all_layers, tensorflow_value
 from tf_bandmf.keras.compat.seeds import used_generators
-from tf_bandmf.sampling.batches import EDITED, INPUTS, ROWS, SAMPLE_WEIGHT, TARGETS
+from tf_bandmf.sampling.batches import (
+    EDITED,
+    INPUTS,
+    ROWS,
+    SAMPLE_WEIGHT,
+    TARGETS,
+    is_scheduled_batch,
+)
 from tf_bandmf.sampling.failing import each_that_works, with_weights
 from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 from tf_bandmf.sampling.purity import may_fail, may_stop
 
 _CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
 _UNREPEATABLE = ("Assign", "Rng", "PyFunc", "EagerPyFunc")
+_HUB = frozenset({"keras_hub"})
+# They wrap methods of layers when these are made.
+_BUILDERS = frozenset({"keras", "keras_hub"})
 Preprocess = Callable[..., Any]
 
 
@@ -132,13 +149,23 @@ def _traced(preprocess: Preprocess, specs: Any, repeats: bool) -> tuple[Any, boo
     if repeats:
         _refuse_randomness(traced.graph)
     inputs = traced.graph.inputs[: len(tf.nest.flatten(specs))]
-    if _is_of_hub(preprocess):
-        return traced, may_stop(traced.graph, inputs)
-    return traced, _checked(traced.graph, inputs, generators)
+    parts = _parts_of_hub(preprocess)
+    return traced, _checked(traced.graph, inputs, generators, parts)
 
 
-def _checked(graph: Any, inputs: Sequence[Any], generators: Sequence[Any]) -> bool:
+def _checked(
+    graph: Any,
+    inputs: Sequence[Any],
+    generators: Sequence[Any],
+    parts_of_hub: Sequence[Any] | None,
+) -> bool:
     """Whether some example stops a preprocessor that is a function of one example.
+
+    Args:
+      graph: of the preprocessor.
+      inputs: of the graph, that hold an example.
+      generators: the generators that it drew from.
+      parts_of_hub: what it is made of, if that is KerasHub's.
 
     Raises:
       ValueError: if it is none.
@@ -149,8 +176,17 @@ def _checked(graph: Any, inputs: Sequence[Any], generators: Sequence[Any]) -> bo
     def is_seed(handle: Any) -> bool:
         return outside.get(id(handle), id(handle)) in seeds
 
+    caches = {
+        id(table) for table in map(_table, parts_of_hub or ()) if table is not None
+    }
+
+    def is_cache(handle: Any) -> bool:
+        return outside.get(id(handle), id(handle)) in caches
+
     try:
-        refuse_state(graph.get_operations(), inputs, is_seed, lambda _: False)
+        refuse_state(graph.get_operations(), inputs, is_seed, lambda _: False, is_cache)
+        if parts_of_hub is not None:
+            return may_stop(graph, inputs)
         return may_fail(graph, inputs)
     except NotIndependent as error:
         op = error.operation
@@ -169,22 +205,63 @@ def _preprocessor(preprocess: Preprocess) -> Any:
     return getattr(getattr(preprocess, "__self__", None), "preprocessor", None)
 
 
-def _is_of_hub(preprocess: Preprocess) -> bool:
-    """Whether a preprocessor, and what calls it, are classes that KerasHub defines."""
+def kept_from_preprocessing(plain_class: type) -> dict[str, Any]:
+    """Keeps a task of KerasHub from preprocessing what `fit` has preprocessed.
+
+    Args:
+      plain_class: of models; its private class gets what is returned.
+    """
+    original = getattr(plain_class, "preprocess_samples", None)
+    if original is None:
+        return {}
+
+    def preprocess_samples(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the plain class', but for batches of a schedule, which are ready."""
+        return x if is_scheduled_batch(x) else original(self, x, *args, **kwargs)
+
+    return {"preprocess_samples": preprocess_samples}
+
+
+def _parts_of_hub(preprocess: Preprocess) -> list[Any] | None:
+    """What a preprocessor is made of; None if that, or what calls it, is not KerasHub's.
+
+    KerasHub's are objects whose class it defines, with the methods of that class.
+    """
     model, found = getattr(preprocess, "__self__", None), _preprocessor(preprocess)
     if not isinstance(found, keras.layers.Layer):
-        return False
+        return None
+    parts = all_layers(found)
+    parts += [
+        part
+        for layer in parts
+        for part in vars(layer).values()
+        if is_defined_by(type(part), _HUB)
+    ]
     callers = [
         vars(kind)["preprocess_samples"]
         for kind in type(model).__mro__
         if "preprocess_samples" in vars(kind)
     ]
-    kinds = {type(layer) for layer in all_layers(found)}
-    packages = {part.__module__.partition(".")[0] for part in (*callers, *kinds)}
-    return "preprocess_samples" not in vars(model) and packages <= {
-        "keras_hub",
-        "tf_bandmf",
-    }
+    known = "preprocess_samples" not in vars(model) and all(
+        is_defined_by(c, _HUB) or is_code_of(c, sys.modules[__name__]) for c in callers
+    )
+    known &= all(
+        is_defined_by(type(part), _HUB) and not replaced_methods(part, _BUILDERS)
+        for part in parts
+    )
+    return parts if known else None
+
+
+def _table(part: Any) -> Any:
+    """The handle of KerasHub's cache of tokens; None of other objects.
+
+    Its keys must be what KerasHub makes of words: with other ones words could meet.
+    """
+    if type(part).__qualname__ != "BytePairTokenizerCache":
+        return None
+    if not np.array_equal(part.factors, 256 ** np.arange(8, dtype=np.int64)):
+        return None
+    return part.id2value.resource_handle
 
 
 def _only_row(tensor: Any) -> tf.Tensor:

@@ -11,6 +11,11 @@ from typing import Any
 import keras
 
 from tf_bandmf.graphs.walking import called, has_node
+from tf_bandmf.keras.compat.definitions import (
+    is_defined_by,
+    is_written_by,
+    replaced_methods,
+)
 from tf_bandmf.keras.compat.keras_objects import (
     all_layers,
     compile_metrics,
@@ -39,7 +44,7 @@ def foreign_metrics(model: Any) -> list[str]:
         for part in (type(metric), function):
             if part is not None and not _is_known(part):
                 found.append(getattr(part, "__qualname__", type(part).__qualname__))
-        if any(callable(vars(metric).get(name)) for name in ("update_state", "result")):
+        if replaced_methods(metric, _KNOWN):
             found.append(f"an attribute of {type(metric).__qualname__}")
     return found
 
@@ -79,5 +84,4 @@ def _metrics_of(model: Any) -> Iterator[Any]:
 
 def _is_known(part: Any) -> bool:
     """Whether a class, or a function, or an object of a class, is of a known package."""
-    module = getattr(part, "__module__", None) or type(part).__module__
-    return module.partition(".")[0] in _KNOWN
+    return is_defined_by(part, _KNOWN) or is_written_by(part, _KNOWN)

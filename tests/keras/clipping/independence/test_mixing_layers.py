@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.compat.graphs import nn_impl
 
 ops = keras.ops
 GENERATOR = keras.random.SeedGenerator(0)
@@ -48,6 +49,14 @@ def partitioned(x):
 @tf.custom_gradient
 def mixed_backward(x):
     return tf.identity(x), lambda d: d + tf.reduce_sum(d, axis=0, keepdims=True)
+
+
+def _gradient_of_a_name():
+    """As `mixed_backward`, in code that says that it is from a file of TensorFlow's."""
+    names = {"tf": tf}
+    text = "def grad(d): return d + tf.reduce_sum(d, axis=0, keepdims=True)"
+    exec(compile(text, nn_impl.__file__, "exec"), names)
+    return tf.custom_gradient(lambda x: (tf.identity(x), names["grad"]))
 
 
 def capacity(x):
@@ -95,6 +104,7 @@ ISOLATED = {
     "loop": loop_over_batch,
     "condition": lambda x: tf.cond(tf.reduce_mean(x) > 0, lambda: x, lambda: 2 * x),
     "custom_gradient": mixed_backward,
+    "gradient_of_a_name": _gradient_of_a_name(),
     "batch_norm": batch_norm,
     "batch_size": lambda x: x / ops.cast(ops.shape(x)[0], "float32"),
     "position": lambda x: (

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
+from tf_bandmf.keras.compat.definitions import is_code_of
 from tf_bandmf.keras.compat.graphs import custom_gradient, nn_impl, ops
 from tf_bandmf.keras.compat.own_gradients import is_call, is_of_the_step
 
 # Modules of TensorFlow whose custom gradients act on each element alone.
-_KNOWN_FILES = frozenset({nn_impl.__file__})
-_DECORATOR = custom_gradient.__file__
+_KNOWN = (nn_impl,)
 _ATTRIBUTE = "_gradient_op_type"
 
 
@@ -50,7 +50,7 @@ def _is_known(name: str) -> bool:
 def acts_on_elements(function: Any) -> bool:
     """Whether a custom gradient is one of TensorFlow's that act on each element alone."""
     written = _innermost(function)
-    return written is not None and written.__code__.co_filename in _KNOWN_FILES
+    return any(is_code_of(written, module) for module in _KNOWN)
 
 
 def is_trusted(function: Any) -> bool:
@@ -70,6 +70,6 @@ def _innermost(function: Any) -> Any:
         cells = dict(
             zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         )
-        if name in cells and function.__code__.co_filename == _DECORATOR:
+        if name in cells and is_code_of(function, custom_gradient):
             function = cells[name].cell_contents
     return function if hasattr(function, "__code__") else None
