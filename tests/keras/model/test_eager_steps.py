@@ -254,3 +254,33 @@ def test_a_metric_with_another_method_is_the_users(data, make_plan):
     assert python_code.foreign_metrics(model) == []
     metric.reset_state = lambda: None
     assert python_code.foreign_metrics(model) == ["an attribute of MeanSquaredError"]
+
+
+class Spy:
+    """Stands for a variable, and keeps what it is given."""
+
+    def __init__(self, variable):
+        self.variable, self.seen = variable, []
+
+    def __getattr__(self, name):
+        return getattr(self.variable, name)
+
+    def assign_add(self, value):
+        self.seen.append(value)
+        return self.variable.assign_add(value)
+
+
+@pytest.mark.parametrize("where", ["attribute", "within a dictionary", "of a variable"])
+@pytest.mark.invariant(16)
+def test_a_metric_with_another_variable_is_the_users(where, data, make_plan):
+    metric = keras.metrics.MeanSquaredError()
+    model = private([], make_plan(), metrics=[metric, keras.metrics.AUC(), "mse"])
+    assert python_code.foreign_metrics(model) == []
+    spy = Spy(metric.total)
+    if where == "attribute":
+        object.__setattr__(metric, "total", spy)
+    elif where == "within a dictionary":
+        metric._fn_kwargs["total"] = spy
+    else:
+        metric.total.assign_add = spy.assign_add
+    assert python_code.foreign_metrics(model) == ["an attribute of MeanSquaredError"]

@@ -15,6 +15,8 @@ import types
 from collections.abc import Collection, Iterator
 from typing import Any
 
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+
 
 def is_defined_by(part: Any, packages: Collection[str]) -> bool:
     """Whether a class, or a function, stands in a package under its own name.
@@ -49,6 +51,45 @@ def replaced_methods(instance: Any, packages: Collection[str]) -> list[str]:
         if isinstance(getattr(type(instance), name, None), types.FunctionType)
         and not is_written_by(own, packages)
     )
+
+
+def foreign_attributes(instance: Any, packages: Collection[str]) -> list[str]:
+    """Names of attributes that hold what no package defines, within containers, too.
+
+    Args:
+      instance: the object; what its parts hold in turn is not looked at.
+      packages: names of packages.
+    """
+    return sorted(
+        name
+        for name, value in getattr(instance, "__dict__", {}).items()
+        if any(not _is_of(leaf, packages) for leaf in _leaves(value, set()))
+    )
+
+
+def _is_of(leaf: Any, packages: Collection[str]) -> bool:
+    if isinstance(leaf, types.MethodType):
+        leaf = leaf.__func__
+    if isinstance(leaf, types.FunctionType):
+        return is_written_by(leaf, packages)
+    plain = leaf is None or isinstance(leaf, (types.BuiltinFunctionType, type(...)))
+    return plain or is_defined_by(type(leaf), packages)
+
+
+def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
+    """A value; of a container also what is in it, and itself if it is no plain one."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, dict):
+        for pair in value.items():
+            yield from _leaves(pair[0], seen)
+            yield from _leaves(pair[1], seen)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for part in value:
+            yield from _leaves(part, seen)
+    if type(value) not in _CONTAINERS:
+        yield value
 
 
 def is_written_by(function: Any, packages: Collection[str]) -> bool:

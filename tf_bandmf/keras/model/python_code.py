@@ -12,6 +12,7 @@ import keras
 
 from tf_bandmf.graphs.walking import called, has_node
 from tf_bandmf.keras.compat.definitions import (
+    foreign_attributes,
     is_defined_by,
     is_written_by,
     replaced_methods,
@@ -25,6 +26,8 @@ from tf_bandmf.keras.compat.keras_objects import (
 
 # Packages whose classes keep nothing of a batch in Python.
 _KNOWN = frozenset({"keras", "keras_hub", "tf_bandmf"})
+# What metrics of theirs may be made of.
+_PARTS = _KNOWN | {"builtins", "numpy", "tensorflow"}
 _METHODS = ("compute_metrics", "get_metrics_result", "reset_metrics")
 
 
@@ -40,13 +43,25 @@ def foreign_metrics(model: Any) -> list[str]:
     methods = [getattr(type(model), name) for name in _METHODS]
     found = [m.__qualname__ for m in methods if not _is_known(m)]
     for metric in _metrics_of(model):
-        function = metric_function(metric)
-        for part in (type(metric), function):
-            if part is not None and not _is_known(part):
-                found.append(getattr(part, "__qualname__", type(part).__qualname__))
-        if replaced_methods(metric, _KNOWN):
-            found.append(f"an attribute of {type(metric).__qualname__}")
+        own = [
+            getattr(part, "__qualname__", type(part).__qualname__)
+            for part in (type(metric), metric_function(metric))
+            if part is not None and not _is_known(part)
+        ]
+        if not own and _has_foreign_parts(metric):
+            own = [f"an attribute of {type(metric).__qualname__}"]
+        found += own
     return found
+
+
+def _has_foreign_parts(metric: Any) -> bool:
+    """Whether methods or variables of a metric of Keras were replaced."""
+    held = metric.variables
+    parts = [metric, *held, *(variable.value for variable in held)]
+    return any(
+        replaced_methods(part, _PARTS) or foreign_attributes(part, _PARTS)
+        for part in parts
+    )
 
 
 def foreign_layers(model: Any) -> list[str]:
