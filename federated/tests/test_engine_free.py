@@ -39,6 +39,7 @@ MODULES = (
     "server_noise",
     "server_optimizers",
     "state_files",
+    "sum_chunks",
     "tags",
     "worker_guard",
 )
