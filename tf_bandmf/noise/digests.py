@@ -219,14 +219,22 @@ def keyed_digest(
     key: tf.Tensor,
     value: tf.Tensor | Sequence[tf.Tensor],
     more: tf.Tensor | None = None,
+    *,
+    compiles: bool = False,
 ) -> tf.Tensor:
     """`plain_digest`, compiled by XLA where that pays.
 
     The value may be in pieces, which have the digest of all of them one after the other.
     On a CPU a vector of odd size is copied, and so are pieces of which one is.
+
+    Args:
+      key: see `plain_digest`.
+      value: likewise, or its pieces.
+      more: see `plain_digest`.
+      compiles: whether short vectors are compiled, too: for programs of many steps.
     """
     if device_kind() == "CPU":
-        return _host_digest(key, value, more)
+        return _host_digest(key, value, more, compiles)
     if not tf.is_tensor(value):
         value = tf.concat(value, axis=0)
     return _compiled_digest(key, value, more)
@@ -235,23 +243,12 @@ def keyed_digest(
 _compiled_digest = shared_function(plain_digest, jit_compile=True)
 
 
-def compiled_digest(
-    key: tf.Tensor,
-    value: tf.Tensor | Sequence[tf.Tensor],
-    more: tf.Tensor | None = None,
-) -> tf.Tensor:
-    """As `keyed_digest`, with short vectors compiled, too: for programs of many steps."""
-    if device_kind() == "CPU":
-        return _host_digest(key, value, more, True)
-    return keyed_digest(key, value, more)
-
-
 @shared_function
 def _host_digest(
     key: tf.Tensor,
     value: tf.Tensor | Sequence[tf.Tensor],
-    more: tf.Tensor | None = None,
-    is_compiled: bool = False,
+    more: tf.Tensor | None,
+    compiles: bool,
 ) -> tf.Tensor:
     """As processors have pairs of numbers in their memory: nothing is copied."""
     key = _as_words(key)
@@ -264,8 +261,8 @@ def _host_digest(
         whole = tf.concat(value, axis=0)
     even = whole.shape[0] // 2 * 2
     words = _as_words(whole if even == whole.shape[0] else whole[:even])
-    is_compiled |= whole.shape[0] > _FEW
-    digest = _compiled_words if is_compiled else _digest
+    compiles = compiles or whole.shape[0] > _FEW
+    digest = _compiled_words if compiles else _digest
     return digest(key, words, *_after(whole[even:], more))
 
 

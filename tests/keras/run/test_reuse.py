@@ -111,7 +111,7 @@ def test_two_worlds_share_no_noise(mechanism, generator, tmp_path, figure):
 def test_the_measure_sees_noise_that_is_reused(tmp_path, monkeypatch):
     # The control: bound to the step alone, the noise of both worlds cancels.
     monkeypatch.setattr(
-        secrets, "keyed_digest", lambda key, *values: tf.zeros([2], tf.int32)
+        secrets, "keyed_digest", lambda *values, **options: tf.zeros([2], tf.int32)
     )
     plan = tf_bandmf.plan(
         "identity",

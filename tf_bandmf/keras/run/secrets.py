@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes
 from tf_bandmf.noise import NoiseGenerator
-from tf_bandmf.noise.digests import compiled_digest, digest_key, keyed_digest
+from tf_bandmf.noise.digests import digest_key, keyed_digest
 from tf_bandmf.noise.keys import NoiseKey
 
 TAKEN = (
@@ -199,9 +199,8 @@ class SecretState:
             or the step was taken before the run was resumed, and differs now.
         """
         own = of_replica(self._digest_keys)
-        digest_of = compiled_digest if self._compiles else keyed_digest
-        parts = sum_of_replicas(digest_of(own, total, inputs))
-        digest = tf.bitcast(parts, tf.int64)
+        part = keyed_digest(own, total, inputs, compiles=self._compiles)
+        digest = tf.bitcast(sum_of_replicas(part), tf.int64)
         known = of_replica(self._known_digests).sparse_read(step)
         # 0 stands for a digest that is not known; one sum in 2^64 is not checked.
         may_be = tf.equal(known, 0) | tf.equal(known, digest)
