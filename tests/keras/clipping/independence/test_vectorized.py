@@ -131,3 +131,16 @@ def test_a_round_has_its_row_alone(alone, entry):
     model = rounds(entry)
     assert len(cases.executed_alone(model)) == alone
     assert cases.largest_change(model) <= 1 + 1e-3
+
+
+def test_nothing_of_a_failed_attempt_runs():
+    """The gradient of this loop cannot be vectorized, which shows when half of it is made.
+
+    TensorFlow runs loops that draw, whether anybody reads them or not.
+    """
+
+    def noisy(x):
+        noised = tf.map_fn(lambda e: e + 0.0 * tf.random.normal(tf.shape(e)), x)
+        return x + tf.tanh(noised)
+
+    assert cases.largest_change(cases.model_with(cases.Custom(noisy))) <= 1 + 1e-3

@@ -19,6 +19,9 @@ from tf_bandmf.keras.compat.vectorizing import (
     without_broadcasting_products,
 )
 
+# They act on nothing, and stop for nothing.
+_HARMLESS = frozenset({"ReadVariableOp", "ResourceGather"})
+
 
 def map_examples(
     function: Callable[[Any], list[tf.Tensor]],
@@ -72,7 +75,7 @@ def _mapped(
         )
         return list(whole.get_concrete_function(specs)(elements)), []
     graph = tf.compat.v1.get_default_graph()
-    vectorize = vectorize and not _branches(function, elements)
+    vectorize = vectorize and _can_try(function, elements)
     of_one: list[Any] = []
     known: list[Any] = []
     trace = current_trace()
@@ -114,18 +117,29 @@ def _mapped(
     return list(looped), []
 
 
-def _branches(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> bool:
-    """Whether an example decides about what runs, which sorts examples if vectorized.
+def _can_try(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> bool:
+    """Whether an attempt to vectorize may stand in the graph, whatever becomes of it.
 
-    Found in a graph beside: what reads weights would run, whether it is used or not.
+    Found in graphs beside: what reads weights would run, whether it is used or not, and
+    so would what draws and loops that read weights, with what a failed attempt left open.
     """
     beside = FuncGraph("one_example")
     with beside.as_default():
-        function(
-            tf.nest.map_structure(
-                lambda t: tf.compat.v1.placeholder(t.dtype, t.shape[1:]), elements
-            )
-        )
+        function(_given(elements))
+    return not _branches(beside) and (
+        not _acts(beside) or _succeeds(function, elements)
+    )
+
+
+def _given(elements: Any) -> Any:
+    """Arguments for one example, of the graph that is made."""
+    return tf.nest.map_structure(
+        lambda t: tf.compat.v1.placeholder(t.dtype, t.shape[1:]), elements
+    )
+
+
+def _branches(graph: Any) -> bool:
+    """Whether an example decides about what runs, which sorts examples if vectorized."""
 
     def has_branch(op: Any, name: str, scope: Scope) -> bool:
         return has_node(op.graph, name, lambda node: node.op in BRANCHES)
@@ -133,8 +147,33 @@ def _branches(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> bool
     with made_once():
         return any(
             op.type in BRANCHES and scope.depends(op.inputs[0])
-            for op, scope in walk(beside.get_operations(), Scope({}), has_branch)
+            for op, scope in walk(graph.get_operations(), Scope({}), has_branch)
         )
+
+
+def _acts(graph: Any) -> bool:
+    """Whether there is something that TensorFlow runs even if nobody reads its result."""
+    return any(
+        op.op_def and op.op_def.is_stateful and op.type not in _HARMLESS
+        for op in graph.get_operations()
+    )
+
+
+def _succeeds(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> bool:
+    """Whether vectorizing succeeds, and keeps examples apart."""
+    trace = current_trace()
+    known: list[Any] = []
+    with FuncGraph("attempt").as_default():
+        given = tf.nest.map_structure(
+            lambda t: tf.compat.v1.placeholder(t.dtype, t.shape), elements
+        )
+        try:
+            with _silent():
+                outputs = list(vectorized_map(function, given, known))
+        except Exception:
+            return False
+        batch = trace.static_batch if trace else None
+        return rows_stay_apart(outputs, tf.nest.flatten(given), known, batch)
 
 
 @contextlib.contextmanager
