@@ -6,8 +6,8 @@ import logging
 import pytest
 
 import tf_bandmf
+from tf_bandmf.files import machine
 from tf_bandmf_federated import HostNoise, plan_that_fits
-from tf_bandmf_federated.large_models import machine_memory
 
 D = 10**8
 BUDGET = dict(
@@ -59,7 +59,7 @@ def test_a_ring_buffer_beyond_the_machine_is_refused_before_it_is_made():
     def plan(mechanism):
         return tf_bandmf.plan(mechanism, **BUDGET)
 
-    too_many = machine_memory() // 12 + 1  # of 3 vectors of 4 bytes
-    with pytest.raises(MemoryError, match=r"keeps 3 vectors .* plan_that_fits"):
+    too_many = machine.memory_bytes() // 12 + 1  # of 3 vectors of 4 bytes
+    with pytest.raises(MemoryError, match=r"keeps 3 vectors .* lambda_cgd"):
         HostNoise(plan("bsr:4"), too_many)
     HostNoise(plan("lambda_cgd"), too_many)

@@ -20,11 +20,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import Plan
+from tf_bandmf.files import machine
 from tf_bandmf.files import private as private_files
 from tf_bandmf.ledger import hooks
 from tf_bandmf.noise import NoiseGenerator
 from tf_bandmf.noise.keys import NoiseKey
-from tf_bandmf_federated.large_models import check_memory
+from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf_federated.large_vectors import ahead
 from tf_bandmf_federated.noise_uses import NoiseUses
 from tf_bandmf_federated.ring_file import RingFile
@@ -71,7 +72,7 @@ class HostNoise:
         self._generator = NoiseGenerator(
             plan.strategy, num_parameters, generator=plan.generator
         )
-        check_memory(self._generator.memory_vectors, num_parameters)
+        refuse_too_large(plan.memory(num_parameters), machine.memory_bytes())
         shape = [self._generator.memory_vectors, self._generator.num_parameters]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
         self._ring_path: str | None = None

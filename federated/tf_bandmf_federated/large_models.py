@@ -8,23 +8,15 @@ earlier normals are drawn again.
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 import tf_bandmf
 from tf_bandmf import Plan
+from tf_bandmf.files import machine
 
 _LOG = logging.getLogger("tf_bandmf")
 _FLOAT_BYTES = 4
 _SHARE = 0.5  # of the memory, for the ring buffer: model and sums need some, too
-
-
-def machine_memory() -> int | None:
-    """Bytes of this machine's memory, or None where it cannot be known."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def plan_that_fits(
@@ -54,7 +46,7 @@ def plan_that_fits(
     if num_parameters < 1:
         raise ValueError(f"num_parameters must be >= 1, found {num_parameters}.")
     if memory_bytes is None:
-        found = machine_memory()
+        found = machine.memory_bytes()
         if found is None:
             raise ValueError("This machine does not say its memory: give memory_bytes.")
         memory_bytes = int(_SHARE * found)
@@ -78,19 +70,6 @@ def plan_that_fits(
         100.0 * (plan.rmse() / best.rmse() - 1.0),
     )
     return plan
-
-
-def check_memory(vectors: int, num_parameters: int) -> None:
-    """Raises MemoryError if a ring buffer cannot fit into this machine."""
-    there = machine_memory()
-    needed = _FLOAT_BYTES * vectors * num_parameters
-    if there is not None and needed > there:
-        raise MemoryError(
-            f"The plan's ring buffer keeps {_size(vectors, num_parameters)}, and this "
-            f"machine has {_gigabytes(there)}. Make the plan with "
-            f"plan_that_fits({num_parameters}, ...), or with a mechanism that keeps "
-            f'nothing, such as "lambda_cgd" or "bisr:4".'
-        )
 
 
 def _name(plan: Plan) -> str:
