@@ -60,6 +60,6 @@ def test_a_ring_buffer_beyond_the_machine_is_refused_before_it_is_made():
         return tf_bandmf.plan(mechanism, **BUDGET)
 
     too_many = machine.memory_bytes() // 12 + 1  # of 3 vectors of 4 bytes
-    with pytest.raises(MemoryError, match=r"keeps 3 vectors .* lambda_cgd"):
+    with pytest.raises(MemoryError, match=r"keeps 3 vectors .*lambda_cgd"):
         HostNoise(plan("bsr:4"), too_many)
     HostNoise(plan("lambda_cgd"), too_many)
