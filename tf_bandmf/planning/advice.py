@@ -46,18 +46,17 @@ class Advice:
     Attributes:
       plan: of the advised run, with its clip norm: exactly what `tf_bandmf.plan` makes
         of `arguments`.
-      setting: batch size, epochs, steps, sampling and mechanism, with the noise that the
-        plan has.
+      setting: batch size, epochs, steps, sampling and mechanism, with the plan's noise.
       learning_rate: of SGD with `momentum`, for gradients clipped to the clip norm and
         divided by the batch size, as `PrivateOptimizer` does.
-      learning_rate_range: (lowest, highest) that is worth trying.
+      learning_rate_range: (lowest, highest) worth trying.
       momentum: as given.
       ema_momentum: of the moving average of the weights, `use_ema=True` of a Keras
         optimizer; see `learning_rates.ema_momentum`.
       noise_to_signal: of the advised plan; if `alignment` is None, a lower limit.
       alignment: of public gradients, or None.
-      settings: what was compared: for each sampling the batch sizes, largest first, with
-        mechanisms in closed form; the advised one is `setting`.
+      settings: what was compared: for each sampling, the batch sizes, largest first,
+        with mechanisms in closed form; the advised one is `setting`.
       reasons: pairs of a subject ("batch size") and a sentence or two.
       tuning: the price of private trials, if asked for.
       arguments: of `tf_bandmf.plan`.
@@ -154,10 +153,10 @@ def advise(
     Compares batch sizes (powers of two) and samplings by the predicted noise-to-signal
     ratio (`run_settings.noise_to_signal`) of mechanisms in closed form, in seconds. The
     smallest batch within 10% of the least noise is advised, because it has the most
-    steps; runs with so few steps that their learning rate could not use their little
-    noise (`learning_rates.per_clip_unit`) do not count. All epochs that the compute
-    allows are used. For what is advised `tf_bandmf.plan` then chooses the mechanism, as
-    it does for "auto", and gives its reason.
+    steps; runs with too few steps for their learning rate to use their low noise
+    (`learning_rates.per_clip_unit`) do not count. All epochs that the compute allows
+    are used. `tf_bandmf.plan` then chooses the mechanism for the advised setting, as it
+    does for "auto", and gives its reason.
 
     Args:
       num_examples: m, size of the training set.
@@ -165,31 +164,31 @@ def advise(
       delta: budget, in [1e-20, 1).
       num_parameters: d, trainable parameters; by default those of `public_gradients`.
       epochs: the most passes over the data that the compute allows.
-      max_examples_seen: the same as a number of gradients of single examples; either
+      max_examples_seen: the same, as a number of gradients of single examples; either
         this or epochs.
-      max_batch_size: the largest batch; None for no limit. A batch that memory cannot
-        hold is no limit: `make_private(model, microbatch_size=...)` clips it in parts.
-      sampling: the names of the samplings that may be used, of "fixed-order", "shuffled",
-        "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins" (an
-        estimate). One that demands more than the first is advised if it has at least 3%
-        less noise.
-      mechanism: as for `tf_bandmf.plan`. A name with a closed form is what batch sizes
-        are compared with, too.
-      max_memory_vectors: likewise.
+      max_batch_size: the largest batch; None for no limit. Memory need not limit it:
+        `make_private(model, microbatch_size=...)` clips a batch in parts.
+      sampling: the names of the samplings that may be used, out of "fixed-order",
+        "shuffled", "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins"
+        (an estimate). A sampling that requires more than the first is advised only if
+        it has at least 3% less noise.
+      mechanism: as for `tf_bandmf.plan`. A name with a closed form is also used to
+        compare batch sizes.
+      max_memory_vectors: as for `tf_bandmf.plan`.
       momentum: of SGD, in [0, 1).
-      fan_in: inputs of a unit, added up over the layers (pixels or features of a linear
+      fan_in: inputs of a unit, summed over the layers (pixels or features of a linear
         model; height * width * channels of a convolution): it scales the learning rate.
         By default that of `public_gradients`, or 10 sqrt(d), which is rough.
       public_gradients: of the model on data that need no protection.
-      expected_trials: None; or the expected number of private trials whose price is to be
-        computed, see `tf_bandmf.tuning_cost`.
+      expected_trials: None; or the expected number of private trials, to compute their
+        price, see `tf_bandmf.tuning_cost`.
       progress: called with what is computed next.
 
     Returns:
       The advice.
 
     Raises:
-      TypeError: if public_gradients is no `GradientSample`.
+      TypeError: if public_gradients is not a `GradientSample`.
       ValueError: if an argument is missing, contradictory, or out of range.
     """
     check_budget(epsilon, delta, None, None)

@@ -52,9 +52,8 @@ def plan(
     Say how the data are used in one of two ways: `num_examples`, `batch_size`, `epochs`
     and `sampling` (by default a fixed epoch order; `Plan.batches` enforces it), or
     `participation` and, where it does not say so itself, `num_steps`. The participation
-    decides who accounts: amplification by sampling is claimed for those only
-    whose sampler is ours
-    (`CyclicPoisson`, `Poisson`, `CyclicFixedSize`, `BallsInBins`).
+    decides who accounts: amplification by sampling is claimed only for those whose
+    sampler is ours (`CyclicPoisson`, `Poisson`, `CyclicFixedSize`, `BallsInBins`).
 
     Formal guarantee: a run of the plan's training step over at most `num_steps` steps,
     on batches that respect the participation, is (epsilon, delta)-DP under the adjacency
@@ -62,15 +61,17 @@ def plan(
     random numbers of the sampler. If `Plan.kind` is "estimate", epsilon is one.
 
     Args:
-      mechanism: "auto" compares those that fit `max_memory_vectors` and the sampling and
-        takes the best; `Plan.choice` says what was compared and why it was chosen. Or a
-        name with its parameters, as in "identity" (DP-SGD), "lambda_cgd:0.9", "bisr:4",
-        "bsr:4:normalized" (columns of norm 1) or "banded:max" (for the largest error of
-        a step instead of the mean; "auto:max", too): see `strategies.registry.parse`.
-        Or a `Strategy`. Parameters that are not given are chosen for the smallest
-        error, with amplification where it is claimed; bands are at most 32 and b then.
+      mechanism: "auto" compares the mechanisms that fit `max_memory_vectors` and the
+        sampling and takes the best; `Plan.choice` says what was compared and why it was
+        chosen. Or a name with its parameters, as in "identity" (DP-SGD),
+        "lambda_cgd:0.9", "bisr:4", "bsr:4:normalized" (columns of norm 1) or
+        "banded:max" (for the largest error of a step instead of the mean; "auto:max",
+        too): see `strategies.registry.parse`. Or a `Strategy`. Parameters that are not
+        given are chosen for the smallest error, with amplification where it is claimed;
+        bands are then at most 32 and b.
       epsilon: budget, > 0; together with delta.
-      delta: budget, in [1e-20, 1); warned about if it is not below 1 / num_examples.
+      delta: budget, in [1e-20, 1); a warning is given unless it is below 1 /
+        num_examples.
       noise_multiplier: instead of epsilon: noise standard deviation per unit of
         sensitivity; epsilon is then computed at delta.
       num_examples: size of the training set.
@@ -83,10 +84,11 @@ def plan(
       sampling: one of `participation.scheme.samplings()`, with `num_examples`,
         `batch_size` and `epochs`. "cyclic-poisson" and "cyclic-fixed-size" have as many
         parts as the strategy has bands.
-      workload: what the optimizer makes of the noisy gradients, and so what the released
-        models sum: "prefix" (plain SGD, the default), "sgd:momentum=0.9,decay=0.999",
-        "identity", or a `Workload`, as `workloads.momentum_sgd(num_steps,
-        learning_rates=rates)` for a schedule. See `workloads.parse`.
+      workload: what the optimizer does with the noisy gradients, and so what the
+        released models sum: "prefix" (plain SGD, the default),
+        "sgd:momentum=0.9,decay=0.999", "identity", or a `Workload`, such as
+        `workloads.momentum_sgd(num_steps, learning_rates=rates)` for a schedule. See
+        `workloads.parse`.
       l2_norm_clip: zeta > 0.
       max_memory_vectors: vectors of the model's size that the noise may keep between
         steps; by default 31 for "auto", otherwise the mechanism's default. A strategy
@@ -94,17 +96,17 @@ def plan(
       confidence: None to estimate epsilon where accounting simulates (`BallsInBins`,
         `BMinSepSampling`), or for example `1 - 1e-6` for a bound; under balls in bins 1
         for a bound without simulation, which takes more noise.
-      progress: True to name on stderr what is compared, and to show a bar for simulations
-        that take longer than 2 seconds; or a function that takes such names. They go to
-        the logger "tf_bandmf" in any case.
+      progress: True to name on stderr what is compared, and to show a bar for
+        simulations that take longer than 2 seconds; or a function that takes such
+        names. They always go to the logger "tf_bandmf".
       test_seed: for tests only: noise from a known seed. The statement says so.
-      unit: whose presence is hidden, in one line. With "one user" `num_examples` is the
-        number of users and `batch_size` the users of a step: see `users` of
-        `Plan.batches`, outside of federated learning.
+      unit: whose presence is hidden, in one line. With "one user", `num_examples` is
+        the number of users and `batch_size` the number of users per step: see `users`
+        of `Plan.batches`, outside federated learning.
       generator: of the noise: "philox", or "chacha20", a stream cipher, whose noise is
         computationally indistinguishable from random and takes about three times as long.
-      **earlier: names that arguments had before, such as `bands` and `momentum`; they are
-        deprecated, see `planning.earlier`.
+      **earlier: former names of arguments, such as `bands` and `momentum`; deprecated,
+        see `planning.earlier`.
 
     Returns:
       A `Plan`. `Ledger.bind` binds it to the budget of a data set.

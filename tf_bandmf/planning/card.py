@@ -208,15 +208,15 @@ class PrivacyCard:
         tags: Sequence[str] = (),
         library_name: str = "keras",
     ) -> str:
-        """A README.md as Keras (`model.save("hf://...")`) and Hugging Face have it.
+        """A README.md as Keras (`model.save("hf://...")`) and Hugging Face write it.
 
         Metadata in YAML, then the card. Add what it does not know: intended uses,
-        evaluation, the training data.
+        evaluation, training data.
 
         Args:
           license: identifier, such as "apache-2.0".
           datasets: identifiers of the training data, if they have any.
-          tags: others than "differential-privacy" and "tf-bandmf".
+          tags: in addition to "differential-privacy" and "tf-bandmf".
           library_name: of what loads the model: "keras", "keras-hub", "tf-keras".
         """
         fields: dict[str, Any] = {

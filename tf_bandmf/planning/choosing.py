@@ -35,13 +35,13 @@ class Choice:
     """What was compared, what was chosen, and why.
 
     Attributes:
-      table: one row for each mechanism, its own parameters chosen already.
-      mechanism: of the row that was chosen, "bisr:8" for instance.
+      table: one row for each mechanism, with its own parameters already chosen.
+      mechanism: of the chosen row, for instance "bisr:8".
       reason: one or two sentences.
       excluded: mechanisms that were not compared, and why not.
-      advice: what other samplings would give and demand, one sentence or two each; empty
-        where the mechanism was named.
-      strategy: C, or None in a choice that was read from a plan.
+      advice: what other samplings would give and require, one sentence or two each;
+        empty if the mechanism was named.
+      strategy: C, or None in a choice read from a plan.
       participation: of the run with this strategy, or None likewise.
     """
 
@@ -66,7 +66,7 @@ class Choice:
 
     @classmethod
     def of_strategy(cls, strategy: Strategy) -> Choice | None:
-        """The choice that led to a strategy, also of a saved plan; None without one."""
+        """The choice that led to a strategy, even in a saved plan; None without one."""
         record = strategy.diagnostics.get("choice")
         if record is None:
             return None

@@ -100,7 +100,7 @@ class Comparison:
         return min(self.rows, key=lambda row: row.rmse)
 
     def to_records(self) -> list[dict[str, Any]]:
-        """One dictionary of plain finite values a row, ready for JSON."""
+        """One dictionary of plain finite values per row, ready for JSON."""
         return [dataclasses.asdict(row) for row in self.rows]
 
     def to_data_frame(self) -> Any:
@@ -120,7 +120,7 @@ class Comparison:
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Headings and texts of a table; sensitivities that are bounds have a <=.
 
-        Headings are the names of `Row`, written for people.
+        Headings are readable forms of the names of `Row`.
         """
         headings = [
             "mechanism",
@@ -171,22 +171,22 @@ def compare(
 ) -> Comparison:
     """Builds every mechanism and evaluates it on the workload.
 
-    One that has no numbers, because its accountant fails or it contradicts the
+    A mechanism without numbers, because its accountant fails or it contradicts the
     participation, does not end the comparison: `Comparison.failures` says why.
 
     Args:
       workload: A; gives the number of steps.
       participation: for sensitivities, and for the mechanisms that optimize theirs.
-      mechanism_names: as `registry.parse` reads them, or strategies that exist.
+      mechanism_names: as `registry.parse` reads them, or existing strategies.
       calibrator: how much noise a strategy gets; by default noise multiplier 1 per unit
         of sensitivity.
       progress: called with each mechanism's name before it is built.
 
     Raises:
       TypeError: if an argument has another type.
-      ValueError: if there is no mechanism, one is unknown or has an invalid value, the
-        participation contradicts the number of steps; of the first mechanism, if none
-        has numbers.
+      ValueError: if there is no mechanism, one is unknown or has an invalid value, or
+        the participation contradicts the number of steps; the first mechanism's error,
+        if none has numbers.
       ArithmeticError: likewise.
     """
     check_workload(workload)

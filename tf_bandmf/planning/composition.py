@@ -74,7 +74,7 @@ class JointGuarantee:
     """What several runs and releases on the same data guarantee together; by `compose`.
 
     Formal guarantee: all outputs together are (epsilon(delta), delta)-DP, for releases
-    that are made one after the other, each chosen in any way by the outputs of those
+    that are made one after another, each chosen in any way from the outputs of those
     before it, with guarantees that were fixed in advance.
 
     Attributes:
@@ -90,11 +90,11 @@ class JointGuarantee:
 
     @property
     def adjacency(self) -> str:
-        """What all parts hold for: replace-one if all do, else zero-out.
+        """The adjacency of all parts: replace-one if all have it, else zero-out.
 
-        A release made elsewhere that is stated for replacements alone makes it
-        replace-one. Then a part that is stated for zero-out counts as what it is on
-        neighbors of neighbors: Gaussian noise half, a rho four times.
+        A release made elsewhere that is stated only for replacements makes it
+        replace-one. A part that is stated for zero-out then counts as what it is on
+        neighbors of neighbors: half the Gaussian noise, four times the rho.
         """
         if not self._replaced:
             return ZERO_OUT
@@ -176,16 +176,16 @@ class JointGuarantee:
     def statement(
         self, delta: float | None = None, unit: str | None = None
     ) -> JointStatement:
-        """The privacy statement of all together.
+        """The privacy statement of all parts together.
 
         Args:
-          delta: by default the largest of those that the parts state.
+          delta: by default the largest that the parts state.
           unit: as for `Plan.statement`; by default that of the plans.
 
         Raises:
-          ValueError: as `guarantee_at`; if the unit is no text of one line, or the plans
-            have different ones and none is given; if no part has a delta or a unit, and
-            none is given.
+          ValueError: as `guarantee_at`; if the unit is not a text of one line, or the
+            plans have different units and none is given; if no part has a delta or a
+            unit, and none is given.
         """
         if delta is None:
             pairs = [part.stated(self._replaced) for part in self.parts]
@@ -214,7 +214,7 @@ class JointGuarantee:
 
     @functools.cached_property
     def gaussian_noise(self) -> float | None:
-        """Noise multiplier of the Gaussian mechanism that all are, unamplified; or None."""
+        """Noise multiplier of the joint Gaussian mechanism, unamplified; or None."""
         return noise_of(self.parts, self._replaced)
 
     @functools.cached_property
@@ -313,9 +313,9 @@ def compose(plans: Iterable[Plan | Part]) -> JointGuarantee:
     """The joint guarantee of several runs and other releases on the same data.
 
     Args:
-      plans: one plan for each run (a plan that was run twice stands there twice), and
-        for each release that was made elsewhere an `ApproximateDP`, a
-        `ZeroConcentratedDP` or an `AccountedEvent`.
+      plans: one plan for each run (list a plan twice if it was run twice), and for each
+        release made elsewhere an `ApproximateDP`, a `ZeroConcentratedDP` or an
+        `AccountedEvent`.
 
     Raises:
       TypeError: if something else is given.

@@ -42,7 +42,7 @@ _KINDS = ("bound", "estimate")
 
 @dataclasses.dataclass(frozen=True)
 class ApproximateDP(Part):
-    """A release of which one (epsilon, delta) is known.
+    """A release for which one (epsilon, delta) pair is known.
 
     It composes as the worst mechanism that has it (Kairouz, Oh, Viswanath, 2015,
     arXiv:1311.0776, Theorem 3.3): with probability delta everything is revealed, else it
@@ -53,8 +53,8 @@ class ApproximateDP(Part):
       delta: in [0, 1); 0 for pure DP, such as the Laplace mechanism.
       replace_one: whether neighbors are data sets in which one unit is replaced by
         another; else one unit is added, removed or zeroed out.
-      kind: "bound" if the pair is proven, "estimate" if not: the joint guarantee is an
-        estimate then, too.
+      kind: "bound" if the pair is proven, "estimate" if not: then the joint guarantee
+        is an estimate, too.
       name: for the statement, in one line.
 
     Raises:
@@ -113,13 +113,13 @@ class ApproximateDP(Part):
 
 @dataclasses.dataclass(frozen=True)
 class ZeroConcentratedDP(Part):
-    """A release of which rho of zero-concentrated DP is known.
+    """A release for which rho of zero-concentrated DP is known.
 
     Rhos add up (Bun and Steinke, 2016, arXiv:1605.02065, Lemma 1.7). With releases of
-    other kinds it composes by its privacy profile, the smallest delta at each epsilon that
-    Renyi divergences of at most `rho alpha` at all orders alpha allow by the conversion
-    of Canonne, Kamath and Steinke, 2020 (arXiv:2004.00010, Proposition 12). A Gaussian
-    mechanism is known better: give it as an `AccountedEvent`.
+    other kinds it composes by its privacy profile, the smallest delta at each epsilon
+    that Renyi divergences of at most `rho alpha` at all orders alpha allow by the
+    conversion of Canonne, Kamath and Steinke, 2020 (arXiv:2004.00010, Proposition 12).
+    More is known about a Gaussian mechanism: give it as an `AccountedEvent`.
 
     Args:
       rho: > 0.
@@ -166,21 +166,21 @@ class ZeroConcentratedDP(Part):
 class AccountedEvent(Part):
     """A release that is an event of dp-accounting.
 
-    Gaussian noise composes exactly; noise of Gauss or Laplace, also after Poisson sampling,
-    by its privacy loss in each direction; what else `PLDAccountant` knows by its privacy
-    profile, the rest by the Renyi divergences of `RdpAccountant`. Composed and
-    self-composed events are taken apart.
+    Gaussian noise composes exactly; Gaussian or Laplace noise, also after Poisson
+    sampling, by its privacy loss in each direction; what else `PLDAccountant` knows, by
+    its privacy profile; the rest, by the Renyi divergences of `RdpAccountant`. Composed
+    and self-composed events are taken apart.
 
     Args:
-      event: what the noise multipliers in it are per unit of is the contribution of one
-        unit (or, with `replace_one`, the change by a replacement).
+      event: its noise multipliers are relative to the contribution of one unit (or,
+        with `replace_one`, to the change by a replacement).
       replace_one: whether neighbors are data sets in which one unit is replaced by
-        another, as sampling without replacement has it; else one unit is added, removed
-        or zeroed out.
+        another, as for sampling without replacement; else one unit is added, removed or
+        zeroed out.
       name: for the statement, in one line.
 
     Raises:
-      TypeError: if this is no event of dp-accounting.
+      TypeError: if this is not an event of dp-accounting.
       ValueError: if the event has no privacy, or dp-accounting cannot account for it
         under these neighbors.
     """

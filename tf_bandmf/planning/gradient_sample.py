@@ -16,7 +16,8 @@ class GradientSample:
     """Per-example gradients of a model on data that need no protection.
 
     WARNING: whatever is computed from private examples releases something about them,
-    and no guarantee of a plan covers it. Public data of the same kind, or made-up data.
+    and no guarantee of a plan covers it. Use public data of the same kind, or made-up
+    data.
 
     Attributes:
       norms: l2 norms of the examples' gradients, shape [m], float64, >= 0.
@@ -24,7 +25,7 @@ class GradientSample:
         examples: the root of the mean cosine between two examples' gradients. It is the
         part of the clip norm that the mean of gradients keeps where all are clipped.
       num_parameters: d, of the model.
-      fan_in: inputs of a unit, added up over the layers, or None; see `advise`.
+      fan_in: inputs of a unit, summed over the layers, or None; see `advise`.
     """
 
     norms: np.ndarray

@@ -57,29 +57,31 @@ class Plan:
     """An immutable, serializable description of one private training run.
 
     Build it with `tf_bandmf.plan`, which calibrates the noise. The constructor
-    validates: a plan whose numbers do not fit together does not exist.
+    validates: a plan whose numbers do not fit together cannot exist.
 
     Attributes:
       workload: A, what the models sum.
       strategy: C, for `num_steps` steps.
       participation: at which steps one example may take part.
       l2_norm_clip: zeta, the bound on the l2 norm of each example's gradient.
-      noise_multiplier: sigma, noise standard deviation per unit of sensitivity, also
+      noise_multiplier: sigma, noise standard deviation per unit of sensitivity, even
         where the accountant amplifies and has another unit.
       epsilon, delta: the guarantee, with `accountant`.
-      expected_batch_size: the public constant by which the noisy sum of clipped
-        gradients is divided; None if the consumer of the plan has its own.
+      expected_batch_size: the public constant that divides the noisy sum of clipped
+        gradients; None if the consumer of the plan has its own.
       accountant: what computed (epsilon, delta) from noise_multiplier.
       kind: "exact", "bound" or "estimate"; see `accounting.guarantee.Guarantee`.
       adjacency: which data sets count as neighbors.
       confidence: of a simulated bound, else None.
       test_seed: None, or a seed from which noise is generated FOR TESTS ONLY: anyone
         who knows it can remove the noise.
-      sensitivity: of the strategy under the participation. Computed; one that is given
-        (by a file) must agree with the computed one, and is then used to the last bit.
+      sensitivity: of the strategy under the participation. Computed; a given value
+        (from a file) must agree with the computed one, and is then used to the last
+        bit.
       unit: whose presence is hidden, in one line: what the sampler draws.
       generator: of the noise, "philox" or "chacha20".
-      account: the budget in a ledger that a run reserves from before it begins, or None.
+      account: the budget in a ledger from which a run reserves before it begins, or
+        None.
       measurements: private counts and metrics that a run may release, too; see `reserve`.
     """
 
@@ -148,10 +150,10 @@ class Plan:
         """Standard deviation of each entry of `Z`, the noise before `C^-1`.
 
         `noise_multiplier * sensitivity * l2_norm_clip`: on the *sum* of clipped
-        gradients; with private counts the clip norm counts as that of gradient and counts
-        together. It is a number of single precision, the next one above: training
-        multiplies it in that precision, and rounding to the nearest one could take noise
-        away. The clip norm counts as it is in single precision, if that is more.
+        gradients; with private counts, the clip norm is that of gradient and counts
+        together. The value is rounded up to single precision: training multiplies it in
+        that precision, and rounding to nearest could reduce the noise. The clip norm is
+        taken in single precision, if that is more.
         """
         clip = max(self.l2_norm_clip, float(np.float32(self.l2_norm_clip)))
         wanted = self.unit_noise_stddev * clip * self.measurements.norm
@@ -173,12 +175,12 @@ class Plan:
 
     @property
     def zcdp_rho(self) -> float:
-        """Rho of zCDP of the whole run; without amplification, whatever is accounted.
+        """Rho of zCDP of the whole run, without amplification, however accounted for.
 
         Under the plan's adjacency: where one unit is replaced by another, its
         contribution changes by up to `2 l2_norm_clip`, and rho is 4 times that of
-        zero-out, for rho goes with the square of the sensitivity (Bun and Steinke, 2016,
-        arXiv:1605.02065, Proposition 1.6).
+        zero-out, because rho grows with the square of the sensitivity (Bun and Steinke,
+        2016, arXiv:1605.02065, Proposition 1.6).
         """
         rho = gaussian.zcdp_rho(self.unamplified_noise)
         return 4.0 * rho if self.adjacency == REPLACE_ONE else rho
@@ -209,15 +211,15 @@ class Plan:
     def reserve(
         self, *, counts: float = 0.0, metrics: float = 0.0, evaluations: int = 0
     ) -> Plan:
-        """The plan with a part of its budget kept for measurements; same guarantee.
+        """The plan with part of its budget reserved for measurements; same guarantee.
 
             plan = tf_bandmf.plan("bisr", epsilon=2, ...).reserve(
                 counts=0.01, metrics=0.1, evaluations=10
             )
 
-        The steps get more noise, so that (epsilon, delta) covers them, the counts and the
-        evaluations together; see `planning.measurements`. Under samplings that are
-        accounted for by simulation, or without replacement, epsilons are added up, and
+        The steps get more noise, so that (epsilon, delta) covers them, the counts and
+        the evaluations together; see `planning.measurements`. Under sampling that is
+        accounted for by simulation, or without replacement, epsilons are added, and
         `metrics` is a share of epsilon.
 
         Args:
@@ -237,7 +239,7 @@ class Plan:
     def guarantee_at(self, delta: float) -> Guarantee:
         """(epsilon, delta)-DP of the run at another delta, by the plan's accountant.
 
-        A simulated bound holds at the plan's confidence for this delta alone.
+        A simulated bound holds at the plan's confidence for this delta only.
 
         Raises:
           ValueError: if delta is not in (0, 1), or so large that epsilon would be 0.
@@ -248,8 +250,8 @@ class Plan:
         """Epsilon of the first `steps` steps of a run, if it has no more.
 
         WARNING: it holds for a number of steps that does not depend on the private run:
-        fixed in advance, or by a clock. A run that is stopped because of what its models
-        were like, as `EarlyStopping` does, has the epsilon of the whole plan.
+        fixed in advance, or by a clock. A run that is stopped because of its models, as
+        `EarlyStopping` does, has the epsilon of the whole plan.
 
         Args:
           steps: in [0, num_steps].
@@ -274,7 +276,7 @@ class Plan:
         return Choice.of_strategy(self.strategy)
 
     def epsilon_curve(self, deltas: Sequence[float]) -> list[Guarantee]:
-        """`guarantee_at` of several deltas: the trade-off that the run gives."""
+        """`guarantee_at` for several deltas: the trade-off that the run gives."""
         accountant, noise = self._accountant(), self.unit_noise_stddev
         return [accountant.guarantee(noise, float(delta)) for delta in deltas]
 
@@ -293,7 +295,7 @@ class Plan:
     def privacy_loss_distribution(
         self, interval: float = 1e-4
     ) -> privacy_loss_distribution.PrivacyLossDistribution:
-        """The run's privacy loss, of dp-accounting: epsilon, delta, composition.
+        """The run's privacy loss distribution in dp-accounting, for epsilon and delta.
 
         Args:
           interval: of the discretization, which errs to the safe side.
@@ -306,7 +308,7 @@ class Plan:
     def epsilon_by(
         self, accountant: dp_accounting.PrivacyAccountant, delta: float | None = None
     ) -> float:
-        """Epsilon by an accountant of one's own choice; see `accounting.custom`.
+        """Epsilon by an accountant of the caller's choice; see `accounting.custom`.
 
         Args:
           accountant: a fresh one, for example `dp_accounting.rdp.RdpAccountant()`.
@@ -317,7 +319,7 @@ class Plan:
         )
 
     def accounting_remark(self) -> str:
-        """What the accountant has to say beside its guarantee, or nothing.
+        """What the accountant adds to its guarantee, or nothing.
 
         `statement(certain=True)` has it.
         """
@@ -370,34 +372,34 @@ class Plan:
             iterator, of examples with their targets, which is read in its own order:
             for `sampling="fixed-order"` (see `sampling.StreamedExamples`); or examples
             on disk: `sampling.TFRecordExamples`, `sampling.cache_dataset`; or what a
-            function of one's own fetches by index, `sampling.IndexedExamples`.
+            custom function fetches by index, `sampling.IndexedExamples`.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
           sampler_seed: of a random sampler: None for a fresh one, or `secret_seed()` of
-            the schedule of an interrupted run that is to be continued. Any 32 bytes if
-            the plan has a test seed, and claims nothing.
+            the schedule of the interrupted run to continue. Any 32 bytes if the plan
+            has a test seed, and claims nothing.
           padded: all batches have one constant size: zeros with sample weight 0 are
-            added. Without it the size of a batch is no static shape.
+            added. Without it, the batch size is not static.
           map: augmentation, a random function of single examples, or a Keras layer; see
-            `sampling.mapped.MappedExamples`. Other random numbers at each step, the same
-            ones in a resumed run.
+            `sampling.mapped.MappedExamples`. Its random numbers differ at each step,
+            and are the same in a resumed run.
           views: augmentation multiplicity (De et al., 2022, arXiv:2204.13650): each
-            example is read so many times, `map` makes each view another one, and the
-            mean of their losses is the example's, whose gradient is clipped once. Costs
-            computation, and no privacy.
-          users: whose each row of x is, shape [rows], integers or strings, where the
+            example is read this many times, `map` makes each view different, and the
+            example's loss is the mean of theirs; its gradient is clipped once. Costs
+            computation, but no privacy.
+          users: the user of each row of x, shape [rows], integers or strings, if the
             plan's unit is one user: then the plan's `num_examples` is the number of
-            users, its `batch_size` the users of a step. A user's rows at a step are one
-            unit, clipped together.
+            users, and its `batch_size` the number of users per step. A user's rows at a
+            step are one unit, clipped together.
           rows_per_user: the most rows of a user that a step takes, at random if there
-            are more. Needed with `users`.
-          ranges: that you declare, as in `{"x": (0, 255), "y": (0, 9)}`: an example with
-            a value outside of them contributes nothing, and `fit` refuses a model that
+            are more. Required with `users`.
+          ranges: declared ranges, as in `{"x": (0, 255), "y": (0, 9)}`: an example with
+            a value outside them contributes nothing, and `fit` refuses a model that
             they do not fit. See `sampling.ranges.RangedExamples`.
 
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
-            schedule of its own, or `map` is no such function.
+            schedule, or `map` is not such a function.
           ValueError: if the number of examples is not the plan's; if examples are windows
             of one series that overlap, and the plan does not say what its unit is; or if
             the sampler's seed is not one of `secret_seed()`: whoever chose it knows the
@@ -470,11 +472,11 @@ class Plan:
 
         Args:
           unit: whose presence is hidden: what the plan's examples are, such as "one
-            device"; by default the plan's. The caller's to know: a unit with several
+            device"; by default the plan's. The caller must know it: a unit with several
             examples is covered by group privacy only.
-          remarks: what else a reader must know of the run.
-          certain: beside an estimate state the bound that needs no simulation, where
-            there is one. It takes seconds for hundreds of bins.
+          remarks: what else a reader must know about the run.
+          certain: in addition to an estimate, state the bound that needs no simulation,
+            if there is one. It takes seconds for hundreds of bins.
 
         Raises:
           ValueError: if the unit is no text of one line.
@@ -519,7 +521,7 @@ class Plan:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Plan:
-        """Rebuilds a plan and validates it anew.
+        """Rebuilds a plan and validates it again.
 
         Raises:
           ValueError: if the format is not known or the numbers do not fit together.
@@ -543,7 +545,7 @@ class Plan:
         )
 
     def save(self, path: str) -> None:
-        """Writes `path` (JSON) and beside it, with suffix .npz, the arrays.
+        """Writes `path` (JSON) and, next to it, the arrays with suffix .npz.
 
         A plan holds no secret: it can be published with the model.
         """
@@ -555,7 +557,8 @@ class Plan:
 
         Raises:
           FileNotFoundError: if the file, or that of its arrays, is missing.
-          ValueError: if it is no plan, or was changed: its fingerprint does not fit.
+          ValueError: if it is not a plan, or was changed: its fingerprint does not
+            match.
         """
         try:
             content = configs.load(path)

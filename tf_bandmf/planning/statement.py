@@ -74,7 +74,7 @@ class PrivacyStatement(Statement):
 
     Attributes:
       epsilon, delta: the guarantee.
-      zcdp_rho: rho of zCDP without amplification, under `adjacency` as they are.
+      zcdp_rho: rho of zCDP without amplification, under `adjacency` like the guarantee.
       accountant: what computed it.
       kind: "exact", "bound" or "estimate".
       confidence: of a simulated bound, else None.
@@ -92,10 +92,10 @@ class PrivacyStatement(Statement):
       test_only: the noise came from a known seed: no guarantee at all.
       unit: whose presence is hidden.
       sampling: what is claimed from the randomness of the sampling.
-      output: what the mechanism puts out, such as "noisy gradients".
+      output: what the mechanism outputs, such as "noisy gradients".
       generator: of the noise, one of `GENERATORS`.
-      remarks: what else a reader must know of this run: other runs on the same data,
-        weights that were changed by hand. Empty for what a plan alone says.
+      remarks: what else a reader must know about this run: other runs on the same data,
+        weights that were changed by hand. Empty in a plan's own statement.
 
     Raises:
       ValueError: if the unit is no text of one line.

@@ -68,12 +68,12 @@ class TuningCost:
     unit: str = ONE_EXAMPLE
 
     def draw_trials(self) -> int:
-        """K, from random numbers of the operating system.
+        """Draws K from the operating system's random numbers.
 
-        Draw once, before the first trial, and make as many. The guarantee rests on this
-        distribution: a number that somebody chose, or a draw that is repeated because it
-        was small, has none of it. K itself must stay secret. 0 is possible for Poisson:
-        nothing is released then.
+        Draw once, before the first trial, and make that many trials. The guarantee
+        rests on this distribution: it does not hold for a number that somebody chose,
+        or for a draw that was repeated because it was small. K itself must stay secret.
+        0 is possible for Poisson: then nothing is released.
         """
         rng = np.random.default_rng(secrets.randbits(256))
         return selection.draw_number(self.expected_trials, self.shape, rng)
@@ -95,18 +95,18 @@ def tuning_cost(
     distribution: str | float = "geometric",
     delta: float | None = None,
 ) -> TuningCost:
-    """What epsilon the best of a random number of runs of a plan has.
+    """The epsilon of the best of a random number of runs of a plan.
 
     The smaller of two bounds that both hold: by the Rényi DP of a trial (Papernot and
     Steinke, 2022, arXiv:2110.03620) and by its epsilon as a function of delta (Koskela,
     Redberg and Wang, 2024, arXiv:2402.06701). Every run is also a Gaussian mechanism
-    without its amplification: where amplification is known by simulation alone (balls in
+    without its amplification: where amplification is known only by simulation (balls in
     bins, b-min-sep), only that is used, and the result says so: no theorem covers an
     estimate. With `confidence=1` the plan's bound without simulation counts.
 
     WARNING: the score by which the best trial is chosen must be a function of what the
-    trial releases and of data that are not to be protected: the accuracy on the
-    training data, or on private held-out data, needs noise of its own.
+    trial releases and of data that need no protection: the accuracy on the training
+    data, or on private held-out data, needs noise of its own.
 
     Args:
       plan: of each trial. Trials differ in hyperparameters that the plan leaves open.
@@ -117,7 +117,7 @@ def tuning_cost(
       delta: by default the plan's.
 
     Raises:
-      TypeError: if plan is no `Plan`.
+      TypeError: if plan is not a `Plan`.
       ValueError: if another argument is out of range, or no meaningful epsilon is known.
     """
     if not isinstance(plan, Plan):

@@ -35,13 +35,14 @@ def sample_gradients(
     *,
     batch_size: int = 64,
 ) -> GradientSample:
-    """Per-example gradients of a model at its weights, in short: norms and alignment.
+    """Summary of a model's per-example gradients at its weights: norms and alignment.
 
-    WARNING: for data that need no protection, public or made up. Norms of private
+    WARNING: only for data that need no protection, public or made up. Norms of private
     examples' gradients release something about them, and no plan covers it.
 
-    Takes the loss and the clipping of private training, one pass over the data, and
-    changes nothing. The number of examples matters little: a few hundred are enough.
+    Uses the loss and the clipping of private training, makes one pass over the data,
+    and changes nothing. The number of examples matters little: a few hundred are
+    enough.
 
     Args:
       model: built and compiled with its loss; private or not.
@@ -52,10 +53,10 @@ def sample_gradients(
 
     Returns:
       The norms [m], the alignment of gradients, the number of trainable parameters, and
-      the fan-in of the kernels, added up (embeddings left out; None without kernels).
+      the summed fan-in of the kernels (without embeddings; None without kernels).
 
     Raises:
-      TypeError: if the model is no Keras model.
+      TypeError: if the model is not a Keras model.
       UnsupportedModelError: if per-example gradients of the model are not defined.
       ValueError: if the model is not built or not compiled, or fewer than two gradients
         are finite and not zero.

@@ -44,21 +44,21 @@ def largest_contribution(
 ) -> Contribution:
     """Searches for the record that adds most to the clipped sum of a private model.
 
-    Clipping promises that a record's contribution has norm at most l2_norm_clip, up to a
-    relative 1e-3 (docs/guarantee.md); that ratio is what the guarantee of every step
-    rests on. It is measured for the record by itself, and as what it changes in the sum
-    of a batch with seven others. The records are extreme: scaled by 0 to 3e38, single
-    numbers NaN, infinite, denormal or huge, all numbers equal, several inputs that are
-    near-duplicates, integers out of what was seen; then a random search from the worst
-    one on.
+    Clipping promises that a record's contribution has norm at most l2_norm_clip, up to
+    a relative 1e-3 (docs/guarantee.md); that ratio is what the guarantee of every step
+    rests on. It is measured for the record by itself, and as the change that it makes
+    in the sum of a batch with seven others. The records are extreme: scaled by 0 to
+    3e38, single numbers NaN, infinite, denormal or huge, all numbers equal, several
+    inputs that are near-duplicates, integers outside the range seen; then a random
+    search starts from the worst record.
 
     Args:
       model: a private model, compiled with a PrivateOptimizer and built, or buildable from
         x. Its weights do not change, and no step is taken.
       x: ordinary records: array or nested structure of arrays [m, ...].
       y: their targets, likewise, or None.
-      rounds: of the random search.
-      seed: of it.
+      rounds: number of rounds of the random search.
+      seed: of the random search.
 
     Returns:
       The largest contribution.

@@ -22,7 +22,7 @@ class RunAudit:
     """What an audited run revealed about its canaries.
 
     Attributes:
-      black_box: from the losses of the final model alone.
+      black_box: from only the losses of the final model.
       white_box: from the noisy gradients of all steps; None if the plan is amplified.
     """
 
@@ -55,13 +55,13 @@ def audit_run(
     """Trains a private model for its whole plan, and audits that run.
 
     Each canary, an example of the training set, takes part or not by a fair coin: those
-    that do not get sample weight 0, which is the zero-out adjacency of the guarantee. The
-    auditor of the white box knows model, data and strategy and sees the noisy gradients
-    of all steps. He subtracts what the other examples added, and guesses by the matched
-    filter of the strategy with the clipped gradients of each canary. The auditor of the
-    black box guesses by the losses of the canaries under the final model. Bounds are those
-    of one run (`audit.evaluate`), and the sharper the more canaries there are, and the
-    larger and the less alike their gradients: wrong labels make good canaries.
+    that do not get sample weight 0, which is the zero-out adjacency of the guarantee.
+    The white-box auditor knows model, data and strategy and sees the noisy gradients of
+    all steps. They subtract what the other examples added, and guess by the matched
+    filter of the strategy with the clipped gradients of each canary. The black-box
+    auditor guesses by the losses of the canaries under the final model. Bounds are
+    those of one run (`audit.evaluate`); they are sharper with more canaries, and with
+    larger and less similar gradients of the canaries: wrong labels make good canaries.
 
     It costs about three runs, and memory for the noisy gradients of all steps. The run
     is spent like any other. WARNING: the result is a function of the training data.
@@ -76,12 +76,13 @@ def audit_run(
       confidence: of each of the two audits.
 
     Returns:
-      Both audits. There is none of the white box where the plan is amplified by sampling:
-      the auditor would know the steps, which the guarantee takes for secret;
+      Both audits. There is no white-box audit if the plan is amplified by sampling: the
+      auditor would know the steps, which the guarantee assumes to be secret;
       `audit.GradientCanaries` audits such mechanisms.
 
     Raises:
-      TypeError: if the model has no PrivateOptimizer, or the plan no batches of its own.
+      TypeError: if the model has no PrivateOptimizer, or the plan has no batches of its
+        own.
       ValueError: if canaries are not distinct examples, the run has begun, or the plan has
         more than 4096 steps.
     """

@@ -51,8 +51,8 @@ class PrivateMetric(abc.ABC):
     def vectors(self, rows: Rows) -> tf.Tensor:
         """What each record adds, float [B, size]; the caller bounds its norm by 1.
 
-        Row i is a function of record i alone. If that cannot be shown, each record is a
-        batch of one. NaN stands for `bad`.
+        Row i must be a function of record i alone. If this cannot be shown, each record
+        is a batch of one. NaN stands for `bad`.
         """
 
     @abc.abstractmethod
@@ -67,11 +67,11 @@ class PrivateMetric(abc.ABC):
 
     @property
     def bad(self) -> float:
-        """What every coordinate of a record is that has NaN; finite."""
+        """The value of every coordinate of a record that has NaN; finite."""
         return 0.0
 
     def describe(self) -> str:
-        """All that decides what is summed, for the key of the noise."""
+        """Everything that decides what is summed, for the key of the noise."""
         return f"{type(self).__name__} {vars(self)}"
 
 
@@ -98,11 +98,11 @@ class _Mean(PrivateMetric):
 
 
 class PrivateAccuracy(_Mean):
-    """The share of records that are classified rightly.
+    """The share of records that are classified correctly.
 
-    With outputs [B, C] the largest counts, for targets [B], [B, 1] or one-hot; with outputs
-    [B] or [B, 1] what is above the threshold. For sequences [B, T, C] it is the mean over
-    T. A record that is not finite counts as wrong.
+    With outputs [B, C], the largest counts, for targets [B], [B, 1] or one-hot; with
+    outputs [B] or [B, 1], those above the threshold. For sequences [B, T, C], it is the
+    mean over T. A record that is not finite counts as wrong.
 
     Args:
       threshold: of outputs with one number: 0.5 for probabilities, 0 for logits.
@@ -140,8 +140,9 @@ class PrivateLoss(_Mean):
     A record whose loss is not finite counts with the bound.
 
     Args:
-      bound: of the loss of a record, > 0; declared, not taken from the data. About twice
-        the loss of a model that knows nothing, such as `2 * log(classes)`, is a good one.
+      bound: of the loss of a record, > 0; declared, not taken from the data. A good
+        value is about twice the loss of a model that knows nothing, such as
+        `2 * log(classes)`.
       name: in the results.
     """
 
@@ -161,8 +162,9 @@ class PrivateMean(_Mean):
     """The mean of a function of one record, in [0, bound].
 
     Args:
-      function: of the target and the output of one record, without a batch axis; a number.
-        It is called for each record by itself, with operations of TensorFlow or Keras.
+      function: of the target and the output of one record, without a batch axis; a
+        number. It is called for each record by itself, and uses operations of
+        TensorFlow or Keras.
       name: in the results.
       bound: of its values, > 0; they are clipped to [0, bound].
     """
@@ -193,16 +195,17 @@ class PrivateMean(_Mean):
 class PrivateAUC(PrivateMetric):
     """The area under the ROC curve, from a noisy histogram of scores for each class.
 
-    A record adds one to one of 2 * bins counts: of its class (0 or 1), and of the bin of
-    its score. Bins have equal widths in the logit of the score, between -limit and limit.
-    Of the noisy counts p of positives and n of negatives, AUC is the sum of p[i] n[j] over
-    i > j, half of that for i = j, divided by (sum p)(sum n); 0.5 if one of these is not
-    above its noise.
+    A record adds one to one of 2 * bins counts: that of its class (0 or 1) and the bin
+    of its score. Bins have equal widths in the logit of the score, between -limit and
+    limit. Of the noisy counts p of positives and n of negatives, AUC is the sum of p[i]
+    n[j] over i > j, half of that for i = j, divided by (sum p)(sum n); 0.5 if one of
+    these is not above its noise.
 
     Args:
-      bins: of scores, >= 2: more of them have less error of rounding, and more noise.
+      bins: number of bins of scores, >= 2: more bins have less rounding error, and more
+        noise.
       from_logits: whether outputs are logits; else probabilities.
-      limit: of logits that are told apart, > 0.
+      limit: largest logit that is told apart, > 0.
       name: in the results.
     """
 

@@ -34,48 +34,50 @@ def make_private(
 
     The model gets a private class, which saving and loading keep: a reloaded model
     cannot train without privacy by accident. Compile it with a `PrivateOptimizer`,
-    before or after. `to_plain` gives the released model. (`keras.models.clone_model` of a
-    Sequential makes a plain one with new weights, whatever the class. Compiled as the
-    original was it refuses to train: make it private too.)
+    before or after. `to_plain` gives the released model. (`keras.models.clone_model` of
+    a Sequential makes a plain model with new weights, whatever the class. Compiled like
+    the original, it refuses to train: make it private, too.)
 
-    Where `tf_bandmf.keras` is not imported, what `to_plain(model).save(...)` wrote can be
-    loaded, and what the private model itself saved cannot.
+    Without `import tf_bandmf.keras`, files of `to_plain(model).save(...)` can be
+    loaded; files that the private model itself saved cannot.
 
     Args:
-      model: a Sequential, functional or subclassed model, or a task of KerasHub; built or
-        not. If its data are raw, the preprocessor of a task is applied in `fit`, to each
+      model: a Sequential, functional or subclassed model, or a KerasHub task; built or
+        not. If its data are raw, `fit` applies the preprocessor of a task to each
         example by itself.
-      self_check: compare the gradients of a few made-up examples, of the shapes of the
-        data, with those that each has by itself, once before the first step of `fit`. The
-        second line after the analysis of the model's graph.
-      microbatch_size: if given, the step takes its batch in groups of this many examples
-        one after the other, and memory is that of one group: for large logical batches.
-        Gradients are clipped by example and noise is drawn once for the batch, as
-        without it; the plan's budget counts batches, not groups.
-      tables: how the rows of `Embedding` layers get their noise. "dense": all rows in each
-        step. "lazy": a row gets the noise of all steps since it was last read when it is
-        read again, and all rows get theirs when the model is released, so that a step
-        costs what it touches, however large the tables are. Until then the layers' weights
-        are those of the last release: at ends of epochs of `fit`, before `evaluate` and
-        `predict`, by `model.release()`. Needs `keras.optimizers.SGD`. Or the names of the
-        layers for which it shall be so; or "auto": where it costs less, if it can be had.
-      release_every: tables are released after so many steps, too.
+      self_check: once before the first step of `fit`, compare the gradients of a few
+        made-up examples, in the shapes of the data, with those of each example by
+        itself. The second line of defence after the analysis of the model's graph.
+      microbatch_size: if given, the step processes its batch in groups of this many
+        examples, one after another, and needs the memory of one group: for large
+        logical batches. As without it, gradients are clipped per example and noise is
+        drawn once for the batch; the plan's budget counts batches, not groups.
+      tables: how the rows of `Embedding` layers get their noise. "dense": all rows in
+        each step. "lazy": a row gets the noise of all steps since its last read when it
+        is read again, and all rows get theirs when the model is released, so a step
+        costs only what it touches, however large the tables are. Until then, the
+        layers' weights are those of the last release: at ends of epochs of `fit`,
+        before `evaluate` and `predict`, by `model.release()`. Needs
+        `keras.optimizers.SGD`. Or the names of the layers to treat this way; or "auto":
+        where it is possible and costs less.
+      release_every: tables are also released every this many steps.
       alone: names of layers that may run on batches of one although they mix the
-        examples of a batch. Layers of which it cannot be shown that they keep examples
-        apart run so in any case, and `fit` names them. Such a layer that gives an example
-        another result beside others than by itself (by the self-check) is refused
-        unless it is named here: its result in private training is that of a batch of one.
+        examples of a batch. Layers that cannot be shown to keep examples apart always
+        run this way, and `fit` names them. If the self-check finds that the result of
+        such a layer for an example depends on the other examples, the layer is refused
+        unless it is named here: its result in private training is that of a batch of
+        one.
 
     Returns:
       The same model.
 
     Raises:
-      ValueError: if microbatch_size or release_every is not a positive integer, tables is
-        none of these, or `alone` names a layer that the model does not have.
-      TypeError: if it is no model, or of a class with a training step of its own; or
-        self_check is no bool.
+      ValueError: if microbatch_size or release_every is not a positive integer, tables
+        is none of the above, or `alone` names a layer that the model does not have.
+      TypeError: if it is not a model, or its class has its own training step; or
+        self_check is not a bool.
       UnsupportedModelError: if a layer mixes examples (batch normalization) or its
-        per-example gradients cannot be had.
+        per-example gradients are not available.
     """
     if not isinstance(self_check, bool):
         raise TypeError(
@@ -125,24 +127,24 @@ def make_private(
 
 
 def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model:
-    """The trained model without anything private about it: to release, serve, share.
+    """The trained model as an ordinary Keras model: to release, serve and share.
 
     Args:
-      model: what `make_private` returned, or of a class derived from `PrivateTraining`;
-        trained or not.
-      into: a plain model of the same architecture, built, that gets the weights. Needed
-        only for classes that Keras cannot make again from `get_config()`. It keeps its
-        vocabularies if its layers that have some are others than the model's.
+      model: from `make_private`, or of a class derived from `PrivateTraining`; trained
+        or not.
+      into: a built plain model of the same architecture that receives the weights.
+        Needed only for classes that Keras cannot recreate from `get_config()`. It keeps
+        its own vocabularies if its layers with vocabularies are not the model's.
 
     Returns:
-      A new model of the class that the model had, with the same weights and
-      vocabularies, not compiled; or `into`. Adapters (LoRA) of KerasHub's backbones are
-      merged into the weights that they adapt, as Keras does when it saves.
+      A new model of the original class, with the same weights and vocabularies, not
+      compiled; or `into`. Adapters (LoRA) of KerasHub's backbones are merged into the
+      weights that they adapt, as Keras does when it saves.
 
     Raises:
-      TypeError: if the model is not private, or `into` is, or the model's class cannot be
-        made again.
-      ValueError: if `into` is of another architecture.
+      TypeError: if the model is not private, or `into` is, or the model's class cannot
+        be recreated.
+      ValueError: if `into` has another architecture.
     """
     if not isinstance(model, PrivateTraining):
         raise TypeError(

@@ -17,7 +17,7 @@ from tf_bandmf.planning.statement import ONE_EXAMPLE
 
 
 class NoisyMetrics(dict[str, float]):
-    """Private metrics by name. They are released: they may be shown and acted upon.
+    """Private metrics by name. They are released: you may show them and act on them.
 
     Attributes:
       noise: the standard deviation of each one's noise, by name.
@@ -89,8 +89,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
       every: epochs from one evaluation to the next.
 
     Raises:
-      ValueError: before the first step, if the plan has not reserved as many evaluations as
-        are left to be made.
+      ValueError: before the first step, if the plan has reserved fewer evaluations than
+        remain to be made.
     """
 
     def __init__(

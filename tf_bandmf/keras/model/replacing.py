@@ -10,17 +10,17 @@ from tf_bandmf.keras.model.cloning import cloned
 
 
 def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
-    """A model with group normalization (arXiv:1803.08494) for batch normalization.
+    """Replaces batch normalization by group normalization (arXiv:1803.08494).
 
-    Batch normalization makes an example's output depend on the whole batch, so that there
-    are no gradients of single examples. All other weights are those of the model, and so
-    are scale and offset of the replaced layers; their moving means and variances have no
-    place in the new model. A pretrained model must be trained some more.
+    Batch normalization makes an example's output depend on the whole batch, so there
+    are no gradients of single examples. All other weights are those of the model, as
+    are scale and offset of the replaced layers; their moving means and variances are
+    dropped. A pretrained model must be trained some more.
 
     Args:
       model: Sequential or functional, built, not private.
-      groups: of channels; the largest divisor of a layer's channels up to it is taken.
-        One group is layer normalization over an image.
+      groups: number of groups of channels; the largest divisor of a layer's channels up
+        to it is used. One group is layer normalization over an image.
 
     Returns:
       A new model, not compiled.

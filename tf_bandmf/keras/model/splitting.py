@@ -34,8 +34,8 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         `Rescaling`, or what a `FeatureSpace` makes of them.
 
     Returns:
-      `encode`, from the model's inputs to the numbers that its other layers take, to be
-      given as `map`; and `core`, the rest, with the very layers of the model.
+      `encode`, from the model's inputs to the numbers that its other layers take, to
+      pass as `map`; and `core`, the rest, which shares its layers with the model.
 
     Raises:
       TypeError: if the model is neither Sequential nor functional.

@@ -47,7 +47,7 @@ class PrivateTraining(BuildHook, PrivateStep):
 
         class MyModel(tf_bandmf.keras.PrivateTraining, keras.Model): ...
 
-    `make_private` does that for Sequential and Functional models. Evaluation,
+    `make_private` does this for Sequential and Functional models. Evaluation,
     prediction and saving are those of the model.
 
     Formal guarantee: with a `PrivateOptimizer` the training step is the only way in
@@ -72,7 +72,7 @@ class PrivateTraining(BuildHook, PrivateStep):
                 callbacks=[keras.callbacks.BackupAndRestore("backup")],
             )
 
-        resumes the interrupted run when the same program is started again.
+        resumes the interrupted run when the same program is restarted.
 
         Args:
           x: `plan.batches(...)`, which cannot have another order in another epoch. If
@@ -81,14 +81,14 @@ class PrivateTraining(BuildHook, PrivateStep):
             see whether it does. `Dataset.shuffle` has a new order in every pass unless
             told otherwise, and a new order has a separation of 1.
           y: not used.
-          private_state: path of a file of mode 0600 that keeps the run's secrets, so that
-            it can be resumed from checkpoints; see
-            `tf_bandmf.keras.resume.private_file`. Never share it. If it exists the run is
-            resumed where its weights are; `epochs` are those of the whole run
-            then, as with `BackupAndRestore`.
+          private_state: path of a file of mode 0600 that keeps the run's secrets, so
+            that it can be resumed from checkpoints; see
+            `tf_bandmf.keras.resume.private_file`. Never share it. If it exists, the run
+            is resumed from its weights; `epochs` is then that of the whole run, as with
+            `BackupAndRestore`.
           **kwargs: as for `keras.Model.fit`. `epochs` times the steps per epoch must
-            not exceed the steps that are left. `class_weight` multiplies what an
-            example contributes by the weight of its class, in units of the largest.
+            not exceed the remaining steps. `class_weight` multiplies what an example
+            contributes by the weight of its class, in units of the largest.
 
         Raises:
           TypeError, ValueError: if the data are not the plan's, or the plan has fewer
@@ -96,8 +96,8 @@ class PrivateTraining(BuildHook, PrivateStep):
             a callback. Nothing was trained then.
           RuntimeError: if the process rounds float32 products (TensorFloat-32): norms
             would be wrong. The message says how to turn it off.
-          BudgetExceededError, LedgerError: if the ledger that the plan is bound to does
-            not let the run begin. Nothing was trained then.
+          BudgetExceededError, LedgerError: if the plan's ledger does not let the run
+            begin. Nothing was trained then.
         """
         optimizer = self._private_optimizer()
         class_weight = kwargs.get("class_weight")
@@ -151,9 +151,9 @@ class PrivateTraining(BuildHook, PrivateStep):
     def begin_run(
         self, batches: BatchSchedule, private_state: str | os.PathLike[str]
     ) -> BatchSchedule:
-        """Begins a run that can be resumed, or resumes it; `fit` calls it by itself.
+        """Begins a run that can be resumed, or resumes it; `fit` calls it itself.
 
-        For training loops of one's own: after the weights were loaded, with the optimizer,
+        For custom training loops: after the weights are loaded, with the optimizer,
 
             batches = model.begin_run(plan.batches(x, y), "run.private")
             for batch in batches.dataset(model.optimizer.steps_taken):
@@ -167,9 +167,9 @@ class PrivateTraining(BuildHook, PrivateStep):
           The batches of the run, sampled with the seed that began it.
 
         Raises:
-          TypeError: if the plan's separation is asserted by the caller: nothing says that
-            steps which are taken again would see the same batches.
-          ValueError: if the file is of another run, or does not know the weights.
+          TypeError: if the plan's separation is asserted by the caller: nothing ensures
+            that repeated steps would see the same batches.
+          ValueError: if the file belongs to another run, or does not know the weights.
           PermissionError: if others may read the file.
           BlockingIOError: if another process uses the file.
         """
@@ -203,11 +203,11 @@ class PrivateTraining(BuildHook, PrivateStep):
         return batches
 
     def release(self) -> None:
-        """Lets the weights of tables be those of now; between two steps.
+        """Brings the weights of lazy tables up to date; between two steps.
 
-        With `make_private(tables="lazy")` the layers' variables have the last release
-        until then. `fit` releases at the ends of epochs, `evaluate` and `predict` before
-        they begin. Without such tables it does nothing.
+        With `make_private(tables="lazy")`, the layers' variables hold the last release
+        until then. `fit` releases at the ends of epochs, `evaluate` and `predict`
+        before they begin. Without such tables it does nothing.
 
         Raises:
           InvalidArgumentError: if something else changed a table since its last release,
@@ -239,26 +239,25 @@ class PrivateTraining(BuildHook, PrivateStep):
         users: Any = None,
         batch_size: int = 256,
     ) -> NoisyMetrics:
-        """Metrics of private data with noise: one of the plan's evaluations.
+        """Noisy metrics of private data: one of the plan's evaluations.
 
             plan = tf_bandmf.plan(...).reserve(metrics=0.1, evaluations=10)
             ...
             model.evaluate_privately(x_held_out, y_held_out)
 
-        What is released is part of the run, and covered by its statement: it may be
-        shown, and training may be stopped or a checkpoint chosen by it. The data may be
-        held out or trained on. WARNING: each row is one unit; a record that is there twice
-        counts twice.
+        What is released is part of the run, and covered by its statement: you may show
+        it, stop training by it, or choose a checkpoint by it. The data may be held out
+        or trained on. WARNING: each row is one unit; a duplicated record counts twice.
 
         Args:
           x: inputs, arrays [N, ...]; or a `tf.data.Dataset` of batches `(x, y)`. N is
             public.
           y: targets, arrays [N, ...].
           metrics: "accuracy", or `PrivateAccuracy`, `PrivateLoss`, `PrivateAUC`,
-            `PrivateMean`, or a list of them, among which the noise is divided: q metrics
+            `PrivateMean`, or a list of them, which share the noise budget: q metrics
             have sqrt(q) times the noise of one.
-          users: whose each record is, [N], if the plan hides users: the metric is the mean
-            over users of the mean over a user's records.
+          users: the user of each record, [N], if the plan hides users: the metric is
+            the mean over users of the mean over a user's records.
           batch_size: of the pass over arrays.
 
         Returns:
@@ -266,7 +265,7 @@ class PrivateTraining(BuildHook, PrivateStep):
 
         Raises:
           ValueError: if the plan has reserved no evaluations, none is left, the run has
-            taken no step, or the data do not fit.
+            not taken a step, or the data do not fit.
           UnsupportedModelError: if the model cannot be run on each record by itself.
           InvalidArgumentError: if something else changed the weights since the last step.
           RuntimeError: within a graph.
@@ -275,7 +274,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         return evaluate_privately(self, x, y, metrics, users, batch_size)
 
     def private_counts(self) -> PrivateCounts | None:
-        """Noisy shares of clipped, zero and bad examples of the steps so far, with noise.
+        """Noisy shares of clipped, zero and bad examples of the steps so far.
 
         Returns:
           None before the first step, or if the plan has none: `plan.reserve(counts=0.01)`.
@@ -302,8 +301,8 @@ class PrivateTraining(BuildHook, PrivateStep):
         """The plan's statement, with what the user of this model vouched for.
 
         Returns:
-          `optimizer.statement()`; its remarks also name the classes of layers that
-          `register_per_example_layer` took the user's word for.
+          `optimizer.statement()`; its remarks also name the classes of layers that the
+          user vouched for with `register_per_example_layer`.
 
         Raises:
           TypeError: if the model is not compiled with a PrivateOptimizer.
@@ -326,8 +325,8 @@ class PrivateTraining(BuildHook, PrivateStep):
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         """As `keras.Model.save`; a run with a private state file can be resumed from it.
 
-        In such a run the file is replaced as a whole: whatever interrupts it leaves the
-        one that was there.
+        In such a run, the file is replaced as a whole: an interruption leaves the
+        previous file.
         """
         with self._recorded(filepath, args, kwargs) as path:
             return super().save(path, *args, **kwargs)
@@ -414,7 +413,7 @@ class PrivateTraining(BuildHook, PrivateStep):
     def get_compile_config(self) -> dict[str, Any]:
         """A copy, with the optimizer: Keras' .h5 writer removes it from the original.
 
-        Without it a reloaded model would train with RMSprop and without privacy.
+        Without it, a reloaded model would train with RMSprop and without privacy.
         """
         config = copy.deepcopy(super().get_compile_config())
         optimizer = getattr(self, "optimizer", None)
@@ -431,7 +430,8 @@ class PrivateTraining(BuildHook, PrivateStep):
         """As Keras', and with the microbatches of the saved model.
 
         Keras leaves models that override `compile`, such as those of KerasHub, with the
-        optimizer that they are made with. If theirs takes what was saved, it is called.
+        optimizer that they are created with. If their `compile` takes what was saved,
+        it is called.
         """
         config = dict(config)
         self._microbatch_size = config.pop("microbatch_size", None)

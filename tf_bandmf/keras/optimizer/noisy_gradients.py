@@ -16,7 +16,7 @@ class NoisyGradients:
 
     Attributes:
       gradients: float tensors, aligned with the model's trainable variables.
-      step: which step of the plan they are of, int64 scalar.
+      step: the plan's step that they belong to, int64 scalar.
     """
 
     __slots__ = ("_owner", "_used", "_weights", "gradients", "step")
@@ -57,7 +57,7 @@ class NoisyGradients:
           The model's weights.
 
         Raises:
-          ValueError: if they are another's, or were used.
+          ValueError: if they belong to another run, or were used.
         """
         if owner is None or self._owner() is not owner:
             raise ValueError(

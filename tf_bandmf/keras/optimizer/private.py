@@ -33,45 +33,46 @@ class PrivateOptimizer(WrappedOptimizer):
         inner_optimizer.apply(noisy)
 
     What the inner optimizer does with the noisy gradients is post-processing: any Keras
-    optimizer, schedule, weight decay or EMA keeps the guarantee. The error is smallest if
-    the plan's workload is what the optimizer does: for SGD a mismatch is warned about;
-    for others (Adam) every workload is a heuristic.
+    optimizer, schedule, weight decay or EMA keeps the guarantee. The error is smallest
+    if the plan's workload matches the optimizer: for SGD, a mismatch gives a warning;
+    for others (Adam), every workload is a heuristic.
 
     Formal guarantee: all noisy gradients of steps 0, ..., num_steps - 1 together are
     (epsilon, delta)-DP as the plan's statement says, if they come from the private
     training step of this library on batches that respect the plan's participation.
 
-    Each `PrivateOptimizer` is a run of its own with a fresh key. A second run on the same
-    weights or examples in a process is refused at its first step, unless it is announced
-    by `additional_run=True`: both together spend more than either, which
-    `tf_bandmf.compose` computes. WARNING: runs in other processes are not seen.
+    Each `PrivateOptimizer` is a separate run with a fresh key. A second run on the same
+    weights or examples in a process is refused at its first step, unless it is
+    announced by `additional_run=True`: both together spend more than either;
+    `tf_bandmf.compose` computes how much. WARNING: runs in other processes are not
+    seen.
 
-    Weights that something else than the private step changed are noticed at the next one
-    and refused; `vouch_for_weights` allows a change in which private data had no part.
-    Threads that train with one optimizer take turns.
+    If anything but the private step changes the weights, the next step notices and is
+    refused; `vouch_for_weights` allows a change that used no private data. Threads that
+    train with one optimizer take turns.
 
     It refuses every path by which unclipped gradients could reach it: `apply`,
-    `apply_gradients` and `scale_loss` raise. `inner_optimizer` is an ordinary optimizer:
-    whoever applies gradients with it directly trains without privacy. Its counter of
-    steps then differs from the noise's, and the next private step raises.
+    `apply_gradients` and `scale_loss` raise. `inner_optimizer` is an ordinary
+    optimizer: applying gradients with it directly is training without privacy. Its step
+    counter then differs from the noise's, and the next private step raises.
 
     Args:
       inner_optimizer: a Keras optimizer (instance, name or config).
       plan: the `tf_bandmf.Plan` of the run.
       name: optional.
       keep_normals: a strategy with a banded inverse keeps its last normals instead of
-        drawing them again: the same noise, more memory, less time (`plan.memory` says
-        how much memory).
+        redrawing them: the same noise, more memory, less time (`plan.memory` says how
+        much memory).
       loss_scale_factor: a power of two, such as 1024, for layers that compute in float16
         (mixed_float16): losses are multiplied by it before the backward pass, gradients
         divided by it before they are clipped. It is static: Keras' LossScaleOptimizer
         changes its scale, and skips steps, depending on the data. An example whose
         scaled gradient overflows contributes zero; the step goes on.
       additional_run: another run of this process may have trained the same model, or on
-        the same examples; `statement` says so then.
+        the same examples; `statement` then says so.
       clipping: how each example's gradient is clipped: "flat", "automatic", or a
-        `Clipping`, which says more. The guarantee is the same.
-      **kwargs: `clip_groups` and `scaling`, deprecated: give
+        `Clipping`, which has more options. The guarantee is the same.
+      **kwargs: `clip_groups` and `scaling`, deprecated: use
         `clipping=Clipping(groups=..., scaling=...)`.
 
     Attributes:
@@ -81,9 +82,9 @@ class PrivateOptimizer(WrappedOptimizer):
       TypeError: if plan is not a Plan.
       NotImplementedError: if gradients are to be scaled on several replicas, or the
         scope is that of parameter servers.
-      ValueError: if clipping is not known or cannot be done,
-        loss_scale_factor is not a power of two >= 1, the inner optimizer scales losses or
-        accumulates gradients itself, or the plan has no expected batch size.
+      ValueError: if clipping is unknown or impossible, loss_scale_factor is not a power
+        of two >= 1, the inner optimizer scales losses or accumulates gradients itself,
+        or the plan has no expected batch size.
     """
 
     def __init__(
@@ -134,11 +135,11 @@ class PrivateOptimizer(WrappedOptimizer):
         return self._clipping
 
     def scales(self) -> list[tf.Tensor] | None:
-        """What gradients of the coming step are multiplied by before they are clipped.
+        """The factors of the next step's gradients before they are clipped.
 
         Returns:
-          Float32 tensors in the shapes of the weights; None if by nothing, and before the
-          optimizer is built, when all are 1.
+          Float32 tensors in the shapes of the weights; None if there are no factors,
+          and before the optimizer is built, when all are 1.
         """
         if self.run.scaling is None or not self.built:
             return None
@@ -153,14 +154,14 @@ class PrivateOptimizer(WrappedOptimizer):
 
     @property
     def secret_state(self) -> SecretState | None:
-        """For the private state file alone; None before the optimizer is built."""
+        """For the private state file only; None before the optimizer is built."""
         return self.run.secrets if self.run.has_begun else None
 
     def statement(self, unit: str | None = None) -> PrivacyStatement:
-        """The plan's statement, with what this run adds to it.
+        """The plan's statement, with the remarks of this run.
 
-        It names other runs of the process on the same weights or examples, and changes of
-        the weights that were vouched for.
+        They name other runs of the process on the same weights or examples, and changes
+        of the weights that were vouched for.
 
         Args:
           unit: see `Plan.statement`.
@@ -169,11 +170,11 @@ class PrivateOptimizer(WrappedOptimizer):
         return self.plan.statement(unit, remarks)
 
     def vouch_for_weights(self, reason: str) -> None:
-        """Lets the next step begin with weights that something else changed.
+        """Lets the next step start from weights that something else changed.
 
-        The caller asserts that the change used no private data other than already noised
-        gradients: weights of an earlier step of the run, of public
-        data, rounded, pruned by a rule.
+        The caller asserts that the change used no private data other than already
+        noised gradients: weights from an earlier step of the run or from public data,
+        rounded, or pruned by a rule.
 
         Args:
           reason: what changed them, one line; `statement` publishes it.
@@ -184,23 +185,23 @@ class PrivateOptimizer(WrappedOptimizer):
         self.run.vouch(reason)
 
     def end_run(self, reason: str, steps: int | None = None) -> None:
-        """Ends the run where it is, and gives the rest of its budget back to the ledger.
+        """Ends the run early, and gives the rest of its budget back to the ledger.
 
-        What it keeps is `plan.epsilon_after(steps)`. No further step is allowed.
+        It keeps `plan.epsilon_after(steps)`. No further step is allowed.
 
-        WARNING: only if the moment of ending did not depend on private data: an accident, a
-        clock, a deadline. A run that was stopped because of what its model was like has
-        spent all of its plan.
+        WARNING: only if the moment of ending did not depend on private data: an
+        accident, a clock, a deadline. A run that was stopped because of its model has
+        spent its whole plan.
 
         Args:
-          reason: why it ended, one line: the caller's word, which the ledger keeps.
-          steps: that the run took; by default those that are known. More, if a process
-            was killed after its last checkpoint and somebody may have seen models or
-            metrics of the steps that were lost.
+          reason: why it ended, one line; the ledger keeps it as the caller's word.
+          steps: number of steps that the run took; by default those that are known.
+            Give more if a process was killed after its last checkpoint and somebody may
+            have seen models or metrics of the lost steps.
 
         Raises:
-          ValueError: if the plan is bound to no ledger, the run has not begun, it took
-            more steps, or the reason is no text of one line.
+          ValueError: if the plan is not bound to a ledger, the run has not begun, it
+            took more steps, or the reason is not a text of one line.
           LedgerError: if the ledger cannot be written.
         """
         run = self.run
@@ -275,14 +276,14 @@ class PrivateOptimizer(WrappedOptimizer):
         Args:
           noisy: of this run's last step.
           update: None for the inner optimizer; or a function of gradients and variables
-            that changes the variables by itself. It must use nothing private but the
-            gradients: what it does is taken for post-processing.
+            that changes the variables itself. It must use nothing private but the
+            gradients: what it does is treated as post-processing.
 
         Raises:
-          TypeError: if they are no gradients of `private_gradients`.
+          TypeError: if they are not gradients of `private_gradients`.
           ValueError: if they are another run's, or were applied before.
-          InvalidArgumentError: if they are not of the last step, or something else
-            changed the weights meanwhile.
+          InvalidArgumentError: if they are not from the last step, or something else
+            changed the weights in the meantime.
         """
         if not isinstance(noisy, NoisyGradients):
             raise TypeError(
