@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -19,6 +19,7 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.passes import run_model
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
+from tf_bandmf.keras.clipping.sums.checked_state import squared, unchanged_state
 from tf_bandmf.keras.clipping.sums.clipped_sums import (
     ClippedGradients,
     clipped_gradient_sums,
@@ -110,7 +111,7 @@ def self_check(
         "readers": readers,
     }
     tables = readers or {}
-    with _unchanged_state(model, tables) as draw, contextlib.ExitStack() as stack:
+    with unchanged_state(model, tables) as draw, contextlib.ExitStack() as stack:
         checked = traced_pass(model, *data, **options)
         repeatable = checked.repeatable
         if repeatable:
@@ -135,8 +136,8 @@ def self_check(
         clipped = step(data)
         neighbors = _neighbors(data)
         others = {name: step(neighbors[name]) for name in _ONE_BY_ONE}
-        for signs in _DRAWS:
-            draw(signs)
+        for has_both_signs in _DRAWS:
+            draw(has_both_signs)
             results = {name: step(neighbors[name]) for name in _TOGETHER}
             _compare_neighbors(model, results, rtol)
     if not any(math.isfinite(norm) for norm, _ in references):
@@ -183,9 +184,9 @@ def self_check(
         kept_pass.keep(model, checked)
 
 
-# How often all weights are drawn, and their signs: both, for gates behind `relu`, and the
-# other ones; positive, for what is a variance.
-_DRAWS = ((-1.0, 1.0), (-1.0, 1.0), (1.0,))
+# How often all weights are drawn, and whether with both signs: for gates behind `relu`, and
+# the other ones; positive, for what is a variance.
+_DRAWS = (True, True, False)
 # What stands beside the first example: with the weights of now, and with drawn ones.
 _NAN, _NOTHING = "a NaN example", "nothing"
 _ONE_BY_ONE = (_NAN, "zeros", "an outlier", _NOTHING, "three copies of another")
@@ -211,16 +212,18 @@ def _compare_neighbors(
     if not math.isfinite(expected):
         return
     for name, result in results.items():
+        if name == _NOTHING:
+            continue
         norms = result.norms.numpy()
         found = float(norms[0])
         same = abs(found - expected) <= rtol * expected + 1e-6
         if same and not np.isfinite(norms[1:]).any():
             sums, others = side_by_side([result.sums, alone.sums])
             errors = [
-                np.sum((np.asarray(a, np.float64) - np.asarray(b, np.float64)) ** 2)
+                squared(np.subtract(np.asarray(a), np.asarray(b), dtype=np.float64))
                 for a, b in zip(sums, others, strict=True)
             ]
-            total = sum(float(np.sum(np.asarray(b) ** 2.0)) for b in others)
+            total = sum(squared(np.asarray(b, np.float64)) for b in others)
             same = math.sqrt(sum(errors)) <= rtol * math.sqrt(total) + 1e-6
         if not same:
             raise ClippingMismatchError(
@@ -233,25 +236,27 @@ def _compare_neighbors(
 def _neighbors(data: Any) -> dict[str, Any]:
     """Batches with the same first example, by the name of what stands beside it."""
 
-    def beside(change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
-        return batches.map_tensors(
-            lambda tensor: tf.concat([tensor[:1], change(tensor[1:2])], axis=0), data
-        )
+    # With NumPy: each of these would be some operations of TensorFlow.
+    def beside(change: Callable[[Any], Any]) -> Any:
+        def changed(tensor: tf.Tensor) -> tf.Tensor:
+            rows = tensor.numpy()
+            found = np.concatenate([rows[:1], change(rows[1:2])])
+            return tf.constant(found, tensor.dtype)
 
-    def filled(row: tf.Tensor, value: float) -> tf.Tensor:
-        if row.dtype.is_floating:
-            return tf.fill(tf.shape(row), tf.cast(value, row.dtype))
-        return row
+        return batches.map_tensors(changed, data)
 
-    def outlier(row: tf.Tensor) -> tf.Tensor:
-        return 1e3 * row if row.dtype.is_floating else row
+    def filled(row: Any, value: float) -> Any:
+        return np.full_like(row, value) if _is_floating(row) else row
 
-    def copies(row: tf.Tensor) -> tf.Tensor:
-        return tf.repeat(row, 3, axis=0)
+    def outlier(row: Any) -> Any:
+        return row * row.dtype.type(1e3) if _is_floating(row) else row
+
+    def copies(row: Any) -> Any:
+        return np.repeat(row, 3, axis=0)
 
     # In groups of two, the example stands beside the outlier.
     changes = {
-        _ALL: lambda row: tf.concat([outlier(row), filled(row, 0.0), copies(row)], 0),
+        _ALL: lambda row: np.concatenate([outlier(row), filled(row, 0.0), copies(row)]),
         _NAN: lambda row: filled(row, math.nan),
         "zeros": lambda row: filled(row, 0.0),
         "an outlier": outlier,
@@ -259,6 +264,10 @@ def _neighbors(data: Any) -> dict[str, Any]:
         "three copies of another": copies,
     }
     return {name: beside(change) for name, change in changes.items()}
+
+
+def _is_floating(array: Any) -> bool:
+    return array.dtype != object and tf.as_dtype(array.dtype).is_floating
 
 
 def _with_another(tensor: tf.Tensor) -> tf.Tensor:
@@ -321,15 +330,21 @@ def _references(
         arrays = [
             TableRows.of(g, scale)
             if id(variable) in tables
-            else tf.cast(tf.convert_to_tensor(g), tf.float64).numpy() / scale
+            else _divided(tf.convert_to_tensor(g).numpy(), scale)
             for g, variable in zip(gradients, own, strict=True)
         ]
         if scales is not None:
             arrays = [a * s.numpy() for a, s in zip(arrays, scales, strict=True)]
         values = [a.values if isinstance(a, TableRows) else a for a in arrays]
-        norm = math.sqrt(sum(float(np.sum(a**2)) for a in values))
+        norm = math.sqrt(sum(map(squared, values)))
         references.append((norm if np.isfinite(value) else math.nan, arrays))
     return references
+
+
+def _divided(array: Any, scale: float) -> Any:
+    """In float64."""
+    found = array.astype(np.float64)
+    return found if scale == 1.0 else found / scale
 
 
 def _slice(tensor: tf.Tensor, index: int) -> tf.Tensor:
@@ -348,13 +363,13 @@ def _compare_sums(
     variables = trainable_variables(model)
     sums, *gradients = side_by_side([sums, *(own for _, own in references)])
     references = [(norm, own) for (norm, _), own in zip(references, gradients)]
-    expected = [np.zeros(tuple(total.shape)) for total in sums]
+    expected: list[Any] = [np.zeros(tuple(total.shape)) for total in sums]
     # Not of the sum, in which examples may cancel but for rounding.
     size = 0.0
     for norm, gradients in references:
         if not math.isfinite(norm):
             continue
-        squares = [float(np.sum(np.square(gradient))) for gradient in gradients]
+        squares = [squared(gradient) for gradient in gradients]
         for index, group in enumerate(parts.members):
             of_group = math.sqrt(
                 sum(s for s, g in zip(squares, parts.members) if g == group)
@@ -364,13 +379,13 @@ def _compare_sums(
                 weight = clip / (of_group + gamma)
             else:
                 weight = min(1.0, clip / of_group) if of_group else 1.0
-            expected[index] = expected[index] + weight * gradients[index]
+            expected[index] += weight * gradients[index]
             size += weight**2 * squares[index]
     errors = [
-        float(np.linalg.norm(np.asarray(s, np.float64) - e))
+        math.sqrt(squared(np.subtract(np.asarray(s), e, dtype=np.float64)))
         for s, e in zip(sums, expected, strict=True)
     ]
-    total = math.sqrt(sum(float(np.sum(e**2)) for e in expected))
+    total = math.sqrt(sum(map(squared, expected)))
     if not math.sqrt(sum(e**2 for e in errors)) <= rtol * math.sqrt(size) + 1e-6:
         worst = variables[int(np.argmax(errors))]
         raise ClippingMismatchError(
@@ -378,74 +393,3 @@ def _compare_sums(
             f"one, most for weight {worst.path!r} (error {max(errors):.3g}, norm of "
             f"the sum {total:.3g}). {_CAUSES}"
         )
-
-
-@contextlib.contextmanager
-def _unchanged_state(
-    model: keras.Model, tables: Mapping[int, TableReader]
-) -> Iterator[Callable[[Sequence[float]], None]]:
-    """Restores weights that a forward pass changes; refuses data-dependent ones.
-
-    Yields:
-      A function that draws all weights and state at random, of the size that they have
-      and of one of the given signs.
-
-    Raises:
-      ClippingMismatchError: if the forward pass changed a weight. What is not a
-        seed would carry data into the model without noise.
-    """
-    # For tables that readers read, it is shown that the pass writes nothing.
-    states = [state for state in model.variables if id(state) not in tables]
-    before = [np.array(state.numpy()) for state in states]
-    rng = np.random.default_rng(0)
-    during: list[np.ndarray[Any, Any]] = []
-
-    def note() -> None:
-        during[:] = [np.array(state.numpy()) for state in states]
-
-    def compare() -> None:
-        for state, old in zip(states, during, strict=True):
-            if "seed_generator" in state.path:
-                continue
-            if not np.array_equal(old, state.numpy(), equal_nan=True):
-                raise ClippingMismatchError(
-                    f"The forward pass of model {model.name!r} changes the weight "
-                    f"{state.path!r}. A state computed from data is released without "
-                    "noise with the model. Remove the layer or freeze it with "
-                    "`layer.trainable = False` if that stops its updates."
-                )
-
-    def draw(signs: Sequence[float]) -> None:
-        compare()
-        for state, old in zip(states, before, strict=True):
-            if not _is_real(state):
-                continue
-            size = math.sqrt(float(np.mean(np.square(old.astype(np.float64)))) or 0.01)
-            size = size if math.isfinite(size) else 0.1
-            values = size * (0.2 + rng.random(old.shape)) * rng.choice(signs, old.shape)
-            state.assign(keras.ops.cast(values, state.dtype))
-        note()
-
-    try:
-        _move_zeros(states)
-        note()
-        yield draw
-        compare()
-    finally:
-        for state, old in zip(states, before, strict=True):
-            state.assign(old)
-
-
-def _is_real(state: Any) -> bool:
-    return state.shape is not None and (
-        state.dtype in _TOLERANCES or state.dtype.startswith("float")
-    )
-
-
-def _move_zeros(states: list[Any]) -> None:
-    """Gives weights that are all zero small values: gates open, biases show."""
-    rng = np.random.default_rng(0)
-    for state in states:
-        if _is_real(state) and not np.any(state.numpy()):
-            values = 0.1 * (1 + rng.random(tuple(state.shape)))
-            state.assign(keras.ops.cast(values, state.dtype))
