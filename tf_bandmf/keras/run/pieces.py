@@ -10,13 +10,45 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 # What is not copied: parts of at least so many numbers, and of such a share of all: a
 # program is compiled for each.
 _LARGE, _SHARE = 1 << 17, 16
+
+
+class StepSum(NamedTuple):
+    """The sum of a step.
+
+    Attributes:
+      groups: its parts, see `groups_of`.
+      pieces: the same, each group as one vector.
+    """
+
+    groups: list[list[tf.Tensor]]
+    pieces: list[tf.Tensor]
+
+    @classmethod
+    def of(cls, parts: Sequence[tf.Tensor], in_pieces: bool) -> StepSum:
+        """The sum that has these parts, one after the other.
+
+        Args:
+          parts: vectors of static sizes.
+          in_pieces: whether it may be in several.
+        """
+        parts = list(parts)
+        # Of an even size, for the digest: a zero is cheaper than a copy.
+        if sum(part.shape[0] for part in parts) % 2:
+            parts.append(tf.zeros([1]))
+        groups = groups_of(parts) if in_pieces else [parts]
+        return cls(groups, [_joined(group) for group in groups])
+
+    @property
+    def value(self) -> tf.Tensor | list[tf.Tensor]:
+        """One vector, or its pieces."""
+        return self.pieces[0] if len(self.pieces) == 1 else self.pieces
 
 
 def groups_of(parts: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
@@ -45,7 +77,7 @@ def groups_of(parts: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
     return groups
 
 
-def joined(group: Sequence[tf.Tensor]) -> tf.Tensor:
+def _joined(group: Sequence[tf.Tensor]) -> tf.Tensor:
     """A group's parts as one vector."""
     return group[0] if len(group) == 1 else tf.concat(group, axis=0)
 

@@ -406,41 +406,18 @@ class Run:
             data: only a programming error can.
         """
         self._check_origin(clipped, variables)
-        plan = self.plan
         row_sums, sums, eager, penalties = self._split(
             clipped, variables, penalties, looked_up
         )
         parts = [pieces.reshaped(total, [-1]) for total in sums] or [tf.zeros([1])]
         parts += self.counts.coordinates(clipped)
-        words = [admitted.inputs]
-        if self._tables is not None:
-            words.append(self._tables.digest(row_sums, admitted.step))
-        # Of an even size, for the digest: a zero is cheaper than a copy.
-        if sum(part.shape[0] for part in parts) % 2:
-            parts.append(tf.zeros([1]))
-        groups = pieces.groups_of(parts) if self._is_alone() else [parts]
-        flat = [pieces.joined(group) for group in groups]
-        total = flat[0] if len(flat) == 1 else flat
-        inputs = tf.concat(words, axis=0)
-        halves = [tf.nn.l2_loss(part) for part in (*flat, *(s.sums for s in row_sums))]
-        norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
-        examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
-        # NaN fails this comparison too.
-        is_clipped = norm <= SUM_MARGIN * plan.l2_norm_clip * examples
-        message = "The sum of gradients is not clipped, or not finite."
-        with tf.control_dependencies([tf.debugging.Assert(is_clipped, [message])]):
+        total = pieces.StepSum.of(parts, in_pieces=self._is_alone())
+        inputs = self._inputs(admitted, row_sums)
+        vectors = [*total.pieces, *(own.sums for own in row_sums)]
+        with tf.control_dependencies([self._refuse_unclipped(vectors, clipped)]):
             step = tf.identity(admitted.step)
-            correlated = self.secrets.next_noise(step, total, inputs)
-        assert self._noisy_mean is not None and plan.expected_batch_size is not None
-        settings = plan.noise_stddev, plan.expected_batch_size
-        if len(flat) == 1:
-            noisy = [self._noisy_mean(flat[0], correlated, *settings)]
-        else:
-            noisy = self._noisy_mean.of_pieces(flat, correlated, *settings)
-        # Replicas take turns: another one's update may come before these are used.
-        released(noisy)
-        noisy[-1] = self.counts.taken_from(noisy[-1])
-        gradients = pieces.apart(noisy, groups, eager)
+            noise = self.secrets.next_noise(step, total.value, inputs)
+        gradients = self._noisy_gradients(total, noise, eager)
         if clipped.scales:
             gradients = [g / s for g, s in zip(gradients, clipped.scales, strict=True)]
         if penalties is not None:
@@ -450,12 +427,49 @@ class Run:
             for gradient, variable in zip(gradients, eager)
         }
         if self._tables is not None:
-            with tf.control_dependencies([correlated]):
+            with tf.control_dependencies([noise]):
                 found |= {
-                    id(variable): RowSums(*map(tf.identity, sums))
-                    for variable, sums in zip(self._tables.variables, row_sums)
+                    id(variable): RowSums(*map(tf.identity, own))
+                    for variable, own in zip(self._tables.variables, row_sums)
                 }
         return [found[id(variable)] for variable in variables]
+
+    def _inputs(
+        self, admitted: admission.Admitted, row_sums: Sequence[RowSums]
+    ) -> tf.Tensor:
+        """What the noise is bound to, beside the sum."""
+        if self._tables is None:
+            return admitted.inputs
+        of_tables = self._tables.digest(row_sums, admitted.step)
+        return tf.concat([admitted.inputs, of_tables], axis=0)
+
+    def _refuse_unclipped(
+        self, vectors: Sequence[tf.Tensor], clipped: ClippedGradients
+    ) -> tf.Operation | None:
+        """An assertion that a sum is no larger than clipped gradients add up to."""
+        halves = [tf.nn.l2_loss(vector) for vector in vectors]
+        norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
+        examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
+        # NaN fails this comparison too.
+        is_clipped = norm <= SUM_MARGIN * self.plan.l2_norm_clip * examples
+        message = "The sum of gradients is not clipped, or not finite."
+        return tf.debugging.Assert(is_clipped, [message])
+
+    def _noisy_gradients(
+        self, total: pieces.StepSum, noise: tf.Tensor, variables: Sequence[Any]
+    ) -> list[tf.Tensor]:
+        """The noisy mean, by variable; that of the counts is added to them."""
+        plan = self.plan
+        assert self._noisy_mean is not None and plan.expected_batch_size is not None
+        settings = plan.noise_stddev, plan.expected_batch_size
+        if len(total.pieces) == 1:
+            noisy = [self._noisy_mean(total.pieces[0], noise, *settings)]
+        else:
+            noisy = self._noisy_mean.of_pieces(total.pieces, noise, *settings)
+        # Replicas take turns: another one's update may come before these are used.
+        released(noisy)
+        noisy[-1] = self.counts.taken_from(noisy[-1])
+        return pieces.apart(noisy, total.groups, variables)
 
     def _split(
         self,
