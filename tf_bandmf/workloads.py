@@ -41,7 +41,8 @@ class Workload:
       num_steps: n, always explicit.
       inverse_coefficients: the diagonals of the banded Toeplitz `T`, shape [q + 1].
       learning_rates: relative learning rate of each step, shape [n], between 1e-50 and
-        1e50, or None for a constant one. Only ratios matter to the choice of a strategy.
+        1e50, or None for a constant rate. Only ratios matter to the choice of a
+        strategy.
       momentum, decay: as given to `momentum_sgd`; 0 and 1 otherwise. The closed forms
         of the square-root strategies use them; None if they do not describe `T`.
     """
@@ -128,7 +129,7 @@ def check_workload(workload: Any) -> None:
 
 
 def resolve(workload: Workload | str | None, num_steps: int) -> Workload:
-    """A workload as it is, one by its name (see `parse`), or by default prefix sums.
+    """A workload unchanged, one by its name (see `parse`), or by default prefix sums.
 
     Raises:
       TypeError: if it is neither.
@@ -223,7 +224,7 @@ def momentum_sgd(
 
 
 def identity(num_steps: int) -> Workload:
-    """Each step's noisy gradient is wanted by itself: `A = I`."""
+    """Each step's noisy gradient is used by itself: `A = I`."""
     return Workload("identity", num_steps, np.array([1.0]))
 
 

@@ -54,18 +54,18 @@ class Accountant(abc.ABC):
     def rough_noise_stddev(
         self, epsilon: float, delta: float, near: float | None = None
     ) -> float:
-        """The noise for the budget, up to a percent: to compare runs, not to plan one.
+        """The noise for the budget, within a percent: to compare runs, not to plan one.
 
         Args:
           epsilon: > 0.
           delta: in (0, 1).
-          near: about what it is, where that is known: the search begins there.
+          near: an approximate value, if known: the search starts there.
         """
         return self.calibrate(epsilon, delta).noise_stddev
 
     @abc.abstractmethod
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
-        """What a run with the noise guarantees at delta.
+        """What a run with this noise guarantees at delta.
 
         Raises:
           ValueError: if delta is so large that epsilon would be 0.
@@ -76,7 +76,7 @@ class Accountant(abc.ABC):
         """Whether the noise gives the guarantee, as far as a quick check can tell."""
 
     def remark(self, noise_stddev: float, guarantee: Guarantee) -> str:
-        """What else a statement should say of the guarantee, one sentence or none."""
+        """What a statement should add about the guarantee: one sentence or none."""
         return ""
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
@@ -96,7 +96,8 @@ class Accountant(abc.ABC):
     ) -> privacy_loss_distribution.PrivacyLossDistribution:
         """The privacy loss distribution of a run, discretized to the safe side.
 
-        What Fourier transforms may err by is added to the probability of an infinite loss.
+        The possible error of Fourier transforms is added to the probability of an
+        infinite loss.
 
         Raises:
           ValueError: if no such distribution is known.

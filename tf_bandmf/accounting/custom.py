@@ -45,9 +45,9 @@ def epsilon_by(
     """Epsilon of one event at delta, by a fresh accountant.
 
     Args:
-      accountant: has composed nothing yet, for example
-        `dp_accounting.rdp.RdpAccountant()`. Sampling without replacement is accounted for
-        under `NeighboringRelation.REPLACE_ONE` only.
+      accountant: one that has composed nothing yet, for example
+        `dp_accounting.rdp.RdpAccountant()`. Sampling without replacement is accounted
+        for under `NeighboringRelation.REPLACE_ONE` only.
       event: of a run, such as `Plan.dp_event()`.
       delta: in (0, 1).
 
@@ -89,18 +89,18 @@ def calibrate_by(
                               participation=sampler, num_steps=n)
 
     The plan states the epsilon of the library's accountant for this noise;
-    `plan.epsilon_by` gives that of the other.
+    `plan.epsilon_by` gives that of the other accountant.
 
     Args:
-      make_accountant: gives a fresh accountant at each call.
+      make_accountant: returns a fresh accountant at each call.
       strategy: C.
       participation: what the sampler does; must have an event.
       epsilon: > 0.
       delta: in (0, 1).
 
     Returns:
-      The noise multiplier as `Plan` has it, noise standard deviation per unit of
-      sensitivity, rounded up; it was checked with the accountant.
+      The noise multiplier as in `Plan`, noise standard deviation per unit of
+      sensitivity, rounded up and checked with the accountant.
 
     Raises:
       ValueError: on invalid input, if the participation has no event, or if no

@@ -30,9 +30,10 @@ def epsilon_from_guesses(
 ) -> float:
     """Epsilon from one run with many canaries.
 
-    Steinke, Nasr, Jagielski (2023, arXiv:2305.08846), Theorem 5.2: each canary takes part
-    by a fair coin of its own; the auditor guesses some of the coins. Nothing is assumed of
-    the mechanism but that it is (epsilon, delta)-DP: guesses may depend on one another.
+    Steinke, Nasr, Jagielski (2023, arXiv:2305.08846), Theorem 5.2: each canary takes
+    part by its own fair coin; the auditor guesses some of the coins. Nothing is assumed
+    about the mechanism except that it is (epsilon, delta)-DP: guesses may depend on one
+    another.
 
     Args:
       num_canaries: m.
@@ -70,8 +71,8 @@ def mu_from_guesses(
     """Mu of Gaussian DP from one run with many canaries.
 
     Mahloujifar, Melis, Chaudhuri (2024, arXiv:2410.22235), Theorem 3.2 and Algorithm 3:
-    a mu-GDP mechanism, whose guesses may depend on one another, cannot have so many right.
-    Sharper than `epsilon_from_guesses` where delta is small.
+    a mu-GDP mechanism, whose guesses may depend on one another, cannot get this many
+    right. Sharper than `epsilon_from_guesses` if delta is small.
 
     Args: as of `epsilon_from_guesses`.
 
@@ -112,15 +113,15 @@ def epsilon_from_rates(
 ) -> float:
     """Epsilon from independent trials with and without the canary.
 
-    A test of an (epsilon, delta)-DP mechanism has `TPR <= exp(epsilon) FPR + delta`, and
-    its complement, too (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem 2.1). Both
-    rates are bounded by Clopper and Pearson, together at the confidence.
+    A test of an (epsilon, delta)-DP mechanism has `TPR <= exp(epsilon) FPR + delta`,
+    and so does its complement (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776, Theorem
+    2.1). Both rates are bounded by Clopper and Pearson, together at the confidence.
 
     Args:
-      true_positives: trials with the canary in which the test said so; the threshold of
-        the test was decided in advance.
+      true_positives: trials with the canary in which the test detected it; the
+        threshold of the test was decided in advance.
       positives: trials with the canary.
-      false_positives: trials without it in which the test said that it was there.
+      false_positives: trials without it in which the test detected it.
       negatives: trials without it.
       delta: of the guarantee that is audited.
       confidence: in (0, 1).

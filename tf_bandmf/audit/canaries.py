@@ -19,15 +19,15 @@ _REHEARSAL = 2**62
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GradientCanaries:
-    """Gradients of norm `l2_norm_clip`, each in the run or not, by a fair coin.
+    """Gradients of norm `l2_norm_clip`, each in the run or not by a fair coin.
 
     Whoever sees the noisy sums `y = g + noise_stddev C^-1 z` of all steps, and knows C,
     whitens them: `C y / noise_stddev` has independent standard normal noise, in which
     canary j, with gradient `zeta x_j[i] v_j` at step i, is the signal
-    `zeta C x_j (x) v_j / noise_stddev`. The optimal statistic is the matched filter, the
-    inner product of the two (Neyman and Pearson): no other test of the same released
-    values is better. Where the participation is amplified, the steps of a canary are
-    secret: they are drawn by the plan's own sampler, and the statistic is the likelihood
+    `zeta C x_j (x) v_j / noise_stddev`. The optimal statistic is the matched filter,
+    the inner product of the two (Neyman and Pearson): no other test of the same
+    released values is better. If the participation is amplified, the steps of a canary
+    are secret: the plan's own sampler draws them, and the statistic is the likelihood
     ratio of the mixture over them.
 
     Attributes:
@@ -54,14 +54,14 @@ class GradientCanaries:
         num_canaries: int | None = None,
         directions: np.ndarray | None = None,
     ) -> GradientCanaries:
-        """Canaries that use the plan's participation as far as it goes.
+        """Canaries that use the plan's participation to the full.
 
         Args:
           plan: of the run.
           num_parameters: d, of the released vectors.
           seed: of coins and sampler.
           num_canaries: m <= d; None for one per direction.
-          directions: see the class; other directions see other faults.
+          directions: see the class; other directions reveal other faults.
 
         Raises:
           ValueError: if there are more canaries than orthogonal directions, or the
@@ -94,7 +94,7 @@ class GradientCanaries:
         return cls(plan, num_parameters, patterns, included, directions)
 
     def sums(self) -> np.ndarray:
-        """What the canaries that take part add to the clipped sums, shape [n, d]."""
+        """What the participating canaries add to the clipped sums, shape [n, d]."""
         amounts = self.plan.l2_norm_clip * self.patterns * self.included[:, None]
         if self.directions is not None:
             return amounts.T @ self.directions
@@ -112,11 +112,11 @@ class GradientCanaries:
     def scores(self, released: np.ndarray) -> np.ndarray:
         """The logarithm of the likelihood ratio of each canary, shape [m].
 
-        0 is where both hypotheses are as likely.
+        At 0, both hypotheses are equally likely.
 
         Args:
-          released: noisy *sums*, shape [n, d]: of the canaries alone; what other examples
-            added must be subtracted, for the auditor knows them.
+          released: noisy *sums*, shape [n, d], of the canaries alone; what other
+            examples added must be subtracted, because the auditor knows them.
 
         Raises:
           ValueError: if the shape is another one.
@@ -206,9 +206,9 @@ class GradientCanaries:
     ) -> AuditResult:
         """Lower bounds on epsilon from the released noisy sums of one run.
 
-        The bounds from guesses assume nothing. Those from rates take the canaries for
-        independent trials, as they are if the noise is what the plan says; correlated
-        canaries contradict the plan, too, and do so by fewer or by more right guesses.
+        The bounds from guesses assume nothing. Those from rates treat the canaries as
+        independent trials, which they are if the noise is what the plan says;
+        correlated canaries contradict the plan, too, by fewer or by more right guesses.
 
         Args:
           released: see `scores`.

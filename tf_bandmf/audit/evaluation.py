@@ -35,11 +35,12 @@ def evaluate(
     num_guesses: int | None = None,
     claimed_epsilon: float | None = None,
 ) -> AuditResult:
-    """Bounds epsilon by what scores say about which canaries took part.
+    """Bounds epsilon from scores that say which canaries seem to have taken part.
 
-    Guesses are the `num_guesses / 2` largest scores (took part) and as many smallest ones
-    (did not). In a run with many canaries `epsilon_from_guesses` holds without any
-    assumption on the mechanism. The other bounds are sharper, and computed if asked for.
+    Guesses are the `num_guesses / 2` largest scores (took part) and as many smallest
+    ones (did not). In a run with many canaries, `epsilon_from_guesses` holds without
+    any assumption about the mechanism. The other bounds are sharper, and are computed
+    on request.
 
     Args:
       scores: shape [m]; larger for canaries that seem to have taken part. They must not
@@ -47,17 +48,17 @@ def evaluate(
       included: bool, shape [m]: fair coins, independent.
       delta: of the guarantee that is audited.
       confidence: of all bounds together.
-      signal: how far the scores are expected to lie apart; only for the choice of
-        num_guesses. None for 1.
+      signal: expected distance of the scores; only for the choice of num_guesses. None
+        for 1.
       is_gaussian: the claim is Gaussian DP, which the exact Gaussian accountant makes,
         without amplification: bounds on mu are computed, and epsilon from them.
-      are_independent: the scores are of independent runs, or of a mechanism that is
+      are_independent: the scores are from independent runs, or from a mechanism that is
         claimed to make them independent: rates of right guesses are those of trials.
       threshold: scores above it say that the canary took part, in those trials. It must
         have been decided before the scores were seen.
       num_guesses: even number of guesses; None for a choice from m and `signal`, which
         does not look at the scores.
-      claimed_epsilon: what the result is compared with.
+      claimed_epsilon: the epsilon to compare with.
 
     Returns:
       The bounds.

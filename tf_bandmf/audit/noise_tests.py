@@ -18,8 +18,8 @@ class Whiteness:
     """P-values of tests of one sample of noise.
 
     Attributes:
-      p_values: by name of the test; of each the smallest over steps, pairs of steps and
-        lags, times their number (Bonferroni), at most 1.
+      p_values: by name of the test; for each, the smallest over steps, pairs of steps
+        and lags, times their number (Bonferroni), at most 1.
     """
 
     p_values: dict[str, float]
@@ -38,13 +38,13 @@ class Whiteness:
 def whiteness(
     strategy: Strategy, noise: np.ndarray, lags: tuple[int, ...] = ()
 ) -> Whiteness:
-    """Tests rows of `C^-1 Z`, of standard deviation 1, for being that.
+    """Tests whether rows of noise are `C^-1 Z` with standard deviation 1.
 
-    Multiplied by C they are independent standard normals, over steps (that is the
-    covariance `C^-1 C^-T`) and over coordinates. Tests: Kolmogorov and Smirnov against
-    N(0, 1) for each step; the mean and the variance of each; correlations of each two
-    steps, of values and of squares; correlations over coordinates at the distances 1, 2, 4,
-    ... and `lags`, of values and of squares; equal numbers.
+    Multiplied by C, they are independent standard normals, over steps (which tests the
+    covariance `C^-1 C^-T`) and over coordinates. Tests: Kolmogorov-Smirnov against N(0,
+    1) for each step; the mean and the variance of each; correlations of every two
+    steps, of values and of squares; correlations over coordinates at the distances 1,
+    2, 4, ... and `lags`, of values and of squares; equal numbers.
 
     Args:
       strategy: C.

@@ -12,12 +12,12 @@ _CHUNK = 8_000_000
 
 
 def worst_pattern(matrix: LowerTriangular, participation: Participation) -> np.ndarray:
-    """What one example may add at each step so that `C x` moves most: signs and zeros.
+    """What one example may add at each step to move `C x` most: signs and zeros.
 
-    Of all patterns `i, i + b, i + 2b, ...` of at most k steps, with signs that add up. For
-    the strategies and participations of this library the norm of `C x` is the sensitivity
-    where that is exact for patterns of this kind; otherwise it is below it, and the audit
-    less sharp.
+    Among all patterns `i, i + b, i + 2b, ...` of at most k steps, with signs that add
+    up. For the strategies and participations of this library, the norm of `C x` is the
+    sensitivity where that is exact for such patterns; otherwise it is smaller, and the
+    audit is less sharp.
 
     Args:
       matrix: C.

@@ -12,8 +12,8 @@ class LowerBound:
     Attributes:
       epsilon: at the delta of the audit.
       method: how it was computed, with its source.
-      assumes: what it takes for granted of the mechanism, beside the claim.
-      mu: of Gaussian DP, where the claim is that.
+      assumes: what it assumes about the mechanism, besides the claim.
+      mu: of Gaussian DP, if that is the claim.
     """
 
     epsilon: float
@@ -34,8 +34,8 @@ class AuditResult:
       num_included: how many of them took part.
       claimed_epsilon: of the plan; None if nothing was claimed.
       signal: mean distance of the scores with and without the canary, in standard
-        deviations of the noise that the plan has: `1 / noise_multiplier` for a canary that
-        has the worst pattern; None where it is not known.
+        deviations of the plan's noise: `1 / noise_multiplier` for a canary with the
+        worst pattern; None if unknown.
     """
 
     bounds: tuple[LowerBound, ...]
@@ -53,7 +53,7 @@ class AuditResult:
 
     @property
     def contradicts(self) -> bool:
-        """Whether the run cannot have had the epsilon that was claimed.
+        """Whether the run cannot have had the claimed epsilon.
 
         True for a correct mechanism with probability at most `1 - confidence`.
         """

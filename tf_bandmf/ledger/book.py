@@ -40,23 +40,25 @@ _GUARD = threading.Lock()
 class Ledger:
     """Data sets, budgets, plans, runs and releases, in a database.
 
-    Formal guarantee: all runs and releases that one period's account of a data set let
-    begin are together (epsilon, delta)-DP, or rho-zCDP, as its budget says, for the data
-    set's unit and adjacency, if all uses of the data are in it: under `adaptive=True`
-    whatever was chosen adaptively; else if the privacy parameters of runs do not depend on
-    results of earlier ones (`ledger.filters`, `ledger.bounds`). Periods compose.
+    Formal guarantee: all runs and releases that one period's account of a data set
+    admitted are together (epsilon, delta)-DP, or rho-zCDP, as its budget says, for the
+    data set's unit and adjacency, if all uses of the data are in it: under
+    `adaptive=True` whatever was chosen adaptively; else if the privacy parameters of
+    runs do not depend on results of earlier ones (`ledger.filters`, `ledger.bounds`).
+    Periods compose.
 
-    Nothing secret is in it: no key, no data, no password. A ledger is opened by each
-    process that trains; processes, and machines with PostgreSQL, may write at once.
+    It contains no secrets: no key, no data, no password. Each process that trains opens
+    the ledger; several processes, and with PostgreSQL several machines, may write at
+    once.
 
     Args:
-      url: "sqlite:///privacy.db" for a file, which is made if it is not there, or
+      url: "sqlite:///privacy.db" for a file, which is created if it does not exist, or
         "postgresql://user@host/database".
-      who: writes; by default the user's name and machine.
-      create: False refuses a database that has no ledger.
+      who: who writes; by default the user's name and machine.
+      create: False refuses a database without a ledger.
       trust: accepts a database that contradicts what this machine has seen, as after
-        a restored backup; an entry says so, and the machine remembers what it has then.
-        With `create=False` only to look at it.
+        restoring a backup; an entry says so, and the machine then remembers its state.
+        With `create=False`, only to look at it.
 
     Attributes:
       id: of the ledger, 32 hexadecimal digits.
@@ -100,15 +102,15 @@ class Ledger:
         begins: str | datetime.date | None = None,
         ends: str | datetime.date | None = None,
     ) -> None:
-        """Adds a data set, with a budget; the same call once more changes nothing.
+        """Adds a data set, with a budget; repeating the call changes nothing.
 
         Args:
           name: by which plans are bound to it.
           unit: whose presence the budget hides; plans must have the same.
           adjacency: "zero-out" (or add-or-remove), or "replace-one".
           version: of the data, or a digest of them.
-          epsilon: see `set_budget`; without epsilon and rho it has no budget yet.
-          delta: likewise, as all that follows.
+          epsilon: see `set_budget`; without epsilon and rho, it has no budget yet.
+          delta: see `set_budget`, as for the following arguments.
           rho: of zCDP.
           adaptive: whether plans may depend on earlier results.
           shares: of the filters.
@@ -117,7 +119,7 @@ class Ledger:
           ends: the moment after the last.
 
         Raises:
-          ValueError: if an argument is invalid, or the data set is there with another
+          ValueError: if an argument is invalid, or the data set exists with another
             unit, adjacency or version.
         """
         check_unit(unit)
@@ -163,7 +165,7 @@ class Ledger:
     ) -> None:
         """Gives a data set a budget for a period, or changes it.
 
-        WARNING: what several periods spend adds up: a budget for a year that is renewed is
+        WARNING: what several periods spend adds up: a yearly budget that is renewed is
         one for each year.
 
         Args:
@@ -173,8 +175,8 @@ class Ledger:
           rho: that of zCDP.
           adaptive: whether noise, sampling or numbers of steps of later runs may depend
             on results of earlier ones.
-          shares: with `adaptive`: what each filter gets of delta, such as
-            `{"gaussian": 1.0}` where all runs are without amplification.
+          shares: with `adaptive`: each filter's share of delta, such as
+            `{"gaussian": 1.0}` if no run is amplified.
           period: its name, such as "2026".
           begins: a date, midnight UTC, or a moment; None: no limit.
           ends: likewise; it is not part of the period.
@@ -192,19 +194,20 @@ class Ledger:
     def add_partitions(
         self, dataset: str, names: Sequence[str], *, disjoint_by: str
     ) -> None:
-        """Declares parts of a data set of which no unit has data in two.
+        """Declares disjoint parts of a data set: no unit has data in two.
 
-        Runs on different ones compose in parallel: each unit pays for those on its own.
+        Runs on different parts compose in parallel: each unit pays for those on its own
+        part.
 
         Args:
           dataset: its name.
-          names: of the parts; those that are known are left as they are.
+          names: of the parts; known ones are left unchanged.
           disjoint_by: why no unit is in two, one line: "the week in which a record was
-            made", where the unit is one record. The caller's word.
+            made", if the unit is one record. The ledger takes the caller's word.
 
         Raises:
-          ValueError: if a name or the reason is no text of one line; or if there are
-            parts by another reason, in which a unit has data, too.
+          ValueError: if a name or the reason is not a text of one line; or if there are
+            parts by another reason, in which a unit also has data.
         """
         names = [names] if isinstance(names, str) else list(names)
         names = [_one_line("names", name) for name in names]
@@ -232,12 +235,13 @@ class Ledger:
 
         Args:
           plan: of runs to come.
-          dataset: a name; or a name and those of partitions, whose data alone are used.
+          dataset: a name; or a name and those of partitions, if only their data are
+            used.
 
         Raises:
           BudgetExceededError: if a run of it would not fit now.
-          ValueError: if the plan's unit is another one, or it has a test seed.
-          LedgerError: if the data set is not known, or has no budget now.
+          ValueError: if the plan has another unit, or a test seed.
+          LedgerError: if the data set is unknown, or has no budget now.
         """
         with self._store.writing() as found:
             name, *partitions = [dataset] if isinstance(dataset, str) else dataset
@@ -252,11 +256,11 @@ class Ledger:
 
         Args:
           plan: bound to this ledger.
-          run: what tells runs apart, 64 hexadecimal digits: a digest of the noise key.
-            The same run again reserves nothing anew.
+          run: identifies the run, 64 hexadecimal digits: a digest of the noise key.
+            Repeating it for the same run reserves nothing new.
 
         Returns:
-          The entry, which statements name.
+          The entry, named in statements.
 
         Raises:
           BudgetExceededError: if it would spend more than is left.
@@ -271,7 +275,7 @@ class Ledger:
             return reservations.begin(found, self._who, plan, run, config)
 
     def note_steps(self, run: str, steps: int) -> Entry:
-        """Writes down how many steps a run has taken so far; spends nothing."""
+        """Records how many steps a run has taken so far; spends nothing."""
         with self._store.writing() as found:
             return reservations.note_steps(found, self._who, run, steps)
 
@@ -283,20 +287,21 @@ class Ledger:
         steps: int | None = None,
         reason: str | None = None,
     ) -> Entry:
-        """Ends a run, which cannot go on then.
+        """Ends a run, which then cannot continue.
 
-        With all arguments it gives back what the steps that were not taken would have
-        cost, by `Plan.epsilon_after`.
+        With all arguments, it gives back what the steps not taken would have cost, by
+        `Plan.epsilon_after`.
 
-        WARNING: only where the number of steps does not depend on private data: an
-        accident, a clock, a deadline. A run that was stopped because of what its model
-        was like has spent all of its plan.
+        WARNING: only if the number of steps does not depend on private data: an
+        accident, a clock, a deadline. A run that was stopped because of its model has
+        spent its whole plan.
 
         Args:
           run: its name.
           plan: of the run.
-          steps: that were taken, lost ones included; 0 if none was.
-          reason: why it ended, one line; the caller's word that no data had a part in it.
+          steps: number of steps taken, including lost ones; 0 if none was.
+          reason: why it ended, one line; the caller asserts that it did not depend on
+            data.
 
         Raises:
           LedgerError: if the run has not begun, or was begun with another plan.
@@ -321,17 +326,17 @@ class Ledger:
         about: str,
         partitions: str | Sequence[str] = (),
     ) -> Entry:
-        """Writes down a release that is no run of a bound plan, if it fits.
+        """Records a release that is not a run of a bound plan, if it fits.
 
-        Private statistics, normalization, metrics, the trials of a tuner, runs of other
-        libraries, and what was spent before there was a ledger.
+        For private statistics, normalization, metrics, the trials of a tuner, runs of
+        other libraries, and what was spent before the ledger existed.
 
         Args:
           dataset: its name.
-          what: a `tf_bandmf.TuningCost`, a `Guarantee`, a `Plan` that was run unbound, a
-            joint guarantee by `compose`, a release made elsewhere as `compose` takes it
-            (`ApproximateDP`, `ZeroConcentratedDP`, `AccountedEvent`), an event of
-            dp-accounting, or (epsilon, delta) for the data set's adjacency.
+          what: a `tf_bandmf.TuningCost`, a `Guarantee`, a `Plan` that was run unbound,
+            a joint guarantee from `compose`, a release made elsewhere as `compose`
+            takes it (`ApproximateDP`, `ZeroConcentratedDP`, `AccountedEvent`), an event
+            of dp-accounting, or (epsilon, delta) for the data set's adjacency.
           about: what was released, one line.
           partitions: whose data it used; none for all data.
 
@@ -349,12 +354,12 @@ class Ledger:
             )
 
     def release(self, run: str, *, digest: str, to: str) -> Entry:
-        """Writes down that a model of a run was given to somebody; spends nothing.
+        """Records that a model of a run was given to somebody; spends nothing.
 
         Args:
           run: its name.
           digest: of the model, such as the SHA-256 of its file.
-          to: whom, or where, one line.
+          to: to whom, or where, one line.
         """
         body = {"digest": _one_line("digest", digest), "to": _one_line("to", to)}
         with self._store.writing() as found:
@@ -385,8 +390,8 @@ class Ledger:
     def odometer(self, dataset: str, period: str | None = None) -> float:
         """A bound on the loss so far that holds at all moments at once, at the delta.
 
-        However adaptively runs were chosen; see `filters.odometer_epsilon`. Infinite if a
-        release without zCDP is among them.
+        It holds however adaptively runs were chosen; see `filters.odometer_epsilon`.
+        Infinite if a release without zCDP is among them.
 
         Args:
           dataset: its name.
@@ -416,12 +421,12 @@ class Ledger:
     def history(
         self, dataset: str | None = None, run: str | None = None
     ) -> list[Entry]:
-        """Entries in their order: all, those of a data set, or those of a run."""
+        """Entries in order: all, those of a data set, or those of a run."""
         with self._store.reading() as found:
             return list(found.entries(dataset=dataset, run=run))
 
     def kept_plan(self, fingerprint: str) -> dict[str, Any] | None:
-        """The configuration of a plan of which a run began, for `Plan.from_config`."""
+        """The configuration of a plan that has a run, for `Plan.from_config`."""
         with self._store.reading() as found:
             text = found.plan_config(fingerprint)
         return None if text is None else configs.loads(text)
@@ -430,7 +435,7 @@ class Ledger:
         """Checks the whole chain, all sums, and what this machine has seen.
 
         Args:
-          *known: names of entries, as statements, exports and earlier calls have them.
+          *known: names of entries, from statements, exports or earlier calls.
         """
         with self._store.reading() as found:
             return verification.verify(found, self.id, known)

@@ -44,9 +44,9 @@ class Budget:
       epsilon, delta: the budget; or
       rho: that of zCDP.
       adaptive: whether plans may depend on results of earlier runs on the data set:
-        filters decide then (`ledger.filters`). Otherwise the best composition does, and
-        noise, sampling and numbers of steps must not depend on them.
-      shares: what each filter gets of delta; see `filters.SHARES`.
+        filters then decide (`ledger.filters`). Otherwise the best composition decides,
+        and noise, sampling and numbers of steps must not depend on them.
+      shares: each filter's share of delta; see `filters.SHARES`.
     """
 
     period: str
@@ -96,7 +96,7 @@ class Budget:
         return first and second
 
     def admits(self, balance: Balance) -> bool:
-        """Whether an account may have spent so much."""
+        """Whether an account may have spent this much."""
         if not balance.runs:
             return True
         if self.rho is not None:
@@ -125,8 +125,8 @@ class Budget:
     def spent(self, balance: Balance) -> Spent:
         """What an account has spent.
 
-        With `adaptive` it is the epsilon of the smallest budget of the same delta and
-        filters that would have let all through.
+        With `adaptive`, it is the epsilon of the smallest budget with the same delta
+        and filters that would have admitted all runs.
         """
         if self.rho is not None:
             rho = filters.zcdp_rho(balance)

@@ -16,11 +16,11 @@ class AccountState:
     """What was spent of one budget.
 
     Attributes:
-      dataset, period, partition: whose; the partition is "" for data in none.
+      dataset, period, partition: whose budget; the partition is "" for data in none.
       budget: of the period.
-      spent: of it, reserved or settled.
+      spent: the part of it that is reserved or settled.
       runs: how many.
-      risk: probability that one of the simulated bounds does not hold.
+      risk: probability that one of the simulated bounds fails.
     """
 
     dataset: str

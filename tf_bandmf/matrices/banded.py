@@ -129,7 +129,7 @@ class RowBanded(LowerTriangular):
 
     Raises:
       ValueError: on a non-finite entry, a zero on the main diagonal, or a non-zero
-        entry outside of the matrix.
+        entry outside the matrix.
     """
 
     rows: np.ndarray

@@ -17,12 +17,12 @@ class LowerTriangular(abc.ABC):
     """An invertible `n x n` lower-triangular matrix, float64, immutable.
 
     A kind of matrix says how it is multiplied and inverted, and what is cheap for it:
-    sensitivity, error, accounting and noise ask the matrix and know no kinds.
+    sensitivity, error, accounting and noise ask the matrix, and do not know kinds.
 
     Attributes:
       kind: name in files.
       num_rows: n.
-      bands: number of diagonals, the main one included, that may be non-zero.
+      bands: number of diagonals, including the main one, that may be non-zero.
     """
 
     kind: ClassVar[str]
@@ -47,11 +47,11 @@ class LowerTriangular(abc.ABC):
 
     @abc.abstractmethod
     def streaming(self) -> Streaming:
-        """How the rows of `M^-1 Z` are computed one after the other."""
+        """How the rows of `M^-1 Z` are computed one after another."""
 
     @abc.abstractmethod
     def to_config(self) -> dict[str, Any]:
-        """Plain values and arrays, `kind` among them, for `from_config`."""
+        """Plain values and arrays, including `kind`, for `from_config`."""
 
     @classmethod
     @abc.abstractmethod
@@ -65,7 +65,7 @@ class LowerTriangular(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def example(cls, num_rows: int) -> LowerTriangular:
-        """A matrix of this kind for `num_rows >= 4`: what the contract tests look at."""
+        """A matrix of this kind for `num_rows >= 4`, for the contract tests."""
 
     @property
     def core(self) -> LowerTriangular:
@@ -74,7 +74,7 @@ class LowerTriangular(abc.ABC):
 
     @property
     def column_scale(self) -> np.ndarray | None:
-        """By what the columns of `core` were multiplied, shape [n], or None."""
+        """The factors of the columns of `core`, shape [n], or None."""
         return None
 
     @property
@@ -83,7 +83,7 @@ class LowerTriangular(abc.ABC):
         return None
 
     def banded_inverse(self) -> LowerTriangular | None:
-        """`M^-1` if that is the banded one of the two; otherwise None."""
+        """`M^-1` if that is the banded one; otherwise None."""
         return None
 
     def as_rows(self) -> np.ndarray:
@@ -102,7 +102,7 @@ class LowerTriangular(abc.ABC):
         return None
 
     def gram_diagonal_cost(self) -> int | None:
-        """Products that an entry of `X = M^T M` costs on the average, or None.
+        """Products that an entry of `X = M^T M` costs on average, or None.
 
         None: `gram_diagonal` is not known; everything else about `X` needs `to_dense`.
         """
@@ -123,9 +123,9 @@ class LowerTriangular(abc.ABC):
     def exact_squared_sensitivity(
         self, min_separation: int, max_participations: int
     ) -> float | None:
-        """sens(M)^2 under min-separation where a theorem on this kind gives it.
+        """sens(M)^2 under min-separation if a theorem on this kind gives it.
 
-        None (the default) leaves it to what is known for all matrices.
+        With None (the default), what is known for all matrices is used.
         """
         return None
 
@@ -139,8 +139,8 @@ class LowerTriangular(abc.ABC):
           scale: shape [n], or None for ones.
 
         Returns:
-          Their diagonals row by row, as `as_rows` has them; or None if there are none,
-          and the error is that of the dense matrix.
+          Their diagonals row by row, as in `as_rows`; or None if there are none, and
+          the error is that of the dense matrix.
         """
         return None
 
@@ -152,8 +152,8 @@ class LowerTriangular(abc.ABC):
     def in_float32(self) -> LowerTriangular:
         """`M` with its parameters rounded to float32, which is how noise is computed.
 
-        Near a singular inverse the rounding moves `M` by more than one would think: what
-        is analysed must be what is used.
+        Near a singular inverse, the rounding moves `M` more than expected: what is
+        analysed must be what is used.
         """
         return self
 
@@ -168,7 +168,7 @@ _Kind = TypeVar("_Kind", bound=type[LowerTriangular])
 
 
 def register(cls: _Kind) -> _Kind:
-    """Makes a kind of matrix known to `from_config` and to the contract tests.
+    """Registers a kind of matrix for `from_config` and the contract tests.
 
     Raises:
       TypeError: if it lacks a method.

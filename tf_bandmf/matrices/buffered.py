@@ -26,10 +26,10 @@ class BufferedToeplitz(LowerTriangular):
 
     The first column is `1, c[1], c[2], ...` with
     `c[t] = sum_m output_scales[m] decays[m]^(t - 1)`. As a power series it is
-    `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`, so that its inverse is of the
-    same form with the two sequences of decays exchanged (arXiv:2404.16706; this
-    parameterization: arXiv:2408.08868). Noise streams with `num_buffers` vectors of state
-    `s`, zero at first: `y = z + sum_m inverse_output_scales[m] s[m]`, then
+    `prod_m (1 - inverse_decays[m] x) / (1 - decays[m] x)`, so its inverse has the same
+    form with the two sequences of decays exchanged (arXiv:2404.16706; this
+    parameterization: arXiv:2408.08868). Noise streams with `num_buffers` vectors of
+    state `s`, zero at first: `y = z + sum_m inverse_output_scales[m] s[m]`, then
     `s[m] = inverse_decays[m] s[m] + z`.
 
     Args:
@@ -82,7 +82,7 @@ class BufferedToeplitz(LowerTriangular):
 
     @property
     def inverse_output_scales(self) -> np.ndarray:
-        """The same of the inverse matrix, shape [d], all < 0."""
+        """The same for the inverse matrix, shape [d], all < 0."""
         return _residues(self.inverse_decays, self.decays)
 
     @property

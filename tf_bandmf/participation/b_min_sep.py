@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 @register
 @dataclasses.dataclass(frozen=True)
 class BMinSepSampling(CyclicByChance):
-    """b-min-sep sampling: independent but for a rest of b - 1 steps.
+    """b-min-sep sampling: independent except for a rest of b - 1 steps.
 
-    Dong and Ganesh, arXiv:2602.09338. A step takes each example that has not taken part in
-    the last `b - 1` steps with probability p, independently. The rests at the beginning
-    are drawn as if the run had gone on for ever: every step takes `batch_size` examples in
-    expectation, `p = q / (1 - (b - 1) q)` with `q = batch_size / num_examples`. With b = 1
-    this is Poisson sampling.
+    Dong and Ganesh, arXiv:2602.09338. A step takes each example that has not taken part
+    in the last `b - 1` steps with probability p, independently. The rests at the
+    beginning are drawn as if the run had always been going on: every step takes
+    `batch_size` examples in expectation, `p = q / (1 - (b - 1) q)` with
+    `q = batch_size / num_examples`. With b = 1 this is Poisson sampling.
 
     Args:
       num_examples: m, size of the training set.
@@ -47,7 +47,7 @@ class BMinSepSampling(CyclicByChance):
 
     @property
     def sampling_probability(self) -> float:
-        """p, with which a step takes an example that does not rest."""
+        """p: the probability that a step takes an example that does not rest."""
         return self.batch_size / self._rested
 
     @property

@@ -28,7 +28,7 @@ class BallsInBins(WholeEpochs):
 
     Args:
       num_examples: m, size of the training set.
-      batch_size: about how many examples a step has; `m / b` are expected.
+      batch_size: approximate number of examples per step; `m / b` are expected.
       epochs: k.
     """
 
@@ -43,7 +43,7 @@ class BallsInBins(WholeEpochs):
 
     @property
     def num_bins(self) -> int:
-        """b, as many as an epoch has steps."""
+        """b, the number of steps of an epoch."""
         return self.steps_per_epoch
 
     def sampler(self, words: Words) -> BinsSampler:

@@ -50,13 +50,14 @@ class Participation(abc.ABC):
       kind: name in files.
       sampling: name for `tf_bandmf.plan(sampling=...)` and the command line; None if it
         cannot be made from examples, batch size and epochs.
-      demands: what the sampler asks of those who feed the data, as the end of a sentence.
+      demands: what the sampler requires of those who feed the data, as the end of a
+        sentence.
       has_fixed_positions: whether all participations of an example are among
         `i, i + b, i + 2b, ...` for one `i < b`, as in a fixed epoch order.
       has_schedule: whether the library makes the batches; otherwise the caller does.
       has_secret_sampler: whether the sampler's random numbers are secret.
-      is_cyclic: whether it has parts, whose number is that of the strategy's bands.
-      is_amplified: whether the accountant counts on the randomness of the sampler.
+      is_cyclic: whether it has parts, as many as the strategy has bands.
+      is_amplified: whether the accountant relies on the randomness of the sampler.
       is_simulated: whether it is accounted for by simulation, where a `confidence` makes
         an estimate a bound.
       bound_name: name of the accountant without amplification where its guarantee is
@@ -101,13 +102,13 @@ class Participation(abc.ABC):
     ) -> Accountant:
         """The one accountant that may be asked about this sampler.
 
-        Without amplification a run is one Gaussian mechanism with the strategy's
-        sensitivity under the participation, which is the default.
+        By default, without amplification, a run is one Gaussian mechanism with the
+        strategy's sensitivity under the participation.
 
         Args:
           matrix: C.
           simulation: settings of an accountant that simulates, None for the defaults;
-            others need none.
+            other accountants need none.
 
         Raises:
           ValueError: if the participation contradicts the strategy.
@@ -123,7 +124,7 @@ class Participation(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def example(cls, num_steps: int) -> Participation:
-        """A small one for `num_steps` steps, a multiple of 4: for the contract tests."""
+        """A small one for `num_steps` steps, a multiple of 4, for the contract tests."""
 
     def sampler(self, words: Words) -> Sampler:
         """The sampler, from random words.
@@ -134,7 +135,7 @@ class Participation(abc.ABC):
         raise TypeError(self._no_schedule())
 
     def largest_batch_size(self, num_steps: int, overflow: float) -> int:
-        """A size that no batch of a run exceeds, but with probability `overflow`.
+        """A size that no batch of a run exceeds, except with probability `overflow`.
 
         Raises:
           TypeError: if the caller makes the batches.
@@ -211,7 +212,8 @@ def register(cls: _Class) -> _Class:
     """Makes a participation known to files, plans, the command line and contract tests.
 
     Raises:
-      TypeError: if it lacks a method; an amplified one needs an accountant of its own.
+      TypeError: if it lacks a method; an amplified participation needs its own
+        accountant.
       ValueError: if another class has its name.
     """
     if inspect.isabstract(cls):

@@ -45,7 +45,7 @@ class CyclicPoisson(CyclicByChance):
 
     @property
     def sampling_probability(self) -> float:
-        """q, with which a step takes an example of the part whose turn it is."""
+        """q: the probability that a step takes an example of the current part."""
         return self.batch_size * self.num_parts / self.num_examples
 
     def sampler(self, words: Words) -> PoissonSampler:

@@ -24,8 +24,8 @@ class FixedEpochOrder(WholeEpochs):
 
     Args:
       num_examples: size of the training set.
-      batch_size: examples per step. If it does not divide `num_examples` the batches of
-        an epoch differ by one example in size.
+      batch_size: examples per step. If it does not divide `num_examples`, the batches
+        of an epoch differ by one example in size.
       epochs: k.
       order_seed: the order of the examples is a pseudorandom function of this number.
         The order is not secret: nothing is claimed from it.

@@ -14,8 +14,8 @@ from tf_bandmf.participation.checks import positive_int
 class MinSep(Participation):
     """b-min-separation, asserted by the caller (arXiv:2306.08153, section 3).
 
-    The sampler is the caller's: a federated server, say, whose devices keep a timer.
-    The guarantee holds only if the caller enforces the separation.
+    The caller provides the sampler: for example, a federated server whose devices keep
+    a timer. The guarantee holds only if the caller enforces the separation.
 
     Args:
       min_separation: b >= 1.

@@ -16,14 +16,15 @@ from tf_bandmf.participation.whole_epochs import OrderSampler, WholeEpochs
 class Shuffled(WholeEpochs):
     """One secret shuffle of the examples, then the same batches in every epoch.
 
-    arXiv:2306.08153, Cor. F.1. No bound that amplifies is known for batches of many
-    examples under zero-out adjacency; the accountant claims nothing from the shuffle and
-    uses the guarantee of a fixed order, which convexity gives. It is not Poisson's.
+    arXiv:2306.08153, Cor. F.1. No amplifying bound is known for batches of many
+    examples under zero-out adjacency; the accountant claims nothing from the shuffle
+    and uses the guarantee of a fixed order, which follows by convexity. It is not
+    Poisson's guarantee.
 
     Args:
       num_examples: m, size of the training set.
-      batch_size: examples per step; if it does not divide `num_examples` the batches of
-        an epoch differ by one example in size.
+      batch_size: examples per step; if it does not divide `num_examples`, the batches
+        of an epoch differ by one example in size.
       epochs: k.
     """
 

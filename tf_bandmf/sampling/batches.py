@@ -147,17 +147,18 @@ def is_scheduled_batch(data: Any) -> bool:
 class BatchSchedule(abc.ABC):
     """All batches of a run, from the first step to the last; one schedule spans a run.
 
-    A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` it is meant
-    for, the `plan_id` of the plan it belongs to and a `schedule_id`: a hash of the data and
-    of how they were placed, which must not change within a run; and a `fingerprint` of all
-    of this: a private step refuses a batch that was changed. Its size may vary from step
-    to step, down to 0, and is no static shape: a training step is traced once. Where static
-    shapes are better (XLA compiles for each), `padded` batches have a constant size.
+    A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` it is
+    meant for, the `plan_id` of the plan it belongs to and a `schedule_id`: a hash of
+    the data and of how they were placed, which must not change within a run; and a
+    `fingerprint` of all of this: a private step refuses a batch that was changed. Its
+    size may vary from step to step, down to 0, and is not static: a training step is
+    traced once. Where static shapes are better (XLA compiles for each), `padded`
+    batches have a constant size.
 
     One schedule serves a run across epochs and restarts: `dataset(first_step)` and
-    `indices(first_step)` give from any step on what the uninterrupted run would have had.
-    A schedule is rebuilt in another process from the plan and the data; from its
-    `secret_seed()`, too, if it has one, which belongs into a private state file alone.
+    `indices(first_step)` give, from any step on, what the uninterrupted run would have
+    had. Another process rebuilds a schedule from the plan and the data, and from its
+    `secret_seed()` if it has one, which belongs only in a private state file.
 
     Args:
       participation: what the accountant analyses.
@@ -221,7 +222,7 @@ class BatchSchedule(abc.ABC):
 
     @functools.cached_property
     def padded_batch_size(self) -> int:
-        """Size that no batch exceeds, except with probability 1e-12 in all of a run."""
+        """Size that no batch of a run exceeds, except with probability 1e-12."""
         return sufficient_batch_size(self.participation, self.num_steps)
 
     @abc.abstractmethod
@@ -230,7 +231,7 @@ class BatchSchedule(abc.ABC):
 
     @functools.cached_property
     def schedule_id(self) -> int:
-        """63 bits of a hash of plan, data and placement; the same in all of a run."""
+        """63 bits of a hash of plan, data and placement; the same throughout a run."""
         digest = hashlib.blake2b(str(self.plan_id).encode(), digest_size=8)
         digest.update(self._placement())
         self._examples.update_digest(digest.update)
@@ -322,8 +323,8 @@ class BatchSchedule(abc.ABC):
 
         Args:
           first_step: where to begin.
-          padded: give `padded_batch_size` indices each time; surplus ones are 0 and have
-            weight 0.
+          padded: give `padded_batch_size` indices each time; surplus indices are 0 and
+            have weight 0.
 
         Raises:
           ValueError: if a batch exceeds the padded size; nothing is cut off.
@@ -350,7 +351,7 @@ class BatchSchedule(abc.ABC):
             )
 
     def secret_seed(self) -> bytes | None:
-        """What random numbers the schedule used, for a private state file; None if none."""
+        """The seed of the random numbers, for a private state file; None if none."""
         return None
 
     def continuing(self, secret_seed: bytes | None) -> BatchSchedule:
@@ -370,8 +371,8 @@ class BatchSchedule(abc.ABC):
           class_weight: see `sampling.class_weights.ClassWeighted`.
 
         Returns:
-          A schedule of its own: a run does not go on with other weights. The same one
-          each time it is asked for.
+          A separate schedule: a run does not continue with other weights. Repeated
+          calls return the same one.
 
         Raises:
           ValueError: if the weights or the targets are not of that kind.

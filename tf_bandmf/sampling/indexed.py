@@ -31,14 +31,14 @@ class IndexedExamples(ExampleSource):
             return images, np.array([row["label"] for row in rows])
         plan.batches(tf_bandmf.sampling.IndexedExamples(fetch, len(dataset)))
 
-    This is the way for loops that fetch their examples themselves: the library decides
-    which ones a step uses, calls `fetch` with their indices, and knows what came back.
-    Which example an index means may not change: what an index gave first, it must give
-    always (some 20 bytes of memory each). Random augmentation belongs into
+    Use this for loops that fetch their own examples: the library decides which ones a
+    step uses, calls `fetch` with their indices, and knows what came back. The example
+    that an index means may not change: an index must always give what it gave first
+    (some 20 bytes of memory each). Random augmentation belongs in
     `plan.batches(..., map=function)`.
 
-    An example that `fetch` raises for, or returns in another shape, does not end the run:
-    it becomes a row of zeros with the sample weight 0, and stays one.
+    An example for which `fetch` raises, or which it returns in another shape, does not
+    end the run: it becomes a row of zeros with sample weight 0, and stays one.
 
     Args:
       fetch: function of indices, np.int64 of shape [N], N >= 1, to `x`, `(x, y)` or
@@ -47,9 +47,9 @@ class IndexedExamples(ExampleSource):
       num_examples: m.
 
     Raises:
-      TypeError: if fetch is no function, or its results are no arrays.
-      ValueError: if it returns another number of rows, or fails for half of the examples
-        that are looked at first.
+      TypeError: if fetch is not a function, or its results are not arrays.
+      ValueError: if it returns another number of rows, or fails for half of the
+        examples that are checked first.
     """
 
     def __init__(self, fetch: Callable[[np.ndarray], Any], num_examples: int) -> None:

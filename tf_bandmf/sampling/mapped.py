@@ -61,22 +61,22 @@ def _seeded(seed: tf.Tensor) -> Iterator[None]:
 class MappedExamples(WrappedExamples):
     """Examples that a function changes each time they are read.
 
-    An example of which the function fails becomes a row of zeros with the weight 0. If
-    the function could fail for some example, there are sample weights.
+    An example on which the function fails becomes a row of zeros with weight 0. If the
+    function could fail for some example, there are sample weights.
 
     Args:
       examples: what is read.
-      function: of one example, without a batch axis: `function(x)` returns another x, or
-        `function(x, y)` returns `(x, y)`. With an argument `seed` it gets an int64 tensor
-        of shape [2] for `tf.random.stateless_*` and `tf.image.stateless_random_*`. Or a
-        Keras layer, such as `keras.layers.RandomFlip`, which is called with
-        `training=True` on batches of one; its own seed is not used. Dense tensors of one
-        shape for all examples.
+      function: of one example, without a batch axis: `function(x)` returns another x,
+        or `function(x, y)` returns `(x, y)`. With an argument `seed`, it gets an int64
+        tensor of shape [2] for `tf.random.stateless_*` and
+        `tf.image.stateless_random_*`. Or a Keras layer, such as
+        `keras.layers.RandomFlip`, which is called with `training=True` on batches of
+        one; its own seed is not used. Dense tensors of one shape for all examples.
 
     Raises:
-      TypeError: if it takes other arguments, or returns something else.
-      ValueError: if it is no pure function of example and seed, shapes vary, or it could
-        go on for ever.
+      TypeError: if it takes other arguments, or returns anything else.
+      ValueError: if it is not a pure function of example and seed, shapes vary, or it
+        might not terminate.
     """
 
     def __init__(self, examples: ExampleSource, function: Callable[..., Any]) -> None:

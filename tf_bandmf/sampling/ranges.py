@@ -26,23 +26,23 @@ Range = tuple[float, float]
 
 
 class RangedExamples(WrappedExamples):
-    """Examples, of which those outside of declared ranges are rows of zeros of weight 0.
+    """Examples; those outside declared ranges become rows of zeros with weight 0.
 
-    Such an example takes its part in the run, adds nothing to the sum, and ends no run
-    (invariants 5 and 18). NaN is in no range.
+    Such an example takes part in the run, adds nothing to the sum, and does not end the
+    run (invariants 5 and 18). NaN is in no range.
 
     Args:
       examples: what is read.
-      ranges: "x" or "y" to a pair (lowest, highest), which holds for all of its numbers;
-        or, where it has several parts, to a dictionary from their names, or a list in
-        their order, of pairs. Parts that are not named may be anything.
+      ranges: "x" or "y" to a pair (lowest, highest), which holds for all of its
+        numbers; or, if it has several parts, to a dictionary from their names, or a
+        list in their order, of pairs. Parts that are not named may be anything.
 
     Attributes:
       ranges: as given.
 
     Raises:
-      TypeError: if a range is none, or is of texts (when they are read).
-      ValueError: if the lowest value is not below the highest, or a name is not known
+      TypeError: if a range is invalid, or is of texts (when they are read).
+      ValueError: if the lowest value is not below the highest, or a name is unknown
         (when they are read).
     """
 

@@ -72,8 +72,8 @@ class ExampleSource(abc.ABC):
     Attributes:
       num_examples: m.
       has_own_order: whether only neighbors can be read, in the order of the data set:
-        enough for a fixed epoch order alone.
-      ranges: that were declared, "x" and "y"; see `ranges.RangedExamples`.
+        enough only for a fixed epoch order.
+      ranges: the declared ones, "x" and "y"; see `ranges.RangedExamples`.
     """
 
     num_examples: int
@@ -82,11 +82,12 @@ class ExampleSource(abc.ABC):
 
     @abc.abstractmethod
     def gather(self, indices: tf.Tensor) -> dict[str, Any]:
-        """Examples, in a graph too: `x`, and `y` and `sample_weight` where there are any.
+        """Examples, also in a graph: `x`, and `y` and `sample_weight` if there are any.
 
-        AutoGraph does not convert it: for `if` and `for` on tensors, give them to a
-        `tf.function`. An example must be a function of its index, whatever stands beside
-        it: variables that are assigned and random numbers are refused.
+        AutoGraph does not convert it: for `if` and `for` on tensors, use a
+        `tf.function`. An example must be a function of its index, whatever other
+        examples are read with it: variables that are assigned and random numbers are
+        refused.
 
         Args:
           indices: int64, shape [N], N >= 0.
@@ -96,11 +97,11 @@ class ExampleSource(abc.ABC):
         """
 
     def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
-        """`gather` at a step, each example `views` times, one after the other.
+        """`gather` at a step, each example `views` times, one after another.
 
         Args:
           indices: int64, shape [N], N >= 0.
-          draw: for random numbers; an example is the same each time unless overridden.
+          draw: for random numbers; unless overridden, an example is the same each time.
           views: of each example.
 
         Returns:
@@ -120,12 +121,12 @@ class ExampleSource(abc.ABC):
         """Feeds bytes to a hash that differ if the data do, or their order."""
 
     def recognized_by(self) -> Callable[[], np.ndarray]:
-        """Gives hashes of the examples' inputs, by which another run's are recognized.
+        """Gives hashes of the examples' inputs, to recognize those of another run.
 
-        What it returns, hashes of `record_identity.record_hashes` as uint64, may become
-        more as examples are read; it keeps no examples alive.
+        The result, hashes of `record_identity.record_hashes` as uint64, may grow as
+        examples are read; it keeps no examples alive.
 
-        Unless overridden: of evenly spread examples, which are read for that.
+        Unless overridden, it reads evenly spread examples for this.
         """
         places = probed_places(self.num_examples)
         seen = SeenRecords(len(places))

@@ -46,13 +46,13 @@ class StreamedExamples(ExampleSource):
         dataset = keras.utils.image_dataset_from_directory("images", shuffle=False)
         plan.batches(dataset)                      # sampling="fixed-order"
 
-    `Plan.batches` makes it of a data set by itself. WARNING: the order is the data set's.
-    Where it is sorted (by class, by date), shuffle it once, with a fixed seed.
+    `Plan.batches` creates it from a data set itself. WARNING: the order is the data
+    set's. If it is sorted (by class, by date), shuffle it once, with a fixed seed.
 
     An example of a `tf.data.Dataset` of single examples that raises an error, or has
-    another shape than most, does not end the run: it becomes a row of zeros with the
-    sample weight 0, and stays one; the others keep their places. Batches, a `PyDataset`
-    and a function cannot be read on after an error: it is raised by the first reading.
+    another shape than most, does not end the run: it becomes a row of zeros with sample
+    weight 0, and stays one; the others keep their places. Batches, a `PyDataset` and a
+    function cannot be read further after an error: the first reading raises it.
 
     Args:
       data: yields `x`, `(x, y)` or `(x, y, sample_weight)`. A `tf.data.Dataset`, of
@@ -61,14 +61,14 @@ class StreamedExamples(ExampleSource):
         examples each time it is called. All examples have one shape; sparse tensors
         become dense ones.
       num_examples: m, as the plan has it.
-      batched: whether a `tf.data.Dataset` yields batches. By default that is seen from
-        its first dimension (None: batches) and its length.
+      batched: whether a `tf.data.Dataset` yields batches. By default, this is inferred
+        from its first dimension (None: batches) and its length.
       progress: show progress on the first reading, if it takes longer than 2 seconds.
 
     Raises:
-      TypeError: if it is no such data, or yields something else than tensors.
-      ValueError: if it does not have as many examples, most of them come twice, shapes
-        vary, two passes differ, or an error leaves open where the others are.
+      TypeError: if it is not such data, or yields anything but tensors.
+      ValueError: if it has another number of examples, most of them occur twice, shapes
+        vary, two passes differ, or an error leaves the places of the others unknown.
     """
 
     has_own_order = True
@@ -167,8 +167,8 @@ class StreamedExamples(ExampleSource):
         """Neighboring examples, in the order of the data set; see the base class.
 
         Raises:
-          InvalidArgumentError: if the data set yields another example than in its first
-            pass; when it is read.
+          InvalidArgumentError: when it is read, if the data set yields another example
+            than in its first pass.
         """
         return self._kinds.gathered(self._rows, indices)
 

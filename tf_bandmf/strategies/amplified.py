@@ -43,14 +43,14 @@ def optimized_amplified(
 ) -> Strategy:
     """The Toeplitz `C` with the smallest error times the noise for a budget.
 
-    `bands` diagonals of `C^-1`; under balls in bins with the noise by simulation in both
-    directions of adjacency (`optimize.amplified`), and `C` without negative entries. The
-    noise generator keeps nothing and generates `bands - 1` earlier vectors again at each
-    step. Without amplification, noise is proportional to the sensitivity whatever the
-    budget is: the result is that of `optimized_banded_inverse`.
+    `C^-1` has `bands` diagonals; under balls in bins, the noise is found by simulation
+    in both directions of adjacency (`optimize.amplified`), and `C` has no negative
+    entries. The noise generator keeps nothing and regenerates `bands - 1` earlier
+    vectors at each step. Without amplification, noise is proportional to the
+    sensitivity, whatever the budget: the result is that of `optimized_banded_inverse`.
 
-    Under cyclic sampling noise is proportional to the column norm (arXiv:2306.08153,
-    Theorem 4): `optimized_toeplitz` is what this function is to balls in bins.
+    Under cyclic sampling, noise is proportional to the column norm (arXiv:2306.08153,
+    Theorem 4): there, use `optimized_toeplitz`.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.

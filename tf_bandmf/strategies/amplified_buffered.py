@@ -27,8 +27,8 @@ def optimized_amplified_blt(
 ) -> Strategy:
     """The BLT with the smallest error times the noise for a budget.
 
-    As `optimized_amplified`, among the matrices of `blt`: a few buffers have the memory
-    of many bands. Without amplification the result is that of `blt`.
+    Like `optimized_amplified`, among the matrices of `blt`: a few buffers remember as
+    much as many bands. Without amplification, the result is that of `blt`.
 
     Args:
       workload: A; a learning-rate schedule is taken into account under balls in bins.
@@ -42,8 +42,8 @@ def optimized_amplified_blt(
       progress: likewise.
 
     Returns:
-      The strategy, as of `optimized_amplified`; by draws of the accountant not worse
-      than `blt`. As `blt` it may have fewer buffers.
+      The strategy, as from `optimized_amplified`; by draws of the accountant, not worse
+      than `blt`. Like `blt`, it may have fewer buffers.
 
     Raises:
       ValueError: if an argument is out of range, or the budget is missing.

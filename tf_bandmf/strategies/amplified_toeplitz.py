@@ -43,10 +43,10 @@ def optimized_amplified_toeplitz(
 ) -> Strategy:
     """The banded Toeplitz `C` with the smallest error times the noise for a budget.
 
-    As `optimized_amplified`, but `C` has the bands and not `C^-1`: the noise generator
-    keeps `bands - 1` vectors. All coefficients are positive. Without amplification, and
-    under sampling that amplifies by the column norm, the result is that of
-    `optimized_toeplitz`.
+    Like `optimized_amplified`, but `C` has the bands instead of `C^-1`: the noise
+    generator keeps `bands - 1` vectors. All coefficients are positive. Without
+    amplification, and under sampling that amplifies by the column norm, the result is
+    that of `optimized_toeplitz`.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
@@ -59,7 +59,7 @@ def optimized_amplified_toeplitz(
       progress: likewise.
 
     Returns:
-      The strategy, as of `optimized_amplified`; by draws of the accountant not worse
+      The strategy, as from `optimized_amplified`; by draws of the accountant, not worse
       than the first bands of the square root of A, or `optimized_toeplitz`.
 
     Raises:

@@ -56,10 +56,10 @@ def optimized_banded(
 ) -> Strategy:
     """The banded `C` with the smallest error at sensitivity 1, with a certificate.
 
-    With equal column norms one strategy is optimal for every participation with b >=
-    bands: `sens(C) = sqrt(k)` (arXiv:2306.08153, Theorem 2). Without, it is the best
-    for the patterns of a fixed epoch order (Appendix B), a little better there and a
-    little worse under b-min-separation.
+    With equal column norms, one strategy is optimal for every participation with b >=
+    bands: `sens(C) = sqrt(k)` (arXiv:2306.08153, Theorem 2). Without them, the result
+    is the best for the patterns of a fixed epoch order (Appendix B), a little better
+    there and a little worse under b-min-separation.
 
     The problem is convex in `C^T C`. The diagnostics hold the certified
     `optimality_gap`, an upper bound on how much smaller, relatively, the objective (a
@@ -67,21 +67,21 @@ def optimized_banded(
     class `optimal_among`: others, with columns of other norms, may be better). The
     bound falls behind the true gap: it shrinks with the gradient, the true gap with its
     square. `converged` says that the gap, the gradient or the decrease met its
-    tolerance, and `message` which one.
+    tolerance, and `message` says which.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
       bands: number of diagonals of `C`, 1 <= bands <= n.
       objective: "mean" for the RMSE; "max" for the MaxSE, by p-norms of growing order;
-        "last" for the final model alone, whose infimum no invertible `C` attains, so
-        that this one stops unconverged; or a differentiable function of the per-step
+        "last" for only the final model, whose infimum no invertible `C` attains, so
+        this objective stops unconverged; or a differentiable function of the per-step
         squared errors (an `Objective` if it is convex and a gap is wanted).
-      column_normalized: whether all columns shall have norm 1.
-      participation: needed without column normalization, and then a `FixedEpochOrder`
+      column_normalized: whether all columns must have norm 1.
+      participation: required without column normalization; then a `FixedEpochOrder`
         with at least as many steps per epoch as `C` has bands.
       start: a banded strategy to start from, with any number of bands; by default the
-        optimal banded Toeplitz strategy, or for prefix sums of more than 65,536 steps
-        and their mean error one that continues the optimum for a fourth of the steps.
+        optimal banded Toeplitz strategy, or, for prefix sums of more than 65,536 steps
+        and their mean error, one that continues the optimum for a quarter of the steps.
       max_iterations: of L-BFGS, for each stage of the objective.
       gap_tolerance: converged when the certified relative gap is at most this.
       gradient_tolerance: converged when no derivative of `n log(objective)` exceeds
@@ -92,15 +92,16 @@ def optimized_banded(
         `n * bands` numbers. By default 10, and fewer for very large problems.
       progress: True for a progress bar on stderr, False for none, None for one that
         appears on a terminal after two seconds.
-      device: where to run the recursion that takes the time, "GPU:0" or "TPU:0" for
-        example: in float64, but on a TPU in pairs of float32. L-BFGS, the value and the
-        certificate stay on the host in float64. None leaves all to TensorFlow.
+      device: where to run the recursion that takes most of the time, for example
+        "GPU:0" or "TPU:0": in float64, but on a TPU in pairs of float32. L-BFGS, the
+        value and the certificate stay on the host in float64. None leaves all to
+        TensorFlow.
 
     Returns:
       The strategy; without column normalization it has sensitivity 1.
 
     Raises:
-      ValueError: if an argument is out of range, or participation does not suit.
+      ValueError: if an argument is out of range, or participation is unsuitable.
     """
     check_workload(workload)
     from tf_bandmf.optimize import lbfgs

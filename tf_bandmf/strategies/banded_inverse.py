@@ -40,15 +40,15 @@ def optimized_banded_inverse(
 ) -> Strategy:
     """The Toeplitz `C` with banded inverse that has the smallest error.
 
-    The noise generator keeps nothing and generates `bands - 1` earlier vectors again at
-    each step. The minimized sensitivity is that of the columns 0, b, 2b, ..., exact
-    if `C` is non-negative and non-increasing; `Strategy.sensitivity` checks that on the
-    result. With very many bands `C` has small negative entries, and there the formula is
-    too small. Then the sensitivity under a fixed epoch order is still exact: the largest
-    over the b patterns, each by its Gram matrix (`analysis.vector_contributions`). Under
-    min-separation it is a bound: patterns are too many to look at each, the leftmost one
-    need not be the worst, and the Gram matrix has no bands that a dynamic program could
-    follow. The fixed order's value is a lower bound on it.
+    The noise generator keeps nothing and regenerates `bands - 1` earlier vectors at
+    each step. The minimized sensitivity is that of the columns 0, b, 2b, ..., exact if
+    `C` is non-negative and non-increasing; `Strategy.sensitivity` checks this on the
+    result. With very many bands, `C` has small negative entries, and the formula is too
+    small. Then the sensitivity under a fixed epoch order is still exact: the largest
+    over the b patterns, each by its Gram matrix (`analysis.vector_contributions`).
+    Under min-separation it is a bound: there are too many patterns to check each, the
+    leftmost one need not be the worst, and the Gram matrix has no bands that a dynamic
+    program could follow. The fixed order's value is a lower bound on it.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
@@ -57,10 +57,10 @@ def optimized_banded_inverse(
       objective: "mean" for the RMSE, "max" for the MaxSE, "last" for the final model,
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of `C` to norm 1, after the optimization.
-      start: a strategy with a banded Toeplitz inverse to start from, with any number
-        of bands; by default BISR, and where that leads to no exact sensitivity the
-        optimum of half as many bands. The result has fewer bands than asked for if more
-        were found to be worse.
+      start: a strategy with a banded Toeplitz inverse to start from, with any number of
+        bands; by default BISR, or, if that leads to no exact sensitivity, the optimum
+        with half as many bands. The result has fewer bands than requested if more were
+        found to be worse.
       max_iterations: of L-BFGS.
       gradient_tolerance: converged when no derivative of the logarithm of the squared
         error exceeds this.

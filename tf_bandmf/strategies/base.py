@@ -23,7 +23,7 @@ class Strategy:
       family: "identity", "lambda_cgd", "bsr", "bisr", ...
       matrix: `C`, n x n.
       parameters: the numbers that define it within its family, for tables and plans.
-      diagnostics: how it was found: for an optimized strategy whether the optimizer
+      diagnostics: how it was found: for an optimized strategy, whether the optimizer
         converged, its gradient norm, the certified optimality gap and so on. Not part
         of the guarantee.
     """
@@ -61,17 +61,17 @@ class Strategy:
     def memory_vectors(self) -> int:
         """Vectors of the model's size that the noise generator keeps between steps.
 
-        A dense strategy counts as keeping none: it draws all earlier ones again.
+        A dense strategy counts as keeping none: it redraws all earlier ones.
         """
         return self.matrix.streaming().memory_vectors
 
     @property
     def regenerations_per_step(self) -> int:
-        """Earlier noise vectors that each step generates again, at most."""
+        """The most earlier noise vectors that a step regenerates."""
         return self.matrix.streaming().regenerations
 
     def describe(self) -> str:
-        """Family and parameters, as "bisr(bands=4)"."""
+        """Family and parameters, such as "bisr(bands=4)"."""
         values = (
             f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in self.parameters.items()
@@ -110,7 +110,7 @@ class Strategy:
     def in_float32(self) -> Strategy:
         """The strategy with coefficients rounded to float32, as noise is computed.
 
-        Plans hold strategies in this form, so that sensitivity and error are those of the
+        Plans hold strategies in this form, so sensitivity and error are those of the
         matrix that is used. Normalized columns stay normalized.
         """
         return dataclasses.replace(self, matrix=self.matrix.in_float32())

@@ -38,16 +38,16 @@ def blt(
 ) -> Strategy:
     """The BLT strategy with the least error for a number of buffers.
 
-    Its first column is positive and decreasing by construction, so that the sensitivity
+    Its first column is positive and decreasing by construction, so the sensitivity
     under min-separation is exact (arXiv:2601.22334, Theorem 1). The logarithm of the
-    error, not convex in the decays, is minimized by L-BFGS with exact gradients, for
-    1, 2, ... buffers in turn, each from the optimum before with a new buffer added at
-    several places. It ends early when one more buffer gains nothing, as happens for many
+    error, not convex in the decays, is minimized by L-BFGS with exact gradients, for 1,
+    2, ... buffers in turn, each from the previous optimum with a new buffer added at
+    several places. It ends early when another buffer gains nothing, as happens for many
     participations. Every evaluation costs O(n d).
 
     Args:
-      workload: A. The Toeplitz part decides; a learning-rate schedule does not change
-        the strategy.
+      workload: A. Only the Toeplitz part matters; a learning-rate schedule does not
+        change the strategy.
       participation: gives b and k.
       num_buffers: d, vectors of the model's size that the noise generator may keep, from
         1 to 10. The error hardly falls beyond 4 (arXiv:2505.12128, section 4).

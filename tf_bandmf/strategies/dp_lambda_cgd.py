@@ -22,8 +22,8 @@ def lambda_cgd(
 ) -> Strategy:
     """`C^-1` has ones on its diagonal and `-lambda` below it (arXiv:2601.22334, eq. 8, 9).
 
-    The noise of step `i` is `z[i] - lambda z[i-1]`; `z[i-1]` is generated again from
-    the key, so that nothing is stored.
+    The noise of step `i` is `z[i] - lambda z[i-1]`; `z[i-1]` is regenerated from the
+    key, so nothing is stored.
 
     Args:
       num_steps: n.
@@ -32,7 +32,7 @@ def lambda_cgd(
       column_normalized: scale the columns of `C` to norm 1 (arXiv:2601.22334, App. A).
 
     Raises:
-      ValueError: if lambda is outside of [0, 1) or not finite.
+      ValueError: if lambda is outside [0, 1) or not finite.
     """
     num_steps = matrices.check_num_rows(num_steps)
     if not (is_real(lambda_) and 0.0 <= lambda_ < 1.0 and np.float32(lambda_) < 1.0):

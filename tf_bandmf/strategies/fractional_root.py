@@ -38,16 +38,16 @@ def bifr(
 ) -> Strategy:
     """gamma-BIFR: the first `bands` diagonals of `C^-1 = A^(-gamma)`.
 
-    The noise generator keeps nothing and generates `bands - 1` earlier vectors again at
+    The noise generator keeps nothing and regenerates `bands - 1` earlier vectors at
     each step. The sensitivity is that of the matrix found, by the theorems of
-    `tf_bandmf.sensitivity`: for the prefix sum every gamma gives a `C` without negative
-    entries.
+    `tf_bandmf.sensitivity`: for the prefix sum, every gamma gives a `C` without
+    negative entries.
 
     Args:
-      workload: A; of a learning-rate schedule only the Toeplitz part is taken.
+      workload: A; for a learning-rate schedule, only the Toeplitz part is used.
       bands: p, number of diagonals of `C^-1`, 1 <= bands <= n.
-      gamma: in [0, 1); 0 is DP-SGD, 1/2 is BISR. With momentum large values make `C`
-        grow without limit: the error of the strategy tells.
+      gamma: in [0, 1); 0 is DP-SGD, 1/2 is BISR. With momentum, large values make `C`
+        grow without limit: the error of the strategy shows this.
       column_normalized: scale the columns of `C` to norm 1.
 
     Raises:

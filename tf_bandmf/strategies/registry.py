@@ -30,14 +30,14 @@ _FLAGS: tuple[tuple[str, str, Any], ...] = (
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """The number of a family that is written behind its name, as in "bisr:4".
+    """The number of a family that follows its name, as in "bisr:4".
 
     Attributes:
-      name: of the builder's argument: "bands" for a number of diagonals, which is
-        searched for in powers of two; another whole number counts kept vectors and is
-        not searched for; a float is searched for on `grid`.
+      name: of the builder's argument: "bands" for a number of diagonals, searched in
+        powers of two; another integer counts kept vectors and is not searched; a float
+        is searched on `grid`.
       convert: int or float.
-      default: of a whole number that is not "bands".
+      default: of an integer that is not "bands".
       typical: its value in a table of all mechanisms; None for the mechanism's choice.
       grid: values from small to large, for a float in [0, 1).
     """
@@ -56,33 +56,33 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What the library knows of a family of strategies.
+    """What the library knows about a family of strategies.
 
     Attributes:
-      name: by which it is asked for, and `Strategy.family` of what it builds.
-      build: of workload, participation and the options, all of them optional, to the
-        strategy. Its signature says which options it takes: that of `option`,
-        `column_normalized` and `objective`.
-      summary: of its noise, a few words for help texts.
-      option: the number behind the name, or None.
-      second: a second number behind the name, as gamma in "bifr:4:0.6", or None.
+      name: by which it is requested, and `Strategy.family` of what it builds.
+      build: function of workload, participation and the options, all of them optional,
+        that returns the strategy. Its signature says which options it takes: that of
+        `option`, `column_normalized` and `objective`.
+      summary: of its noise, in a few words for help texts.
+      option: the number after the name, or None.
+      second: a second number after the name, such as gamma in "bifr:4:0.6", or None.
       aliases: other names.
-      auto: its place in the tables of "auto" and of `compare`; None: in neither.
+      auto: its place in the tables of "auto" and of `compare`; None if in neither.
       is_banded: whether `C` itself has few bands, so that cyclic sampling amplifies it.
-      has_banded_inverse: whether `C^-1` has; then the noise draws earlier vectors again
-        instead of keeping them.
+      has_banded_inverse: whether `C^-1` has few bands; then the noise redraws earlier
+        vectors instead of keeping them.
       gains_by_bands: whether more bands, up to the separation, are never worse.
       is_limited_by_separation: whether more bands than the separation are not tried.
-      largest_auto_work: `n * bands^2` above which "auto" does not try so many bands.
-      build_many: of workload, participation, ascending numbers of bands and whether the
-        columns are normalized, to the strategies one by one: `tf-bandmf bands` needs it
-        for a family that it can search. None: it cannot.
+      largest_auto_work: `n * bands^2` above which "auto" does not try that many bands.
+      build_many: function of workload, participation, ascending numbers of bands and
+        whether the columns are normalized, that yields the strategies one by one:
+        `tf-bandmf bands` needs it to search a family. None: it cannot.
       is_optimized: whether `build` optimizes numerically: what it finds is cached.
-      draft: as `build`, at the precision that a choice needs, for a family whose full
+      draft: like `build`, at the precision that a choice needs, for a family whose full
         optimization takes minutes; "auto" builds in full only what it chooses.
-      refines: a family that it improves on by a few percent at most on workloads without
-        a learning-rate schedule: where that one is far from the best, "auto" leaves this
-        one out, and otherwise takes as many bands.
+      refines: a family that it improves on by a few percent at most on workloads
+        without a learning-rate schedule: where that family is far from the best, "auto"
+        leaves this one out, and otherwise takes as many bands.
       only_if_simulated: whether "auto" takes it only under sampling whose amplification
         is simulated (balls in bins); then it is not in tables without a budget.
     """
@@ -116,12 +116,12 @@ class Family:
 
     @property
     def needs_budget(self) -> bool:
-        """Whether the strategy depends on the budget: `build` takes it then."""
+        """Whether the strategy depends on the budget: `build` then takes it."""
         return "epsilon" in self.options
 
     @property
     def numbers(self) -> tuple[Option, ...]:
-        """The numbers behind the name, in their order."""
+        """The numbers after the name, in order."""
         return tuple(o for o in (self.option, self.second) if o is not None)
 
     @property
@@ -144,7 +144,7 @@ FAMILIES: dict[str, Family] = {}
 
 
 def register(family: Family) -> Family:
-    """Makes a family known under its name and its aliases.
+    """Registers a family under its name and its aliases.
 
     Raises:
       ValueError: if a name is taken, or `build` does not take the family's option.

@@ -41,8 +41,8 @@ def optimized_toeplitz(
 
     With at most b bands the minimized sensitivity is exact. More bands are optimized as
     if b were their number, as in production (arXiv:2306.08153, section 6);
-    `Strategy.sensitivity` then gives what the real b costs, a bound where no theorem
-    applies.
+    `Strategy.sensitivity` then gives the sensitivity under the real b, a bound where no
+    theorem applies.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.

@@ -83,8 +83,8 @@ class Factor(abc.ABC):
         """Returns norms and what the weighted sum needs.
 
         Args:
-          negligible: squared norm below which an example is not clipped: there a
-            bound need not be tight.
+          negligible: squared norm below which an example is not clipped: there, a bound
+            need not be tight.
         """
 
     @abc.abstractmethod
@@ -182,7 +182,7 @@ class Layout:
 
     Attributes:
       split: the matrix is reshaped to this.
-      order: of the axes, by which it is transposed then.
+      order: of the axes, in which it is then transposed.
       shape: of the kernel.
     """
 
@@ -219,8 +219,8 @@ class Product(Factor):
       left: [B, T, I], or [B, G, T, I] for G independent groups.
       right: [B, T, O], or [B, G, T, O].
       layout: how [G, I, O] becomes the kernel.
-      copied: None; or a smaller tensor [B, ...] and the function that makes the left of
-        it, by copies of its numbers alone. On accelerators the left is made once for the
+      copied: None; or a smaller tensor [B, ...] and the function that makes `left` from
+        it, only by copying its numbers. On accelerators, `left` is made once for the
         norms and once more for the sum, and is not kept in between.
     """
 

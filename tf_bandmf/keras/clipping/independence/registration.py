@@ -15,13 +15,13 @@ _vouched: set[type] = set()
 def register_per_example_layer(layer_class: _Class) -> _Class:
     """Vouches that a class of layers acts on each example alone; also a decorator.
 
-    WARNING: nothing checks it. What such a layer returns for an example must be a function
-    of that example, the weights and random numbers: whatever the weights are, whatever
-    the other examples are, however many there are, and in its gradient too. If that is
-    wrong there is no privacy. The model's `privacy_statement` names the class.
+    WARNING: nothing checks this. What such a layer returns for an example must be a
+    function of that example, the weights and random numbers: whatever the weights,
+    whatever the other examples, however many there are, and in its gradient, too. If
+    this is wrong, there is no privacy. The model's `privacy_statement` names the class.
 
-    It is needed only for layers that are refused otherwise, and spares layers that run
-    for each example by itself the time that this takes.
+    It is needed only for layers that would otherwise be refused, and saves time for
+    layers that would otherwise run on each example by itself.
 
     Args:
       layer_class: a subclass of `keras.layers.Layer`. Its subclasses are not included.

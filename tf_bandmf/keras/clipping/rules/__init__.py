@@ -71,11 +71,11 @@ def opening_rule_for(layer: Any, own: Sequence[Any]) -> Rule | None:
 
 
 def register_rule(rule: Rule) -> Rule:
-    """Makes a rule known for layers of your own; it comes before all others.
+    """Registers a rule for custom layers; it comes before all others.
 
-    A rule says of which layers it is exact (`supports`), taps what it needs in the
-    forward pass and gives factors of the per-example gradients. The self-check of private
-    training compares it with the gradients of examples taken one by one.
+    A rule says for which layers it is exact (`supports`), taps what it needs in the
+    forward pass and gives factors of the per-example gradients. The self-check of
+    private training compares it with the gradients of examples taken one by one.
 
     Args:
       rule: an instance.

@@ -19,7 +19,7 @@ class LayerCall:
 
     Attributes:
       layer: the layer.
-      variables: the trainable variables that its gradient is taken for.
+      variables: the trainable variables whose gradient is taken.
       original: the layer's own `call`.
       args: positional arguments of the call.
       kwargs: keyword arguments of the call.
@@ -56,9 +56,9 @@ class LayerCall:
         return self.original(*self.args, **self.kwargs)
 
     def run_with(self, **attributes: Any) -> Any:
-        """Calls the layer's own `call` as if it had other attributes.
+        """Calls the layer's own `call` as if the layer had other attributes.
 
-        It is a copy of the layer that has them: nobody else sees it.
+        A copy of the layer has them: nothing else sees it.
         """
         copy = object.__new__(type(self.layer))
         vars(copy).update({**vars(self.layer), **attributes})
@@ -78,8 +78,8 @@ class Rule(abc.ABC):
       spreads: whether a call whose output is shared by all examples is handled.
       batched_input_only: whether the first argument must have a batch dimension.
       runs_again: whether the rule runs the layer a second time.
-      opens: whether the rule is for the layer's own variables alone, and the layers
-        inside are tapped with rules of their own.
+      opens: whether the rule is only for the layer's own variables, and the layers
+        inside are tapped with their own rules.
     """
 
     spreads = False
@@ -145,7 +145,7 @@ def inherits_unchanged(layer: Any, cls: type) -> bool:
 
 
 class OneTapRule(Rule):
-    """Base of the rules that tap one tensor, unless said otherwise the layer's output."""
+    """Base of the rules that tap one tensor, by default the layer's output."""
 
     def forward(self, call: LayerCall) -> Any:
         """See the base class."""

@@ -137,30 +137,29 @@ def _first_match(groups: Mapping[str, float], path: str) -> str:
 class Clipping:
     """How each example's gradient is clipped to the plan's norm C.
 
-    Whatever is chosen, a contribution's norm is at most C, so that the guarantee is the
+    Whatever you choose, a contribution's norm is at most C, so the guarantee is the
     same with every mechanism. Choose it without looking at the data.
 
     Attributes:
       kind: "flat": a gradient longer than C is shortened to it. "automatic": each
         gradient g is multiplied by C / (|g| + gamma), AUTO-S of Bu et al. (2022,
-        arXiv:2206.07136): C and the learning rate are then one parameter, and there is no
-        clip norm to tune.
-      groups: None: a gradient is clipped as a whole. "layers": the weights of each layer
-        apart, each to C / sqrt(number of layers). Or shares of C by regular expressions
-        that are searched in the paths of weights, such as `{"embedding": 1, ".*": 2}`: the
-        first one found is a weight's group, and the squares of the groups' clip norms add
-        up to C^2 (group-wise clipping, He et al., 2022, arXiv:2212.01539).
+        arXiv:2206.07136): C and the learning rate then act as one parameter, and there
+        is no clip norm to tune.
+      groups: None: a gradient is clipped as a whole. "layers": each layer is clipped
+        separately, to C / sqrt(number of layers). Or shares of C by regular expressions
+        that are searched in the paths of weights, such as `{"embedding": 1, ".*": 2}`:
+        the first match is a weight's group, and the squares of the groups' clip norms
+        add up to C^2 (group-wise clipping, He et al., 2022, arXiv:2212.01539).
       scaling: None; or "second_moment" with Adam, AdamW, Nadam or RMSprop: gradients are
         clipped and noised in the coordinates in which that optimizer takes its steps
         (scale-then-privatize, Ganesh et al., 2025, arXiv:2507.01129; see
         `tf_bandmf.keras.run.scaling`). Scales come from the noisy gradients of earlier
         steps. Each example's gradient is held in memory, as large as the weights: see
         `microbatch_size` of `make_private`. One replica only.
-      gamma: of automatic clipping; 0.01 is the value of Bu et al., which they find good
-        everywhere.
+      gamma: of automatic clipping; Bu et al. use 0.01 and find it good everywhere.
 
     Raises:
-      ValueError: if a setting is not known.
+      ValueError: if a setting is unknown.
     """
 
     kind: str = "flat"
@@ -199,7 +198,7 @@ class Clipping:
         return grouping(self.groups, variables, l2_norm_clip)
 
     def remarks(self) -> list[str]:
-        """What the statement of a run that clips so must say."""
+        """What the statement of a run that clips this way must say."""
         remarks = []
         if self.groups is not None:
             remarks.append(

@@ -2,7 +2,7 @@
 
 
 class UnsupportedModelError(ValueError):
-    """The model has a structure whose per-example gradients cannot be proved right.
+    """The model has a structure whose per-example gradients cannot be proved correct.
 
     The message names the layer, the reason and what to change.
     """
