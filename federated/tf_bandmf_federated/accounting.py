@@ -51,7 +51,7 @@ class MeasuredParticipation:
         None if nobody took part twice.
       max_participations: of the client that took part most often; 0 if nobody did.
       num_participations: of all clients in all rounds.
-      skipped_rounds: of which no result was released, though clients took part; they
+      skipped_rounds: rounds without a released result, although clients took part; they
         are counted in all the numbers.
     """
 
@@ -128,16 +128,16 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredGuarantee:
-    """The guarantee of a run as it was measured, beside the plan's.
+    """The guarantee of a run as measured, and the plan's.
 
     Attributes:
       plan: of the run.
       measured: b and k, and the size of the record.
-      participation: MinSep of the measured b and k, that was accounted for.
+      participation: MinSep with the measured b and k, which was accounted for.
       sensitivity: of the plan's strategy under it; exact, or typed as a bound.
-      guarantee: (epsilon, delta) and rho of zCDP with the noise that the plan adds. Its
-        kind is "exact" for the mechanism under `participation` in all rounds of the
-        plan; "bound" if the sensitivity is one, or fewer rounds were run.
+      guarantee: (epsilon, delta) and rho of zCDP with the plan's noise. Its kind is
+        "exact" for the mechanism under `participation` in all rounds of the plan;
+        "bound" if the sensitivity is one, or fewer rounds were run.
       planned: the plan's guarantee at the same delta.
     """
 
@@ -158,7 +158,7 @@ class MeasuredGuarantee:
     def is_within_plan(self) -> bool:
         """Whether the record keeps the plan's participation.
 
-        If not, the plan's guarantee does not hold for the record, this one does.
+        If not, the plan's guarantee does not hold for the record, but this one does.
         """
         plan, n = self.plan.participation, self.plan.num_steps
         b, k = self.measured.min_separation, self.measured.max_participations
@@ -178,9 +178,8 @@ def measure_participation(
       num_rounds: that were run; by default up to the last one of the record.
 
     Raises:
-      ValueError: if a round is negative, past `num_rounds` or comes twice, or if a
-        client is twice in one round: its contribution was twice what a plan accounts
-        for.
+      ValueError: if a round is negative, past `num_rounds` or repeated, or if a client
+        is twice in one round: its contribution was twice what a plan accounts for.
     """
     pairs = record.items() if isinstance(record, Mapping) else record
     cohorts: dict[int, list[Hashable]] = {}
@@ -214,7 +213,7 @@ def measure_participation(
 def measured_guarantee(
     plan: Plan, measured: MeasuredParticipation, delta: float | None = None
 ) -> MeasuredGuarantee:
-    """What the plan's strategy and noise give, as the devices took part.
+    """What the plan's strategy and noise guarantee for the actual participation.
 
     Args:
       plan: that the run followed in all but the participation.
@@ -222,9 +221,9 @@ def measured_guarantee(
       delta: by default the plan's.
 
     Raises:
-      TypeError, ValueError: if the plan is none for federated learning; if more rounds
+      TypeError, ValueError: if the plan is not for federated learning; if more rounds
         were run than it has; if nobody took part, which needs no guarantee; if delta is
-        so large, or the noise so small, that epsilon is no positive number.
+        so large, or the noise so small, that epsilon is not a positive number.
     """
     check_plan(plan, positive_int("num_rounds", measured.num_rounds))
     if measured.max_participations == 0:

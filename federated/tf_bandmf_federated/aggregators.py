@@ -53,7 +53,7 @@ class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFact
     Formal guarantee: the released results of at most `plan.num_steps` rounds have the
     plan's (epsilon, delta) for a client's whole data, IF every client keeps the plan's
     `MinSep` and comes at most once in a round. This factory does not see who comes:
-    somebody else must enforce it, or use `build_fed_avg`.
+    enforce this elsewhere, or use `build_fed_avg`.
 
     The measurements are exact counts of clients, int32, for the operator: they have no
     noise and are not part of the guarantee.
@@ -64,8 +64,8 @@ class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFact
         the plan's batch size.
       noise: "state", "host" (needs `HostNoise.prepare` before every round) or "auto", by
         the size of the ring buffer.
-      zeroing_norm: updates of a larger norm count as broken and contribute zero; None:
-        they are clipped.
+      zeroing_norm: updates with a larger norm count as broken and contribute zero;
+        None: they are clipped.
 
     Raises:
       TypeError: if this is not a plan.

@@ -22,14 +22,14 @@ Names = tuple[str, ...]
 
 
 class Availability(abc.ABC):
-    """Who is there when: a pure function of the round and of the clients' names."""
+    """Who is available when: a pure function of the round and the clients' names."""
 
     @abc.abstractmethod
     def probabilities(self, round_number: int, client_ids: Names) -> np.ndarray:
-        """Each client's probability to be available, float64, shape [num_clients]."""
+        """Each client's probability of being available, float64, shape [num_clients]."""
 
     def present(self, round_number: int, client_ids: Names, seed: bytes) -> np.ndarray:
-        """Who is there: bool, shape [num_clients], drawn independently for each client.
+        """Who is available: bool, shape [num_clients], drawn independently per client.
 
         Args:
           round_number: from 0.
@@ -37,7 +37,7 @@ class Availability(abc.ABC):
           seed: 32 bytes; the same seed and round give the same draw.
 
         Raises:
-          ValueError: if the model gives something else than probabilities.
+          ValueError: if the model gives anything but probabilities.
         """
         chances = np.asarray(self.probabilities(round_number, client_ids), np.float64)
         count = len(client_ids)
@@ -50,12 +50,12 @@ class Availability(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """One sentence; a saved iterator goes on only with an equal one."""
+        """One sentence; a saved iterator continues only with an equal one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Always(Availability):
-    """Every client is there in every round."""
+    """Every client is available in every round."""
 
     def probabilities(self, round_number: int, client_ids: Names) -> np.ndarray:
         return np.ones(len(client_ids))
@@ -66,7 +66,7 @@ class Always(Availability):
 
 @dataclasses.dataclass(frozen=True)
 class Independent(Availability):
-    """Each client is there with one probability, independently in each round.
+    """Each client is available with one probability, independently in each round.
 
     Args:
       probability: in (0, 1].
@@ -100,10 +100,10 @@ class Diurnal(Availability):
       rounds_per_day: the period, > 0; it need not be whole.
       peak: largest probability, in (0, 1].
       trough: smallest probability, in [0, peak].
-      phases: when each client peaks, as a part of the day in [0, 1); None to take it
-        from a hash of the client's name, which spreads the peaks over `spread`.
-      spread: in [0, 1], the part of the day over which hashed peaks are spread: 1 for
-        clients all over the world, 0 for all at one hour.
+      phases: when each client peaks, as a fraction of the day in [0, 1); None to derive
+        it from a hash of the client's name, which spreads the peaks over `spread`.
+      spread: in [0, 1], the fraction of the day over which hashed peaks are spread: 1
+        for clients all over the world, 0 for all at the same hour.
     """
 
     rounds_per_day: float
@@ -160,8 +160,8 @@ class ByFunction(Availability):
     """What a function says.
 
     Args:
-      function: of round and client's name; True if the client is there. A pure
-        function: after a restart it must answer the same.
+      function: of round and client's name; True if the client is available. A pure
+        function: after a restart, it must give the same answers.
       description: what it does.
     """
 

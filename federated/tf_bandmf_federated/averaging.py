@@ -71,15 +71,15 @@ class FederatedAveraging:
       plan: with `MinSep` participation.
       weights: before round 0, float32.
       exchange: sends a request to its devices, and calls its second argument with the
-        name and the update of each that answers, as soon as it does, in any order. An
-        update may be forgotten after the call. May raise: the round has no result then,
-        and is run again.
+        name and the update of each device that answers, as soon as it does, in any
+        order. An update may be discarded after the call. May raise: then the round has
+        no result, and is run again.
       clients_per_round: the public denominator; by default the plan's batch size.
       optimizer: by default SGD with learning rate 1.
 
     Attributes:
       host_noise: which makes the noise.
-      settings: what else makes the run what it is, as plain values.
+      settings: what else defines the run, as plain values.
 
     Raises:
       TypeError: if a weight is not float32.

@@ -39,23 +39,25 @@ Clients = Union[
 class MinSepDataSource(tff.program.FederatedDataSource):
     """Selects eligible devices, uniformly among those that are available.
 
-    A device is eligible if its last participation is b rounds or more ago and it took
-    part fewer than k times, with b and k of the plan.
+    A device is eligible if its last participation was b rounds or more ago and it took
+    part fewer than k times, with the plan's b and k.
 
-    Devices may join and leave a run: make a source with those that are there, and go on
-    with `iterator_from_bytes`. A name stands for one device for good; under a second name
-    a device would get a second budget.
+    Devices may join and leave a run: make a source with the present devices, and
+    continue with `iterator_from_bytes`. A name always stands for one device; under a
+    second name, a device would get a second budget.
 
     Args:
-      clients: TFF's `ClientData`, or a function per client's name that makes its data
-        set. After `preprocess` elements are batches as the model's `input_spec` says.
+      clients: TFF's `ClientData`, or for each client's name a function that makes its
+        data set. After `preprocess`, elements are batches as in the model's
+        `input_spec`.
       plan: with `MinSep` participation.
       availability: a model (see `availability`), or a pure function of round and
-        client's name that says whether the client is there. By default all always are.
+        client's name that says whether the client is available. By default, all clients
+        always are.
       preprocess: of each client's data set, before the tags are added.
-      on_shortage: "error", or "fewer": a round with too few clients takes those that are
-        there, maybe none. The public denominator of the noisy sum stays what it is, so
-        that such a round has a smaller mean update and is no less private.
+      on_shortage: "error", or "fewer": a round with too few clients takes those
+        available, perhaps none. The public denominator of the noisy sum does not
+        change, so such a round has a smaller mean update and is no less private.
       seed: an integer >= 0 from which all iterators draw the same cohorts; None for a
         fresh seed from the operating system for each.
 
@@ -114,11 +116,11 @@ class MinSepDataSource(tff.program.FederatedDataSource):
     def check_enough_clients(
         self, clients_per_round: int, num_rounds: int | None = None
     ) -> None:
-        """Raises ValueError if so many clients per round cannot be had for any trace.
+        """Raises ValueError if no trace can give this many clients per round.
 
-        Any b rounds in a row need different clients, and all rounds together no more
-        than k participations per client. That these conditions hold does not say that
-        the clients are available when they are needed.
+        Any b consecutive rounds need different clients, and all rounds together at most
+        k participations per client. These conditions do not ensure that the clients are
+        available when they are needed.
 
         Args:
           clients_per_round: of every round.
@@ -144,8 +146,8 @@ class MinSepDataSource(tff.program.FederatedDataSource):
         """The tagged data of a client, for a round.
 
         Raises:
-          ValueError: if there is no such client; if its elements are of another type
-            than those of the first one.
+          ValueError: if there is no such client, or its elements have another type than
+            those of the first client.
         """
         if client not in self._names:
             raise ValueError(f"Client {client!r} is not, or no more, in this source.")

@@ -21,13 +21,13 @@ _FORMAT = "tf-bandmf-federated device policy 1"
 
 @dataclasses.dataclass(frozen=True)
 class DevicePolicy:
-    """The limits that a device keeps by itself, whatever a server asks.
+    """The limits that a device enforces itself, whatever a server asks.
 
     Attributes:
       plan: its fingerprint, 64 hexadecimal digits.
       num_rounds: n: rounds are 0, ..., n - 1.
       min_separation: b: rounds from one participation to the next, at least.
-      max_participations: k, at most in all rounds.
+      max_participations: k, the most in all rounds.
       l2_norm_clip: zeta, the largest norm of what leaves the device.
 
     Raises:
@@ -59,7 +59,7 @@ class DevicePolicy:
         """The policy of a plan.
 
         Raises:
-          TypeError, ValueError: if the plan is none for federated learning.
+          TypeError, ValueError: if the plan is not for federated learning.
         """
         from tf_bandmf_federated.plan_checks import check_plan
 
@@ -128,7 +128,7 @@ class DevicePolicy:
         """Reads what `save` wrote.
 
         Raises:
-          ValueError: if the file is no device policy.
+          ValueError: if the file is not a device policy.
         """
         with open(path, encoding="utf-8") as file:
             return cls.from_json(file.read())

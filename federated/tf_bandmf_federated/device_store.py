@@ -42,8 +42,9 @@ class DeviceStore:
     """A device's record for one plan; safe for several processes of the device.
 
     Args:
-      folder: of this device alone; it is created with mode 0700. Who loses it is a new
-        device, with a new name and a new budget: keep it where the device's data are.
+      folder: of this device alone; it is created with mode 0700. A device that loses it
+        becomes a new device, with a new name and a new budget: keep it where the
+        device's data are.
       policy: of the plan.
 
     Raises:
@@ -68,7 +69,7 @@ class DeviceStore:
 
     @property
     def device(self) -> str:
-        """The device's name: random, and the same as long as the folder is there."""
+        """The device's name: random, and the same as long as the folder exists."""
         return self._content()["device"]
 
     @property
@@ -89,16 +90,16 @@ class DeviceStore:
         )
 
     def begin(self, round_number: int, request: str) -> list[np.ndarray] | None:
-        """Takes part in a round: counted for good before this returns.
+        """Takes part in a round: permanently counted before this returns.
 
         Args:
           round_number: as the server says.
-          request: a digest of all that the contribution is computed from.
+          request: a digest of everything that the contribution is computed from.
 
         Returns:
           None: compute the contribution, and `keep` it. If the request came before and
-          its contribution was kept: that contribution. The same request has one answer,
-          so that a server that repeats a round learns nothing more.
+          its contribution was kept: that contribution. A request always has the same
+          answer, so a server that repeats a round learns nothing more.
 
         Raises:
           Refused: if the plan does not let this device take part now.
@@ -130,7 +131,7 @@ class DeviceStore:
         """Keeps what leaves the device for this request, before it leaves.
 
         Raises:
-          ValueError: if another request was begun since.
+          ValueError: if another request was begun in the meantime.
         """
         with self._locked():
             if self._read()["request"] != request:

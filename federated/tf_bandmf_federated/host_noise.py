@@ -39,15 +39,15 @@ _PART = 1 << 20  # normals that are made at a time, where nothing is kept
 class HostNoise:
     """The noise of the rounds of one program, made by the core's generator.
 
-    A pure function of key, run, round, and the digests that bind the rounds to what their
-    noise is added to (see `bound_to`) or was prepared for (see `prepare`). The ring buffer
-    is remade from round 0 on if a round is wanted that is not the next one, or read from
-    the folder of `keep_in`. Threads may call it.
+    A pure function of key, run, round, and the digests that bind the rounds to what
+    their noise is added to (see `bound_to`) or was prepared for (see `prepare`). If a
+    round other than the next one is requested, the ring buffer is rebuilt from round 0,
+    or read from the folder of `keep_in`. Threads may call it.
 
     Args:
       plan: strategy; with a test seed its key is the test key.
       num_parameters: d.
-      key: of an interrupted run; None for a fresh one of 256 bits from the operating
+      key: of an interrupted run; None for a fresh 256-bit key from the operating
         system.
 
     Attributes:
@@ -96,7 +96,7 @@ class HostNoise:
 
     @property
     def key(self) -> NoiseKey:
-        """The secret; keep `key.secret_bytes()` if the run shall survive this process.
+        """The secret; keep `key.secret_bytes()` if the run must survive this process.
 
         Runs have keys derived from it: see `run_key`.
         """
@@ -105,15 +105,15 @@ class HostNoise:
         return self._key
 
     def keep_in(self, folder: str) -> None:
-        """Goes on with the key in a folder, or puts this one there; keeps all there.
+        """Continues with the key in a folder, or puts this one there; keeps all there.
 
         It has the key, and the ring buffer whenever that changed. It is as secret as the
         key, and created with mode 0700.
 
         Raises:
           PermissionError: if others than the owner may read a file of it.
-          ValueError: if a file is damaged; if it has another key, and noise of this one
-            was handed out already.
+          ValueError: if a file is damaged; if it has another key, and noise of this key
+            was already handed out.
         """
         os.makedirs(folder, mode=0o700, exist_ok=True)
         path = os.path.join(folder, KEY_FILE)
@@ -141,7 +141,7 @@ class HostNoise:
     def run_key(self, run_id: int) -> NoiseKey:
         """The noise key of one run: one `initialize` of the process.
 
-        With a test seed it is the test key of every run.
+        With a test seed, it is the test key for every run.
         """
         if self._key is None:
             return self.key
@@ -158,22 +158,22 @@ class HostNoise:
         return (int.from_bytes(digest, "little") >> 1) | 1
 
     def prepare(self, state: Any, replay: bool = False, inputs: str = "") -> Any:
-        """A state whose next round has its noise.
+        """A state that holds the noise of its next round.
 
-        The sum that it is added to is not known yet. So the noise is drawn anew whenever
-        a round is prepared: a state that comes back, with another cohort or other data,
-        gets independent noise. A prepared state is for one round.
+        The sum that the noise is added to is not known yet. So the noise is drawn anew
+        whenever a round is prepared: a restored state, with another cohort or other
+        data, gets independent noise. A prepared state is for one round.
 
         Args:
           state: of a learning process, or of the aggregator alone.
-          replay: permits to prepare a round again, as in `NoiseUses.begin`.
-          inputs: what the round is begun with, such as a digest of cohort, data and
+          replay: allows a round to be prepared again, as in `NoiseUses.begin`.
+          inputs: what the round starts from, such as a digest of cohort, data and
             model: the noise follows from it, so that the round can be repeated bit for
-            bit. Empty: the noise is independent of all that was drawn before.
+            bit. If empty, the noise is independent of everything drawn before.
 
         Raises:
-          ValueError: if a round comes again without `replay`, the state is of another
-            key, or it is past the plan's last round.
+          ValueError: if a round is repeated without `replay`, the state belongs to
+            another key, or it is past the plan's last round.
           TypeError: if the state has no noise from the host.
         """
         with self._lock:
@@ -222,12 +222,13 @@ class HostNoise:
           run_id: number of the run.
           round_number: of the round.
           total: all numbers of the sum, in an order that is the same each time.
-          inputs: what else the noise is bound to, such as a random number. Without it two
-            histories whose sums are equal have equal results, and tell so.
+          inputs: what else the noise is bound to, such as a random number. Without it,
+            two histories with equal sums have equal results, which shows that they are
+            equal.
 
         Returns:
-          A number of 64 bits, with a sign. As secret as the noise. 0 with a test seed,
-          whose noise protects nobody, so that runs can be compared.
+          A signed 64-bit number. As secret as the noise. 0 with a test seed, whose
+          noise protects nobody, so that runs can be compared.
         """
         if self._key is None:
             return 0
@@ -250,9 +251,9 @@ class HostNoise:
     ) -> tuple[Iterator[np.ndarray], np.ndarray]:
         """The noise of a state's round, bound to the sum that it is added to.
 
-        Whoever brings back an older state, and has other sums from there on, gets
-        independent noise: no difference of releases is free of noise. Equal sums and
-        inputs get equal noise. So nothing needs to be known of what was handed out before.
+        If an older state is restored and the sums differ from there on, the noise is
+        independent: no difference of releases is free of noise. Equal sums and inputs
+        get equal noise. So nothing needs to be known about what was handed out before.
 
         Args:
           state: after the rounds before, whose digests it has.
@@ -260,9 +261,9 @@ class HostNoise:
           inputs: see `digest`.
 
         Returns:
-          Row `round` of `C^-1 Z`, float32, in parts one after the other, which are made
-          as they are asked for; and the digests with this round's, int64, shape
-          [round + 1]. Both are secret.
+          Row `round` of `C^-1 Z`, float32, in consecutive parts that are made on
+          demand; and the digests including this round's, int64, shape [round + 1]. Both
+          are secret.
         """
         run_id, round_number = self._checked(state)
         self._check_round(round_number)
@@ -305,8 +306,8 @@ class HostNoise:
         Args:
           run_id: number of the run.
           round_number: of the round.
-          digests: of the rounds up to this one, int64; None for noise that is bound to
-            the rounds alone.
+          digests: of the rounds up to this one, int64; None for noise that is bound
+            only to the rounds.
 
         Raises:
           ValueError: if the round is not in [0, num_steps).
@@ -331,7 +332,7 @@ class HostNoise:
         self._reserved[run_id] = name
 
     def note_rounds(self, rounds: int) -> None:
-        """Tells the ledger that the plan is bound to how many rounds were done."""
+        """Tells the plan's ledger how many rounds were done."""
         for name in self._reserved.values():
             hooks.note_steps(self._plan, name, rounds)
 

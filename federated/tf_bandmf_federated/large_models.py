@@ -25,8 +25,8 @@ def plan_that_fits(
     """The plan with the least error whose ring buffer fits into memory.
 
     `tf_bandmf.plan` with mechanism "auto" and a `max_memory_vectors` that follows from
-    the model's size. What was chosen, and what it costs beside the choice without this
-    limit, goes to the logger "tf_bandmf" (level warning, if it costs something).
+    the model's size. The choice, and its cost compared with the choice without this
+    limit, goes to the logger "tf_bandmf" (level warning, if there is a cost).
 
     Formal guarantee: that of the plan.
 
@@ -38,7 +38,7 @@ def plan_that_fits(
 
     Raises:
       TypeError: if `mechanism` or `max_memory_vectors` is given.
-      ValueError: if a number is out of range, or the machine's memory is not known.
+      ValueError: if a number is out of range, or the machine's memory is unknown.
     """
     for name in ("mechanism", "max_memory_vectors"):
         if name in options:

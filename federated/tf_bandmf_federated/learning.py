@@ -61,7 +61,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
       plan: what the run does.
       noise_place: "state" or "host".
       host_noise: what makes the noise of "host", or None.
-      settings: what else makes the process what it is, as plain values: a run keeps it.
+      settings: what else defines the process, as plain values: a run keeps it.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         """One round, as a computation of TFF, which uses a round's noise once.
 
         Raises:
-          ValueError: when it is called on values: if the noise of the state's round was
-            used already and not handed out again by `prepare(..., replay=True)`.
+          ValueError: when called on values, if the noise of the state's round was
+            already used and not handed out again by `prepare(..., replay=True)`.
         """
         return self._next_once
 
@@ -128,13 +128,14 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
 
         Args:
           state: before the round.
-          replay: says that the round's first result was neither released nor kept.
-          inputs: what the round is begun with; its noise is bound to it, so that the
-            round can be repeated bit for bit. Empty: to a number that is drawn.
+          replay: asserts that the round's first result was neither released nor kept.
+          inputs: what the round starts from; its noise is bound to it, so that the
+            round can be repeated bit for bit. If empty, the noise is bound to a number
+            that is drawn.
 
         Raises:
-          ValueError: past the plan's last round; if the round was begun before in this
-            process and `replay` is False; if the state is of another key.
+          ValueError: past the plan's last round; if the round was already begun in this
+            process and `replay` is False; if the state belongs to another key.
         """
         self._check_horizon(state)
         if self.host_noise is not None:
@@ -148,7 +149,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return replace_noise(state, collections.OrderedDict(noise, inputs=number))
 
     def skip_round(self, state: Any) -> Any:
-        """The state after a round whose result is thrown away: model as before.
+        """The state after a round whose result is discarded: the model is unchanged.
 
         For a round that was begun and must not be repeated with its noise. The clients'
         participations in it count. The guarantee holds: what is released is part of what
@@ -184,10 +185,10 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         return current
 
     def use_of(self, state: Any) -> tuple[int, int] | None:
-        """Run and round whose noise `next` would use; None if nothing can be said.
+        """Run and round whose noise `next` would use; None if unknown.
 
-        That is so while TFF traces, for references of its programs, for a test seed
-        (whose noise is known anyway) and for what is no state of this process.
+        It is unknown while TFF traces, for references of its programs, for a test seed
+        (whose noise is known anyway) and for anything but a state of this process.
         """
         if self.plan.test_seed is not None:
             return None
@@ -258,14 +259,15 @@ def build_fed_avg(
 
     A client trains on its data; the difference of the weights is clipped to the plan's
     norm on the client; the server adds `C^-1 Z` to the sum and divides by a constant. A
-    client that comes before the plan's separation is over, or more often than it may,
-    contributes exact zeros and is counted; so does one whose update is not finite.
-    Weights are uniform. Noise comes in rounds without clients, too.
+    client that comes before the plan's separation has passed, or too often, contributes
+    exact zeros and is counted; so does a client whose update is not finite. Weights are
+    uniform. Rounds without clients get noise, too.
 
     Formal guarantee: user-level (epsilon, delta)-DP as the plan states, zero-out
     adjacency of one client's whole data, for the model weights of all rounds and
     everything computed from them, if the clients' tags are true and no client comes
-    twice in one round (`MinSepDataSource` sees to both). Metrics are outside of it.
+    twice in one round (`MinSepDataSource` ensures both). Metrics are outside the
+    guarantee.
 
     Args:
       model_fn: as for `tff.learning.algorithms.build_unweighted_fed_avg`.
@@ -276,11 +278,11 @@ def build_fed_avg(
         the plan's batch size.
       noise: where the noise is made: "state", "host" or "auto" (by the size of the ring
         buffer); see `server_noise`.
-      noise_key: of an interrupted run whose noise the host makes; None: a fresh one.
-      noise_dir: a folder for what the host's noise needs to go on after a restart: the
-        key and the ring buffer. If it has them, the run goes on with them. As secret as
-        the key.
-      zeroing_norm: updates of a larger norm contribute zero; None: they are clipped.
+      noise_key: of an interrupted run whose noise the host makes; None for a fresh key.
+      noise_dir: a folder for what the host's noise needs to continue after a restart:
+        the key and the ring buffer. If it has them, the run continues with them. As
+        secret as the key.
+      zeroing_norm: updates with a larger norm contribute zero; None: they are clipped.
       metrics_aggregator: None: no training metrics. TFF's
         `tff.learning.metrics.sum_then_finalize` gives exact ones, WITHOUT noise: they
         are not private.

@@ -68,22 +68,22 @@ CREATE TABLE entries (
 
 @dataclasses.dataclass(frozen=True)
 class RoundRecord:
-    """What the ledger says of one round.
+    """What the ledger says about one round.
 
     Attributes:
       round_number: from 0.
-      key_id: which tells keys apart, and reveals nothing of them.
+      key_id: distinguishes keys, and reveals nothing about them.
       cohort_digest: SHA-256 of names, tags and data.
       state_digest: SHA-256 of the program's state before the round.
-      drawn: a random number, which the round's noise is bound to, too.
+      drawn: a random number to which the round's noise is also bound.
       result_digest: SHA-256 of the state after it, or None.
-      release_digest: SHA-256 of the model that was released after it, or None: none
-        was, not even in part.
-      is_released: whether all that is released after the round was.
-      skipped_because: why its result was thrown away, or None.
+      release_digest: SHA-256 of the model that was released after it; None if none was,
+        not even in part.
+      is_released: whether everything that is released after the round was released.
+      skipped_because: why its result was discarded, or None.
       starts: how often the round was begun.
-      digest_version: of the digest that bound its noise when it was begun last; entries
-        of before there was a second one have none.
+      digest_version: of the digest that bound its noise when it was last begun; entries
+        from before the second version have none.
     """
 
     round_number: int
@@ -103,7 +103,7 @@ class Ledger:
     """The write-ahead record of one run; a context manager that holds the file's lock.
 
     Args:
-      path: of the file; it is created if it is not there.
+      path: of the file; it is created if it does not exist.
       run: what the run is made for; equal whenever the file is opened.
 
     Attributes:
@@ -111,9 +111,10 @@ class Ledger:
 
     Raises:
       BlockingIOError: if another process has it open.
-      OSError: if it cannot be read or written, also of each method. It is closed then.
+      OSError: if it cannot be read or written; every method may raise it. The ledger is
+        then closed.
       PermissionError: if others than the owner may read it.
-      ValueError: if it is damaged, or of another run.
+      ValueError: if it is damaged, or belongs to another run.
     """
 
     def __init__(self, path: str, run: dict[str, Any]) -> None:
@@ -148,7 +149,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection, and the lock with it. A forked process leaves both."""
+        """Ends the connection and the lock. A forked process leaves both."""
         if os.getpid() != self._owner:
             return
         if self._database is not None:
@@ -160,7 +161,7 @@ class Ledger:
 
     @property
     def rounds(self) -> dict[int, RoundRecord]:
-        """The rounds that were begun, in their order."""
+        """The rounds that were begun, in order."""
         return dict(self._rounds)
 
     def initial(self, state_digest: str) -> None:
@@ -205,11 +206,11 @@ class Ledger:
         cohort_digest: str,
         state_digest: str,
     ) -> None:
-        """A round begins, for this cohort and state, who count as having taken part.
+        """A round begins from this state; its cohort counts as having taken part.
 
         Raises:
-          ValueError: if the round was begun for others, or was skipped; or if an earlier
-            one is missing; if a name comes twice.
+          ValueError: if the round was begun for others, or was skipped; if an earlier
+            round is missing; if a name occurs twice.
         """
         if len(set(cohort)) != len(cohort):
             raise ValueError("A device is twice in a round.")
@@ -261,7 +262,7 @@ class Ledger:
         )
 
     def released(self, round_number: int) -> None:
-        """All that is released after the round was.
+        """Everything that is released after the round was released.
 
         Raises:
           ValueError: if the round has no result and was not skipped.
@@ -269,7 +270,7 @@ class Ledger:
         self._append(entry="released", round=round_number)
 
     def skipped(self, round_number: int, reason: str) -> None:
-        """The round is passed over for ever; what was not yet released never will be.
+        """The round is skipped for good; what was not yet released never will be.
 
         Raises:
           ValueError: if the round was not begun.

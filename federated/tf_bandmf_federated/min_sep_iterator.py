@@ -27,8 +27,9 @@ _FORMAT = "tf-bandmf-federated min-sep iterator 2"
 class MinSepIterator(tff.program.FederatedDataSourceIterator):
     """One pass over a `MinSepDataSource`; make it with `source.iterator()`.
 
-    `select` counts rounds from 0, as `PrivateLearningProcess.round_number` does: keep the
-    two together. A selected client counts as having taken part, whatever becomes of it.
+    `select` counts rounds from 0, as `PrivateLearningProcess.round_number` does: keep
+    the two together. A selected client counts as having taken part, whatever happens to
+    it.
     """
 
     _of: ClassVar[MinSepDataSource | None] = None
@@ -58,7 +59,7 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
 
     @property
     def round_number(self) -> int:
-        """The round, from 0, that `select` selects for next."""
+        """The round, from 0, for which `select` selects next."""
         return self._round
 
     @property
@@ -77,15 +78,15 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
         return self._short_rounds
 
     def select(self, k: int | None = None) -> list[tf.data.Dataset]:
-        """Tagged data of k clients for this round; then the next round's turn comes.
+        """Tagged data of k clients for this round; advances to the next round.
 
         Args:
           k: clients wanted; None for the plan's `expected_batch_size`.
 
         Raises:
-          ValueError: past the plan's last round; if k is missing or no number >= 1; if
-            fewer clients are eligible and available and `on_shortage` is "error". The
-            iterator is then as it was before.
+          ValueError: past the plan's last round; if k is missing or not a number >= 1;
+            if fewer clients are eligible and available and `on_shortage` is "error".
+            The iterator is then unchanged.
         """
         wanted = self._wanted(k)
         source, current = self._source, self._round
@@ -135,8 +136,8 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
     ) -> list[tf.data.Dataset]:
         """`select` for a round that was begun with these clients, before a crash.
 
-        Who is selected depends on the round alone: others than these mean that the
-        source has changed, and the caller compares.
+        The selection depends only on the round: a different selection means that the
+        source has changed; the caller compares.
         """
         return self.select(k)
 
@@ -148,10 +149,10 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
         """Counts these clients' participation in this round, without their data.
 
         For a round that was begun with them before a restart and is not repeated. They
-        may have left since: their record is kept.
+        may have left in the meantime: their record is kept.
 
         Raises:
-          TypeError: if a name is no string.
+          TypeError: if a name is not a string.
           ValueError: if a name comes twice; past the plan's last round.
         """
         if self._round >= self._source.plan.num_steps:
@@ -166,13 +167,13 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
         self._round += 1
 
     def skip_to(self, round_number: int) -> None:
-        """Passes over rounds in which nobody takes part.
+        """Skips rounds in which nobody takes part.
 
         For a round whose cohort was already asked to come, call `select` and drop the
         result: these clients' participations count.
 
         Raises:
-          ValueError: if the round is past the last one, or lies behind.
+          ValueError: if the round is past the last one, or has already passed.
         """
         if not self._round <= round_number <= self._source.plan.num_steps:
             raise ValueError(
@@ -189,8 +190,8 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
     def to_bytes(self) -> bytes:
         """The iterator as JSON, with a SHA-256.
 
-        It names who took part, so that it can go on when some have joined or left. Seed
-        and round are the state of the generator.
+        It names who took part, so that it can continue when some have joined or left.
+        Seed and round are the state of the generator.
         """
         body = {
             "made_for": self._source.fingerprints,
@@ -207,16 +208,16 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
     def from_bytes(cls, buffer: bytes) -> MinSepIterator:
         """The iterator that was saved, on this source's data.
 
-        The source may have other clients: who is new never took part; who left keeps
-        its record, and goes on with it if it comes back under its name.
+        The source may have other clients: a new client never took part; a client that
+        left keeps its record, and continues with it if it comes back under its name.
 
         Call it as `type(iterator).from_bytes`, as TFF's program state managers do, or
-        `source.iterator_from_bytes`: the class is the source's own.
+        use `source.iterator_from_bytes`: each source has its own class.
 
         Raises:
           TypeError: on the class without a source.
           ValueError: if the bytes are damaged, or were saved for another plan or
-            another availability.
+            availability.
         """
         source = cls._bound_source()
         body = _body(bytes(buffer))

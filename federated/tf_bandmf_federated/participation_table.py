@@ -32,8 +32,8 @@ class Cohort(NamedTuple):
 class ParticipationTable:
     """Last round and number of participations of each client, and the smallest gap.
 
-    The record of a client belongs to its name, for good: a client that leaves and comes
-    back goes on with it.
+    The record of a client permanently belongs to its name: a client that leaves and
+    comes back continues with it.
 
     Args:
       names: of the clients that can be selected now, in the order of their numbers.

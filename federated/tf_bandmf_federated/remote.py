@@ -45,7 +45,7 @@ class RemoteContext(tff.framework.SyncContext):
 
     Attributes:
       addresses: of the workers.
-      time_limit_seconds: of a whole call, as of `process.next`; infinity: none.
+      time_limit_seconds: of a whole call, such as `process.next`; infinity for none.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class RemoteContext(tff.framework.SyncContext):
         """The result of a computation; TFF calls it.
 
         Raises:
-          WorkersUnavailable: if it is not there within the time limit, or a worker is
-            gone.
+          WorkersUnavailable: if the result is not available within the time limit, or a
+            worker is gone.
           ValueError: after `close`.
         """
         if self._is_closed:
@@ -95,7 +95,7 @@ class RemoteContext(tff.framework.SyncContext):
             DEADLINE.reset(token)
 
     def for_programs(self) -> tff.program.NativeFederatedContext:
-        """This context for TFF's programs, as `tff.learning.programs.train_model`.
+        """This context for TFF's programs, such as `tff.learning.programs.train_model`.
 
         Make it the default: `tff.framework.set_default_context(context.for_programs())`.
         """
@@ -169,12 +169,12 @@ def remote_context(
     """A context that computes on TFF's workers at these addresses.
 
     Args:
-      addresses: "host:port" of each worker; IPv6 as "[::1]:8000". With fewer clients than
-        workers some workers stay idle.
-      time_limit_seconds: of one call, `initialize` or `next`, with the compilation of
-        the first call; > 0, float("inf") for none. TFF itself would try for ever.
-      reconnect_seconds: how long a worker may be gone within a call. A worker that was
-        started again in that time is used again, and computes its part once more.
+      addresses: "host:port" of each worker; IPv6 as "[::1]:8000". With fewer clients
+        than workers, some workers stay idle.
+      time_limit_seconds: of one call, `initialize` or `next`, including compilation in
+        the first call; > 0, float("inf") for none. TFF itself would try forever.
+      reconnect_seconds: how long a worker may be gone within a call. A worker that is
+        restarted in that time is used again, and repeats its part.
       connect_seconds: how long to wait for all workers to answer now.
 
     Returns:
@@ -208,7 +208,7 @@ def remote_context(
 def use_local_workers(
     count: int = 1, *, time_limit_seconds: float = float("inf")
 ) -> RemoteContext:
-    """Makes this thread compute on own workers, which never outlive the program.
+    """Makes this thread compute on its own workers, which never outlive the program.
 
     Instead of TFF's default, whose worker survives Python and keeps its output open. Call
     it once, at the beginning.
@@ -218,8 +218,8 @@ def use_local_workers(
       time_limit_seconds: as for `remote_context`.
 
     Returns:
-      The context, which is TFF's default now. A worker that ends (out of memory, for
-      example) is an error of the running call, after 10 seconds.
+      The context, which is now TFF's default. If a worker ends (out of memory, for
+      example), the running call raises an error after 10 seconds.
 
     Raises:
       TypeError, ValueError: if count or limit is wrong.

@@ -35,15 +35,15 @@ _NOT_COVERED = (
 
 @dataclasses.dataclass(frozen=True)
 class OperatorStatements:
-    """What plan and measurement cannot know: sentences of who ran the training.
+    """What plan and measurement cannot know: sentences from who ran the training.
 
     Each is printed as a statement of the operator; one that is None is marked as not
     stated.
 
     Attributes:
       released: what was released: a final model, all models, to whom.
-      public_data: used besides the private data, for example to train beforehand.
-      devices: how device and user belong together.
+      public_data: used in addition to the private data, for example to pretrain.
+      devices: how devices and users correspond.
       enforcement: how the separation was enforced, and what the record was taken from.
       verifiability: where code and configuration can be read.
     """
@@ -89,7 +89,7 @@ def privacy_report(
 
     Args:
       plan: of the run.
-      measured: of the run: of the data source (`MinSepIterator.measured`), or of a
+      measured: of the run: from the data source (`MinSepIterator.measured`), or from a
         record (`measure_participation`).
       delta: by default the plan's.
       operator: what only the operator knows.

@@ -40,12 +40,12 @@ def tag_dataset(
       last_round: round (from 0) of the device's last participation, or -1. The device
         notes it, durably, before its contribution leaves it.
       participations: how often it took part before.
-      round_number: the round that the data are for, as `process.round_number(state)`
-        says. In another one they are an error: tags are made anew for every round, from
-        a record that the last participation moved.
+      round_number: the round that the data are for, from `process.round_number(state)`.
+        In another round they are an error: tags are made anew for every round, from a
+        record that the last participation updated.
 
     Raises:
-      TypeError: if one is no whole number.
+      TypeError: if one is not an integer.
       ValueError: if one is out of range or they contradict each other.
     """
     last = _whole("last_round", last_round)

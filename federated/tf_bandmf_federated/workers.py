@@ -34,18 +34,18 @@ class LocalWorkers:
             with remote_context(workers.addresses):
                 ...
 
-    They end with the `with` block, with `close`, when this object is collected, and with
-    the program, whatever ends it. Their output goes to a file without a name; the end of
-    it is part of the error if a worker does not start.
+    They end with the `with` block, with `close`, when this object is collected, and
+    with the program, whatever ends it. Their output goes to an unnamed file; its end is
+    part of the error if a worker does not start.
 
-    A worker serves anybody who reaches its port, on all interfaces, without
+    A worker serves anyone who reaches its port, on all interfaces, without
     authentication: see README.md.
 
     Args:
       count: how many, >= 1. One of them already uses all processor cores.
 
     Raises:
-      TypeError, ValueError: if count is not such a number.
+      TypeError, ValueError: if count is not an integer >= 1.
       WorkersUnavailable: if one does not start.
 
     Attributes:

@@ -24,21 +24,21 @@ Where = str | Callable[[Context], str]
 class ParticipationMod:
     """A Flower mod that keeps a plan's limits on the device.
 
-    In a `train` message the device counts the round, durably, before its app is called;
-    the app's `ArrayRecord` of new weights becomes the update, clipped to the plan's norm;
-    all other records of the reply are dropped. A device whose record does not let it take
-    part answers that, and its app is not called. A message that comes twice has one
-    answer: the first one, which is kept.
+    On a `train` message, the device counts the round, durably, before its app is
+    called; the app's `ArrayRecord` of new weights becomes the update, clipped to the
+    plan's norm; all other records of the reply are dropped. A device whose record does
+    not let it take part says so, and its app is not called. A repeated message gets the
+    first answer, which is kept.
 
-    Put it first in the list of mods: what comes after it is inside of it. Other messages
+    Put it first in the list of mods: what comes after it is inside it. Messages other
     than `train` and its own query are refused: what they send is not private.
 
     Args:
       policy: of the plan; `DevicePolicy.from_plan(plan)`. A server with another plan is
         refused.
-      store: folder of this device, or a function of Flower's context that says it (of
-        `context.node_config`, say). It must survive the app, and is per device.
-      also: categories of messages that are passed to the app all the same, such as
+      store: folder of this device, or a function of Flower's context that returns it
+        (from `context.node_config`, say). It must survive the app, and is per device.
+      also: categories of messages that are nevertheless passed to the app, such as
         "evaluate".
     """
 
@@ -174,7 +174,7 @@ def private_client_app(
 ) -> ClientApp:
     """A `ClientApp` with a `ParticipationMod`, which answers the server's query.
 
-    Give it the function that trains, as any `ClientApp`:
+    Give it the function that trains, like any `ClientApp`:
 
         app = private_client_app(DevicePolicy.load("policy.json"), store=...)
 

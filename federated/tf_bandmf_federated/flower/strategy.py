@@ -46,15 +46,15 @@ class PrivateFedAvg(Strategy):
     """Federated averaging with correlated noise, enforced separation and a ledger.
 
     Formal guarantee: user-level (epsilon, delta)-DP as the plan states, zero-out
-    adjacency of one device's whole data, for the models of all rounds and all that is
-    computed from them, over all restarts, if `private_dir` stays private and whole, and
-    a device's store does. The server is trusted with the devices' updates.
+    adjacency of one device's whole data, for the models of all rounds and everything
+    computed from them, over all restarts, if `private_dir` and each device's store stay
+    private and whole. The server is trusted with the devices' updates.
 
     A round's devices are chosen by the ledger's record of them, which is written before
     anything is sent. Each reply is clipped again; the sum has uniform weights, gets the
-    round's noise whoever replied, and is divided by a constant. `start` goes on where the
-    run was interrupted: `server_round` in Flower's records is the plan's round plus 1.
-    See `tf_bandmf_federated.program` for what happens after a crash.
+    round's noise whoever replied, and is divided by a constant. `start` continues where
+    the run was interrupted: `server_round` in Flower's records is the plan's round plus
+    1. See `tf_bandmf_federated.program` for what happens after a crash.
 
     Metrics of `start`'s result are exact counts of devices, for the operator. Devices
     send no metrics; evaluate on public data with `evaluate_fn`.
@@ -62,19 +62,20 @@ class PrivateFedAvg(Strategy):
     Args:
       plan: with `MinSep` participation; its steps are rounds.
       private_dir: for ledger, noise key and states; as secret as the key, and needed to
-        go on. Not in the folder of a Flower app, whose files are sent to every node.
+        continue. Not in the folder of a Flower app, whose files are sent to every node.
       clients_per_round: the public denominator, and how many devices are selected; by
         default the plan's batch size.
       server_optimizer: by default SGD with learning rate 1.
-      over_selection: >= 1: so many times `clients_per_round` are asked. The round ends
-        when `clients_per_round` took part; what comes later is counted as late.
-      min_available: devices that may take part in a round, and are awaited before it is
-        begun; by default `clients_per_round`.
-      max_wait: seconds for which they are. Then the round is run with those there are; if
-        there is none, `start` raises, and no round is spent.
-      query_timeout: seconds for which the names of new nodes are awaited.
+      over_selection: >= 1: this many times `clients_per_round` devices are asked. The
+        round ends when `clients_per_round` took part; later replies are counted as
+        late.
+      min_available: number of eligible devices to wait for before a round begins; by
+        default `clients_per_round`.
+      max_wait: seconds to wait for them. Then the round runs with those available; if
+        there are none, `start` raises, and no round is spent.
+      query_timeout: seconds to wait for the names of new nodes.
       models: gets the weights after each round, a list of arrays; the key is the number
-        of rounds done, and what had the same key before must be replaced.
+        of rounds done, and an earlier entry with the same key must be replaced.
       interrupted_round: "replay" or "skip".
 
     Attributes:
@@ -145,14 +146,14 @@ class PrivateFedAvg(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Runs what is left of the run.
+        """Runs the remaining rounds.
 
         Args:
           grid: of Flower.
           initial_arrays: weights before round 0, float32. After a restart their values
             do not count; names and shapes must be the same.
           num_rounds: of the whole run, over all restarts; by default the plan's.
-          timeout: seconds for which a round's replies are awaited.
+          timeout: seconds to wait for a round's replies.
           train_config: sent to devices with the model.
           evaluate_config: must be None: nothing that is computed from devices' data
             without noise leaves them.
