@@ -55,7 +55,7 @@ class TrainingOutcome:
       model_weights: after the last round; private as the plan states.
       measured: separation and participations, for `measured_guarantee` and
         `write_report`. Clients of skipped rounds are counted.
-      skipped_rounds: whose results were thrown away after a restart.
+      skipped_rounds: rounds whose results were discarded after a restart.
     """
 
     model_weights: tff.learning.models.ModelWeights
@@ -76,39 +76,39 @@ async def train_model(
     program_state_manager: tff.program.ProgramStateManager | None = None,
     interrupted_round: str = "replay",
 ) -> TrainingOutcome:
-    """Trains for the plan's rounds, or goes on with a run that was interrupted.
+    """Trains for the plan's rounds, or continues an interrupted run.
 
-    Formal guarantee: what `model_output_manager` gets, over all restarts, is
-    (epsilon, delta)-DP as the plan states, if `private_dir` stays private and whole. It
-    is an output of the plan's mechanism: of each round's noise one result is released.
-    Metrics are outside of it.
+    Formal guarantee: what `model_output_manager` gets, over all restarts, is (epsilon,
+    delta)-DP as the plan states, if `private_dir` stays private and whole. It is an
+    output of the plan's mechanism: one result of each round's noise is released.
+    Metrics are outside the guarantee.
 
     Args:
-      process: by `build_fed_avg`.
+      process: from `build_fed_avg`.
       data_source: of the same plan. The data of a client must be the same at each
         reading, or an interrupted round is skipped. Clients may join and leave between
         two calls: a name keeps its record.
       private_dir: for the ledger, the noise key and the states; created with mode 0700.
-        As secret as the key, and needed to go on.
+        As secret as the key, and needed to continue.
       clients_per_round: to select; by default the plan's `expected_batch_size`.
       total_rounds: by default the plan's.
       model_output_manager: gets the model's weights; the key is the number of rounds
-        done. It must replace what it got under the same key before.
-      release_every: rounds from one model that is released to the next; the last one is
-        always released. After a skipped round it is the one before, again.
+        done. It must replace an earlier entry with the same key.
+      release_every: rounds from one released model to the next; the last one is always
+        released. After a skipped round, the previous model is released again.
       train_metrics_manager: gets the process's metrics, with exact counts of clients:
         for the operator, NOT private.
       program_state_manager: by default a `PrivateProgramStateManager` in `private_dir`.
         Another one must have saved when `save` returns.
-      interrupted_round: "replay" an interrupted round if all is as it was, or always
+      interrupted_round: "replay" an interrupted round if nothing has changed, or always
         "skip" it.
 
     Raises:
       BlockingIOError: if another program works in `private_dir`.
-      TypeError, ValueError: if an argument is wrong, as `total_rounds` below the number
-        of rounds that were begun; if the files of `private_dir` are
-        damaged or of another run, plan or model, or some of them are missing. What a
-        round raises is passed on: call again to go on.
+      TypeError, ValueError: if an argument is wrong, such as `total_rounds` below the
+        number of rounds begun; if the files of `private_dir` are damaged, belong to
+        another run, plan or model, or some of them are missing. What a round raises is
+        passed on: call again to continue.
     """
     _check_same_plan(process, data_source)
     engine = _TffEngine(process)
