@@ -1,5 +1,7 @@
 """The digest that binds a step's noise to the sum that it is added to."""
 
+import functools
+
 import hypothesis
 import numpy as np
 import pytest
@@ -128,11 +130,15 @@ def test_products_of_two_words_have_any_difference_as_seldom_as_the_bound(half_b
     assert most_frequent(lambda word: word % half * (word % half)) > 1 / half
 
 
-@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 40_000, 70_000])
-def test_words_of_any_number_are_digested_with_it(size):
+@pytest.mark.parametrize("usual_parts", [1, 2])
+@pytest.mark.parametrize("size", [0, 1, 1024, 32_767, 40_000, 70_000])
+def test_words_of_any_number_are_digested_with_it(size, usual_parts):
     words = np.random.default_rng(size).integers(-(2**31), 2**31, size, np.int32)
     key = digest_key(bytes(32), "rows")
-    function = tf.function(digests.digest_of_any_length, autograph=False)
+    function = tf.function(
+        functools.partial(digests.digest_of_any_length, usual_parts=usual_parts),
+        autograph=False,
+    )
     found = function(tf.constant(key), tf.constant(words))
     counted = np.concatenate([[size], words]).astype("i4")
     np.testing.assert_array_equal(found, reference_of_parts(key, counted))

@@ -8,6 +8,7 @@ from tf_bandmf import matrices
 from tf_bandmf.noise import lazy
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.lazy_tables import Jumps, LazyTable
+from tf_bandmf.noise.normals import weighted_normals
 
 _STEPS = 9
 _RATES = np.linspace(0.5, 0.1, _STEPS)
@@ -178,6 +179,40 @@ def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch
     jumps.released(tf.constant(1))
     table.release(weights, jumps.since_release(tf.constant(1)), _KEYS[1])
     np.testing.assert_array_equal(weights.numpy(), first)
+
+
+# None; in the first part, which it fills or not; a second one; several, the last one full.
+@pytest.mark.parametrize("count", [0, 5, 8, 9, 24])
+@pytest.mark.parametrize("traces", [False, True])
+def test_rows_of_a_step_get_the_normals_of_their_part(monkeypatch, count, traces):
+    columns, together, block = 4, 8, 4096
+    numbers = together * columns
+    monkeypatch.setattr("tf_bandmf.noise.lazy_tables._STEP_NUMBERS", numbers)
+    jumps = Jumps(_system("independent", lazy.LinearUpdate()), _STEPS)
+    weights = tf.Variable(tf.zeros([30, columns]))
+    table = LazyTable(weights, jumps)
+    jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
+    key = tf.constant(_KEYS[0])
+
+    def step(rows):
+        table.bring_up_to_date(rows, jumps.since_release(tf.constant(1)), key)
+
+    if traces:
+        step = tf.function(step, autograph=False)
+        step = step.get_concrete_function(tf.TensorSpec([None], tf.int32))
+    rows = np.random.default_rng(0).permutation(30)[:count].astype("i4")
+    step(tf.constant(rows))
+    expected = np.zeros([30, columns])
+    for part, first in enumerate(range(0, count, together)):
+        own = rows[first : first + together]
+        normals = weighted_normals(key[None], tf.ones([1]), block * (part + 1))
+        normals = np.reshape(normals[block * part :][:numbers], [together, columns])
+        expected[own] = 0.7 / 4 * 0.1 * normals[: own.size]
+    found = table.weights_of(tf.range(30))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    is_behind = np.isin(np.arange(30), rows, invert=True)
+    clocks = table.clocks_of(tf.range(30))
+    np.testing.assert_array_equal(clocks, np.where(is_behind, 0, 2))
 
 
 def test_memory_and_weights_make_the_same_table_again():

@@ -34,14 +34,14 @@ tells of digests but through a generator whose key they are part of.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.noise.devices import device_kind
-from tf_bandmf.noise.shared import shared_function
+from tf_bandmf.noise.shared import NOT_INLINED, shared_function
 
 # Raised when the same sum gets another digest, and hence other noise.
 VERSION = 2
@@ -58,8 +58,6 @@ _LEVEL_WORDS = 2 * _VALUES * _BLOCK
 # Of numbers whose count varies: how many are hashed to four at once, by two levels; and
 # blocks of those four.
 _PART, _PART_LEVELS, _LAST_BLOCKS = 64 * _BLOCK, 2, 16
-# So many parts are hashed by one program; more by one for each.
-_FEW_PARTS = 2
 # Numbers whose digest takes below 0.5 ms on one core without XLA.
 _FEW = 1 << 16
 # The key of the last step: 64 bits for each of five numbers, for two words of the result.
@@ -140,7 +138,9 @@ def _key_of(key: tf.Tensor, level: int) -> tf.Tensor:
     return tf.reshape(key[level * words : (level + 1) * words], [_VALUES, _BLOCK])
 
 
-def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+def digest_of_any_length(
+    key: tf.Tensor, words: tf.Tensor, usual_parts: int = 2
+) -> tf.Tensor:
     """The digest of words whose number varies, which is part of what is digested.
 
     In parts of one size, for XLA would compile another program for each number.
@@ -148,6 +148,8 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     Args:
       key: see `digest_key`; for no other function.
       words: int32, shape [size], of at most 2^27 - 1 words: 512 MB.
+      usual_parts: so many of 2^15 words are hashed by one program, and if there are fewer,
+        too; more of them by a program for each. The digest is the same.
 
     Returns:
       int32, shape [2].
@@ -156,39 +158,46 @@ def digest_of_any_length(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
       InvalidArgumentError: if there are more words.
     """
     words = tf.concat([tf.shape(words), words], axis=0)
-    missing = -tf.size(words) % _PART
-    words = tf.reshape(tf.pad(words, [[0, missing]]), [-1, _PART])
-    count = tf.shape(words)[0]
+    count = -(-tf.size(words) // _PART)
+    room = usual_parts * _PART
 
-    def of_parts() -> tf.Tensor:
-        values = tf.TensorArray(tf.int64, count, element_shape=[_VALUES])
-        _, values = tf.while_loop(
-            lambda i, _: i < count,
-            lambda i, found: (i + 1, found.write(i, _levels_of_part(key, words[i]))),
-            (tf.constant(0), values),
-            parallel_iterations=1,
-        )
-        found = tf.reshape(values.stack(), [-1])
-        padded = tf.pad(found, [[0, _LAST_BLOCKS * _BLOCK - tf.size(found)]])
-        return _last_levels(key, tf.ensure_shape(padded, [_LAST_BLOCKS * _BLOCK]))
+    def of_few() -> tf.Tensor:
+        # Each program by itself starts threads: all levels of a few parts are one.
+        padded = tf.pad(words, [[0, room - tf.size(words)]])
+        return _of_few_parts(key, tf.reshape(padded, [usual_parts, _PART]), count)
 
-    def of_few(parts: int) -> Callable[[], tf.Tensor]:
-        return lambda: _of_few_parts(key, tf.ensure_shape(words, [parts, _PART]))
+    def of_many() -> tf.Tensor:
+        return _of_many_parts(key, words, count)
 
-    # Each program by itself starts threads: all levels of a few parts are one.
-    by_count = [*map(of_few, range(1, _FEW_PARTS + 1)), of_parts]
     known = words.shape[0]
     if known is not None:
-        return by_count[min(known - 1, _FEW_PARTS)]()
-    found = tf.switch_case(tf.minimum(count - 1, _FEW_PARTS), by_count)
-    return tf.ensure_shape(found, [2])
+        return of_few() if known <= room else of_many()
+    return tf.ensure_shape(tf.cond(count <= usual_parts, of_few, of_many), [2])
+
+
+@shared_function(experimental_attributes=NOT_INLINED)
+def _of_many_parts(key: tf.Tensor, words: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    padded = tf.pad(words, [[0, count * _PART - tf.size(words)]])
+    parts = tf.reshape(padded, [-1, _PART])
+    values = tf.TensorArray(tf.int64, count, element_shape=[_VALUES])
+    _, values = tf.while_loop(
+        lambda i, _: i < count,
+        lambda i, found: (i + 1, found.write(i, _levels_of_part(key, parts[i]))),
+        (tf.constant(0), values),
+        parallel_iterations=1,
+    )
+    found = tf.reshape(values.stack(), [-1])
+    found = tf.pad(found, [[0, _LAST_BLOCKS * _BLOCK - tf.size(found)]])
+    return _last_levels(key, tf.ensure_shape(found, [_LAST_BLOCKS * _BLOCK]))
 
 
 @shared_function(jit_compile=True)
-def _of_few_parts(key: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
+def _of_few_parts(key: tf.Tensor, words: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     key = _paired(key)
+    none = tf.zeros([_VALUES], tf.uint64)
     parts = [
-        _hashed(key, _paired(part), range(_PART_LEVELS)) for part in tf.unstack(words)
+        tf.where(i < count, _hashed(key, _paired(part), range(_PART_LEVELS)), none)
+        for i, part in enumerate(tf.unstack(words))
     ]
     size = _LAST_BLOCKS * _BLOCK
     found = tf.pad(tf.concat(parts, axis=0), [[0, size - _VALUES * len(parts)]])

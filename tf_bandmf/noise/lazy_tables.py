@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_bandmf.noise.lazy import RowSystem
 from tf_bandmf.noise.normals import BLOCK, weighted_normals
-from tf_bandmf.noise.shared import shared_function
+from tf_bandmf.noise.shared import by_itself, shared_function
 
 # Normals that are made at once, about, in a step (so many more than it needs, at most) and
 # at a release: they fit into a cache.
@@ -201,18 +201,30 @@ class LazyTable:
         """
         together = self._rows_of(_STEP_NUMBERS)
         count = tf.shape(rows)[0]
-        padded = tf.reshape(tf.pad(rows, [[0, -count % together]]), [-1, together])
 
-        def part(i: tf.Tensor) -> tuple[tf.Tensor]:
-            own = padded[i]
+        def written(own: tf.Tensor, i: tf.Tensor | int, number: tf.Tensor) -> list[Any]:
             jump = self._jump(own, i, jumps, key)
             states = _jumped(self.jumps.entries, self._states.sparse_read(own), *jump)
-            number = tf.minimum(count - i * together, together)
-            written = self._write(own[:number], states[:number], 2 * jumps.step)
-            with tf.control_dependencies(written):
-                return (i + 1,)
+            return self._write(own[:number], states[:number], 2 * jumps.step)
 
-        return _in_parts(part, -(-count // together))
+        # Mostly all rows are in the first part: no loop, which is tens of operations.
+        number = tf.minimum(count, together)
+        first = tf.pad(rows[:together], [[0, together - number]])
+        first_written = written(tf.reshape(first, [together]), 0, number)
+
+        @by_itself
+        def others() -> tf.Tensor:
+            padded = tf.reshape(tf.pad(rows, [[0, -count % together]]), [-1, together])
+
+            def part(i: tf.Tensor) -> tuple[tf.Tensor]:
+                number = tf.minimum(count - i * together, together)
+                with tf.control_dependencies(written(padded[i], i, number)):
+                    return (i + 1,)
+
+            return _in_parts(part, -(-count // together), 1)
+
+        with tf.control_dependencies(first_written):
+            return tf.cond(count > together, others, lambda: tf.constant(1))
 
     def add(
         self, rows: tf.Tensor, sums: tf.Tensor, step: tf.Tensor, rate: tf.Tensor
@@ -304,10 +316,10 @@ class LazyTable:
 
     def _write(self, rows: tf.Tensor, states: tf.Tensor, clock: tf.Tensor) -> list[Any]:
         flat = tf.reshape(states, [-1, self.jumps.entries * self.columns])
-        clocks = tf.fill([tf.shape(rows)[0]], clock)
         return [
             self._states.scatter_update(tf.IndexedSlices(flat, rows)),
-            self._clocks.scatter_update(tf.IndexedSlices(clocks, rows)),
+            # One number for all rows.
+            self._clocks.scatter_update(tf.IndexedSlices(clock, rows)),
         ]
 
     def __repr__(self) -> str:
@@ -317,9 +329,11 @@ class LazyTable:
         raise TypeError("A table between releases is secret: it is not pickled.")
 
 
-def _in_parts(part: Callable[[tf.Tensor], tuple[tf.Tensor]], count: tf.Tensor) -> Any:
-    """Calls `part` for 0, 1, ..., one after the other; it returns the next number."""
-    start = (tf.constant(0),)
+def _in_parts(
+    part: Callable[[tf.Tensor], tuple[tf.Tensor]], count: tf.Tensor, first: int = 0
+) -> Any:
+    """Calls `part` for first, ..., one after the other; it returns the next number."""
+    start = (tf.constant(first),)
     return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]
 
 

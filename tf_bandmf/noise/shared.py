@@ -9,6 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
+# For what steps rarely do: inlined, each of them would skip its operations one by one.
+NOT_INLINED = {"_noinline": True}
+by_itself = functools.partial(
+    tf.function, autograph=False, experimental_attributes=NOT_INLINED
+)
+
 # What a function's graph shares with the one around it instead of copying it.
 _SHARED = ("variables", "local_variables", "trainable_variables")
 

@@ -30,6 +30,7 @@ from tf_bandmf.noise.digests import digest_key, digest_of_any_length
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.lazy import LinearUpdate, RowSystem, noise_system, row_system
 from tf_bandmf.noise.lazy_tables import Jumps, LazyTable, Window
+from tf_bandmf.noise.shared import by_itself
 from tf_bandmf.planning.plan import Plan
 
 # What keys are for: rows that a step reads, or a release.
@@ -153,6 +154,8 @@ class RunTables:
             )
         self._memory = memory
         self._first_step = step
+        # Whether no step was taken yet, as far as Python knows: reading it takes time.
+        self._is_at_first = True
         own = hashlib.blake2b(
             key.secret_bytes(), digest_size=32, person=b"tf-bandmf tables"
         )
@@ -213,7 +216,9 @@ class RunTables:
           InvalidArgumentError: if something else changed what a run is resumed with.
           RuntimeError: if a release of the run as it was before cannot be repeated.
         """
-        at_first = int(self._now) == self._first_step
+        if self._tables and not self._is_at_first and not self._due:
+            return
+        at_first = self._is_at_first = int(self._now) == self._first_step
         if at_first and self._first_step and self._was_changed():
             raise tf.errors.InvalidArgumentError(None, None, CHANGED)
         while self._due and self._due[0] <= int(self._now):
@@ -385,7 +390,7 @@ class RunTables:
             for own in rows:
                 parts += [tf.shape(own), own]
             words = tf.concat(parts, axis=0)
-            digest = digest_of_any_length(self._digest_key.value(), words)
+            digest = digest_of_any_length(self._digest_key.value(), words, 1)
             key = self._generator.bound_key(key, tf.bitcast(digest, tf.int64))
         return tf.bitcast(key, tf.uint64)
 
@@ -482,7 +487,9 @@ def _each_once(ids: tf.Tensor) -> LookedUpRows:
     """Rows that exist, in the order in which they are looked up first."""
     unique, places = tf.unique(tf.cast(ids, tf.int32))
     exists = unique >= 0
-    number = tf.where(exists, tf.cumsum(tf.cast(exists, tf.int32)) - 1, -1)
+    # Products: choosing from one number is slower.
+    is_row = tf.cast(exists, tf.int32)
+    number = tf.cumsum(is_row) * is_row - 1
     rows = tf.gather(unique, tf.where(exists)[:, 0])
     return LookedUpRows(ids, rows, tf.gather(number, places))
 
@@ -496,6 +503,7 @@ def _added_up(
         rows, places = looked_up.rows, looked_up.places
         return rows, _sums_at(slices.values, places, rows)
 
+    @by_itself
     def in_another_order() -> tuple[tf.Tensor, tf.Tensor]:
         found = _each_once(slices.indices)
         added = _sums_at(slices.values, found.places, found.rows)
