@@ -1,15 +1,15 @@
 """Audits: lower bounds on the epsilon of a mechanism, from what it released.
 
-An audit puts canaries into a run, each or not by a fair coin, and guesses from what the run
-released which ones took part. A guess that is right too often contradicts the statement of
-the plan: the lower bound on epsilon is then above the epsilon that was claimed. A bound
+An audit puts canaries into a run, each or not by a fair coin, and guesses from what the
+run released which ones took part. If guesses are right too often, they contradict the
+plan's statement: the lower bound on epsilon is then above the claimed epsilon. A bound
 below it proves nothing by itself; how far below says how sharp the audit was.
 
     canaries = audit.GradientCanaries.for_plan(plan, num_parameters=4096, seed=0)
     released = ...  # noisy sums of `canaries.sums()`, as the mechanism gives them
     print(canaries.audit(released))
 
-`tf_bandmf.keras.audit_run` audits a Keras run of one's own, and
+`tf_bandmf.keras.audit_run` audits your own Keras run, and
 `tf_bandmf.keras.largest_contribution` searches for records that break clipping. Nothing
 here needs TensorFlow.
 """

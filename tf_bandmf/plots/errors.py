@@ -132,10 +132,10 @@ def per_step_error(plans: Mapping[str, Plan], axes: Any | None = None) -> Any:
 def accumulated_noise(
     plans: Mapping[str, Plan], seed: int = 0, axes: Any | None = None
 ) -> Any:
-    """The noise in one coordinate of the model, drawn once, in a band of +- 1 std.
+    """The noise in one coordinate of the model, one draw, in a band of +- 1 std.
 
-    All plans get the same normals, of NumPy's generator: this is a picture, and no noise
-    of a run.
+    All plans get the same normals, from NumPy's generator: this is a picture, not the
+    noise of a run.
 
     Args:
       plans: by name.

@@ -17,11 +17,11 @@ _LINEAR_PART = 0.01
 def strategy_matrix(
     strategy: Strategy, rows: int = _ROWS, axes: Any | None = None
 ) -> Any:
-    """C, the first `rows` steps of it.
+    """The first `rows` steps of C.
 
     Args:
       strategy: of n steps.
-      rows: at most so many rows and columns.
+      rows: the most rows and columns drawn.
       axes: where to draw; by default on a new figure.
 
     Returns:
@@ -38,15 +38,15 @@ def strategy_matrix(
 def noising_matrix(
     strategy: Strategy, rows: int = _ROWS, axes: Any | None = None
 ) -> Any:
-    """C^-1, the first `rows` steps of it: row i is the noise of step i, made of Z.
+    """The first `rows` steps of C^-1: row i is the noise of step i, made of Z.
 
     Args:
       strategy: of n steps.
-      rows: at most so many rows and columns.
+      rows: the most rows and columns drawn.
       axes: where to draw; by default on a new figure.
 
     Returns:
-      The axes. Negative entries take back earlier noise.
+      The axes. Negative entries cancel earlier noise.
 
     Raises:
       ImportError: if matplotlib is not installed.

@@ -21,7 +21,7 @@ def epsilon_of_delta(
     """The pairs (epsilon, delta) that hold for one run of each plan.
 
     Args:
-      plans: by name; a point marks the pair that each was planned for.
+      plans: by name; a point marks the pair that each plan was made for.
       deltas: in (0, 1); by default from 1e-3 to 1e-10.
       axes: where to draw; by default on a new figure.
 
@@ -61,15 +61,16 @@ def training_curves(
     """A quantity after each epoch: mean over runs, in a band of +- 1 standard error.
 
     Args:
-      runs: by name; of each run one value an epoch, such as
-        `history.history["val_accuracy"]`. All runs of a name have as many epochs.
+      runs: by name; for each run one value per epoch, such as
+        `history.history["val_accuracy"]`. All runs of a name have the same number of
+        epochs.
       quantity: label of the axis. Values of the training data are not covered by the
         guarantee: do not publish them.
       axes: where to draw; by default on a new figure.
 
     Raises:
       ImportError: if matplotlib is not installed.
-      ValueError: if the runs of a name are not as long as one another.
+      ValueError: if the runs of a name differ in length.
     """
     axes = axes_to_draw_on(axes)
     for name, values in runs.items():
@@ -98,12 +99,12 @@ def training_curves(
 
 
 def regions(cells: Sequence[Mapping[str, Any]], axes: Any | None = None) -> Any:
-    """By how much banded strategies beat both others, over epsilon and epochs.
+    """How much banded strategies beat both others, over epsilon and epochs.
 
-    The picture of arXiv:2306.08153, Fig. 5: color is the error of BandMF over the least
-    one of DP-SGD and of the optimal dense strategy without amplification (Multi-epoch
-    MF); the text is the best number of bands, "1" where BandMF is DP-SGD and "dense"
-    where it is the dense strategy.
+    The picture of arXiv:2306.08153, Fig. 5: color is the error of BandMF over the
+    smaller error of DP-SGD and the optimal dense strategy without amplification
+    (Multi-epoch MF); the text is the best number of bands, "1" where BandMF is DP-SGD
+    and "dense" where it is the dense strategy.
 
     Args:
       cells: as `benchmarks/regions.py` finds them, with "epsilon", "epochs", "dp_sgd",

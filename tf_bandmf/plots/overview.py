@@ -16,12 +16,12 @@ def plan_overview(name: str, plans: dict[str, Plan], figure: Any) -> Any:
     """C and C^-1, per-step error, accumulated noise and epsilon(delta) of a plan.
 
     Args:
-      name: of the plan that this is about.
-      plans: by name; those beside it are drawn into the panels of errors.
+      name: of the plan to show.
+      plans: by name; the others are drawn into the panels of errors.
       figure: a matplotlib figure or subfigure, drawn on.
 
     Returns:
-      The axes, shape [2, 3]; the last one has no picture and says which plan it is.
+      The axes, shape [2, 3]; the last one has no picture and names the plan.
     """
     plan = plans[name]
     grid = figure.subplots(2, 3)

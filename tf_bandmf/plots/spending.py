@@ -20,7 +20,7 @@ def budget_spending(
 
     Args:
       moments: of `tf_bandmf.ledger.views.spending`.
-      budget: that they spent from.
+      budget: from which they spent.
       axes: where to draw; by default on a new figure.
 
     Raises:
