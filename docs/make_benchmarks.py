@@ -56,8 +56,8 @@ HEAD = """\
 <!-- Written by docs/make_benchmarks.py from benchmarks/utility/results: do not edit. -->
 
 Accuracy at a budget. Mean ± standard error over seeds; validation is the mean at the
-setting that it chose. What was run, and how, stands in `benchmarks/utility/README.md`;
-times of noise, planning and training steps, beside other libraries, in
+setting that it chose. What was run, and how, is in `benchmarks/utility/README.md`;
+times of noise, planning and training steps, compared with other libraries, are in
 `benchmarks/README.md`, each with its script and machine.
 
 ![Test accuracy of each row with its standard error, beside the published
