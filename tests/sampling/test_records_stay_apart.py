@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import tf_bandmf
 from tf_bandmf.sampling import ExampleSource, IndexedExamples, TFRecordExamples
+from tf_bandmf.sampling.sources import ArrayExamples
 
 M, WIDTH = 12, 3
 X = np.arange(M * WIDTH, dtype="f4").reshape(M, WIDTH)
@@ -134,21 +135,94 @@ class Source(ExampleSource):
         self.change = change
 
     def gather(self, indices):
-        return {"x": self.change(tf.gather(tf.constant(X), indices))}
+        return {"x": self.change(tf.gather(tf.constant(X), indices % M))}
 
     def update_digest(self, update):
         update(X.tobytes())
 
 
+SEEN = tf.Variable(tf.zeros([WIDTH]))
+
+
+def remembered(rows):
+    SEEN.assign_add(tf.reduce_sum(rows, axis=0))
+    return rows + SEEN
+
+
+def drawn(rows):
+    return rows * tf.random.uniform([])
+
+
+def same(x):
+    return x
+
+
+# Ways in which `Plan.batches` reads it: each has a source of its own around it.
+WAYS = {
+    "plain": {},
+    "map": {"map": same},
+    "views": {"map": same, "views": 2},
+    "ranges": {"ranges": {"x": (-1e3, 1e3)}},
+    "users": {"users": np.arange(2 * M) // 2 % M, "rows_per_user": 2},
+}
+
+
+@pytest.mark.attack(
+    "Sources of one's own that keep state",
+    tried="A running sum over records, or a random number, in the source itself, which "
+    "`map`, `views`, `ranges` or `users` wrap; under the name of a source of the library; "
+    "and only after the plan has looked at it.",
+    area="inputs",
+    invariants=[16],
+)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.invariant(16)
-def test_a_source_of_ones_own_keeps_no_state(plan):
-    seen = tf.Variable(tf.zeros([WIDTH]))
+def test_a_source_of_ones_own_keeps_no_state(way):
+    unit = {"unit": "one user"} if way == "users" else {}
+    plan = tf_bandmf.plan(
+        "identity",
+        epsilon=4,
+        delta=1e-3,
+        num_examples=M,
+        batch_size=4,
+        epochs=2,
+        **unit,
+    )
 
-    def remembered(rows):
-        seen.assign_add(tf.reduce_sum(rows, axis=0))
-        return rows + seen
+    def batches(source):
+        if way == "users":
+            source.num_examples = 2 * M
+        return plan.batches(source, **WAYS[way])
 
-    list(plan.batches(Source(lambda rows: 2.0 * rows)))
-    for change in (remembered, lambda rows: rows * tf.random.uniform([])):
+    source = Source(lambda rows: 2.0 * rows)
+    schedule = batches(source)
+    list(schedule)
+    for change in (remembered, drawn):
         with pytest.raises(ValueError, match="whatever was read before"):
-            plan.batches(Source(change))
+            batches(Source(change))
+        source.change = change
+        with pytest.raises(ValueError, match="whatever was read before"):
+            list(schedule)
+
+
+@pytest.mark.invariant(16)
+def test_a_name_of_the_library_is_not_enough(plan):
+    name = {"__module__": ArrayExamples.__module__, "__qualname__": "ArrayExamples"}
+    for source in (type("ArrayExamples", (Source,), name)(remembered), replaced()):
+        with pytest.raises(ValueError, match="whatever was read before"):
+            plan.batches(source)
+
+
+def replaced():
+    """A source of the library with a method of the caller's."""
+    source = ArrayExamples(X, None, None, M)
+    source.gather = Source(remembered).gather
+    return source
+
+
+@pytest.mark.invariant(16)
+def test_a_source_of_ones_own_keeps_records_apart(plan):
+    with pytest.raises(ValueError, match="another one when others are read with it"):
+        plan.batches(Source(lambda rows: rows - tf.reduce_mean(rows, axis=0)))
+    # As rounding may differ with the size of a batch.
+    plan.batches(Source(lambda rows: tf.matmul(rows, tf.eye(WIDTH) / 3.0)))

@@ -28,7 +28,6 @@ from tf_bandmf.sampling.sources import (
     TARGETS,
     Draw,
     ExampleSource,
-    refuse_state,
 )
 
 __all__ = [
@@ -195,7 +194,6 @@ class BatchSchedule(abc.ABC):
         self.plan_id = plan_id
         expected = participation.num_examples  # type: ignore[attr-defined]
         x = source_of(x, y, sample_weight, expected)
-        refuse_state(x)
         if x.num_examples != expected:
             raise ValueError(
                 f"The plan is for {expected} examples, found {x.num_examples}. Make a "

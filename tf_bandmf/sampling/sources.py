@@ -11,6 +11,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.graphs.definitions import is_defined_by, replaced_methods
 from tf_bandmf.sampling.purity import refused_operation
 from tf_bandmf.sampling.record_identity import (
     MOST_HASHES,
@@ -28,6 +29,9 @@ ROWS = "rows"
 SHARE = "share"
 CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT, ROWS, SHARE)
 _EXAMPLES_AT_ONCE = 4096
+_OURS = ("tf_bandmf",)
+# Examples of a caller's source that are read alone and beside others.
+_COMPARED = 4
 _CHANGED = (
     "The arrays that plan.batches was given are not what they were: something wrote into "
     "them (shuffled, scaled or filled them in place, or changed the file of a memmap). An "
@@ -159,28 +163,89 @@ class WrappedExamples(ExampleSource):
         return self._examples.recognized_by()
 
 
-def refuse_state(source: ExampleSource) -> None:
-    """Raises ValueError if a source of the caller's keeps state or draws numbers.
+class CheckedExamples(WrappedExamples):
+    """Examples of a caller's source: whatever graph reads them is looked at before it runs.
 
-    Only in its graph: what code of the host does is not seen.
+    Only the graph: what code of the host does is not seen. That examples do not depend on
+    others that are read with them is tried with a few.
+
+    Args:
+      examples: the source.
+
+    Raises:
+      ValueError: here, or when a batch is made, if the source assigns variables or draws
+        random numbers; or if an example is another one when others are read with it.
+      InvalidArgumentError: if it does not give one row for each example.
     """
-    if type(source).__module__.startswith("tf_bandmf."):
-        return
 
-    def drawn(indices: tf.Tensor) -> dict[str, Any]:
-        return source.drawn(
-            indices, Draw(tf.zeros([], tf.int64), np.zeros(2, np.int64))
+    def __init__(self, examples: ExampleSource) -> None:
+        super().__init__(examples)
+        some = tf.TensorSpec([None], tf.int64)
+        self._refuse_mixing(self._traced(examples.gather, some))
+        self._traced(
+            self._drawn(np.zeros(2, np.int64)), some, tf.TensorSpec([], tf.int64)
         )
 
-    indices = tf.TensorSpec([None], tf.int64)
-    traced = tf.function(drawn, autograph=False).get_concrete_function(indices)
-    state = refused_operation(traced.graph, may_call_host=True)
-    if state is not None:
-        raise ValueError(
-            f"{type(source).__name__} uses {state}: an index must mean one "
-            f"example, whatever was read before. Augment by plan.batches(..., "
-            f"map=function), whose seed is repeatable."
-        )
+    def gather(self, indices: tf.Tensor) -> dict[str, Any]:
+        return self._read(self._examples.gather, indices)
+
+    def drawn(self, indices: tf.Tensor, draw: Draw, views: int = 1) -> dict[str, Any]:
+        return self._read(self._drawn(draw.base, views), indices, draw.step)
+
+    def weighted(
+        self, weigh: Callable[[ExampleSource], ExampleSource]
+    ) -> ExampleSource:
+        return checked(self._examples.weighted(lambda rows: weigh(checked(rows))))
+
+    def _drawn(self, base: np.ndarray, views: int = 1) -> Callable[..., dict[str, Any]]:
+        def drawn(indices: tf.Tensor, step: tf.Tensor) -> dict[str, Any]:
+            return self._examples.drawn(indices, Draw(step, base), views)
+
+        return drawn
+
+    def _read(self, function: Callable[..., Any], *given: Any) -> dict[str, Any]:
+        tensors = [tf.convert_to_tensor(value, tf.int64) for value in given]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+        return self._traced(function, *specs)(*tensors)
+
+    def _refuse_mixing(self, read: Callable[[tf.Tensor], Any]) -> None:
+        """Raises ValueError if some examples differ from what each of them is alone."""
+        places = np.unique(np.linspace(0, self.num_examples - 1, _COMPARED, dtype="i8"))
+        content = one_row_each(read(tf.constant(places)), tf.constant(places))
+        together = tf.nest.flatten(content)
+        for row, place in enumerate(places):
+            alone = tf.nest.flatten(read(tf.constant(place[None])))
+            if not all(_is_row(leaf[row], own) for leaf, own in zip(together, alone)):
+                raise ValueError(
+                    f"{type(self._examples).__name__}: example {place} is another one when "
+                    f"others are read with it. An index must mean one example: change "
+                    f"each by itself, in plan.batches(..., map=function)."
+                )
+
+    def _traced(self, function: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
+        traced = tf.function(function, autograph=False).get_concrete_function(*specs)
+        state = refused_operation(traced.graph, may_call_host=True)
+        if state is not None:
+            raise ValueError(
+                f"{type(self._examples).__name__} uses {state}: an index must mean one "
+                f"example, whatever was read before. Augment by plan.batches(..., "
+                f"map=function), whose seed is repeatable."
+            )
+        return traced
+
+
+def _is_row(row: tf.Tensor, alone: tf.Tensor) -> bool:
+    """Whether one row is what was read, up to the rounding of other sizes of a batch."""
+    found, expected = row.numpy(), alone.numpy()[0]
+    if row.dtype.is_floating or row.dtype.is_complex:
+        return bool(np.allclose(found, expected, 1e-3, 1e-6, equal_nan=True))
+    return bool(np.array_equal(found, expected))
+
+
+def checked(source: ExampleSource) -> ExampleSource:
+    """A source of this library as it is; `CheckedExamples` of any other."""
+    is_ours = is_defined_by(source, _OURS) and not replaced_methods(source, _OURS)
+    return source if is_ours else CheckedExamples(source)
 
 
 def one_row_each(

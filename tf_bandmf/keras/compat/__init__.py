@@ -7,7 +7,6 @@ trees of all files for that. Each file says what it is for and what tells that i
     patching.py        how a function is replaced for a while, in one thread
     keras_objects.py   private attributes and modules of Keras
     graphs.py          private modules of TensorFlow
-    definitions.py     whether a class or function is a package's own
     seeds.py           what layers draw from Keras' seed generators
     fixed_draws.py     random functions that draw constants, for the self-check
     total_lookups.py   operations that would stop because of a value in the data

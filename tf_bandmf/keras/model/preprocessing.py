@@ -20,6 +20,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_bandmf.graphs.definitions import (
+    is_code_of,
+    is_defined_by,
+    replaced_methods,
+)
 from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.keras.clipping import (
     NotIndependent,
@@ -27,11 +32,6 @@ from tf_bandmf.keras.clipping import (
     Traces,
     is_random,
     refuse_state,
-)
-from tf_bandmf.keras.compat.definitions import (
-    is_code_of,
-    is_defined_by,
-    replaced_methods,
 )
 from tf_bandmf.keras.compat.keras_objects import all_layers, tensorflow_value
 from tf_bandmf.keras.compat.seeds import used_generators

@@ -10,13 +10,13 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.graphs.walking import called, has_node
-from tf_bandmf.keras.compat.definitions import (
+from tf_bandmf.graphs.definitions import (
     foreign_attributes,
     is_defined_by,
     is_written_by,
     replaced_methods,
 )
+from tf_bandmf.graphs.walking import called, has_node
 from tf_bandmf.keras.compat.keras_objects import (
     all_layers,
     compile_metrics,

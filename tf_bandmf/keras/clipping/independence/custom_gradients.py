@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tf_bandmf.graphs.definitions import is_code_of
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
-from tf_bandmf.keras.compat.definitions import is_code_of
 from tf_bandmf.keras.compat.graphs import custom_gradient, nn_impl, ops
 from tf_bandmf.keras.compat.own_gradients import is_call, is_of_the_step
 

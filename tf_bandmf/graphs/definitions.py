@@ -4,7 +4,7 @@
 there. So a class or function is looked up where it says that it is, and code is compared
 with the code of the module.
 
-What tells that it broke: `tests/keras/compat/test_definitions.py`.
+What tells that it broke: `tests/graphs/test_definitions.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import types
 import keras
 import pytest
 
-from tf_bandmf.keras.compat import definitions
+from tf_bandmf.graphs import definitions
 from tf_bandmf.keras.compat.graphs import nn_impl
 
 KERAS = frozenset({"keras"})
