@@ -153,6 +153,10 @@ def drawn(rows):
     return rows * tf.random.uniform([])
 
 
+def in_python(rows):
+    return tf.numpy_function(lambda found: found, [rows], tf.float32)
+
+
 def same(x):
     return x
 
@@ -197,7 +201,7 @@ def test_a_source_of_ones_own_keeps_no_state(way):
     source = Source(lambda rows: 2.0 * rows)
     schedule = batches(source)
     list(schedule)
-    for change in (remembered, drawn):
+    for change in (remembered, drawn, in_python):
         with pytest.raises(ValueError, match="whatever was read before"):
             batches(Source(change))
         source.change = change

@@ -17,7 +17,7 @@ from tf_bandmf.graphs.walking import Scope
 _PURE = (Effect.NONE, Effect.READS, Effect.PRINTS)
 
 
-def refused_operation(graph: Any, may_call_host: bool = False) -> str | None:
+def refused_operation(graph: Any) -> str | None:
     """The first operation that is not pure, of a graph and the functions it calls.
 
     It is one that is not in the table of `tf_bandmf.graphs.operations`, or does more than
@@ -25,7 +25,6 @@ def refused_operation(graph: Any, may_call_host: bool = False) -> str | None:
 
     Args:
       graph: of a traced function.
-      may_call_host: whether code of the host is allowed.
     """
     definition = graph.as_graph_def()
     nodes = list(definition.node)
@@ -33,7 +32,7 @@ def refused_operation(graph: Any, may_call_host: bool = False) -> str | None:
         nodes += function.node_def
     called = {function.signature.name for function in definition.library.function}
     for node in nodes:
-        if node.op in called or (may_call_host and "PyFunc" in node.op):
+        if node.op in called:
             continue
         if effect(node, node.op) not in _PURE:
             return str(node.op)

@@ -90,8 +90,8 @@ class ExampleSource(abc.ABC):
 
         AutoGraph does not convert it: for `if` and `for` on tensors, use a
         `tf.function`. An example must be a function of its index, whatever other
-        examples are read with it: variables that are assigned and random numbers are
-        refused.
+        examples are read with it: variables that are assigned, random numbers and
+        Python code are refused. For Python code there is `IndexedExamples`.
 
         Args:
           indices: int64, shape [N], N >= 0.
@@ -166,15 +166,15 @@ class WrappedExamples(ExampleSource):
 class CheckedExamples(WrappedExamples):
     """Examples of a caller's source: whatever graph reads them is looked at before it runs.
 
-    Only the graph: what code of the host does is not seen. That examples do not depend on
-    others that are read with them is tried with a few.
+    That examples do not depend on others that are read with them is tried with a few.
 
     Args:
       examples: the source.
 
     Raises:
-      ValueError: here, or when a batch is made, if the source assigns variables or draws
-        random numbers; or if an example is another one when others are read with it.
+      ValueError: here, or when a batch is made, if the source assigns variables, draws
+        random numbers or runs Python code, which is not seen; or if an example is another
+        one when others are read with it.
       InvalidArgumentError: if it does not give one row for each example.
     """
 
@@ -224,12 +224,13 @@ class CheckedExamples(WrappedExamples):
 
     def _traced(self, function: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
         traced = tf.function(function, autograph=False).get_concrete_function(*specs)
-        state = refused_operation(traced.graph, may_call_host=True)
+        state = refused_operation(traced.graph)
         if state is not None:
             raise ValueError(
                 f"{type(self._examples).__name__} uses {state}: an index must mean one "
                 f"example, whatever was read before. Augment by plan.batches(..., "
-                f"map=function), whose seed is repeatable."
+                f"map=function), whose seed is repeatable; read with Python code by "
+                f"tf_bandmf.sampling.IndexedExamples, which compares what comes back."
             )
         return traced
 
