@@ -99,7 +99,8 @@ class WeightsSeal:
         self, entry: int, variables: Sequence[Any]
     ) -> tuple[tf.Tensor, tf.Tensor]:
         state, digest = of_replica(self._states).value(), digest_of(variables)
-        return digest, tf.equal(state[0], 0) | tf.equal(state[entry], digest)
+        parts = tf.unstack(state, 3)
+        return digest, tf.equal(parts[0], 0) | tf.equal(parts[entry], digest)
 
     @tf.autograph.experimental.do_not_convert
     def renew(self, weights: Sequence[Any]) -> Any:
@@ -179,7 +180,7 @@ def digest_of(weights: Sequence[Any]) -> tf.Tensor:
             together = tf.stack(same) if len(same) > 1 else same[0]
             digests.append(_host_digest(together, *constants))
         digest = _host_digest(tf.concat(digests, axis=0), *constants)
-        return tf.reshape(digest, [])
+        return tf.reshape(tf.bitcast(digest, tf.int64), [])
 
 
 def _is_small(value: tf.Tensor) -> bool:
@@ -188,11 +189,10 @@ def _is_small(value: tf.Tensor) -> bool:
 
 
 def _host_digest(value: tf.Tensor, row: tf.Tensor, method: tf.Tensor) -> tf.Tensor:
-    """int64, shape [1]; `row` is the shape [1, -1]."""
+    """Eight bytes, uint8, shape [1, 8]; `row` is the shape [1, -1]."""
     with tf.device("/CPU:0"):
         data = tf.raw_ops.Reshape(tensor=value, shape=row)
-        fingerprint = tf.raw_ops.Fingerprint(data=data, method=method)
-        return tf.raw_ops.Bitcast(input=fingerprint, type=tf.int64)
+        return tf.raw_ops.Fingerprint(data=data, method=method)
 
 
 @shared_function(jit_compile=True, reduce_retracing=False)
