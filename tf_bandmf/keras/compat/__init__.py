@@ -11,7 +11,10 @@ trees of all files for that. Each file says what it is for and what tells that i
     fixed_draws.py     random functions that draw constants, for the self-check
     total_lookups.py   operations that would stop because of a value in the data
     own_gradients.py   what the user's code puts into a backward pass
+    ctc.py             the CTC loss, of operations that end for all values
     vectorizing.py     `tf.vectorized_map` under XLA, and with products that are right
+    quick_tracing.py   what TensorFlow does in Python for each operation that it traces
+    optimizing.py      how often TensorFlow optimizes a step's graph
     replicas.py        what Keras divides and adds up over replicas
     averages.py        the callback that swaps weights for their averages
 """
