@@ -215,6 +215,27 @@ def test_rows_of_a_step_get_the_normals_of_their_part(monkeypatch, count, traces
     np.testing.assert_array_equal(clocks, np.where(is_behind, 0, 2))
 
 
+@pytest.mark.parametrize("count", [1000, 2048, 2200])
+def test_two_parts_that_are_made_as_one_have_the_same_normals(monkeypatch, count):
+    # 1024 rows of three entries and four columns have three blocks of normals.
+    monkeypatch.setattr("tf_bandmf.noise.lazy_tables._STEP_NUMBERS", 12288)
+    rows = np.random.default_rng(0).permutation(2400)[:count].astype("i4")
+
+    def found():
+        jumps = Jumps(_system("inverse", lazy.LinearUpdate()), _STEPS)
+        table = LazyTable(tf.Variable(tf.zeros([2400, 4])), jumps)
+        jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
+        now = jumps.since_release(tf.constant(1))
+        table.bring_up_to_date(tf.constant(rows), now, tf.constant(_KEYS[0]))
+        assert table._rows_of(12288) == 1024
+        return table.weights_of(tf.range(2400)).numpy(), table.memory()
+
+    together = found()
+    monkeypatch.setattr(LazyTable, "_fills_blocks", lambda *_: False)
+    np.testing.assert_array_equal(np.hstack(together), np.hstack(found()))
+    assert np.count_nonzero(together[0]) == 4 * count
+
+
 def test_memory_and_weights_make_the_same_table_again():
     system = _system("inverse", lazy.LinearUpdate(momentum=0.5))
     rate = tf.constant(0.3, tf.float64)

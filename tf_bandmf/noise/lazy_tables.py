@@ -207,10 +207,13 @@ class LazyTable:
             states = _jumped(self.jumps.entries, self._states.sparse_read(own), *jump)
             return self._write(own[:number], states[:number], 2 * jumps.step)
 
-        # Mostly all rows are in the first part: no loop, which is tens of operations.
-        number = tf.minimum(count, together)
-        first = tf.pad(rows[:together], [[0, together - number]])
-        first_written = written(tf.reshape(first, [together]), 0, number)
+        # Mostly all rows are in one part or two: no loop, which is tens of operations.
+        # Two that have whole blocks of normals are made as one, with the same normals.
+        parts = 2 if self.jumps.entries > 1 and self._fills_blocks(together) else 1
+        room = parts * together
+        number = tf.minimum(count, room)
+        first = tf.pad(rows[:room], [[0, room - number]])
+        first_written = written(tf.reshape(first, [room]), 0, number)
 
         @by_itself
         def others() -> tf.Tensor:
@@ -221,10 +224,10 @@ class LazyTable:
                 with tf.control_dependencies(written(padded[i], i, number)):
                     return (i + 1,)
 
-            return _in_parts(part, -(-count // together), 1)
+            return _in_parts(part, -(-count // together), parts)
 
         with tf.control_dependencies(first_written):
-            return tf.cond(count > together, others, lambda: tf.constant(1))
+            return tf.cond(count > room, others, lambda: tf.constant(parts))
 
     def add(
         self, rows: tf.Tensor, sums: tf.Tensor, step: tf.Tensor, rate: tf.Tensor
@@ -300,6 +303,9 @@ class LazyTable:
         """How many rows have so many numbers, about."""
         return max(1, numbers // (self.jumps.entries * self.columns))
 
+    def _fills_blocks(self, rows: int) -> bool:
+        return rows * self.jumps.entries * self.columns % BLOCK == 0
+
     def _jump(
         self, rows: tf.Tensor, part: tf.Tensor, jumps: Window, key: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -316,10 +322,11 @@ class LazyTable:
 
     def _write(self, rows: tf.Tensor, states: tf.Tensor, clock: tf.Tensor) -> list[Any]:
         flat = tf.reshape(states, [-1, self.jumps.entries * self.columns])
+        # Adding to rows, or one clock for all of them, takes TensorFlow longer than copies.
+        clocks = tf.fill([tf.shape(rows)[0]], clock)
         return [
             self._states.scatter_update(tf.IndexedSlices(flat, rows)),
-            # One number for all rows.
-            self._clocks.scatter_update(tf.IndexedSlices(clock, rows)),
+            self._clocks.scatter_update(tf.IndexedSlices(clocks, rows)),
         ]
 
     def __repr__(self) -> str:
