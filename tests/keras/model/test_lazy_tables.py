@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_bandmf
 from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.model.tables import costs_of
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.lazy_tables import Jumps
 
@@ -505,17 +506,37 @@ class Peek(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize(
-    ("rows", "release_every", "expected"),
-    [(1_000, None, False), (2_000_000, None, True), (2_000_000, 1, False)],
+    ("rows", "release_every", "mechanism", "expected"),
+    [
+        (1_000, None, "dp_sgd", False),
+        (2_000_000, None, "dp_sgd", True),
+        # A release draws as many normals as a dense step, and passes over the table less
+        # often; of two entries it draws twice as many.
+        (2_000_000, 1, "dp_sgd", True),
+        (2_000_000, 1, "lambda_cgd", False),
+    ],
 )
-def test_auto_takes_what_costs_less_and_says_so(capsys, rows, release_every, expected):
+def test_auto_takes_what_costs_less_and_says_so(
+    capsys, rows, release_every, mechanism, expected
+):
     ids = keras.Input((LENGTH,), dtype="int32")
     table = keras.layers.Embedding(
         rows, WIDTH, embeddings_initializer="zeros", name="items"
     )
     model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
     settings = {"tables": "auto", "release_every": release_every}
-    model = prepare(model, make_plan(), **settings)
+    model = prepare(model, make_plan(mechanism), **settings)
     model.make_train_function()
     assert bool(model.optimizer.run.tables) == expected
     assert ("items (about" in capsys.readouterr().err) == expected
+
+
+@pytest.mark.parametrize(("rows", "pays"), [(6_000, False), (14_000, True)])
+def test_lazy_noise_pays_from_about_ten_thousand_rows_of_sixteen_columns(rows, pays):
+    ids = keras.Input((4,), dtype="int32")
+    table = keras.layers.Embedding(rows, 16, embeddings_initializer="zeros")
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+    plan = make_plan(batch_size=500, num_examples=20_000)
+    model = prepare(model, plan, tables="auto")
+    dense, lazy = costs_of(model, model.optimizer, table)
+    assert (lazy < dense) == pays

@@ -16,10 +16,11 @@ from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_varia
 from tf_bandmf.keras.run.tables import entries_of, refusal
 
 DENSE, LAZY, AUTO = "dense", "lazy", "auto"
-# What "auto" compares, in nanoseconds of 2 x86 processors (benchmarks/embeddings.py): of a
-# number of a table in a dense step; of one that a lazy step looks up; of one entry of a
-# number's state at a release; and what a lazy step takes beside.
-_DENSE, _LOOKED_UP, _RELEASED, _FIXED = 10.0, 30.0, 13.0, 2e6
+# What "auto" compares, in processor nanoseconds on an x86 machine (one run of
+# benchmarks/embeddings.py --processor-time): of a number of a table in a dense step; of one
+# that a lazy step looks up; of one entry of a number's state at a release; and what a lazy
+# step takes beside. So a table of 16 columns pays from about 10^4 rows on, at 500 x 4 ids.
+_DENSE, _LOOKED_UP, _RELEASED, _FIXED = 15.0, 30.0, 9.0, 1e6
 
 
 def checked(tables: Any) -> str | tuple[str, ...]:
