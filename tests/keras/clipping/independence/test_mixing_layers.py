@@ -198,6 +198,9 @@ REFUSED = {
         tf.numpy_function(lambda a: a - a.mean(0), [x], tf.float32), x.shape
     ),
     "shuffle_without_seed": lambda x: x + tf.random.shuffle(x),
+    "shuffle_in_a_loop": lambda x: (
+        x + tf.map_fn(lambda e: tf.random.shuffle(e), x - tf.reduce_mean(x, 0))
+    ),
     "partition": partitioned,
     "masked": lambda x: x + tf.reduce_mean(tf.boolean_mask(x, x[:, 0, 0] > 0)),
     "unique": lambda x: x * tf.cast(tf.size(tf.unique(x[:, 0, 0])[0]), x.dtype),

@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.graphs.walking import called, has_node
 from tf_bandmf.keras.clipping.forward.passes import Forward, run_forward
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit, find_units
 from tf_bandmf.keras.clipping.forward.taps import CallShape, Spread
@@ -273,14 +274,28 @@ def _refuse_unrepeatable(forward: Forward, operations: Sequence[Any]) -> None:
     """Refuses random numbers without a seed where a layer runs a second time."""
     for position, operation in enumerate(operations):
         unit = forward.log.unit_at(position)
-        if (
-            unit is not None
-            and unit.rule.runs_again
-            and operation.op_def.is_stateful
-            and _STATEFUL_RANDOM.match(operation.type)
-        ):
+        if unit is None or not unit.rule.runs_again:
+            continue
+        kind = _drawn_with(operation)
+        if kind is not None:
             raise UnsupportedModelError(
                 f"Layer {unit.layer.name!r} ({type(unit.layer).__name__}) draws random "
-                f"numbers with {operation.type}, which cannot be repeated. Use "
+                f"numbers with {kind}, which cannot be repeated. Use "
                 "`keras.random` with a `keras.random.SeedGenerator`."
             )
+
+
+def _drawn_with(operation: Any) -> str | None:
+    """What draws without a seed: an operation, or one in functions that it calls."""
+    if operation.op_def.is_stateful and _STATEFUL_RANDOM.match(operation.type):
+        return str(operation.type)
+    found: list[str] = []
+
+    def draws(node: Any) -> bool:
+        if _STATEFUL_RANDOM.match(node.op):
+            found.append(node.op)
+        return bool(found)
+
+    for name, _ in called(operation):
+        has_node(operation.graph, name, draws)
+    return found[0] if found else None
