@@ -307,8 +307,6 @@ class BatchSchedule(abc.ABC):
         # There is nothing to tune; and to stop what tunes takes up to a second.
         options = tf.data.Options()
         options.autotune.enabled = False
-        # And nothing to fuse, which takes longer than to begin.
-        options.experimental_optimization.apply_default_optimizations = False
         return (
             tf.data.Dataset.range(first_step, self.num_steps)
             .map(batch, **parallel)

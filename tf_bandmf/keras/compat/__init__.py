@@ -13,7 +13,6 @@ trees of all files for that. Each file says what it is for and what tells that i
     own_gradients.py   what the user's code puts into a backward pass
     ctc.py             the CTC loss, of operations that end for all values
     vectorizing.py     `tf.vectorized_map` under XLA, and with products that are right
-    quick_tracing.py   what TensorFlow does in Python for each operation that it traces
     optimizing.py      how often TensorFlow optimizes a step's graph
     replicas.py        what Keras divides and adds up over replicas
     averages.py        the callback that swaps weights for their averages

@@ -17,7 +17,6 @@ import keras
 from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import CALL_CONTEXT, global_state
 from tf_bandmf.keras.compat.optimizing import optimized_once
-from tf_bandmf.keras.compat.quick_tracing import quick_tracing
 
 
 def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,21 +29,15 @@ def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
       model: private; the run of its optimizer at the time of a call has the lock.
       function: what Keras made of the training step.
     """
-    is_traced = False
 
     @functools.wraps(function)
     def one_at_a_time(*args: Any, **kwargs: Any) -> Any:
-        nonlocal is_traced
         run = model._private_optimizer().run
         with run.turn:
             if run.tables is not None:
                 run.tables.begin()
-            # What is traced again, for other shapes, takes its time.
-            tracing = contextlib.nullcontext() if is_traced else quick_tracing()
-            with optimized_once(), tracing:
-                found = function(*args, **kwargs)
-            is_traced = True
-            return found
+            with optimized_once():
+                return function(*args, **kwargs)
 
     return one_at_a_time
 

@@ -17,7 +17,6 @@ from tf_bandmf.keras.clipping import (
 )
 from tf_bandmf.keras.compat.keras_objects import all_layers
 from tf_bandmf.keras.compat.optimizing import optimized_once
-from tf_bandmf.keras.compat.quick_tracing import quick_tracing
 from tf_bandmf.keras.model.alone import check_layers_alone
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.guards import announced
@@ -142,7 +141,7 @@ def check_gradients(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
         "itself (once; make_private(..., self_check=False) leaves it out).",
         state.is_quiet,
     )
-    with telling, optimized_once(), quick_tracing():
+    with telling, optimized_once():
         self_check(
             model,
             *made_up(found, _CHECKED_EXAMPLES),

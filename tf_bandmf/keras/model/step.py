@@ -29,7 +29,6 @@ from tf_bandmf.keras.clipping import (
     update_runs_no_host_code,
 )
 from tf_bandmf.keras.compat.keras_objects import is_distributed, loss_tracker
-from tf_bandmf.keras.compat.quick_tracing import shared_constants
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.batch_contents import as_drawn, shares, unwrap_single
 from tf_bandmf.keras.model.guards import announced, in_turn, refuse_other_loops, refused
@@ -85,10 +84,7 @@ class PrivateStep(_Model):
             with run.turn, keeping(run.traces):
                 return self._train_step(data)
         run.traces.refuse_late()
-        telling = announced(
-            "tracing the private training step.", self._training.is_quiet
-        )
-        with telling, shared_constants():
+        with announced("tracing the private training step.", self._training.is_quiet):
             return self._train_step(data)
 
     def _train_step(self, data: Any) -> dict[str, Any]:

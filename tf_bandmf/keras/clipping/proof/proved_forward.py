@@ -20,7 +20,6 @@ from tf_bandmf.keras.clipping.proof.refusals import (
     refuse_stops,
 )
 from tf_bandmf.keras.clipping.tensors import batches
-from tf_bandmf.keras.compat.quick_tracing import own_constants
 from tf_bandmf.keras.compat.seeds import used_generators
 
 
@@ -51,8 +50,7 @@ def proved_forward(
         structure = structure_of(model, variables, data, alone)
         units = find_units(model, variables, structure.alone)
         trace = Trace(batches.tensor_leaves(data))
-        # What is analysed is what the model makes.
-        with used_generators() as generators, own_constants():
+        with used_generators() as generators:
             forward = run_forward(
                 model, variables, units, data, structure.shapes, trace
             )

@@ -29,7 +29,6 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
     reading,
 )
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
-from tf_bandmf.keras.compat.quick_tracing import shared_constants
 from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan
 
 # The norm of a clipped sum of B examples is below this times B times the clip norm,
@@ -266,8 +265,7 @@ def _pass(model: keras.Model, data: Any, clip: Clip) -> tuple[Any, list[Any]]:
         parts = batches.map_tensors(lambda _: next(remaining), data)
         given = clip.parts._replace(clips=tuple(tf.unstack(clips)))
         own = clip._replace(parts=given, scales=tuple(scales))
-        with shared_constants():
-            return _pass_in_graph(model, parts, valid, own)
+        return _pass_in_graph(model, parts, valid, own)
 
     leaves = batches.tensor_leaves(data)
     specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
