@@ -12,11 +12,14 @@ M, WIDTH = 12, 3
 X = np.arange(M * WIDTH, dtype="f4").reshape(M, WIDTH)
 
 
+def make_plan(**settings):
+    settings = {"num_examples": M, "batch_size": 4, "epochs": 2, **settings}
+    return tf_bandmf.plan("identity", epsilon=4, delta=1e-3, **settings)
+
+
 @pytest.fixture
 def plan():
-    return tf_bandmf.plan(
-        "identity", epsilon=4, delta=1e-3, num_examples=M, batch_size=4, epochs=2
-    )
+    return make_plan()
 
 
 @pytest.fixture
@@ -182,16 +185,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.invariant(16)
 def test_a_source_of_ones_own_keeps_no_state(way):
-    unit = {"unit": "one user"} if way == "users" else {}
-    plan = tf_bandmf.plan(
-        "identity",
-        epsilon=4,
-        delta=1e-3,
-        num_examples=M,
-        batch_size=4,
-        epochs=2,
-        **unit,
-    )
+    plan = make_plan(**({"unit": "one user"} if way == "users" else {}))
 
     def batches(source):
         if way == "users":
