@@ -3,6 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tf_bandmf.keras.compat import fixed_draws
 
@@ -52,3 +53,23 @@ def test_a_copy_of_a_function_draws_what_eager_code_draws(name):
     tf.debugging.assert_equal(copy(), expected)
     # Other code goes on drawing.
     assert bool(tf.reduce_any(concrete() != concrete()))
+
+
+def test_loops_and_branches_of_a_copy_stay_functions():
+    def looped(x):
+        condition = lambda i, total: i < 5  # noqa: E731
+        _, found = tf.while_loop(condition, lambda i, t: (i + 1, t + x), [0, 0.0 * x])
+        return tf.cond(x > 0.0, lambda: found, lambda: -found)
+
+    traced = tf.function(looped, autograph=False)
+    concrete = traced.get_concrete_function(tf.TensorSpec([], tf.float32))
+    copy = fixed_draws.FixedCopy(concrete, "copy_with_loops", ())
+    made = context.context().get_function_def("copy_with_loops")
+    kinds = {"StatelessWhile", "StatelessIf"}
+    found = [node for node in made.node_def if node.op in kinds]
+    own = [node for node in concrete.function_def.node_def if node.op in kinds]
+    assert len(found) == len(own) == 2
+    # TensorFlow calls it so: else this would cost, and not save.
+    assert all(fixed_draws._LOWERED in node.attr for node in own)
+    assert not any(fixed_draws._LOWERED in node.attr for node in found)
+    assert [float(copy(tf.constant(x))) for x in (2.0, -2.0)] == [10.0, 10.0]

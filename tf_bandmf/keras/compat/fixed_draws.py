@@ -36,6 +36,8 @@ _DRAWS: dict[str, float | None] = {
 # Control flow, and what makes seeds of seeds.
 _NO_DRAWS = ("StatelessRandomGet", "StatelessIf", "StatelessWhile", "StatelessCase")
 _MINIMUM = 4
+# Has a loop or a branch made a part of the graph, as operations of its own.
+_LOWERED = "_lower_using_switch_merge"
 
 
 def _fill(arguments: dict[str, Any], value: Any, dtype: Any = None) -> tf.Tensor:
@@ -189,7 +191,8 @@ def can_draw_constants(concrete: Any, noted: list[tf.Operation]) -> bool:
 class FixedCopy:
     """A copy of a traced function, to call eagerly a few times.
 
-    It is not optimized before: that would take longer than to run it.
+    It is not optimized before: that would take longer than to run it. Its loops and
+    branches are run as functions, and not made a part of the graph, for the same reason.
 
     Args:
       concrete: a concrete function.
@@ -203,6 +206,8 @@ class FixedCopy:
         definition.CopyFrom(concrete.function_def)
         definition.signature.name = name
         _replace_draws(definition, drawn)
+        for node in definition.node_def:
+            node.attr.pop(_LOWERED, None)
         options = config_pb2.ConfigProto()
         options.graph_options.rewrite_options.disable_meta_optimizer = True
         self._options = options.SerializeToString()

@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_bandmf.graphs.operations import LOOPS
 from tf_bandmf.keras.clipping.forward.eager_traces import Same
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.compat import fixed_draws
@@ -52,6 +53,12 @@ class CheckedPass:
     key: Any
     drawn: tuple[str, ...]
     repeatable: bool
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether it has loops that are not unrolled."""
+        operations = self.concrete.graph.get_operations()
+        return any(op.type in LOOPS for op in operations)
 
     def run(self, constant_draws: bool) -> Callable[..., Any]:
         """The pass as a function of the arguments of `concrete`, to call eagerly.

@@ -120,7 +120,10 @@ def self_check(
             # A pass of its own, which no step can run.
             stack.enter_context(fixed_draws.without_randomness())
             checked = traced_pass(model, *data, **options)
-        references = _references(model, data, scale, options["scales"], tables)
+        gradients = _gradients_alone(model, data, scale, checked)
+        references = _references(
+            model, data, gradients, scale, options["scales"], tables
+        )
         largest = max(
             (norm for norm, _ in references if math.isfinite(norm)), default=0
         )
@@ -297,25 +300,25 @@ def _made_up_scales(model: keras.Model) -> list[tf.Tensor]:
     ]
 
 
-def _references(
-    model: keras.Model,
-    data: Any,
-    scale: float,
-    scales: list[tf.Tensor] | None,
-    tables: Mapping[int, TableReader],
-) -> list[tuple[float, list[Any]]]:
-    """Returns norm and gradients of each example, from a tape on a batch of one.
+def _gradients_alone(
+    model: keras.Model, data: Any, scale: float, checked: kept_pass.CheckedPass
+) -> Callable[[Any], tuple[tf.Tensor, list[Any]]]:
+    """The loss of a batch of one, and its gradients times a scale, by a plain tape.
 
-    Gradients are float64 arrays, those of tables that readers read `TableRows`.
+    It is traced if the model has loops: in eager code a tape records each of their rounds.
+
+    Args:
+      model: the model.
+      data: tensors [B, ...].
+      scale: of the gradients.
+      checked: the model's traced pass.
     """
-    own = trainable_variables(model)
-    variables = [tensorflow_variable(v) for v in own]
+    variables = [tensorflow_variable(v) for v in trainable_variables(model)]
     loss = compiled_loss(model)
-    count = batches.tensor_leaves(data)[0].shape[0]
-    references = []
-    for index in range(count):
-        cut = functools.partial(_slice, index=index)
-        x, y, weight = batches.map_tensors(cut, data)
+
+    def alone(leaves: list[tf.Tensor]) -> tuple[tf.Tensor, list[Any]]:
+        remaining = iter(leaves)
+        x, y, weight = batches.map_tensors(lambda _: next(remaining), data)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             y_pred = run_model(model, x)
@@ -327,6 +330,33 @@ def _references(
             output_gradients=tf.cast(scale, value.dtype),
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )
+        return value, gradients
+
+    if not (checked.repeatable and checked.has_loops):
+        return alone
+    leaves = batches.tensor_leaves(data)
+    specs = [tf.TensorSpec([1, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
+    traced = kept_pass.trace(alone, [specs], checked.key)
+    return traced.run(True) if traced.repeatable else alone
+
+
+def _references(
+    model: keras.Model,
+    data: Any,
+    gradients_alone: Callable[[Any], tuple[tf.Tensor, list[Any]]],
+    scale: float,
+    scales: list[tf.Tensor] | None,
+    tables: Mapping[int, TableReader],
+) -> list[tuple[float, list[Any]]]:
+    """Returns norm and gradients of each example, which is in a batch of one.
+
+    Gradients are float64 arrays, those of tables that readers read `TableRows`.
+    """
+    own = trainable_variables(model)
+    leaves = batches.tensor_leaves(data)
+    references = []
+    for index in range(leaves[0].shape[0]):
+        value, gradients = gradients_alone([leaf[index : index + 1] for leaf in leaves])
         arrays = [
             TableRows.of(g, scale)
             if id(variable) in tables
@@ -345,10 +375,6 @@ def _divided(array: Any, scale: float) -> Any:
     """In float64."""
     found = array.astype(np.float64)
     return found if scale == 1.0 else found / scale
-
-
-def _slice(tensor: tf.Tensor, index: int) -> tf.Tensor:
-    return tensor[index : index + 1]
 
 
 def _compare_sums(
