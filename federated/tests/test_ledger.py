@@ -5,6 +5,8 @@ import dataclasses
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 
@@ -248,6 +250,26 @@ def test_another_run_a_second_program_and_open_files_are_refused(path):
         Ledger(path, RUN)
 
 
+def test_another_process_neither_reads_nor_writes_an_open_file(path):
+    program = (
+        "import sqlite3, sys\n"
+        "try: sqlite3.connect(sys.argv[1], timeout=0).execute(sys.argv[2])\n"
+        "except sqlite3.OperationalError as error: print(error)"
+    )
+
+    def found(statement):
+        command = [sys.executable, "-c", program, path, statement]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+    statements = ("SELECT * FROM entries", "DELETE FROM entries")
+    for _ in range(2):  # a new file, and one that is only read
+        with Ledger(path, RUN):
+            with pytest.raises(BlockingIOError):
+                Ledger(path, RUN)  # which does not end the lock of the first
+            assert [found(one) for one in statements] == 2 * ["database is locked"]
+    assert found(statements[0]) == ""  # the control
+
+
 def connecting(statement):
     """`sqlite3.connect` that runs a statement on each new connection."""
     real = sqlite3.connect
@@ -267,7 +289,7 @@ def test_a_file_that_another_program_has_locked_is_not_called_damaged(
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     monkeypatch.setattr(sqlite3, "connect", connecting("PRAGMA busy_timeout = 10"))
-    with pytest.raises(OSError, match="cannot be used now"):
+    with pytest.raises(BlockingIOError, match="Another program"):
         Ledger(path, RUN)
     other.execute("ROLLBACK")
     other.close()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from tf_bandmf.accounting.checks import check_positive
 from tf_bandmf.sampling.random_bits import random_words
 
 Names = tuple[str, ...]
@@ -113,10 +114,7 @@ class Diurnal(Availability):
     spread: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.rounds_per_day) and self.rounds_per_day > 0):
-            raise ValueError(
-                f"rounds_per_day must be finite and > 0, found {self.rounds_per_day}."
-            )
+        check_positive("rounds_per_day", self.rounds_per_day)
         if not (0.0 < self.peak <= 1.0 and 0.0 <= self.trough <= self.peak):
             raise ValueError(
                 f"peak must be in (0, 1] and trough in [0, peak], found "

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tf_bandmf_federated.tags import NEVER
+from tf_bandmf_federated.eligibility import NEVER
 
 
 def tagged_client_work(

@@ -145,8 +145,8 @@ class AvailableCohorts:
         content = json.loads(bytes(buffer))
         if content.get("format") != _FORMAT:
             raise ValueError(
-                f"These bytes are no cohorts of format {_FORMAT!r}. A run of an earlier "
-                f"version is finished with that version."
+                f"These bytes are no cohorts of format {_FORMAT!r}: a run is finished "
+                f"with the version that began it."
             )
         found = copy.copy(self)
         found.round_number, found.cohort = content["round"], ()
@@ -158,13 +158,7 @@ class AvailableCohorts:
     def _free(self, names: Sequence[str]) -> list[str]:
         """Those who may take part in this round."""
         last_rounds, counts = self._ledger.records(names, self.round_number).T
-        may = may_take_part(
-            last_rounds,
-            counts,
-            self.round_number,
-            self._participation.min_separation,
-            self._participation.max_participations,
-        )
+        may = may_take_part(last_rounds, counts, self.round_number, self._participation)
         return [name for name, is_free in zip(names, may) if is_free]
 
     def _found(self, present: Sequence[str], target: int) -> tuple[list[str], int]:

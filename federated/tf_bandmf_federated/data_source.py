@@ -22,12 +22,13 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf import Plan
-from tf_bandmf.participation.checks import positive_int
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.sampling.random_bits import SEED_BYTES
 from tf_bandmf_federated.availability import Always, Availability, as_availability
+from tf_bandmf_federated.eligibility import NEVER
 from tf_bandmf_federated.min_sep_iterator import MinSepIterator
 from tf_bandmf_federated.plan_checks import check_plan
-from tf_bandmf_federated.tags import NEVER, tag_dataset
+from tf_bandmf_federated.tags import tag_dataset
 
 _SHORTAGES = ("error", "fewer")
 
@@ -128,7 +129,7 @@ class MinSepDataSource(tff.program.FederatedDataSource):
         """
         n = self.plan.num_steps if num_rounds is None else num_rounds
         check_plan(self.plan, n)
-        size = positive_int("clients_per_round", clients_per_round)
+        size = whole_number("clients_per_round", clients_per_round)
         b = min(self.participation.min_separation, n)
         k = self.participation.participations(n)
         needed = max(size * b, -(-size * n // k))
@@ -198,6 +199,5 @@ def _clients(
 
 
 def _seed_bytes(seed: int) -> bytes:
-    if isinstance(seed, bool) or int(seed) != seed or seed < 0:
-        raise ValueError(f"seed must be a whole number >= 0, found {seed!r}.")
-    return hashlib.sha256(b"tf-bandmf cohorts %d" % int(seed)).digest()
+    number = whole_number("seed", seed, least=0)
+    return hashlib.sha256(b"tf-bandmf cohorts %d" % number).digest()

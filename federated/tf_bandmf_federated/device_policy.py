@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from typing import TYPE_CHECKING, Any
 
-from tf_bandmf_federated.eligibility import NEVER, may_take_part
+from tf_bandmf.accounting.checks import check_positive, whole_number
+from tf_bandmf_federated.eligibility import contradicts_itself, may_take_part
 
 if TYPE_CHECKING:
     from tf_bandmf import Plan
@@ -42,15 +42,8 @@ class DevicePolicy:
 
     def __post_init__(self) -> None:
         for name in ("num_rounds", "min_separation", "max_participations"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"{name} must be a whole number >= 1, found {value!r}."
-                )
-        if not (math.isfinite(self.l2_norm_clip) and self.l2_norm_clip > 0):
-            raise ValueError(
-                f"l2_norm_clip must be finite and > 0, found {self.l2_norm_clip}."
-            )
+            whole_number(name, getattr(self, name))
+        check_positive("l2_norm_clip", self.l2_norm_clip)
         if len(self.plan) != 64 or not set(self.plan) <= set("0123456789abcdef"):
             raise ValueError(f"plan must be a plan's fingerprint, found {self.plan!r}.")
 
@@ -84,15 +77,14 @@ class DevicePolicy:
         """
         if not 0 <= round_number < self.num_rounds:
             return f"round {round_number} is not one of the plan's {self.num_rounds}"
-        if (last_round == NEVER) != (participations == 0) or last_round < NEVER:
+        if contradicts_itself(last_round, participations):
             return "the device's record contradicts itself"
         if participations >= self.max_participations:
             return f"it took part {participations} times, the most there is"
-        b, k = self.min_separation, self.max_participations
-        if not may_take_part(last_round, participations, round_number, b, k):
+        if not may_take_part(last_round, participations, round_number, self):
             return (
                 f"it took part in round {last_round}, and round {round_number} is less "
-                f"than {b} later"
+                f"than {self.min_separation} later"
             )
         return None
 

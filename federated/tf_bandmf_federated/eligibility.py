@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tf_bandmf import MinSep
+    from tf_bandmf_federated.device_policy import DevicePolicy
 
 NEVER = -1  # last round of a device that did not take part yet
 
 
 def may_take_part(
-    last_rounds: np.ndarray | int,
-    participations: np.ndarray | int,
-    round_number: int,
-    min_separation: int,
-    max_participations: int | None,
-) -> np.ndarray:
+    last_rounds: Any,
+    participations: Any,
+    round_number: Any,
+    limits: MinSep | DevicePolicy,
+) -> Any:
     """Whether devices may contribute in a round (arXiv:2306.08153, section 3).
 
     Two participations i < j of one device have j - i >= b, and there are at most k.
 
     Args:
-      last_rounds: of each, from 0; `NEVER` before the first time.
+      last_rounds: of each, from 0; `NEVER` before the first time. A number, an array or
+        a tensor, as the others.
       participations: of each, before this round.
       round_number: from 0.
-      min_separation: b.
-      max_participations: k, or None for no limit but the separation's.
+      limits: b, and k or None for no limit but the separation's.
 
     Returns:
       bool, of the shape of `last_rounds`. A last round at or after this one: no.
     """
-    last_rounds, participations = np.asarray(last_rounds), np.asarray(participations)
-    free = (last_rounds == NEVER) | (round_number - last_rounds >= min_separation)
-    if max_participations is None:
+    since = round_number - last_rounds
+    free = (last_rounds <= NEVER) | (since >= limits.min_separation)
+    if limits.max_participations is None:
         return free
-    return free & (participations < max_participations)
+    return free & (participations < limits.max_participations)
+
+
+def contradicts_itself(last_round: Any, participations: Any) -> Any:
+    """Whether no device has this record: it took part exactly if there is a last time."""
+    # Not `==`, which compares identities of tensors in TFF's graphs.
+    is_unknown = (last_round < NEVER) | (participations < 0)
+    return is_unknown | ((last_round > NEVER) ^ (participations > 0))

@@ -7,7 +7,7 @@ import concurrent.futures
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 BLOCK = 1 << 15  # numbers that NumPy works on at a time
@@ -47,21 +47,13 @@ def in_chunks(
 
 def in_threads(work: Callable[[S], T], items: Iterable[S]) -> list[T]:
     """`work(item)` of each, by a few threads; results in order. No item needs another."""
+    return list(ahead(work, items))
+
+
+def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None]:
+    """As `in_threads`, one after the other: a few results are made before they are read."""
     items = list(items)
     if len(items) < 2 or _THREADS < 2:
-        return [work(item) for item in items]
-    begun = [_pool(_THREADS).submit(work, item) for item in items]
-    try:
-        return [one.result() for one in begun]
-    finally:
-        for one in begun:
-            one.cancel()
-        concurrent.futures.wait(begun)  # nothing goes on behind an error
-
-
-def ahead(work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
-    """As `in_threads`, one after the other: a few results are made before they are read."""
-    if _THREADS < 2:
         yield from map(work, items)
         return
     begun: collections.deque[concurrent.futures.Future[T]] = collections.deque()
@@ -73,7 +65,9 @@ def ahead(work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
         while begun:
             yield begun.popleft().result()
     finally:
-        concurrent.futures.wait(begun)
+        for one in begun:
+            one.cancel()
+        concurrent.futures.wait(begun)  # nothing goes on behind an error
 
 
 def _together(

@@ -14,8 +14,8 @@ on the disk before the call returns. Two tables:
 |---|---|
 | `run` | the first one: plan's fingerprint, model and settings of the process |
 | `initial` | digest of the state before round 0 |
-| `started` | round, key id, digests of cohort and state, drawn, counts, version; names |
-| `again` | round, which was begun before, with the same cohort and state; version |
+| `started` | round, key id, digests of cohort and state, version |
+| | the first time also drawn, counts, and names of the cohort |
 | `result` | round, digest of the state after it |
 | `skipped` | round, reason |
 | `releasing` | round, digest of the model that leaves now |
@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -50,10 +49,12 @@ from tf_bandmf.noise import digests
 from tf_bandmf_federated import participations
 from tf_bandmf_federated.accounting import MeasuredParticipation
 
-_FORMAT = "tf-bandmf-federated ledger 5"
+_FORMAT = "tf-bandmf-federated ledger 6"
 _BEFORE_FIRST = "0" * 64
-# A transaction is on the disk when it ends. Nobody else has the file, for it is locked: so
-# the journal needs no shared memory.
+_WAIT = 1.0  # seconds for another connection to end
+# A transaction is on the disk when it ends. The connection locks the file, from its first
+# look until it is closed, also against others of this process: so the journal needs no
+# shared memory.
 _PRAGMAS = (
     "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
@@ -82,8 +83,7 @@ class RoundRecord:
       is_released: whether everything that is released after the round was released.
       skipped_because: why its result was discarded, or None.
       starts: how often the round was begun.
-      digest_version: of the digest that bound its noise when it was last begun; entries
-        from before the second version have none.
+      digest_version: of the digest that bound its noise when it was last begun.
     """
 
     round_number: int
@@ -100,7 +100,7 @@ class RoundRecord:
 
 
 class Ledger:
-    """The write-ahead record of one run; a context manager that holds the file's lock.
+    """The write-ahead record of one run; a context manager that locks the file.
 
     Args:
       path: of the file; it is created if it does not exist.
@@ -120,27 +120,26 @@ class Ledger:
     def __init__(self, path: str, run: dict[str, Any]) -> None:
         self._path = path
         self._owner = os.getpid()
-        # SQLite gives its journal the mode of this file.
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        # Only a new file is opened here: closing one that is open would end its locks.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+        private_files.check_mode(path)  # which SQLite gives its journal, too
+        self._digest = _BEFORE_FIRST
+        self._rounds: dict[int, RoundRecord] = {}
+        self._counts: dict[int, participations.SealedCounts] = {}
+        self.initial_digest: str | None = None
         self._database: sqlite3.Connection | None = None
         try:
-            self._lock()
-            private_files.check_mode(path)
-            self._digest = _BEFORE_FIRST
-            self._rounds: dict[int, RoundRecord] = {}
-            self._counts: dict[int, participations.SealedCounts] = {}
-            self.initial_digest: str | None = None
-            try:
-                self._database = sqlite3.connect(path, isolation_level=None)
-                self._read(run)
-            except sqlite3.DatabaseError as error:
-                is_other = isinstance(error, sqlite3.OperationalError)
-                if is_other and "no such" not in str(error):  # table, column
-                    raise self._unusable(error) from error
-                raise ValueError(self._damaged(str(error))) from error
-        except BaseException:
+            self._database = sqlite3.connect(path, _WAIT, isolation_level=None)
+            self._read(run)
+        except BaseException as error:
             self.close()
-            raise
+            if not isinstance(error, sqlite3.DatabaseError):
+                raise
+            is_other = isinstance(error, sqlite3.OperationalError)
+            if is_other and "no such" not in str(error):  # table, column
+                raise self._unusable(error) from error
+            raise ValueError(self._damaged(str(error))) from error
 
     def __enter__(self) -> Ledger:
         return self
@@ -149,15 +148,10 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection and the lock. A forked process leaves both."""
-        if os.getpid() != self._owner:
-            return
-        if self._database is not None:
+        """Ends the connection, and its lock. A forked process leaves both."""
+        if os.getpid() == self._owner and self._database is not None:
             self._database.close()
             self._database = None
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
     @property
     def rounds(self) -> dict[int, RoundRecord]:
@@ -222,23 +216,15 @@ class Ledger:
             key_id=key_id,
             cohort_digest=cohort_digest,
             state_digest=state_digest,
-            drawn=draw(),
             digest_version=digests.VERSION,
         )
         if round_number in self._rounds:
-            self._take({**entry, "counts": None})  # raises unless all is the same
-            self._write(
-                {
-                    "entry": "again",
-                    "round": round_number,
-                    "digest_version": digests.VERSION,
-                }
-            )
+            self._append(**entry)  # raises unless all is the same
             return
         before = self._counts_of(round_number - 1)
         with self._transaction() as database:
             counts = participations.added(database, before, cohort, round_number)
-        entry["counts"] = dataclasses.astuple(counts)
+        entry.update(drawn=draw(), counts=dataclasses.astuple(counts))
         self._take(entry)
         self._write(entry, cohort)
 
@@ -281,9 +267,11 @@ class Ledger:
         self._take(entry)  # first: a contradiction is not written
         self._write(entry)
 
-    def _write(self, entry: dict[str, Any], cohort: tuple[str, ...] = ()) -> None:
+    def _write(
+        self, entry: dict[str, Any], cohort: tuple[str, ...] | None = None
+    ) -> None:
         text = json.dumps(entry, separators=(",", ":"))
-        names = json.dumps(cohort) if entry["entry"] == "started" else None
+        names = None if cohort is None else json.dumps(cohort)
         digest = _chained(self._digest, text, names)
         with self._transaction() as database:
             database.execute(
@@ -292,7 +280,7 @@ class Ledger:
             )
             database.executemany(
                 "INSERT INTO participations VALUES (?, ?)",
-                [(name, entry["round"]) for name in cohort],
+                [(name, entry["round"]) for name in cohort or ()],
             )
         self._digest = digest
 
@@ -317,20 +305,15 @@ class Ledger:
             raise
 
     def _unusable(self, error: sqlite3.Error) -> OSError:
-        return OSError(
-            f"{self._path} cannot be used now ({error}): another program has it open, "
-            f"the disk is full, or nobody may write there. Nothing was begun or released "
-            f"by this. Mend it, and call again."
-        )
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BlockingIOError(
+        if "locked" in str(error):
+            return BlockingIOError(
                 f"Another program has {self._path} open. Two programs of one run would "
                 f"spend more than its plan; end the other one first."
-            ) from error
+            )
+        return OSError(
+            f"{self._path} cannot be used now ({error}): the disk is full, or nobody may "
+            f"write there. Nothing was begun or released by this. Mend it, and call again."
+        )
 
     def _read(self, run: dict[str, Any]) -> None:
         assert self._database is not None
@@ -401,8 +384,8 @@ class Ledger:
                 entry["key_id"],
                 entry["cohort_digest"],
                 entry["state_digest"],
-                entry["drawn"],
-                digest_version=entry.get("digest_version", 1),
+                entry.get("drawn", ""),  # again, the same number
+                digest_version=entry["digest_version"],
             )
             self._rounds[number] = self._started(known, record)
             if known is None:
@@ -410,12 +393,6 @@ class Ledger:
             return
         if known is None:
             raise ValueError(f"Round {number} was not begun: it cannot be {kind}.")
-        if kind == "again":
-            again = dataclasses.replace(
-                known, digest_version=entry.get("digest_version", 1)
-            )
-            self._rounds[number] = self._started(known, again)
-            return
         if kind == "skipped":
             known = dataclasses.replace(known, skipped_because=entry["reason"])
         elif kind == "result":

@@ -52,11 +52,7 @@ class ParticipationTable:
         records = np.array([self._record_of(name) for name in self._names], np.int64)
         last_rounds, participations = records.reshape(-1, 2).T
         return may_take_part(
-            last_rounds,
-            participations,
-            round_number,
-            self._participation.min_separation,
-            self._participation.max_participations,
+            last_rounds, participations, round_number, self._participation
         )
 
     def cohort(self, round_number: int, names: Sequence[str]) -> Cohort:
@@ -94,8 +90,7 @@ class ParticipationTable:
     def load_config(self, config: dict[str, Any]) -> None:
         """Takes over what `to_config` gave, of a table with any names."""
         self._records = {
-            name: (int(last), int(count))
-            for name, (last, count) in config["clients"].items()
+            name: (last, count) for name, (last, count) in config["clients"].items()
         }
         counts = [count for _, count in self._records.values()]
         gap, most = config["smallest_gap"], max(counts, default=0)

@@ -11,18 +11,23 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from tf_bandmf_federated.accounting import Counts
-from tf_bandmf_federated.eligibility import NEVER
 
 TABLE = """
 CREATE TABLE participations (
     device TEXT NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (device, round)
 ) WITHOUT ROWID;
 """
+# Last round, or `NEVER`, and number of participations of each name, before a round.
 _RECORDS = """
 SELECT
-    (SELECT max(round) FROM participations WHERE device = value AND round < ?1),
+    (SELECT ifnull(max(round), -1) FROM participations WHERE device = value AND round < ?1),
     (SELECT count(*) FROM participations WHERE device = value AND round < ?1)
 FROM json_each(?2)
+"""
+# Each participation, with the same of its device before it.
+_HISTORIES = """
+SELECT device, round, lag(round, 1, -1) OVER earlier, row_number() OVER earlier - 1
+FROM participations WINDOW earlier AS (PARTITION BY device ORDER BY round)
 """
 
 
@@ -52,8 +57,7 @@ def records(
       int64, shape [names, 2]: last round, `NEVER` for none, and participations.
     """
     rows = database.execute(_RECORDS, [round_number, json.dumps(list(names))])
-    found = [(NEVER if last is None else last, count) for last, count in rows]
-    return np.array(found, np.int64).reshape(-1, 2)
+    return np.array(rows.fetchall(), np.int64).reshape(-1, 2)
 
 
 def added(
@@ -71,11 +75,7 @@ def added(
 
 def counted(database: sqlite3.Connection) -> SealedCounts:
     """The counts of all rows that are there."""
-    counts, before, count, last = SealedCounts(), None, 0, NEVER
-    query = "SELECT device, round FROM participations ORDER BY device, round"
-    for device, number in database.execute(query):
-        if device != before:
-            before, count, last = device, 0, NEVER
-        counts.add(device, number, last, count)
-        count, last = count + 1, number
+    counts = SealedCounts()
+    for row in database.execute(_HISTORIES):
+        counts.add(*row)
     return counts

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from tf_bandmf import MinSep, Plan
+from tf_bandmf.accounting.checks import check_positive
 
 
 def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
@@ -58,11 +57,8 @@ def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
             "clients_per_round is missing: the noisy sum is divided by this public "
             "constant, never by the number of clients that came."
         )
+    check_positive("clients_per_round", clients_per_round)
     value = float(clients_per_round)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(
-            f"clients_per_round must be finite and > 0, found {clients_per_round!r}."
-        )
     if stated is not None and value != float(stated):
         raise ValueError(
             f"clients_per_round = {value:g} is not the plan's batch size {stated:g}. "

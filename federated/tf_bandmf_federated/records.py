@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf import MinSep
-from tf_bandmf_federated.tags import NEVER
+from tf_bandmf_federated.eligibility import contradicts_itself, may_take_part
 
 
 def check_zeroing_norm(zeroing_norm: float | None, l2_norm_clip: float) -> None:
@@ -38,14 +38,8 @@ def is_early(
       numbers that no record has, such as a last round of -5.
     """
     last, count = tf.cast(tags["last_round"], tf.int64), tags["participations"]
-    too_soon = (last >= 0) & (round_number - last < participation.min_separation)
-    # Not `==`, which compares identities in TFF's graphs.
-    has_no_round, has_no_count = tf.equal(last, NEVER), tf.equal(count, 0)
-    impossible = (last < NEVER) | (count < 0) | (has_no_round ^ has_no_count)
-    limit = participation.max_participations
-    if limit is None:
-        return too_soon | impossible
-    return too_soon | impossible | (count >= limit)
+    may = may_take_part(last, count, round_number, participation)
+    return contradicts_itself(last, count) | ~may
 
 
 def check_round(tags: collections.OrderedDict, round_number: tf.Tensor) -> tf.Operation:

@@ -13,6 +13,7 @@ updates. Mode 0600.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable
@@ -20,12 +21,12 @@ from collections.abc import Callable
 import numpy as np
 
 from tf_bandmf.files import private as private_files
+from tf_bandmf_federated.large_vectors import ahead
 
 _STEP_BYTES, _DIGEST_BYTES, _HEAD_BYTES = 8, 32, 64
 # Slots more than the buffer needs: the last update may be torn, and the saved state that
 # a program goes on from may be a round behind.
 _SPARE = 2
-_AT_ONCE = 4
 
 
 class RingFile:
@@ -94,18 +95,16 @@ class RingFile:
         with open(self._path, "rb") as file:
             last = self._last_whole(file.fileno(), key_id, end)
             wanted = range(max(0, last - self.num_updates + 1), last + 1)
-            with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-                # A few at a time: all of them may be many gigabytes.
-                for begin in range(0, len(wanted), _AT_ONCE):
-                    steps = wanted[begin : begin + _AT_ONCE]
-                    updates = pool.map(
-                        lambda step: self._read(file.fileno(), key_id(step), step),
-                        steps,
-                    )
-                    for step, update in zip(steps, updates):
-                        if update is None:
-                            return 0
-                        apply(step, update)
+
+            def read(step: int) -> np.ndarray | None:
+                return self._read(file.fileno(), key_id(step), step)
+
+            # A few at a time: all of them may be many gigabytes.
+            with contextlib.closing(ahead(read, wanted)) as updates:
+                for step, update in zip(wanted, updates):
+                    if update is None:
+                        return 0
+                    apply(step, update)
         return last + 1
 
     def _last_whole(

@@ -8,14 +8,16 @@ nothing of ledgers.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tf_bandmf.noise import digests
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.digests import digest_of
 from tf_bandmf_federated.ledger import Ledger, RoundRecord, is_same
+
+if TYPE_CHECKING:
+    from tf_bandmf_federated.running import Run
 
 
 class Cohorts(Protocol):
@@ -107,32 +109,19 @@ class ProgramState(NamedTuple):
     data_iterator: Any
 
 
-@dataclasses.dataclass(frozen=True)
 class Rounds:
     """The rounds of a run.
 
-    Attributes:
-      engine: that runs them.
+    Args:
+      run: what it is made of.
       ledger: open.
       states: where they are saved.
-      clients_per_round: to select, or None for the plan's.
-      may_replay: whether an interrupted round may be repeated.
-      models: gets the weights, or None.
-      release_every: rounds from one model that is released to the next.
-      total_rounds: after which a model is always released.
-      metrics: gets the metrics of rounds that have a result, or None.
     """
 
-    engine: Engine
-    ledger: Ledger
-    states: States
-    clients_per_round: int | None
-    may_replay: bool
-    models: Releasing | None
-    release_every: int
-    total_rounds: int
-    metrics: Releasing | None
-    _last_digest: list[Any] = dataclasses.field(default_factory=list)
+    def __init__(self, run: Run, ledger: Ledger, states: States) -> None:
+        self.run, self.engine = run, run.engine
+        self.ledger, self.states = ledger, states
+        self._last_digest: list[Any] = []
 
     def round_number(self, state: ProgramState) -> int:
         return self.engine.round_number(state.state)
@@ -211,15 +200,15 @@ class Rounds:
         known = self.ledger.rounds.get(number)
         if known is not None and known.skipped_because is not None:
             return await self._skip(state, known, known.skipped_because)
-        if known is not None and not self.may_replay:
+        if known is not None and self.run.interrupted_round == "skip":
             return await self._skip(state, known, "interrupted")
         _check_version(known)
         iterator = copy.deepcopy(state.data_iterator)
         if known is None:
-            data = iterator.select(self.clients_per_round)
+            data = iterator.select(self.run.clients_per_round)
         else:
             cohort = self.ledger.cohort(number)
-            data = iterator.select_again(cohort, self.clients_per_round)
+            data = iterator.select_again(cohort, self.run.clients_per_round)
         names = list(iterator.cohort)
         record = RoundRecord(
             round_number=number,
@@ -281,17 +270,17 @@ class Rounds:
         """
         rounds_done = self.round_number(state)
         known = self.ledger.rounds[rounds_done - 1]
-        if self.metrics is not None and known.skipped_because is None:
-            await self.metrics.release(state.metrics, key=rounds_done)
-        is_last = rounds_done == self.total_rounds
-        is_due = is_last or rounds_done % self.release_every == 0
-        if self.models is not None and is_due:
+        if self.run.metrics is not None and known.skipped_because is None:
+            await self.run.metrics.release(state.metrics, key=rounds_done)
+        is_last = rounds_done == self.run.num_rounds
+        is_due = is_last or rounds_done % self.run.release_every == 0
+        if self.run.models is not None and is_due:
             weights = await self.engine.weights(state.state)
             digest = digest_of(weights)
             if known.release_digest is None:
                 self.ledger.releasing(rounds_done - 1, digest)
             if known.release_digest in (None, digest):
-                await self.models.release(weights, key=rounds_done)
+                await self.run.models.release(weights, key=rounds_done)
         self.ledger.released(rounds_done - 1)
 
     def _key_id(self, state: ProgramState) -> int:

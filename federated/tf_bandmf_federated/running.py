@@ -23,7 +23,6 @@ from tf_bandmf_federated.state_files import StateFiles
 
 # No names that Flower puts into the bundle it sends to every node.
 LEDGER_FILE, STATES_FOLDER = "ledger.sqlite3", "states"
-_EARLIER_LEDGER = "ledger.jsonl"
 _RESTARTS = ("replay", "skip")
 
 
@@ -74,6 +73,11 @@ class Run:
         if self.total_rounds is not None:
             check_plan(self.plan, positive_int("total_rounds", self.total_rounds))
 
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the whole run, over all restarts; a model is released at their end."""
+        return self.plan.num_steps if self.total_rounds is None else self.total_rounds
+
     async def finish(self) -> tuple[ProgramState, MeasuredParticipation]:
         """Runs what is left.
 
@@ -86,33 +90,15 @@ class Run:
           ValueError: if its files are damaged, missing, or of another run; if more
             rounds were begun than `total_rounds`. What a round raises is passed on.
         """
-        total = self.plan.num_steps if self.total_rounds is None else self.total_rounds
-        folder = self.private_dir
+        total, folder = self.num_rounds, self.private_dir
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        if os.path.exists(os.path.join(folder, _EARLIER_LEDGER)):
-            raise ValueError(
-                f"{folder} is of an earlier version ({_EARLIER_LEDGER}), whose sums and "
-                f"ledger were others. Finish that run with the version that began it; or "
-                f"begin a new one in another folder, with a privacy budget of its own, "
-                f"which adds to what this one spent."
-            )
         made_for = {"plan": self.plan.fingerprint, **self.settings}
         with Ledger(os.path.join(folder, LEDGER_FILE), made_for) as ledger:
             private_files.remove_unfinished(folder)
             states = self.states(os.path.join(folder, STATES_FOLDER))
             self._keep_noise(is_new=not ledger.rounds)
             first = await self.first(ledger)
-            program = Rounds(
-                engine=self.engine,
-                ledger=ledger,
-                states=states,
-                clients_per_round=self.clients_per_round,
-                may_replay=self.interrupted_round == "replay",
-                models=self.models,
-                release_every=self.release_every,
-                total_rounds=total,
-                metrics=self.metrics,
-            )
+            program = Rounds(self, ledger, states)
             if len(ledger.rounds) > total:
                 raise ValueError(
                     f"The ledger says that {len(ledger.rounds)} rounds were begun, more "

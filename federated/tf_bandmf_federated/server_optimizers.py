@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
+from tf_bandmf.accounting.checks import check_nonnegative, check_positive
 from tf_bandmf_federated.large_vectors import in_chunks
 
 Arrays = list[np.ndarray]
@@ -35,14 +35,10 @@ class ServerOptimizer(abc.ABC):
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ValueError(
-                    f"{field.name} must be finite and >= 0, found {value}."
-                )
+            check_nonnegative(field.name, value)
             if field.name.startswith(("beta", "momentum")) and value >= 1.0:
                 raise ValueError(f"{field.name} must be below 1, found {value}.")
-        if self.learning_rate <= 0.0:
-            raise ValueError(f"learning_rate must be > 0, found {self.learning_rate}.")
+        check_positive("learning_rate", self.learning_rate)
 
     def initial_state(self, weights: Sequence[np.ndarray]) -> list[Arrays]:
         """`slots` lists of arrays of the weights' shapes."""

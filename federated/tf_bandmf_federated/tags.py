@@ -17,7 +17,7 @@ import operator
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf_federated.eligibility import NEVER
+from tf_bandmf_federated.eligibility import contradicts_itself
 
 # What a client hands to the aggregator with its update. `present`: it has data at all;
 # `finite`: its update was finite.
@@ -51,7 +51,7 @@ def tag_dataset(
     last = _whole("last_round", last_round)
     count = _whole("participations", participations)
     now = _whole("round_number", round_number)
-    if last < NEVER or count < 0 or (last == NEVER) != (count == 0):
+    if contradicts_itself(last, count):
         raise ValueError(
             f"last_round must be -1 and participations 0, or last_round >= 0 and "
             f"participations >= 1; found {last_round} and {participations}."
