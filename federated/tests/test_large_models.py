@@ -32,9 +32,9 @@ def test_without_memory_a_stateless_mechanism_is_chosen_and_its_cost_said(caplog
     (message,) = ours(caplog)
     wanted = without_a_limit()
     assert wanted.strategy.memory_vectors > 0
-    kept = f"{wanted.strategy.memory_vectors} vectors"
-    assert f"{wanted.choice.mechanism} would keep {kept}" in message
-    assert f"Instead: {plan.choice.mechanism}, which keeps 0 vectors (0 GB)" in message
+    assert message.startswith(f"{wanted.choice.mechanism} does not fit into 0.4 GB. ")
+    assert f"keeps {wanted.strategy.memory_vectors} vectors of 100,000,000" in message
+    assert f"Instead: {plan.choice.mechanism}. Noise keeps 0 vectors" in message
     more = plan.rmse() / wanted.rmse() - 1.0
     assert more > 0.0 and f"({100.0 * more:.1f}% more)" in message
 
@@ -49,9 +49,9 @@ def test_with_memory_it_is_the_plan_without_a_limit(caplog):
 def test_wrong_arguments():
     with pytest.raises(TypeError, match="chooses mechanism itself"):
         plan_that_fits(D, mechanism="bsr", **BUDGET)
-    with pytest.raises(ValueError, match="num_parameters must be >= 1, found 0"):
+    with pytest.raises(ValueError, match=r"num_parameters must be .* >= 1, found 0"):
         plan_that_fits(0, **BUDGET)
-    with pytest.raises(ValueError, match="memory_bytes must be >= 0, found -1"):
+    with pytest.raises(ValueError, match=r"memory_bytes must be .* >= 0, found -1"):
         plan_that_fits(D, memory_bytes=-1, **BUDGET)
 
 

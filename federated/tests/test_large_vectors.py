@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 from killing import in_a_child
 
@@ -23,10 +24,18 @@ def threads(request, monkeypatch):
 def test_every_number_comes_once_and_in_order(threads, chunk, monkeypatch):
     monkeypatch.setattr(large_vectors, "_CHUNK", chunk)
     sizes = [3, 0, 9, 1, 1, 1, 20]
-    found = in_chunks(sizes, lambda i, start, end: [(i, k) for k in range(start, end)])
-    for number, (size, parts) in enumerate(zip(sizes, found)):
-        assert len(parts) == -(-size // chunk)
-        assert list(itertools.chain(*parts)) == [(number, k) for k in range(size)]
+    numbers = [np.arange(size) + 100 * i for i, size in enumerate(sizes)]
+    results = [np.zeros([size, 1]) for size in sizes]
+
+    def work(part, out):
+        out[:] = -part
+        return part.tolist()
+
+    found = in_chunks(work, numbers, results)
+    assert len(found) == sum(-(-size // chunk) for size in sizes)
+    assert list(itertools.chain(*found)) == np.concatenate(numbers).tolist()
+    for array, result in zip(numbers, results):
+        np.testing.assert_array_equal(result[:, 0], -array)
 
 
 def test_small_vectors_are_put_together(monkeypatch):
@@ -40,8 +49,8 @@ def test_small_vectors_are_put_together(monkeypatch):
             work(item) for item in items if begun.append(item) is None
         ],
     )
-    in_chunks([4, 4, 4, 25, 1], lambda i, start, end: None)
-    sizes = [sum(end - start for _, start, end in some) for some in begun]
+    in_chunks(lambda part: None, [np.zeros(size) for size in (4, 4, 4, 25, 1)])
+    sizes = [sum(part.stop - part.start for _, part in some) for some in begun]
     assert sizes == [8, 4, 10, 10, 6]
 
 

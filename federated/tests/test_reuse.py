@@ -6,15 +6,13 @@ import shutil
 
 import numpy as np
 import pytest
-from simulated import SimulatedDevices
+from simulated import SimulatedDevices, make_run
 
 import tf_bandmf
 from tf_bandmf_federated import large_vectors
 from tf_bandmf_federated.averaging import FederatedAveraging, Replies
-from tf_bandmf_federated.cohorts import AvailableCohorts, Selected
+from tf_bandmf_federated.cohorts import Selected
 from tf_bandmf_federated.host_noise import HostNoise
-from tf_bandmf_federated.rounds import ProgramState
-from tf_bandmf_federated.running import Run
 
 N, B, K, PER_ROUND, SIZE = 12, 3, 4, 3, 2000
 
@@ -63,24 +61,15 @@ def run(plan, folder, total, devices, meanwhile=lambda round_number: None, **opt
     """Releases of the rounds up to `total`, and the sums that were sent."""
     sums, models = {}, Models()
     engine = make_engine(plan, devices, sums, meanwhile, **options)
-
-    async def first(ledger):
-        cohorts = AvailableCohorts(ledger, devices.present, plan.participation)
-        return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
-
-    asyncio.run(
-        Run(
-            plan=plan,
-            engine=engine,
-            settings=engine.settings,
-            host_noise=engine.host_noise,
-            first=first,
-            private_dir=str(folder),
-            clients_per_round=PER_ROUND,
-            total_rounds=total,
-            models=models,
-        ).finish()
+    begun = make_run(
+        engine,
+        devices,
+        folder,
+        clients_per_round=PER_ROUND,
+        total_rounds=total,
+        models=models,
     )
+    asyncio.run(begun.finish())
     return models.left, sums
 
 
@@ -315,7 +304,7 @@ def test_a_fork(is_bound, tmp_path, figure, monkeypatch):
     devices = SimulatedDevices(str(tmp_path / "devices"), plan, 6)
     names, sums = list(devices.stores), {}
     engine = make_engine(plan, devices, sums)
-    state = engine.prepare(engine.initial_state(), "")
+    state = engine.prepare(asyncio.run(engine.initial_state()), "")
     found = []
     for cohort in (names[:3], names[3:]):
         after, _ = asyncio.run(engine.run(state, Selected(tuple(cohort), 6, 6)))
@@ -334,7 +323,7 @@ def test_the_same_replies_get_the_same_noise(tmp_path):
         lambda request, add: Replies(),
         clients_per_round=PER_ROUND,
     )
-    state = engine.initial_state()
+    state = asyncio.run(engine.initial_state())
 
     def bound_to(total):
         return np.concatenate(list(host.bound_to(state, total)[0]))

@@ -79,20 +79,8 @@ def train(folder, moment):
         clients_per_round=PER_ROUND,
     )
 
-    async def first(ledger):
-        cohorts = AvailableCohorts(ledger, devices.present, plan.participation)
-        return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
-
-    run = Run(
-        plan=plan,
-        engine=engine,
-        settings=engine.settings,
-        host_noise=engine.host_noise,
-        first=first,
-        private_dir=str(folder / "run"),
-        clients_per_round=PER_ROUND,
-        models=Models(),
-    )
+    options = {"clients_per_round": PER_ROUND, "models": Models()}
+    run = make_run(engine, devices, folder / "run", **options)
     if moment is not None:
         die_at(moment)
     asyncio.run(run.finish())
@@ -102,12 +90,9 @@ if __name__ == "__main__":
     import hashlib
 
     import numpy as np
-    from simulated import SimulatedDevices
+    from simulated import SimulatedDevices, make_run
 
     import tf_bandmf
     from tf_bandmf_federated.averaging import FederatedAveraging
-    from tf_bandmf_federated.cohorts import AvailableCohorts
-    from tf_bandmf_federated.rounds import ProgramState
-    from tf_bandmf_federated.running import Run
 
     main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))

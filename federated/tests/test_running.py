@@ -5,17 +5,15 @@ import re
 
 import numpy as np
 import pytest
-from simulated import SimulatedDevices
+import simulated
 
 import tf_bandmf
 from tf_bandmf.noise import NoiseGenerator, digests
 from tf_bandmf_federated import measured_guarantee
 from tf_bandmf_federated.averaging import FederatedAveraging, Replies
-from tf_bandmf_federated.cohorts import AvailableCohorts
 from tf_bandmf_federated.health import Health
 from tf_bandmf_federated.ledger import Ledger
-from tf_bandmf_federated.rounds import ProgramState
-from tf_bandmf_federated.running import LEDGER_FILE, Run
+from tf_bandmf_federated.running import LEDGER_FILE
 from tf_bandmf_federated.server_optimizers import ServerYogi
 from tf_bandmf_federated.state_files import StateFiles
 
@@ -54,9 +52,7 @@ class Models:
             raise Crash
 
 
-def make_run(
-    tmp_path, devices, plan=PLAN, exchange=None, over_selection=1.0, **options
-):
+def make_run(tmp_path, devices, plan=PLAN, exchange=None, **options):
     engine_options = options.pop("engine", {})
     engine = FederatedAveraging(
         plan,
@@ -66,22 +62,8 @@ def make_run(
         **engine_options,
     )
 
-    async def first(ledger):
-        cohorts = AvailableCohorts(
-            ledger, devices.present, plan.participation, over_selection
-        )
-        return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
-
-    return Run(
-        plan=plan,
-        engine=engine,
-        settings=engine.settings,
-        host_noise=engine.host_noise,
-        first=first,
-        private_dir=str(tmp_path / "run"),
-        clients_per_round=PER_ROUND,
-        **options,
-    )
+    options = {"clients_per_round": PER_ROUND, **options}
+    return simulated.make_run(engine, devices, tmp_path / "run", **options)
 
 
 def finish(*arguments, **options):
@@ -89,7 +71,7 @@ def finish(*arguments, **options):
 
 
 def make_devices(tmp_path, number=8, plan=PLAN):
-    return SimulatedDevices(str(tmp_path / "devices"), plan, number)
+    return simulated.SimulatedDevices(str(tmp_path / "devices"), plan, number)
 
 
 def flat(state):
@@ -292,7 +274,7 @@ def test_two_programs_do_not_run_in_one_folder(tmp_path):
     devices = make_devices(tmp_path)
     run = make_run(tmp_path, devices)
     (tmp_path / "run").mkdir()
-    made_for = {"plan": PLAN.fingerprint, **run.settings}
+    made_for = {"plan": PLAN.fingerprint, **run.engine.settings}
     with Ledger(str(tmp_path / "run" / LEDGER_FILE), made_for):
         with pytest.raises(BlockingIOError):
             asyncio.run(run.finish())

@@ -30,7 +30,7 @@ _MODULES = {
     "Independent": "availability",
     "Diurnal": "availability",
     "train_model": "program",
-    "ProgramState": "program",
+    "ProgramState": "rounds",
     "TrainingOutcome": "program",
     "PrivateProgramStateManager": "program_state",
     "DevicePolicy": "device_policy",

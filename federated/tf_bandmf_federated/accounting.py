@@ -95,17 +95,17 @@ class Counts:
 
     Attributes:
       clients: different devices.
-      participations: of all of them.
       smallest_gap: of two rounds of one device; None if none came twice.
       most: participations of one device.
+      participations: of all of them.
     """
 
     clients: int = 0
-    participations: int = 0
     smallest_gap: int | None = None
     most: int = 0
+    participations: int = 0
 
-    def add(self, device: Hashable, round_number: int, last: int, count: int) -> None:
+    def add(self, round_number: int, last: int, count: int) -> None:
         """One more, of a device with this record before it."""
         self.clients += count == 0
         self.participations += 1
@@ -117,13 +117,7 @@ class Counts:
 
     def measured(self, num_rounds: int) -> MeasuredParticipation:
         """As the accounting wants it."""
-        return MeasuredParticipation(
-            num_rounds=num_rounds,
-            num_clients=self.clients,
-            min_separation=self.smallest_gap,
-            max_participations=self.most,
-            num_participations=self.participations,
-        )
+        return MeasuredParticipation(num_rounds, *dataclasses.astuple(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +199,7 @@ def measure_participation(
                     f"Client {client!r} is twice in round {round_number}: its "
                     f"contribution was twice what can be accounted for."
                 )
-            counts.add(client, round_number, last, count)
+            counts.add(round_number, last, count)
             records[client] = (round_number, count + 1)
     return counts.measured(num_rounds)
 

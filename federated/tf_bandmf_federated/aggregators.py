@@ -8,7 +8,7 @@ the clients' tags instead of weights, which a private mean cannot have.
 from __future__ import annotations
 
 import collections
-from typing import Any
+import math
 
 import numpy as np
 import tensorflow as tf
@@ -20,11 +20,10 @@ from tf_bandmf_federated.records import (
     add_noise,
     bounded_record,
     check_round,
-    check_zeroing_norm,
     flat,
     is_early,
 )
-from tf_bandmf_federated.server_noise import choose_place, server_noise
+from tf_bandmf_federated.server_noise import NoiseFromHost, NoiseInState, choose_place
 from tf_bandmf_federated.tags import DEVICE_TAGS
 
 
@@ -41,7 +40,12 @@ class _Factory:
         self.participation: MinSep = check_plan(plan)
         self.plan = plan
         self.denominator = clients_per_round_of(plan, clients_per_round)
-        check_zeroing_norm(zeroing_norm, plan.l2_norm_clip)
+        clip = plan.l2_norm_clip
+        if zeroing_norm is not None and not clip < zeroing_norm < math.inf:
+            raise ValueError(
+                f"zeroing_norm must be finite and above the plan's l2_norm_clip = "
+                f"{clip:g}, found {zeroing_norm}."
+            )
         choose_place(noise, plan, 1)  # refuses other words
         self.noise = noise
         self.zeroing_norm = zeroing_norm
@@ -82,7 +86,7 @@ class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFact
 
         @tff.tensorflow.computation(value_type)
         def record_of(value):
-            return core.record(value)
+            return bounded_record(value, self.plan.l2_norm_clip, self.zeroing_norm)
 
         @tff.federated_computation(
             core.initialize.type_signature.result,
@@ -129,13 +133,16 @@ class MinSepNoiseFactory(_Factory, tff.aggregators.WeightedAggregationFactory):
                 f"{tags_type}, found {weight_type}."
             )
         core = _Core(self, value_type)
-        participation = self.participation
 
         @tff.tensorflow.computation(value_type, tags_type, np.int64)
         def record_of(value, tags, round_number):
             with tf.control_dependencies([check_round(tags, round_number)]):
-                early = is_early(tags, round_number, participation)
-            return core.record(value, tags, early)
+                early = is_early(tags, round_number, self.participation)
+            bounds = (self.plan.l2_norm_clip, self.zeroing_norm)
+            admitted = tags["present"] & ~early
+            record, counts = bounded_record(value, *bounds, tags["finite"], admitted)
+            counts["early_clients"] = tf.cast(tags["present"] & early, tf.int32)
+            return record, counts
 
         @tff.federated_computation(
             core.initialize.type_signature.result,
@@ -174,9 +181,9 @@ class _Core:
     """The computations that both factories have in common."""
 
     def __init__(self, settings: _Factory, value_type: tff.Type) -> None:
-        self._settings = settings
         plan, size = settings.plan, num_parameters_of(value_type)
-        noise = server_noise(choose_place(settings.noise, plan, size), plan, size)
+        place = choose_place(settings.noise, plan, size)
+        noise = (NoiseInState if place == "state" else NoiseFromHost)(plan, size)
 
         @tff.tensorflow.computation()
         def initial_state():
@@ -216,20 +223,6 @@ class _Core:
             return new_state, result
 
         self._noised = noised
-
-    def record(
-        self, value: Any, tags: Any = None, early: tf.Tensor | None = None
-    ) -> tuple[Any, collections.OrderedDict]:
-        """A client's bounded record and counts."""
-        settings = self._settings
-        bounds = (settings.plan.l2_norm_clip, settings.zeroing_norm)
-        if tags is None:
-            return bounded_record(value, *bounds)
-        assert early is not None  # who has tags was gated
-        admitted = tags["present"] & ~early
-        record, counts = bounded_record(value, *bounds, tags["finite"], admitted)
-        counts["early_clients"] = tf.cast(tags["present"] & early, tf.int32)
-        return record, counts
 
     def output(
         self, state: tff.Value, total: tff.Value

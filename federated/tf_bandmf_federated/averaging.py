@@ -78,6 +78,7 @@ class FederatedAveraging:
       optimizer: by default SGD with learning rate 1.
 
     Attributes:
+      plan: what the run does.
       host_noise: which makes the noise.
       settings: what else defines the run, as plain values.
 
@@ -96,7 +97,7 @@ class FederatedAveraging:
         optimizer: ServerOptimizer | None = None,
     ) -> None:
         check_plan(plan)
-        self._plan = plan
+        self.plan = plan
         self._first = [np.asarray(w) for w in weights]  # copied where a run begins
         for weight in self._first:
             if weight.dtype != np.float32:
@@ -120,12 +121,11 @@ class FederatedAveraging:
             "server_optimizer": self._optimizer.get_config(),
         }
 
-    def initial_state(self) -> collections.OrderedDict:
+    async def initial_state(self) -> collections.OrderedDict:
         """The state before round 0 of a new run."""
         noise = collections.OrderedDict(
             run_id=np.int64(secrets.randbits(63)),
             key_id=np.int64(0),
-            ready_for=np.int64(-1),
             digests=np.zeros([0], np.int64),
         )
         return collections.OrderedDict(
@@ -160,12 +160,12 @@ class FederatedAveraging:
         run_id = int(state["noise"]["run_id"])
         request = Request(str(run_id), number, _read_only(weights), selected.names)
         total = ExactSum(
-            int(self._ends[-1]), self._plan.l2_norm_clip, len(selected.names)
+            int(self._ends[-1]), self.plan.l2_norm_clip, len(selected.names)
         )
         received = _Received(total, selected.names, self._shapes)
         found = self._exchange(request, received.add)
         noise, digests = self.host_noise.bound_to(state, total.units, state["inputs"])
-        mean = total.mean_with(noise, self._plan.noise_stddev, self._denominator)
+        mean = total.mean_with(noise, self.plan.noise_stddev, self._denominator)
         parts = np.split(mean, self._ends[:-1])
         direction = [part.reshape(s) for part, s in zip(parts, self._shapes)]
         weights, slots = self._optimizer.apply(weights, direction, state["optimizer"])
@@ -198,20 +198,17 @@ class FederatedAveraging:
             optimizer=slots,
         )
 
-    def skipped_metrics(self, metrics: Any) -> collections.OrderedDict:
-        return collections.OrderedDict(self.no_metrics(), skipped=1)
-
     def no_metrics(self) -> collections.OrderedDict:
-        """Metrics before the first round, for the structure of a saved state.
+        """Metrics of a round without a result.
 
         `clipped_again` counts updates that came with more than the clip norm: devices
         clip before they send. `skipped` is 1 for a round without a result.
         """
         names = (
             "available eligible selected reported refused late failed contributing "
-            "non_finite clipped_again skipped"
+            "non_finite clipped_again"
         )
-        return collections.OrderedDict((name, 0) for name in names.split())
+        return collections.OrderedDict(dict.fromkeys(names.split(), 0), skipped=1)
 
 
 class _Received:

@@ -9,31 +9,29 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf_federated.eligibility import NEVER
+from tf_bandmf_federated.tags import DEVICE_TAGS
 
 
 def tagged_client_work(
-    inner: tff.learning.templates.ClientWorkProcess, tags: collections.OrderedDict
+    inner: tff.learning.templates.ClientWorkProcess,
 ) -> tff.learning.templates.ClientWorkProcess:
     """Client work on tagged elements.
 
     Args:
       inner: trains on examples, with uniform weights: its weight is 0 if the update was
         not finite (TFF then sends zeros) and 1 otherwise.
-      tags: `DEVICE_TAGS`; the ones besides "present" and "finite" are
-        in the elements.
 
     Returns:
-      A process whose update weight are the tags. They are read from the first element.
+      A process whose update weight are the `DEVICE_TAGS`. Those besides "present" and
+      "finite" are in the elements, and read from the first one.
     """
     state_type, weights_type, examples_type = inner.next.type_signature.parameter
     example_type = examples_type.member.element
-    carried = [name for name in tags if name not in ("present", "finite")]
-    element_type = tff.to_type(
-        collections.OrderedDict(
-            example=example_type, **{name: tags[name] for name in carried}
-        )
+    carried = [name for name in DEVICE_TAGS if name not in ("present", "finite")]
+    types = {name: DEVICE_TAGS[name] for name in carried}
+    data_type = tff.SequenceType(
+        tff.to_type(collections.OrderedDict(example=example_type, **types))
     )
-    data_type = tff.SequenceType(element_type)
 
     @tff.tensorflow.computation(data_type)
     def examples_of(dataset):

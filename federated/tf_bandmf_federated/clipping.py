@@ -15,8 +15,6 @@ from tf_bandmf_federated.large_vectors import blocks, in_chunks
 _ROOM = 1.0 - 2.0**-17
 # More than what it adds to a subnormal product, absolutely.
 _TINY = float(np.finfo(np.float32).smallest_subnormal)
-
-
 # More than the relative error of a norm: see `norm_of`.
 _NORM_ERROR = 2.0**-36
 # More than that of a quick one, rounded up: see `_quick_norm`.
@@ -33,27 +31,14 @@ class Bounded(NamedTuple):
     """An update with what it is multiplied by before it is added.
 
     Attributes:
-      arrays: float32, not clipped yet.
+      update: float32 arrays.
       factor: in [0, 1]; 1.0 leaves them as they are, 0.0 makes zeros of anything.
       is_finite: whether all values and the norm were; if not, it adds nothing.
       was_clipped: whether the norm exceeded the clip norm.
     """
 
-    arrays: list[np.ndarray]
-    factor: float
-    is_finite: bool
-    was_clipped: bool
-
-
-class Clipped(NamedTuple):
-    """A contribution, and what was done to it.
-
-    Attributes:
-      update: float32, norm at most the clip norm; zeros if it was not finite.
-      is_finite: see `Bounded`, as the other.
-    """
-
     update: list[np.ndarray]
+    factor: float
     is_finite: bool
     was_clipped: bool
 
@@ -87,16 +72,18 @@ def bound_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
     return Bounded(arrays, factor, True, True)
 
 
-def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Clipped:
+def clip_update(update: Sequence[np.ndarray], l2_norm_clip: float) -> Bounded:
     """`update * min(1, l2_norm_clip / norm)`, with a norm that is never underestimated.
 
-    An update with a value that is not finite is zeros. Arguments: as `bound_update`.
+    An update with a value that is not finite is zeros; the factor that is left is 1.
+    Arguments: as `bound_update`.
 
     Raises:
       TypeError: if an array does not hold real floats.
     """
-    arrays, factor, is_finite, was_clipped = bound_update(update, l2_norm_clip)
-    return Clipped([_scaled(array, factor) for array in arrays], is_finite, was_clipped)
+    bounded = bound_update(update, l2_norm_clip)
+    scaled = [_scaled(array, bounded.factor) for array in bounded.update]
+    return bounded._replace(update=scaled, factor=1.0)
 
 
 def norm_of(arrays: Sequence[np.ndarray]) -> float:
@@ -125,30 +112,28 @@ def _quick_norm(arrays: Sequence[np.ndarray]) -> float:
 
 
 def _added_up(
-    squares: Callable[[np.ndarray, int, int], float], arrays: Sequence[np.ndarray]
+    squares: Callable[[np.ndarray], float], arrays: Sequence[np.ndarray]
 ) -> tuple[float, int]:
     """The sum of squares over all parts of all arrays, and how many numbers they have."""
-    flat = [np.ravel(array) for array in arrays]
-    sizes = [vector.size for vector in flat]
-    found = in_chunks(sizes, lambda i, start, end: squares(flat[i], start, end))
-    return float(sum(map(sum, found))), sum(sizes)
+    total = math.fsum(in_chunks(squares, arrays))
+    return total, sum(array.size for array in arrays)
 
 
-def _quick_squares(flat: np.ndarray, start: int, end: int) -> float:
+def _quick_squares(part: np.ndarray) -> float:
     """The sum of the squares of a part."""
-    whole = end - (end - start) % _ROW
-    rows = flat[start:whole].reshape(-1, _ROW)
+    whole = part.size - part.size % _ROW
+    rows = part[:whole].reshape(-1, _ROW)
     sums = np.einsum("ij,ij->i", rows, rows)
-    return float(np.sum(sums, dtype=np.float64)) + _squares(flat, whole, end)
+    return float(np.sum(sums, dtype=np.float64)) + _squares(part[whole:])
 
 
-def _squares(flat: np.ndarray, start: int, end: int) -> float:
+def _squares(part: np.ndarray) -> float:
     """The sum of the squares of a part."""
     doubles, total = np.empty(_DOT), 0.0
-    for block in blocks(start, end, _DOT):
-        part = doubles[: block.stop - block.start]
-        np.copyto(part, flat[block])
-        total += float(np.dot(part, part))
+    for block in blocks(0, part.size, _DOT):
+        some = doubles[: block.stop - block.start]
+        np.copyto(some, part[block])
+        total += float(np.dot(some, some))
     return total
 
 

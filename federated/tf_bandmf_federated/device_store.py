@@ -57,10 +57,7 @@ class DeviceStore:
         self.policy = policy
         self._path = os.path.join(folder, f"{policy.plan}.device")
         self._update_path = os.path.join(folder, f"{policy.plan}.update")
-        earlier = os.path.join(folder, f"{policy.plan}.json")
         with self._locked():
-            if os.path.exists(earlier):  # of a version before; it is the same record
-                os.replace(earlier, self._path)
             if not os.path.exists(self._path):
                 name = secrets.token_hex(_NAME_BYTES)
                 record = {"last_round": NEVER, "participations": 0, "request": None}
@@ -70,21 +67,21 @@ class DeviceStore:
     @property
     def device(self) -> str:
         """The device's name: random, and the same as long as the folder exists."""
-        return self._content()["device"]
+        return self._read()["device"]
 
     @property
     def last_round(self) -> int:
         """The last round in which it took part, or -1."""
-        return self._content()["last_round"]
+        return self._read()["last_round"]
 
     @property
     def participations(self) -> int:
         """How often it took part."""
-        return self._content()["participations"]
+        return self._read()["participations"]
 
     def refusal(self, round_number: int) -> str | None:
         """Why it would not take part in a round; None if it would."""
-        found = self._content()
+        found = self._read()
         return self.policy.refusal(
             round_number, found["last_round"], found["participations"]
         )
@@ -114,9 +111,7 @@ class DeviceStore:
                         f"was not kept"
                     )
                 return kept
-            reason = self.policy.refusal(
-                round_number, content["last_round"], content["participations"]
-            )
+            reason = self.refusal(round_number)
             if reason is not None:
                 raise Refused(reason)
             content.update(
@@ -154,11 +149,8 @@ class DeviceStore:
                 return None
             return [archive[f"a{i}"] for i in range(len(archive.files) - 1)]
 
-    def _content(self) -> dict[str, Any]:
-        with self._locked():
-            return self._read()
-
     def _read(self) -> dict[str, Any]:
+        """The record, which is replaced as a whole: reading it needs no lock."""
         content = json.loads(private_files.read(self._path))
         if content["format"] != _FORMAT:
             raise ValueError(

@@ -20,7 +20,22 @@ def digest_of(structure: Any) -> str:
       TypeError: if a leaf is no array or number.
     """
     found = hashlib.sha256()
-    _add(found, structure)
+    for path, leaf in tree.flatten_with_path(structure):
+        value = leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf
+        value = np.asarray(value)
+        head = (tuple(map(str, path)), value.dtype.str, value.shape)
+        found.update(repr(head).encode())
+        if value.dtype != object:
+            # Its bytes without a copy of them: hashlib takes what is contiguous.
+            found.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+            continue
+        for item in value.ravel():
+            if not isinstance(item, bytes):  # TensorFlow's dtype string
+                raise TypeError(
+                    f"Only arrays, numbers and strings have a digest, found "
+                    f"{type(leaf).__name__} at {path}."
+                )
+            found.update(b"%d:" % len(item) + item)
     return found.hexdigest()
 
 
@@ -29,16 +44,10 @@ def digest_of_data(datasets: Sequence[tf.data.Dataset]) -> str:
 
     TensorFlow reads, not Python: one call for each, which has all its elements in memory.
     """
-    found = hashlib.sha256()
-    for number, dataset in enumerate(datasets):
-        # Where an element ends, and whose it is, is part of what is digested.
-        rows = _serialized(dataset).numpy()
-        head = (number, rows.shape, str(dataset.element_spec))
-        found.update(repr(head).encode())
-        for leaf in rows.ravel():
-            found.update(b"%d:" % len(leaf))
-            found.update(leaf)
-    return found.hexdigest()
+    # Where an element ends, and whose it is, is part of what is digested.
+    return digest_of(
+        [digest_of((str(d.element_spec), _serialized(d))) for d in datasets]
+    )
 
 
 @tf.function
@@ -55,27 +64,3 @@ def _serialized(dataset: tf.data.Dataset) -> tf.Tensor:
     rows = dataset.map(strings)
     end = tf.data.Dataset.from_tensors(tf.fill(rows.element_spec.shape, ""))
     return rows.concatenate(end).batch(_ALL).get_single_element()
-
-
-def _add(found: Any, structure: Any) -> None:
-    for path, leaf in tree.flatten_with_path(structure):
-        value = leaf.numpy() if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
-        value = np.asarray(value)
-        if value.dtype == object and not _is_text(value):
-            raise TypeError(
-                f"Only arrays, numbers and strings have a digest, found "
-                f"{type(leaf).__name__} at {path}."
-            )
-        head = (tuple(map(str, path)), value.dtype.str, value.shape)
-        found.update(repr(head).encode())
-        if value.dtype == object:
-            for item in value.ravel():
-                found.update(b"%d:" % len(item) + item)
-        else:
-            # Its bytes without a copy of them: hashlib takes what is contiguous.
-            found.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-
-
-def _is_text(value: np.ndarray) -> bool:
-    """Whether it is TensorFlow's dtype string."""
-    return all(isinstance(item, bytes) for item in value.ravel())

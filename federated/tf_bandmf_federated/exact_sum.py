@@ -16,6 +16,7 @@ The sum takes as much memory as the model for up to 127 updates (int32), else tw
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -85,14 +86,9 @@ class ExactSum:
         # The product is rounded to float32 by less than `bound_update` leaves room for,
         # and exact if the factor is 1.
         scale = np.float32(bounded.factor / self.unit)
-        flat = [np.ravel(array) for array in bounded.arrays]
-        starts = np.cumsum([0, *(vector.size for vector in flat)])
-
-        def fold(number: int, start: int, end: int) -> None:
-            sums = self.units[starts[number] + start : starts[number] + end]
-            _fold(sums, flat[number][start:end], scale)
-
-        in_chunks([vector.size for vector in flat], fold)
+        ends = np.cumsum([array.size for array in bounded.update])
+        sums = np.split(self.units, ends[:-1])
+        in_chunks(functools.partial(_fold, scale), sums, bounded.update)
         return bounded
 
     def mean_with(
@@ -122,7 +118,7 @@ class ExactSum:
         return found
 
 
-def _fold(sums: np.ndarray, vector: np.ndarray, scale: np.float32) -> None:
+def _fold(scale: np.float32, sums: np.ndarray, vector: np.ndarray) -> None:
     """Adds whole units of a vector, rounded toward zero."""
     size = min(_FOLDED, vector.size)
     scaled, whole = np.empty(size, np.float32), np.empty(size, np.int32)

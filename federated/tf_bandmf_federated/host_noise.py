@@ -28,6 +28,7 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf_federated.large_vectors import ahead
 from tf_bandmf_federated.noise_uses import NoiseUses
+from tf_bandmf_federated.plan_checks import check_horizon
 from tf_bandmf_federated.ring_file import RingFile
 from tf_bandmf_federated.sum_chunks import CHUNK_BYTES, digests_of_chunks
 
@@ -63,10 +64,10 @@ class HostNoise:
     ) -> None:
         if key is not None and plan.test_seed is not None:
             raise ValueError("A plan with a test seed has a key: leave noise_key out.")
+        if plan.test_seed is not None:
+            key = NoiseKey.for_testing(plan.test_seed)
+        self._key = key or NoiseKey.from_operating_system()
         self.uses = NoiseUses()
-        if key is None and plan.test_seed is None:
-            key = NoiseKey.from_operating_system()
-        self._key = key
         self._plan = plan
         self._reserved: dict[int, str] = {}  # in the plan's ledger, by the run's number
         self._generator = NoiseGenerator(
@@ -75,7 +76,6 @@ class HostNoise:
         refuse_too_large(plan.memory(num_parameters), machine.memory_bytes())
         shape = [self._generator.memory_vectors, self._generator.num_parameters]
         self._buffer = tf.Variable(tf.zeros(shape), trainable=False)
-        self._ring_path: str | None = None
         self._ring: RingFile | None = None
         self._lock = threading.RLock()
         self._run_id: int | None = None
@@ -100,8 +100,6 @@ class HostNoise:
 
         Runs have keys derived from it: see `run_key`.
         """
-        if self._key is None:
-            return NoiseKey.for_testing(self._plan.test_seed)  # type: ignore[arg-type]
         return self._key
 
     def keep_in(self, folder: str) -> None:
@@ -116,36 +114,37 @@ class HostNoise:
             was already handed out.
         """
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        path = os.path.join(folder, KEY_FILE)
         with self._lock:
-            is_new = not os.path.exists(path)
-            if self._plan.test_seed is None and not is_new:
-                self._use(NoiseKey(private_files.read(path)))
-            if self._plan.test_seed is None and is_new:
-                private_files.write(path, self.key.secret_bytes())
-            if self._generator.memory_vectors:
-                self._ring_path, self._ring = os.path.join(folder, _RING), None
+            if self._plan.test_seed is None:
+                self._keep_key(os.path.join(folder, KEY_FILE))
+            d, m = self._generator.num_parameters, self._generator.memory_vectors
+            if m:
+                traced = self._next_row.get_concrete_function(tf.constant(0, tf.int64))
+                rows = traced.structured_outputs[1].shape[0]
+                path = os.path.join(folder, _RING)
+                self._ring = RingFile(path, -(-m // rows), (rows, d))
 
-    def _use(self, key: NoiseKey) -> None:
-        """Takes another key, if nothing was handed out."""
-        if key.secret_bytes() == self.key.secret_bytes():
+    def _keep_key(self, path: str) -> None:
+        """Takes the key of a file, or writes this one there."""
+        if not os.path.exists(path):
+            private_files.write(path, self._key.secret_bytes())
+        found = NoiseKey(private_files.read(path))
+        if found.secret_bytes() == self._key.secret_bytes():
             return
-        if not self.uses.is_empty:
+        if self._run_id is not None:
             raise ValueError(
                 "This process handed out noise of another key already. Build a new one."
             )
-        self._key = key
-        self._buffer.assign(tf.zeros_like(self._buffer))  # it was the other key's
-        self._run_id = None
+        self._key = found
 
     def run_key(self, run_id: int) -> NoiseKey:
         """The noise key of one run: one `initialize` of the process.
 
         With a test seed, it is the test key for every run.
         """
-        if self._key is None:
-            return self.key
-        return NoiseKey(self._derive(run_id, b"tf-bandmf run", 32))
+        if self._plan.test_seed is not None:
+            return self._key
+        return NoiseKey(self._derive(run_id, b"tf-bandmf run"))
 
     def key_id(self, run_id: int) -> int:
         """A public number, positive, by which key and plan of a run are recognized."""
@@ -178,7 +177,7 @@ class HostNoise:
         """
         with self._lock:
             run_id, round_number = self._checked(state)
-            self._check_round(round_number)
+            check_horizon(self._plan, round_number)
             self.uses.begin(run_id, round_number, replay)
             drawn = inputs or secrets.token_hex(32)
             words = np.frombuffer(drawn.encode(), np.uint8)
@@ -230,17 +229,17 @@ class HostNoise:
           A signed 64-bit number. As secret as the noise. 0 with a test seed, whose
           noise protects nobody, so that runs can be compared.
         """
-        if self._key is None:
+        if self._plan.test_seed is not None:
             return 0
         found = hashlib.blake2b(
             round_number.to_bytes(8, "little"),
-            key=self._derive(run_id, b"tf-bandmf sums", 32),
+            key=self._derive(run_id, b"tf-bandmf sums"),
             digest_size=8,
             person=b"tf-bandmf sum",
         )
         content = np.ascontiguousarray(total).reshape(-1).view(np.uint8)
         if content.size > CHUNK_BYTES:
-            secret = self._derive(run_id, b"tf-bandmf chunks", 32)
+            secret = self._derive(run_id, b"tf-bandmf chunks")
             content = digests_of_chunks(secret, content)
         found.update(content.data)
         found.update(inputs.encode())
@@ -266,7 +265,7 @@ class HostNoise:
           are secret.
         """
         run_id, round_number = self._checked(state)
-        self._check_round(round_number)
+        check_horizon(self._plan, round_number)
         before = np.asarray(find_aggregator(state)["noise"]["digests"], np.int64)
         if len(before) != round_number:
             raise ValueError(
@@ -312,7 +311,7 @@ class HostNoise:
         Raises:
           ValueError: if the round is not in [0, num_steps).
         """
-        self._check_round(round_number)
+        check_horizon(self._plan, round_number)
         self._reserve(run_id)
         if digests is None:
             digests = np.zeros([round_number + 1], np.int64)
@@ -345,27 +344,18 @@ class HostNoise:
             # interrupted, any round begins anew.
             self._position = self._generator.num_steps + 1
             row, update = self._next_row(tf.constant(step, tf.int64))
-            if update is not None and self._ring_path is not None:
-                ring = self._ring_file()
-                if round_number - step <= ring.num_updates:
-                    ring.put(self._history_id(step), step, update.numpy())
+            if update is not None and self._ring is not None:
+                if round_number - step <= self._ring.num_updates:
+                    self._ring.put(self._history_id(step), step, update.numpy())
             self._position = step + 1
         return row
-
-    def _check_round(self, round_number: int) -> None:
-        n = self._generator.num_steps
-        if not 0 <= round_number < n:
-            raise ValueError(
-                f"The plan has {n} rounds, found round {round_number}. Its privacy "
-                f"budget is spent; more rounds need a new plan."
-            )
 
     def _history_id(self, step: int) -> int:
         """Identifies the rounds up to a step: the key and digests that give its noise."""
         assert self._run_id is not None
         found = hashlib.blake2b(
             self._digests[: step + 1].tobytes(),
-            key=self._derive(self._run_id, b"tf-bandmf ring", 32),
+            key=self._derive(self._run_id, b"tf-bandmf ring"),
             digest_size=16,
         )
         return int.from_bytes(found.digest(), "little")
@@ -386,9 +376,9 @@ class HostNoise:
         if not has_buffer:
             self._position = round_number  # every row by itself
             return
-        if self._position == 0 and round_number > 0 and self._ring_path is not None:
+        if self._position == 0 and round_number > 0 and self._ring is not None:
             self._position = self._generator.num_steps + 1  # unknown, if interrupted
-            found = self._ring_file().load(self._history_id, round_number, self._apply)
+            found = self._ring.load(self._history_id, round_number, self._apply)
             if found == 0:
                 self._buffer.assign(tf.zeros_like(self._buffer))
             self._position = found
@@ -399,29 +389,14 @@ class HostNoise:
         slots = np.arange(m) if rows == m else np.array([step % m])
         self._buffer.scatter_update(tf.IndexedSlices(tf.constant(update), slots))
 
-    def _ring_file(self) -> RingFile:
-        if self._ring is None:
-            assert self._ring_path is not None
-            traced = self._next_row.get_concrete_function(tf.constant(0, tf.int64))
-            rows = traced.structured_outputs[1].shape[0]
-            d, m = self._generator.num_parameters, self._generator.memory_vectors
-            self._ring = RingFile(self._ring_path, -(-m // rows), (rows, d))
-        return self._ring
-
     def _checked(self, state: Any) -> tuple[int, int]:
         """Run and round of a state that can go on with this key."""
         aggregator = find_aggregator(state)
         noise = aggregator["noise"]
-        if "ready_for" not in noise:
+        if "run_id" not in noise:
             raise TypeError(
                 "This state holds its own noise; only processes with noise='host' are "
                 "prepared."
-            )
-        if "digests" not in noise:
-            raise ValueError(
-                "The state was made by an earlier version, whose noise was not bound to "
-                "the sums. Finish the run with that version, or begin a new one, with a "
-                "budget of its own."
             )
         run_id, round_number = int(noise["run_id"]), int(aggregator["round"])
         found = int(noise["key_id"])
@@ -473,12 +448,12 @@ class HostNoise:
         step = generator.checked_step(step)
         return generator.row(tf.bitcast(keys, tf.uint64), buffer, step, shard)[0]
 
-    def _derive(self, run_id: int, person: bytes, size: int) -> bytes:
+    def _derive(self, run_id: int, person: bytes) -> bytes:
         return hashlib.blake2b(
             int(run_id).to_bytes(8, "little", signed=True)
             + bytes.fromhex(self._plan.fingerprint),
-            key=self.key.secret_bytes(),
-            digest_size=size,
+            key=self._key.secret_bytes(),
+            digest_size=32,
             person=person,
         ).digest()
 

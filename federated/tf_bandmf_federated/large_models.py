@@ -12,6 +12,7 @@ from typing import Any
 
 import tf_bandmf
 from tf_bandmf import Plan
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.files import machine
 
 _LOG = logging.getLogger("tf_bandmf")
@@ -43,28 +44,28 @@ def plan_that_fits(
     for name in ("mechanism", "max_memory_vectors"):
         if name in options:
             raise TypeError(f"plan_that_fits chooses {name} itself: leave it out.")
-    if num_parameters < 1:
-        raise ValueError(f"num_parameters must be >= 1, found {num_parameters}.")
+    whole_number("num_parameters", num_parameters)
     if memory_bytes is None:
         found = machine.memory_bytes()
         if found is None:
             raise ValueError("This machine does not say its memory: give memory_bytes.")
         memory_bytes = int(_SHARE * found)
-    if memory_bytes < 0:
-        raise ValueError(f"memory_bytes must be >= 0, found {memory_bytes}.")
-    vectors = memory_bytes // (_FLOAT_BYTES * num_parameters)
+    vectors = whole_number("memory_bytes", memory_bytes, least=0) // (
+        _FLOAT_BYTES * num_parameters
+    )
     best = tf_bandmf.plan("auto", **options)
     if best.strategy.memory_vectors <= vectors:
-        _LOG.info("%s", _choice(best, num_parameters))
+        _LOG.info("%s: %s", _name(best), best.memory(num_parameters))
         return best
     plan = tf_bandmf.plan("auto", max_memory_vectors=vectors, **options)
     _LOG.warning(
-        "%s would keep %s, and %s is there for it. Instead: %s; RMSE of the noise %.4g "
+        "%s does not fit into %.3g GB. %s Instead: %s. %s RMSE of the noise %.4g "
         "instead of %.4g (%.1f%% more).",
         _name(best),
-        _size(best.strategy.memory_vectors, num_parameters),
-        _gigabytes(memory_bytes),
-        _choice(plan, num_parameters),
+        memory_bytes / 1e9,
+        best.memory(num_parameters),
+        _name(plan),
+        plan.memory(num_parameters),
         plan.rmse(),
         best.rmse(),
         100.0 * (plan.rmse() / best.rmse() - 1.0),
@@ -75,19 +76,3 @@ def plan_that_fits(
 def _name(plan: Plan) -> str:
     assert plan.choice is not None  # "auto" says what it chose
     return plan.choice.mechanism
-
-
-def _choice(plan: Plan, num_parameters: int) -> str:
-    strategy = plan.strategy
-    kept = _size(strategy.memory_vectors, num_parameters)
-    again = strategy.regenerations_per_step
-    drawn = f" and draws {again} again in each round" if again else ""
-    return f"{_name(plan)}, which keeps {kept}{drawn}"
-
-
-def _size(vectors: int, num_parameters: int) -> str:
-    return f"{vectors} vectors ({_gigabytes(_FLOAT_BYTES * vectors * num_parameters)})"
-
-
-def _gigabytes(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.3g} GB"

@@ -10,9 +10,13 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 BLOCK = 1 << 15  # numbers that NumPy works on at a time
 _CHUNK = 1 << 20  # numbers that a thread takes at a time
 _THREADS = min(4, os.cpu_count() or 1)
+
+Part = tuple[int, slice]  # of an array, by its number
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -24,25 +28,27 @@ def blocks(start: int, end: int, size: int = BLOCK) -> Iterator[slice]:
         yield slice(begin, min(begin + size, end))
 
 
-def in_chunks(
-    sizes: Sequence[int], work: Callable[[int, int, int], T]
-) -> list[list[T]]:
-    """`work(i, start, end)` for the chunks of [0, sizes[i]), by threads; results in order.
+def in_chunks(work: Callable[..., T], *groups: Sequence[np.ndarray]) -> list[T]:
+    """`work(part, ...)` for all chunks of arrays, by threads; results in order.
 
-    Where chunks begin does not depend on the number of threads. Vectors below a chunk's
+    Where chunks begin does not depend on the number of threads. Arrays below a chunk's
     size are put together for a thread. NumPy lets other threads run while it works.
+
+    Args:
+      work: takes parts of one dimension, one of each group: views of contiguous arrays.
+      *groups: arrays; those of one group have the sizes of those of another.
     """
+    flat = [[np.reshape(array, -1) for array in arrays] for arrays in groups]
     parts = [
-        (number, part.start, part.stop)
-        for number, size in enumerate(sizes)
-        for part in blocks(0, size, _CHUNK)
+        (number, part)
+        for number, vector in enumerate(flat[0])
+        for part in blocks(0, vector.size, _CHUNK)
     ]
 
-    def of_thread(some: list[tuple[int, int, int]]) -> list[T]:
-        return [work(*part) for part in some]
+    def of_thread(some: list[Part]) -> list[T]:
+        return [work(*(vectors[i][part] for vectors in flat)) for i, part in some]
 
-    found = itertools.chain.from_iterable(in_threads(of_thread, _together(parts)))
-    return [list(itertools.islice(found, -(-size // _CHUNK))) for size in sizes]
+    return list(itertools.chain(*in_threads(of_thread, _together(parts))))
 
 
 def in_threads(work: Callable[[S], T], items: Iterable[S]) -> list[T]:
@@ -70,19 +76,16 @@ def ahead(work: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None
         concurrent.futures.wait(begun)  # nothing goes on behind an error
 
 
-def _together(
-    parts: list[tuple[int, int, int]],
-) -> Iterator[list[tuple[int, int, int]]]:
+def _together(parts: list[Part]) -> Iterator[list[Part]]:
     """Parts of about a chunk in all, in their order."""
-    some: list[tuple[int, int, int]] = []
+    some: list[Part] = []
     size = 0
-    for part in parts:
-        _, start, end = part
-        if some and size + end - start > _CHUNK:
+    for number, part in parts:
+        if some and size + part.stop - part.start > _CHUNK:
             yield some
             some, size = [], 0
-        some.append(part)
-        size += end - start
+        some.append((number, part))
+        size += part.stop - part.start
     if some:
         yield some
 

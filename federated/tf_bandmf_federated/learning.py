@@ -34,14 +34,18 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tf_bandmf import Plan
-from tf_bandmf.noise import NoiseGenerator, NoiseState
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf_federated.aggregators import MinSepNoiseFactory, num_parameters_of
 from tf_bandmf_federated.client_work import tagged_client_work
 from tf_bandmf_federated.host_noise import HostNoise, find_aggregator, replace_noise
 from tf_bandmf_federated.noise_uses import NoiseUses
-from tf_bandmf_federated.server_noise import choose_place, number_of_inputs
+from tf_bandmf_federated.plan_checks import check_horizon
+from tf_bandmf_federated.server_noise import (
+    NoiseInState,
+    choose_place,
+    number_of_inputs,
+)
 
 # What TFF's own learning processes add up.
 _TEMPLATES = tff.learning.templates
@@ -55,13 +59,16 @@ Model = Union[
 class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     """A `LearningProcess` that knows its plan and which round comes next.
 
-    Build it with `build_fed_avg`.
+    Build it with `build_fed_avg`. Its `next` is a computation of TFF. When it is called on
+    values, it raises ValueError if the noise of the state's round was already used and not
+    handed out again by `prepare(..., replay=True)`.
 
     Attributes:
       plan: what the run does.
       noise_place: "state" or "host".
       host_noise: what makes the noise of "host", or None.
       settings: what else defines the process, as plain values: a run keeps it.
+      uses: which rounds were begun in this process.
     """
 
     def __init__(
@@ -74,7 +81,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     ) -> None:
         super().__init__(
             process.initialize,
-            process.next,
+            _NextOnce(process.next, self),
             process.get_model_weights,
             process.set_model_weights,
             get_hparams_fn=process.get_hparams,
@@ -84,18 +91,7 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         self.num_parameters = num_parameters
         self.host_noise = host_noise
         self.settings = dict(settings)
-        self._state_uses = NoiseUses()  # where TFF's state holds the noise
-        self._next_once = _NextOnce(process.next, self)
-
-    @property
-    def next(self) -> tff.Computation:
-        """One round, as a computation of TFF, which uses a round's noise once.
-
-        Raises:
-          ValueError: when called on values, if the noise of the state's round was
-            already used and not handed out again by `prepare(..., replay=True)`.
-        """
-        return self._next_once
+        self.uses = NoiseUses() if host_noise is None else host_noise.uses
 
     @property
     def noise_place(self) -> str:
@@ -137,11 +133,11 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
           ValueError: past the plan's last round; if the round was already begun in this
             process and `replay` is False; if the state belongs to another key.
         """
-        self._check_horizon(state)
+        check_horizon(self.plan, self.round_number(state))
         if self.host_noise is not None:
             return self.host_noise.prepare(state, replay, inputs)
         if replay:
-            self._state_uses.begin(self.key_id(state), self.round_number(state), replay)
+            self.uses.begin(self.key_id(state), self.round_number(state), replay)
         if not inputs:
             return state
         noise = find_aggregator(state)["noise"]
@@ -158,31 +154,14 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         Raises:
           ValueError: past the plan's last round.
         """
-        current = self._check_horizon(state)
+        current = self.round_number(state)
+        check_horizon(self.plan, current)
         if self.host_noise is not None:
             return self.host_noise.skip(state)
-        self._state_uses.pass_over(self.key_id(state), current)
-        generator = NoiseGenerator(
-            self.plan.strategy,
-            self.num_parameters,
-            jit_compile=False,
-            generator=self.plan.generator,
-        )
-        noise = find_aggregator(state)["noise"]
-        kept = NoiseState(tf.constant(noise["step_keys"]), tf.constant(noise["buffer"]))
-        _, after = generator.next(kept, tf.constant(current, tf.int64))
-        noise = collections.OrderedDict(noise, buffer=after.buffer.numpy())
-        return replace_noise(state, noise, current + 1)
-
-    def _check_horizon(self, state: Any) -> int:
-        """The state's round, if the plan has it."""
-        n, current = self.plan.num_steps, self.round_number(state)
-        if current >= n:
-            raise ValueError(
-                f"The plan has {n} rounds and all are done: its privacy budget is spent. "
-                f"More rounds need a new plan."
-            )
-        return current
+        self.uses.pass_over(self.key_id(state), current)
+        noise = NoiseInState(self.plan, self.num_parameters)
+        after = noise.skip(find_aggregator(state)["noise"], current)
+        return replace_noise(state, after, current + 1)
 
     def use_of(self, state: Any) -> tuple[int, int] | None:
         """Run and round whose noise `next` would use; None if unknown.
@@ -203,11 +182,6 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
             return (int(noise["run_id"]), current) if is_ready else None
         except (TypeError, KeyError, ValueError):
             return None
-
-    @property
-    def uses(self) -> NoiseUses:
-        """Which rounds were begun in this process."""
-        return self._state_uses if self.host_noise is None else self.host_noise.uses
 
 
 class _NextOnce(tff.framework.ConcreteComputation):
@@ -313,7 +287,7 @@ def build_fed_avg(
     process = _TEMPLATES.compose_learning_process(
         initial_weights,
         _TEMPLATES.build_broadcast_process(weights_type),
-        tagged_client_work(work, factory.tags),
+        tagged_client_work(work),
         factory.create(weights_type.trainable),
         _TEMPLATES.build_apply_optimizer_finalizer(server_optimizer_fn, weights_type),
     )

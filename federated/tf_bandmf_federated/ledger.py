@@ -23,8 +23,8 @@ on the disk before the call returns. Two tables:
 
 The version is that of the digest that binds the round's noise.
 
-`participations`: device and round, for the question who may take part. A sum of digests of
-its rows is in the entries.
+`participations`: device and round, for the question who may take part: the cohorts of the
+entries once more, which are compared when the file is opened.
 
 A skipped round has no result, but the model as it stood before it may be released in its
 place. Names of devices are in it: only the owner may read the file (mode 0600).
@@ -47,7 +47,7 @@ import numpy as np
 from tf_bandmf.files import private as private_files
 from tf_bandmf.noise import digests
 from tf_bandmf_federated import participations
-from tf_bandmf_federated.accounting import MeasuredParticipation
+from tf_bandmf_federated.accounting import Counts, MeasuredParticipation
 
 _FORMAT = "tf-bandmf-federated ledger 6"
 _BEFORE_FIRST = "0" * 64
@@ -126,7 +126,7 @@ class Ledger:
         private_files.check_mode(path)  # which SQLite gives its journal, too
         self._digest = _BEFORE_FIRST
         self._rounds: dict[int, RoundRecord] = {}
-        self._counts: dict[int, participations.SealedCounts] = {}
+        self._counts: dict[int, Counts] = {}
         self.initial_digest: str | None = None
         self._database: sqlite3.Connection | None = None
         try:
@@ -182,15 +182,17 @@ class Ledger:
         Returns:
           int64, shape [names, 2]: last round, `NEVER` for none, and participations.
         """
+        query = [round_number, json.dumps(list(names))]
         with self._transaction() as database:
-            return participations.records(database, names, round_number)
+            rows = database.execute(participations.RECORDS, query).fetchall()
+        return np.array(rows, np.int64).reshape(-1, 2)
 
     def measured(self, num_rounds: int) -> MeasuredParticipation:
         """Separation and participations of the first rounds, as they were begun."""
         return self._counts_of(num_rounds - 1).measured(num_rounds)
 
-    def _counts_of(self, round_number: int) -> participations.SealedCounts:
-        return self._counts.get(round_number, participations.SealedCounts())
+    def _counts_of(self, round_number: int) -> Counts:
+        return self._counts.get(round_number, Counts())
 
     def started(
         self,
@@ -221,9 +223,9 @@ class Ledger:
         if round_number in self._rounds:
             self._append(**entry)  # raises unless all is the same
             return
-        before = self._counts_of(round_number - 1)
-        with self._transaction() as database:
-            counts = participations.added(database, before, cohort, round_number)
+        counts = dataclasses.replace(self._counts_of(round_number - 1))
+        for record in self.records(cohort, round_number).tolist():
+            counts.add(round_number, *record)
         entry.update(drawn=draw(), counts=dataclasses.astuple(counts))
         self._take(entry)
         self._write(entry, cohort)
@@ -340,19 +342,14 @@ class Ledger:
         if number == 0:
             self._write(expected)
             private_files.sync_folder(os.path.dirname(os.path.abspath(self._path)))
-        found = participations.counted(self._database)
-        if found != self._counts_of(max(self._rounds, default=-1)):
+        if self._database.execute(participations.IS_WHOLE).fetchone() != (1,):
             raise ValueError(self._damaged("Its table of participations"))
 
     def _of_another_run(self, found: dict[str, Any], expected: dict[str, Any]) -> str:
-        names = [
-            name
-            for name in {**expected, **found}
-            if found.get(name) != expected.get(name)
-        ]
         differences = "; ".join(
             f"{name} was {found.get(name)!r} and is {expected.get(name)!r}"
-            for name in names
+            for name in {**expected, **found}
+            if found.get(name) != expected.get(name)
         )
         return (
             f"{self._path} is of another run: {differences}. Go on with the plan, the "
@@ -389,7 +386,7 @@ class Ledger:
             )
             self._rounds[number] = self._started(known, record)
             if known is None:
-                self._counts[number] = participations.SealedCounts(*entry["counts"])
+                self._counts[number] = Counts(*entry["counts"])
             return
         if known is None:
             raise ValueError(f"Round {number} was not begun: it cannot be {kind}.")

@@ -17,6 +17,7 @@ from tf_bandmf.sampling.random_bits import random_words
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.digests import digest_of_data
 from tf_bandmf_federated.participation_table import Cohort, ParticipationTable
+from tf_bandmf_federated.plan_checks import check_horizon
 
 if TYPE_CHECKING:
     from tf_bandmf_federated.data_source import MinSepDataSource
@@ -90,11 +91,7 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
         """
         wanted = self._wanted(k)
         source, current = self._source, self._round
-        if current >= source.plan.num_steps:
-            raise ValueError(
-                f"The plan has {source.plan.num_steps} rounds and all were selected "
-                f"for. More rounds need a new plan."
-            )
+        check_horizon(source.plan, current)
         available = source.availability.present(
             current, source.client_ids, self._stream(b"availability")
         )
@@ -155,8 +152,7 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
           TypeError: if a name is not a string.
           ValueError: if a name comes twice; past the plan's last round.
         """
-        if self._round >= self._source.plan.num_steps:
-            raise ValueError(f"Round {self._round} is past the plan's last one.")
+        check_horizon(self._source.plan, self._round)
         wrong = [name for name in clients if not isinstance(name, str)]
         if wrong:
             raise TypeError(f"Names of clients must be strings, found {wrong[0]!r}.")

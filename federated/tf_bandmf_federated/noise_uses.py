@@ -20,11 +20,6 @@ class NoiseUses:
         self._last: dict[int, int] = {}
         self._ready: set[tuple[int, int]] = set()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no round was begun."""
-        return not self._last
-
     def begin(self, run: int, round_number: int, replay: bool) -> None:
         """A round begins, and may have one result.
 

@@ -69,7 +69,7 @@ class ParticipationTable:
         """They took part, or are taken to have done so."""
         for name in cohort.clients:
             last, count = self._record_of(name)
-            self._counts.add(name, cohort.round_number, last, count)
+            self._counts.add(cohort.round_number, last, count)
             self._records[name] = (cohort.round_number, count + 1)
 
     def measured(self, num_rounds: int) -> MeasuredParticipation:
@@ -94,7 +94,7 @@ class ParticipationTable:
         }
         counts = [count for _, count in self._records.values()]
         gap, most = config["smallest_gap"], max(counts, default=0)
-        self._counts = Counts(len(counts), sum(counts), gap, most)
+        self._counts = Counts(len(counts), gap, most, sum(counts))
 
     def _record_of(self, name: str) -> tuple[int, int]:
         return self._records.get(name, (NEVER, 0))

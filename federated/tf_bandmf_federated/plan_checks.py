@@ -42,6 +42,15 @@ def check_plan(plan: Plan, num_rounds: int | None = None) -> MinSep:
     return participation
 
 
+def check_horizon(plan: Plan, round_number: int) -> None:
+    """Raises ValueError unless the plan has this round."""
+    if not 0 <= round_number < plan.num_steps:
+        raise ValueError(
+            f"The plan has {plan.num_steps} rounds, found round {round_number}. Its "
+            f"privacy budget is spent; more rounds need a new plan."
+        )
+
+
 def clients_per_round_of(plan: Plan, clients_per_round: float | None) -> float:
     """The public denominator: the expected number of clients in a round.
 

@@ -31,7 +31,6 @@ saved, and it releases the whole state, noise key included.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from typing import Any
 
@@ -41,9 +40,7 @@ import tensorflow_federated as tff
 from tf_bandmf_federated.accounting import MeasuredParticipation
 from tf_bandmf_federated.data_source import MinSepDataSource
 from tf_bandmf_federated.learning import PrivateLearningProcess
-from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.program_state import PrivateProgramStateManager
-from tf_bandmf_federated.rounds import ProgramState
 from tf_bandmf_federated.running import Run
 
 
@@ -112,20 +109,9 @@ async def train_model(
     """
     _check_same_plan(process, data_source)
     engine = _TffEngine(process)
-
-    async def first(ledger: Ledger) -> ProgramState:
-        return ProgramState(
-            await tff.program.materialize_value(process.initialize()),
-            _zeros_of(process.next.type_signature.result.metrics.member),
-            data_source.iterator(),
-        )
-
     run = Run(
-        plan=process.plan,
         engine=engine,
-        settings=process.settings,
-        host_noise=process.host_noise,
-        first=first,
+        cohorts=lambda ledger: data_source.iterator(),
         private_dir=private_dir,
         states=lambda folder: (
             program_state_manager or PrivateProgramStateManager(folder)
@@ -147,9 +133,18 @@ class _TffEngine:
 
     def __init__(self, process: PrivateLearningProcess) -> None:
         self._process = process
+        self.plan, self.settings = process.plan, process.settings
+        self.host_noise = process.host_noise
         self.round_number = process.round_number
         self.key_id = process.key_id
         self.skip_round = process.skip_round
+
+    async def initial_state(self) -> Any:
+        return await tff.program.materialize_value(self._process.initialize())
+
+    def no_metrics(self) -> Any:
+        metrics_type = self._process.next.type_signature.result.metrics.member
+        return tff.types.structure_from_tensor_type_tree(_zeros, metrics_type)
 
     def prepare(self, state: Any, inputs: str) -> Any:
         # Whether the round may be run again is for the ledger to say.
@@ -157,9 +152,6 @@ class _TffEngine:
 
     def hyper_parameters(self, state: Any) -> Any:
         return self._process.get_hparams(state)
-
-    def skipped_metrics(self, metrics: Any) -> Any:
-        return metrics  # which are not released
 
     async def run(self, state: Any, selected: Any) -> tuple[Any, Any]:
         output = self._process.next(state, selected)
@@ -189,14 +181,6 @@ def _check_same_plan(
         raise ValueError("process and data_source must be of one plan.")
 
 
-def _zeros_of(value_type: tff.Type) -> Any:
-    """A value of a type, in dictionaries and lists."""
-    if isinstance(value_type, tff.TensorType):
-        shape = [size or 0 for size in value_type.shape or ()]
-        return np.zeros(shape, value_type.dtype)
-    if isinstance(value_type, tff.StructType):
-        items = tff.structure.to_elements(value_type)
-        if items and items[0][0] is None:
-            return [_zeros_of(item) for _, item in items]
-        return collections.OrderedDict((n, _zeros_of(item)) for n, item in items)
-    raise TypeError(f"Metrics must be structures of tensors, found {value_type}.")
+def _zeros(tensor_type: tff.TensorType) -> np.ndarray:
+    """An array of a type."""
+    return np.zeros([size or 0 for size in tensor_type.shape or ()], tensor_type.dtype)

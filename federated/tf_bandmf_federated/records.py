@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import collections
-import math
 from typing import Any
 
 import tensorflow as tf
 
 from tf_bandmf import MinSep
 from tf_bandmf_federated.eligibility import contradicts_itself, may_take_part
-
-
-def check_zeroing_norm(zeroing_norm: float | None, l2_norm_clip: float) -> None:
-    """Raises ValueError unless the zeroing norm is None or above the clip norm."""
-    if zeroing_norm is None:
-        return
-    if not (math.isfinite(zeroing_norm) and zeroing_norm > l2_norm_clip):
-        raise ValueError(
-            f"zeroing_norm must be finite and above the plan's l2_norm_clip = "
-            f"{l2_norm_clip:g}, found {zeroing_norm}."
-        )
 
 
 def is_early(

@@ -17,6 +17,8 @@ from tf_bandmf_federated.digests import digest_of
 from tf_bandmf_federated.ledger import Ledger, RoundRecord, is_same
 
 if TYPE_CHECKING:
+    from tf_bandmf import Plan
+    from tf_bandmf_federated.host_noise import HostNoise
     from tf_bandmf_federated.running import Run
 
 
@@ -51,7 +53,25 @@ class Cohorts(Protocol):
 
 
 class Engine(Protocol):
-    """What runs a round. States are whatever it likes that `digest_of` can digest."""
+    """What runs a round. States are whatever it likes that `digest_of` can digest.
+
+    Attributes:
+      plan: what the run does.
+      settings: what else makes it what it is, as plain values: the ledger keeps them.
+      host_noise: what makes the noise, or None if the state holds it.
+    """
+
+    plan: Plan
+    settings: dict[str, Any]
+
+    @property
+    def host_noise(self) -> HostNoise | None: ...
+
+    async def initial_state(self) -> Any:
+        """The state before round 0 of a new run."""
+
+    def no_metrics(self) -> Any:
+        """Metrics of a round without a result, in the structure of the others."""
 
     def round_number(self, state: Any) -> int:
         """The round, from 0, that comes next."""
@@ -70,9 +90,6 @@ class Engine(Protocol):
 
     def skip_round(self, state: Any) -> Any:
         """The state after a round without a result."""
-
-    def skipped_metrics(self, metrics: Any) -> Any:
-        """Metrics of a round without a result, in the structure of those before."""
 
     async def weights(self, state: Any) -> Any:
         """The model, as it is released; for `digest_of`."""
@@ -151,7 +168,8 @@ class Rounds:
                 f"round {state.data_iterator.round_number}: it was not saved by this "
                 f"program."
             )
-        if any(known.key_id != self._key_id(state) for known in rounds.values()):
+        key_id = self.engine.key_id(state.state)
+        if any(known.key_id != key_id for known in rounds.values()):
             raise ValueError(
                 "The ledger is of a run with another noise key. State and ledger must "
                 "be of one run."
@@ -212,7 +230,7 @@ class Rounds:
         names = list(iterator.cohort)
         record = RoundRecord(
             round_number=number,
-            key_id=self._key_id(state),
+            key_id=self.engine.key_id(state.state),
             cohort_digest=digest_of([names, iterator.digest_of_selected(data)]),
             state_digest=self._digest_of(state),
         )
@@ -243,11 +261,8 @@ class Rounds:
             self.ledger.skipped(known.round_number, reason)
         iterator = copy.deepcopy(state.data_iterator)
         iterator.count_round(self.ledger.cohort(known.round_number))
-        after = ProgramState(
-            self.engine.skip_round(state.state),
-            self.engine.skipped_metrics(state.metrics),
-            iterator,
-        )
+        skipped = self.engine.skip_round(state.state)
+        after = ProgramState(skipped, self.engine.no_metrics(), iterator)
         return await self._kept(after)
 
     def _digest_of(self, state: ProgramState) -> str:
@@ -282,9 +297,6 @@ class Rounds:
             if known.release_digest in (None, digest):
                 await self.run.models.release(weights, key=rounds_done)
         self.ledger.released(rounds_done - 1)
-
-    def _key_id(self, state: ProgramState) -> int:
-        return self.engine.key_id(state.state)
 
 
 def _check_version(known: RoundRecord | None) -> None:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
-from tf_bandmf import Plan
 from tf_bandmf.files import private as private_files
 from tf_bandmf.participation.checks import positive_int
 from tf_bandmf_federated.accounting import MeasuredParticipation
-from tf_bandmf_federated.host_noise import KEY_FILE, HostNoise
+from tf_bandmf_federated.host_noise import KEY_FILE
 from tf_bandmf_federated.ledger import Ledger
 from tf_bandmf_federated.plan_checks import check_plan
-from tf_bandmf_federated.rounds import Engine, ProgramState, Releasing, Rounds, States
+from tf_bandmf_federated.rounds import (
+    Cohorts,
+    Engine,
+    ProgramState,
+    Releasing,
+    Rounds,
+    States,
+)
 from tf_bandmf_federated.state_files import StateFiles
 
 # No names that Flower puts into the bundle it sends to every node.
@@ -31,11 +36,8 @@ class Run:
     """What a run is made of. It goes on where an interrupted one ended.
 
     Attributes:
-      plan: what the run does.
       engine: runs its rounds.
-      settings: what else makes it what it is, as plain values: the ledger keeps them.
-      host_noise: what makes the noise, or None if the engine's state holds it.
-      first: makes the state before round 0, for a run with this ledger.
+      cohorts: makes what selects devices, for a run with this ledger.
       private_dir: for ledger, key and states; created with mode 0700.
       states: makes what saves states, in a folder of `private_dir`.
       clients_per_round: to select.
@@ -48,11 +50,8 @@ class Run:
         released after it was.
     """
 
-    plan: Plan
     engine: Engine
-    settings: dict[str, Any]
-    host_noise: HostNoise | None
-    first: Callable[[Ledger], Awaitable[ProgramState]]
+    cohorts: Callable[[Ledger], Cohorts]
     private_dir: str
     states: Callable[[str], States] = StateFiles
     clients_per_round: int | None = None
@@ -71,12 +70,15 @@ class Run:
                 f"{self.interrupted_round!r}."
             )
         if self.total_rounds is not None:
-            check_plan(self.plan, positive_int("total_rounds", self.total_rounds))
+            check_plan(
+                self.engine.plan, positive_int("total_rounds", self.total_rounds)
+            )
 
     @property
     def num_rounds(self) -> int:
         """Rounds of the whole run, over all restarts; a model is released at their end."""
-        return self.plan.num_steps if self.total_rounds is None else self.total_rounds
+        planned = self.engine.plan.num_steps
+        return planned if self.total_rounds is None else self.total_rounds
 
     async def finish(self) -> tuple[ProgramState, MeasuredParticipation]:
         """Runs what is left.
@@ -90,14 +92,16 @@ class Run:
           ValueError: if its files are damaged, missing, or of another run; if more
             rounds were begun than `total_rounds`. What a round raises is passed on.
         """
-        total, folder = self.num_rounds, self.private_dir
+        total, folder, engine = self.num_rounds, self.private_dir, self.engine
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        made_for = {"plan": self.plan.fingerprint, **self.settings}
+        made_for = {"plan": engine.plan.fingerprint, **engine.settings}
         with Ledger(os.path.join(folder, LEDGER_FILE), made_for) as ledger:
             private_files.remove_unfinished(folder)
             states = self.states(os.path.join(folder, STATES_FOLDER))
             self._keep_noise(is_new=not ledger.rounds)
-            first = await self.first(ledger)
+            first = ProgramState(
+                await engine.initial_state(), engine.no_metrics(), self.cohorts(ledger)
+            )
             program = Rounds(self, ledger, states)
             if len(ledger.rounds) > total:
                 raise ValueError(
@@ -111,8 +115,8 @@ class Run:
                 state = await program.run_round(state)
                 if self.after_round is not None:
                     self.after_round(state)
-            if self.host_noise is not None:
-                self.host_noise.note_rounds(program.round_number(state))
+            if engine.host_noise is not None:
+                engine.host_noise.note_rounds(program.round_number(state))
             skipped = tuple(
                 t for t, known in ledger.rounds.items() if known.skipped_because
             )
@@ -123,13 +127,14 @@ class Run:
 
     def _keep_noise(self, is_new: bool) -> None:
         """Gives the noise the run's key, or keeps the noise's for the run."""
-        if self.host_noise is None:
+        noise, plan = self.engine.host_noise, self.engine.plan
+        if noise is None:
             return
         path = os.path.join(self.private_dir, KEY_FILE)
-        has_key = self.plan.test_seed is not None or os.path.exists(path)
+        has_key = plan.test_seed is not None or os.path.exists(path)
         if not (is_new or has_key):
             raise ValueError(
                 f"The ledger says that rounds were begun, but the noise key is not at "
                 f"{path}: the run cannot go on with another one."
             )
-        self.host_noise.keep_in(self.private_dir)
+        noise.keep_in(self.private_dir)

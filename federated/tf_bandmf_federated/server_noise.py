@@ -13,7 +13,6 @@ of tensors.
 
 from __future__ import annotations
 
-import abc
 import collections
 import hashlib
 
@@ -21,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import Plan
-from tf_bandmf.noise import NoiseGenerator, digests
+from tf_bandmf.noise import NoiseGenerator, NoiseState, digests
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import halves
 from tf_bandmf_federated.secret_words import fresh_words
@@ -56,33 +55,7 @@ def choose_place(noise: str, plan: Plan, num_parameters: int) -> str:
     return "state" if floats <= MAX_STATE_FLOATS else "host"
 
 
-class ServerNoise(abc.ABC):
-    """Noise of a round as a pure function of the round and a state."""
-
-    @abc.abstractmethod
-    def initial_state(self) -> State:
-        """The state before round 0, made by the graph that runs."""
-
-    @abc.abstractmethod
-    def next(
-        self, state: State, round_number: tf.Tensor, total: tf.Tensor
-    ) -> tuple[tf.Tensor, State]:
-        """The noise of a round and the state after it.
-
-        Args:
-          state: after the rounds before.
-          round_number: int64 scalar.
-          total: what the noise is added to, float32, shape [num_parameters].
-
-        Returns:
-          Row `round_number` of `C^-1 Z`, float32, shape [num_parameters], and the state.
-
-        Raises:
-          InvalidArgumentError: at run time, if the round is past the plan's end.
-        """
-
-
-class NoiseInState(ServerNoise):
+class NoiseInState:
     """The state holds the keys of all rounds and the ring buffer.
 
     `step_keys`, uint64 [num_steps, 2], 128 bits from the operating system for each round
@@ -110,6 +83,7 @@ class NoiseInState(ServerNoise):
         self._test_seed = plan.test_seed
 
     def initial_state(self) -> State:
+        """The state before round 0, made by the graph that runs."""
         n, d = self._generator.num_steps, self._generator.num_parameters
         if self._test_seed is None:
             keys = fresh_words([n, self._generator.key_words])
@@ -132,6 +106,19 @@ class NoiseInState(ServerNoise):
     def next(
         self, state: State, round_number: tf.Tensor, total: tf.Tensor
     ) -> tuple[tf.Tensor, State]:
+        """The noise of a round and the state after it.
+
+        Args:
+          state: after the rounds before.
+          round_number: int64 scalar.
+          total: what the noise is added to, float32, shape [num_parameters].
+
+        Returns:
+          Row `round_number` of `C^-1 Z`, float32, shape [num_parameters], and the state.
+
+        Raises:
+          InvalidArgumentError: at run time, if the round is past the plan's end.
+        """
         keys, buffer = state["step_keys"], state["buffer"]
         step = self._generator.checked_step(round_number)
         if self._test_seed is None:
@@ -147,6 +134,12 @@ class NoiseInState(ServerNoise):
         unsaid = tf.constant(_UNSAID)
         return noise, State(state, step_keys=keys, inputs=unsaid, buffer=buffer)
 
+    def skip(self, state: State, round_number: int) -> State:
+        """The state after a round whose noise nobody gets; arrays, outside of TFF."""
+        kept = NoiseState(tf.constant(state["step_keys"]), tf.constant(state["buffer"]))
+        _, after = self._generator.next(kept, tf.constant(round_number, tf.int64))
+        return State(state, buffer=after.buffer.numpy())
+
 
 def number_of_inputs(inputs: str) -> np.int64:
     """What a text is in a state that holds its noise, with at least 63 bits; never 0."""
@@ -159,7 +152,7 @@ def _said_or_drawn(inputs: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.equal(inputs, _UNSAID), drawn, inputs)
 
 
-class NoiseFromHost(ServerNoise):
+class NoiseFromHost:
     """The host puts the noise of one round into the state; it is used for that one.
 
     The state holds `run_id`, int64, random and public: one for each `initialize`;
@@ -178,6 +171,7 @@ class NoiseFromHost(ServerNoise):
         self._generator = NoiseGenerator(plan.strategy, num_parameters)
 
     def initial_state(self) -> State:
+        """As that of `NoiseInState`."""
         return State(
             run_id=tf.bitcast(fresh_words([]), tf.int64),
             key_id=tf.constant(0, tf.int64),
@@ -189,6 +183,7 @@ class NoiseFromHost(ServerNoise):
     def next(
         self, state: State, round_number: tf.Tensor, total: tf.Tensor
     ) -> tuple[tf.Tensor, State]:
+        """As that of `NoiseInState`; it also raises if the round was not prepared."""
         step = self._generator.checked_step(round_number)
         d = self._generator.num_parameters
         message = (
@@ -209,8 +204,3 @@ class NoiseFromHost(ServerNoise):
 def _no_values() -> tf.Tensor:
     """An empty vector whose static shape is unknown: TFF's type is float32[?]."""
     return tf.compat.v1.placeholder_with_default(tf.zeros([0]), [None])
-
-
-def server_noise(place: str, plan: Plan, num_parameters: int) -> ServerNoise:
-    """The noise of a place, "state" or "host"."""
-    return (NoiseInState if place == "state" else NoiseFromHost)(plan, num_parameters)

@@ -136,17 +136,12 @@ def _moved(
         _room(r, np.result_type(w, d, rate))
         for w, d, r in zip(weights, direction, room)
     ]
-    flat = [
-        [np.reshape(array, -1) for array in arrays]
-        for arrays in (weights, direction, after)
-    ]
 
-    def move(number: int, start: int, end: int) -> None:
-        w, d, out = (arrays[number][start:end] for arrays in flat)
+    def move(w: np.ndarray, d: np.ndarray, out: np.ndarray) -> None:
         np.multiply(rate, d, out)
         np.add(w, out, out)
 
-    in_chunks([array.size for array in after], move)
+    in_chunks(move, weights, direction, after)
     return after
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.files import private as private_files
 
 _NAME = re.compile(r"state-(\d{8})$")
@@ -36,8 +37,7 @@ class StateFiles:
     """
 
     def __init__(self, directory: str, keep_total: int = 2) -> None:
-        if keep_total < 1:
-            raise ValueError(f"keep_total must be at least 1, found {keep_total}.")
+        whole_number("keep_total", keep_total)
         os.makedirs(directory, mode=0o700, exist_ok=True)
         private_files.remove_unfinished(directory)
         self._directory = directory
@@ -61,15 +61,15 @@ class StateFiles:
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             leaves = [archive[f"leaf_{i}"] for i in range(len(archive.files) - 1)]
             names = archive["names"].tobytes().decode()
+        other = f"{path} is the state of another process: "
         if names != _names(structure):
-            raise ValueError(
-                f"{path} is the state of another process: it holds {names}, expected "
-                f"{_names(structure)}."
+            raise ValueError(f"{other}it holds {names}, expected {_names(structure)}.")
+        loaded = [
+            _restored(other + name, template, value)
+            for name, template, value in zip(
+                names.split(" "), tree.flatten(structure), leaves
             )
-        templates = tree.flatten(structure)
-        for name, template, value in zip(names.split(" "), templates, leaves):
-            _check_leaf(path, name, template, value)
-        loaded = [_restored(*pair) for pair in zip(templates, leaves)]
+        ]
         return tree.unflatten_as(structure, loaded)
 
     async def load_latest(self, structure: Any) -> tuple[Any, int]:
@@ -123,14 +123,15 @@ def _write_archive(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _is_serializable(leaf: Any) -> bool:
-    return hasattr(leaf, "to_bytes") and hasattr(type(leaf), "from_bytes")
+    # Integers have methods of these names, too.
+    has_both = hasattr(leaf, "to_bytes") and hasattr(type(leaf), "from_bytes")
+    return has_both and not isinstance(leaf, (int, np.generic))
 
 
 def _array(leaf: Any) -> np.ndarray:
     if isinstance(leaf, tf.Tensor):
         leaf = leaf.numpy()
-    # Integers have methods of these names, too.
-    if not isinstance(leaf, int) and _is_serializable(leaf):
+    if _is_serializable(leaf):
         return np.frombuffer(leaf.to_bytes(), np.uint8)
     value = np.asarray(leaf)
     if value.dtype.hasobject:
@@ -141,27 +142,19 @@ def _array(leaf: Any) -> np.ndarray:
     return value
 
 
-def _check_leaf(path: str, name: str, template: Any, value: np.ndarray) -> None:
-    """Raises ValueError if a leaf is of another kind than the template's."""
-    if _is_serializable(template) and not isinstance(template, (int, np.generic)):
-        return
-    expected = np.asarray(template)
-    if isinstance(template, (bool, int, float)):
-        expected = expected.astype(value.dtype)  # a Python number has no dtype
-    if (expected.dtype, expected.ndim) != (value.dtype, value.ndim):
-        raise ValueError(
-            f"{path} is the state of another process: {name} has dtype {value.dtype} "
-            f"and shape {value.shape}, expected {expected.dtype} and as many "
-            f"dimensions as {expected.shape}."
-        )
-
-
-def _restored(template: Any, value: np.ndarray) -> Any:
-    if isinstance(template, (bool, int, float)):
-        return type(template)(value)
+def _restored(where: str, template: Any, value: np.ndarray) -> Any:
+    """A leaf that was saved; raises ValueError if the template is of another kind."""
     if _is_serializable(template):
         return template.from_bytes(value.tobytes())
-    return value
+    expected = np.asarray(template)
+    is_plain = isinstance(template, (bool, int, float))  # such a number has no dtype
+    same_dtype = is_plain or expected.dtype == value.dtype
+    if not same_dtype or expected.ndim != value.ndim:
+        raise ValueError(
+            f"{where} has dtype {value.dtype} and shape {value.shape}, expected "
+            f"{expected.dtype} and as many dimensions as {expected.shape}."
+        )
+    return type(template)(value) if is_plain else value
 
 
 def _names(state: Any) -> str:

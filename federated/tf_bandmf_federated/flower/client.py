@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from logging import INFO, WARNING
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -92,6 +93,8 @@ class ParticipationMod:
         number, run = int(config[messages.ROUND]), str(config[messages.RUN])  # type: ignore[arg-type]
         names = list(arrays.keys())
         before = arrays.to_numpy_ndarrays()
+        about: dict[str, Any] = {"plan": self._policy.plan, "run": run, "round": number}
+        about.update(device="", problem="")
         try:
             if config[messages.PLAN] != self._policy.plan:
                 raise Refused("the server has another plan than this device")
@@ -100,22 +103,22 @@ class ParticipationMod:
             update = store.begin(number, request)
         except Refused as error:
             log(INFO, "Round %d is refused: %s.", number, error)
-            return self._reply(
-                message, number, run, "", None, f"{messages.REFUSED}: {error}"
-            )
-        device = store.device
+            about["problem"] = f"{messages.REFUSED}: {error}"
+            return _reply(message, about)
+        about["device"] = store.device
         if update is None:
             try:
                 update = self._update(message, context, call_next, names, before)
             except Exception as error:
                 # Text and type may have private data in them: they stay here.
                 log(WARNING, "Round %d failed: %r", number, error)
-                return self._reply(message, number, run, device, None, messages.FAILED)
+                about["problem"] = messages.FAILED
+                return _reply(message, about)
             store.keep(request, update)
         record = ArrayRecord(
             {name: Array(array) for name, array in zip(names, update, strict=True)}
         )
-        return self._reply(message, number, run, device, record, "")
+        return _reply(message, about, record)
 
     def _update(
         self,
@@ -152,22 +155,6 @@ class ParticipationMod:
             log(WARNING, "The weights are not finite: this device adds zeros.")
         return clipped.update
 
-    def _reply(
-        self,
-        message: Message,
-        number: int,
-        run: str,
-        device: str,
-        arrays: ArrayRecord | None,
-        problem: str,
-    ) -> Message:
-        request = {"plan": self._policy.plan, "run": run, "round": number}
-        about = ConfigRecord({**request, "device": device, "problem": problem})
-        content = RecordDict({messages.REPLY: about})
-        if arrays is not None:
-            content[messages.ARRAYS] = arrays
-        return Message(content, reply_to=message)
-
 
 def private_client_app(
     policy: DevicePolicy, store: Where, also: Iterable[str] = ()
@@ -191,6 +178,15 @@ def private_client_app(
     app = ClientApp(mods=[mod])
     app.query(messages.QUERY_ACTION)(mod.answer)
     return app
+
+
+def _reply(
+    message: Message, about: dict[str, Any], arrays: ArrayRecord | None = None
+) -> Message:
+    content = RecordDict({messages.REPLY: ConfigRecord(about)})
+    if arrays is not None:
+        content[messages.ARRAYS] = arrays
+    return Message(content, reply_to=message)
 
 
 def _digest(

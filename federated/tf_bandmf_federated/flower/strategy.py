@@ -180,10 +180,11 @@ class PrivateFedAvg(Strategy):
             clients_per_round=self._wanted,
             optimizer=self._optimizer,
         )
+        engine.settings.update(engine="flower", names=names)
         result = Result()
 
-        async def first(ledger: Ledger) -> ProgramState:
-            cohorts = AvailableCohorts(
+        def cohorts(ledger: Ledger) -> AvailableCohorts:
+            return AvailableCohorts(
                 ledger,
                 self._devices.present,
                 self._participation,
@@ -191,7 +192,6 @@ class PrivateFedAvg(Strategy):
                 self._min_available,
                 self._wait,
             )
-            return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
 
         def after_round(state: ProgramState) -> None:
             done = engine.round_number(state.state)
@@ -208,11 +208,8 @@ class PrivateFedAvg(Strategy):
                     result.evaluate_metrics_serverapp[done] = found
 
         run = Run(
-            plan=self.plan,
             engine=engine,
-            settings={"engine": "flower", "names": names, **engine.settings},
-            host_noise=engine.host_noise,
-            first=first,
+            cohorts=cohorts,
             private_dir=self._private_dir,
             clients_per_round=self._wanted,
             total_rounds=num_rounds,
