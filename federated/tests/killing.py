@@ -4,6 +4,7 @@ Test files run themselves as a driver that forks a child for each kill.
 """
 
 import collections
+import hashlib
 import os
 import signal
 import sqlite3
@@ -86,10 +87,32 @@ def die_at(moment):
     sqlite3.connect = connected
 
 
+class Left:
+    """What left of a run, and who took part, in files of a folder."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def model(self, rounds_done, weights):
+        content = hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest()
+        self._add("left", f"{rounds_done} {content}")
+
+    def update(self, device, round_number):
+        self._add("took part", f"{device} {round_number}")
+
+    async def release(self, value, key):
+        """As what gets models."""
+        self.model(key, value)
+
+    def _add(self, name, line):
+        with open(self._folder / name, "a") as file:
+            file.write(line + "\n")
+
+
 def check_what_left(folder, num_rounds, separation, participations):
     """One content for each round, and no device too early or too often.
 
-    What left is in files that each child adds to before it goes on.
+    What left is in files that each child adds to before it goes on: see `Left`.
     """
     contents, came = collections.defaultdict(set), collections.defaultdict(set)
     for line in (folder / "left").read_text().splitlines():

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 from hypothesis import strategies as st
+from linear import model_fn
 
 import tf_bandmf
 from tf_bandmf_federated import (
@@ -26,7 +27,6 @@ from tf_bandmf_federated import (
 
 N, B, K = 10, 3, 2
 NUM_CLIENTS = 12
-INPUT_SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1]))
 
 
 def make_plan(n=N, b=B, k=K, **options):
@@ -531,15 +531,6 @@ def test_wrong_arguments_are_refused():
 
 
 # --- With the process that trains.
-
-
-def model_fn():
-    layer = tf.keras.layers.Dense(1, input_shape=(3,), kernel_initializer="zeros")
-    return tff.learning.models.from_keras_model(
-        tf.keras.Sequential([layer]),
-        loss=tf.keras.losses.MeanSquaredError(),
-        input_spec=INPUT_SPEC,
-    )
 
 
 def test_the_process_accepts_every_selected_client():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from linear import INPUT_SPEC, examples, model_fn
 
 import tf_bandmf
 from tf_bandmf import noise
@@ -19,7 +20,6 @@ from tf_bandmf_federated import (
 from tf_bandmf_federated.plan_checks import check_plan
 
 N, B, D, SEED = 6, 3, 4, 2
-INPUT_SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1]))
 OPTIMIZER = tff.learning.optimizers.build_sgdm(0.1)
 
 
@@ -29,24 +29,6 @@ def make_plan(mechanism="bsr", **options):
         mechanism = "bsr:3"
     arguments.update(options)
     return tf_bandmf.plan(mechanism, participation=tf_bandmf.MinSep(B, 2), **arguments)
-
-
-def model_fn():
-    layer = tf.keras.layers.Dense(1, input_shape=(3,), kernel_initializer="zeros")
-    return tff.learning.models.from_keras_model(
-        tf.keras.Sequential([layer]),
-        loss=tf.keras.losses.MeanSquaredError(),
-        input_spec=INPUT_SPEC,
-    )
-
-
-def examples(client, bad=False):
-    rng = np.random.default_rng(client)
-    x = rng.normal(size=(8, 3)).astype(np.float32)
-    if bad:
-        x[0, 0] = np.nan
-    y = x.sum(axis=1, keepdims=True)
-    return tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
 
 
 def first_time(*clients, now=0):

@@ -4,9 +4,11 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -237,6 +239,25 @@ def test_a_fork_does_not_write(path):
             Ledger(path, RUN)
         ledger.result(0, "r")
     assert rounds_of(path)[0].result_digest == "r"
+
+
+def test_a_fork_that_outlives_the_program_does_not_keep_its_lock(path):
+    reading, writing = os.pipe()
+    program = os.fork()
+    if program == 0:
+        ledger = Ledger(path, RUN)
+        ledger.started(0, **START)
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+        os.write(writing, str(child).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    child = int(os.read(reading, 100))
+    os.waitpid(program, 0)
+    try:
+        assert list(rounds_of(path)) == [0]
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_another_run_a_second_program_and_open_files_are_refused(path):

@@ -14,6 +14,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 from ledgers import copy_ledger, number_of_entries
+from linear import INPUT_SPEC, examples, model_fn
+from simulated import Crash
 
 import tf_bandmf
 import tf_bandmf.noise.keys
@@ -32,7 +34,6 @@ from tf_bandmf_federated import (
 LEDGER = "ledger.sqlite3"
 N, B = 5, 2
 CLIENTS_PER_ROUND = 2
-INPUT_SPEC = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1]))
 OPTIMIZER = tff.learning.optimizers.build_sgdm(0.1)
 SERVER = tff.learning.optimizers.build_sgdm(1.0, momentum=0.9)
 
@@ -42,21 +43,6 @@ def make_plan(**options):
     return tf_bandmf.plan(
         "bsr:2", participation=tf_bandmf.MinSep(B, 3), **{**arguments, **options}
     )
-
-
-def model_fn():
-    layer = tf.keras.layers.Dense(1, input_shape=(3,), kernel_initializer="zeros")
-    return tff.learning.models.from_keras_model(
-        tf.keras.Sequential([layer]),
-        loss=tf.keras.losses.MeanSquaredError(),
-        input_spec=INPUT_SPEC,
-    )
-
-
-def examples(client, shift=0.0):
-    rng = np.random.default_rng(client)
-    x = rng.normal(size=(8, 3)).astype(np.float32) + np.float32(shift)
-    return tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(4)
 
 
 def make_source(plan, num_clients=8, shift=0.0, **options):
@@ -94,10 +80,6 @@ another_in_state = functools.cache(lambda: build(PLAN, "state"))
 def another(place):
     """A process that did not see this run; the host's has the key of one run."""
     return another_in_state() if place == "state" else build(PLAN, place)
-
-
-class Crash(BaseException):
-    """What `except Exception` does not catch, as little as a kill."""
 
 
 class Models(tff.program.ReleaseManager):

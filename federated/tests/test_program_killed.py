@@ -147,24 +147,10 @@ def train(folder, kills, dying_round=None, stage=None):
     )
 
 
-def model_fn():
-    layer = tf.keras.layers.Dense(1, input_shape=(3,), kernel_initializer="zeros")
-    return tff.learning.models.from_keras_model(
-        tf.keras.Sequential([layer]),
-        loss=tf.keras.losses.MeanSquaredError(),
-        input_spec=(tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1])),
-    )
-
-
-def examples(client):
-    x = np.random.default_rng(client).normal(size=(8, 3)).astype(np.float32)
-    return tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(4)
-
-
 if __name__ == "__main__":
     import numpy as np
-    import tensorflow as tf
     import tensorflow_federated as tff
+    from linear import examples, model_fn
 
     import tf_bandmf
     from tf_bandmf_federated import (

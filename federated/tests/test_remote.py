@@ -14,8 +14,8 @@ import traceback
 import numpy as np
 import psutil
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
+from linear import examples, model_fn
 
 import tf_bandmf
 from tf_bandmf_federated import (
@@ -38,15 +38,6 @@ def two_workers():
         yield started
 
 
-def model_fn():
-    layer = tf.keras.layers.Dense(1, input_shape=(3,), kernel_initializer="zeros")
-    return tff.learning.models.from_keras_model(
-        tf.keras.Sequential([layer]),
-        loss=tf.keras.losses.MeanSquaredError(),
-        input_spec=(tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1])),
-    )
-
-
 @functools.cache
 def build(mechanism, noise, test_seed=1, **options):
     plan = tf_bandmf.plan(
@@ -65,12 +56,6 @@ def build(mechanism, noise, test_seed=1, **options):
         noise=noise,
         **options,
     )
-
-
-def examples(client):
-    x = np.random.default_rng(client).normal(size=(8, 3)).astype(np.float32)
-    y = x.sum(axis=1, keepdims=True)
-    return tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
 
 
 def cohort(round_number):

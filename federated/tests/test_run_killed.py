@@ -7,7 +7,7 @@ import random
 import sys
 
 import pytest
-from killing import check_what_left, die_at, kill_and_finish, run_driver
+from killing import Left, check_what_left, die_at, kill_and_finish, run_driver
 
 N, B, K, PER_ROUND = 15, 3, 5, 2
 
@@ -48,29 +48,19 @@ def train(folder, moment):
         participation=tf_bandmf.MinSep(B, K),
     )
     devices = SimulatedDevices(str(folder / "devices"), plan, 9)
-    rng = random.Random()
-
-    def leaves(number, weights):
-        content = hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest()
-        with open(folder / "left", "a") as file:
-            file.write(f"{number} {content}\n")
+    rng, left = random.Random(), Left(folder)
 
     def exchange(request, add):
-        leaves(request.round_number, request.weights)
+        left.model(request.round_number, request.weights)
         devices.gone = {name for name in request.names if rng.random() < 0.2}
 
         def took_part(name, update):
             add(name, update)
-            with open(folder / "took part", "a") as file:
-                file.write(f"{name} {request.round_number}\n")
+            left.update(name, request.round_number)
 
         replies = devices.exchange(request, took_part)
         devices.gone = set()
         return replies
-
-    class Models:
-        async def release(self, value, key):
-            leaves(key, value)
 
     engine = FederatedAveraging(
         plan,
@@ -79,7 +69,7 @@ def train(folder, moment):
         clients_per_round=PER_ROUND,
     )
 
-    options = {"clients_per_round": PER_ROUND, "models": Models()}
+    options = {"clients_per_round": PER_ROUND, "models": left}
     run = make_run(engine, devices, folder / "run", **options)
     if moment is not None:
         die_at(moment)
@@ -87,8 +77,6 @@ def train(folder, moment):
 
 
 if __name__ == "__main__":
-    import hashlib
-
     import numpy as np
     from simulated import SimulatedDevices, make_run
 

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import simulated
+from simulated import Crash, Models
 
 import tf_bandmf
 from tf_bandmf.noise import NoiseGenerator, digests
@@ -32,24 +33,6 @@ def make_plan(**options):
 
 PLAN = make_plan()
 TEST_PLAN = make_plan(test_seed=3)
-
-
-class Crash(BaseException):
-    """What nothing catches."""
-
-
-class Models:
-    """All that left, in its order."""
-
-    def __init__(self, dies_at=None):
-        self.released = []
-        self._dies_at = dies_at
-
-    async def release(self, value, key):
-        content = np.concatenate([np.ravel(w) for w in value]).tobytes()
-        self.released.append((key, content))
-        if key == self._dies_at:
-            raise Crash
 
 
 def make_run(tmp_path, devices, plan=PLAN, exchange=None, **options):

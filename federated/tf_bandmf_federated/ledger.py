@@ -352,9 +352,9 @@ class Ledger:
             if found.get(name) != expected.get(name)
         )
         return (
-            f"{self._path} is of another run: {differences}. Go on with the plan, the "
-            f"model and the settings of that run, or begin a new one, with a privacy "
-            f"budget of its own, elsewhere."
+            f"{self._path} is of another run: {differences}. Go on with the version, the "
+            f"plan, the model and the settings of that run, or begin a new one, with a "
+            f"privacy budget of its own, elsewhere."
         )
 
     def _damaged(self, what: str) -> str:

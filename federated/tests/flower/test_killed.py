@@ -10,7 +10,7 @@ import pytest
 # Run as a program, this file has no conftest.
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from killing import check_what_left, die_at, kill_and_finish, run_driver
+from killing import Left, check_what_left, die_at, kill_and_finish, run_driver
 
 N, B, K, PER_ROUND = 8, 2, 4, 2
 
@@ -46,36 +46,26 @@ def serve(folder, moment):
     if moment is not None:
         die_at(moment)
 
-    def leaves(number, weights):
-        content = hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest()
-        with open(folder / "left", "a") as file:
-            file.write(f"{number} {content}\n")
-
-    real = grid.push_messages
+    left, real = Left(folder), grid.push_messages
 
     def push(messages):
         messages = list(messages)
         for message in messages[:1]:
             if message.metadata.message_type == "train":
                 number = message.content["config"]["tf-bandmf.round"]
-                leaves(number, message.content["arrays"].to_numpy_ndarrays())
+                left.model(number, message.content["arrays"].to_numpy_ndarrays())
         return real(messages)
 
     def look(reply):
         about = reply.content["tf-bandmf"]
         if not about["problem"]:
-            with open(folder / "took part", "a") as file:
-                file.write(f"{about['device']} {about['round']}\n")
+            left.update(about["device"], about["round"])
         return reply
 
     grid.push_messages, grid.change = push, look
 
-    class Models:
-        async def release(self, value, key):
-            leaves(key, value)
-
     strategy = PrivateFedAvg(
-        plan, str(folder / "run"), clients_per_round=PER_ROUND, models=Models()
+        plan, str(folder / "run"), clients_per_round=PER_ROUND, models=left
     )
     strategy.start(grid, initial_arrays(), timeout=5.0)
     measured = dataclasses.asdict(strategy.measured)
@@ -84,7 +74,6 @@ def serve(folder, moment):
 
 if __name__ == "__main__":
     import dataclasses
-    import hashlib
 
     from flwr.supercore.task_identity import TaskIdentity
     from one_process import OneProcess, initial_arrays

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from one_process import OneProcess, initial_arrays
+from simulated import Crash, Models
 
 import tf_bandmf
 from tf_bandmf_federated import measured_guarantee, write_report
@@ -26,21 +27,6 @@ def make_plan(**options):
 
 PLAN = make_plan()
 TEST_PLAN = make_plan(test_seed=3)
-
-
-class Crash(BaseException):
-    """What nothing catches."""
-
-
-class Models:
-    def __init__(self, dies_at=None):
-        self.released, self._dies_at = [], dies_at
-
-    async def release(self, value, key):
-        content = np.concatenate([np.ravel(w) for w in value]).tobytes()
-        self.released.append((key, content))
-        if key == self._dies_at:
-            raise Crash
 
 
 def make_strategy(tmp_path, plan=PLAN, **options):
