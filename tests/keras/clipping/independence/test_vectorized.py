@@ -156,3 +156,32 @@ def test_nothing_of_a_failed_attempt_runs():
     model = cases.model_with(layer)
     assert cases.largest_change(model) <= 1 + 1e-3
     assert cases.executed_alone(model) == (layer,)
+
+
+@pytest.mark.parametrize("acts, calls", [(False, 2), (True, 3)])
+def test_what_the_function_itself_raises_is_passed_on(acts, calls):
+    called = []
+
+    def one(x, dies_at):
+        called.append(x)
+        if len(called) == dies_at:
+            raise ValueError("of the caller")
+        checks = [tf.raw_ops.Assert(condition=x < 9.0, data=[x])] if acts else []
+        with tf.control_dependencies(checks):
+            return [2.0 * x]
+
+    def run(dies_at):
+        called.clear()
+        mapped = tf.function(
+            lambda xs: map_examples.map_examples(lambda x: one(x, dies_at), xs, "one")[
+                0
+            ],
+            autograph=False,
+        )
+        return mapped(tf.constant([1.0, 2.0])).numpy().tolist()
+
+    assert run(0) == [2.0, 4.0]  # the control
+    assert len(called) == calls
+    for dies_at in range(1, calls + 1):
+        with pytest.raises(ValueError, match="of the caller"):
+            run(dies_at)

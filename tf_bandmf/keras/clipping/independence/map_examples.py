@@ -44,6 +44,9 @@ def map_examples(
 
     Returns:
       Tensors [B, ...].
+
+    Raises:
+      Exception: what the function itself raises, whenever it is called.
     """
     # Nothing else has seen the copies: who reads them reads one example of them.
     copies = tf.nest.map_structure(tf.identity, elements)
@@ -75,9 +78,7 @@ def _mapped(
         )
         return list(whole.get_concrete_function(specs)(elements)), []
     graph = tf.compat.v1.get_default_graph()
-    vectorize = vectorize and _can_try(function, elements)
     of_one: list[Any] = []
-    known: list[Any] = []
     trace = current_trace()
     start = made = len(graph.get_operations())
 
@@ -87,17 +88,9 @@ def _mapped(
         made = len(graph.get_operations())
         return list(of_one)
 
-    if vectorize:
-        try:
-            with _silent():
-                outputs = list(vectorized_map(noted, elements, known))
-        except Exception:
-            if not of_one:
-                raise  # by the function itself
-            vectorize = False
-    if vectorize and rows_stay_apart(
-        outputs, tf.nest.flatten(elements), known, trace.static_batch if trace else None
-    ):
+    can_try = vectorize and _can_try(function, elements)
+    outputs = _vectorized(noted, elements) if can_try else None
+    if outputs is not None:
         kept = [out for out in of_one if out.graph is graph]
         if trace is not None and len(kept) == len(of_one):
             trace.needs_no_look(graph.get_operations()[made:])
@@ -117,6 +110,36 @@ def _mapped(
     return list(looped), []
 
 
+def _vectorized(
+    function: Callable[[Any], list[tf.Tensor]], elements: Any
+) -> list[Any] | None:
+    """Results of all examples; None if vectorizing fails, or does not keep them apart.
+
+    What the function itself raises is passed on.
+    """
+    trace = current_trace()
+    known: list[Any] = []
+    is_converting = False
+
+    def noted(element: Any) -> list[tf.Tensor]:
+        nonlocal is_converting
+        is_converting = False
+        results = function(element)
+        is_converting = True
+        return results
+
+    try:
+        with _silent():
+            outputs = list(vectorized_map(noted, elements, known))
+    except Exception:
+        if is_converting:
+            return None
+        raise
+    batch = trace.static_batch if trace else None
+    is_apart = rows_stay_apart(outputs, tf.nest.flatten(elements), known, batch)
+    return outputs if is_apart else None
+
+
 def _can_try(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> bool:
     """Whether an attempt to vectorize may stand in the graph, whatever becomes of it.
 
@@ -125,16 +148,19 @@ def _can_try(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> bool:
     """
     beside = FuncGraph("one_example")
     with beside.as_default():
-        function(_given(elements))
-    return not _branches(beside) and (
-        not _acts(beside) or _succeeds(function, elements)
-    )
+        function(_given(elements, 1))
+    if _branches(beside):
+        return False
+    if not _acts(beside):
+        return True
+    with FuncGraph("attempt").as_default():
+        return _vectorized(function, _given(elements, 0)) is not None
 
 
-def _given(elements: Any) -> Any:
-    """Arguments for one example, of the graph that is made."""
+def _given(elements: Any, first_axis: int) -> Any:
+    """Arguments of the graph that is made: all examples, or one without their axis."""
     return tf.nest.map_structure(
-        lambda t: tf.compat.v1.placeholder(t.dtype, t.shape[1:]), elements
+        lambda t: tf.compat.v1.placeholder(t.dtype, t.shape[first_axis:]), elements
     )
 
 
@@ -157,23 +183,6 @@ def _acts(graph: Any) -> bool:
         op.op_def and op.op_def.is_stateful and op.type not in _HARMLESS
         for op in graph.get_operations()
     )
-
-
-def _succeeds(function: Callable[[Any], list[tf.Tensor]], elements: Any) -> bool:
-    """Whether vectorizing succeeds, and keeps examples apart."""
-    trace = current_trace()
-    known: list[Any] = []
-    with FuncGraph("attempt").as_default():
-        given = tf.nest.map_structure(
-            lambda t: tf.compat.v1.placeholder(t.dtype, t.shape), elements
-        )
-        try:
-            with _silent():
-                outputs = list(vectorized_map(function, given, known))
-        except Exception:
-            return False
-        batch = trace.static_batch if trace else None
-        return rows_stay_apart(outputs, tf.nest.flatten(given), known, batch)
 
 
 @contextlib.contextmanager
