@@ -21,6 +21,7 @@ _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\](\{[^}]*\})?")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _OPERATION = re.compile(r"^(\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_SLICES = ("slice", "dynamic-slice")
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call",
     "after-all", "partition-id", "replica-id", "iota", "copy-done", "slice-done",
@@ -161,11 +162,13 @@ def _moved(
         if name not in operations:
             continue
         whole = _bytes(operations[name].shape)
+        if operation.kind in _SLICES:
+            whole = min(whole, _size(operation.shape))
         inner_name = of_number.get(number)
         if inner_name in in_place:
             continue
         uses = [i for i in inside if inner_name in i.operands]
-        if uses and all(use.kind == "dynamic-slice" for use in uses):
+        if uses and all(use.kind in _SLICES for use in uses):
             whole = min(whole, sum(_size(use.shape) for use in uses))
         total += whole
     return total

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_bandmf import matrices, noise, strategies, workloads
-from tf_bandmf.noise import lanes, recurrences
+from tf_bandmf.noise import devices, lanes, passes, recurrences
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.normals import weighted_normals
@@ -42,9 +42,9 @@ def test_lanes_have_the_numbers_of_pairs(terms, size, kind):
 
 
 def test_passes_have_no_rest_where_that_can_be():
-    assert lanes._tiles_of_pass(175) == 35
-    assert lanes._tiles_of_pass(97_657) == 49
-    assert lanes._tiles_of_pass(163) == 64
+    assert passes.tiles_of_pass(175) == 35
+    assert passes.tiles_of_pass(97_657) == 49
+    assert passes.tiles_of_pass(163) == 64
 
 
 @pytest.mark.parametrize("kind", ["GPU", "TPU"])
@@ -121,24 +121,25 @@ def strategies_of_many_terms():
     }
 
 
+def noise_rows(strategy, size, keep_normals=False):
+    # Made anew: what is traced depends on the device.
+    generator = noise.NoiseGenerator(strategy, size, keep_normals=keep_normals)
+    state, rows = generator.initial_state(NoiseKey.for_testing(0)), []
+    for step in range(STEPS):
+        row, state = generator.next(state, tf.constant(step))
+        rows.append(row)
+    return np.stack(rows)
+
+
 @pytest.mark.parametrize("name", strategies_of_many_terms())
 def test_rows_on_an_accelerator_are_those_of_a_cpu(name, monkeypatch):
     strategy = strategies_of_many_terms()[name]
-
-    def run():
-        # Made anew: what is traced depends on the device.
-        generator = noise.NoiseGenerator(strategy, 100)
-        state, rows = generator.initial_state(NoiseKey.for_testing(0)), []
-        for step in range(STEPS):
-            row, state = generator.next(state, tf.constant(step))
-            rows.append(row)
-        return np.stack(rows)
-
-    expected = run()
+    expected = noise_rows(strategy, 100)
     monkeypatch.setattr(recurrences, "device_kind", lambda: "GPU")
     # Of 7 terms the second group has 3, of 9 the third has one.
     monkeypatch.setattr(recurrences, "_TERMS_OF_LANES", 4)
-    np.testing.assert_allclose(run(), expected, rtol=0, atol=1e-5)
+    found = noise_rows(strategy, 100)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "found"), [("GPU", [16]), ("CPU", [4, 1])])
@@ -176,3 +177,86 @@ def test_buffers_of_an_accelerator_are_read_in_one_pass(kind, monkeypatch):
     )
     # The control is the CPU, whose product is a kernel of its own.
     assert (" dot(" in text) == (kind == "CPU")
+
+
+def kept_strategies():
+    workload = workloads.prefix_sum(STEPS)
+    return {
+        "kept": (strategies.bisr(workload, 4), True),
+        "banded": (strategies.bsr(workload, 4), False),
+        "buffered": (strategies_of_many_terms()["buffered"], False),
+    }
+
+
+@pytest.mark.parametrize("name", kept_strategies())
+def test_rows_of_kept_vectors_on_a_tpu_are_those_of_a_cpu(name, monkeypatch):
+    strategy, keep = kept_strategies()[name]
+    # Three passes of 2 tiles, the last of which reaches past the end.
+    size = 6 * passes.TILE - 100
+    expected = noise_rows(strategy, size, keep)
+    monkeypatch.setattr(recurrences, "device_kind", lambda: "TPU")
+    monkeypatch.setattr(passes, "_USUAL", 2)
+    monkeypatch.setattr(passes, "_DIVISORS", [2])
+    np.testing.assert_allclose(
+        noise_rows(strategy, size, keep), expected, rtol=0, atol=1e-5
+    )
+
+
+# One pass; passes of 2 tiles that fit, that reach past the end, with a rest, with a rest
+# that reaches past the end; one number beyond.
+@pytest.mark.parametrize("size", [1500, 6144, 6044, 7168, 7000, 4097])
+def test_passes_make_what_is_made_at_once(size, monkeypatch):
+    monkeypatch.setattr(passes, "_USUAL", 2)
+    monkeypatch.setattr(passes, "_DIVISORS", [2])
+    random = np.random.default_rng(0)
+    kept = random.normal(size=(3, size)).astype("f4")
+    tiles = -(-size // passes.TILE) * passes.TILE
+    drawn = tf.constant(random.normal(size=tiles).astype("f4"))
+
+    def normals(start, count):
+        return tf.slice(drawn, [start * passes.TILE], [count * passes.TILE])
+
+    def then(own, part):
+        return [own + part[2], 2.0 * part - own]
+
+    @tf.function(jit_compile=True, autograph=False)
+    def found(kept):
+        return passes.in_passes(normals, kept, then)
+
+    results = found(tf.constant(kept))
+    for result, expected in zip(results, then(drawn[:size], kept)):
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize(("kind", "whole"), [("TPU", 0), ("CPU", 1)])
+def test_normals_of_a_row_on_a_tpu_are_made_in_parts(kind, whole, monkeypatch):
+    """The control is the CPU, which multiplies and adds whole vectors of them."""
+    monkeypatch.setattr(recurrences, "device_kind", lambda: kind)
+    size = 175 * passes.TILE
+    generator = noise.NoiseGenerator(kept_strategies()["buffered"][0], size)
+    keys = tf.constant(generator.step_keys(NoiseKey.for_testing(0)))
+
+    @tf.function(autograph=False, jit_compile=True)
+    def row(buffer, step):
+        output, update = generator.row(keys, buffer, step)
+        return output, update.values
+
+    arguments = tf.zeros([2, size]), tf.constant(3, tf.int64)
+    text = row.experimental_get_compiler_ir(*arguments)(stage="hlo")
+    made = re.findall(rf"= f32\[(?:2,)?{size}\]\S* (?:multiply|add|dot)\(", text)
+    assert (len(made) > 0) == whole
+
+
+@pytest.mark.parametrize(("kind", "long"), [("TPU", False), ("CPU", True)])
+def test_a_tpu_divides_no_numbers_of_64_bits(kind, long, monkeypatch):
+    """It takes hundreds of kernels for one of them; the control is the CPU."""
+    monkeypatch.setattr(devices, "device_kind", lambda: kind)
+
+    @tf.function(autograph=False, jit_compile=True)
+    def places(steps):
+        return devices.remainder(steps, 7)
+
+    steps = tf.range(-3, 40, dtype=tf.int64)
+    text = places.experimental_get_compiler_ir(steps)(stage="hlo")
+    assert ("s64[43]{0} remainder(" in text) == long
+    np.testing.assert_array_equal(places(steps), steps.numpy() % 7)

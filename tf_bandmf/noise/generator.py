@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.noise.devices import traced_under_xla
+from tf_bandmf.noise.devices import remainder, traced_under_xla
 from tf_bandmf.noise.keys import KEY_WORDS, NoiseKey
-from tf_bandmf.noise.normals import BLOCK, weighted_normals
+from tf_bandmf.noise.normals import BLOCK, rows_of_normals, weighted_normals
 from tf_bandmf.noise.recurrences import recurrence_of
 from tf_bandmf.strategies import Strategy
 
@@ -233,19 +234,56 @@ class NoiseGenerator:
         if may_be_longer and not self.memory_vectors:
             size += -size % _ALIGNED
 
-        def normals(steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-            # Signed, for GPUs gather no unsigned numbers.
-            signed = tf.bitcast(step_keys, tf.int64)
-            signed = tf.gather(signed, steps % tf.shape(step_keys, tf.int64)[0])
-            return weighted_normals(
-                tf.bitcast(signed, tf.uint64),
-                weights,
-                size,
-                first_block,
-                jit_compile=self._jit_compile,
-            )
-
+        normals = _Normals(step_keys, size, first_block, self._jit_compile)
         return self._recurrence.row(normals, buffer, step)
+
+
+class _Normals:
+    """See `recurrences.Normals`; `step_keys` as in `NoiseGenerator.row`."""
+
+    def __init__(
+        self,
+        step_keys: tf.Tensor,
+        size: int,
+        first_block: tf.Tensor | int,
+        jit_compile: bool,
+    ) -> None:
+        self._step_keys = step_keys
+        self._size = size
+        self._first_block = first_block
+        self._jit_compile = jit_compile
+
+    def __call__(self, steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        return weighted_normals(
+            self._keys(steps),
+            weights,
+            self._size,
+            self._first_block,
+            jit_compile=self._jit_compile,
+        )
+
+    def rows(
+        self,
+        steps: tf.Tensor,
+        weights: tf.Tensor,
+        buffer: tf.Tensor,
+        then: Callable[..., list[tf.Tensor]],
+        arguments: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        keys = self._keys(steps)
+        return rows_of_normals(
+            keys, weights, buffer, then, arguments, self._first_block
+        )
+
+    def _keys(self, steps: tf.Tensor) -> tf.Tensor:
+        # Signed, for GPUs gather no unsigned numbers.
+        signed = tf.bitcast(self._step_keys, tf.int64)
+        places = remainder(steps, tf.shape(self._step_keys, tf.int64)[0])
+        signed = tf.gather(signed, places)
+        return tf.bitcast(signed, tf.uint64)
+
+    def __repr__(self) -> str:
+        return "_Normals(<secret>)"
 
 
 def refuse_xla() -> None:

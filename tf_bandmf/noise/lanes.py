@@ -5,30 +5,33 @@ times their size. And where XLA cuts an expression with so many shared parts int
 these exchange words through memory. So every number computes its own pair here, and keeps
 the cosine or the sine: more arithmetic, and no memory. Terms are a dimension, over which
 XLA sums within the kernel: the expression is that of one term, however many there are.
-On a GPU it is one kernel. On a TPU it is a loop, each pass of which is one kernel, whose
-numbers go where they belong.
+On a GPU it is one kernel. On a TPU it is a loop, see `passes`.
 
 The numbers are those of `normals`: the same words, and the same operations on them.
 """
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tf_bandmf.noise.box_muller import one_of_pair
-from tf_bandmf.noise.devices import traced_under_xla
+from tf_bandmf.noise.devices import barrier
+from tf_bandmf.noise.passes import (
+    LANES,
+    ROWS,
+    TILE,
+    NormalsOfTiles,
+    in_passes,
+    tiles_of_pass,
+)
 from tf_bandmf.noise.radius import shared_part
 from tf_bandmf.noise.word_sources import source_of
 
-# A tile of a TPU. So many make a block of `normals`; its pairs have these counters, and
-# what they share those from SHARED on.
-_ROWS, _LANES = 8, 128
-TILE = _ROWS * _LANES
+# So many tiles make a block of `normals`; its pairs have these counters, and what they
+# share those from SHARED on.
 _TILES, _PAIRS, _SHARED = 4, 2 * TILE, 1 << 63
-# Tiles of a pass of a TPU: 256 kB of numbers, or what divides the number of tiles.
-_USUAL, _DIVISORS = 64, range(160, 23, -1)
 
 
 def lane_normals(
@@ -47,12 +50,45 @@ def lane_normals(
       num_normals: static.
       kind: of the device, "TPU" or "GPU".
     """
-    first_block = _not_constant(first_block)
+    first_block = barrier(first_block)  # not a constant
     tiles = -(-num_normals // TILE)
     if kind == "GPU":
         shared = _shared(step_keys, first_block, tf.range(tiles))
         return _in_one_kernel(step_keys, weights, first_block, num_normals, shared)
-    chunk = _tiles_of_pass(tiles)
+    none = tf.zeros([0, num_normals])
+    normals = _normals_of_tiles(step_keys, weights, first_block, tiles)
+    return in_passes(normals, none, lambda own, _: [own])[0]
+
+
+def lane_rows(
+    step_keys: tf.Tensor,
+    weights: tf.Tensor,
+    first_block: tf.Tensor,
+    kept: tf.Tensor,
+    then: Callable[..., list[tf.Tensor]],
+    arguments: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """`then(normals, kept, *arguments)` for a TPU; see `passes.Then`.
+
+    Args:
+      step_keys: see `lane_normals`.
+      weights: see `lane_normals`.
+      first_block: see `lane_normals`.
+      kept: float32, shape [vectors, num_normals].
+      then: is called with some of the numbers at a time.
+      arguments: tensors that `then` gets whole.
+    """
+    kept = tf.convert_to_tensor(kept)  # of a variable
+    tiles = -(-int(kept.shape[1]) // TILE)
+    first_block = barrier(first_block)
+    normals = _normals_of_tiles(step_keys, weights, first_block, tiles)
+    return in_passes(normals, kept, lambda own, part: then(own, part, *arguments))
+
+
+def _normals_of_tiles(
+    step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor, tiles: int
+) -> NormalsOfTiles:
+    chunk = tiles_of_pass(tiles)
     is_one = int(step_keys.shape[0]) == 1
     if is_one:
         half = -(-tiles // 2)
@@ -64,26 +100,26 @@ def lane_normals(
     # Not in the loop, which would repeat them in each pass.
     keys_of = {
         count: _repeated(step_keys, _smallest_factor(count)) if is_one else step_keys
-        for count in {chunk, tiles % chunk} - {0}
+        for count in {chunk, 2 * chunk, tiles % chunk} - {0}
     }
 
     def of_tiles(start: tf.Tensor | int, count: int) -> tf.Tensor:
         keys = keys_of[count]
         counter = _counters(first_block, start + tf.range(count))
         parts = tf.slice(shared, [0, start], [shared.shape[0], count])
-        place = tf.bitwise.bitwise_and(tf.range(_LANES), 1)
+        place = tf.bitwise.bitwise_and(tf.range(LANES), 1)
         if not is_one:
-            counter = tf.reshape(counter, [1, count, _ROWS, _LANES])
-            return _weighted_sum(keys, weights, counter, parts[:, :, None, None], place)
+            counter = tf.reshape(counter, [1, count, ROWS, LANES])
+            parts = parts[:, :, None, None]
+            total = _weighted_sum(keys, weights, counter, parts, place)
+            return tf.reshape(total, [-1])
         pieces = int(keys.shape[0])
-        counter = tf.reshape(counter, [pieces, -1, _ROWS, _LANES])
+        counter = tf.reshape(counter, [pieces, -1, ROWS, LANES])
         parts = tf.reshape(parts, [pieces, -1, 1, 1])
         numbers = one_of_pair(_words(keys, counter), parts, place)
-        return weights[0] * tf.reshape(numbers, [count, _ROWS, _LANES])
+        return weights[0] * tf.reshape(numbers, [-1])
 
-    if chunk == tiles:
-        return tf.reshape(of_tiles(0, tiles), [-1])[:num_normals]
-    return tf.reshape(_in_passes(of_tiles, tiles, chunk), [-1])[:num_normals]
+    return of_tiles
 
 
 def _in_one_kernel(
@@ -96,7 +132,7 @@ def _in_one_kernel(
     """As `lane_normals`; what is left over is cut from the counters, not from the sum."""
     terms, tiles = shared.shape
     # Each term has counters of its own, for XLA would keep common ones in memory.
-    zeros = _not_constant(tf.zeros([terms, 1], tf.uint64))
+    zeros = barrier(tf.zeros([terms, 1], tf.uint64))
     counter = tf.reshape(_counters(first_block, tf.range(tiles)), [1, -1])
     counter = (counter + zeros)[:, :num_normals]
     block = tf.bitwise.right_shift(counter, tf.constant(11, tf.uint64)) - first_block
@@ -106,42 +142,6 @@ def _in_one_kernel(
     )
     place = tf.reshape(place, [-1])[:num_normals]
     return _weighted_sum(step_keys, weights, counter, of_number, place)
-
-
-def _in_passes(of_tiles: Callable[..., tf.Tensor], tiles: int, chunk: int) -> tf.Tensor:
-    """All tiles, of which each pass writes `chunk` in place, and the rest thereafter."""
-    from tensorflow.compiler.tf2xla.python import xla
-
-    passes, rest = divmod(tiles, chunk)
-    # If pass i writes row i, and there is no rest, XLA sees that all is overwritten, and
-    # does not clear the memory first.
-    shape = [tiles, _ROWS, _LANES] if rest else [passes, chunk * _ROWS, _LANES]
-    rows = chunk if rest else 1
-
-    def one_pass(i: tf.Tensor, written: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        normals = tf.reshape(of_tiles(i * chunk, chunk), [rows, *shape[1:]])
-        place = tf.stack([i * rows, 0, 0])
-        return i + 1, xla.dynamic_update_slice(written, normals, place)
-
-    _, written = tf.while_loop(
-        lambda i, _: i < passes,
-        one_pass,
-        (0, tf.zeros(shape)),
-        maximum_iterations=passes,
-    )
-    if rest:
-        start = passes * chunk
-        written = xla.dynamic_update_slice(
-            written, of_tiles(start, rest), [start, 0, 0]
-        )
-    return written
-
-
-def _tiles_of_pass(tiles: int) -> int:
-    """Without a rest if that can be."""
-    if tiles <= _USUAL:
-        return tiles
-    return next((chunk for chunk in _DIVISORS if tiles % chunk == 0), _USUAL)
 
 
 def _smallest_factor(count: int) -> int:
@@ -155,16 +155,7 @@ def _repeated(step_key: tf.Tensor, pieces: int) -> tf.Tensor:
     XLA computes what is one number before a kernel, not within: each of the words that
     follow from a single key would be in memory by itself, and takes 16 kB of a TPU's.
     """
-    return _not_constant(tf.tile(step_key, [pieces, 1]))
-
-
-def _not_constant(x: tf.Tensor) -> tf.Tensor:
-    """Not for XLA, which would make constants of the program of all that follows."""
-    if not traced_under_xla():
-        return x
-    from tensorflow.compiler.tf2xla.python import xla
-
-    return xla.optimization_barrier(x)[0]
+    return barrier(tf.tile(step_key, [pieces, 1]))
 
 
 def _shared(

@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 import abc
-from typing import Callable
+from collections.abc import Sequence
+from typing import Callable, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import matrices
-from tf_bandmf.noise.devices import device_kind
+from tf_bandmf.noise.devices import barrier, device_kind, remainder
 from tf_bandmf.noise.shared import shared_function
 
-# `sum_k weights[k] z[steps[k]]`, float32, shape [size], from steps, int64, and weights,
-# float32, both of shape [terms]; `z[step]` are always the same independent normals.
-Normals = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+class Normals(Protocol):
+    """Normals of steps: `z[step]` are always the same, and independent."""
+
+    def __call__(self, steps: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        """`sum_k weights[k] z[steps[k]]`, float32, shape [size].
+
+        Args:
+          steps: int64, shape [terms].
+          weights: float32, shape [terms].
+        """
+
+    def rows(
+        self,
+        steps: tf.Tensor,
+        weights: tf.Tensor,
+        buffer: tf.Tensor,
+        then: Callable[..., list[tf.Tensor]],
+        arguments: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """`then(z, buffer, *arguments)` on a TPU, where z, as above, is never in memory.
+
+        Args:
+          steps: see above.
+          weights: see above.
+          buffer: float32, shape [vectors, size].
+          then: a function of the module, see `passes.Then`.
+          arguments: for `then`.
+        """
+
 
 # More terms than this are summed in a loop; on accelerators, where they are a dimension
 # that no memory is needed for (see `lanes`), so many are summed at once in each turn.
@@ -89,9 +117,10 @@ class KeptNormals(Recurrence):
     Slot `i % memory_vectors` of the buffer holds `z[i]`.
     """
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _Rows, jit_compile: bool) -> None:
         self._rows = rows
         self.memory_vectors = rows.terms - 1
+        self._jit_compile = jit_compile
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
@@ -99,11 +128,18 @@ class KeptNormals(Recurrence):
         weights = self._rows.at(step)
         if not self.memory_vectors:
             return normals(step[None], weights), None
-        fresh = normals(step[None], tf.constant(_ONE))
 
         def slot(j: tf.Tensor | int) -> tf.Tensor:
             # Slots of steps before the first hold zeros.
-            return (step - tf.cast(j, tf.int64)) % self.memory_vectors
+            return remainder(step - tf.cast(j, tf.int64), self.memory_vectors)
+
+        if _in_passes(self._jit_compile):
+            arguments = [weights[0], _weights_of_slots(weights, step)]
+            output, kept = normals.rows(
+                step[None], tf.constant(_ONE), buffer, _kept_in_passes, arguments
+            )
+            return output, tf.IndexedSlices(kept, tf.reshape(slot(0), [1]))
+        fresh = normals(step[None], tf.constant(_ONE))
 
         def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
             return _sum(total, weights[j], buffer, slot(j))
@@ -111,6 +147,30 @@ class KeptNormals(Recurrence):
         first = _first_sum(weights, fresh, buffer, slot(1))
         output = _plus_terms(first, add, 2, self._rows.terms, step)
         return output, tf.IndexedSlices(fresh[None], tf.reshape(slot(0), [1]))
+
+
+def _in_passes(jit_compile: bool) -> bool:
+    """Whether a row is made of its normals while they are drawn, see `passes`."""
+    return jit_compile and device_kind() == "TPU"
+
+
+def _weights_of_slots(weights: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """Of what is in the slots of a buffer: all weights but the first, in another order."""
+    vectors = int(weights.shape[0]) - 1
+    # Slot s was written j = 1 + (step - 1 - s) mod vectors steps ago.
+    slots = tf.range(vectors, dtype=tf.int64)
+    return tf.gather(weights, remainder(step - 1 - slots, vectors) + 1)
+
+
+def _weighted(weights: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
+    """Their sum. Not matvec: a product is a kernel of its own, that reads them again."""
+    return tf.reduce_sum(weights[:, None] * vectors, axis=0)
+
+
+def _kept_in_passes(
+    fresh: tf.Tensor, buffer: tf.Tensor, weight: tf.Tensor, past: tf.Tensor
+) -> list[tf.Tensor]:
+    return [weight * fresh + _weighted(past, buffer), fresh[None]]
 
 
 def _plus_groups(
@@ -193,11 +253,15 @@ class RingBuffer(Recurrence):
         weights = self._rows.at(step)
         if not self.memory_vectors:
             return normals(step[None], 1.0 / weights), None
+        slot = tf.reshape(remainder(step, self.memory_vectors), [1])
+        past = _weights_of_slots(weights, step)
+        if _in_passes(self._jit_compile):
+            arguments = [weights[0], past]
+            output, kept = normals.rows(
+                step[None], tf.constant(_ONE), buffer, _solution_in_passes, arguments
+            )
+            return output, tf.IndexedSlices(kept, slot)
         fresh = normals(step[None], tf.constant(_ONE))
-        # Slot s was written j = 1 + (step - 1 - s) mod memory steps ago.
-        slots = tf.range(self.memory_vectors, dtype=tf.int64)
-        age = (step - 1 - slots) % self.memory_vectors + 1
-        past = tf.gather(weights, age)
         if self._jit_compile:
             # TensorFlow copies a variable that is written row by row whenever it is
             # read; XLA reads it where it is, once.
@@ -205,7 +269,6 @@ class RingBuffer(Recurrence):
         else:
             product = tf.linalg.matvec(buffer, past, transpose_a=True)
             output = (fresh - product) / weights[0]
-        slot = tf.reshape(step % self.memory_vectors, [1])
         return output, tf.IndexedSlices(output[None], slot)
 
 
@@ -213,8 +276,14 @@ class RingBuffer(Recurrence):
 def _solution(
     fresh: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor, buffer: tf.Tensor
 ) -> tf.Tensor:
-    # Not matvec, for XLA makes one pass of this.
-    return (fresh - tf.reduce_sum(past[:, None] * buffer, axis=0)) / diagonal
+    return (fresh - _weighted(past, buffer)) / diagonal
+
+
+def _solution_in_passes(
+    fresh: tf.Tensor, buffer: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor
+) -> list[tf.Tensor]:
+    row = (fresh - _weighted(past, buffer)) / diagonal
+    return [row, row[None]]
 
 
 class GeometricBuffers(Recurrence):
@@ -236,14 +305,19 @@ class GeometricBuffers(Recurrence):
     ) -> tuple[tf.Tensor, tf.IndexedSlices]:
         # NaN past the horizon, as in _Rows.at.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
-        fresh = normals(step[None], one[None])
         scales, decays = tf.constant(self._scales), tf.constant(self._decays)
+        slots = tf.range(self.memory_vectors, dtype=tf.int64)
+        if _in_passes(self._jit_compile):
+            output, updated = normals.rows(
+                step[None], one[None], buffer, _geometric_in_passes, [scales, decays]
+            )
+            return output, tf.IndexedSlices(updated, slots)
+        fresh = normals(step[None], one[None])
         if self._jit_compile and device_kind() != "CPU":
             output, updated = _geometric(fresh, scales, decays, buffer)
         else:
             output = fresh + tf.linalg.matvec(buffer, scales, transpose_a=True)
             updated = decays[:, None] * buffer + fresh[None]
-        slots = tf.range(self.memory_vectors, dtype=tf.int64)
         return output, tf.IndexedSlices(updated, slots)
 
 
@@ -251,9 +325,14 @@ class GeometricBuffers(Recurrence):
 def _geometric(
     fresh: tf.Tensor, scales: tf.Tensor, decays: tf.Tensor, buffer: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    # Not matvec: a product is a kernel of its own, which reads the buffer once more.
-    output = fresh + tf.reduce_sum(scales[:, None] * buffer, axis=0)
-    return output, decays[:, None] * buffer + fresh[None]
+    return fresh + _weighted(scales, buffer), decays[:, None] * buffer + fresh[None]
+
+
+def _geometric_in_passes(
+    fresh: tf.Tensor, buffer: tf.Tensor, scales: tf.Tensor, decays: tf.Tensor
+) -> list[tf.Tensor]:
+    buffer = barrier(buffer)  # read once for both
+    return [fresh + _weighted(scales, buffer), decays[:, None] * buffer + fresh]
 
 
 class ScaledOutput(Recurrence):
@@ -292,7 +371,7 @@ def recurrence_of(
         # The factors of the rows are part of the weights.
         keep = keep_normals and matrix.core.banded_inverse() is not None
         rows = _Rows(streaming, streaming.row_scale)
-        return KeptNormals(rows) if keep else Regeneration(rows, jit_compile)
+        return (KeptNormals if keep else Regeneration)(rows, jit_compile)
     inner: Recurrence
     if isinstance(streaming, matrices.GeometricSums):
         inner = GeometricBuffers(streaming, jit_compile)
