@@ -92,3 +92,4 @@ def test_wrong_data_are_refused():
 def test_nothing_is_tuned_so_that_nothing_waits_for_the_tuner():
     options = make_plan().batches(np.arange(20)).dataset().options()
     assert options.autotune.enabled is False
+    assert options.experimental_optimization.apply_default_optimizations is False

@@ -120,6 +120,29 @@ def test_the_digest_of_contents_is_the_same_in_every_process():
 
 
 @pytest.mark.invariant(20)
+def test_ids_count_as_they_always_did():
+    """Digests are parts of the keys of noise: a run is resumed with the same ones."""
+    ids = {"plan_id": 77, "schedule_id": -5, "step": 3}
+    content = {
+        "x": np.arange(6, dtype=np.float32).reshape(3, 2),
+        "y": np.arange(3),
+        "num_examples": tf.constant(2),
+        "part": tf.constant([0, 2]),
+        **{name: tf.constant(value, tf.int64) for name, value in ids.items()},
+    }
+    assert int(content_digest(content)) == -713929003541524621
+
+
+def test_ids_take_one_operation_together():
+    def count(*names):
+        with tf.Graph().as_default() as graph:
+            ids = {name: tf.compat.v1.placeholder(tf.int64, []) for name in names}
+            content_digest(ids)
+        return len(graph.get_operations()) - len(names)
+
+    assert count("plan_id", "schedule_id", "step") == count("plan_id")
+
+
 def test_padding_is_bound_too():
     batch = full(batches(True))
     count = int(batch["num_examples"])

@@ -66,16 +66,23 @@ EDITED = (
 PART = "part"
 
 
+def is_padded(data: Any) -> bool:
+    """Whether a batch is one of a `BatchSchedule` that may be padded."""
+    return is_scheduled_batch(data) and NUM_EXAMPLES in data
+
+
 def count_examples(data: Any, x: Any) -> tf.Tensor:
     """How many examples a batch has, those that pad it left out; int32 scalar.
 
     Args:
       data: a batch of a `BatchSchedule`, or anything else.
-      x: its inputs, whose first dimension counts where nothing was padded.
+      x: its inputs, or what has as many rows, which count where nothing was padded.
     """
-    if is_scheduled_batch(data) and NUM_EXAMPLES in data:
+    if is_padded(data):
         return data[NUM_EXAMPLES]
-    return tf.shape(tf.nest.flatten(x)[0])[0]
+    first = tf.nest.flatten(x)[0]
+    # A graph takes its time for each operation: this is one, and the other ones are five.
+    return tf.size(first) if first.shape.rank == 1 else tf.shape(first)[0]
 
 
 class IndexBatch(NamedTuple):
@@ -307,6 +314,8 @@ class BatchSchedule(abc.ABC):
         # There is nothing to tune; and to stop what tunes takes up to a second.
         options = tf.data.Options()
         options.autotune.enabled = False
+        # And nothing to fuse, which takes longer than to begin.
+        options.experimental_optimization.apply_default_optimizations = False
         return (
             tf.data.Dataset.range(first_step, self.num_steps)
             .map(batch, **parallel)

@@ -55,7 +55,7 @@ def is_as_drawn(batch: Mapping[str, Any]) -> tf.Tensor:
 def digest_if_as_drawn(batch: Mapping[str, Any]) -> tuple[tf.Tensor, tf.Tensor]:
     """The digest of contents and ids, int64 scalar, and what `is_as_drawn` returns."""
     words = _words(batch)
-    return _hashed(words)[0], _has_fingerprint(batch, words)
+    return tf.reshape(_hashed(words), []), _has_fingerprint(batch, words)
 
 
 def content_digest(content: Mapping[str, Any]) -> tf.Tensor:
@@ -64,7 +64,7 @@ def content_digest(content: Mapping[str, Any]) -> tf.Tensor:
     Args:
       content: as in `with_fingerprint`.
     """
-    return _hashed(_words(content))[0]
+    return tf.reshape(_hashed(_words(content)), [])
 
 
 def _has_fingerprint(batch: Mapping[str, Any], words: tf.Tensor) -> tf.Tensor:
@@ -77,24 +77,33 @@ def _has_fingerprint(batch: Mapping[str, Any], words: tf.Tensor) -> tf.Tensor:
 def _hashed(*words: tf.Tensor) -> tf.Tensor:
     """int64, shape [1]."""
     with tf.device("/CPU:0"):
-        return hash_rows(tf.concat(words, axis=0)[None])
+        return hash_rows(tf.expand_dims(tf.concat(words, axis=0), 0))
 
 
 def _words(batch: Mapping[str, Any]) -> tf.Tensor:
     """Structure and ids, and a hash of each row of the contents; int64, shape [words]."""
     structure: list[str] = []
     words: list[tf.Tensor] = []
+    # Ids in a row, which become words together: a graph takes its time for each operation.
+    ids: list[tf.Tensor] = []
     # Hashing is done there.
     with tf.device("/CPU:0"):
         for name in sorted(set(batch) - {FINGERPRINT}):
             for path, leaf in _leaves(name, batch[name]):
                 tensor = tf.convert_to_tensor(leaf)
                 structure.append(f"{path} {tensor.dtype.name} {tensor.shape.rank}")
+                if name not in CONTENT and tensor.shape.rank == 0:
+                    # It has no sizes.
+                    ids.append(tf.cast(tensor, tf.int64))
+                    continue
+                words += [tf.stack(ids)] if ids else []
+                ids.clear()
                 words.append(tf.shape(tensor, out_type=tf.int64))
                 if name in CONTENT:
                     words.append(hash_rows(tensor))
                 else:
                     words.append(tf.reshape(tf.cast(tensor, tf.int64), [-1]))
+        words += [tf.stack(ids)] if ids else []
         digest = hashlib.blake2b("\n".join(structure).encode(), digest_size=8).digest()
         return tf.concat([np.frombuffer(digest, np.int64), *words], axis=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -59,7 +60,7 @@ def scheduled(
     run.membership.refuse_second(model.weights, schedule.schedule_id)
     run.reservation.refuse_ended()
     if preparation.self_check_is_due(model):
-        for batch in dataset:
+        for batch in _like_batches_of(dataset):
             preparation.check_gradients(model, optimizer, batch)
             if not preparation.self_check_is_due(model):
                 break
@@ -68,6 +69,29 @@ def scheduled(
     if is_distributed(model):
         dataset = _distributed(model, schedule, taken)
     return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
+
+
+def _like_batches_of(dataset: tf.data.Dataset) -> Iterable[Any]:
+    """What has the shapes and dtypes of its batches: one of zeros, if they are known.
+
+    Checks make their examples up, so that no batch need be drawn for them.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not all(
+        isinstance(spec, tf.TensorSpec)
+        and spec.shape.rank is not None
+        and spec.shape[1:].is_fully_defined()
+        for spec in specs
+    ):
+        return dataset
+    # All rows of a unit are there.
+    made = [
+        (tf.ones if spec.dtype.is_bool else tf.zeros)(
+            [1 if size is None else size for size in spec.shape], spec.dtype
+        )
+        for spec in specs
+    ]
+    return [tf.nest.pack_sequence_as(dataset.element_spec, made)]
 
 
 def batches_of(

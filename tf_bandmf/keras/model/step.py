@@ -149,9 +149,11 @@ class PrivateStep(_Model):
         """The clipped gradients of a batch that was admitted to a step."""
         x, y, sample_weight, rows = _admitted_contents(data, step)
         clipped = self._compiled_clipping()(x, y, sample_weight, rows, shares(data))
+        if not batches_lib.is_padded(data):
+            return clipped
         # Padding comes last, and is nobody's.
         count = batches_lib.count_examples(data, x)
-        is_there = tf.range(tf.shape(clipped.outcomes)[0]) < count
+        is_there = tf.range(tf.size(clipped.outcomes)) < count
         return clipped._replace(outcomes=tf.where(is_there, clipped.outcomes, 0))
 
     def _compiled_clipping(self) -> Callable[..., ClippedGradients]:
@@ -210,7 +212,9 @@ class PrivateStep(_Model):
         self, data: Any, clipped: ClippedGradients, seen: tuple[Any, ...]
     ) -> dict[str, Any]:
         """Training metrics: exact functions of the data, outside of the guarantee."""
-        batch_size = tf.cast(batches_lib.count_examples(data, seen[0]), tf.float32)
+        batch_size = tf.cast(
+            batches_lib.count_examples(data, clipped.losses), tf.float32
+        )
         mean_loss = tf.math.divide_no_nan(tf.reduce_sum(clipped.losses), batch_size)
         loss_tracker(self).update_state(mean_loss, sample_weight=batch_size)
         with bad_values_become_nan(), metrics_change_no_weights(self):

@@ -449,7 +449,7 @@ class Run:
         """An assertion that a sum is no larger than clipped gradients add up to."""
         halves = [tf.nn.l2_loss(vector) for vector in vectors]
         norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
-        examples = tf.cast(tf.shape(clipped.norms)[0], tf.float64)
+        examples = tf.cast(tf.size(clipped.norms), tf.float64)
         # NaN fails this comparison too.
         is_clipped = norm <= SUM_MARGIN * self.plan.l2_norm_clip * examples
         message = "The sum of gradients is not clipped, or not finite."

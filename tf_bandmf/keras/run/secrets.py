@@ -253,7 +253,7 @@ class SecretState:
         key = of_replica(self._step_keys).sparse_read(step)
         key = self._bound(key, digest)
         slot = tf.reshape(step % self._generator.key_terms, [1, 1])
-        keys = tf.tensor_scatter_nd_update(recent.value(), slot, key[None])
+        keys = tf.tensor_scatter_nd_update(recent.value(), slot, tf.expand_dims(key, 0))
         noise, update = self._generator.row(
             tf.bitcast(keys, tf.uint64),
             buffer,
@@ -272,7 +272,9 @@ class SecretState:
         else:
             noise = tf.where(is_ours, noise, np.nan)
         with tf.control_dependencies([op for op in advanced if op is not None]):
-            written = tf.IndexedSlices(digest[None], step[None])
+            written = tf.IndexedSlices(
+                tf.expand_dims(digest, 0), tf.expand_dims(step, 0)
+            )
             advanced += [
                 recent.assign(keys, read_value=False),
                 of_replica(self._known_digests).scatter_update(written),

@@ -9,6 +9,7 @@ arguments: the axis is the last one, and no class is ignored.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -82,8 +83,9 @@ def row_losses(
         keras.ops.convert_to_tensor(copy, dtype=part.loss.dtype) for copy in copies[:2]
     )
     # One row would be broadcast to all examples.
-    sizes = tf.stack([tf.shape(copy)[0] for copy in copies])
-    same = tf.reduce_all(tf.equal(sizes, sizes[0]))
+    size, *sizes = [tf.shape(copy)[0] for copy in copies]
+    equal = [tf.equal(size, other) for other in sizes]
+    same = functools.reduce(tf.logical_and, equal)
     message = "There must be a target, and a weight if there are weights, per example."
     with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
         rows = part.loss.call(target, prediction)

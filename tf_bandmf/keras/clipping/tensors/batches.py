@@ -81,12 +81,12 @@ def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:
 
 def pad_batch(structure: Any, padding: tf.Tensor | int) -> Any:
     """Appends `padding` all-zero examples to every tensor of shape [B, ...]."""
+    # What is common is made once, as a graph takes its time for each operation.
+    of_batch, of_others = tf.stack([0, padding]), tf.constant([0, 0])
 
     def pad(tensor: tf.Tensor) -> tf.Tensor:
-        paddings = [[0, padding]] + [[0, 0]] * (tensor.shape.rank - 1)
-        return tf.pad(
-            tensor, tf.stack(tf.nest.map_structure(tf.convert_to_tensor, paddings))
-        )
+        others = [of_others] * (tensor.shape.rank - 1)
+        return tf.pad(tensor, tf.stack([of_batch, *others]))
 
     return map_tensors(pad, structure)
 
