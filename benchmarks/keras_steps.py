@@ -118,7 +118,8 @@ def compiled(name: str, optimizer: Any, private: bool, options: Any) -> keras.Mo
         tf_bandmf.keras.make_private(model, **extra)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     metrics = ["accuracy"] if options.accuracy else []
-    model.compile(optimizer, loss=loss, jit_compile=False, weighted_metrics=metrics)
+    by_xla = getattr(options, "jit_compile", False)
+    model.compile(optimizer, loss=loss, jit_compile=by_xla, weighted_metrics=metrics)
     return model
 
 

@@ -21,6 +21,8 @@ pytest_plugins = ["attack_report", "invariant_marks"]
 os.environ["TF_BANDMF_CACHE"] = "off"
 os.environ["TF_BANDMF_LEDGER_WITNESS"] = "off"
 
+# Private steps refuse it. It is there on GPUs alone, and on by default.
+tf.config.experimental.enable_tensor_float_32_execution(False)
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * 2,
@@ -29,8 +31,11 @@ tf.config.set_logical_device_configuration(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Cases that `slow_cases` names are slow."""
+    """Cases that `slow_cases` names are slow; what is about CPUs needs one."""
+    on_cpu = pytest.mark.skip(reason="says what is done where there is no GPU")
     for item in items:
+        if tf.config.list_physical_devices("GPU") and item.get_closest_marker("on_cpu"):
+            item.add_marker(on_cpu)
         for marker in item.iter_markers("slow_cases"):
             if any(fnmatch.fnmatch(item.callspec.id, name) for name in marker.args):
                 item.add_marker(pytest.mark.slow)

@@ -5,11 +5,14 @@
 On the first GPU, else on the CPU; `--tpu local` on the TPU of this machine. One file comes
 out, with versions and names of devices and without anything of the user: please send it.
 
-* noise: a noisy step of each mechanism, its seconds over those of independent noise, and
-  that over a step of `tf.random.stateless_normal`;
+* noise: a noisy step of each mechanism, its seconds over those of independent noise; beside
+  it a step of `tf.random.stateless_normal`, and a vector that is read and written;
 * normals: how many of a million differ from those of the CPU of the same machine, and by
   how much; the random words must not;
-* steps: clipped and private steps of models over the ordinary one, and memory;
+* steps: clipped and private steps of models over the ordinary one, and memory, with the
+  benchmark's batches and with larger ones (`--scales`). Products are of float32: a private
+  step refuses TensorFloat-32. The ordinary step is timed with it, too;
+* epochs: of `fit`, with the compilation that Keras chooses, over ordinary ones;
 * placement: operations of a private step that ran on the host although there is a device.
 
 All ratios are of medians in turns, within one process.
@@ -19,12 +22,14 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import pathlib
 import platform
 import sys
 from typing import Any, Callable
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -39,6 +44,9 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.word_sources import source_of
 
 _SAMPLE = 1_000_000
+_STEPS_PER_EPOCH = 50
+
+set_tensor_float_32 = tf.config.experimental.enable_tensor_float_32_execution
 
 
 def timed(function: Callable[[], Any]) -> Callable[[], None]:
@@ -55,6 +63,8 @@ def noise_ratios(num_parameters: int, repetitions: int, bands: int) -> dict[str,
     steps = noise_benchmark.steps_of_all(num_parameters, bands)
     functions = {name: timed(take) for name, (take, _) in steps.items()}
     functions["stateless_normal"] = timed(noise_benchmark.common_step(num_parameters))
+    vector = tf.zeros([num_parameters])
+    functions["a read and a write"] = timed(lambda: vector + 1.0)
     seconds = noise_benchmark.medians(functions, repetitions)
     base = seconds[noise_benchmark.INDEPENDENT]
     return {
@@ -87,26 +97,67 @@ def against_the_cpu(device: str) -> dict[str, Any]:
     return found
 
 
+def many(step: Callable[[], Any], repeats: int) -> Callable[[], None]:
+    """Steps one after the other, as `fit` takes them: the device may lag behind."""
+
+    def call() -> None:
+        for _ in range(repeats):
+            step()
+
+    return timed(call)
+
+
 def step_ratios(name: str, rounds: int, device: str) -> dict[str, Any]:
     options = argparse.Namespace(microbatch_size=None, accuracy=False)
     kinds = ("ordinary", "clipped", *keras_steps.MECHANISMS)
+    repeats = keras_steps.STEPS.get(name, 1)
     functions, memory = {}, {}
     for kind in kinds:
         step = keras_steps.step_of(kind, name, options)
-        functions[kind] = timed(step)
+        functions[kind] = many(step, repeats)
         if "CPU" not in device:
             tf.config.experimental.reset_memory_stats(device)
             before = tf.config.experimental.get_memory_info(device)["current"]
             functions[kind]()
             peak = tf.config.experimental.get_memory_info(device)["peak"]
             memory[kind] = peak - before
-    seconds = keras_steps.in_turns(functions, keras_steps.STEPS.get(name, 1), rounds)
+    in_turns = keras_steps.in_turns(functions, 1, rounds)
+    seconds = {kind: in_turns[kind][0] / repeats for kind in kinds}
+    set_tensor_float_32(True)
+    ordinary = {"ordinary": functions["ordinary"]}
+    rounded = keras_steps.in_turns(ordinary, 1, rounds)["ordinary"][0] / repeats
+    set_tensor_float_32(False)
     return {
-        "seconds": {kind: seconds[kind][0] for kind in kinds},
+        "batch": keras_steps.BATCH_SIZES[name],
+        "policy": keras.config.dtype_policy().name,
+        "seconds": {**seconds, "ordinary, TensorFloat-32": rounded},
         "ratio_to_ordinary": {
-            kind: seconds[kind][0] / seconds["ordinary"][0] for kind in kinds
+            kind: seconds[kind] / seconds["ordinary"] for kind in kinds
         },
         "bytes_above_before": memory,
+    }
+
+
+def epoch_ratios(name: str, rounds: int) -> dict[str, Any]:
+    """Epochs of `model.fit` as users have them: Keras chooses whether XLA compiles."""
+    options = argparse.Namespace(
+        microbatch_size=None,
+        accuracy=True,
+        rounds=rounds,
+        steps_per_epoch=_STEPS_PER_EPOCH,
+        jit_compile="auto",
+    )
+    kinds = ("ordinary", "identity", "lambda_cgd")
+    functions = {kind: keras_steps.fit_of(kind, name, options) for kind in kinds}
+    in_turns = keras_steps.in_turns(functions, 1, rounds)
+    seconds = {kind: in_turns[kind][0] / _STEPS_PER_EPOCH for kind in kinds}
+    return {
+        "batch": keras_steps.BATCH_SIZES[name],
+        "policy": keras.config.dtype_policy().name,
+        "seconds_per_step": seconds,
+        "ratio_to_ordinary": {
+            kind: seconds[kind] / seconds["ordinary"] for kind in kinds
+        },
     }
 
 
@@ -117,7 +168,7 @@ def placement(name: str, device: str) -> dict[str, Any]:
     size = keras_steps.BATCH_SIZES[name]
     plan = keras_steps.plan_for("lambda_cgd", name, 2 * size, 5)
     options = argparse.Namespace(microbatch_size=None, accuracy=True)
-    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
     model = keras_steps.compiled(name, optimizer, True, options)
     batches = plan.batches(*keras_steps.data(name, 2 * size))
     model.fit(batches, epochs=1, verbose=0)
@@ -148,6 +199,8 @@ def main() -> None:
     parser.add_argument("--results", type=pathlib.Path, required=True)
     parser.add_argument("--parameters", default="1000000,10000000,100000000")
     parser.add_argument("--models", default="mlp,cnn,transformer")
+    parser.add_argument("--scales", default="1,16", help="of the batches of models")
+    parser.add_argument("--policies", default="float32", help="mixed_bfloat16, too")
     parser.add_argument("--bands", type=int, default=16, help="of the ring buffer")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tpu", help="local, or the address of a TPU")
@@ -167,26 +220,44 @@ def main() -> None:
         "host": platform.processor() or platform.machine(),
         "versions": {"tensorflow": tf.__version__, "tf-bandmf": tf_bandmf.__version__},
         "noise": [],
-        "steps": {},
+        "steps": [],
+        "epochs": [],
         "placement": {},
     }
+    set_tensor_float_32(False)
 
     def keep(text: str) -> None:
         options.results.write_text(json.dumps(found, indent=1) + "\n")
         print(text, flush=True)
 
     with tf.device(device):
-        for size in [int(size) for size in options.parameters.split(",") if size]:
+        for size in map(int, listed(options.parameters)):
             ratios = noise_ratios(size, options.rounds, options.bands)
             found["noise"].append(ratios)
             keep(f"noise, {size:,} parameters: {ratios['ratio_to_independent']}")
     found["normals"] = against_the_cpu(device)
     keep(f"normals: {found['normals']}")
-    for name in [name for name in options.models.split(",") if name]:
-        found["steps"][name] = step_ratios(name, options.rounds, device)
-        keep(f"steps of {name}: {found['steps'][name]['ratio_to_ordinary']}")
+    usual = dict(keras_steps.BATCH_SIZES)
+    for policy, name, scale in itertools.product(
+        listed(options.policies), listed(options.models), listed(options.scales)
+    ):
+        keras.config.set_dtype_policy(policy)
+        keras_steps.BATCH_SIZES[name] = int(scale) * usual[name]
+        ratios = step_ratios(name, options.rounds, device)
+        found["steps"].append({"model": name, **ratios})
+        epochs = epoch_ratios(name, options.rounds)
+        found["epochs"].append({"model": name, **epochs})
+        keep(f"epochs of {name} x {scale}, {policy}: {epochs['ratio_to_ordinary']}")
+        keep(f"steps of {name} x {scale}, {policy}: {ratios['ratio_to_ordinary']}")
+    keras.config.set_dtype_policy("float32")
+    keras_steps.BATCH_SIZES.update(usual)
+    for name in listed(options.models):
         found["placement"][name] = placement(name, device)
         keep(f"placement of {name}: {found['placement'][name]}")
+
+
+def listed(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
 
 
 if __name__ == "__main__":

@@ -97,6 +97,7 @@ def test_one_command_measures_what_there_is(tmp_path, monkeypatch, capsys):
 
     path = tmp_path / "mine.json"
     arguments = ["--parameters", "5000", "--models", "mlp", "--rounds", "2"]
+    arguments += ["--scales", "1"]
     monkeypatch.setattr(sys, "argv", ["on_device", "--results", str(path), *arguments])
     on_device.main()
     found = json.loads(path.read_text())
@@ -104,5 +105,9 @@ def test_one_command_measures_what_there_is(tmp_path, monkeypatch, capsys):
     (noise,) = found["noise"]
     assert noise["ratio_to_independent"]["lambda_cgd"] > 0.0
     assert found["normals"]["philox"]["different_words"] == 0
-    assert found["steps"]["mlp"]["ratio_to_ordinary"]["ordinary"] == 1.0
+    (steps,) = found["steps"]
+    assert (steps["model"], steps["batch"]) == ("mlp", 256)
+    assert steps["ratio_to_ordinary"]["ordinary"] == 1.0
+    (epochs,) = found["epochs"]
+    assert epochs["ratio_to_ordinary"]["lambda_cgd"] > 0.0
     assert found["placement"]["mlp"]["operations"]["CPU"] > 100

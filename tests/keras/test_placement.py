@@ -142,6 +142,30 @@ def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):
     )
 
 
+def integers_on_the_host(create, **arguments):
+    """Creates a variable where TensorFlow does if "CPU:1" is a GPU."""
+    value = arguments["initial_value"]
+    value = value() if callable(value) else value
+    kind = tf.dtypes.as_dtype(
+        arguments.get("dtype") or tf.convert_to_tensor(value).dtype
+    )
+    with tf.device("CPU:0" if kind.is_integer else "CPU:1"):
+        return create(**{**arguments, "initial_value": value})
+
+
+@pytest.mark.parametrize("mechanism", ["identity", "bsr", "blt:2"])
+@pytest.mark.slow_cases("identity", "blt*")
+def test_a_step_runs_where_integers_stay_on_the_host(mechanism, as_on_a_gpu):
+    # What XLA compiles reads no variable of another device, of whichever kind.
+    with tf.variable_creator_scope(integers_on_the_host), tf.device("CPU:1"):
+        model, batches = private_model(convolutional, mechanism)
+        model.fit(batches, epochs=1, verbose=0)
+    assert model.optimizer.steps_taken == EXAMPLES // BATCH
+    devices = [weight.value.device[-1] for weight in model.trainable_variables]
+    assert set(devices) == {"1"}
+
+
+@pytest.mark.on_cpu
 def test_on_a_cpu_weights_are_hashed_on_the_host():
     # The control: were weights hashed as they are here, the test above would fail.
     model, batches = private_model(convolutional)

@@ -30,7 +30,10 @@ def shared_function(
 
     Args:
       function: of tensors, variables and Python numbers; it closes over no tensor. It may
-        be left out, to decorate.
+        be left out, to decorate. If XLA compiles it, it gets the values of variables of
+        integers: these may stay on the host when all else is on a GPU, and a compiled
+        program reads no variable of another device. A buffer is read within it: outside,
+        TensorFlow would copy it.
       **options: of `tf.function`.
 
     Returns:
@@ -39,15 +42,24 @@ def shared_function(
     if function is None:
         return functools.partial(shared_function, **options)
     traced = tf.function(function, autograph=False, **options)
+    compiled = options.get("jit_compile", False)
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
+        if compiled:
+            arguments = tf.nest.map_structure(_value, arguments)
         if tf.executing_eagerly():
             return traced(*arguments)
         with _without_collections(tf.compat.v1.get_default_graph()):
             return traced(*arguments)
 
     return call
+
+
+def _value(argument: Any) -> Any:
+    if isinstance(argument, tf.Variable) and argument.dtype.is_integer:
+        return tf.convert_to_tensor(argument)
+    return argument
 
 
 @contextlib.contextmanager

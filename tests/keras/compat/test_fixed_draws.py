@@ -37,6 +37,18 @@ def test_nothing_is_left_to_chance(name):
     tf.debugging.assert_equal(first, second)
 
 
+def test_a_copy_leaves_on_the_host_what_no_device_has():
+    @tf.function(autograph=False)
+    def checked(x):
+        # There is none here; on a GPU, that is so for texts.
+        with tf.device("/GPU:0"):
+            return x + 1.0
+
+    concrete = checked.get_concrete_function(tf.TensorSpec([]))
+    copy = fixed_draws.FixedCopy(concrete, "copy_of_checked", ())
+    assert float(copy(tf.constant(1.0))) == 2.0
+
+
 @pytest.mark.parametrize(
     "name", ["dropout", "normal", "truncated_normal", "uniform", "randint"]
 )

@@ -138,6 +138,7 @@ def test_two_self_checks_at_once_leave_keras_random_as_it_was(make):
     assert drawn()
 
 
+@pytest.mark.on_cpu
 def test_other_threads_keep_the_lookups_of_tensorflow():
     def is_total():
         labels, logits = tf.constant([7]), tf.zeros([1, 3])

@@ -261,7 +261,8 @@ class Confusions(keras.metrics.Metric):
     invariants=[18],
 )
 @pytest.mark.invariant(18)
-def test_a_graph_metric_that_raises_is_nan(figure):
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_graph_metric_that_raises_is_nan(jit_compile, figure):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, 5)).astype("f4")
     y = rng.integers(0, 3, BATCH)
@@ -271,7 +272,7 @@ def test_a_graph_metric_that_raises_is_nan(figure):
         def on_epoch_end(self, epoch, found=None):
             logs.update(found)
 
-    given = {"loss": CROSS_ENTROPY, "callbacks": [Keep()]}
+    given = {"loss": CROSS_ENTROPY, "callbacks": [Keep()], "jit_compile": jit_compile}
     whole = trained(classifier(), x, y, metrics=[Confusions()], **given)
     assert np.isfinite(logs["table"])
     np.testing.assert_array_equal(whole, trained(classifier(), x, y, **given))

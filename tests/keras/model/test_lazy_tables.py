@@ -362,6 +362,16 @@ def test_what_cannot_be_had_is_refused_by_name(make, settings, says):
         model.fit(make_plan().batches(np.ones([EXAMPLES, 4], np.int32)), verbose=0)
 
 
+@pytest.mark.parametrize("tables", ["dense", "lazy", "auto"])
+def test_xla_that_nobody_asked_for_is_left_out_for_lazy_tables(tables, monkeypatch):
+    # What Keras takes "auto" for where there is a GPU.
+    name = "_resolve_auto_jit_compile"
+    (trainer,) = [kind for kind in keras.Model.__mro__ if name in vars(kind)]
+    monkeypatch.setattr(trainer, name, lambda self: True)
+    model = prepare(mean_of_bag(), make_plan(), tables)
+    assert model.jit_compile == (tables == "dense")
+
+
 def test_a_tied_projection_is_refused(data):
     plan = make_plan()
     model = prepare(_tied(), plan)

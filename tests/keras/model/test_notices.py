@@ -71,6 +71,7 @@ class LateMean(keras.metrics.Metric):
         return self.total
 
 
+@pytest.mark.on_cpu
 @pytest.mark.parametrize("self_check", [False, True])
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("metric", METRICS)

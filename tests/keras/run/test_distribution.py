@@ -95,6 +95,7 @@ def test_one_of_two_replicas_writes_the_steps_down(after_an_epoch, written_steps
     assert written == list(range(after_an_epoch.optimizer.steps_taken))
 
 
+@pytest.mark.on_cpu
 def test_a_strategy_of_one_replica(make_plan, train, alone):
     # Momentum, which is a variable of the inner optimizer, is made in the scope.
     one = tf.distribute.MirroredStrategy(["CPU:0"])
@@ -102,6 +103,7 @@ def test_a_strategy_of_one_replica(make_plan, train, alone):
     assert_close(model, alone("bsr", "clipped"), 0.0)
 
 
+@pytest.mark.on_cpu
 def test_train_on_batch_in_the_scope_of_one_replica(make_plan, train, alone, data):
     one = tf.distribute.MirroredStrategy(["CPU:0"])
     plan = make_plan("bsr")

@@ -69,6 +69,7 @@ def trained(mechanism, counts, monkeypatch, is_copied):
     [("lambda_cgd:0.5", False), ("identity", True), ("bsr:2", False)],
 )
 @pytest.mark.slow_cases("identity-*", "bsr*")
+@pytest.mark.on_cpu
 def test_a_step_is_the_same_bit_for_bit(mechanism, counts, monkeypatch):
     calls = []
     of_pieces = replicas.NoisyMean.of_pieces

@@ -320,6 +320,7 @@ def test_a_run_does_not_go_on_with_another_scaling(
 
 
 @pytest.mark.invariant(11)
+@pytest.mark.on_cpu
 def test_files_of_before_there_was_scaling_resume(make_plan, make_scaled):
     options = {"microbatch_size": 3, "clip_groups": "layers", "clipping": "automatic"}
     model = make_scaled(make_plan(), **options)

@@ -23,6 +23,7 @@ from tensorflow.python.eager import context, execute
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as draws
 
 from tf_bandmf.keras.compat.patching import patched
+from tf_bandmf.noise.devices import device_kind
 
 # Below 1 in bfloat16, and above the rate of any dropout: everything is kept.
 _UNIFORM = 0.99
@@ -206,9 +207,12 @@ class FixedCopy:
         definition.CopyFrom(concrete.function_def)
         definition.signature.name = name
         _replace_draws(definition, drawn)
-        for node in definition.node_def:
-            node.attr.pop(_LOWERED, None)
-        options = config_pb2.ConfigProto()
+        # A loop that is a function runs on one device, which need not have all of it.
+        if device_kind() == "CPU":
+            for node in definition.node_def:
+                node.attr.pop(_LOWERED, None)
+        # On a GPU, strings stay on the host, as in any other function.
+        options = config_pb2.ConfigProto(allow_soft_placement=True)
         options.graph_options.rewrite_options.disable_meta_optimizer = True
         self._options = options.SerializeToString()
         self._here = context.context()

@@ -128,6 +128,12 @@ def _cross_entropy(
     original: Callable[..., Any], labels: Any, logits: Any, name: str | None = None
 ) -> tf.Tensor:
     labels, logits = tf.convert_to_tensor(labels), tf.convert_to_tensor(logits)
+    if logits.shape.rank is not None and logits.shape.rank > 2:
+        # As TensorFlow does it, where what is valid can be seen.
+        classes = logits.shape[-1] or tf.shape(logits)[-1]
+        flat = tf.reshape(labels, [-1]), tf.reshape(logits, [-1, classes])
+        losses = _cross_entropy(original, *flat, name=name)
+        return tf.reshape(losses, tf.shape(labels))
     valid = (labels >= 0) & (labels < tf.shape(logits, out_type=labels.dtype)[-1])
     losses = original(tf.where(valid, labels, tf.zeros_like(labels)), logits, name=name)
     return tf.where(valid, losses, tf.constant(float("nan"), losses.dtype))

@@ -18,6 +18,7 @@ from tf_bandmf.graphs.walking import Scope
 from tf_bandmf.keras.clipping import UnsupportedModelError, metrics_change_no_weights
 from tf_bandmf.keras.compat.total_lookups import host_errors_become_nan
 from tf_bandmf.keras.model.python_code import calls_python, foreign_metrics
+from tf_bandmf.noise.devices import traced_under_xla
 
 
 def metrics_of(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
@@ -39,7 +40,8 @@ def metrics_of(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
                 return _caught(model, lambda: _computed(model, seen), tracker)
             finally:
                 model.optimizer.run.traces.note(foreign_metrics(model))
-        if model.jit_compile:
+        # What XLA compiles does not stop. (`jit_compile` compiles gradients alone.)
+        if traced_under_xla():
             graph = tf.compat.v1.get_default_graph()
             start = len(graph.get_operations())
             found = _computed(model, seen)

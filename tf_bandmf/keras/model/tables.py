@@ -146,7 +146,10 @@ def _reason(model: Any, optimizer: Any) -> str | None:
     if model._microbatch_size is not None:
         return "microbatch_size takes a batch in groups"
     if model.jit_compile and not model.run_eagerly:
-        return "the model is compiled with jit_compile=True"
+        return (
+            "the model is compiled with jit_compile=True (as 'auto' means on a GPU if "
+            "make_private is called later)"
+        )
     if optimizer.run.strategy.num_replicas_in_sync > 1 or model._is_distributed:
         return "the model is on several replicas"
     if optimizer.clipping.scaling is not None:

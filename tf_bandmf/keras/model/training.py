@@ -426,6 +426,14 @@ class PrivateTraining(BuildHook, PrivateStep):
             config["release_every"] = self._release_every
         return config
 
+    def _resolve_auto_jit_compile(self) -> bool:
+        """What `jit_compile="auto"` means: as for Keras, but False for lazy tables.
+
+        Keras means True where there is a GPU. XLA has no rows of a number that is not
+        known before.
+        """
+        return self._tables == tables_lib.DENSE and super()._resolve_auto_jit_compile()
+
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """As Keras', and with the microbatches of the saved model.
 

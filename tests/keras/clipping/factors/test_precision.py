@@ -70,6 +70,7 @@ def test_products_of_bfloat16_on_a_tpu_are_refused(monkeypatch, set_tensor_float
 
 @pytest.mark.parametrize("usual", [True, False])
 @pytest.mark.invariant(17)
+@pytest.mark.on_cpu
 def test_the_setting_reaches_every_product_that_xla_compiles(
     usual, set_tensor_float_32
 ):

@@ -45,6 +45,7 @@ def change(monkeypatch, believed):
     invariants=[16],
 )
 @pytest.mark.invariant(16)
+@pytest.mark.on_cpu
 def test_a_conversion_is_not_believed(monkeypatch):
     with pytest.raises(tf.errors.InvalidArgumentError, match="map/while"):
         change(monkeypatch, believed=False)

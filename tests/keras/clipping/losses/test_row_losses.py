@@ -66,6 +66,41 @@ def test_rows_are_the_losses_of_the_examples(case, weights):
     )
 
 
+TEXTS = tf.constant(RNG.normal(size=(BATCH, 4, CLASSES)), tf.float32)
+WORDS = tf.constant(RNG.integers(0, CLASSES, size=(BATCH, 4)), tf.int32)
+IMAGES = tf.constant(RNG.uniform(0.1, 0.9, size=(BATCH, 2, 3, 1)), tf.float32)
+POSITIONS = {
+    "words": (losses.SparseCategoricalCrossentropy(from_logits=True), WORDS, TEXTS),
+    "columns of words": (
+        losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"),
+        WORDS[..., None],
+        TEXTS,
+    ),
+    "one hot": (
+        losses.CategoricalCrossentropy(from_logits=True, reduction="none"),
+        tf.one_hot(WORDS, CLASSES),
+        TEXTS,
+    ),
+    "series": (losses.MeanSquaredError(reduction="mean"), 2.0 * TEXTS, TEXTS),
+    "images": ("binary_crossentropy", IMAGES[::-1], IMAGES),
+}
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weights"])
+@pytest.mark.parametrize("case", POSITIONS)
+def test_positions_are_reduced_as_in_a_batch_of_one(case, weights):
+    loss, y, y_pred = POSITIONS[case]
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(y_pred)
+        rows = row_losses(compiled(loss), y, y_pred, weights)
+        expected = one_by_one(loss, y, y_pred, weights)
+    assert rows.shape == (BATCH,)
+    np.testing.assert_allclose(rows, expected, rtol=2e-6)
+    np.testing.assert_allclose(
+        tape.gradient(rows, y_pred), tape.gradient(expected, y_pred), atol=2e-6
+    )
+
+
 def test_logits_that_a_softmax_keeps_are_used():
     """A saturated softmax: of probabilities alone the loss would be that of epsilon."""
     y_pred = keras.activations.softmax(100.0 * LOGITS)
@@ -120,9 +155,11 @@ def test_a_class_that_was_changed_is_not_in_the_list(monkeypatch):
 
 
 def test_other_structures_are_not_in_the_list():
-    cube = tf.zeros([BATCH, 2, CLASSES])
+    cube = tf.zeros([BATCH, BATCH, CLASSES])
     loss = compiled("mse")
-    assert row_losses(loss, cube, cube, None) is None
+    # They would be broadcast, examples to positions.
+    assert row_losses(loss, cube[..., 0], cube, None) is None
+    assert row_losses(loss, cube, cube, WEIGHTS[:, None]) is None
     assert row_losses(loss, ONE_HOT, LOGITS, ONE_HOT) is None
     assert row_losses(loss, [ONE_HOT], [LOGITS], None) is None
     masked = tf.identity(LOGITS)

@@ -147,6 +147,7 @@ def many_channels():
     return keras.Sequential([keras.Input((8, 8, 64)), *layers]), (8, 8, 64)
 
 
+@pytest.mark.on_cpu
 def test_units_of_a_convolution_are_formed_without_patches(monkeypatch):
     model, shape = compiled(many_channels)
     x, y, rows = batch(shape)

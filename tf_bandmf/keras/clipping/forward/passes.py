@@ -21,6 +21,7 @@ from tf_bandmf.keras.compat.keras_objects import (
     all_layers,
     takes_training,
 )
+from tf_bandmf.keras.compat.recurrent import without_cudnn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +43,10 @@ class Forward:
 
 def run_model(model: keras.Model, x: Any) -> Any:
     """Calls a model the way Keras' training step does."""
-    if takes_training(model):
-        return model(x, training=True)
-    return model(x)
+    with without_cudnn():
+        if takes_training(model):
+            return model(x, training=True)
+        return model(x)
 
 
 def run_forward(

@@ -1,8 +1,9 @@
 """Losses whose row i is the loss of example i, from the batch at once.
 
 Executing a loss for each example by itself costs as many operations as the rest of a small
-model. Keras' usual losses of a matrix of predictions need not be: before they are reduced
-they have a row for each example, which nothing but the example's row has a part in. They
+model, or, one after the other on a GPU, forty times as much as the rest of a large one.
+Keras' usual losses need not be: before they are reduced they have a value for each example
+and position, in which nothing but the example's position has a part. They
 belong to a closed list by their exact class and function, as Keras wrote them, and by their
 arguments: the axis is the last one, and no class is ignored.
 """
@@ -62,8 +63,9 @@ def row_losses(
     given = [y, y_pred, *([] if sample_weight is None else [sample_weight])]
     if not all(tf.is_tensor(tensor) for tensor in given):
         return None
-    weight_rank = 1 if sample_weight is None else sample_weight.shape.rank
-    if y.shape.rank not in (1, 2) or y_pred.shape.rank != 2 or weight_rank != 1:
+    if y.shape.rank is None or y_pred.shape.rank is None or y_pred.shape.rank < 2:
+        return None
+    if sample_weight is not None and sample_weight.shape.rank != 1:
         return None
     if any(getattr(tensor, MASK, None) is not None for tensor in given):
         return None
@@ -71,6 +73,8 @@ def row_losses(
         loss.build(y, y_pred)
     (part, *others) = loss_parts(loss)
     if others or part.loss_weights is not None or not has_rows(part.loss):
+        return None
+    if y.shape.rank not in _ranks_of_targets(part.loss, y_pred.shape.rank):
         return None
 
     logits = getattr(y_pred, LOGITS, None)
@@ -89,14 +93,33 @@ def row_losses(
     message = "There must be a target, and a weight if there are weights, per example."
     with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
         rows = part.loss.call(target, prediction)
-    if rows.shape.rank != 1:
+    if rows.shape.rank != y_pred.shape.rank - 1:
         return None
+    rows = _reduced(rows, part.loss.reduction)
     if sample_weight is not None:
         rows *= keras.ops.cast(copies[2], rows.dtype)
     rows = keras.ops.cast(rows, loss.dtype)
     trace = current_trace()
     if trace is not None:
         trace.isolated("The loss", elements, copies, [rows], [], repeated=False)
+    return rows
+
+
+def _ranks_of_targets(loss: Any, rank: int) -> tuple[int, ...]:
+    """Ranks with which the targets' positions are those of predictions of a rank."""
+    sparse = loss.fn is keras.losses.sparse_categorical_crossentropy
+    return (rank - 1, rank) if rank == 2 or sparse else (rank,)
+
+
+def _reduced(values: tf.Tensor, reduction: str | None) -> tf.Tensor:
+    """Keras' reduction of the positions of each example alone, [B]."""
+    axes = range(1, values.shape.rank)
+    if not axes:
+        return values
+    rows = tf.reduce_sum(values, list(axes))
+    if reduction in ("sum_over_batch_size", "mean"):
+        count = tf.reduce_prod(tf.shape(values)[1:])
+        rows = tf.math.divide_no_nan(rows, tf.cast(count, rows.dtype))
     return rows
 
 

@@ -1,0 +1,24 @@
+"""Recurrent layers of Keras without cuDNN.
+
+On a GPU, Keras runs LSTM and GRU as one operation over all steps, which does not tell how
+it treats the examples. Within a private step, frozen layers run step by step, as on a CPU.
+(Those that are trained have a rule of their own.)
+
+What tells that it broke: `tests/keras/compat/test_recurrent.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Any
+
+from tf_bandmf.keras.compat.patching import patched
+
+# A function of this name hides the module.
+_RNN = importlib.import_module("keras.src.backend.tensorflow.rnn")
+
+
+def without_cudnn() -> contextlib.AbstractContextManager[Any]:
+    """Within it, in this thread, Keras' layers find that cuDNN does not suit them."""
+    return patched(_RNN, "cudnn_ok", lambda original, *_, **__: False)
