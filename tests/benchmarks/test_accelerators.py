@@ -91,6 +91,16 @@ def test_the_page_has_the_table_of_the_results():
     assert f"{table.BEGIN}\n{table.table(results)}\n{table.END}" in page
 
 
+def test_the_page_has_what_was_measured():
+    import table
+
+    files = sorted((FOLDER / "results" / "measured").glob("*.json"))
+    results = [json.loads(path.read_text("utf-8")) for path in files]
+    page = (FOLDER.parents[1] / "docs" / "accelerators.md").read_text("utf-8")
+    begin, end = table.MEASURED
+    assert f"{begin}\n{table.measured(results)}\n{end}" in page
+
+
 @pytest.mark.slow
 def test_one_command_measures_what_there_is(tmp_path, monkeypatch, capsys):
     import on_device
