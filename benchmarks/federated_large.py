@@ -97,9 +97,8 @@ def train(
         plan, [np.zeros(d, np.float32)], exchange, clients_per_round=clients or 1
     )
 
-    async def first(ledger: Ledger) -> ProgramState:
-        cohorts = AvailableCohorts(ledger, lambda: names, plan.participation)
-        return ProgramState(engine.initial_state(), engine.no_metrics(), cohorts)
+    def cohorts(ledger: Ledger) -> AvailableCohorts:
+        return AvailableCohorts(ledger, lambda: names, plan.participation)
 
     def after_round(_: ProgramState) -> None:
         nonlocal began, began_cpu
@@ -109,11 +108,8 @@ def train(
         began, began_cpu = time.perf_counter(), time.process_time()
 
     run = Run(
-        plan=plan,
         engine=engine,
-        settings=engine.settings,
-        host_noise=engine.host_noise,
-        first=first,
+        cohorts=cohorts,
         private_dir=folder,
         clients_per_round=clients,
         after_round=after_round,

@@ -14,10 +14,11 @@ SELECT
     (SELECT count(*) FROM participations WHERE device = value AND round < ?1)
 FROM json_each(?2)
 """
-# Whether the rows are those of the cohorts that the entries have.
+# Whether the rows are those of the cohorts that the entries have: as many, and each is
+# found. CROSS JOIN keeps this order, in which the table's key is used.
 IS_WHOLE = """
-WITH begun AS (
-    SELECT value, json_extract(entry, '$.round') FROM entries, json_each(names))
-SELECT NOT EXISTS (SELECT * FROM begun EXCEPT SELECT * FROM participations)
-    AND NOT EXISTS (SELECT * FROM participations EXCEPT SELECT * FROM begun)
+SELECT count(*) = (SELECT count(*) FROM participations)
+    AND count(*) = (SELECT count(*) FROM entries, json_each(names))
+FROM entries CROSS JOIN json_each(names) CROSS JOIN participations
+    ON device = value AND round = json_extract(entry, '$.round')
 """
