@@ -130,6 +130,7 @@ def _cross_entropy(
     labels, logits = tf.convert_to_tensor(labels), tf.convert_to_tensor(logits)
     if logits.shape.rank is not None and logits.shape.rank > 2:
         # As TensorFlow does it, where what is valid can be seen.
+        labels.shape.assert_is_compatible_with(logits.shape[:-1])
         classes = logits.shape[-1] or tf.shape(logits)[-1]
         flat = tf.reshape(labels, [-1]), tf.reshape(logits, [-1, classes])
         losses = _cross_entropy(original, *flat, name=name)
