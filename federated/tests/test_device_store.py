@@ -29,6 +29,14 @@ def test_it_counts_before_it_works(tmp_path):
     assert again.device == store.device
 
 
+def test_a_record_of_an_earlier_version_counts(tmp_path):
+    store = make(tmp_path)
+    store.begin(4, "request")
+    (tmp_path / f"{POLICY.plan}.device").rename(tmp_path / f"{POLICY.plan}.json")
+    again = make(tmp_path)
+    assert (again.device, again.participations) == (store.device, 1)
+
+
 @pytest.mark.parametrize("number", [3, 4, 5, 6, -1, 20, 2])
 def test_too_early_or_outside_of_the_plan_is_refused(tmp_path, number):
     store = make(tmp_path)

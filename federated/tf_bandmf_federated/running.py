@@ -28,6 +28,8 @@ from tf_bandmf_federated.state_files import StateFiles
 
 # No names that Flower puts into the bundle it sends to every node.
 LEDGER_FILE, STATES_FOLDER = "ledger.sqlite3", "states"
+# Whose rounds are spent, too.
+_EARLIER_LEDGER = "ledger.jsonl"
 _RESTARTS = ("replay", "skip")
 
 
@@ -94,6 +96,12 @@ class Run:
         """
         total, folder, engine = self.num_rounds, self.private_dir, self.engine
         os.makedirs(folder, mode=0o700, exist_ok=True)
+        if os.path.exists(os.path.join(folder, _EARLIER_LEDGER)):
+            raise ValueError(
+                f"{folder} is of an earlier version ({_EARLIER_LEDGER}). Finish that run "
+                f"with the version that began it, or begin a new one in another folder, "
+                f"with a privacy budget of its own, which adds to what this one spent."
+            )
         made_for = {"plan": engine.plan.fingerprint, **engine.settings}
         with Ledger(os.path.join(folder, LEDGER_FILE), made_for) as ledger:
             private_files.remove_unfinished(folder)
