@@ -155,6 +155,7 @@ def integers_on_the_host(create, **arguments):
 
 @pytest.mark.parametrize("mechanism", ["identity", "bsr", "blt:2"])
 @pytest.mark.slow_cases("identity", "blt*")
+@pytest.mark.on_cpu
 def test_a_step_runs_where_integers_stay_on_the_host(mechanism, as_on_a_gpu):
     # What XLA compiles reads no variable of another device, of whichever kind.
     with tf.variable_creator_scope(integers_on_the_host), tf.device("CPU:1"):
