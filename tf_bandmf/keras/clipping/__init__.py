@@ -1,7 +1,10 @@
 """Exact per-example gradient clipping for Keras 3 models on TensorFlow."""
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Layout, Product
-from tf_bandmf.keras.clipping.factors.precision import check_matmul_precision
+from tf_bandmf.keras.clipping.factors.precision import (
+    check_matmul_precision,
+    turn_tensor_float_32_off,
+)
 from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.eager_traces import (
     Same,
@@ -95,6 +98,7 @@ __all__ = [
     "released",
     "self_check",
     "to_tensors",
+    "turn_tensor_float_32_off",
     "update_is_released",
     "update_reads_no_metrics",
     "update_runs_no_host_code",

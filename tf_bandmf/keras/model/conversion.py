@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.keras.clipping import check_supported
+from tf_bandmf.keras.clipping import check_supported, turn_tensor_float_32_off
 from tf_bandmf.keras.compat.keras_objects import all_layers
 from tf_bandmf.keras.model.alone import checked_names
 from tf_bandmf.keras.model.classes import plain_class_of, plain_config, private_class
@@ -37,6 +37,9 @@ def make_private(
     before or after. `to_plain` gives the released model. (`keras.models.clone_model` of
     a Sequential makes a plain model with new weights, whatever the class. Compiled like
     the original, it refuses to train: make it private, too.)
+
+    Where a GPU has TensorFloat-32, it is turned off in this process, with a message:
+    norms would come out too small.
 
     Without `import tf_bandmf.keras`, files of `to_plain(model).save(...)` can be
     loaded; files that the private model itself saved cannot.
@@ -95,6 +98,7 @@ def make_private(
     tables = checked(tables)
     if release_every is not None:
         release_every = whole_number("release_every", release_every)
+    turn_tensor_float_32_off()
     if isinstance(model, PrivateTraining):
         if tables != DENSE or release_every is not None:
             if model.optimizer is not None and model.optimizer.built:

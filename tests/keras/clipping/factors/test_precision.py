@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tf_bandmf.keras import make_private
 from tf_bandmf.keras.clipping import check_matmul_precision, clipped_gradient_sums
 from tf_bandmf.keras.clipping.factors import precision
 
@@ -54,6 +55,22 @@ def test_tensor_float_32_is_refused(gpu, details, set_tensor_float_32):
         clipped()
     set_tensor_float_32(False)
     clipped()
+
+
+def test_make_private_turns_it_off_and_says_so(gpu, set_tensor_float_32, capsys):
+    is_on = tf.config.experimental.tensor_float_32_execution_enabled
+    set_tensor_float_32(True)
+    gpu({"compute_capability": (7, 5)})
+    make_private(reference.classifier(inputs=(4,)))
+    assert is_on() and not capsys.readouterr().err
+    gpu({"compute_capability": (9, 0)})
+    make_private(reference.classifier(inputs=(4,)))
+    assert not is_on()
+    assert "TensorFloat-32 is turned off" in capsys.readouterr().err
+    # Whoever turns it on again is refused.
+    set_tensor_float_32(True)
+    with pytest.raises(RuntimeError, match="enable_tensor_float_32_execution"):
+        clipped()
 
 
 @pytest.mark.invariant(17)

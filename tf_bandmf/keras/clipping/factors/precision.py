@@ -11,6 +11,7 @@ gradient is clipped, not by how much.
 from __future__ import annotations
 
 import os
+import sys
 
 import tensorflow as tf
 
@@ -60,6 +61,25 @@ def check_matmul_precision() -> None:
                 f"float32 matrices: per-example norms would be wrong. Unset it, and use "
                 f"the dtype policy mixed_bfloat16 for speed."
             )
+
+
+def turn_tensor_float_32_off() -> None:
+    """Turns TensorFloat-32 off in this process where a GPU has it, and says so.
+
+    It is on by default, and nothing private could be trained. Devices are asked without
+    starting TensorFlow, so that their memory can still be configured.
+    """
+    option = tf.config.experimental
+    if not option.tensor_float_32_execution_enabled():
+        return
+    if any(map(_has_tensor_float_32, tf.config.get_visible_devices("GPU"))):
+        option.enable_tensor_float_32_execution(False)
+        print(
+            "tf_bandmf: TensorFloat-32 is turned off in this process: norms would come "
+            "out too small. For speed use the dtype policy mixed_bfloat16.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _usual_rounding() -> str | None:
