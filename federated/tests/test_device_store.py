@@ -1,6 +1,7 @@
 """A device counts before it works, refuses by itself, and answers a request once."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -35,6 +36,12 @@ def test_a_record_of_an_earlier_version_counts(tmp_path):
     (tmp_path / f"{POLICY.plan}.device").rename(tmp_path / f"{POLICY.plan}.json")
     again = make(tmp_path)
     assert (again.device, again.participations) == (store.device, 1)
+    # Brought back beside the newer one, it does not take that one's place.
+    shutil.copy2(tmp_path / f"{POLICY.plan}.device", tmp_path / f"{POLICY.plan}.json")
+    again.begin(7, "later")
+    with pytest.raises(ValueError, match="delete the older one"):
+        make(tmp_path)
+    assert again.participations == 2
 
 
 @pytest.mark.parametrize("number", [3, 4, 5, 6, -1, 20, 2])

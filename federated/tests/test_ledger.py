@@ -341,3 +341,23 @@ def test_a_round_that_cannot_be_written_is_not_begun(
         assert ledger.records(["device 7"], 2).tolist() == [[-1, 0]]
         ledger.started(1, **START)
     assert [record.starts for record in rounds_of(path).values()] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE participations RENAME TO old;"
+        "CREATE TABLE participations (device TEXT, round INTEGER);"
+        "INSERT INTO participations VALUES ('a', 0), ('a', 0); DROP TABLE old;",
+        "CREATE TRIGGER forget AFTER INSERT ON participations"
+        " BEGIN DELETE FROM participations WHERE device = new.device; END;",
+    ],
+    ids=["a device twice", "a trigger that deletes"],
+)
+def test_tables_that_were_made_otherwise_are_damage(path, change):
+    with Ledger(path, RUN) as ledger:
+        ledger.started(0, **START)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(change)
+    with pytest.raises(ValueError, match="Its tables"):
+        Ledger(path, RUN)

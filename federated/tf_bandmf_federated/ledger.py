@@ -48,23 +48,24 @@ from tf_bandmf.files import private as private_files
 from tf_bandmf.noise import digests
 from tf_bandmf_federated import participations
 from tf_bandmf_federated.accounting import Counts, MeasuredParticipation
+from tf_bandmf_federated.ledger_lock import LedgerLock
 
 _FORMAT = "tf-bandmf-federated ledger 6"
 _BEFORE_FIRST = "0" * 64
 _WAIT = 1.0  # seconds for another connection to end
 # A transaction is on the disk when it ends. The connection locks the file, from its first
 # look until it is closed, also against others of this process: so the journal needs no
-# shared memory.
+# shared memory. `ledger_lock` says what else there is.
 _PRAGMAS = (
     "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
     "synchronous = FULL",
     "cache_size = -32768",  # kilobytes
 )
-_TABLE = """
+_TABLE = """\
 CREATE TABLE entries (
-    number INTEGER PRIMARY KEY, entry TEXT NOT NULL, names TEXT, sha256 TEXT NOT NULL);
-"""
+    number INTEGER PRIMARY KEY, entry TEXT NOT NULL, names TEXT, sha256 TEXT NOT NULL)"""
+_TABLES = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY sql"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,16 +121,21 @@ class Ledger:
     def __init__(self, path: str, run: dict[str, Any]) -> None:
         self._path = path
         self._owner = os.getpid()
-        # Only a new file is opened here: closing one that is open would end its locks.
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-        private_files.check_mode(path)  # which SQLite gives its journal, too
+        try:
+            self._lock = LedgerLock(path)
+        except BlockingIOError as error:
+            raise self._open_elsewhere() from error
         self._digest = _BEFORE_FIRST
         self._rounds: dict[int, RoundRecord] = {}
         self._counts: dict[int, Counts] = {}
         self.initial_digest: str | None = None
         self._database: sqlite3.Connection | None = None
         try:
+            # Only a new file is opened here: closing one that is open would end SQLite's
+            # locks.
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+            private_files.check_mode(path)  # which SQLite gives its journal, too
             self._database = sqlite3.connect(path, _WAIT, isolation_level=None)
             self._read(run)
         except BaseException as error:
@@ -149,9 +155,12 @@ class Ledger:
 
     def close(self) -> None:
         """Ends the connection, and its lock. A forked process leaves both."""
-        if os.getpid() == self._owner and self._database is not None:
+        if os.getpid() != self._owner:
+            return
+        if self._database is not None:
             self._database.close()
             self._database = None
+        self._lock.close()
 
     @property
     def rounds(self) -> dict[int, RoundRecord]:
@@ -299,6 +308,7 @@ class Ledger:
             with self._database as database:  # commits, or rolls back
                 database.execute("BEGIN")
                 yield database
+            self._lock.check()
         except BaseException as error:
             # What was taken over here may not be on the disk.
             self.close()
@@ -308,13 +318,16 @@ class Ledger:
 
     def _unusable(self, error: sqlite3.Error) -> OSError:
         if "locked" in str(error):
-            return BlockingIOError(
-                f"Another program has {self._path} open. Two programs of one run would "
-                f"spend more than its plan; end the other one first."
-            )
+            return self._open_elsewhere()
         return OSError(
             f"{self._path} cannot be used now ({error}): the disk is full, or nobody may "
             f"write there. Nothing was begun or released by this. Mend it, and call again."
+        )
+
+    def _open_elsewhere(self) -> BlockingIOError:
+        return BlockingIOError(
+            f"Another program has {self._path} open. Two programs of one run would "
+            f"spend more than its plan; end the other one first."
         )
 
     def _read(self, run: dict[str, Any]) -> None:
@@ -324,8 +337,9 @@ class Ledger:
         expected = {"entry": "run", "format": _FORMAT, **run}
         if not self._database.execute("SELECT 1 FROM sqlite_master").fetchone():
             self._database.executescript(
-                f"BEGIN; {_TABLE}{participations.TABLE}COMMIT;"
+                f"BEGIN; {_TABLE}; {participations.TABLE}; COMMIT;"
             )
+        self._lock.watch(self._database)
         query = "SELECT number, entry, names, sha256 FROM entries ORDER BY number"
         number = 0
         for number, (found, text, names, stated) in enumerate(
@@ -342,6 +356,10 @@ class Ledger:
         if number == 0:
             self._write(expected)
             private_files.sync_folder(os.path.dirname(os.path.abspath(self._path)))
+        # Others may hold a row twice, and triggers change what is written.
+        tables = self._database.execute(_TABLES).fetchall()
+        if tables != [(_TABLE,), (participations.TABLE,)]:
+            raise ValueError(self._damaged("Its tables"))
         if self._database.execute(participations.IS_WHOLE).fetchone() != (1,):
             raise ValueError(self._damaged("Its table of participations"))
 

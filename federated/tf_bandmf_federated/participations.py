@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-TABLE = """
+TABLE = """\
 CREATE TABLE participations (
     device TEXT NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (device, round)
-) WITHOUT ROWID;
-"""
+) WITHOUT ROWID"""
 # Last round, or `NEVER`, and number of participations of each name, before a round.
 RECORDS = """
 SELECT

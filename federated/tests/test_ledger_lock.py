@@ -1,0 +1,126 @@
+"""One program has a ledger, whatever is copied, forked or deleted meanwhile."""
+
+import gc
+import os
+import shutil
+import signal
+
+import pytest
+
+from tf_bandmf_federated import Ledger
+
+RUN = {"plan": "p"}
+START = dict(key_id=9, cohort=("a", "b"), cohort_digest="c", state_digest="s")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "run" / "ledger.sqlite3")
+
+
+@pytest.fixture(autouse=True)
+def folder(path):
+    os.mkdir(os.path.dirname(path), 0o700)
+    return os.path.dirname(path)
+
+
+def rounds_of(path):
+    with Ledger(path, RUN) as ledger:
+        return list(ledger.rounds)
+
+
+class Other:
+    """A process that was forked before anything was open; opens when it is told to."""
+
+    def __init__(self, path):
+        (reading, self._told), (self._answer, writing) = os.pipe(), os.pipe()
+        self._child = os.fork()
+        if self._child:
+            return
+        while os.read(reading, 1):
+            try:
+                rounds_of(path)
+                os.write(writing, b"opened")
+            except BlockingIOError:
+                os.write(writing, b"refused")
+            except BaseException as error:
+                os.write(writing, repr(error).encode())
+        os._exit(0)
+
+    def opens(self):
+        os.write(self._told, b"x")
+        return os.read(self._answer, 1000).decode()
+
+    def end(self):
+        os.kill(self._child, signal.SIGKILL)
+        os.waitpid(self._child, 0)
+
+
+@pytest.mark.attack(
+    "Two programs of one run (federated training)",
+    tried="A program copies its own folder, or reads its ledger's file, while it runs; a "
+    "second program is refused all the same.",
+    area="faults",
+    invariants=[8],
+)
+def test_a_copy_that_the_program_makes_does_not_end_its_lock(path, folder):
+    other = Other(path)
+    try:
+        with Ledger(path, RUN) as ledger:
+            ledger.started(0, **START)
+            assert other.opens() == "refused"
+            shutil.copytree(folder, folder + " copied")
+            with open(path, "rb") as file:
+                file.read()
+            assert other.opens() == "refused"
+        assert other.opens() == "opened"  # the control
+    finally:
+        other.end()
+
+
+def test_a_link_is_the_file_that_it_leads_to(path, tmp_path):
+    link, other = str(tmp_path / "link"), Other(str(tmp_path / "link"))
+    try:
+        with Ledger(path, RUN) as ledger:
+            os.symlink(path, link)
+            shutil.copy2(path, path + ".copied")
+            assert other.opens() == "refused"
+            ledger.started(0, **START)
+        assert other.opens() == "opened"
+        assert rounds_of(link) == [0]
+    finally:
+        other.end()
+
+
+def test_a_fork_that_ends_leaves_the_journal_to_the_program(path):
+    program = os.fork()
+    if program == 0:
+        ledger = Ledger(path, RUN)
+        ledger.started(0, **START)
+        child = os.fork()
+        if child == 0:
+            ledger.close()
+            del ledger
+            gc.collect()  # as at the end of a program
+            os._exit(0)
+        os.waitpid(child, 0)
+        ledger.started(1, **START)
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(program, 0)[1]) == signal.SIGKILL
+    assert rounds_of(path) == [0, 1]
+
+
+@pytest.mark.parametrize("end", ["", "-wal"], ids=["the ledger", "its journal"])
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_round_does_not_begin_in_a_file_that_is_gone(path, end, how):
+    with Ledger(path, RUN) as ledger:
+        ledger.started(0, **START)
+        if how == "deleted":
+            os.unlink(path + end)
+        else:
+            shutil.copy2(path + end, path + ".new")
+            os.replace(path + ".new", path + end)
+        with pytest.raises(OSError, match="deleted, moved or replaced"):
+            ledger.started(1, **START)
+        with pytest.raises(ValueError, match="is closed"):
+            ledger.result(0, "r")

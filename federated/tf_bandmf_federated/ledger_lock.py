@@ -1,0 +1,83 @@
+"""One program for a ledger's file, where SQLite's locks are not enough.
+
+A process loses its POSIX locks of a file when it closes any descriptor of it, such as that
+of a copy which it makes; hence a lock beside them, of a file of its own. A fork that ends
+would close the connection, which takes the journal away from the program that writes there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import sqlite3
+import weakref
+
+
+class LedgerLock:
+    """A lock of `<path>.lock`, which no fork keeps; and whether the files stay in place.
+
+    Args:
+      path: of the ledger.
+
+    Raises:
+      BlockingIOError: if another program has it, or another ledger of this one.
+    """
+
+    def __init__(self, path: str) -> None:
+        path = os.path.realpath(path)  # where SQLite has the journal, too
+        self._paths = (path, f"{path}-wal")
+        self._database: sqlite3.Connection | None = None
+        self._numbers: list[int] = []
+        self._descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        _LOCKS.add(self)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            self.close()
+            raise
+
+    def watch(self, database: sqlite3.Connection) -> None:
+        """From now on the ledger and its journal are these files, of this connection."""
+        self._database, self._numbers = database, self._found()
+
+    def check(self) -> None:
+        """Raises OSError unless the files of the connection are where they were."""
+        try:
+            is_same = self._found() == self._numbers
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            raise OSError(
+                f"{self._paths[0]} or its journal was deleted, moved or replaced while "
+                f"the program ran: what it writes is lost. Nothing was begun or released "
+                f"by this. Put the run's newest files there, and start again."
+            )
+
+    def close(self) -> None:
+        """Ends the lock."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._database = -1, None
+
+    def leave(self) -> None:
+        """In a fork: lock and connection stay with the program."""
+        if self._database is not None:
+            # Never freed, it is never closed.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
+        self.close()
+
+    def _found(self) -> list[int]:
+        # A file that is open keeps its number.
+        return [os.stat(path).st_ino for path in self._paths]
+
+
+_LOCKS: weakref.WeakSet[LedgerLock] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for lock in list(_LOCKS):
+        lock.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)
