@@ -361,3 +361,12 @@ def test_tables_that_were_made_otherwise_are_damage(path, change):
         database.executescript(change)
     with pytest.raises(ValueError, match="Its tables"):
         Ledger(path, RUN)
+
+
+def test_names_that_are_no_list_are_damage_and_not_a_full_disk(path):
+    rounds_of(path)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE entries SET names = ''")  # of the same digest
+        database.commit()
+    with pytest.raises(ValueError, match="damaged"):
+        Ledger(path, RUN)

@@ -143,7 +143,9 @@ class Ledger:
             if not isinstance(error, sqlite3.DatabaseError):
                 raise
             is_other = isinstance(error, sqlite3.OperationalError)
-            if is_other and "no such" not in str(error):  # table, column
+            # A table or column, or names that are no JSON.
+            is_damage = any(word in str(error) for word in ("no such", "malformed"))
+            if is_other and not is_damage:
                 raise self._unusable(error) from error
             raise ValueError(self._damaged(str(error))) from error
 
