@@ -164,6 +164,17 @@ def test_every_batch_is_as_drawn_also_empty_and_as_numpy():
     assert 0 in sizes and len(sizes) > 2
 
 
+@pytest.mark.invariant(18)
+@pytest.mark.parametrize("shape", [(1, 0), (2, 0, 2)])
+def test_texts_of_no_width_are_as_drawn(shape):
+    """TensorFlow hashes them to what the memory held before."""
+    content = {"x": tf.zeros(shape, tf.string), "step": 3}
+    drawn = with_fingerprint(content)
+    assert all(is_as_drawn(drawn) for _ in range(50))
+    assert len({int(content_digest(content)) for _ in range(50)}) == 1
+    assert not is_as_drawn({**drawn, "x": tf.zeros((*shape, 1), tf.string)})
+
+
 def test_fingerprints_differ_from_batch_to_batch():
     # The same contents at other steps, too.
     found = [int(b[FINGERPRINT][0]) for b in batches(x=np.zeros(M), y=None).dataset()]
