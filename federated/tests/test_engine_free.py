@@ -26,6 +26,7 @@ MODULES = (
     "large_models",
     "large_vectors",
     "ledger",
+    "ledger_lock",
     "noise_uses",
     "participation_table",
     "participations",
