@@ -8,10 +8,11 @@ would close the connection, which takes the journal away from the program that w
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import sqlite3
 import weakref
+
+from tf_bandmf.files.locks import Lock
 
 
 class LedgerLock:
@@ -29,13 +30,8 @@ class LedgerLock:
         self._paths = (path, f"{path}-wal")
         self._database: sqlite3.Connection | None = None
         self._numbers: list[int] = []
-        self._descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        self._lock = Lock(f"{path}.lock")
         _LOCKS.add(self)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
-            self.close()
-            raise
 
     def watch(self, database: sqlite3.Connection) -> None:
         """From now on the ledger and its journal are these files, of this connection."""
@@ -56,16 +52,15 @@ class LedgerLock:
 
     def close(self) -> None:
         """Ends the lock."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor, self._database = -1, None
+        self._lock.close()
+        self._database = None
 
     def leave(self) -> None:
-        """In a fork: lock and connection stay with the program."""
+        """In a fork: the connection stays with the program, as the lock does."""
         if self._database is not None:
             # Never freed, it is never closed.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
-        self.close()
+        self._database = None
 
     def _found(self) -> list[int]:
         # A file that is open keeps its number.

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 
 import pytest
@@ -26,6 +27,9 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert os.listdir(tmp_path) == ["a.weights.h5"]
 
 
+HELD, NOT_LOCKED, REFUSED = 0, 1, 3
+
+
 def in_a_child(path, hold_on=False):
     """How a process ended that tried to lock the path; its number if it holds on."""
     ready, begun = os.pipe()
@@ -34,15 +38,39 @@ def in_a_child(path, hold_on=False):
         try:
             held = locks.hold(path)
         except BlockingIOError:
-            os._exit(3)
+            os._exit(REFUSED)
         os.write(begun, b"x")
         if hold_on:
             signal.pause()
-        os._exit(0 if held is not None else 1)
+        os._exit(NOT_LOCKED if held is None else HELD)
     if hold_on:
         assert os.read(ready, 1) == b"x"
         return child
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.invariant(19)
+def test_a_copy_that_the_process_makes_does_not_end_its_lock(tmp_path):
+    path = str(tmp_path / "folder" / "run.private")
+    os.mkdir(os.path.dirname(path))
+    held = locks.hold(path)
+    shutil.copytree(tmp_path / "folder", tmp_path / "copy")
+    assert in_a_child(path) == REFUSED
+    del held
+    assert in_a_child(path) == HELD  # the control
+
+
+def test_a_fork_that_lives_on_does_not_keep_the_lock(tmp_path):
+    path = str(tmp_path / "run.private")
+    held = locks.hold(path)
+    # It holds another one, and has this one from its parent.
+    other = in_a_child(str(tmp_path / "other"), hold_on=True)
+    del held
+    try:
+        assert in_a_child(path) == HELD
+    finally:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
 
 
 @pytest.mark.invariant(19)

@@ -16,22 +16,33 @@ except ImportError:  # not on Windows
 _HELD: weakref.WeakValueDictionary[tuple[int, str], Lock]
 _HELD = weakref.WeakValueDictionary()
 _GUARD = threading.Lock()
+_LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 class Lock:
-    """Held as long as the object is there; see `hold`."""
+    """Held until it is closed, or nobody refers to it; what the process forks leaves it.
+
+    Args:
+      path: of a file of its own, which is made if it is not there.
+
+    Raises:
+      BlockingIOError: if another object holds it, of this process or another.
+      OSError: if the file system has no locks.
+    """
 
     def __init__(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # The process's lock: neither inherited by what it forks, nor left by a kill.
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Not `lockf`: a process loses that lock when it closes any descriptor of the
+            # file, such as that of a copy which it makes. A kill ends this one, too.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise BlockingIOError(error.errno, "locked") from error
             raise
-        weakref.finalize(self, os.close, descriptor)
+        self.close = weakref.finalize(self, os.close, descriptor)
+        _LOCKS.add(self)
 
 
 def hold(path: str) -> Lock | None:
@@ -61,3 +72,13 @@ def hold(path: str) -> Lock | None:
                 ) from error
             _HELD[os.getpid(), name] = held
         return held
+
+
+def _leave_all() -> None:
+    """In a fork, whose descriptors hold the locks as well."""
+    for lock in list(_LOCKS):
+        lock.close()
+
+
+if fcntl is not None:
+    os.register_at_fork(after_in_child=_leave_all)
