@@ -32,6 +32,20 @@ def one_by_one(loss, y, y_pred, weights):
     return tf.stack(found)
 
 
+def assert_one_by_one(loss, y, inputs, weights, predict=tf.identity):
+    """Losses and their gradients are those of batches of one."""
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(inputs)
+        y_pred = predict(inputs)
+        rows = row_losses(compiled(loss), y, y_pred, weights)
+        expected = one_by_one(loss, y, y_pred, weights)
+    assert rows.shape == (BATCH,)
+    np.testing.assert_allclose(rows, expected, rtol=2e-6)
+    np.testing.assert_allclose(
+        tape.gradient(rows, inputs), tape.gradient(expected, inputs), atol=2e-6
+    )
+
+
 CASES = {
     "labels": (losses.SparseCategoricalCrossentropy(from_logits=True), LABELS),
     "column_of_labels": (
@@ -55,16 +69,8 @@ CASES = {
 def test_rows_are_the_losses_of_the_examples(case, weights):
     loss, y = CASES[case]
     from_logits = not isinstance(loss, str) or case == "absolute"
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(LOGITS)
-        y_pred = LOGITS if from_logits else tf.nn.softmax(LOGITS)
-        rows = row_losses(compiled(loss), y, y_pred, weights)
-        expected = one_by_one(loss, y, y_pred, weights)
-    assert rows.shape == (BATCH,)
-    np.testing.assert_allclose(rows, expected, rtol=2e-6)
-    np.testing.assert_allclose(
-        tape.gradient(rows, LOGITS), tape.gradient(expected, LOGITS), atol=2e-6
-    )
+    probabilities = tf.identity if from_logits else tf.nn.softmax
+    assert_one_by_one(loss, y, LOGITS, weights, probabilities)
 
 
 TEXTS = tf.constant(RNG.normal(size=(BATCH, 4, CLASSES)), tf.float32)
@@ -90,16 +96,7 @@ POSITIONS = {
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weights"])
 @pytest.mark.parametrize("case", POSITIONS)
 def test_positions_are_reduced_as_in_a_batch_of_one(case, weights):
-    loss, y, y_pred = POSITIONS[case]
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(y_pred)
-        rows = row_losses(compiled(loss), y, y_pred, weights)
-        expected = one_by_one(loss, y, y_pred, weights)
-    assert rows.shape == (BATCH,)
-    np.testing.assert_allclose(rows, expected, rtol=2e-6)
-    np.testing.assert_allclose(
-        tape.gradient(rows, y_pred), tape.gradient(expected, y_pred), atol=2e-6
-    )
+    assert_one_by_one(*POSITIONS[case], weights)
 
 
 def test_logits_that_a_softmax_keeps_are_used():

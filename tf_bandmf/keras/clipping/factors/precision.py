@@ -72,7 +72,7 @@ def turn_tensor_float_32_off() -> None:
     option = tf.config.experimental
     if not option.tensor_float_32_execution_enabled():
         return
-    if any(map(_has_tensor_float_32, tf.config.get_visible_devices("GPU"))):
+    if _some_gpu_rounds():
         option.enable_tensor_float_32_execution(False)
         print(
             "tf_bandmf: TensorFloat-32 is turned off in this process: norms would come "
@@ -88,9 +88,13 @@ def _usual_rounding() -> str | None:
         # Despite its name the setting is about them, too: XLA's products are exact with
         # it off, and have operands of bfloat16 with it on.
         return "bfloat16 on this TPU"
-    if any(map(_has_tensor_float_32, tf.config.get_visible_devices("GPU"))):
+    if _some_gpu_rounds():
         return "TensorFloat-32 on this GPU"
     return None
+
+
+def _some_gpu_rounds() -> bool:
+    return any(map(_has_tensor_float_32, tf.config.get_visible_devices("GPU")))
 
 
 def _has_tensor_float_32(device: tf.config.PhysicalDevice) -> bool:
