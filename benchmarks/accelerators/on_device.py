@@ -127,15 +127,8 @@ def step_ratios(name: str, rounds: int, device: str) -> dict[str, Any]:
     ordinary = {"ordinary": functions["ordinary"]}
     rounded = keras_steps.in_turns(ordinary, 1, rounds)["ordinary"][0] / repeats
     set_tensor_float_32(False)
-    return {
-        "batch": keras_steps.BATCH_SIZES[name],
-        "policy": keras.config.dtype_policy().name,
-        "seconds": {**seconds, "ordinary, TensorFloat-32": rounded},
-        "ratio_to_ordinary": {
-            kind: seconds[kind] / seconds["ordinary"] for kind in kinds
-        },
-        "bytes_above_before": memory,
-    }
+    seconds["ordinary, TensorFloat-32"] = rounded
+    return {**compared(name, seconds), "bytes_above_before": memory}
 
 
 def epoch_ratios(name: str, rounds: int) -> dict[str, Any]:
@@ -151,13 +144,18 @@ def epoch_ratios(name: str, rounds: int) -> dict[str, Any]:
     functions = {kind: keras_steps.fit_of(kind, name, options) for kind in kinds}
     in_turns = keras_steps.in_turns(functions, 1, rounds)
     seconds = {kind: in_turns[kind][0] / _STEPS_PER_EPOCH for kind in kinds}
+    return compared(name, seconds)
+
+
+def compared(name: str, seconds: dict[str, float]) -> dict[str, Any]:
+    """Seconds of a step of each kind, and what they are of."""
+    ordinary = seconds["ordinary"]
     return {
+        "model": name,
         "batch": keras_steps.BATCH_SIZES[name],
         "policy": keras.config.dtype_policy().name,
-        "seconds_per_step": seconds,
-        "ratio_to_ordinary": {
-            kind: seconds[kind] / seconds["ordinary"] for kind in kinds
-        },
+        "seconds": seconds,
+        "ratio_to_ordinary": {kind: took / ordinary for kind, took in seconds.items()},
     }
 
 
@@ -244,9 +242,9 @@ def main() -> None:
         keras.config.set_dtype_policy(policy)
         keras_steps.BATCH_SIZES[name] = int(scale) * usual[name]
         ratios = step_ratios(name, options.rounds, device)
-        found["steps"].append({"model": name, **ratios})
+        found["steps"].append(ratios)
         epochs = epoch_ratios(name, options.rounds)
-        found["epochs"].append({"model": name, **epochs})
+        found["epochs"].append(epochs)
         keep(f"epochs of {name} x {scale}, {policy}: {epochs['ratio_to_ordinary']}")
         keep(f"steps of {name} x {scale}, {policy}: {ratios['ratio_to_ordinary']}")
     keras.config.set_dtype_policy("float32")

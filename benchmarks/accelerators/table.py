@@ -68,15 +68,11 @@ def measured(results: list[dict[str, Any]]) -> str:
         cells = [_milliseconds(sizes["seconds"].get(kind)) for sizes in noise]
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     lines += ["", "| model, batch | ordinary | DP-SGD | λCGD |", "|---" * 4 + "|"]
-    names = {
-        "steps": ("", "seconds"),
-        "epochs": ("`fit` of ", "seconds_per_step"),
-    }
-    for group, (prefix, key) in names.items():
+    for group, prefix in {"steps": "", "epochs": "`fit` of "}.items():
         for found in (entry for file in results for entry in file[group]):
-            base = found[key]["ordinary"]
-            cells = [_milliseconds(base)] + [
-                f"{_milliseconds(found[key][kind])}, {found[key][kind] / base:.2f}"
+            seconds, ratios = found["seconds"], found["ratio_to_ordinary"]
+            cells = [_milliseconds(seconds["ordinary"])] + [
+                f"{_milliseconds(seconds[kind])}, {ratios[kind]:.2f}"
                 for kind in ("identity", "lambda_cgd")
             ]
             name = f"{prefix}{found['model']}, {found['batch']}"
