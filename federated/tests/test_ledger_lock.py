@@ -102,6 +102,24 @@ def test_a_link_is_the_file_that_it_leads_to(path, tmp_path):
         other.end()
 
 
+def test_a_ledger_with_another_name_is_refused(path, folder):
+    name = folder + ".linked"
+    other = Other(name)
+    try:
+        with Ledger(path, RUN) as ledger:
+            os.link(path, name)
+            shutil.copy2(path, path + ".copied")  # which ends SQLite's locks
+            assert "another name (a hard link)" in other.opens()
+            ledger.started(0, **START)
+        with pytest.raises(OSError, match="another name"):
+            rounds_of(path)
+        os.unlink(path + ".copied")
+        os.unlink(name)
+        assert rounds_of(path) == [0]
+    finally:
+        other.end()
+
+
 PROGRAM = f"""
 import gc, os, signal, sys
 from tf_bandmf_federated import Ledger

@@ -23,6 +23,7 @@ class LedgerLock:
 
     Raises:
       BlockingIOError: if another program has it, or another ledger of this one.
+      OSError: if the ledger has another name, for which there would be another lock.
     """
 
     def __init__(self, path: str) -> None:
@@ -31,6 +32,13 @@ class LedgerLock:
         self._database: sqlite3.Connection | None = None
         self._numbers: list[int] = []
         self._lock = Lock(f"{path}.lock")
+        if os.path.exists(path) and os.stat(path).st_nlink > 1:
+            self._lock.close()
+            raise OSError(
+                f"{path} has another name (a hard link), under which another program could "
+                f"use it. Nothing was begun or released by this. Remove one of the names; "
+                f"`find / -samefile {path}` finds them. A backup is a copy, not a link."
+            )
         _LOCKS.add(self)
 
     def watch(self, database: sqlite3.Connection) -> None:
