@@ -6,10 +6,17 @@ function than the loss. A draw depends on the shape that is drawn, so it cannot 
 repeated for one example of a batch. Instead a layer that draws is run example by
 example in the forward pass too, with one seed per example and draw.
 
-What tells that it broke: `tests/keras/clipping/test_clipped_gradient_sums.py`.
+The body of a loop is traced once and runs many times: there, the number of the round goes
+into the seed. TensorFlow keeps that number itself, as the first argument of what it makes
+of the body.
+
+What tells that it broke: `tests/keras/clipping/test_clipped_gradient_sums.py`, and for
+loops `tests/keras/clipping/rules/test_draws_in_loops.py`.
 """
 
 import contextlib
+import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,9 +24,30 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.keras.compat.graphs import BRANCH_GRAPHS, LOOP_GRAPHS
 from tf_bandmf.keras.compat.patching import patched
 
 _STATE = threading.local()
+
+
+class DrawsInFunction(RuntimeError):
+    """A draw that cannot be repeated: a `tf.function` keeps it as it was first traced."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recording:
+    """Seeds that are drawn in a graph.
+
+    Attributes:
+      graph: the graph in which they are wanted.
+      seeds: one for each draw; None for one in a loop or branch, whose seed belongs to a
+        graph of its own.
+      later: draws the seeds in the place of None, by position.
+    """
+
+    graph: Any
+    seeds: list[Any] = dataclasses.field(default_factory=list)
+    later: dict[int, Callable[[], Any]] = dataclasses.field(default_factory=dict)
 
 
 def _next(
@@ -31,14 +59,56 @@ def _next(
     """In the place of `SeedGenerator.next`, of a thread that asks for it."""
     replay = getattr(_STATE, "replay", None)
     if replay is not None:
-        return replay()
+        return _of_this_round(replay(), getattr(_STATE, "replays_in", None))
     generators = getattr(_STATE, "generators", None)
     if generators is not None:
         generators.append(generator)
-    seed = original(generator, *args, **kwargs)
-    draws = getattr(_STATE, "draws", None)
-    if draws is not None:
-        draws.append(seed)
+    recording = getattr(_STATE, "recording", None)
+    if recording is None:
+        return original(generator, *args, **kwargs)
+    draw = functools.partial(original, generator, *args, **kwargs)
+    if _inner_graphs(recording.graph):
+        # Its result is not used, and with a constant it does not act either.
+        recording.later[len(recording.seeds)] = draw
+        recording.seeds.append(None)
+        return tf.zeros([2], generator.state.dtype)
+    seed = draw()
+    recording.seeds.append(seed)
+    return seed
+
+
+def _inner_graphs(outer: Any) -> list[Any]:
+    """The graphs of loops and branches that are being traced within one, inner first.
+
+    Args:
+      outer: the graph; None for the outermost, whatever is within it.
+
+    Raises:
+      DrawsInFunction: if a function is being traced within `outer`.
+    """
+    found: list[Any] = []
+    if tf.executing_eagerly():
+        return found
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not outer:
+        if outer is not None and not isinstance(graph, LOOP_GRAPHS + BRANCH_GRAPHS):
+            raise DrawsInFunction(
+                "It draws random numbers within a `tf.function`, which is traced once. "
+                "Call the Python function itself, not a `tf.function` of it."
+            )
+        found.append(graph)
+        graph = getattr(graph, "outer_graph", None)
+    return found
+
+
+def _of_this_round(seed: tf.Tensor, outer: Any) -> tf.Tensor:
+    """A seed with the numbers of the rounds of the loops that are being traced."""
+    for graph in _inner_graphs(outer):
+        if isinstance(graph, LOOP_GRAPHS):
+            folded = tf.random.experimental.stateless_fold_in(
+                _narrow(seed), graph.inputs[0]
+            )
+            seed = tf.cast(folded, seed.dtype)
     return seed
 
 
@@ -61,20 +131,33 @@ def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
 
 @contextlib.contextmanager
 def recorded_draws() -> Iterator[list[tf.Tensor]]:
-    """Collects the seeds that layers draw from Keras' seed generators."""
-    draws: list[tf.Tensor] = []
-    previous = getattr(_STATE, "draws", None)
+    """Collects the seeds that layers draw from Keras' seed generators, one for each draw.
+
+    What is drawn in loops and branches meanwhile is constant: run it again.
+
+    Yields:
+      The seeds, complete when the context is left.
+
+    Raises:
+      DrawsInFunction: at a draw within a function that is traced meanwhile.
+    """
+    recording = _Recording(tf.compat.v1.get_default_graph())
+    previous = getattr(_STATE, "recording", None)
     with _patched():
-        _STATE.draws = draws
+        _STATE.recording = recording
         try:
-            yield draws
+            yield recording.seeds
         finally:
-            _STATE.draws = previous
+            _STATE.recording = previous
+    for position, draw in recording.later.items():
+        recording.seeds[position] = draw()
 
 
 @contextlib.contextmanager
 def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
     """Makes Keras' seed generators return the given seeds, in this order.
+
+    In loops, the number of the round is folded into them.
 
     Args:
       seeds: one seed of shape [2] per draw.
@@ -84,6 +167,7 @@ def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
 
     Raises:
       RuntimeError: if there are more draws than seeds.
+      DrawsInFunction: at a draw within a function that is traced meanwhile.
     """
     remaining = iter(seeds)
 
@@ -97,20 +181,38 @@ def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
                 "same number of draws in every call."
             ) from None
 
-    with seeds_from(replay):
+    with seeds_from(replay, tf.compat.v1.get_default_graph()):
         yield
 
 
 @contextlib.contextmanager
-def seeds_from(draw: Callable[[], tf.Tensor]) -> Iterator[None]:
-    """Makes Keras' seed generators return what a function returns, of shape [2]."""
-    previous = getattr(_STATE, "replay", None)
+def seeds_from(draw: Callable[[], tf.Tensor], graph: Any = None) -> Iterator[None]:
+    """Makes Keras' seed generators return what a function returns, of shape [2].
+
+    In loops, the number of the round is folded into it.
+
+    Args:
+      draw: called for each draw that is traced.
+      graph: if given, no function is traced within this one that draws.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      DrawsInFunction: if one is.
+    """
+    previous = getattr(_STATE, "replay", None), getattr(_STATE, "replays_in", None)
     with _patched():
-        _STATE.replay = draw
+        _STATE.replay, _STATE.replays_in = draw, graph
         try:
             yield
         finally:
-            _STATE.replay = previous
+            _STATE.replay, _STATE.replays_in = previous
+
+
+def _narrow(seed: tf.Tensor) -> tf.Tensor:
+    """A seed as int32."""
+    return tf.cast(tf.math.floormod(seed, tf.cast(2**31 - 1, seed.dtype)), tf.int32)
 
 
 def per_example_seeds(seed: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
@@ -123,8 +225,7 @@ def per_example_seeds(seed: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     Returns:
       Seeds of shape [B, 2] and the dtype of `seed`.
     """
-    narrow = tf.cast(tf.math.floormod(seed, tf.cast(2**31 - 1, seed.dtype)), tf.int32)
     drawn = tf.random.stateless_uniform(
-        [count, 2], narrow, minval=0, maxval=2**31 - 1, dtype=tf.int32
+        [count, 2], _narrow(seed), minval=0, maxval=2**31 - 1, dtype=tf.int32
     )
     return tf.cast(drawn, seed.dtype)

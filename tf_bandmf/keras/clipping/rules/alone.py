@@ -19,7 +19,11 @@ from tf_bandmf.keras.clipping.rules.base import LayerCall
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import EXTRAS
 from tf_bandmf.keras.compat.own_gradients import of_the_step
-from tf_bandmf.keras.compat.seeds import per_example_seeds, used_generators
+from tf_bandmf.keras.compat.seeds import (
+    per_example_seeds,
+    recorded_draws,
+    used_generators,
+)
 
 # Their results have sizes that depend on the data, and cannot be put side by side.
 _RAGGED = frozenset(
@@ -161,7 +165,7 @@ def _generators_of_one(call: LayerCall) -> list[keras.random.SeedGenerator]:
 
     @tf.function(autograph=False)
     def probe(tensors: list[tf.Tensor]) -> tf.Tensor:
-        with used_generators() as generators:
+        with used_generators() as generators, recorded_draws():
             outputs = generic._run_one(call, tensors, None)
         _leaves(call, outputs)
         found.extend(generators)

@@ -27,6 +27,7 @@ from tf_bandmf.keras.compat.keras_objects import (
     global_state,
 )
 from tf_bandmf.keras.compat.seeds import (
+    DrawsInFunction,
     per_example_seeds,
     recorded_draws,
     replayed_draws,
@@ -45,8 +46,11 @@ class GenericRule(Rule):
     def forward(self, call: LayerCall) -> Any:
         call.notes["scope"] = _Scope()
         call.notes["seeds"] = []
-        with recorded_draws() as draws:
-            outputs = call.run()
+        try:
+            with recorded_draws() as draws:
+                outputs = call.run()
+        except DrawsInFunction as error:
+            raise UnsupportedModelError(f"{_name(call)}: {error}") from error
         call.notes["structure"] = outputs
         leaves = _output_leaves(call.layer, outputs)
         if draws:
