@@ -4,7 +4,8 @@ PYTHON ?= python3.11
 # models and plans, so that they run in one process. By the number of its tests, a file
 # with a single long one would be last, with one process waiting for the other.
 JOBS ?= 2
-PYTEST := -m pytest
+# A test that takes long is named: CONTRIBUTING.md says which are slow.
+PYTEST := -m pytest --durations=15 --durations-min=5
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What the two stacks may compute differently, once: the contracts go over all that is
 # registered; NoiseGenerator, the samplers' tf.data and the Gram recursion are TensorFlow;
@@ -61,10 +62,10 @@ test-flower: .venv-flower/.installed
 	cd federated && ../.venv-flower/bin/python $(PYTEST) -m "not slow" tests/flower
 
 test-slow: .venv/.installed .venv-federated/.installed .venv-flower/.installed
-	.venv/bin/python $(PYTEST) -m slow tests
+	.venv/bin/python $(PYTEST) $(PARALLEL) -m slow tests
 	cd federated && PYTHONPATH=. ../.venv/bin/python $(PYTEST) -m slow tests
-	cd federated && ../.venv-federated/bin/python $(PYTEST) -m slow \
-		tests/test_program_killed.py
+	.venv-federated/bin/python $(PYTEST) $(PARALLEL) -m slow $(BOTH_STACKS)
+	cd federated && ../.venv-federated/bin/python $(PYTEST) -m slow $(ON_MAIN) tests
 	cd federated && ../.venv-flower/bin/python $(PYTEST) -m slow tests/flower
 
 # Attacks on the library: tests marked `attack`, slow ones too, in each environment that

@@ -80,6 +80,7 @@ def test_the_sdist_can_be_built_from(built):
     assert not any("__pycache__" in name or name.endswith(".npz") for name in names)
 
 
+@pytest.mark.slow
 def test_twine_accepts_both(built):
     pytest.importorskip("twine")
     paths = [str(path) for path in built[2].iterdir()]

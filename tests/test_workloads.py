@@ -47,6 +47,7 @@ def test_config_round_trip():
     np.testing.assert_array_equal(again.to_dense(), workload.to_dense())
 
 
+@pytest.mark.slow_cases("arguments9-they are relative")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -210,6 +210,7 @@ def exact_deltas(rows, separation, rate, noise, epsilon):
     return removed, added
 
 
+@pytest.mark.slow_cases("1.0-1.5-3-0.1", "1.0-1.5-2-0.3", "2.5-0.3-2-0.3")
 @pytest.mark.parametrize("separation, rate", [(2, 0.3), (3, 0.1)])
 @pytest.mark.parametrize("noise, epsilon", [(1.0, 1.5), (2.5, 0.3)])
 def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsilon):
@@ -233,6 +234,7 @@ def test_estimates_and_bounds_against_enumeration(separation, rate, noise, epsil
     assert epsilon <= certain.epsilon(max(exact), noise).value <= 1.3 * epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("add", [False, True])
 def test_bounds_fail_no_more_often_than_stated(add):
     """At confidence 0.9: over many seeds the bound of each direction covers the truth."""
@@ -353,6 +355,7 @@ def test_products_by_blocks_are_those_of_the_dense_matrix(n, bands):
     np.testing.assert_allclose(passes.mean, dense @ np.full(n, 0.01 / n), atol=1e-14)
 
 
+@pytest.mark.slow
 def test_without_a_rest_the_accountant_is_that_of_poisson_sampling():
     """No simulation, at any size; an earlier version's estimates are confirmed."""
     large = strategies.identity(50_000).matrix

@@ -72,6 +72,9 @@ def two_bins_by_quadrature(gram, noise, epsilon):
     return hockey_stick(p, q, epsilon, cell), hockey_stick(q, p, epsilon, cell)
 
 
+@pytest.mark.slow_cases(
+    "0.9-3.0-1.0", "0.0-3.0-1.0", "0.9-3.0-2.0", "0.9-1.5-3.0", "0.0-1.5-0.5"
+)
 @pytest.mark.parametrize(
     "noise, epsilon", [(1.5, 0.5), (1.5, 3.0), (3.0, 1.0), (3.0, 2.0)]
 )

@@ -159,6 +159,7 @@ def in_space(gram, function, step=0.125):
 THRESHOLDS = np.exp([0.0, 0.2, 0.7, 1.5, 2.5, 4.0])
 
 
+@pytest.mark.slow_cases("kernel6-1.1", "kernel4-1.3", "kernel5-1.3")
 @pytest.mark.parametrize(
     "kernel, most",
     [

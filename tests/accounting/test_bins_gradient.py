@@ -30,6 +30,7 @@ def test_gram_matrix_is_that_of_the_accountant(n, b):
     np.testing.assert_allclose(found, gram_matrix(matrix, b), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow_cases("0.5")
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 def test_noise_is_that_of_the_accountant(epsilon):
     gram = gram_matrix(strategy_of(24, 6), 6)
@@ -43,6 +44,7 @@ def test_noise_is_that_of_the_accountant(epsilon):
     np.testing.assert_allclose(scaled, 2.0 * found, rtol=1e-7)
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("add", [False, True])
 def test_implicit_gradient_agrees_with_differences_in_both_directions(add):
     gram = gram_matrix(strategy_of(20, 5), 5)

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import floors
 
 
+@pytest.mark.slow_cases("1000-0.01-1.0-1e-05-1.41463")
 @pytest.mark.parametrize(
     "queries, probability, epsilon, delta, noise",
     [
@@ -133,6 +134,7 @@ def test_overlapping_participations_and_impossible_numbers_are_refused(build, me
 
 
 class TestFixedSize:
+    @pytest.mark.slow
     def test_bound_is_above_poisson_and_not_above_no_amplification(self):
         queries, part, batch = 200, 1000, 20
         fixed = CyclicFixedSizeAccountant(queries, part, batch)
@@ -204,6 +206,7 @@ class TestFixedSize:
             )
 
 
+@pytest.mark.slow_cases("1000-0.01-0.05-1e-05", "2000-0.002-0.05-1e-05")
 @pytest.mark.parametrize(
     "queries, probability, epsilon, delta",
     [(2000, 0.002, 0.05, 1e-5), (1000, 0.01, 0.05, 1e-5), (100, 0.1, 1.0, 1e-12)],
@@ -238,6 +241,7 @@ def test_sampling_never_costs_more_than_no_sampling():
         assert calibrated[0] <= calibrated[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delta", [1e-8, pytest.param(1e-12, marks=pytest.mark.slow)])
 def test_two_million_examples_have_a_plan(delta):
     """Rounding of the composition made delta negative, and plans called damaged."""
@@ -270,6 +274,7 @@ def test_the_rounding_of_transforms_is_in_the_privacy_loss_distribution():
     assert loss.get_delta_for_epsilon(500.0) >= queries._rounding
 
 
+@pytest.mark.slow
 def test_delta_never_rises_where_the_composition_rounds():
     queries = CyclicPoissonAccountant(11_721, 512 / 2_000_000)
     deltas = [queries.delta(e, 0.8124585621815342) for e in (0.5, 2, 5, 12)]

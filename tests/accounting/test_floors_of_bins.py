@@ -53,6 +53,13 @@ def tried(num_bins, participations, kind, noises, epsilons):
     return count, least
 
 
+@pytest.mark.slow_cases(
+    "10-7-noises1-equal",
+    "2-1-noises0-orthogonal",
+    "10-7-noises1-decaying",
+    "2-1-noises0-decaying",
+    "2-1-noises0-equal",
+)
 @pytest.mark.attack(
     "Balls in bins, bound of every size, held against a floor of 60 digits",
     tried="noise 0.05 to 100, epsilon 0.01 to 50, 2 to 1,000 bins, deltas to 1e-20",
@@ -81,6 +88,7 @@ def test_no_bound_of_bins_is_below_its_floor(
     figure(f"{count} points, none below")
 
 
+@pytest.mark.slow_cases("0.5-10", "1.0-10")
 @pytest.mark.parametrize("noise, num_bins", [(0.25, 100), (0.5, 10), (1.0, 10)])
 def test_epsilon_does_not_stand_still(noise, num_bins):
     """Far in the tails epsilon grows with log(1 / delta) as that of the floor does."""

@@ -53,6 +53,7 @@ def shuffled():
     return plan(tf_bandmf.Shuffled(M, 1000, 4))
 
 
+@pytest.mark.slow_cases("bins", "cyclic", "fixed_size")
 @pytest.mark.parametrize("build", [fixed, min_sep, cyclic, fixed_size, bins, shuffled])
 def test_curve_contains_the_plan_and_rises_as_delta_falls(build):
     made = build()
@@ -88,6 +89,7 @@ def test_event_of_cyclic_poisson_is_composed_of_sampled_gaussians():
     assert noise == pytest.approx(per_norm, rel=1e-12)
 
 
+@pytest.mark.slow_cases("cyclic")
 @pytest.mark.parametrize("build", [fixed, cyclic])
 def test_dp_accountings_own_accountant_confirms_the_plan(build):
     made = build()
@@ -142,6 +144,7 @@ def test_zcdp_holds_without_amplification():
     assert cyclic().guarantee_at(1e-6).zcdp_rho is None
 
 
+@pytest.mark.slow_cases("RdpAccountant")
 @pytest.mark.parametrize("make", [rdp.RdpAccountant, coarse_pld])
 @pytest.mark.invariant(12)
 def test_calibration_by_an_accountant_of_choice(make):

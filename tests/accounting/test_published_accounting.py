@@ -83,6 +83,7 @@ def test_example_f1_with_m_and_n_put_right():
     assert batch_size / math.floor(n / b) > 1.0
 
 
+@pytest.mark.slow_cases("16.0-1-2052-0.16876")
 @pytest.mark.parametrize(
     "epsilon, bands, queries, published",
     [

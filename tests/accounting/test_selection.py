@@ -223,6 +223,14 @@ def test_errors():
         selection.profile_epsilon(lambda d: 1.0, 3.0, 1.0, 0.0)
 
 
+@pytest.mark.slow_cases(
+    "1.0-0.0-20.0",
+    "1.0-0.0-1.0",
+    "10.0-1.0-20.0",
+    "10.0-1.0-1.0",
+    "1.0-0.0-0.05",
+    "10.0-1.0-0.05",
+)
 @pytest.mark.parametrize("noise", [0.05, 1.0, 20.0])
 @pytest.mark.parametrize("mean, shape", [(1.0, 0.0), (10.0, 1.0), (100.0, math.inf)])
 @pytest.mark.invariant(12)

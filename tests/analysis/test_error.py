@@ -18,6 +18,7 @@ def all_strategies(n):
     yield strategies.bisr(prefix, min(3, n), column_normalized=True)
 
 
+@pytest.mark.slow_cases("recursion-13")
 @pytest.mark.parametrize("n", [1, 2, 13, 40])
 @pytest.mark.parametrize("engine", ["materialized", "recursion"])
 def test_per_step_error_is_the_row_norm_of_the_factor(n, engine, monkeypatch):

@@ -58,6 +58,7 @@ def test_row_norms_and_gradient_are_those_of_the_dense_inverse(n, w, extra, seed
     np.testing.assert_allclose(gradient, band(-2.0 * full, w), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_many_blocks_fill_several_levels_of_lanes():
     n, w, block = 1301, 4, 4
     rows = random_rows(np.random.default_rng(1), n, w)
@@ -124,6 +125,7 @@ def test_gradient_is_the_finite_difference(filtered):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
+@pytest.mark.slow_cases("7-3-1", "1-1-0")
 @pytest.mark.parametrize("n, b, q", [(1, 1, 0), (7, 3, 1), (90, 4, 2), (333, 17, 1)])
 def test_doubly_filtered_band_is_that_of_the_dense_matrix(n, b, q):
     rng = np.random.default_rng(n)

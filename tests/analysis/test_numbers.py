@@ -50,6 +50,7 @@ def without_float64(monkeypatch):
     monkeypatch.setattr(gram_recursion, "has_float64", lambda device: False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [50, 1500])
 @pytest.mark.slow_cases("1500")
 def test_the_recursion_in_pairs_has_ten_digits(num_steps, without_float64):

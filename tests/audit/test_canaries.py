@@ -96,6 +96,7 @@ def test_directions_of_ones_own_see_what_coordinates_see():
         straight.scores(released[1:])
 
 
+@pytest.mark.slow_cases("1.0-65536-bisr:4", "1.0-65536-identity")
 @pytest.mark.attack(
     "Epsilon of correct mechanisms, white-box",
     tried="Matched filter of the strategy on the noisy sums of one run with 8192 "
@@ -120,6 +121,7 @@ def test_a_correct_mechanism_is_audited_to_seven_tenths_of_epsilon(
     figure(f"{mechanism}: {result.epsilon / epsilon:.2f} of epsilon = {epsilon:g}")
 
 
+@pytest.mark.slow_cases("bsr:2-cyclic-poisson", "bsr:2-b-min-sep", "identity-poisson")
 @pytest.mark.parametrize(("mechanism", "sampling"), AMPLIFIED)
 def test_an_amplified_mechanism_is_audited_under_its_sampler(mechanism, sampling):
     plan = sampled_plan(mechanism, sampling)
@@ -162,6 +164,7 @@ def contradictions(plan, runs, canaries=512):
     return sum(found)
 
 
+@pytest.mark.slow
 @pytest.mark.attack(
     "Bounds above epsilon",
     tried="200 audited runs of a correct mechanism: how often a bound is above epsilon. "

@@ -242,7 +242,7 @@ def test_channels_of_unknown_variance_are_left_out():
         ("bisr:3", "balls-in-bins", False),
     ],
 )
-@pytest.mark.slow_cases("identity-poisson-*")
+@pytest.mark.slow_cases("identity-poisson-*", "bisr:3-balls-in-bins-False")
 def test_training_beside_a_release_has_the_joint_budget(mechanism, sampling, exact):
     from normalization import joint_epsilon, plan_beside
 
@@ -377,6 +377,7 @@ def test_cost_is_of_the_networks_it_names():
     assert convnet_cost.hours(0.0072) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, mechanism, sampling, clipping, clip",
     [

@@ -10,6 +10,7 @@ COMMON = ["--epsilon", "2", "--delta", "1e-6", "--json"]
 BANDS = ["bands", "--steps", "64", "--epochs", "4", "--mechanism", "bsr", *COMMON]
 
 
+@pytest.mark.slow
 def test_the_contract_and_the_default_candidates(capsys):
     assert cli.main(BANDS) == 0
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
@@ -25,7 +26,7 @@ def test_the_contract_and_the_default_candidates(capsys):
 
 
 @pytest.mark.parametrize("mechanism", ["bsr", "banded", "toeplitz:normalized"])
-@pytest.mark.slow_cases("banded")
+@pytest.mark.slow_cases("banded", "toeplitz:normalized")
 def test_agrees_with_compare(capsys, mechanism):
     arguments = ["bands", "--steps", "64", "--epochs", "4", "--candidates", "4"]
     assert cli.main([*arguments, "--mechanism", mechanism, *COMMON]) == 0
@@ -44,6 +45,7 @@ def test_agrees_with_compare(capsys, mechanism):
     )
 
 
+@pytest.mark.slow
 def test_the_table_names_the_best(capsys):
     arguments = ["bands", "--steps", "64", "--epochs", "2.5", "--candidates", "1,2,4"]
     assert cli.main([*arguments, "--mechanism", "bsr", *COMMON[:-1]]) == 0

@@ -56,6 +56,7 @@ def filled(run, path):
     return ledger
 
 
+@pytest.mark.slow_cases("80")
 @pytest.mark.parametrize("width", [80, 100])
 def test_everything_is_readable_at_80_columns(filled, run, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))

@@ -156,6 +156,7 @@ def test_bad_arguments_exit_with_2_and_one_line(capsys, arguments, message):
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_cyclic_poisson_takes_each_mechanisms_bands_as_its_cycle(capsys):
     import dp_accounting
     from dp_accounting.pld import pld_privacy_accountant
@@ -186,6 +187,7 @@ def test_balls_in_bins_needs_less_noise_than_no_amplification(capsys):
     assert noise[0] < 0.8 * noise[1]
 
 
+@pytest.mark.slow_cases("arguments2-number of bins")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

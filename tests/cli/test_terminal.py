@@ -189,6 +189,7 @@ def test_plot_is_refused_before_anything_is_computed(capsys, command, tmp_path):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pictures_of_all_commands(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     saved = str(tmp_path / "plan.json")
@@ -317,6 +318,7 @@ def test_log_lines_can_be_asked_for(capfd, monkeypatch):
     assert capfd.readouterr().err == LOGS.decode()
 
 
+@pytest.mark.slow
 def test_a_command_that_loads_tensorflow_logs_nothing():
     environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
     environment["TF_BANDMF_CACHE"] = "off"

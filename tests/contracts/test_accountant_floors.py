@@ -32,6 +32,13 @@ def floor_of(participation, noise, epsilon):
     return floors.one_step(probability, noise, epsilon)
 
 
+@pytest.mark.slow_cases(
+    "poisson-identity-noises0",
+    "cyclic_poisson-identity-noises0",
+    "balls_in_bins-identity-noises0",
+    "balls_in_bins-correlated-noises0",
+    "cyclic_poisson-correlated-noises0",
+)
 @pytest.mark.parametrize(
     "noises", [NOISES, pytest.param(SMALL_NOISES, marks=pytest.mark.slow)]
 )

@@ -31,6 +31,7 @@ def test_the_table_of_growing_data_is_what_the_example_prints(capsys):
     assert once < 0.6 * rms["user", "new alone", "weekly plans, continued"]
 
 
+@pytest.mark.slow
 def test_of_two_shells_one_takes_what_is_left_and_the_other_is_refused(tmp_path):
     pytest.importorskip("sqlalchemy")
     program = ROOT / "examples" / "ledger_two_shells.py"

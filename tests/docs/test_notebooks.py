@@ -68,6 +68,7 @@ def test_a_notebook_is_its_script_with_outputs(name):
     assert any("image/png" in o.get("data", {}) for o in outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NAMES],

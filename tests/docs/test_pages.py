@@ -121,6 +121,18 @@ def same_registries():
         known.update(entries)
 
 
+@pytest.mark.slow_cases(
+    "docs/extending.md",
+    "docs/start.md",
+    "docs/mechanisms/identity.md",
+    "README.md",
+    "docs/budgets.md",
+    "docs/keras.md",
+    "docs/coming-from.md",
+    "docs/your-model.md",
+    "docs/lazy-noise.md",
+    "docs/choosing-budget.md",
+)
 @pytest.mark.parametrize("page", list(runnable()))
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     if "sklearn" in (ROOT / page).read_text("utf-8"):

@@ -90,6 +90,7 @@ def damages(content, count, rng):
         yield f"zeros at {place}", content[:place] + zeros + content[place + 64 :]
 
 
+@pytest.mark.slow
 @pytest.mark.attack(
     "Damaged files of a run",
     tried="Bits flipped, cut off or overwritten in every region of the private file"

@@ -11,6 +11,7 @@ import pytest
 PROGRAM = pathlib.Path(__file__).with_name("killed_runs.py")
 
 
+@pytest.mark.slow
 @pytest.mark.attack(
     "kill -9, full disks, two processes in one folder (centralized training)",
     tried="At random moments of a resumable fit, with other clocks; a digest of "

@@ -60,6 +60,7 @@ def ending(arguments):
     return 0 if code is None else code
 
 
+@pytest.mark.slow_cases("compare")
 @pytest.mark.attack(
     "Wrong arguments of the command line",
     tried="Each option of each command gets 37 texts; options are left out, repeated and "

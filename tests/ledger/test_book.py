@@ -14,6 +14,7 @@ from tf_bandmf.ledger import BudgetExceededError, LedgerError, store
 from tf_bandmf.ledger import opened as find_open
 
 
+@pytest.mark.slow_cases("postgresql")
 def test_a_run_reserves_once_and_a_second_run_once_more(
     ledger, make_plan, run_name, spent
 ):
@@ -36,6 +37,7 @@ def test_a_run_reserves_once_and_a_second_run_once_more(
     assert ledger.verify().is_intact
 
 
+@pytest.mark.slow_cases("sqlite")
 def test_a_run_that_does_not_fit_is_refused_with_what_would(
     ledger, make_plan, run_name, spent
 ):
@@ -58,6 +60,7 @@ def test_a_run_that_does_not_fit_is_refused_with_what_would(
     assert ledger.overspent() == []
 
 
+@pytest.mark.slow_cases("postgresql")
 def test_a_run_that_ended_early_keeps_what_its_steps_cost(
     ledger, make_plan, run_name, spent
 ):
@@ -100,6 +103,7 @@ def test_a_run_without_a_reason_keeps_all_of_its_plan(
         file_ledger.begin(plan, "my run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["poisson", "cyclic-fixed-size"])
 def test_amplified_runs_are_settled(sampling, file_ledger, make_plan, run_name, spent):
     file_ledger.add_dataset("patients", epsilon=1.0, delta=1e-6)
@@ -173,6 +177,7 @@ def test_periods_meet_at_moments_whatever_their_zones(file_ledger):
             file_ledger.set_budget("patients", **budget, period="x", begins=moment)
 
 
+@pytest.mark.slow_cases("sqlite")
 def test_disjoint_partitions_compose_in_parallel(ledger, make_plan, run_name):
     ledger.add_dataset("patients", epsilon=1.2, delta=1e-6)
     with pytest.raises(ValueError, match="Declare them first"):
@@ -261,6 +266,7 @@ def test_what_is_spent_is_of_the_budgets_unit_and_possible(
     figure(f"{len(attempts)} attempts, all refused")
 
 
+@pytest.mark.slow_cases("sqlite")
 def test_other_releases_are_entries_like_any_other(ledger, make_plan, spent):
     ledger.add_dataset("patients", epsilon=4.0, delta=1e-5)
     ledger.spend("patients", (0.25, 0.0), about="number of patients")
@@ -286,6 +292,7 @@ def test_other_releases_are_entries_like_any_other(ledger, make_plan, spent):
     assert ledger.verify().is_intact
 
 
+@pytest.mark.slow_cases("sqlite")
 def test_budgets_in_rho_and_adaptive_ones(ledger, make_plan, run_name):
     plan = make_plan()
     ledger.add_dataset("in rho", rho=2.5 * plan.zcdp_rho)

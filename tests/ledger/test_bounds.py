@@ -93,6 +93,7 @@ def test_never_worse_than_basic_composition(costs):
     assert not smaller.admits(balance)
 
 
+@pytest.mark.slow
 def test_amplified_runs_compose_by_their_losses_as_compose_does():
     plan = tf_bandmf.plan(
         "identity",

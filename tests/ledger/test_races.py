@@ -31,6 +31,7 @@ def told(url, plan, what, count):
     return lines
 
 
+@pytest.mark.slow_cases("postgresql-2")
 @pytest.mark.attack(
     "Processes that race for the last of a budget",
     tried="All begin at once with plans that fitted when they were made, on SQLite and on "
@@ -65,6 +66,7 @@ def check_told(ledger, lines):
             assert word in kinds, (word, kinds)
 
 
+@pytest.mark.slow_cases("postgresql-3")
 @pytest.mark.attack(
     "kill -9 while runs begin, step and end",
     tried="At random moments, on SQLite and PostgreSQL: what a process was told the ledger "

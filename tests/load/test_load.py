@@ -48,6 +48,7 @@ def all_rows(generator, keys, buffer, first, count):
     return buffer, rows.stack()
 
 
+@pytest.mark.slow_cases("bsr-2000")
 @pytest.mark.attack(
     "Drift of the noise",
     tried="Rounding in a ring buffer, and in buffered geometric sums, over many steps, "

@@ -49,6 +49,7 @@ def parameters():
         yield pytest.param(mutation, id=mutation.apply.__name__, marks=[attack, *slow])
 
 
+@pytest.mark.slow_cases("shuffled_for_poisson")
 @pytest.mark.parametrize("mutation", list(parameters()))
 def test_it_is_caught(mutation, figure):
     with (

@@ -80,6 +80,7 @@ def reference_keystream(key, number):
     return [(a + b) & 0xFFFFFFFF for a, b in zip(state, start)]
 
 
+@pytest.mark.slow
 def test_words_are_the_keystream_in_order_across_32_bits_of_counter():
     key = KEY.step_keys(1, "chacha20")[0]
     # From within a block, over the border of the block counter's lower word.
@@ -95,6 +96,7 @@ def test_words_are_the_keystream_in_order_across_32_bits_of_counter():
     np.testing.assert_array_equal(many.numpy().view(np.uint32), found)
 
 
+@pytest.mark.slow
 def test_normals_agree_with_and_without_xla_and_a_shard_is_a_part():
     key = tf.constant(KEY.step_keys(1, "chacha20")[0])
     compiled = noise.standard_normals(key, 3 * 4096)
@@ -135,6 +137,7 @@ def test_known_normals():
     np.testing.assert_allclose(found, KNOWN, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_generator_of_noise_takes_its_normals_from_its_own_keys():
     generator = noise.NoiseGenerator(
         strategies.identity(2), 300, jit_compile=False, generator="chacha20"

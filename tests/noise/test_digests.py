@@ -72,6 +72,7 @@ def reference_of_parts(key, words):
     return last(key, found)
 
 
+@pytest.mark.slow_cases("sizes0", "sizes2", "sizes1")
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -96,6 +97,7 @@ def test_pieces_have_the_digest_of_the_whole(sizes):
         assert np.any(changed != expected)
 
 
+@pytest.mark.slow_cases("5000", "2047", "300001", "300000")
 @pytest.mark.parametrize("size", [1, 7, 1023, 1024, 1025, 2047, 5000, 300_000, 300_001])
 def test_it_is_what_its_formula_says(size):
     value = np.random.default_rng(size).normal(size=size).astype("f4")
@@ -130,6 +132,7 @@ def test_products_of_two_words_have_any_difference_as_seldom_as_the_bound(half_b
     assert most_frequent(lambda word: word % half * (word % half)) > 1 / half
 
 
+@pytest.mark.slow_cases("70000-2", "40000-1")
 @pytest.mark.parametrize("usual_parts", [1, 2])
 @pytest.mark.parametrize("size", [0, 1, 1024, 32_767, 40_000, 70_000])
 def test_words_of_any_number_are_digested_with_it(size, usual_parts):
@@ -159,6 +162,7 @@ def test_each_bit_of_a_sum_changes_the_digest(place, bit):
     assert np.any(before != keyed_digest(key, tf.constant(words.view("f4"))))
 
 
+@pytest.mark.slow
 def test_digests_of_two_sums_collide_as_seldom_as_random_words():
     # 16 of the 64 bits, over 20,000 keys: Poisson with mean 0.31; more than 5 have a
     # probability of 1e-6.
@@ -181,6 +185,7 @@ def test_another_plan_or_secret_has_other_digests():
     assert len(found) == 3
 
 
+@pytest.mark.slow_cases("chacha20")
 @pytest.mark.parametrize("generator", ["philox", "chacha20"])
 @pytest.mark.invariant(8)
 def test_normals_of_two_digests_are_independent(generator):

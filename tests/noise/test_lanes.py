@@ -20,6 +20,7 @@ def keys_of(terms, generator="philox"):
 
 
 # One kernel; passes that leave no rest (5 of 35 tiles); passes and a rest (35 of 163).
+@pytest.mark.slow_cases("1-179123-TPU", "4-10001-GPU", "4-166907-TPU")
 @pytest.mark.parametrize(
     ("terms", "size", "kind"),
     [
@@ -47,6 +48,7 @@ def test_passes_have_no_rest_where_that_can_be():
     assert passes.tiles_of_pass(163) == 64
 
 
+@pytest.mark.slow_cases("GPU")
 @pytest.mark.parametrize("kind", ["GPU", "TPU"])
 def test_lanes_of_a_stream_cipher(kind):
     keys, weights = keys_of(2, "chacha20"), tf.constant([1.0, -0.5])
@@ -93,6 +95,7 @@ def test_a_program_for_a_tpu_has_a_loop_and_no_pairs():
     assert "u32[5,7,8,128]" in text and "u32[1,175,8,128]" not in text
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("terms", [1, 2])
 def test_a_single_key_is_no_single_number_for_a_tpu(terms):
     """Words that follow from a key would be in memory, one by one."""
@@ -131,6 +134,7 @@ def noise_rows(strategy, size, keep_normals=False):
     return np.stack(rows)
 
 
+@pytest.mark.slow_cases("dense", "bisr")
 @pytest.mark.parametrize("name", strategies_of_many_terms())
 def test_rows_on_an_accelerator_are_those_of_a_cpu(name, monkeypatch):
     strategy = strategies_of_many_terms()[name]
@@ -188,6 +192,7 @@ def kept_strategies():
     }
 
 
+@pytest.mark.slow_cases("banded", "kept")
 @pytest.mark.parametrize("name", kept_strategies())
 def test_rows_of_kept_vectors_on_a_tpu_are_those_of_a_cpu(name, monkeypatch):
     strategy, keep = kept_strategies()[name]

@@ -115,6 +115,7 @@ def _run(kind, update, touched, sums, releases, stddev, rows, columns=3):
     return np.swapaxes(shown, 0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "update"),
     [("independent", "decay"), ("inverse", "nesterov"), ("buffered", "momentum")],
@@ -160,6 +161,7 @@ def test_what_is_shown_has_the_law_of_the_eager_noise(kind):
 
 
 # Of the fewer rows, the second part has nearly all of the first one's.
+@pytest.mark.slow_cases("5000")
 @pytest.mark.parametrize("rows", [5000, 720])
 def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch, rows):
     columns = 3
@@ -215,6 +217,7 @@ def test_rows_of_a_step_get_the_normals_of_their_part(monkeypatch, count, traces
     np.testing.assert_array_equal(clocks, np.where(is_behind, 0, 2))
 
 
+@pytest.mark.slow_cases("2048", "2200")
 @pytest.mark.parametrize("count", [1000, 2048, 2200])
 def test_two_parts_that_are_made_as_one_have_the_same_normals(monkeypatch, count):
     # 1024 rows of three entries and four columns have three blocks of normals.

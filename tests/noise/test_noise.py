@@ -55,6 +55,7 @@ def independent_normals(num_parameters, num_steps=N):
 
 
 # Under XLA, whose compiling takes the time; the contracts go over what is registered.
+@pytest.mark.slow_cases("lambda_cgd_normalized", "bisr")
 @pytest.mark.parametrize("name", sorted({*all_strategies()} - {"lambda_cgd", "bsr"}))
 def test_streamed_noise_is_the_dense_product(name):
     strategy = all_strategies()[name]
@@ -68,7 +69,7 @@ def test_streamed_noise_is_the_dense_product(name):
 @pytest.mark.parametrize(
     "name", ["lambda_cgd", "bsr_normalized", "bisr_many_bands", "buffered"]
 )
-@pytest.mark.slow_cases("bisr_many_bands")
+@pytest.mark.slow_cases("bisr_many_bands", "lambda_cgd")
 def test_eager_and_graph_noise_agree(name):
     strategy = all_strategies()[name]
     generator = noise.NoiseGenerator(strategy, 100)
@@ -142,7 +143,17 @@ SHARDED += [
 
 
 @pytest.mark.parametrize(("name", "keep_normals"), SHARDED)
-@pytest.mark.slow_cases("dense-False", "general_inverse-False")
+@pytest.mark.slow_cases(
+    "dense-False",
+    "general_inverse-False",
+    "general_inverse-True",
+    "general_banded-False",
+    "buffered-False",
+    "bisr_many_bands-True",
+    "lambda_cgd_normalized-True",
+    "bisr_many_bands-False",
+    "lambda_cgd_normalized-False",
+)
 def test_shards_are_the_parts_of_the_vector_of_one_device(name, keep_normals):
     strategy, size = all_strategies()[name], 3 * 4096 + 100
     jit_compile = name == "lambda_cgd_normalized"
@@ -159,7 +170,7 @@ def test_shards_are_the_parts_of_the_vector_of_one_device(name, keep_normals):
 
 
 @pytest.mark.parametrize("name", ["lambda_cgd_normalized", "bisr", "bisr_many_bands"])
-@pytest.mark.slow_cases("bisr_many_bands")
+@pytest.mark.slow_cases("bisr_many_bands", "bisr")
 def test_kept_normals_give_the_noise_of_regenerated_ones(name):
     strategy = all_strategies()[name]
     again = noise.NoiseGenerator(strategy, 5000)
@@ -205,6 +216,7 @@ def test_normals_are_normal():
             assert abs(found) < 5 / np.sqrt(x.size)
 
 
+@pytest.mark.slow_cases("bsr", "bisr")
 @pytest.mark.parametrize("name", ["lambda_cgd", "bsr", "bisr"])
 def test_covariance_is_that_of_the_strategy(name):
     strategy = all_strategies()[name]

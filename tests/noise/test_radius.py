@@ -66,6 +66,7 @@ def reference_normals(step_key, block):
     return np.ravel(pairs)
 
 
+@pytest.mark.slow_cases("False-0-0-expected0")
 @pytest.mark.parametrize(
     "key, counter, expected",
     [

@@ -46,6 +46,18 @@ def rows(strategy, mode, seed=5):
     return np.concatenate(parts, axis=1)
 
 
+@pytest.mark.slow_cases(
+    "bandinv:4-graph",
+    "bifr:4-graph",
+    "amplified_blt:4-graph",
+    "bisr:4:normalized-graph",
+    "dense-graph",
+    "bifr:4:normalized-graph",
+    "tree-graph",
+    "bisr:4-graph",
+    "amplified:4-graph",
+    "banded:4-graph",
+)
 @pytest.mark.attack(
     "The noise of every registered strategy",
     tried="Marginals, covariance over steps, independence of coordinates, variables and "

@@ -22,6 +22,7 @@ def problem(objective=objectives.MEAN, beta=0.0, form=amplified_forms.InverseBan
     return amplified.Problem(form(workload), objective, 6, 2.0, 1e-5, 1000)
 
 
+@pytest.mark.slow_cases("buffers", "inverse")
 @pytest.mark.parametrize("name", FORMS)
 def test_the_tangent_touches_the_objective(name):
     form, variables = FORMS[name]
@@ -38,6 +39,7 @@ def test_the_tangent_touches_the_objective(name):
         np.testing.assert_allclose(gradient @ way, 0.5 * difference, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.0, 0.9])
 @pytest.mark.slow_cases("0.9")
 def test_steps_lower_the_objective_until_none_does(beta):
@@ -80,6 +82,7 @@ def from_afar():
     return found, amplified.optimize(found, np.array([3.0, 2.0, 2.0]), options)
 
 
+@pytest.mark.slow
 def test_new_draws_are_made_for_the_noise_of_their_point():
     found, _ = from_afar()
     assert len(found.made) > 1
@@ -87,6 +90,7 @@ def test_new_draws_are_made_for_the_noise_of_their_point():
         assert stddev == pytest.approx(needed, rel=0.02)
 
 
+@pytest.mark.slow
 def test_what_few_draws_find_is_not_worse_than_the_start():
     few = dataclasses.replace(problem(), num_draws=6)
     # Where 1,000 draws find nothing better.

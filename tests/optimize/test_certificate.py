@@ -92,6 +92,7 @@ def optimum(n, bands):
     return found.matrix.to_dense(), workload.to_dense()
 
 
+@pytest.mark.slow
 def test_the_gap_shrinks_with_the_square_of_the_distance():
     n, bands = 24, 4
     best, a = optimum(n, bands)

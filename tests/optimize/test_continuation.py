@@ -36,6 +36,7 @@ def rmse(columns):
     return strategy.rmse(workloads.prefix_sum(n), MinSep(n, 1))
 
 
+@pytest.mark.slow_cases("512")
 @pytest.mark.parametrize("num_steps", [FEW, FEW + 1, 1500, 2048])
 def test_columns_have_norm_1_and_end_as_those_that_are_known(columns, num_steps):
     found = continuation.continued(columns, num_steps)
@@ -67,6 +68,7 @@ def test_long_runs_start_from_shorter_ones(columns, long_runs, monkeypatch):
     assert found.diagnostics["optimality_gap"] < plain.diagnostics["optimality_gap"]
 
 
+@pytest.mark.slow_cases("schedule")
 @pytest.mark.parametrize(
     "workload",
     [

@@ -23,6 +23,7 @@ def in_bowl():
     return lbfgs.Minimizer(bowl, 3, lbfgs.Options()).minimize
 
 
+@pytest.mark.slow
 def test_finds_the_minimum_twice_the_same(in_bowl):
     options = lbfgs.Options(gradient_tolerance=1e-8)
     results = [
@@ -154,6 +155,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.slow
 def test_only_optimizing_needs_tensorflow_probability_and_tf_keras():
     """Adapters to engines import the core without Keras."""
     done = subprocess.run(

@@ -229,6 +229,7 @@ def test_limits_are_kept():
     assert found.setting.batch_size <= 100
 
 
+@pytest.mark.slow_cases("cyclic-poisson")
 @pytest.mark.parametrize("sampling", ["shuffled", "cyclic-poisson"])
 def test_a_sampling_that_is_named_is_used(sampling):
     settings = {**DATA, "num_examples": 400, "epochs": 2}

@@ -26,6 +26,7 @@ def alone(strategy, participation, epsilon, delta, confidence=None):
     return accountant.calibrate(epsilon, delta)
 
 
+@pytest.mark.slow
 def test_noise_is_that_of_the_accountant_whatever_was_asked_before():
     strategy = banded()
     asked = [
@@ -79,6 +80,7 @@ def test_a_plan_uses_the_noise_of_its_choice(main_runs):
     assert plan.noise_stddev >= noise
 
 
+@pytest.mark.slow
 def test_rough_noise_begins_where_other_bands_promise(monkeypatch):
     counts = []
     original = BMinSepSimulator.rough_runs

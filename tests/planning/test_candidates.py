@@ -41,6 +41,7 @@ def test_what_is_chosen_is_accounted_for_by_more_draws_than_what_is_not():
         assert row.rmse == pytest.approx(full.rmse, rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_chosen_one_under_cyclic_sampling_is_accounted_for_in_full():
     scheme = Scheme("cyclic-poisson", 320, 16, 4)
     options = {"epsilon": 2.0, "delta": 1e-5}
@@ -81,6 +82,7 @@ def test_a_row_that_fails_does_not_end_a_comparison(monkeypatch):
         comparison.compare(workload, participation, names[:1], calibrator)
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_does_not_end_auto(monkeypatch):
     monkeypatch.setattr(BallsInBins, "accountant", failing_accountant)
     participation = BallsInBins(80, 16, 4)

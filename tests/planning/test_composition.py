@@ -88,6 +88,7 @@ def test_one_run_is_itself(epsilon):
     assert joint.zcdp_rho == pytest.approx(plan.zcdp_rho, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_amplified_runs_compose_by_their_privacy_loss(poisson):
     one = tf_bandmf.compose([poisson])
     assert one.epsilon(DELTA) == pytest.approx(2.0, rel=1e-3)
@@ -135,6 +136,7 @@ def test_replacements_count_others_with_half_their_noise():
     assert joint.delta(guarantee.epsilon) <= DELTA * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_runs_without_replacement_compose_by_renyi_divergences(replaced):
     assert replaced.adjacency == REPLACE_ONE
     accountant = dp_accounting.rdp.RdpAccountant(
@@ -147,6 +149,7 @@ def test_runs_without_replacement_compose_by_renyi_divergences(replaced):
         assert joint.epsilon(DELTA) <= accountant.get_epsilon(DELTA)
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.invariant(12)
 @pytest.mark.parametrize("count", [1, 3])
 def test_beside_others_runs_without_replacement_are_stated_for_zero_out(
@@ -202,6 +205,7 @@ def test_no_plans_no_plan_and_impossible_budgets_are_refused():
         joint.delta(-1.0)
 
 
+@pytest.mark.slow_cases("b_min_sep_sampling", "poisson")
 @pytest.mark.parametrize("kind", ["b_min_sep_sampling", "balls_in_bins", "poisson"])
 def test_never_more_than_basic_composition(kind):
     """Two simulated plans of (2, 1e-5) were 7.92 together, where 4 at 2e-5 is free."""

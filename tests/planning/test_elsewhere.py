@@ -73,6 +73,7 @@ def test_rhos_add_up_and_cost_more_than_the_gaussian_mechanism(plan):
     assert as_gaussian.epsilon(DELTA) < mixed.epsilon(DELTA) < all_rho.epsilon(DELTA)
 
 
+@pytest.mark.slow
 def test_other_events_compose_as_dp_accounting_composes_them(plan):
     event = dp_accounting.ComposedDpEvent(
         [
@@ -112,6 +113,7 @@ def test_a_replacement_is_two_zero_outs(plan):
     assert REPLACE_ONE != REPLACE_ONLY
 
 
+@pytest.mark.slow_cases("5")
 @pytest.mark.parametrize("count", [1, 5])
 def test_simulated_runs_are_gaussian_mechanisms_at_small_deltas(count):
     """Where the one pair that is known says nothing, what is proven is still there."""

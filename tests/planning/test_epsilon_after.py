@@ -46,6 +46,12 @@ def test_fresh_noise_is_a_composition_of_epochs():
     assert plan.epsilon_after(16) == plan.epsilon
 
 
+@pytest.mark.slow_cases(
+    "lambda_cgd-balls-in-bins",
+    "identity-cyclic-fixed-size",
+    "bsr:2-cyclic-poisson",
+    "identity-poisson",
+)
 @pytest.mark.parametrize(
     ("mechanism", "sampling"),
     [

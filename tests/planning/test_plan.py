@@ -58,6 +58,7 @@ def test_expected_batch_size_is_the_mean_over_an_epoch():
     assert plan.expected_batch_size == 25.0
 
 
+@pytest.mark.slow_cases("bandinv:2")
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_save_and_load(mechanism, tmp_path):
     plan = tf_bandmf.plan(
@@ -165,6 +166,7 @@ def test_bad_input_gives_one_clear_error(change, message):
         tf_bandmf.plan(**arguments)
 
 
+@pytest.mark.slow_cases("auto-data3")
 @pytest.mark.parametrize(
     ("mechanism", "data"),
     [

@@ -51,6 +51,7 @@ def shuffled():
     return tf_bandmf.plan("lambda_cgd", participation=participation, **BUDGET)
 
 
+@pytest.mark.slow
 def test_cyclic_poisson_noise_is_the_accountants_times_column_norm_and_clip():
     plan = cyclic()
     accountant = CyclicPoissonAccountant(20, 0.08)
@@ -68,6 +69,7 @@ def test_cyclic_poisson_noise_is_the_accountants_times_column_norm_and_clip():
     assert plan.noise_multiplier < 0.5 * unamplified
 
 
+@pytest.mark.slow
 def test_dp_sgd_is_one_part():
     kwargs = {"num_steps": 100, **BUDGET}
     one = tf_bandmf.plan(
@@ -91,6 +93,7 @@ def test_balls_in_bins_is_an_estimate_or_a_bound_and_says_so():
     assert estimate.expected_batch_size == 1000.0
 
 
+@pytest.mark.slow
 def test_bounds_name_themselves_and_their_adjacency():
     plan = fixed_size()
     assert plan.kind == "bound" and plan.adjacency == REPLACE_ONE

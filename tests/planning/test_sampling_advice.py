@@ -2,6 +2,8 @@
 
 import logging
 
+import pytest
+
 import tf_bandmf
 from tf_bandmf import workloads
 from tf_bandmf.participation import FixedEpochOrder, MinSep
@@ -11,6 +13,7 @@ DATA = dict(num_examples=320, batch_size=32, epochs=4)
 BUDGET = dict(epsilon=2.0, delta=1e-4)
 
 
+@pytest.mark.slow
 def test_auto_says_what_other_samplings_would_give_and_demand(tmp_path, caplog):
     told = []
     with caplog.at_level(logging.INFO, logger="tf_bandmf"):
@@ -52,6 +55,7 @@ def test_general_columns_are_left_out_where_toeplitz_is_far_behind(monkeypatch):
     assert [row.mechanism.split(":")[0] for row in choice.table] == list(names[1:])
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_optimized_in_full():
     workload, fixed = workloads.prefix_sum(32), FixedEpochOrder(160, 20, 4)
     told = []

@@ -65,6 +65,7 @@ def test_without_a_sampler_only_the_worst_case_is_claimed():
     assert "No amplification" in str(statement)
 
 
+@pytest.mark.slow
 @pytest.mark.invariant(12)
 def test_rho_of_zcdp_is_that_of_the_stated_adjacency():
     # The worst example takes part in every step of its part. Replacing it moves each of

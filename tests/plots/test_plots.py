@@ -138,6 +138,7 @@ def test_epsilon_of_delta_falls_through_the_planned_point(plans):
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("δ", "ε")
 
 
+@pytest.mark.slow
 def test_error_by_bands_marks_the_best():
     found = best_bands(workloads.prefix_sum(64), 4, 2.0, 1e-6, mechanism="bsr")
     axes = plots.error_by_bands(found)

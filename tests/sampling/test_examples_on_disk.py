@@ -118,6 +118,12 @@ def test_parse_may_branch_on_tensors(tmp_path):
     "tfrecord-fixed_epoch_order",
     "tfrecord-cyclic_fixed_size",
     "batched-shuffled",
+    "memmap-poisson",
+    "tfrecord-shuffled",
+    "tfrecord-balls_in_bins",
+    "cache-poisson",
+    "batched-poisson",
+    "tfrecord-poisson",
 )
 def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
     seed = None if isinstance(participation, tf_bandmf.FixedEpochOrder) else SEED

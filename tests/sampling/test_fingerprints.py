@@ -190,6 +190,7 @@ def test_examples_on_disk(tmp_path):
         assert not is_as_drawn({**batch, "y": batch["y"] + 1})
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.invariant(20)
 def test_parts_have_fingerprints_of_their_own(padded):

@@ -40,6 +40,7 @@ def contents(schedule, first_step=0):
     return list(schedule.dataset(first_step).as_numpy_iterator())
 
 
+@pytest.mark.slow_cases("balls-in-bins", "poisson")
 @pytest.mark.parametrize("sampling", ["fixed-order", "balls-in-bins", "poisson"])
 @pytest.mark.invariant(11)
 def test_augmented_batches_are_the_same_after_a_restart(sampling):

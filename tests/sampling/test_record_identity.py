@@ -141,6 +141,7 @@ def structures(values, numbers, y, directory):
     }
 
 
+@pytest.mark.slow_cases("50")
 @pytest.mark.attack(
     "The same records, divided among other inputs",
     tried="A second run on them as a dictionary, a tuple, one matrix, a column for each "

@@ -174,6 +174,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow_cases("map", "views")
 @pytest.mark.attack(
     "Sources of one's own that keep state",
     tried="A running sum over records, or a random number, in the source itself, which "

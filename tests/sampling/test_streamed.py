@@ -37,6 +37,7 @@ def _generator():
     yield from zip(X, Y)
 
 
+@pytest.mark.slow_cases("interleaved")
 @pytest.mark.parametrize(
     "data",
     [
@@ -139,6 +140,7 @@ def test_a_data_set_that_repeats_itself_is_refused():
         _plan().batches(some)
 
 
+@pytest.mark.slow_cases("poisson")
 @pytest.mark.parametrize("sampling", ["balls-in-bins", "poisson", "shuffled"])
 @pytest.mark.invariant(2)
 def test_another_sampling_needs_random_access(sampling):
@@ -200,6 +202,7 @@ def test_sparse_examples_become_dense():
         _plan(num_examples=5).batches(sparse, Y[:5])
 
 
+@pytest.mark.slow
 def test_windows_of_a_time_series_need_no_copy_and_their_unit_is_asked_for():
     series = np.sin(np.arange(60, dtype=np.float32))[:, None]
 

@@ -32,6 +32,7 @@ def batches(most=2, plan=None, **changes):
     return list(schedule.dataset().as_numpy_iterator())
 
 
+@pytest.mark.slow_cases("poisson")
 @pytest.mark.parametrize("sampling", ["fixed-order", "poisson", "balls-in-bins"])
 @pytest.mark.invariant(2)
 def test_steps_draw_users_and_cap_their_rows(sampling):

@@ -87,6 +87,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.attack(
     "Rows of lazy tables between releases",

@@ -15,6 +15,7 @@ BINS = BallsInBins(1600, 100, 6)
 WORKLOAD = workloads.prefix_sum(96)
 
 
+@pytest.mark.slow
 def test_better_than_other_families_with_as_many_bands():
     calibrator = calibration.for_budget(BINS, **BUDGET)
     names = ["amplified:4", "bisr:4", "bifr:4:0.65", "lambda_cgd:0.85", "bandinv:4"]
@@ -38,6 +39,7 @@ def small_plan():
     return small("amplified:3")
 
 
+@pytest.mark.slow
 def test_the_plan_is_deterministic_and_accounted_for_like_any_other(small_plan):
     plan = small_plan
     assert plan.fingerprint == small("amplified:3").fingerprint

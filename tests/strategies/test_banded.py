@@ -107,6 +107,7 @@ def test_equals_the_convex_solution_with_learning_rates():
     np.testing.assert_allclose(mean_error(found, workload), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_equals_the_convex_solution_without_equal_column_norms():
     workload, order = workloads.prefix_sum(9), FixedEpochOrder(3, 1, 3)
     found = strategies.optimized_banded(
@@ -133,6 +134,7 @@ def dense_gram(strategy, workload, weights):
     return x @ a.T @ np.diag(weights) @ a @ x
 
 
+@pytest.mark.slow
 def test_certificate_bounds_the_true_gap_and_shrinks():
     n, bands = 40, 4
     workload = workloads.prefix_sum(n)
@@ -177,6 +179,7 @@ def test_dual_bound_is_above_every_feasible_product():
         assert np.sum(gram * (c.T @ c)) <= dual + 1e-9
 
 
+@pytest.mark.slow
 def test_maximum_error_is_lower_than_that_of_the_mean_optimum():
     workload = workloads.prefix_sum(9)
     found = strategies.optimized_banded(
@@ -190,6 +193,7 @@ def test_maximum_error_is_lower_than_that_of_the_mean_optimum():
     assert 0.0 <= gap < 0.02
 
 
+@pytest.mark.slow
 def test_a_function_of_the_errors_can_be_minimized_but_not_certified():
     workload = workloads.prefix_sum(9)
     found = strategies.optimized_banded(

@@ -54,6 +54,7 @@ def brute_force(workload, participation, num_bands):
     return np.exp(found.fun)
 
 
+@pytest.mark.slow
 def test_momentum_and_learning_rates_are_taken_into_account():
     n, participation = 24, MinSep(7, 3)
     workload = workloads.momentum_sgd(n, 0.6, 0.95, np.linspace(1.0, 0.1, n))

@@ -27,6 +27,7 @@ def error_of(c, a, b, k):
     return squared * squared_sensitivity(c.T @ c, b, k)
 
 
+@pytest.mark.slow_cases("11-2-1-0.9-0.4", "9-2-2-0.9-0.0")
 @pytest.mark.parametrize(
     ("n", "b", "k", "momentum", "gain"),
     [

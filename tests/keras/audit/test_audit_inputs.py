@@ -81,7 +81,7 @@ def private(model, plan, loss="mse", **changes):
     invariants=[16, 17, 18],
 )
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.slow_cases("siamese", "normalized")
+@pytest.mark.slow_cases("siamese", "normalized", "convolved", "embedded")
 def test_no_record_adds_more_than_the_clip_norm(name, make_plan, figure):
     model = private(MODELS[name](), make_plan(l2_norm_clip=0.7))
     rng = np.random.default_rng(0)
@@ -92,6 +92,7 @@ def test_no_record_adds_more_than_the_clip_norm(name, make_plan, figure):
     figure(f"{name}: at most {'1' if found.ratio <= MOST else found.ratio}")
 
 
+@pytest.mark.slow
 def test_automatic_clipping_is_searched_too(make_plan):
     model = private(dense(), make_plan(), clipping="automatic")
     rng = np.random.default_rng(0)
@@ -100,6 +101,7 @@ def test_automatic_clipping_is_searched_too(make_plan):
     assert 0.9 < found.ratio <= MOST
 
 
+@pytest.mark.slow
 def test_the_record_that_was_found_adds_what_is_said(make_plan):
     plan = make_plan()
     model = private(dense(), plan)

@@ -84,6 +84,7 @@ def test_a_run_in_scaled_coordinates_is_believed():
     assert 0.1 * plan.epsilon < found.white_box.epsilon <= plan.epsilon
 
 
+@pytest.mark.slow
 def test_a_run_in_scaled_coordinates_without_noise_is_seen(monkeypatch):
     def without_noise(self, total, noise, stddev, batch_size):
         return (total[: noise.shape[0]] + 1e-3 * stddev * noise) / batch_size
@@ -103,6 +104,7 @@ def test_a_run_without_noise_is_seen_in_both_boxes(monkeypatch):
     assert found.white_box.contradicts and found.black_box.contradicts
 
 
+@pytest.mark.slow
 def test_an_amplified_run_has_a_black_box_alone():
     # Of an epsilon near 8, without a search for the noise.
     changes = {"epsilon": None, "noise_multiplier": 0.25, "sampling": "poisson"}

@@ -64,6 +64,7 @@ def test_accepts_numpy_eagerly():
     assert_same(eager, reference.traced(model, x, y, clip=0.5))
 
 
+@pytest.mark.slow_cases("column")
 @pytest.mark.parametrize("weights", ["vector", "column", "zero"])
 def test_sample_weights(weights):
     model, x, y = small_model(), features(), reference.labels(batch=6)
@@ -145,6 +146,7 @@ def scalar_loss(y_true, y_pred):
     return keras.ops.mean((y_true - y_pred) ** 2)
 
 
+@pytest.mark.slow_cases("weighted_mean", "scalar")
 @pytest.mark.parametrize(
     "loss",
     [
@@ -169,7 +171,7 @@ def test_saturated_softmax_uses_logits():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("microbatch_size", [None, 4])
-@pytest.mark.slow_cases("4-inf", "None-nan")
+@pytest.mark.slow_cases("4-inf", "None-nan", "4-nan")
 def test_non_finite_example_contributes_zero(bad, microbatch_size):
     model = reference.classifier(
         layers.Conv2D(8, 3),
@@ -220,6 +222,7 @@ def test_empty_batch(microbatch_size, eager):
         assert total.shape == variable.shape and not np.any(total)
 
 
+@pytest.mark.slow
 def test_microbatches_are_equal():
     model = two_in_two_out({"label": "sparse_categorical_crossentropy", "value": "mse"})
     x, y = two_in_two_out_data()
@@ -233,6 +236,7 @@ def test_microbatches_are_equal():
     assert_same(whole, reference.traced(model, x, y, weight, microbatch_size=4))
 
 
+@pytest.mark.slow
 def test_microbatches_compile_with_xla():
     model, x, y = small_model(), features(), reference.labels(batch=6)
 
@@ -245,6 +249,7 @@ def test_microbatches_compile_with_xla():
     assert_same(step(tf.constant(x), tf.constant(y)), reference.traced(model, x, y))
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 def test_dropout_masks_are_fresh(microbatch_size):
     model = small_model(layers.Dropout(0.5))
@@ -294,6 +299,7 @@ def test_random_layer_is_differentiated_as_it_was_run():
     assert np.abs(again.outputs - result.outputs).min() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("lstm-*", "gru-*")
 @pytest.mark.parametrize(
     "layer",
@@ -319,6 +325,7 @@ def test_frozen_kernel_and_frozen_layers():
     reference.assert_exact(model, features(), reference.labels(batch=6))
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("rank", [1, 2])
 def test_lora(rank):
     model = small_model()
@@ -379,6 +386,7 @@ def test_argument_errors():
         )
 
 
+@pytest.mark.slow
 def test_replicas_see_unscaled_losses():
     devices = tf.config.list_logical_devices("CPU")
     if len(devices) < 2:

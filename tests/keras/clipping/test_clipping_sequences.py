@@ -9,6 +9,7 @@ import tensorflow as tf
 layers = keras.layers
 
 
+@pytest.mark.slow
 def test_unknown_length():
     keras.utils.set_random_seed(0)
     inputs = keras.Input((None,), dtype="int32")
@@ -80,6 +81,7 @@ def test_masked_loss_divides_by_the_examples_own_steps():
     reference.assert_exact(model, x, np.roll(x, -1, axis=1))
 
 
+@pytest.mark.slow_cases("group_query")
 @pytest.mark.parametrize("kind", ["multi_head", "group_query"])
 def test_attention(kind):
     keras.utils.set_random_seed(0)
@@ -138,6 +140,7 @@ class Positions(layers.Layer):
         return self.tokens(x) + self.positions(ids)
 
 
+@pytest.mark.slow_cases("5-False", "7-False", "7-True")
 @pytest.mark.parametrize("leading_one", [False, True])
 @pytest.mark.parametrize("batch", [5, 7])
 def test_position_embedding(leading_one, batch):

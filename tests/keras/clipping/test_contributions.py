@@ -181,6 +181,9 @@ CASES += [
 CASES += [pytest.param("siamese", False, 2, id="siamese-microbatches")]
 
 
+@pytest.mark.slow_cases(
+    "convolution", "siamese", "custom", "sequence", "siamese-microbatches"
+)
 @pytest.mark.parametrize(("name", "xla", "microbatch_size"), CASES)
 @pytest.mark.invariant(17)
 def test_a_record_moves_the_sum_by_the_clip_norm(name, xla, microbatch_size):
@@ -196,6 +199,7 @@ def test_a_record_moves_the_sum_by_the_clip_norm(name, xla, microbatch_size):
     search()
 
 
+@pytest.mark.slow_cases("siamese")
 @pytest.mark.parametrize("name", ["siamese", "sequence"])
 @pytest.mark.invariant(17)
 def test_an_adversarial_search(name):
@@ -285,6 +289,7 @@ def clipped_sums(model, microbatch_size):
     )
 
 
+@pytest.mark.slow_cases("claimed1-1")
 @pytest.mark.parametrize("microbatch_size", [None, 1])
 @pytest.mark.parametrize("claimed", [(4, 5), (2, 2, 5)])
 @pytest.mark.invariant(17)
@@ -317,7 +322,9 @@ def test_positions_of_an_example_are_no_examples(claimed, microbatch_size):
     ],
     ids=["points", "few_positions", "groups", "some_positions", "valid"],
 )
-@pytest.mark.slow_cases("few_positions-1", "groups-1", "some_positions-1")
+@pytest.mark.slow_cases(
+    "few_positions-1", "groups-1", "some_positions-1", "some_positions-None"
+)
 @pytest.mark.invariant(17)
 def test_pixels_of_an_example_are_no_examples(convolution, microbatch_size):
     """As above, of images that are twice as high as a layer claims, or wide."""

@@ -47,7 +47,7 @@ def data(seed=0, count=6):
 
 @pytest.mark.parametrize("kind", ["flat", "automatic"])
 @pytest.mark.parametrize("groups", ["layers", SHARES])
-@pytest.mark.slow_cases("groups1-flat", "layers-automatic")
+@pytest.mark.slow_cases("groups1-flat", "layers-automatic", "layers-flat")
 def test_each_group_is_clipped_to_its_own_norm(groups, kind):
     built = model()
     x, y = data()

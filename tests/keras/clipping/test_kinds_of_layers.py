@@ -134,6 +134,19 @@ SEQUENCE_LAYERS = {
 }
 
 
+@pytest.mark.slow_cases(
+    "conv",
+    "conv_pointwise_strided",
+    "group_norm",
+    "layer_norm_axes",
+    "prelu",
+    "depthwise_strided",
+    "depthwise",
+    "conv_transpose",
+    "conv_dilated",
+    "conv_large",
+    "separable",
+)
 @pytest.mark.parametrize("name", IMAGE_LAYERS)
 def test_image_layer(name):
     model = reference.classifier(IMAGE_LAYERS[name](), inputs=(8, 8, 3))
@@ -162,6 +175,7 @@ def test_convolutions_where_groups_have_no_gradients():
     assert f"{len(CONVOLUTIONS)} passed" in done.stdout, done.stdout
 
 
+@pytest.mark.slow_cases("few_positions", "many_channels", "groups")
 @pytest.mark.parametrize("name", ["points", "few_positions", "groups", "many_channels"])
 def test_a_convolution_of_no_examples_and_beside_what_is_not_finite(name):
     layer = CONVOLUTIONS[name]()
@@ -177,6 +191,16 @@ def test_a_convolution_of_no_examples_and_beside_what_is_not_finite(name):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow_cases(
+    "einsum_batched_kernel",
+    "einsum_summed",
+    "class_token",
+    "softmax_head",
+    "dense_subclass",
+    "dense_rank_3_wide",
+    "time_distributed",
+    "weight_and_layer",
+)
 @pytest.mark.parametrize("name", SEQUENCE_LAYERS)
 def test_sequence_layer(name):
     model = reference.classifier(SEQUENCE_LAYERS[name](), inputs=(6, 4))
@@ -361,6 +385,7 @@ class CallsOtherwise(Standardized):
         return super().call(inputs) + keras.ops.sum(self.kernel**2)
 
 
+@pytest.mark.slow_cases("CallsOtherwise")
 @pytest.mark.parametrize("base", [Standardized, CallsOtherwise])
 def test_a_kernel_that_is_a_function_of_the_weight(base):
     keras.utils.set_random_seed(0)
@@ -384,6 +409,7 @@ def test_a_kernel_that_is_a_function_of_the_weight(base):
     reference.assert_exact(model, reference.images(), reference.labels())
 
 
+@pytest.mark.slow_cases("3--1", "1-1")
 @pytest.mark.parametrize("axis", [-1, 1])
 @pytest.mark.parametrize("groups", [1, 3])
 def test_group_normalization_of_inputs_far_from_zero(axis, groups):

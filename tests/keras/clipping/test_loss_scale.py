@@ -72,7 +72,9 @@ def test_scaling_is_exact_in_float32(make, data):
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize(("make", "data"), CASES)
-@pytest.mark.slow_cases("small_text-tokens-2", "small_cnn-images-None")
+@pytest.mark.slow_cases(
+    "small_text-tokens-2", "small_cnn-images-None", "small_cnn-images-2"
+)
 def test_float16_gives_the_gradients_of_float32(make, data, microbatch_size):
     full, half = pair(make)
     x, y = data(), reference.labels()
@@ -108,6 +110,7 @@ def test_float16_contributions_are_within_the_clip_norm(make, data):
             np.testing.assert_allclose(norm, wanted, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_small_gradients_survive_by_the_scale_alone():
     full, half = pair(small_cnn)
     x, y, weight = reference.images(), reference.labels(), np.full(5, 1e-7, "f4")
@@ -141,6 +144,7 @@ def test_an_example_that_overflows_contributes_zero(microbatch_size):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_self_check_compares_float16_and_says_what_overflows():
     _, half = pair(small_cnn)
     x, y = reference.images(), reference.labels()

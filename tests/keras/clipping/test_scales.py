@@ -62,7 +62,15 @@ def random_scales(model, seed=0):
 )
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.slow_cases(
-    "embedding-options3", "embedding-options1", "embedding-options4"
+    "embedding-options3",
+    "embedding-options1",
+    "embedding-options4",
+    "images-options2",
+    "images-options3",
+    "images-options0",
+    "images-options1",
+    "embedding-options0",
+    "embedding-options2",
 )
 def test_norms_and_sums_are_those_of_scaled_gradients(name, options):
     make, inputs = MODELS[name]
@@ -82,6 +90,7 @@ def test_norms_and_sums_are_those_of_scaled_gradients(name, options):
         np.testing.assert_array_equal(found, given)
 
 
+@pytest.mark.slow_cases("images")
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.invariant(17)
 def test_a_scaled_contribution_has_at_most_the_clip_norm(name):
@@ -92,6 +101,7 @@ def test_a_scaled_contribution_has_at_most_the_clip_norm(name):
     assert 0.99e-2 < norm <= 1e-2
 
 
+@pytest.mark.slow_cases("nan", "3e+38", "0.0")
 @pytest.mark.parametrize("value", [0.0, np.nan, np.inf, 3e38])
 @pytest.mark.invariant(17)
 def test_no_scale_lifts_a_contribution_above_the_clip_norm(value):

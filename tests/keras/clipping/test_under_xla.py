@@ -80,7 +80,15 @@ def traced_for(monkeypatch):
     "make", [wide_convolution, narrow_convolution, shared_convolution, attention]
 )
 @pytest.mark.parametrize("kind", ["CPU", "GPU", "TPU"])
-@pytest.mark.slow_cases("CPU-*", "GPU-narrow*", "*-shared*", "TPU-attention")
+@pytest.mark.slow_cases(
+    "CPU-*",
+    "GPU-narrow*",
+    "*-shared*",
+    "TPU-attention",
+    "GPU-attention",
+    "TPU-wide_convolution",
+    "GPU-wide_convolution",
+)
 @pytest.mark.invariant(17)
 def test_sums_are_equal_and_what_is_not_finite_counts_as_zero(kind, make, traced_for):
     traced_for(kind)

@@ -75,6 +75,7 @@ def gradient(model, x, y):
     return tape.gradient(loss, model.trainable_variables)
 
 
+@pytest.mark.slow
 @pytest.mark.invariant(16)
 def test_gradients_of_a_private_model_are_clipped_as_those_of_each_example(clipped):
     model, step = clipped

@@ -115,6 +115,7 @@ def test_each_file_of_the_door_says_what_tells_that_it_broke():
         assert all((ROOT / name).exists() for name in named), path.name
 
 
+@pytest.mark.slow
 def test_the_front_door_leads_to_keras():
     program = "import tf_bandmf; print(tf_bandmf.keras.make_private.__name__)"
     done = subprocess.run(

@@ -25,6 +25,7 @@ def model_of(layer):
     return model
 
 
+@pytest.mark.slow_cases("GRU")
 @pytest.mark.parametrize("layer", [keras.layers.GRU, keras.layers.LSTM])
 def test_the_layers_of_a_private_step_use_no_cudnn(layer, monkeypatch):
     rng = np.random.default_rng(0)

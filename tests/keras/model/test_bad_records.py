@@ -68,6 +68,7 @@ def without_the_pair(xla):
     return trained(siamese(), *without_last(x, y), jit_compile=xla)
 
 
+@pytest.mark.slow_cases("record0-graph")
 @pytest.mark.parametrize("xla", [GRAPH, XLA])
 @pytest.mark.parametrize("record", [(1e4, 0.12), (1e12, 1e5)])
 @pytest.mark.invariant(17)
@@ -220,6 +221,7 @@ class OfTheHost(keras.metrics.Metric):
         return self.last
 
 
+@pytest.mark.slow_cases("graph")
 @pytest.mark.attack(
     "A metric that raises for a record",
     tried="A metric in Python, as of scikit-learn, gets a prediction that is NaN.",
@@ -253,6 +255,7 @@ class Confusions(keras.metrics.Metric):
         return tf.linalg.trace(self.found) / tf.reduce_sum(self.found)
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.attack(
     "A graph metric that raises for a record",
     tried="A table of confusions gets a label that is no class: the metric is NaN, "

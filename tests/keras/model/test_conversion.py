@@ -69,7 +69,9 @@ def train(data, make_plan, compile_model):
 
 @pytest.mark.parametrize("make", [WithConfig, FunctionalSubclass])
 @pytest.mark.parametrize("called", [False, True])
-@pytest.mark.slow_cases("True-FunctionalSubclass", "False-WithConfig")
+@pytest.mark.slow_cases(
+    "True-FunctionalSubclass", "False-WithConfig", "False-FunctionalSubclass"
+)
 def test_a_subclassed_model_trains_and_becomes_plain(make, called, data, train):
     model = make(4)
     if called:
@@ -182,6 +184,7 @@ def test_an_adapted_sequential_model_becomes_plain(data, train):
     np.testing.assert_allclose(plain(data[0]), model(data[0]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_token_weights(make_plan):
     """Weights of shape [examples, tokens]: a token of weight zero counts for nothing."""
     ids = np.random.default_rng(0).integers(1, 5, (22, 6)).astype("i4")
@@ -240,6 +243,7 @@ def test_vocabularies_are_those_of_the_private_model(name, tmp_path):
     np.testing.assert_array_equal(loaded(rows), private(rows))
 
 
+@pytest.mark.slow_cases("config")
 @pytest.mark.parametrize("make", ["config", "into"])
 def test_a_normalization_is_that_of_the_private_model(make, train, data):
     def model():

@@ -109,7 +109,7 @@ def private(kept, plan, kind="", metrics=(), **changes):
 @pytest.mark.parametrize(
     "kind", ["schedule", "constraint", "regularizer", "inner", "layer", "loss"]
 )
-@pytest.mark.slow_cases("constraint", "inner", "loss", "regularizer")
+@pytest.mark.slow_cases("constraint", "inner", "loss", "regularizer", "layer")
 @pytest.mark.invariant(16)
 def test_what_a_metric_keeps_in_python_reaches_no_weight(kind, data, make_plan):
     plan = make_plan(epochs=1)
@@ -124,6 +124,7 @@ def test_what_a_metric_keeps_in_python_reaches_no_weight(kind, data, make_plan):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("eagerly", [True, False])
 @pytest.mark.invariant(16)
 def test_no_step_is_traced_after_python_code_of_the_user_has_seen_records(
@@ -214,6 +215,7 @@ def test_functions_that_run_eagerly_are_refused(data, make_plan):
     assert model.optimizer.steps_taken == 0
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("eagerly", [True, False])
 def test_accumulation_that_is_set_late_is_refused(eagerly, data, make_plan):
     plan = make_plan()

@@ -136,6 +136,7 @@ def test_fit_asks_for_more_than_the_plan(data, make_plan, make_private_model):
         fit(model, plan, data, epochs=1)
 
 
+@pytest.mark.slow_cases("changes0", "changes2")
 @pytest.mark.parametrize("changes", [{}, {"run_eagerly": True}, {"jit_compile": True}])
 @pytest.mark.invariant(1)
 def test_a_step_past_the_plan(changes, data, make_min_sep_plan, make_private_model):
@@ -180,6 +181,7 @@ def test_data_that_the_accountant_did_not_analyse(data, make_plan, make_private_
             call()
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.invariant(2)
 def test_a_batch_at_the_wrong_step(run_eagerly, data, make_plan, make_private_model):
@@ -340,6 +342,7 @@ def test_callbacks_that_act_on_training_metrics_are_warned_about(
         fit(model, plan, data, epochs=1, callbacks=[callback])
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.invariant(9)
 def test_a_run_keeps_its_weights(
@@ -411,6 +414,7 @@ class Stop(keras.callbacks.Callback):
             raise self._error
 
 
+@pytest.mark.slow_cases("KeyboardInterrupt")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.invariant(8)
 def test_fit_goes_on_after_an_exception_between_steps(
@@ -487,6 +491,7 @@ def test_passes_that_the_separation_permits(
     assert model.optimizer.steps_taken == 6
 
 
+@pytest.mark.slow_cases("False-False", "True-False")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("functional", [False, True])
 @pytest.mark.invariant(6)

@@ -138,7 +138,13 @@ def test_an_index_means_one_example(data, make_plan):
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
-@pytest.mark.slow_cases("*-False", "class_weight1-*")
+@pytest.mark.slow_cases(
+    "*-False",
+    "class_weight1-*",
+    "class_weight0-flat-True",
+    "class_weight2-flat-True",
+    "class_weight2-automatic-True",
+)
 @pytest.mark.parametrize("clipping", ["flat", "automatic"])
 @pytest.mark.parametrize("class_weight", [{0: 0.25, 2: 3.0}, {1: 0.5}, {0: 0.0, 1: 5}])
 def test_class_weights_multiply_what_examples_contribute(

@@ -47,7 +47,9 @@ def make_half(make_plain_model, compile_model):
         (False, {"microbatch": 4}),
     ],
 )
-@pytest.mark.slow_cases("True-changes3", "False-changes2")
+@pytest.mark.slow_cases(
+    "True-changes3", "False-changes2", "False-changes4", "False-changes0"
+)
 def test_float16_trains_like_float32(
     compile_first, changes, data, make_plan, make_half, straight_weights
 ):

@@ -63,6 +63,7 @@ def trained(train):
     return by_name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "distil_bert", "gpt2", "gemma"])
 @pytest.mark.slow_cases("distil_bert", "gpt2", "gemma")
 def test_a_task_trains_and_becomes_plain(name, trained, tmp_path):
@@ -87,6 +88,7 @@ def train_lazily(model, x, y, plan):
     model.fit(plan.batches(x, y), epochs=1, verbose=0)
 
 
+@pytest.mark.slow
 def test_tables_that_are_not_tied_have_lazy_noise(make_plan):
     model, plan = hub_models.bert(), make_plan(epochs=1)
     x, y, _ = hub_models.data("bert", NUM_EXAMPLES)
@@ -111,6 +113,7 @@ def test_a_tied_table_is_refused_for_lazy_noise_with_the_reason(make_plan):
         train_lazily(model, x, y, plan)
 
 
+@pytest.mark.slow
 def test_a_private_task_is_saved_and_loaded(trained, tmp_path):
     model, (x, y, weight) = trained("gemma")
     model.save(tmp_path / "private.keras")
@@ -128,6 +131,7 @@ def test_a_private_task_is_saved_and_loaded(trained, tmp_path):
     assert (tmp_path / "exported" / "saved_model.pb").exists()
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_saved_and_merged(train, tmp_path):
     model = hub_models.gpt2()
     frozen = tf_bandmf.keras.to_plain(tf_bandmf.keras.make_private(hub_models.gpt2()))
@@ -149,6 +153,7 @@ def test_adapters_are_trained_saved_and_merged(train, tmp_path):
     np.testing.assert_allclose(frozen(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_private_language_model_generates(trained):
     model, (x, _, _) = trained("gemma")
     prompt = {name: value[:2] for name, value in x.items()}
@@ -193,6 +198,7 @@ def on_strings(train, tmp_path_factory):
     return model, before, tuple(seen)
 
 
+@pytest.mark.slow
 def test_raw_strings_are_preprocessed_example_by_example(on_strings):
     model, _, seen = on_strings
     assert set(seen) == {(1,)}
@@ -202,6 +208,7 @@ def test_raw_strings_are_preprocessed_example_by_example(on_strings):
     )
 
 
+@pytest.mark.slow
 def test_a_plain_task_has_the_vocabulary(on_strings, tmp_path):
     model, *_ = on_strings
     expected = model.predict(TEXTS, verbose=0)
@@ -213,6 +220,7 @@ def test_a_plain_task_has_the_vocabulary(on_strings, tmp_path):
     np.testing.assert_allclose(loaded.predict(TEXTS, verbose=0), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_raw_strings_train_as_prepared_data_do(train, on_strings):
     raw, before, _ = on_strings
     prepared = hub_models.bert()
@@ -224,6 +232,7 @@ def test_raw_strings_train_as_prepared_data_do(train, on_strings):
         np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.invariant(11)
 def test_a_random_preprocessor_is_not_resumed(train, tmp_path):
     class Noisy(keras.layers.Layer):
@@ -267,6 +276,7 @@ def changed(kind):
     return own
 
 
+@pytest.mark.slow_cases("name", "none")
 @pytest.mark.parametrize("kind", ["method", "name", "none"])
 @pytest.mark.invariant(16)
 def test_what_only_looks_like_kerashubs_keeps_nothing(kind, make_plan):
@@ -281,6 +291,7 @@ def test_what_only_looks_like_kerashubs_keeps_nothing(kind, make_plan):
         preprocessing.preprocessed_batch(batch, *given)
 
 
+@pytest.mark.slow_cases("own")
 @pytest.mark.parametrize("keys", ["own", "one for all"])
 @pytest.mark.invariant(16)
 def test_the_cache_of_tokens_has_the_keys_of_kerashub(keys, make_plan):

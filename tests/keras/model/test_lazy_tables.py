@@ -82,6 +82,7 @@ def schedule():
     return keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mechanism", "settings"),
     [
@@ -209,6 +210,7 @@ def test_release_every_and_validation(data):
     assert changes == [True, False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The plan's noise is shaped")
 @pytest.mark.parametrize(
     "mechanism", [pytest.param("dp_sgd", marks=pytest.mark.slow), "lambda_cgd"]
@@ -435,6 +437,7 @@ def test_other_data_after_the_same_steps_get_other_noise(data):
     assert np.all(untouched != 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.invariant(5)
 def test_an_empty_batch_takes_no_noise_from_a_row():
     """The pass of an empty batch has a made-up example, which looks up row 0."""

@@ -42,7 +42,7 @@ def make_chunked(make_private_model):
         (64, {}),
     ],
 )
-@pytest.mark.slow_cases("1-*", "3-changes2", "64-*")
+@pytest.mark.slow_cases("1-*", "3-changes2", "64-*", "4-changes1", "3-changes3")
 @pytest.mark.invariant(7)
 def test_microbatches_are_the_step_of_the_whole_batch(
     microbatch_size, changes, data, make_plan, make_chunked, straight_weights
@@ -66,6 +66,7 @@ def test_the_budget_counts_logical_steps(data, make_plan, make_chunked):
         train(model, plan.batches(*data), epochs=1)
 
 
+@pytest.mark.slow
 def test_poisson_batches_of_any_size_are_traced_once(
     data, make_chunked, make_private_model
 ):
@@ -105,6 +106,7 @@ def test_poisson_batches_of_any_size_are_traced_once(
     assert_close(model, whole)
 
 
+@pytest.mark.slow
 def test_mixed_bfloat16_trains_in_microbatches(
     data, make_plan, compile_model, straight_weights
 ):

@@ -22,6 +22,7 @@ def test_only_what_takes_long_is_announced(quiet, seconds, monkeypatch, capsys):
     assert capsys.readouterr().err == expected
 
 
+@pytest.mark.slow
 def test_training_announces_what_it_traces(
     data, make_plan, make_private_model, monkeypatch, capsys
 ):
@@ -75,7 +76,15 @@ class LateMean(keras.metrics.Metric):
 @pytest.mark.parametrize("self_check", [False, True])
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.slow_cases("name-*", "object-*-True", "late-True-True")
+@pytest.mark.slow_cases(
+    "name-*",
+    "object-*-True",
+    "late-True-True",
+    "late-False-False",
+    "object-True-False",
+    "late-False-True",
+    "object-False-False",
+)
 def test_the_step_and_its_pass_are_traced_once(
     metric, eager, self_check, data, make_plan, make_private_model, monkeypatch
 ):

@@ -54,6 +54,7 @@ def test_what_learns_nothing_is_refused(data, make_plan, last, loss, options, me
     assert "Nothing was trained" in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_what_may_learn_little_is_said(data, make_plan):
     loss = "sparse_categorical_crossentropy"
     with pytest.warns(UserWarning, match="from_logits=True"):
@@ -67,6 +68,7 @@ def test_what_may_learn_little_is_said(data, make_plan):
         fit(x, make_plan, last, loss, ranges={"x": (-1e3, 10)})
 
 
+@pytest.mark.slow_cases("loss1")
 @pytest.mark.parametrize("loss", ["mse", keras.losses.Huber()])
 def test_one_number_for_several_is_said(data, make_plan, loss):
     targets = np.zeros((len(data[0]), 2), "float32")
@@ -76,6 +78,7 @@ def test_one_number_for_several_is_said(data, make_plan, loss):
         fit((data[0], targets), make_plan, layers.Dense(1, "sigmoid"), loss)
 
 
+@pytest.mark.slow_cases("shape0")
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_last_axis_of_one_number_is_no_other_shape(data, make_plan, shape):
     targets = np.zeros((len(data[0]), *shape), "float32")

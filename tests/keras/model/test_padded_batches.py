@@ -11,6 +11,7 @@ from tf_bandmf.sampling import cache_dataset
 SEED = bytes(range(32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "jit_compile, on_disk", [(False, True), (True, False)], ids=["disk", "xla"]
 )

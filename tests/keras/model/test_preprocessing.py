@@ -113,7 +113,7 @@ class Drawn(layers.Layer):
     [tf.tanh, drawn, Drawn, lambda x: x / tf.norm(x, axis=-1, keepdims=True)],
     ids=["tanh", "drawn", "keras", "norm"],
 )
-@pytest.mark.slow_cases("norm", "drawn")
+@pytest.mark.slow_cases("norm", "drawn", "tanh")
 def test_pure_preprocessors_train(preprocessor):
     x = np.ones((2 * BATCH, 2), np.float32)
     found = preprocessor() if isinstance(preprocessor, type) else preprocessor

@@ -73,6 +73,7 @@ def test_the_callback_asks_for_no_more_than_there_are(
     assert model.optimizer.steps_taken == 0
 
 
+@pytest.mark.slow
 def test_what_is_refused(data, make_private_model, reserved, begun, tmp_path):
     known_runs.forget()
     fresh = make_private_model(reserved)
@@ -178,6 +179,7 @@ def resumable(data, make_private_model, reserved, tmp_path):
     return go
 
 
+@pytest.mark.slow
 @pytest.mark.attack(
     "Evaluations without end, by restoring a checkpoint",
     tried="Evaluates after the first epoch, restores that checkpoint in a new process' "
@@ -205,6 +207,7 @@ def test_a_restored_run_releases_the_same_number_or_spends_another(resumable, fi
     figure("3 evaluations, a fourth refused; the same sum again: the same number, free")
 
 
+@pytest.mark.slow
 @pytest.mark.attack(
     "Evaluations without end, by what the private file does not know",
     tried="Spends the plan's 3 evaluations before the run has a private file, and in a "
@@ -269,6 +272,7 @@ def test_what_is_spent_is_on_record_before_it_is_released(make_plan):
     assert len(noted) == 1 and evaluations.left == 0
 
 
+@pytest.mark.slow
 def test_it_is_in_the_ledger(data, make_private_model, make_plan, tmp_path):
     pytest.importorskip("sqlalchemy")
     from tf_bandmf.ledger import BudgetExceededError, LedgerError

@@ -170,7 +170,13 @@ def note_run(model):
 
 
 @pytest.mark.parametrize("reload", RELOADS)
-@pytest.mark.slow_cases("functional-*")
+@pytest.mark.slow_cases(
+    "functional-*",
+    "sequential-reload_pickle",
+    "sequential-reload_deepcopy",
+    "sequential-reload_keras_after_h5",
+    "sequential-reload_keras",
+)
 @pytest.mark.invariant(11)
 def test_a_reloaded_model_does_not_train_without_privacy(
     reload, halfway, data, tmp_path

@@ -48,6 +48,7 @@ def _feature_space():
     return model, {name: value[:, None] for name, value in rows.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [_multi_hot, _text, _feature_space])
 def test_a_model_with_preprocessing_trains_in_two_parts(make, make_plan):
     model, x = make()

@@ -53,6 +53,9 @@ def reference_weights(model, plan, x, y, learning_rate, clip):
     "bsr:4",
     "dense",
     "toeplitz:4",
+    "tree",
+    "lambda_cgd:0.9",
+    "bisr:4",
 )
 @pytest.mark.invariant(4)
 def test_noise_on_the_clipped_sum_then_a_public_constant(
@@ -67,6 +70,7 @@ def test_noise_on_the_clipped_sum_then_a_public_constant(
         np.testing.assert_allclose(found, wanted, atol=2e-4)
 
 
+@pytest.mark.slow_cases("steps_per_execution", "xla")
 @pytest.mark.parametrize(
     "changes",
     [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 3}],
@@ -82,6 +86,7 @@ def test_every_way_to_execute_gives_the_same_weights(
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("is_built", [True, False])
 def test_the_step_is_traced_once(
     is_built, data, make_plan, make_private_model, compile_model, monkeypatch
@@ -248,6 +253,7 @@ def test_a_non_finite_example_contributes_zero(
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_weight_regularizers_act_beside_the_noise(make_min_sep_plan, compile_model):
     weights = []
     for strength in (0.0, 0.3):

@@ -18,6 +18,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.slow_cases("averages", "moments")
 @pytest.mark.attack(
     "Data in the state of the inner optimizer",
     tried="Assigns moments, momentum or averages between two steps, in fit and in a loop.",

@@ -31,7 +31,7 @@ INNER = {
 
 @pytest.mark.parametrize("name", INNER)
 @pytest.mark.slow_cases(
-    "ftrl", "lion", "sgd", "adagrad", "rmsprop", "adamw", "sgd_decay"
+    "ftrl", "lion", "sgd", "adagrad", "rmsprop", "adamw", "sgd_decay", "sgd_ema", "adam"
 )
 def test_any_inner_optimizer_gets_the_noisy_gradients_and_nothing_else(
     name, data, make_plan, make_plain_model, make_private_model

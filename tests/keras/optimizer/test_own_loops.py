@@ -13,7 +13,7 @@ import tf_bandmf.keras
 
 @pytest.mark.parametrize("changes", [{}, {"run_eagerly": True}])
 @pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr"])
-@pytest.mark.slow_cases("lambda_cgd-changes1", "bsr-changes0")
+@pytest.mark.slow_cases("lambda_cgd-changes1", "bsr-changes0", "lambda_cgd-changes0")
 def test_a_loop_of_private_gradients_is_fit(
     changes, mechanism, data, make_plan, make_private_model, straight_weights
 ):
@@ -29,6 +29,7 @@ def test_a_loop_of_private_gradients_is_fit(
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_loop_may_go_on_after_fit_and_in_a_graph(
     data, make_plan, make_private_model, straight_weights
 ):
@@ -196,6 +197,7 @@ class Critic(tf_bandmf.keras.PrivateTraining, keras.Model):
         return keras.ops.concatenate(scores, axis=-1)
 
 
+@pytest.mark.slow
 def test_a_gan_whose_discriminator_is_private(data, make_plan):
     x, _ = data
     keras.utils.set_random_seed(0)
@@ -277,6 +279,7 @@ def test_groups_are_kept_by_files_in_their_order_and_named_by_the_statement(
     assert "clipped in groups" in str(again.statement())
 
 
+@pytest.mark.slow
 def test_automatic_clipping_does_not_depend_on_the_scale_of_the_loss(
     data, make_plan, make_plain_model
 ):

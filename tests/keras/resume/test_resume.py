@@ -100,6 +100,7 @@ def test_a_run_resumed_three_times_is_the_straight_run_bit_for_bit(
     assert_same_weights(resumed, straight)
 
 
+@pytest.mark.slow
 @pytest.mark.invariant(11)
 def test_a_data_set_that_is_read_in_its_order_is_resumed_bit_for_bit(
     data, make_plan, run
@@ -162,6 +163,7 @@ def test_key_and_sampler_are_those_of_the_interrupted_run(
         assert_same_weights(again, model)
 
 
+@pytest.mark.slow
 def test_dropout_masks_are_those_of_the_interrupted_run(
     data, make_plan, compile_model, tmp_path
 ):
@@ -189,6 +191,7 @@ def test_dropout_masks_are_those_of_the_interrupted_run(
     assert_same_weights(train("crashed"), straight)
 
 
+@pytest.mark.slow
 def test_model_checkpoint_is_resumed_after_load_model(
     data, make_plan, make_private_model, tmp_path
 ):
@@ -204,6 +207,7 @@ def test_model_checkpoint_is_resumed_after_load_model(
     assert_same_weights(again, model)
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_resumes(
     data, make_plan, make_private_model, straight_weights, tmp_path
 ):
@@ -336,6 +340,7 @@ def test_a_resumed_run_that_becomes_another_is_noticed(
     assert_unchanged(again, before)
 
 
+@pytest.mark.slow_cases("changed", "torn", "control", "as it was")
 @pytest.mark.attack(
     "A lost step, repeated with another sum",
     tried="Kills a run after two steps that no checkpoint has, and repeats them from the "
@@ -416,6 +421,7 @@ def test_a_run_that_stopped_goes_on_as_a_second_one(
     assert keys[0].secret_bytes() != keys[1].secret_bytes()
 
 
+@pytest.mark.slow_cases("steps_per_execution", "xla")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -436,6 +442,7 @@ def test_each_step_is_written_down_however_it_is_run(
     assert written_steps(path) == list(range(plan.num_steps))
 
 
+@pytest.mark.slow
 @pytest.mark.invariant(10)
 def test_entries_are_keyed(data, make_plan, make_private_model, tmp_path):
     plan = make_plan("identity", test_seed=None, batch_size=11)
@@ -458,6 +465,7 @@ def test_entries_are_keyed(data, make_plan, make_private_model, tmp_path):
     assert first != entry_of("other", 2)
 
 
+@pytest.mark.slow
 def test_steps_are_written_down_though_graphs_were_traced_before(
     data, make_plan, make_private_model, written_steps, tmp_path
 ):
@@ -490,6 +498,7 @@ def test_a_file_that_two_processes_wrote_is_refused(
         again.begin_run(plan.batches(*data), path)
 
 
+@pytest.mark.slow_cases("weights", "nothing")
 @pytest.mark.attack(
     "Weights between a resumed run's file and its first step",
     tried="A callback assigns weights, or moments, when the training of a resumed run "
@@ -581,6 +590,7 @@ def test_streams_whose_separation_is_asserted_are_not_resumed(
         model.fit(iter([data]), private_state=tmp_path / "p", verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.invariant(10)
 def test_backups_and_checkpoints_hold_no_secret(
     data, make_plan, make_private_model, secrets_of, contains, tmp_path
@@ -660,7 +670,7 @@ PROGRAM = """
     ("name", "value"),
     [("TensorFlow", "1.0"), ("threads", -1), ("GPUs", ["a GPU"]), ("TPUs", 8)],
 )
-@pytest.mark.slow_cases("threads*", "GPUs*")
+@pytest.mark.slow_cases("threads*", "GPUs*", "TPUs-8")
 @pytest.mark.invariant(9)
 def test_the_statement_names_another_environment(
     name, value, halfway, data, make_private_model, monkeypatch
@@ -683,6 +693,7 @@ def assert_unchanged(model, before):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.invariant(1)
 def test_a_resumed_run_has_the_steps_of_the_plan_and_no_more(
     halfway, data, make_private_model

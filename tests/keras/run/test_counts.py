@@ -31,7 +31,7 @@ def counted(data, make_plan, make_private_model, changes=None, **options):
     return model
 
 
-@pytest.mark.slow_cases("eager", "bins")
+@pytest.mark.slow_cases("eager", "bins", "nothing clipped")
 @pytest.mark.parametrize(
     ("changes", "options"),
     [

@@ -95,6 +95,7 @@ def test_one_of_two_replicas_writes_the_steps_down(after_an_epoch, written_steps
     assert written == list(range(after_an_epoch.optimizer.steps_taken))
 
 
+@pytest.mark.slow
 @pytest.mark.on_cpu
 def test_a_strategy_of_one_replica(make_plan, train, alone):
     # Momentum, which is a variable of the inner optimizer, is made in the scope.
@@ -103,6 +104,7 @@ def test_a_strategy_of_one_replica(make_plan, train, alone):
     assert_close(model, alone("bsr", "clipped"), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.on_cpu
 def test_train_on_batch_in_the_scope_of_one_replica(make_plan, train, alone, data):
     one = tf.distribute.MirroredStrategy(["CPU:0"])
@@ -114,12 +116,14 @@ def test_train_on_batch_in_the_scope_of_one_replica(make_plan, train, alone, dat
     assert_close(model, alone("bsr", "clipped"), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["identity", "lambda_cgd", "bsr"])
 @pytest.mark.slow_cases("identity", "bsr")
 def test_two_replicas_train_like_one(mechanism, together, alone):
     assert_close(together(mechanism), alone(mechanism))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["clipped", "adam"])
 @pytest.mark.slow_cases("adam")
 def test_any_inner_optimizer_on_two_replicas(inner, together, alone):
@@ -154,6 +158,7 @@ def constrained():
     return [keeping, keras.layers.Dense(3, kernel_constraint=constraint)]
 
 
+@pytest.mark.slow
 @pytest.mark.attack(
     "Constraints that read activations on replicas",
     tried="A constraint adds what a layer saw in the same step, on two replicas.",
@@ -177,6 +182,7 @@ def test_a_constraint_of_kept_activations_is_refused(
         np.testing.assert_array_equal(now, then)
 
 
+@pytest.mark.slow
 @pytest.mark.invariant(8)
 def test_equal_sums_of_two_replicas_do_not_show(make_plan, train, strategy, data):
     plan, (x, y) = make_plan("bsr", test_seed=None), data

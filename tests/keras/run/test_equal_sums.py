@@ -106,6 +106,7 @@ def unchanged():
     return functools.cache(lambda binding: released())
 
 
+@pytest.mark.slow_cases("seed", "weights", "record")
 @pytest.mark.attack(
     "Equal sums in two histories of a run",
     tried="Trains two copies of a run in memory, with a record, a target, weights or masks "
@@ -129,6 +130,7 @@ def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
     assert np.abs(difference).max() < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compiled",
     [{}, {"jit_compile": True}, {"run_eagerly": True}, {"microbatch_size": 3}],
@@ -202,6 +204,7 @@ def by_one_more_release():
     return a - noise_of(0.5, 0.5) * (b - first) / noise_of(0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.attack(
     "Two equations for one noise, with lazy tables",
     tried="Takes the second step of two copies of a run at two learning rates, or releases "

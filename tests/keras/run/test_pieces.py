@@ -64,6 +64,7 @@ def trained(mechanism, counts, monkeypatch, is_copied):
     return model.get_weights(), model.optimizer.secret_state.secret_tensors()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mechanism", "counts"),
     [("lambda_cgd:0.5", False), ("identity", True), ("bsr:2", False)],

@@ -49,6 +49,7 @@ def test_a_run_reserves_at_its_first_step(data, plan, ledger, make_private_model
     assert ledger.verify(entry.name).is_intact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_eagerly", [True, False])
 @pytest.mark.invariant(19)
 def test_a_run_without_budget_takes_no_step(
@@ -128,6 +129,7 @@ def test_a_resumed_run_reserves_once(data, plan, ledger, make_private_model, tmp
         train(2)
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_early_gives_back_the_rest(
     data, plan, ledger, make_private_model
 ):

@@ -57,6 +57,7 @@ def scales_of(moments):
     return [1.1 * root / (r + 0.1 * root) for r in roots]
 
 
+@pytest.mark.slow
 def test_scales_are_a_function_of_the_second_moments(make_plan, make_scaled, data):
     plan = make_plan(epochs=1)
     model = make_scaled(plan, scaling="second_moment")
@@ -93,6 +94,7 @@ def test_moments_of_which_no_scales_follow_are_seen(values):
     assert not Scaling(optimizer).is_sound()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.slow_cases("True")
 def test_a_step_without_scales_is_refused(run_eagerly, make_plan, make_scaled, data):
@@ -158,6 +160,7 @@ def test_clipped_in_other_coordinates_is_refused(make_plan, make_scaled, data):
             model.optimizer.run.privatize(clipped, variables, admitted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mechanism, changes",
     [
@@ -352,6 +355,7 @@ def test_several_fits_are_one(microbatch_size, make_plan, make_scaled, data):
     assert any(np.any(np.asarray(s) != 1) for s in several.optimizer.scales())
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_and_xla_scale_as_fit_does(make_plan, make_scaled, data):
     # Batches of one size: one trace of the loop.
     plan = make_plan(epochs=1, batch_size=11)

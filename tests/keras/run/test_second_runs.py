@@ -69,6 +69,7 @@ def test_an_additional_run_says_so(data, make_plan, make_private_model):
     assert "additional_run" not in config
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.invariant(19)
 def test_a_new_key_for_the_same_model(

@@ -11,6 +11,7 @@ from tf_bandmf.keras.run import weights_seal
 REFUSED = "not those that the last private step of this run left"
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.invariant(19)
 def test_a_plain_model_that_shares_the_weights(

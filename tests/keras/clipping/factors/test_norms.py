@@ -149,6 +149,7 @@ CASES += [
 ]
 
 
+@pytest.mark.slow_cases("inner products-xla")
 @pytest.mark.parametrize(("name", "dtype", "xla"), CASES)
 @pytest.mark.invariant(17)
 def test_no_contribution_is_larger_than_the_clip_norm(name, dtype, xla):
@@ -316,6 +317,7 @@ def _of_short_operands(kind, dtype, terms, width, monkeypatch):
     return *compiled(*operands), set(waiting)
 
 
+@pytest.mark.slow_cases("4-200-dtype1", "4-200-dtype0")
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
 @pytest.mark.parametrize("terms, width", [(1, 5), (4, 200), (4, 5)])
 @pytest.mark.invariant(17)

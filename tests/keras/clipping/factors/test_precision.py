@@ -45,6 +45,7 @@ def clipped():
     return reference.traced(model, x, reference.labels())
 
 
+@pytest.mark.slow_cases("details1")
 @pytest.mark.parametrize("details", [{"compute_capability": (8, 0)}, {}])
 @pytest.mark.invariant(3)
 def test_tensor_float_32_is_refused(gpu, details, set_tensor_float_32):
@@ -85,6 +86,7 @@ def test_products_of_bfloat16_on_a_tpu_are_refused(monkeypatch, set_tensor_float
     check_matmul_precision()
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("usual", [True, False])
 @pytest.mark.invariant(17)
 @pytest.mark.on_cpu

@@ -48,7 +48,7 @@ def traces(monkeypatch):
 
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize("groups", [None, "layers"])
-@pytest.mark.slow_cases("None-2", "layers-None")
+@pytest.mark.slow_cases("None-2", "layers-None", "layers-2")
 def test_the_step_runs_the_pass_that_was_checked(traces, microbatch_size, groups):
     model = reference.classifier(layers.Dense(4), inputs=(6, 4))
     x, y = reference.sequences(), reference.labels()
@@ -82,6 +82,7 @@ def test_random_layers_are_random_in_the_step_that_follows(traces):
     assert np.all(first != second)
 
 
+@pytest.mark.slow_cases("trainable", "activation", "rate", "shape", "loss")
 @pytest.mark.parametrize(
     "change", ["rate", "loss", "shape", "scale", "trainable", "activation"]
 )
@@ -114,6 +115,7 @@ def test_a_wrong_rule_is_found_behind_dropout(wrong_dense_rule, rate):
     assert not kept_pass.is_kept(model)
 
 
+@pytest.mark.slow_cases("clipping1")
 @pytest.mark.parametrize("clipping", [Clipping("automatic"), Clipping(groups="layers")])
 def test_wrong_weights_of_other_ways_to_clip_are_found(monkeypatch, clipping):
     model = reference.classifier(layers.Dense(4), inputs=(6, 4))

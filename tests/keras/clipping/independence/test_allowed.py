@@ -87,6 +87,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.slow_cases("slice of a constant by the batch size", "segments")
 @pytest.mark.attack(
     "Operations that are not known to keep examples apart",
     tried="Host code that TensorFlow calls stateless, shapes and pieces by the number of "
@@ -104,6 +105,7 @@ def test_what_is_not_listed_is_refused_or_alone(name):
         pass
 
 
+@pytest.mark.slow_cases("keras")
 @pytest.mark.parametrize(
     "segment_sum",
     [keras.ops.segment_sum, lambda *given: tf.math.unsorted_segment_sum(*given)],
@@ -146,6 +148,7 @@ CLOSED = {
 }
 
 
+@pytest.mark.slow_cases("an activation layer over the batch")
 @pytest.mark.attack(
     "Layers of Keras that are configured to mix examples",
     tried="Scales and mask values with more axes than the batch has; activations that "

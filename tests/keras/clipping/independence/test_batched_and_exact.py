@@ -103,6 +103,14 @@ HONEST = {
 SHARED = [list(HONEST)[i : i + 4] for i in range(0, len(HONEST), 4)]
 
 
+@pytest.mark.slow_cases(
+    "stop_gradient-convolution-inner_function-zeros",
+    "temperature-normalize-repeat-pad",
+    "residual-mask-positions-patches",
+    "top_k-sort-one_hot-silu",
+    "map_over_time-while_loop-rows_apart-class_token",
+    "attention-own_rows-recurrence-scan_over_time",
+)
 @pytest.mark.parametrize("names", SHARED, ids="-".join)
 @pytest.mark.invariant(16)
 def test_honest_layers_run_batched(names):
@@ -147,6 +155,9 @@ LOSSES = {
 }
 
 
+@pytest.mark.slow_cases(
+    "sum_of_all", "root", "log_cosh", "focal", "mean_of_all", "huber", "smoothed"
+)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.invariant(16)
 def test_honest_loss(name):

@@ -173,7 +173,17 @@ CALLS = {
     area="inputs",
     invariants=[16],
 )
-@pytest.mark.slow_cases("said by a library", "said by a name", "said in a branch")
+@pytest.mark.slow_cases(
+    "said by a library",
+    "said by a name",
+    "said in a branch",
+    "said unseen",
+    "branch",
+    "said in a function",
+    "said of arguments",
+    "loop",
+    "claimed",
+)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.invariant(16)
 def test_what_runs_decides(name):
@@ -206,6 +216,7 @@ def test_a_shape_that_is_checked_runs_for_the_whole_batch():
     assert cases.executed_alone(model) == ()
 
 
+@pytest.mark.slow_cases("loop")
 @pytest.mark.parametrize("name", ["branch", "loop"])
 def test_the_measure_sees_a_kept_graph_that_is_believed(name, monkeypatch):
     made = evaluation.function_graph

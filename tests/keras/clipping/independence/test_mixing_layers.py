@@ -119,6 +119,33 @@ ISOLATED = {
 }
 
 
+@pytest.mark.slow_cases(
+    "cumsum",
+    "roll",
+    "capacity",
+    "gradient_of_a_name",
+    "joined_rows",
+    "custom_gradient",
+    "attention",
+    "moved_batch",
+    "max",
+    "batch_size",
+    "first_example",
+    "position",
+    "mean",
+    "inner_function",
+    "batch_norm",
+    "whitening",
+    "rank",
+    "trace",
+    "condition",
+    "sort",
+    "permutation",
+    "mixup",
+    "scan",
+    "segments",
+    "loop",
+)
 @pytest.mark.parametrize("name", ISOLATED)
 @pytest.mark.invariant(16)
 def test_mixing_layer_is_executed_alone(name):
@@ -130,6 +157,7 @@ def test_mixing_layer_is_executed_alone(name):
         assert cases.executed_alone(model) == (layer,)
 
 
+@pytest.mark.slow_cases("custom_gradient", "mixup")
 @pytest.mark.parametrize("name", ["mean", "custom_gradient", "mixup"])
 @pytest.mark.invariant(16)
 def test_mixing_layer_with_weights_is_executed_alone(name):
@@ -167,7 +195,7 @@ CHOICES = {
 }
 
 
-@pytest.mark.slow_cases("in a loop")
+@pytest.mark.slow_cases("in a loop", "switch_case")
 @pytest.mark.parametrize("name", CHOICES)
 @pytest.mark.invariant(16)
 def test_an_example_may_decide_what_runs_for_it(name):
@@ -207,6 +235,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow_cases("shuffle_in_a_loop")
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.invariant(16)
 def test_mixing_layer_is_refused(name):
@@ -381,6 +410,7 @@ def replaced_method():
     return layer
 
 
+@pytest.mark.slow_cases("method", "call", "subclass", "attention_axes", "activation")
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 @pytest.mark.invariant(16)
 def test_changed_layers_of_keras_are_not_trusted(name):

@@ -85,6 +85,7 @@ ALONE = {
 }
 
 
+@pytest.mark.slow_cases("replaced_function", "normalized")
 @pytest.mark.parametrize("name", ALONE)
 @pytest.mark.invariant(16)
 def test_loss_sees_one_example_alone(name):

@@ -119,6 +119,9 @@ SEEDS = {
     "resize",
     "top k",
     "random",
+    "an element of a list",
+    "reshape by the number",
+    "a branch",
 )
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.invariant(16)
@@ -141,6 +144,7 @@ def test_no_axis_has_the_number_of_examples_in_it(name):
     "the constant part",
     "a lookup",
     "few bits",
+    "the stacked part",
 )
 @pytest.mark.parametrize("name", SEEDS)
 @pytest.mark.invariant(16)

@@ -123,6 +123,7 @@ class WritesWeights(keras.metrics.Metric):
         return 0.0
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.invariant(16)
 def test_metrics_that_write_weights_are_refused(data, make_plan, eager):

@@ -130,6 +130,7 @@ def test_a_position_out_of_bounds_counts_as_zero():
     assert not np.any(np.isfinite(norms[2:]))
 
 
+@pytest.mark.slow_cases("-1")
 @pytest.mark.parametrize("label", [-1, 9])
 @pytest.mark.invariant(5)
 def test_a_bad_label_of_the_first_record_does_not_stop_the_check(label):

@@ -124,6 +124,8 @@ STOPS = {
     "top k by a value",
     "parsed",
     "reshape by values",
+    "until it converges",
+    "a loop's state",
 )
 @pytest.mark.parametrize("name", STOPS)
 @pytest.mark.invariant(18)
@@ -184,7 +186,7 @@ STOPPING_GRADIENTS = {
     area="inputs",
     invariants=[18],
 )
-@pytest.mark.slow_cases("in a loop")
+@pytest.mark.slow_cases("in a loop", "assertion")
 @pytest.mark.parametrize("name", STOPPING_GRADIENTS)
 @pytest.mark.invariant(18)
 def test_a_gradient_that_a_record_could_stop_is_refused(name):
@@ -250,6 +252,7 @@ HONEST = {
 }
 
 
+@pytest.mark.slow_cases("a gradient of its own", "in bounds", "a loop with a bound")
 @pytest.mark.parametrize("name", HONEST)
 def test_what_ends_for_all_values_is_not_refused(name):
     x, y = cases.examples()

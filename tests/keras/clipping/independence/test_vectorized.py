@@ -68,6 +68,7 @@ def test_the_measure_sees_a_conversion_that_mixes(monkeypatch):
     assert change(monkeypatch, believed=True) > 1
 
 
+@pytest.mark.slow_cases("pool", "norm", "concat")
 @pytest.mark.parametrize(
     "function",
     [
@@ -114,6 +115,7 @@ def rounds(entry):
     return cases.model_with(cases.Weighted(call))
 
 
+@pytest.mark.slow_cases("before")
 @pytest.mark.parametrize(
     ("alone", "entry"),
     [
@@ -148,6 +150,7 @@ class Mapped(keras.layers.Layer):
         return shape
 
 
+@pytest.mark.slow
 def test_nothing_of_a_failed_attempt_runs():
     """The gradient of this loop cannot be vectorized, which shows when half of it is made.
 

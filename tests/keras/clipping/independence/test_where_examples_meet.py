@@ -35,6 +35,9 @@ CHOSEN_BY_SIZE = {
 }
 
 
+@pytest.mark.slow_cases(
+    "split", "pad", "slice", "strided slice, end", "strided slice, begin"
+)
 @pytest.mark.attack(
     "A layer that cuts by the size of the batch",
     tried="Slices, splits, rolls and pads each example by the number of examples.",
@@ -71,6 +74,7 @@ class Seeded(layers.Layer):
         return x * tf.random.stateless_uniform(tf.shape(x), seed=seed)
 
 
+@pytest.mark.slow_cases("constant", "weight")
 @pytest.mark.attack(
     "Random numbers of a known seed",
     tried="Gives each place in the batch a number that is the same at each step, from a "
@@ -123,6 +127,7 @@ class Pooled(layers.Layer):
         return x + ops.mean(found, axis=1, keepdims=True)
 
 
+@pytest.mark.slow
 @pytest.mark.attack(
     "A mask that attention broadcasts over the batch",
     tried="Gives attention_mask the shape of a mask of sequences, where Keras meets every "
@@ -154,6 +159,7 @@ class OneNumber(layers.Layer):
         return x * (1.0 + 10.0 * self.inner(ops.mean(x, axis=(1, 2)))[:, None, None])
 
 
+@pytest.mark.slow_cases("softmax", "sparsemax")
 @pytest.mark.attack(
     "The last axis of a vector is the batch",
     tried="Calls activations along the last axis, and masking, on one number for each "
@@ -243,6 +249,7 @@ def plain():
     return keras.Sequential([keras.Input((5,)), layers.Dense(3)])
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.attack(
     "Metrics that write for others to read",
     tried="A metric assigns the labels to a variable of nobody, which a layer multiplies "
@@ -294,6 +301,7 @@ class Subtracts(keras.optimizers.SGD):
         variable.assign(variable - self.loss() * gradient)
 
 
+@pytest.mark.slow_cases("schedule-True", "constraint-False", "schedule-False")
 @pytest.mark.attack(
     "The training loss in the update of the weights",
     tried="A learning rate, a constraint, a regularizer or an inner optimizer reads the "

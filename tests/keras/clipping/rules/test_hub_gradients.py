@@ -19,6 +19,7 @@ def assert_batched(model):
             assert not isinstance(unit.rule, (GenericRule, AloneRule)), unit.layer.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", hub_models.MAKERS)
 @pytest.mark.slow_cases("distil_bert", "gpt2", "gemma")
 def test_gradients_equal_those_of_examples_one_by_one(name):
@@ -29,6 +30,7 @@ def test_gradients_equal_those_of_examples_one_by_one(name):
     assert_batched(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gemma"])
 @pytest.mark.slow_cases("bert", "gpt2")
 def test_adapters_in_a_frozen_backbone(name):
@@ -39,6 +41,7 @@ def test_adapters_in_a_frozen_backbone(name):
     assert_batched(model)
 
 
+@pytest.mark.slow
 def test_a_language_model_whose_table_is_not_formed():
     """A tied table of 4,000 rows: products of lookups and of projections together."""
     keras.utils.set_random_seed(0)

@@ -51,6 +51,7 @@ def model_of(makers):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.slow_cases("gru", "simple")
 def test_gradients_equal_those_of_examples_one_by_one(group):
@@ -63,6 +64,7 @@ def test_gradients_equal_those_of_examples_one_by_one(group):
     reference.assert_exact(model, x, reference.labels())
 
 
+@pytest.mark.slow
 def test_states_that_are_given_and_returned():
     keras.utils.set_random_seed(0)
     inputs = keras.Input((6, 4))
@@ -98,6 +100,7 @@ def test_others_are_left_to_the_generic_rule(layer):
     assert isinstance(rule_for(layer, layer.trainable_variables), GenericRule)
 
 
+@pytest.mark.slow
 def test_outputs_are_those_of_keras():
     """Also what does not reach the loss, and the ordinary call afterwards."""
     makers = [lambda: layers.SimpleRNN(3)]
@@ -111,6 +114,7 @@ def test_outputs_are_those_of_keras():
     assert "inner_loop" not in vars(model.layers[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cells",
     [

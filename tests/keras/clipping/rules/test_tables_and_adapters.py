@@ -41,6 +41,9 @@ MODELS = {
 }
 
 
+@pytest.mark.slow_cases(
+    "adapted_large", "tied_masked_and_capped", "adapted", "untied", "tied_large"
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_equal_those_of_examples_one_by_one(name):
     model = language_model(**MODELS[name])

@@ -85,6 +85,7 @@ def with_loop(rate=0.5):
     )
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("has_loop", [False, True])
 def test_examples_alone_are_traced_once_if_the_model_has_loops(has_loop, monkeypatch):
     module = importlib.import_module("tf_bandmf.keras.clipping.sums.self_check")

@@ -117,7 +117,7 @@ def compiled(make):
 
 
 @pytest.mark.parametrize("make", MODELS)
-@pytest.mark.slow_cases("convolutional")
+@pytest.mark.slow_cases("convolutional", "points", "wide", "tokens")
 def test_norms_and_sums_are_those_of_the_mean_loss(make):
     model, shape = compiled(make)
     x, y, rows = batch(shape)
@@ -199,6 +199,7 @@ def test_every_way_forms_the_same_gradients_of_a_convolution(strides):
             np.testing.assert_allclose(other, patches, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow_cases("1", "2", "7")
 @pytest.mark.parametrize("size", [1, 2, 7, 100])
 def test_microbatches_of_units(size):
     model, shape = compiled(dense)
