@@ -46,12 +46,11 @@ def noisy_step(
 
     @tf.function
     def take() -> tf.Tensor:
-        row, update = generator.row(keys, buffer, generator.checked_step(step))
-        updates = [step.assign_add(1)]
-        if update is not None:
-            with tf.control_dependencies([row]):
-                updates.append(buffer.scatter_update(update))
-        with tf.control_dependencies(updates):
+        row, updates = generator.row(keys, buffer, generator.checked_step(step))
+        written = [step.assign_add(1)]
+        with tf.control_dependencies([row]):
+            written += [buffer.scatter_update(update) for update in updates]
+        with tf.control_dependencies(written):
             return (gradient + 0.5 * row) / 256.0
 
     return take, buffer

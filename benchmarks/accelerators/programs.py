@@ -141,8 +141,8 @@ def _step(strategy: strategies.Strategy, size: int, kept: bool) -> Program:
     def function(
         keys: tf.Tensor, buffer: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
-        row, update = generator.row(keys, buffer, step)
-        return (row,) if update is None else (row, update.values)
+        row, updates = generator.row(keys, buffer, step)
+        return (row, *(update.values for update in updates))
 
     specs = [
         tf.TensorSpec(keys.shape, tf.uint64),

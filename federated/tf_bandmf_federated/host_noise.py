@@ -433,12 +433,13 @@ class HostNoise:
         """The noise of a step, and the rows of the buffer that were written."""
         step = self._generator.checked_step(step)
         keys = tf.bitcast(self._step_keys, tf.uint64)
-        noise, update = self._generator.row(keys, self._buffer, step)
-        if update is None:
+        noise, updates = self._generator.row(keys, self._buffer, step)
+        if not updates:
             return noise, None
         with tf.control_dependencies([noise]):
-            self._buffer.scatter_update(update)
-        return noise, update.values
+            for update in updates:
+                self._buffer.scatter_update(update)
+        return noise, tf.concat([update.values for update in updates], axis=0)
 
     def _part_of_row(
         self, keys: tf.Tensor, step: tf.Tensor, shard: tf.Tensor

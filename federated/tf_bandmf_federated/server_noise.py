@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tf_bandmf import Plan
 from tf_bandmf.noise import NoiseGenerator, NoiseState, digests
+from tf_bandmf.noise.generator import updated
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.philox import halves
 from tf_bandmf_federated.secret_words import fresh_words
@@ -126,11 +127,8 @@ class NoiseInState:
             digest = tf.bitcast(words, tf.int64) + _said_or_drawn(state["inputs"])
             key = self._generator.bound_key(keys[step], digest)
             keys = tf.tensor_scatter_nd_update(keys, [[step]], key[None])
-        noise, update = self._generator.row(keys, buffer, step)
-        if update is not None:
-            buffer = tf.tensor_scatter_nd_update(
-                buffer, update.indices[:, None], update.values
-            )
+        noise, updates = self._generator.row(keys, buffer, step)
+        buffer = updated(buffer, updates)
         unsaid = tf.constant(_UNSAID)
         return noise, State(state, step_keys=keys, inputs=unsaid, buffer=buffer)
 

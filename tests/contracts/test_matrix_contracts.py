@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_bandmf import matrices, workloads
 from tf_bandmf.analysis import error
+from tf_bandmf.noise.generator import updated
 from tf_bandmf.noise.recurrences import recurrence_of
 
 N = 12
@@ -111,11 +112,8 @@ def test_streamed_rows_are_those_of_the_dense_inverse(matrix):
     buffer = tf.zeros([recurrence.memory_vectors, 5])
     rows = []
     for step in range(N):
-        row, update = recurrence.row(normals, buffer, tf.constant(step, tf.int64))
-        if update is not None:
-            buffer = tf.tensor_scatter_nd_update(
-                buffer, update.indices[:, None], update.values
-            )
+        row, updates = recurrence.row(normals, buffer, tf.constant(step, tf.int64))
+        buffer = updated(buffer, updates)
         rows.append(row.numpy())
     expected = np.linalg.solve(matrix.to_dense(), z.astype(np.float64))
     np.testing.assert_allclose(rows, expected, rtol=2e-4, atol=2e-5)

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_bandmf
 from tf_bandmf import noise, strategies, workloads
 from tf_bandmf.files import machine
+from tf_bandmf.noise.generator import updated
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning import memory
 
@@ -33,10 +34,8 @@ def all_rows(generator, keys, buffer, first, count):
     rows = tf.TensorArray(tf.float32, count, element_shape=[generator.shard_size])
 
     def step(i, buffer, rows):
-        row, update = generator.row(keys, buffer, first + i)
-        if update is not None:
-            places = update.indices[:, None]
-            buffer = tf.tensor_scatter_nd_update(buffer, places, update.values)
+        row, updates = generator.row(keys, buffer, first + i)
+        buffer = updated(buffer, updates)
         return i + 1, buffer, rows.write(tf.cast(i, tf.int32), row)
 
     _, buffer, rows = tf.while_loop(

@@ -134,8 +134,8 @@ def buffer_not_written(patch):
     row = recurrences.RingBuffer.row
 
     def stale(recurrence, normals_of, buffer, step):
-        output, update = row(recurrence, normals_of, buffer, step)
-        return output, tf.IndexedSlices(0.0 * update.values, update.indices)
+        output, (update,) = row(recurrence, normals_of, buffer, step)
+        return output, (tf.IndexedSlices(0.0 * update.values, update.indices),)
 
     patch.setattr(recurrences.RingBuffer, "row", stale)
 

@@ -173,14 +173,16 @@ def test_buffers_of_an_accelerator_are_read_in_one_pass(kind, monkeypatch):
 
     @tf.function(autograph=False, jit_compile=True)
     def row(buffer, step):
-        output, update = recurrence.row(lambda s, w: tf.zeros([8]) + w, buffer, step)
-        return output, update.values
+        output, updates = recurrence.row(lambda s, w: tf.zeros([8]) + w, buffer, step)
+        return output, [update.values for update in updates]
 
     text = row.experimental_get_compiler_ir(tf.zeros([2, 8]), tf.constant(3, tf.int64))(
         stage="hlo"
     )
     # The control is the CPU, whose product is a kernel of its own.
     assert (" dot(" in text) == (kind == "CPU")
+    # Results of one shape become one kernel: no sum of both rows of the buffer at once.
+    assert ("f32[2,8]{1,0} add(" in text) == (kind == "CPU")
 
 
 def kept_strategies():
@@ -243,7 +245,7 @@ def test_normals_of_a_row_on_a_tpu_are_made_in_parts(kind, whole, monkeypatch):
 
     @tf.function(autograph=False, jit_compile=True)
     def row(buffer, step):
-        output, update = generator.row(keys, buffer, step)
+        output, (update,) = generator.row(keys, buffer, step)
         return output, update.values
 
     arguments = tf.zeros([2, size]), tf.constant(3, tf.int64)

@@ -184,9 +184,10 @@ def test_kept_normals_give_the_noise_of_regenerated_ones(name):
     keys = kept.initial_state(KEY).step_keys
 
     def from_variable(state, step):
-        row, update = kept.row(keys, buffer, kept.checked_step(step))
+        row, updates = kept.row(keys, buffer, kept.checked_step(step))
         with tf.control_dependencies([row]):
-            buffer.scatter_update(update)
+            for update in updates:
+                buffer.scatter_update(update)
         return row, state
 
     found = run(kept, tf.function(from_variable))

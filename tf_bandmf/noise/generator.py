@@ -12,7 +12,7 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.noise.devices import remainder, traced_under_xla
 from tf_bandmf.noise.keys import KEY_WORDS, NoiseKey
 from tf_bandmf.noise.normals import BLOCK, rows_of_normals, weighted_normals
-from tf_bandmf.noise.recurrences import recurrence_of
+from tf_bandmf.noise.recurrences import Updates, recurrence_of
 from tf_bandmf.strategies import Strategy
 
 # A vector's first numbers are no copy of it if there are a multiple of this many: 64 bytes.
@@ -179,13 +179,8 @@ class NoiseGenerator:
         self, state: NoiseState, step: tf.Tensor, shard: tf.Tensor
     ) -> tuple[tf.Tensor, NoiseState]:
         step = self.checked_step(step)
-        noise, update = self.row(state.step_keys, state.buffer, step, shard)
-        if update is None:
-            return noise, state
-        buffer = tf.tensor_scatter_nd_update(
-            state.buffer, update.indices[:, None], update.values
-        )
-        return noise, NoiseState(state.step_keys, buffer)
+        noise, updates = self.row(state.step_keys, state.buffer, step, shard)
+        return noise, NoiseState(state.step_keys, updated(state.buffer, updates))
 
     def checked_step(self, step: tf.Tensor) -> tf.Tensor:
         """`step` as int64, after checking that it is before the horizon."""
@@ -207,7 +202,7 @@ class NoiseGenerator:
         shard: tf.Tensor | int = 0,
         *,
         may_be_longer: bool = False,
-    ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
+    ) -> tuple[tf.Tensor, Updates]:
         """The noise of a checked step, and the rows of the buffer that change.
 
         For callers that keep the buffer in a variable; others use `next`.
@@ -220,6 +215,10 @@ class NoiseGenerator:
           shard: see `next`.
           may_be_longer: whether a few numbers may come after the noise, which is then
             not copied.
+
+        Returns:
+          float32, shape [shard_size], and what `scatter_update` writes: each row of the
+          buffer at most once, none if nothing is kept.
 
         Raises:
           ValueError: if the keys are of another generator.
@@ -284,6 +283,15 @@ class _Normals:
 
     def __repr__(self) -> str:
         return "_Normals(<secret>)"
+
+
+def updated(buffer: tf.Tensor, updates: Updates) -> tf.Tensor:
+    """A buffer that is no variable, with the rows that a step changes."""
+    for update in updates:
+        buffer = tf.tensor_scatter_nd_update(
+            buffer, update.indices[:, None], update.values
+        )
+    return buffer
 
 
 def refuse_xla() -> None:

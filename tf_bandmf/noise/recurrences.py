@@ -49,6 +49,9 @@ class Normals(Protocol):
 _UNROLLED_TERMS, _TERMS_OF_LANES = 4, 16
 _ONE = [1.0]
 
+# Rows of the buffer that change, each once.
+Updates = tuple[tf.IndexedSlices, ...]
+
 
 class Recurrence(abc.ABC):
     """Computes `(C^-1 Z)[step]` from normals and a few kept vectors.
@@ -67,7 +70,7 @@ class Recurrence(abc.ABC):
     @abc.abstractmethod
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
+    ) -> tuple[tf.Tensor, Updates]:
         """The row of a step, and the rows of the buffer that change.
 
         Args:
@@ -90,7 +93,7 @@ class Regeneration(Recurrence):
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
+    ) -> tuple[tf.Tensor, Updates]:
         weights = self._rows.at(step)
         by_lanes = self._jit_compile and device_kind() != "CPU"
         most = _TERMS_OF_LANES if by_lanes else _UNROLLED_TERMS
@@ -98,17 +101,17 @@ class Regeneration(Recurrence):
         # Steps before the first have weight 0.
         steps = tf.maximum(step - tf.range(self._rows.terms, dtype=tf.int64), 0)
         if together == self._rows.terms:
-            return normals(steps, weights), None
+            return normals(steps, weights), ()
         first = normals(steps[:together], weights[:together])
         if by_lanes:
-            return _plus_groups(first, normals, steps, weights, step), None
+            return _plus_groups(first, normals, steps, weights, step), ()
 
         def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
             earlier = normals(steps[j, None], tf.constant(_ONE))
             only_row, slot = tf.expand_dims(earlier, 0), tf.constant(0, tf.int64)
             return _sum(total, weights[j], only_row, slot)
 
-        return _plus_terms(first, add, together, self._rows.terms, step), None
+        return _plus_terms(first, add, together, self._rows.terms, step), ()
 
 
 class KeptNormals(Recurrence):
@@ -124,10 +127,10 @@ class KeptNormals(Recurrence):
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
+    ) -> tuple[tf.Tensor, Updates]:
         weights = self._rows.at(step)
         if not self.memory_vectors:
-            return normals(step[None], weights), None
+            return normals(step[None], weights), ()
 
         def slot(j: tf.Tensor | int) -> tf.Tensor:
             # Slots of steps before the first hold zeros.
@@ -138,7 +141,7 @@ class KeptNormals(Recurrence):
             output, kept = normals.rows(
                 step[None], tf.constant(_ONE), buffer, _kept_in_passes, arguments
             )
-            return output, tf.IndexedSlices(kept, tf.reshape(slot(0), [1]))
+            return output, (tf.IndexedSlices(kept, tf.reshape(slot(0), [1])),)
         fresh = normals(step[None], tf.constant(_ONE))
 
         def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
@@ -146,7 +149,7 @@ class KeptNormals(Recurrence):
 
         first = _first_sum(weights, fresh, buffer, slot(1))
         output = _plus_terms(first, add, 2, self._rows.terms, step)
-        return output, tf.IndexedSlices(fresh[None], tf.reshape(slot(0), [1]))
+        return output, (tf.IndexedSlices(fresh[None], tf.reshape(slot(0), [1])),)
 
 
 def _in_passes(jit_compile: bool) -> bool:
@@ -249,10 +252,10 @@ class RingBuffer(Recurrence):
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
+    ) -> tuple[tf.Tensor, Updates]:
         weights = self._rows.at(step)
         if not self.memory_vectors:
-            return normals(step[None], 1.0 / weights), None
+            return normals(step[None], 1.0 / weights), ()
         slot = tf.reshape(remainder(step, self.memory_vectors), [1])
         past = _weights_of_slots(weights, step)
         if _in_passes(self._jit_compile):
@@ -260,7 +263,7 @@ class RingBuffer(Recurrence):
             output, kept = normals.rows(
                 step[None], tf.constant(_ONE), buffer, _solution_in_passes, arguments
             )
-            return output, tf.IndexedSlices(kept, slot)
+            return output, (tf.IndexedSlices(kept, slot),)
         fresh = normals(step[None], tf.constant(_ONE))
         if self._jit_compile:
             # TensorFlow copies a variable that is written row by row whenever it is
@@ -269,7 +272,7 @@ class RingBuffer(Recurrence):
         else:
             product = tf.linalg.matvec(buffer, past, transpose_a=True)
             output = (fresh - product) / weights[0]
-        return output, tf.IndexedSlices(output[None], slot)
+        return output, (tf.IndexedSlices(output[None], slot),)
 
 
 @_compiled
@@ -302,7 +305,7 @@ class GeometricBuffers(Recurrence):
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.IndexedSlices]:
+    ) -> tuple[tf.Tensor, Updates]:
         # NaN past the horizon, as in _Rows.at.
         one = tf.where(step < self._num_steps, 1.0, np.nan)
         scales, decays = tf.constant(self._scales), tf.constant(self._decays)
@@ -311,21 +314,27 @@ class GeometricBuffers(Recurrence):
             output, updated = normals.rows(
                 step[None], one[None], buffer, _geometric_in_passes, [scales, decays]
             )
-            return output, tf.IndexedSlices(updated, slots)
+            return output, (tf.IndexedSlices(updated, slots),)
         fresh = normals(step[None], one[None])
         if self._jit_compile and device_kind() != "CPU":
-            output, updated = _geometric(fresh, scales, decays, buffer)
-        else:
-            output = fresh + tf.linalg.matvec(buffer, scales, transpose_a=True)
-            updated = decays[:, None] * buffer + fresh[None]
-        return output, tf.IndexedSlices(updated, slots)
+            output, *kept = _geometric(fresh, scales, decays, buffer)
+            rows = (tf.expand_dims(vector, 0) for vector in kept)
+            return output, tuple(
+                tf.IndexedSlices(row, slots[m : m + 1]) for m, row in enumerate(rows)
+            )
+        output = fresh + tf.linalg.matvec(buffer, scales, transpose_a=True)
+        updated = decays[:, None] * buffer + fresh[None]
+        return output, (tf.IndexedSlices(updated, slots),)
 
 
 @_compiled
 def _geometric(
     fresh: tf.Tensor, scales: tf.Tensor, decays: tf.Tensor, buffer: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    return fresh + _weighted(scales, buffer), decays[:, None] * buffer + fresh[None]
+) -> list[tf.Tensor]:
+    """The row, and each row of the buffer: of one shape, so a GPU has one kernel."""
+    kept = tf.unstack(buffer)
+    row = fresh + tf.add_n([scales[m] * vector for m, vector in enumerate(kept)])
+    return [row, *(decays[m] * vector + fresh for m, vector in enumerate(kept))]
 
 
 def _geometric_in_passes(
@@ -346,9 +355,9 @@ class ScaledOutput(Recurrence):
 
     def row(
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.IndexedSlices | None]:
-        output, update = self._inner.row(normals, buffer, step)
-        return output * tf.gather(tf.constant(self._row_scale), step), update
+    ) -> tuple[tf.Tensor, Updates]:
+        output, updates = self._inner.row(normals, buffer, step)
+        return output * tf.gather(tf.constant(self._row_scale), step), updates
 
 
 def recurrence_of(

@@ -254,7 +254,7 @@ class SecretState:
         key = self._bound(key, digest)
         slot = tf.reshape(step % self._generator.key_terms, [1, 1])
         keys = tf.tensor_scatter_nd_update(recent.value(), slot, tf.expand_dims(key, 0))
-        noise, update = self._generator.row(
+        noise, updates = self._generator.row(
             tf.bitcast(keys, tf.uint64),
             buffer,
             row,
@@ -279,8 +279,7 @@ class SecretState:
                 recent.assign(keys, read_value=False),
                 of_replica(self._known_digests).scatter_update(written),
             ]
-            if update is not None:
-                advanced.append(buffer.scatter_update(update))
+            advanced += [buffer.scatter_update(update) for update in updates]
         with tf.control_dependencies([op for op in advanced if op is not None]):
             return tf.identity(noise)
 
