@@ -3,7 +3,6 @@
 TensorFlow must be told before it does anything else.
 """
 
-import fnmatch
 import gc
 import os
 
@@ -14,8 +13,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 import tensorflow as tf
 
-# The marker `attack`, for the page "what was attacked"; `invariant`, and its option.
-pytest_plugins = ["attack_report", "invariant_marks"]
+# The marker `attack`, for the page "what was attacked"; `invariant`, and its option;
+# `slow_cases`.
+pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
 # The user's cache is the user's.
 os.environ["TF_BANDMF_CACHE"] = "off"
@@ -31,14 +31,11 @@ tf.config.set_logical_device_configuration(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Cases that `slow_cases` names are slow; what is about CPUs needs one."""
+    """What is about CPUs needs one."""
     on_cpu = pytest.mark.skip(reason="says what is done where there is no GPU")
     for item in items:
         if tf.config.list_physical_devices("GPU") and item.get_closest_marker("on_cpu"):
             item.add_marker(on_cpu)
-        for marker in item.iter_markers("slow_cases"):
-            if any(fnmatch.fnmatch(item.callspec.id, name) for name in marker.args):
-                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish(session):

@@ -9,8 +9,9 @@ import os
 import pathlib
 import sys
 
-# The marker `attack`, for the page "what was attacked"; `invariant`, and its option.
-pytest_plugins = ["attack_report", "invariant_marks"]
+# The marker `attack`, for the page "what was attacked"; `invariant`, and its option;
+# `slow_cases`.
+pytest_plugins = ["attack_report", "invariant_marks", "slow_marks"]
 
 # The user's cache is the user's.
 os.environ["TF_BANDMF_CACHE"] = "off"

@@ -69,6 +69,7 @@ def run_process(process, plan, place, denominator, clients=(), state=None):
     return np.stack(rows)
 
 
+@pytest.mark.slow_cases("bandinv", "tree", "blt", "bisr", "dense", "identity", "banded")
 @pytest.mark.parametrize("mechanism", FAMILIES)
 def test_noise_of_every_family_is_that_of_the_strategy(mechanism):
     """C y = z at float precision, where TFF holds the noise and where the host does."""

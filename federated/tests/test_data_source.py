@@ -533,6 +533,7 @@ def test_wrong_arguments_are_refused():
 # --- With the process that trains.
 
 
+@pytest.mark.slow
 def test_the_process_accepts_every_selected_client():
     plan = make_plan(n=8, batch_size=4)
     process = build_fed_avg(

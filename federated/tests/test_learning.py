@@ -256,6 +256,7 @@ def secret_process(request):
     return build(make_plan(test_seed=None), noise=request.param)
 
 
+@pytest.mark.slow_cases("host")
 @pytest.mark.invariant(8)
 def test_noise_that_was_used_is_refused(secret_process):
     process = secret_process

@@ -153,6 +153,7 @@ def process(request):
     return process_of(request.param)
 
 
+@pytest.mark.slow_cases("state")
 def test_a_run_releases_every_model_and_measures_participation(tmp_path, process):
     models, metrics = Models(), Metrics()
     outcome = train(tmp_path, process, models, metrics=metrics)
@@ -190,6 +191,9 @@ def crashing(stage, tmp_path):
     }[stage]
 
 
+@pytest.mark.slow_cases(
+    "state-result", "host-released", "host-result", "host-saved", "host-half released"
+)
 @pytest.mark.parametrize("stage", ["result", "saved", "half released", "released"])
 def test_a_crash_and_a_restart_release_what_the_uninterrupted_run_does(
     tmp_path, process, stage, monkeypatch
@@ -256,6 +260,7 @@ def interrupted(path, process):
     return models
 
 
+@pytest.mark.slow_cases("state-told to skip")
 @pytest.mark.parametrize("change", ["data", "clients per round", "told to skip"])
 def test_a_round_that_cannot_be_repeated_is_skipped(tmp_path, process, change):
     before = interrupted(tmp_path, process)
@@ -434,6 +439,7 @@ def test_another_plan_or_place_of_the_noise_is_refused(tmp_path):
         train(tmp_path / "new", build(other, "host"))
 
 
+@pytest.mark.slow_cases("state")
 def test_another_run_s_state_is_refused(tmp_path, process):
     place = process.noise_place
     for name in ("one", "two"):

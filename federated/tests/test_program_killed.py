@@ -41,6 +41,7 @@ def stages_of(kills):
 SLOW = [pytest.param(kills, marks=pytest.mark.slow) for kills in (7, 50)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, *SLOW], ids=str)
 def test_kill_at_stages(tmp_path, kills):
     run_driver(__file__, tmp_path, kills)

@@ -80,6 +80,7 @@ def train(process, data=cohort):
     return np.stack(weights), early
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [("bsr", "host"), ("lambda_cgd", "state")])
 def test_two_workers_give_what_one_gives(two_workers, kind):
     process = build(*kind)
@@ -205,6 +206,7 @@ def test_a_worker_that_hangs_is_an_error_within_the_limit():
         np.testing.assert_allclose(after, before, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_an_error_and_a_new_one_is_found():
     process = build("lambda_cgd", "state")
     with LocalWorkers(2) as started:

@@ -96,6 +96,7 @@ def two_histories(plan, folder, devices):
     return found
 
 
+@pytest.mark.slow_cases("banded")
 @pytest.mark.attack(
     "A backup of the server's folder goes on",
     tried="Copies the folder after 5 rounds, goes on from both copies with other cohorts, "

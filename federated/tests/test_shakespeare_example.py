@@ -45,6 +45,7 @@ def test_speakers(text):
     assert np.all(unknown == speakers.NUM_SYMBOLS - 1)
 
 
+@pytest.mark.slow
 def test_the_example(text, tmp_path, capsys):
     out = tmp_path / "out"
     shakespeare.main(
