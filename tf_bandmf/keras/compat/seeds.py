@@ -15,8 +15,6 @@ loops `tests/keras/clipping/rules/test_draws_in_loops.py`.
 """
 
 import contextlib
-import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,22 +30,6 @@ _STATE = threading.local()
 
 class DrawsInFunction(RuntimeError):
     """A draw that cannot be repeated: a `tf.function` keeps it as it was first traced."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Recording:
-    """Seeds that are drawn in a graph.
-
-    Attributes:
-      graph: the graph in which they are wanted.
-      seeds: one for each draw; None for one in a loop or branch, whose seed belongs to a
-        graph of its own.
-      later: draws the seeds in the place of None, by position.
-    """
-
-    graph: Any
-    seeds: list[Any] = dataclasses.field(default_factory=list)
-    later: dict[int, Callable[[], Any]] = dataclasses.field(default_factory=dict)
 
 
 def _next(
@@ -66,15 +48,13 @@ def _next(
     recording = getattr(_STATE, "recording", None)
     if recording is None:
         return original(generator, *args, **kwargs)
-    draw = functools.partial(original, generator, *args, **kwargs)
-    if _inner_graphs(recording.graph):
-        # Its result is not used, and with a constant it does not act either.
-        recording.later[len(recording.seeds)] = draw
-        recording.seeds.append(None)
-        return tf.zeros([2], generator.state.dtype)
-    seed = draw()
-    recording.seeds.append(seed)
-    return seed
+    seeds, graph = recording
+    # In a loop's own graph, what is drawn could not be used outside of it.
+    outside = graph.as_default() if _inner_graphs(graph) else contextlib.nullcontext()
+    with outside:
+        seed = original(generator, *args, **kwargs)
+    seeds.append(seed)
+    return _of_this_round(seed, graph)
 
 
 def _inner_graphs(outer: Any) -> list[Any]:
@@ -133,24 +113,22 @@ def used_generators() -> Iterator[list[keras.random.SeedGenerator]]:
 def recorded_draws() -> Iterator[list[tf.Tensor]]:
     """Collects the seeds that layers draw from Keras' seed generators, one for each draw.
 
-    What is drawn in loops and branches meanwhile is constant: run it again.
+    In loops, the number of the round is folded into them.
 
     Yields:
-      The seeds, complete when the context is left.
+      The seeds, of shape [2].
 
     Raises:
       DrawsInFunction: at a draw within a function that is traced meanwhile.
     """
-    recording = _Recording(tf.compat.v1.get_default_graph())
+    draws: list[tf.Tensor] = []
     previous = getattr(_STATE, "recording", None)
     with _patched():
-        _STATE.recording = recording
+        _STATE.recording = (draws, tf.compat.v1.get_default_graph())
         try:
-            yield recording.seeds
+            yield draws
         finally:
             _STATE.recording = previous
-    for position, draw in recording.later.items():
-        recording.seeds[position] = draw()
 
 
 @contextlib.contextmanager

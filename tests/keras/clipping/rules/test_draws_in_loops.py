@@ -96,7 +96,7 @@ def model_of(layer):
 
 
 @pytest.mark.parametrize("layer", [Noisy, Nested, Branching, Alone, Mapped])
-@pytest.mark.slow_cases("Noisy", "Branching", "Mapped")
+@pytest.mark.slow_cases("Noisy", "Branching", "Mapped", "Alone")
 def test_the_gradient_is_of_what_each_round_drew(layer):
     x = np.ones((5, 4), np.float32)
     model = model_of(layer())
@@ -159,6 +159,7 @@ class Loop(keras.layers.Layer):
         return rounds(3, body, x)
 
 
+@pytest.mark.slow
 def test_it_trains_and_the_self_check_finds_nothing():
     keras.utils.set_random_seed(0)
     x = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
