@@ -1,5 +1,6 @@
 """The numerical check finds what structure alone does not show."""
 
+import contextlib
 import importlib
 
 import clipping_reference as reference
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import ClippingMismatchError, self_check
+from tf_bandmf.keras import Instantiated, Layout, OneTapRule, Product
+from tf_bandmf.keras.clipping import ClippingMismatchError, rules, self_check
 from tf_bandmf.keras.clipping.independence import registration
 
 layers = keras.layers
@@ -74,6 +76,48 @@ def test_finds_a_wrong_rule(wrong_dense_rule):
     model = reference.classifier(layers.Dense(4), inputs=(6, 4))
     with pytest.raises(ClippingMismatchError):
         self_check(model, reference.sequences(), reference.labels())
+
+
+class Gained(layers.Layer):
+    """(x kernel) * gain, with gains of one to begin with."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 3))
+        self.gain = self.add_weight(shape=(3,), initializer="ones")
+
+    def call(self, x):
+        return keras.ops.matmul(x, self.kernel) * self.gain
+
+
+class RuleOfGained(OneTapRule):
+    """Its kernel's gradient is right as long as all gains are one, or with them."""
+
+    def __init__(self, is_right):
+        self._is_right = is_right
+
+    def supports(self, layer, variables):
+        return type(layer) is Gained
+
+    def factors_of(self, call, gradient):
+        layer, x = call.layer, call.inputs
+        projected = keras.ops.matmul(x, layer.kernel)
+        received = gradient * layer.gain if self._is_right else gradient
+        layout = Layout.plain(tuple(layer.kernel.shape))
+        return {
+            id(layer.kernel): Product(x, received, layout),
+            id(layer.gain): Instantiated(keras.ops.sum(projected * gradient, axis=1)),
+        }
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_finds_a_rule_that_is_right_for_the_first_weights_alone(is_right, monkeypatch):
+    monkeypatch.setattr(rules, "_RULES", [RuleOfGained(is_right), *rules._RULES])
+    model = reference.classifier(Gained(), inputs=(6, 4))
+    np.testing.assert_array_equal(model.layers[0].gain, np.ones(3))
+    found = pytest.raises(ClippingMismatchError, match="when it is alone")
+    with contextlib.nullcontext() if is_right else found:
+        self_check(model, reference.sequences(), reference.labels())
+    np.testing.assert_array_equal(model.layers[0].gain, np.ones(3))
 
 
 def with_loop(rate=0.5):

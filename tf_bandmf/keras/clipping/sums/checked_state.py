@@ -73,7 +73,7 @@ def unchanged_state(
         note()
 
     try:
-        _move_zeros(states)
+        _move_constants(states)
         note()
         yield draw
         compare()
@@ -101,10 +101,28 @@ def _is_real(state: Any) -> bool:
     return state.shape is not None and (state.dtype.startswith(("float", "bfloat")))
 
 
-def _move_zeros(states: list[Any]) -> None:
-    """Gives weights that are all zero small values: gates open, biases show."""
+def _move_constants(states: list[Any]) -> None:
+    """Makes weights that are all zero, or all one, differ: a factor of them shows.
+
+    Gates open, biases show, and so does a gain that a rule forgot.
+    """
     rng = np.random.default_rng(0)
     for state in states:
-        if _is_real(state) and not np.any(state.numpy()):
-            values = 0.1 * (1 + rng.random(tuple(state.shape)))
+        if not _is_real(state):
+            continue
+        value = _constant_of(state.numpy())
+        if value is not None:
+            size = 0.1 if value == 0.0 else 0.1 * value
+            values = value + size * (1 + rng.random(tuple(state.shape)))
             state.assign(keras.ops.cast(values, state.dtype))
+
+
+def _constant_of(values: Any) -> float | None:
+    """The value that all entries have, if it is finite; None if there is none."""
+    if not values.size:
+        return None
+    value = float(values.flat[0])
+    # Most others are seen by their last entry.
+    if not math.isfinite(value) or float(values.flat[-1]) != value:
+        return None
+    return value if np.all(values == values.flat[0]) else None

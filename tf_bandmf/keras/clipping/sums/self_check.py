@@ -61,7 +61,8 @@ def self_check(
     The reference is a plain gradient tape on a batch of one, which knows nothing of
     taps and rules. Then the second example is replaced by zeros, outliers and NaN, and
     left out: what the first contributes must stay what it is. Random layers are made
-    deterministic while the check runs, and weights that are zero are moved away from it.
+    deterministic while the check runs, and weights that are all zero or all one are made to
+    differ.
     Then all weights and state are drawn at random, several times, and examples compared
     beside each other again: a gate that is closed now may open later. Call it eagerly,
     on the first batch; it changes nothing in the model. What layers mix is found without
