@@ -246,12 +246,13 @@ class LazyTable:
         transition, _, gradient = self.jumps.of_step(step, rate)
         transition = tf.cast(transition, tf.float32)
         gradient = tf.cast(gradient, tf.float32)
-        states = self._apart(self._states.sparse_read(rows))
-        if self.jumps.entries == 1:
-            states = transition[0, 0] * states + gradient[0] * sums[:, None]
-        else:
-            states = tf.einsum("ij,ujd->uid", transition, states)
-            states += gradient[:, None] * sums[:, None]
+        # A product of small matrices for each row takes TensorFlow five times as long.
+        parts = tf.split(self._states.sparse_read(rows), self.jumps.entries, axis=1)
+        moved = [
+            tf.add_n([*(transition[i, j] * part for j, part in enumerate(parts)), own])
+            for i, own in enumerate([factor * sums for factor in tf.unstack(gradient)])
+        ]
+        states = tf.concat(moved, axis=1) if len(moved) > 1 else moved[0]
         return self._write(rows, states, 2 * (step + 1) + 1)
 
     def release(
@@ -316,9 +317,6 @@ class LazyTable:
         block = tf.cast(part, tf.uint64) * -(-numbers // BLOCK) + self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
         return jumps.of_rows(self._clocks.sparse_read(rows)), normals
-
-    def _apart(self, states: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(states, [-1, self.jumps.entries, self.columns])
 
     def _write(self, rows: tf.Tensor, states: tf.Tensor, clock: tf.Tensor) -> list[Any]:
         flat = tf.reshape(states, [-1, self.jumps.entries * self.columns])
