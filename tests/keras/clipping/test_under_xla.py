@@ -111,6 +111,20 @@ def test_what_is_formed_for_a_tpu_needs_no_patches(kind, traced_for):
     assert (f"f32[{BATCH},{SIDE * SIDE},{9 * CHANNELS}]" in program) == (kind == "GPU")
 
 
+@pytest.mark.parametrize("kind", ["GPU", "TPU"])
+def test_a_gpu_sums_one_layer_after_the_other(kind, traced_for):
+    traced_for(kind)
+    step, batch = stepped(wide_convolution)
+    compiled = tf.function(step, autograph=False, jit_compile=True)
+    program = compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
+    own = rf"\(f32\[{BATCH}\]\S*, pred\[{BATCH}\]\S*"
+    # Weights, and which examples count, that wait for the sum of another variable.
+    waiting = re.findall(rf"= {own}, f32\[([\d,]+)\]\S*\) opt-barrier", program)
+    inputs = SIDE * SIDE * FILTERS
+    in_order = ["3", "8,3", "8", f"{inputs},8", f"{FILTERS}"]
+    assert waiting == (in_order if kind == "GPU" else [])
+
+
 @pytest.fixture
 def policy():
     """Sets a dtype policy for the test."""

@@ -400,6 +400,19 @@ def _weighted_sums(
     counts: tf.Tensor,
 ) -> list[tf.Tensor]:
     """Sums per-example gradients with weights of groups, of examples that count."""
+    if accelerator() == "GPU":
+        sums = _sums_in_turns(measured, weights, counts)
+    else:
+        sums = _sums_at_once(measured, weights, counts)
+    return [
+        sums[position] if position in sums else _nothing(variable)
+        for position, variable in enumerate(variables)
+    ]
+
+
+def _sums_at_once(
+    measured: list[Part], weights: Mapping[int, tf.Tensor], counts: tf.Tensor
+) -> dict[int, tf.Tensor]:
     tensors = [list(part.measured.tensors) for part in measured]
 
     # Zero times infinity is not zero: what does not count is replaced by zeros. That
@@ -416,10 +429,24 @@ def _weighted_sums(
     sums: dict[int, tf.Tensor] = {}
     for part, own in zip(measured, tensors, strict=True):
         sums.update(part.sums(weights[part.group], own))
-    return [
-        sums[position] if position in sums else _nothing(variable)
-        for position, variable in enumerate(variables)
-    ]
+    return sums
+
+
+def _sums_in_turns(
+    measured: list[Part], weights: Mapping[int, tf.Tensor], counts: tf.Tensor
+) -> dict[int, tf.Tensor]:
+    """One after the other: of several layers, a GPU would zero and weight all at once.
+
+    The last layer comes first: its gradients have waited the longest.
+    """
+    sums: dict[int, tf.Tensor] = {}
+    before: list[tf.Tensor] = []
+    for part in reversed(measured):
+        weight, own_counts, *_ = pinned(weights[part.group], counts, *before)
+        own = part.sums(weight, cleaned(own_counts, part.measured.tensors))
+        before = tf.nest.flatten(own, expand_composites=True)
+        sums.update(own)
+    return sums
 
 
 def _nothing(variable: Any) -> tf.Tensor | tf.IndexedSlices:
