@@ -1,10 +1,12 @@
 """Every registered accountant against floors of 60 digits, and against shape."""
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.version import Version
 
 import tf_bandmf
 from tf_bandmf import participation as lib
@@ -17,6 +19,10 @@ N = 16
 DELTAS = 10.0 ** np.array([-3.0, -6.0, -9.0, -12.0, -20.0])
 NOISES = (1.0, 5.0, 100.0)
 SMALL_NOISES = (0.05, 0.1, 0.25, 0.5, 0.7)
+NEEDS_FINITE = pytest.mark.skipif(
+    Version(version("dp-accounting")) < Version("0.6"),
+    reason="dp-accounting 0.4 returns NaN there, which is refused",
+)
 STRATEGIES = {
     "identity": tf_bandmf.strategies.identity(N),
     "correlated": tf_bandmf.strategies.bsr(tf_bandmf.workloads.prefix_sum(N), bands=2),
@@ -32,15 +38,9 @@ def floor_of(participation, noise, epsilon):
     return floors.one_step(probability, noise, epsilon)
 
 
-@pytest.mark.slow_cases(
-    "poisson-identity-noises0",
-    "cyclic_poisson-identity-noises0",
-    "balls_in_bins-identity-noises0",
-    "balls_in_bins-correlated-noises0",
-    "cyclic_poisson-correlated-noises0",
-)
 @pytest.mark.parametrize(
-    "noises", [NOISES, pytest.param(SMALL_NOISES, marks=pytest.mark.slow)]
+    "noises",
+    [NOISES, pytest.param(SMALL_NOISES, marks=[pytest.mark.slow, NEEDS_FINITE])],
 )
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("kind", sorted(lib.PARTICIPATIONS))

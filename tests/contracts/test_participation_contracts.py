@@ -101,7 +101,6 @@ def test_the_sampler_takes_examples_only_as_the_participation_says(
     assert abs(np.mean(sizes) - expected) <= 6.0 * error + 0.05 * expected
 
 
-@pytest.mark.slow_cases("poisson", "cyclic_poisson")
 def test_calibrated_noise_gives_the_budget_and_less_noise_does_not(participation):
     strategy = tf_bandmf.strategies.identity(N)
     accountant = accountant_for(strategy, participation)

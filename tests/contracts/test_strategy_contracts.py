@@ -35,7 +35,6 @@ def built(specification):
     return registry.build_strategy(name, WORKLOAD, participation, **options)
 
 
-@pytest.mark.slow_cases("banded:4")
 def test_it_is_called_as_it_was_asked_for(specification, built):
     assert built.family == specification.split(":")[0]
     assert built.num_steps == N
