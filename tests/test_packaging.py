@@ -53,6 +53,7 @@ def built(tmp_path_factory):
     return copy, before, out
 
 
+@pytest.mark.slow
 def test_a_build_leaves_nothing_in_the_source_tree(built):
     copy, before, _ = built
     assert tree(copy) == before

@@ -222,6 +222,7 @@ def test_epsilon_of_calibrated_noise_is_within_the_budget(
     assert accountant.delta(found, noise) <= delta
 
 
+@pytest.mark.slow_cases("1e-30")
 @pytest.mark.parametrize("delta", [1e-13, 9e-13, 1e-30])
 def test_deltas_that_drown_in_rounding_errors_have_noise_of_their_own(delta):
     accountant = CyclicPoissonAccountant(20, 0.1)
@@ -232,6 +233,7 @@ def test_deltas_that_drown_in_rounding_errors_have_noise_of_their_own(delta):
     assert floors.one_step(0.1, noise, 1.0) <= delta
 
 
+@pytest.mark.slow
 def test_sampling_never_costs_more_than_no_sampling():
     sampled = CyclicPoissonAccountant(10, 0.999)
     whole = CyclicPoissonAccountant(10, 1.0)

@@ -115,6 +115,7 @@ def test_privacy_loss_distribution_composes_with_other_releases(build):
     assert made.epsilon < twice < 2.0 * made.epsilon
 
 
+@pytest.mark.slow
 def test_fixed_size_has_an_event_for_replacing_one_only():
     made = fixed_size()
     relation = dp_accounting.NeighboringRelation.REPLACE_ONE

@@ -19,7 +19,7 @@ import floors
 EPSILONS = (0.01, 0.3, 1.0, 4.0, 12.0, 50.0)
 
 
-@pytest.mark.slow_cases("0.3", "0.05")
+@pytest.mark.slow_cases("0.3", "0.05", "1.0")
 @pytest.mark.attack(
     "One Poisson-sampled query, the tilted transform held against 60 digits",
     tried="noise 0.05 to 100, probability 1e-6 to 0.9, epsilon 0.01 to 50",
@@ -65,6 +65,7 @@ def two_queries(q, noise, epsilon):
         return mpmath.quad(integrand, points)
 
 
+@pytest.mark.slow_cases("0.1-0.6-3.0", "0.01-1.0-1.5")
 @pytest.mark.parametrize(
     "probability, noise, epsilon",
     [(0.1, 0.6, 3.0), (0.01, 1.0, 1.5), (0.5, 2.0, 3.5)],
@@ -124,6 +125,7 @@ def test_many_queries_are_those_of_simulation(probability, noise, count, epsilon
     assert value - 4.0 * error <= found <= 1.01 * value + 4.0 * error
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("1e-20", "1e-15")
 @pytest.mark.parametrize("delta", [1e-13, 1e-15, 1e-20])
 def test_small_deltas_have_noise_and_the_name_of_what_computed_it(delta):

@@ -154,6 +154,7 @@ def test_cyclic_poisson_is_monotone_and_below_no_amplification(
     assert base <= unamplified * (1.0 + 1e-9)
 
 
+@pytest.mark.slow
 @SETTINGS
 @hypothesis.given(
     bins=st.integers(2, 12),

@@ -30,7 +30,9 @@ def test_estimates_are_between_the_bounds(bins, noise, lower, upper):
     assert lower - 4.0 * found.standard_error <= found.value <= upper
 
 
-@pytest.mark.slow_cases("100-1.0-0.58102-1.02978", "391-0.4-7.23905-8.21071")
+@pytest.mark.slow_cases(
+    "100-1.0-0.58102-1.02978", "391-0.4-7.23905-8.21071", "30-2.0-0.19167-0.42935"
+)
 @pytest.mark.parametrize("bins, noise, lower, upper", PUBLISHED)
 def test_certain_bounds_are_above_the_lower_and_near_the_upper(
     bins, noise, lower, upper

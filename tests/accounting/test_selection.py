@@ -43,6 +43,7 @@ def test_gamma_gives_the_mean(mean, shape):
         assert selection.gamma_of_mean(mean, shape) == pytest.approx(1.0 / mean)
 
 
+@pytest.mark.slow_cases("0.5")
 @pytest.mark.parametrize("shape", [*SHAPES, math.inf])
 def test_draws_have_the_distribution(shape):
     rng = np.random.default_rng(3)

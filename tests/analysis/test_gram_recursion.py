@@ -125,7 +125,7 @@ def test_gradient_is_the_finite_difference(filtered):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@pytest.mark.slow_cases("7-3-1", "1-1-0")
+@pytest.mark.slow_cases("7-3-1", "1-1-0", "333-17-1")
 @pytest.mark.parametrize("n, b, q", [(1, 1, 0), (7, 3, 1), (90, 4, 2), (333, 17, 1)])
 def test_doubly_filtered_band_is_that_of_the_dense_matrix(n, b, q):
     rng = np.random.default_rng(n)

@@ -16,6 +16,7 @@ def best_signs(gram):
     return float(np.einsum("si,ij,sj->s", signs, gram, signs).max())
 
 
+@pytest.mark.slow_cases("10")
 @pytest.mark.parametrize("k", [3, 6, 10])
 def test_vectors_are_between_signs_and_absolute_values_and_certified(k):
     rng = np.random.default_rng(k)

@@ -63,6 +63,7 @@ def test_more_right_guesses_never_bound_less():
         assert found[0] == 0.0 < found[-1]
 
 
+@pytest.mark.slow_cases("0.5")
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_randomized_response_is_bounded_as_often_as_stated(epsilon):
     # The tight case of the theorem: each guess right with e^eps / (1 + e^eps).

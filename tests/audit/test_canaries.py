@@ -96,7 +96,9 @@ def test_directions_of_ones_own_see_what_coordinates_see():
         straight.scores(released[1:])
 
 
-@pytest.mark.slow_cases("1.0-65536-bisr:4", "1.0-65536-identity")
+@pytest.mark.slow_cases(
+    "1.0-65536-bisr:4", "1.0-65536-identity", "1.0-65536-lambda_cgd"
+)
 @pytest.mark.attack(
     "Epsilon of correct mechanisms, white-box",
     tried="Matched filter of the strategy on the noisy sums of one run with 8192 "

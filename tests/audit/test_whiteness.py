@@ -17,6 +17,7 @@ def noise(z):
     return STRATEGY.matrix.solve(z)
 
 
+@pytest.mark.slow
 def test_false_alarms_are_as_rare_as_stated():
     # p-values below 0.05 in at most 5% of 100 samples, up to chance.
     samples = (noise(normals(seed))[:, :512] for seed in range(100))

@@ -61,6 +61,7 @@ def test_group_normalized_examples_have_bounded_norm():
     np.testing.assert_allclose(found.reshape(5, 3, -1).mean(axis=2), 0.0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mechanism, sampling",
     [("identity", "poisson"), ("bisr:3", "balls-in-bins"), ("bsr:2", "fixed-order")],
@@ -364,6 +365,7 @@ def test_network_trains_with_last_and_averaged_weights(monkeypatch, tmp_path):
     assert {run["steps"] for run in found} == {6}
 
 
+@pytest.mark.slow
 def test_cost_is_of_the_networks_it_names():
     import cnn_tasks
     import convnet_cost

@@ -13,7 +13,7 @@ ADVISE += ["--epochs", "4", "--sampling", "fixed-order", "--mechanism", "bisr:16
 PARAMETERS = ["--parameters", "400", "--fan-in", "20"]
 
 
-@pytest.mark.slow_cases("60")
+@pytest.mark.slow_cases("60", "140")
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_it_fits_the_terminal(capsys, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))

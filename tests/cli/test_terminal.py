@@ -114,6 +114,7 @@ def test_the_statement_is_wrapped_and_indented(capsys, monkeypatch):
     assert len(statement.rstrip("\n").split("\n")) == 12
 
 
+@pytest.mark.slow
 def test_both_ways_to_say_how_data_are_used(capsys):
     rates = ["--steps", "60", "--min-separation", "12", "--max-participations", "5"]
     found = {}

@@ -167,6 +167,7 @@ def test_a_step_runs_where_integers_stay_on_the_host(mechanism, as_on_a_gpu):
     assert set(devices) == {"1"}
 
 
+@pytest.mark.slow
 @pytest.mark.on_cpu
 def test_on_a_cpu_weights_are_hashed_on_the_host():
     # The control: were weights hashed as they are here, the test above would fail.

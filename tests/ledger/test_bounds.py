@@ -68,6 +68,7 @@ def test_gaussian_runs_compose_exactly():
     assert found.method == bounds.GAUSSIAN
 
 
+@pytest.mark.slow_cases("mixed", "poisson")
 @pytest.mark.parametrize(
     "costs",
     [

@@ -52,6 +52,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.slow_cases("postgresql-head")
 @pytest.mark.attack(
     "Rows of the ledger changed, deleted, added, reordered, cut off",
     tried="By whoever may write to the database and knows SQL, SQLite and PostgreSQL: "

@@ -72,7 +72,7 @@ def reference_of_parts(key, words):
     return last(key, found)
 
 
-@pytest.mark.slow_cases("sizes0", "sizes2", "sizes1")
+@pytest.mark.slow_cases("sizes0", "sizes2", "sizes1", "sizes4")
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -97,7 +97,7 @@ def test_pieces_have_the_digest_of_the_whole(sizes):
         assert np.any(changed != expected)
 
 
-@pytest.mark.slow_cases("5000", "2047", "300001", "300000")
+@pytest.mark.slow_cases("5000", "2047", "300001", "300000", "1025")
 @pytest.mark.parametrize("size", [1, 7, 1023, 1024, 1025, 2047, 5000, 300_000, 300_001])
 def test_it_is_what_its_formula_says(size):
     value = np.random.default_rng(size).normal(size=size).astype("f4")

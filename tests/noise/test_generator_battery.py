@@ -76,7 +76,7 @@ ALPHA = 1e-6 / (len(STREAMS) * len(battery.ALL))
     invariants=[8],
 )
 @pytest.mark.parametrize("stream", STREAMS)
-@pytest.mark.slow_cases("one_step", "many_steps")
+@pytest.mark.slow_cases("one_step", "many_steps", "far_counters")
 def test_what_is_drawn_passes_the_battery(stream):
     words = STREAMS[stream]().astype(np.uint32)
     assert words.shape == (battery.SIZE,)

@@ -235,6 +235,7 @@ def test_passes_make_what_is_made_at_once(size, monkeypatch):
         np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.slow_cases("TPU-0")
 @pytest.mark.parametrize(("kind", "whole"), [("TPU", 0), ("CPU", 1)])
 def test_normals_of_a_row_on_a_tpu_are_made_in_parts(kind, whole, monkeypatch):
     """The control is the CPU, which multiplies and adds whole vectors of them."""

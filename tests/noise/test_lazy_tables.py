@@ -184,6 +184,7 @@ def test_a_release_is_made_of_parts_and_a_second_one_changes_nothing(monkeypatch
 
 
 # None; in the first part, which it fills or not; a second one; several, the last one full.
+@pytest.mark.slow_cases("False-9", "False-24")
 @pytest.mark.parametrize("count", [0, 5, 8, 9, 24])
 @pytest.mark.parametrize("traces", [False, True])
 def test_rows_of_a_step_get_the_normals_of_their_part(monkeypatch, count, traces):

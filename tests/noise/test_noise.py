@@ -55,7 +55,7 @@ def independent_normals(num_parameters, num_steps=N):
 
 
 # Under XLA, whose compiling takes the time; the contracts go over what is registered.
-@pytest.mark.slow_cases("lambda_cgd_normalized", "bisr")
+@pytest.mark.slow_cases("lambda_cgd_normalized", "bisr", "dense", "bisr_many_bands")
 @pytest.mark.parametrize("name", sorted({*all_strategies()} - {"lambda_cgd", "bsr"}))
 def test_streamed_noise_is_the_dense_product(name):
     strategy = all_strategies()[name]
@@ -69,7 +69,7 @@ def test_streamed_noise_is_the_dense_product(name):
 @pytest.mark.parametrize(
     "name", ["lambda_cgd", "bsr_normalized", "bisr_many_bands", "buffered"]
 )
-@pytest.mark.slow_cases("bisr_many_bands", "lambda_cgd")
+@pytest.mark.slow_cases("bisr_many_bands", "lambda_cgd", "bsr_normalized")
 def test_eager_and_graph_noise_agree(name):
     strategy = all_strategies()[name]
     generator = noise.NoiseGenerator(strategy, 100)

@@ -118,6 +118,7 @@ def test_known_answers_of_normals():
     )
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_many_blocks_are_the_same_as_one_by_one(jit_compile):
     # Without XLA they are made in chunks; the last one is not full.

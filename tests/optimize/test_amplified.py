@@ -100,6 +100,7 @@ def test_what_few_draws_find_is_not_worse_than_the_start():
     assert few.first_value(result.position) <= few.first_value(start)
 
 
+@pytest.mark.slow
 def test_too_few_steps_are_no_convergence():
     _, result = from_afar()
     assert not result.converged

@@ -45,6 +45,7 @@ def test_too_few_iterations_are_reported_with_the_best_position(in_bowl):
     assert 1.0 < result.value < np.exp(bowl(tf.zeros(3, tf.float64)))
 
 
+@pytest.mark.slow
 def test_a_failed_line_search_is_reported():
     @tf.custom_gradient
     def wrong_way(x):
@@ -64,6 +65,7 @@ def test_the_certificate_stops_the_optimization(in_bowl):
     assert result.optimality_gap == 0.25
 
 
+@pytest.mark.slow
 def test_a_certificate_that_is_far_from_met_is_looked_at_twice():
     def gap(x):
         looks.append(np.array(x))

@@ -52,6 +52,7 @@ def test_weighted_norm_is_the_formula(order):
     np.testing.assert_allclose(smooth(tf.constant(errors)), expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_least_maximum_is_found_with_its_certificate():
     found = minimized(least_weighted_mean)
     np.testing.assert_allclose(found.position, [0.5, 0.0], atol=1e-4)

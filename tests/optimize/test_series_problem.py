@@ -59,6 +59,7 @@ def test_what_needs_tensorflow_is_left_to_it():
     assert named_objective(plain, "median") is None
 
 
+@pytest.mark.slow
 def test_more_inverse_bands_are_never_worse_where_the_theorem_fails():
     """b = 12 with 24 bands: without a penalty the sensitivity is far above the norm."""
     n, participation = 240, MinSep(12, 20)

@@ -100,6 +100,7 @@ def test_amplified_lambda_is_smaller_and_better_than_the_unamplified_one():
     assert choice.table[choice.mechanism].rmse < error
 
 
+@pytest.mark.slow
 def test_cyclic_sampling_gets_as_many_parts_as_bands():
     plan = tf_bandmf.plan(
         "bsr",

@@ -105,6 +105,7 @@ def test_amplified_runs_compose_by_their_privacy_loss(poisson):
     assert guarantee.epsilon < worst
 
 
+@pytest.mark.slow
 def test_estimates_stay_estimates(bins, poisson):
     joint = tf_bandmf.compose([bins, poisson])
     guarantee = joint.guarantee_at(2e-4)

@@ -108,6 +108,7 @@ def test_bounds_name_themselves_and_their_adjacency():
     assert plan.noise_stddev == fixed.noise_stddev
 
 
+@pytest.mark.slow_cases("bins", "cyclic", "fixed_size")
 @pytest.mark.parametrize("build", [cyclic, bins, fixed_size, shuffled])
 def test_save_load_epsilon_and_batches(build, tmp_path):
     plan = build()
@@ -131,6 +132,7 @@ def test_save_load_epsilon_and_batches(build, tmp_path):
         plan.batches(np.arange(M - 1))
 
 
+@pytest.mark.slow_cases("cyclic")
 @pytest.mark.parametrize("build", [cyclic, bins, fixed_size])
 @pytest.mark.invariant(12)
 def test_too_little_noise_is_found_out(build):

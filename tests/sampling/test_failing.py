@@ -91,6 +91,7 @@ def test_failed_records_are_counted_once():
     assert source.failed.count() == BROKEN.sum()
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("batch_size", [1, 3, 6])
 @pytest.mark.invariant(18)
 def test_a_damaged_image_has_weight_zero(tmp_path, batch_size):

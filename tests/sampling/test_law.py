@@ -44,6 +44,7 @@ def grid(count):
     return list(itertools.product(values, repeat=count))
 
 
+@pytest.mark.slow_cases("2-1-1-3")
 @pytest.mark.parametrize(
     "num_examples, batch_size, parts, steps",
     [(2, 1, 1, 3), (4, 1, 1, 1), (4, 3, 1, 1), (4, 1, 2, 2)],

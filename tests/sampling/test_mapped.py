@@ -82,6 +82,7 @@ def test_what_an_example_becomes_does_not_depend_on_others():
         assert np.isnan(b["x"][~mine]).all()
 
 
+@pytest.mark.slow
 def test_files_and_caches_are_augmented_as_arrays_are(tmp_path):
     x, y = data()
     cache = cache_dataset(

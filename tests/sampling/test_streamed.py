@@ -37,7 +37,7 @@ def _generator():
     yield from zip(X, Y)
 
 
-@pytest.mark.slow_cases("interleaved")
+@pytest.mark.slow_cases("interleaved", "examples")
 @pytest.mark.parametrize(
     "data",
     [
@@ -64,6 +64,7 @@ def test_each_epoch_has_the_order_of_the_data(data):
     assert sizes == [M * (p + 1) // steps - M * p // steps for p in range(steps)] * 3
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was():
     schedule = _plan().batches(_dataset())
     whole = list(schedule)
@@ -140,7 +141,7 @@ def test_a_data_set_that_repeats_itself_is_refused():
         _plan().batches(some)
 
 
-@pytest.mark.slow_cases("poisson")
+@pytest.mark.slow_cases("poisson", "balls-in-bins")
 @pytest.mark.parametrize("sampling", ["balls-in-bins", "poisson", "shuffled"])
 @pytest.mark.invariant(2)
 def test_another_sampling_needs_random_access(sampling):

@@ -56,6 +56,7 @@ def growth(n, k, p):
     )
 
 
+@pytest.mark.slow_cases("0.0")
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_theorem_4_bounds_the_growth_of_bisr(momentum):
     ratios = []
@@ -72,6 +73,7 @@ def test_theorem_4_bounds_the_growth_of_bisr(momentum):
     assert ratios.min() > 0.02
 
 
+@pytest.mark.slow
 def test_corollary_1_best_bisr_grows_like_the_lower_bound():
     """sqrt(k) log n + k, for bandwidths of the order b log b."""
     ratios = []
@@ -117,6 +119,7 @@ def test_lemma_2_max_error_of_lambda_cgd_grows_as_proved():
     assert max(ratios) < 2.0 * min(ratios)
 
 
+@pytest.mark.slow_cases("True-400-10", "True-391-17")
 @pytest.mark.parametrize(("n", "k"), [(100, 1), (400, 10), (64, 64), (391, 17)])
 @pytest.mark.parametrize("normalized", [False, True])
 def test_lemma_3_the_max_error_wants_no_smaller_lambda(n, k, normalized):

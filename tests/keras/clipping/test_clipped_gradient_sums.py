@@ -45,6 +45,7 @@ def test_result_type_and_outputs():
     np.testing.assert_allclose(result.outputs, model(x), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_eager_graph_and_xla_agree():
     model, x, y = small_model(), features(), reference.labels(batch=6)
     x, y = tf.constant(x), tf.constant(y)
@@ -64,7 +65,7 @@ def test_accepts_numpy_eagerly():
     assert_same(eager, reference.traced(model, x, y, clip=0.5))
 
 
-@pytest.mark.slow_cases("column")
+@pytest.mark.slow_cases("column", "vector")
 @pytest.mark.parametrize("weights", ["vector", "column", "zero"])
 def test_sample_weights(weights):
     model, x, y = small_model(), features(), reference.labels(batch=6)
@@ -111,6 +112,7 @@ def two_in_two_out_data():
     return x, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.slow_cases("False")
 def test_dict_inputs_and_outputs(weighted):
@@ -146,7 +148,7 @@ def scalar_loss(y_true, y_pred):
     return keras.ops.mean((y_true - y_pred) ** 2)
 
 
-@pytest.mark.slow_cases("weighted_mean", "scalar")
+@pytest.mark.slow_cases("weighted_mean", "scalar", "unreduced")
 @pytest.mark.parametrize(
     "loss",
     [
@@ -206,6 +208,7 @@ def test_non_finite_target_of_finite_norm_contributes_zero():
     assert all(np.all(np.isfinite(s)) for s in result.sums)
 
 
+@pytest.mark.slow_cases("False-3")
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 @pytest.mark.parametrize("eager", [False, True])
 def test_empty_batch(microbatch_size, eager):
@@ -334,6 +337,7 @@ def test_lora(rank):
     reference.assert_exact(model, features(), reference.labels(batch=6))
 
 
+@pytest.mark.slow
 def test_lora_on_embedding_and_convolution():
     model = reference.classifier(
         layers.Embedding(5, 4), layers.Conv1D(3, 2), inputs=(7,), dtype="int32"

@@ -35,6 +35,7 @@ def test_unknown_length():
         reference.assert_sums_close(result.sums, reference.clipped_sums(gradients, 1.0))
 
 
+@pytest.mark.slow_cases("1", "7")
 @pytest.mark.parametrize("length", [1, 7, 300])
 def test_embedding_with_repeated_ids(length):
     model = reference.classifier(
@@ -44,6 +45,7 @@ def test_embedding_with_repeated_ids(length):
     reference.assert_exact(model, x, reference.labels())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recurrent",
     [layers.LSTM, pytest.param(layers.GRU, marks=pytest.mark.slow)],

@@ -289,7 +289,7 @@ def clipped_sums(model, microbatch_size):
     )
 
 
-@pytest.mark.slow_cases("claimed1-1")
+@pytest.mark.slow_cases("claimed1-1", "claimed0-1")
 @pytest.mark.parametrize("microbatch_size", [None, 1])
 @pytest.mark.parametrize("claimed", [(4, 5), (2, 2, 5)])
 @pytest.mark.invariant(17)
@@ -323,7 +323,12 @@ def test_positions_of_an_example_are_no_examples(claimed, microbatch_size):
     ids=["points", "few_positions", "groups", "some_positions", "valid"],
 )
 @pytest.mark.slow_cases(
-    "few_positions-1", "groups-1", "some_positions-1", "some_positions-None"
+    "few_positions-1",
+    "groups-1",
+    "some_positions-1",
+    "some_positions-None",
+    "points-1",
+    "valid-1",
 )
 @pytest.mark.invariant(17)
 def test_pixels_of_an_example_are_no_examples(convolution, microbatch_size):

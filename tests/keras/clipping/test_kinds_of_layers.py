@@ -146,6 +146,14 @@ SEQUENCE_LAYERS = {
     "conv_dilated",
     "conv_large",
     "separable",
+    "layer_norm_plain",
+    "rms_norm",
+    "conv_strided_same",
+    "conv_strided_valid",
+    "layer_norm",
+    "instance_norm",
+    "conv_same",
+    "conv_no_bias",
 )
 @pytest.mark.parametrize("name", IMAGE_LAYERS)
 def test_image_layer(name):
@@ -153,6 +161,13 @@ def test_image_layer(name):
     reference.assert_exact(model, reference.images(), reference.labels())
 
 
+@pytest.mark.slow_cases(
+    "few_positions",
+    "many_channels",
+    "groups_strided",
+    "many_channels_strided",
+    "dilated",
+)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolution_of_several_channels(name):
     layer = CONVOLUTIONS[name]()
@@ -200,6 +215,12 @@ def test_a_convolution_of_no_examples_and_beside_what_is_not_finite(name):
     "dense_rank_3_wide",
     "time_distributed",
     "weight_and_layer",
+    "depthwise_1d",
+    "einsum_heads",
+    "conv_causal",
+    "custom",
+    "dense_rank_3",
+    "einsum_groups",
 )
 @pytest.mark.parametrize("name", SEQUENCE_LAYERS)
 def test_sequence_layer(name):
@@ -229,6 +250,7 @@ def test_convolution_3d():
     reference.assert_exact(model, x, reference.labels(batch=4))
 
 
+@pytest.mark.slow
 def test_unknown_spatial_size():
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -260,6 +282,7 @@ def test_unknown_spatial_size():
     reference.assert_sums_close(result.sums, reference.clipped_sums(gradients, 1.0))
 
 
+@pytest.mark.slow
 def test_shared_layers():
     keras.utils.set_random_seed(0)
     inputs = keras.Input((4,))
@@ -409,7 +432,7 @@ def test_a_kernel_that_is_a_function_of_the_weight(base):
     reference.assert_exact(model, reference.images(), reference.labels())
 
 
-@pytest.mark.slow_cases("3--1", "1-1")
+@pytest.mark.slow_cases("3--1", "1-1", "1--1")
 @pytest.mark.parametrize("axis", [-1, 1])
 @pytest.mark.parametrize("groups", [1, 3])
 def test_group_normalization_of_inputs_far_from_zero(axis, groups):

@@ -54,6 +54,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow_cases("quantized")
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_layer(name):
     make, fix = REFUSED[name]

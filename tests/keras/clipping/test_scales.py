@@ -148,6 +148,7 @@ def test_scales_have_the_shapes_of_the_weights():
         )
 
 
+@pytest.mark.slow
 def test_the_self_check_scales(monkeypatch):
     from tf_bandmf.keras.clipping.factors.tables import Rows
 

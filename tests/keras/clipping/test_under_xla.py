@@ -101,6 +101,7 @@ def test_sums_are_equal_and_what_is_not_finite_counts_as_zero(kind, make, traced
     assert not sums_agree(plain, compiled(other, batch[1]))
 
 
+@pytest.mark.slow_cases("GPU")
 @pytest.mark.parametrize("kind", ["GPU", "TPU"])
 def test_what_is_formed_for_a_tpu_needs_no_patches(kind, traced_for):
     traced_for(kind)
@@ -133,6 +134,7 @@ def policy():
     keras.config.set_dtype_policy(before)
 
 
+@pytest.mark.slow_cases("float32")
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "float32"])
 def test_patches_of_16_bits_are_not_copied_for_what_is_formed(
     dtype, traced_for, policy

@@ -143,6 +143,7 @@ def test_no_step_is_traced_after_python_code_of_the_user_has_seen_records(
     assert model.optimizer.steps_taken == taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_metrics_of_keras_keep_nothing(eagerly, data, make_plan):
     plan = make_plan()

@@ -491,7 +491,7 @@ def test_passes_that_the_separation_permits(
     assert model.optimizer.steps_taken == 6
 
 
-@pytest.mark.slow_cases("False-False", "True-False")
+@pytest.mark.slow_cases("False-False", "True-False", "True-True")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("functional", [False, True])
 @pytest.mark.invariant(6)

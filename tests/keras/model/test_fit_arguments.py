@@ -102,6 +102,7 @@ def test_lists_of_numbers_are_arrays(data, make_plan):
         np.testing.assert_array_equal(a["y"], b["y"])
 
 
+@pytest.mark.slow
 def test_examples_that_a_function_fetches_train_as_arrays_do(
     data, make_plan, make_private_model, straight_weights
 ):
@@ -251,6 +252,7 @@ def test_h5_files_are_loaded_predict_and_refuse_to_train(
     np.testing.assert_array_equal(plain(data[0]), model(data[0]))
 
 
+@pytest.mark.slow
 def test_many_models_in_a_process_are_no_retracing(data, make_plan, make_private_model):
     messages = []
 

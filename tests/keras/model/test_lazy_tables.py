@@ -240,6 +240,7 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_interrupted(
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_weights_that_something_else_changed_are_not_released(data):
     plan = make_plan()
     model = prepare(mean_of_bag(), plan)

@@ -95,6 +95,7 @@ def test_what_is_refused(data, make_private_model, reserved, begun, tmp_path):
     begun.evaluate_privately(*data)
 
 
+@pytest.mark.slow
 def test_users_must_be_named(data, make_private_model, make_plan):
     plan = make_plan("identity", test_seed=None, unit="one user")
     plan = plan.reserve(metrics=0.2, evaluations=2)

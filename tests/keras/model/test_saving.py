@@ -176,6 +176,7 @@ def note_run(model):
     "sequential-reload_deepcopy",
     "sequential-reload_keras_after_h5",
     "sequential-reload_keras",
+    "sequential-reload_clone",
 )
 @pytest.mark.invariant(11)
 def test_a_reloaded_model_does_not_train_without_privacy(
@@ -248,6 +249,7 @@ def test_an_optimizer_of_another_shape_does_not_load(trained, make_private_model
         other.optimizer.load_own_variables(store)
 
 
+@pytest.mark.slow
 def test_a_model_whose_gradients_were_checked_saves_and_loads(
     data, make_plan, make_private_model, tmp_path
 ):

@@ -290,6 +290,7 @@ def test_subclassed_models_train_through_the_mixin(data, make_plan, compile_mode
     assert optimizer.steps_taken == plan.num_steps
 
 
+@pytest.mark.slow
 def test_to_plain_gives_a_plain_model_with_the_same_weights(
     data, make_plan, make_private_model, compile_model
 ):

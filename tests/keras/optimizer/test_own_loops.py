@@ -73,6 +73,7 @@ def test_autograph_of_a_loop_of_ones_own_does_not_convert_the_step(
     assert set(model.optimizer.inner_optimizer.statuses) == {"DISABLED"}
 
 
+@pytest.mark.slow
 def test_post_processing_and_a_rule_of_ones_own(data, make_plan, make_private_model):
     plan = make_plan("identity", batch_size=11)
     inner, own = (make_private_model(plan, keras.optimizers.SGD(0.5)) for _ in range(2))

@@ -339,6 +339,7 @@ def test_files_of_before_there_was_scaling_resume(make_plan, make_scaled):
     assert again.clipping == tf_bandmf.keras.Clipping("automatic", "layers")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatch_size", [None, 4])
 @pytest.mark.slow_cases("None")
 def test_several_fits_are_one(microbatch_size, make_plan, make_scaled, data):

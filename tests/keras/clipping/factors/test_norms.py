@@ -149,7 +149,7 @@ CASES += [
 ]
 
 
-@pytest.mark.slow_cases("inner products-xla")
+@pytest.mark.slow_cases("inner products-xla", "repeated rows-xla")
 @pytest.mark.parametrize(("name", "dtype", "xla"), CASES)
 @pytest.mark.invariant(17)
 def test_no_contribution_is_larger_than_the_clip_norm(name, dtype, xla):

@@ -31,6 +31,7 @@ def scales_and_shifts(count=5, width=300):
     return model, rng.normal(size=(5, width)).astype("f4"), labels()
 
 
+@pytest.mark.slow
 def test_many_small_variables_are_clipped_as_one_by_one():
     assert_exact(*scales_and_shifts())
 

@@ -87,7 +87,9 @@ LAYERS = {
 }
 
 
-@pytest.mark.slow_cases("slice of a constant by the batch size", "segments")
+@pytest.mark.slow_cases(
+    "slice of a constant by the batch size", "segments", "a seed made constant"
+)
 @pytest.mark.attack(
     "Operations that are not known to keep examples apart",
     tried="Host code that TensorFlow calls stateless, shapes and pieces by the number of "

@@ -263,7 +263,7 @@ FOLLOWING = {
 }
 
 
-@pytest.mark.slow_cases("einsum", "a branch")
+@pytest.mark.slow_cases("einsum", "a branch", "a loop")
 @pytest.mark.parametrize("name", FOLLOWING)
 def test_shapes_that_follow_are_found_again(name):
     model = cases.model_with(cases.Custom(FOLLOWING[name]))

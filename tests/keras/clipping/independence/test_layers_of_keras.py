@@ -198,7 +198,9 @@ CUT = {
 }
 
 
-@pytest.mark.slow_cases("another number of rows", "rows of the batch")
+@pytest.mark.slow_cases(
+    "another number of rows", "rows of the batch", "rows that were not cut"
+)
 @pytest.mark.parametrize("name", CUT)
 @pytest.mark.invariant(16)
 def test_rows_that_a_dilated_convolution_cuts_do_not_meet(name):

@@ -38,6 +38,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow_cases("circle")
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.invariant(16)
 def test_loss_that_compares_examples_is_refused(name):

@@ -145,6 +145,7 @@ def test_no_axis_has_the_number_of_examples_in_it(name):
     "a lookup",
     "few bits",
     "the stacked part",
+    "xor with itself",
 )
 @pytest.mark.parametrize("name", SEEDS)
 @pytest.mark.invariant(16)

@@ -301,7 +301,13 @@ class Subtracts(keras.optimizers.SGD):
         variable.assign(variable - self.loss() * gradient)
 
 
-@pytest.mark.slow_cases("schedule-True", "constraint-False", "schedule-False")
+@pytest.mark.slow_cases(
+    "schedule-True",
+    "constraint-False",
+    "schedule-False",
+    "regularizer-True",
+    "inner-False",
+)
 @pytest.mark.attack(
     "The training loss in the update of the weights",
     tried="A learning rate, a constraint, a regularizer or an inner optimizer reads the "

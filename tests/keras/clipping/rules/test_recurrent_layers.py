@@ -79,6 +79,7 @@ def test_states_that_are_given_and_returned():
     reference.assert_exact(model, reference.sequences(), reference.labels())
 
 
+@pytest.mark.slow
 def test_a_frozen_kernel_in_a_recurrent_layer():
     layer = layers.LSTM(3)
     model = reference.classifier(layer, inputs=(6, 4))

@@ -168,6 +168,7 @@ def test_needs_eager_execution():
         step()
 
 
+@pytest.mark.slow
 def test_finds_groups_that_count_padding(monkeypatch):
     from tf_bandmf.keras.clipping.sums import clipped_sums
 
@@ -227,11 +228,7 @@ GATES = {
     area="inputs",
     invariants=[16],
 )
-@pytest.mark.slow_cases(
-    "behind relu, negated",
-    "stopped",
-    "finite",
-)
+@pytest.mark.slow_cases("behind relu, negated", "stopped", "finite", "zero")
 @pytest.mark.parametrize("name", GATES)
 def test_finds_what_is_mixed_behind_a_gate(name, monkeypatch):
     monkeypatch.setattr(registration, "_vouched", {Gated})

@@ -280,6 +280,7 @@ def test_a_unit_without_rows_contributes_nothing():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_units_of_one_row_are_examples():
     model, shape = compiled(convolutional)
     x, y, _ = batch(shape)
