@@ -590,7 +590,6 @@ def test_streams_whose_separation_is_asserted_are_not_resumed(
         model.fit(iter([data]), private_state=tmp_path / "p", verbose=0)
 
 
-@pytest.mark.slow
 @pytest.mark.invariant(10)
 def test_backups_and_checkpoints_hold_no_secret(
     data, make_plan, make_private_model, secrets_of, contains, tmp_path

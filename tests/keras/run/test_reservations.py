@@ -49,7 +49,7 @@ def test_a_run_reserves_at_its_first_step(data, plan, ledger, make_private_model
     assert ledger.verify(entry.name).is_intact
 
 
-@pytest.mark.slow
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("run_eagerly", [True, False])
 @pytest.mark.invariant(19)
 def test_a_run_without_budget_takes_no_step(

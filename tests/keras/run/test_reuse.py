@@ -63,7 +63,7 @@ def step_from_a_copy(plan, folder, world, sign):
     return before - np.concatenate([w.ravel() for w in model.get_weights()])
 
 
-@pytest.mark.slow
+@pytest.mark.slow_cases("philox-bsr:2")
 @pytest.mark.attack(
     "A backup of a run that goes on with another loss",
     tried="Copies the private file and the checkpoint of step 1, takes step 2 from each "

@@ -168,7 +168,6 @@ def judge(numbers):
     return counts
 
 
-@pytest.mark.slow
 @pytest.mark.attack(
     "Random layers",
     tried="Words that keep examples apart, mix, number or count them, in functions, "
