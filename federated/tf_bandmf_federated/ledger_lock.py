@@ -76,11 +76,4 @@ class LedgerLock:
 
 
 _LOCKS: weakref.WeakSet[LedgerLock] = weakref.WeakSet()
-
-
-def _leave_all() -> None:
-    for lock in list(_LOCKS):
-        lock.leave()
-
-
-os.register_at_fork(after_in_child=_leave_all)
+os.register_at_fork(after_in_child=lambda: [*map(LedgerLock.leave, [*_LOCKS])])
