@@ -125,7 +125,6 @@ def test_many_queries_are_those_of_simulation(probability, noise, count, epsilon
     assert value - 4.0 * error <= found <= 1.01 * value + 4.0 * error
 
 
-@pytest.mark.slow
 @pytest.mark.slow_cases("1e-20", "1e-15")
 @pytest.mark.parametrize("delta", [1e-13, 1e-15, 1e-20])
 def test_small_deltas_have_noise_and_the_name_of_what_computed_it(delta):

@@ -52,7 +52,6 @@ def without_float64(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [50, 1500])
-@pytest.mark.slow_cases("1500")
 def test_the_recursion_in_pairs_has_ten_digits(num_steps, without_float64):
     rng = np.random.default_rng(4)
     rows = 0.1 * rng.normal(size=(num_steps, 16))

@@ -175,7 +175,6 @@ def contradictions(plan, runs, canaries=512):
     invariants=[12],
 )
 @pytest.mark.parametrize("mechanism", ["lambda_cgd", "bsr:4"])
-@pytest.mark.slow_cases("lambda_cgd")
 def test_bounds_are_above_epsilon_as_rarely_as_stated(mechanism, figure):
     above = contradictions(plan_of(mechanism), 200)
     figure(f"{mechanism}: {above} of 200")

@@ -66,7 +66,6 @@ def test_group_normalized_examples_have_bounded_norm():
     "mechanism, sampling",
     [("identity", "poisson"), ("bisr:3", "balls-in-bins"), ("bsr:2", "fixed-order")],
 )
-@pytest.mark.slow_cases("identity-*", "bsr:2-*")
 def test_linear_models_train_as_keras_does(mechanism, sampling):
     import linear
 
@@ -390,11 +389,6 @@ def test_cost_is_of_the_networks_it_names():
         ("cifar-10-cnn", "bisr:3", "balls-in-bins", "automatic", 1.0),
         ("cifar-10-cnn", "identity", "fixed-order", "flat", 0.1),
     ],
-)
-@pytest.mark.slow_cases(
-    "fashion-mnist-cnn-identity-*",
-    "fashion-mnist-cnn-bisr:3-*-flat-*",
-    "cifar-10-cnn-*",
 )
 def test_compiled_network_trains_as_keras_does(
     name, mechanism, sampling, clipping, clip, monkeypatch, tmp_path

@@ -115,7 +115,6 @@ CASES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.slow_cases("attention*", "convolutions, *", "ring*", "recurrent")
 def test_what_runs_on_the_host_beside_a_gpu_is_known(name, as_on_a_gpu):

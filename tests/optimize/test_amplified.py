@@ -41,7 +41,6 @@ def test_the_tangent_touches_the_objective(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.0, 0.9])
-@pytest.mark.slow_cases("0.9")
 def test_steps_lower_the_objective_until_none_does(beta):
     found = problem(beta=beta)
     start = np.array([0.0, -1.0, -1.0])

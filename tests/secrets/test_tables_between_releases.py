@@ -99,7 +99,6 @@ SETTINGS = {
     invariants=[10],
 )
 @pytest.mark.invariant(10)
-@pytest.mark.slow_cases("sgd", "steps*", "mixed*", "a re*", "a rate*", "validation")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_row_of_now_in_what_is_written_in_mid_epoch(tmp_path, figure, name):
     settings = SETTINGS[name]

@@ -40,7 +40,6 @@ def test_better_than_the_same_form_without_the_budget(name, others, calibrator):
         assert best.rmse < 0.99 * table[other].rmse
 
 
-@pytest.mark.slow
 @pytest.mark.slow_cases("toeplitz")
 @pytest.mark.parametrize("form", BUILD)
 def test_without_steps_it_is_the_best_start(form, calibrator):

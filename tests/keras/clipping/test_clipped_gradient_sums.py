@@ -112,7 +112,6 @@ def two_in_two_out_data():
     return x, y
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.slow_cases("False")
 def test_dict_inputs_and_outputs(weighted):
@@ -303,7 +302,6 @@ def test_random_layer_is_differentiated_as_it_was_run():
 
 
 @pytest.mark.slow
-@pytest.mark.slow_cases("lstm-*", "gru-*")
 @pytest.mark.parametrize(
     "layer",
     [

@@ -45,7 +45,6 @@ def data(seed=0, count=6):
     return rng.integers(0, 9, (count, 6)).astype("i4"), rng.integers(0, 3, count)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "automatic"])
 @pytest.mark.parametrize("groups", ["layers", SHARES])
 @pytest.mark.slow_cases("groups1-flat", "layers-automatic", "layers-flat")

@@ -59,7 +59,6 @@ def error(got, want):
     return np.linalg.norm(flat[0] - flat[1]) / np.linalg.norm(flat[1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("make", "data"), CASES)
 @pytest.mark.slow_cases("small_text-*")
 def test_scaling_is_exact_in_float32(make, data):
@@ -71,7 +70,6 @@ def test_scaling_is_exact_in_float32(make, data):
     np.testing.assert_allclose(plain.norms, scaled.norms, rtol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 @pytest.mark.parametrize(("make", "data"), CASES)
 @pytest.mark.slow_cases(

@@ -65,7 +65,6 @@ def trained(train):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "distil_bert", "gpt2", "gemma"])
-@pytest.mark.slow_cases("distil_bert", "gpt2", "gemma")
 def test_a_task_trains_and_becomes_plain(name, trained, tmp_path):
     model, (x, _, _) = trained(name)
     plain_class = type(hub_models.MAKERS[name]())

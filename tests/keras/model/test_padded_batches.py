@@ -15,7 +15,6 @@ SEED = bytes(range(32))
 @pytest.mark.parametrize(
     "jit_compile, on_disk", [(False, True), (True, False)], ids=["disk", "xla"]
 )
-@pytest.mark.slow_cases("xla")
 def test_padding_changes_neither_weights_nor_metrics(
     jit_compile, on_disk, data, make_private_model, tmp_path
 ):

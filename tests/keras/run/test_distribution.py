@@ -118,14 +118,12 @@ def test_train_on_batch_in_the_scope_of_one_replica(make_plan, train, alone, dat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["identity", "lambda_cgd", "bsr"])
-@pytest.mark.slow_cases("identity", "bsr")
 def test_two_replicas_train_like_one(mechanism, together, alone):
     assert_close(together(mechanism), alone(mechanism))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["clipped", "adam"])
-@pytest.mark.slow_cases("adam")
 def test_any_inner_optimizer_on_two_replicas(inner, together, alone):
     assert_close(together("bsr", inner), alone("bsr", inner), 2e-5)
 

@@ -135,7 +135,6 @@ def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
     "compiled",
     [{}, {"jit_compile": True}, {"run_eagerly": True}, {"microbatch_size": 3}],
 )
-@pytest.mark.slow_cases("compiled2", "compiled3")
 @pytest.mark.invariant(9)
 def test_the_same_history_has_the_same_noise(compiled):
     first, again = released(**compiled), released(**compiled)

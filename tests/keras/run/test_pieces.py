@@ -69,7 +69,6 @@ def trained(mechanism, counts, monkeypatch, is_copied):
     ("mechanism", "counts"),
     [("lambda_cgd:0.5", False), ("identity", True), ("bsr:2", False)],
 )
-@pytest.mark.slow_cases("identity-*", "bsr*")
 @pytest.mark.on_cpu
 def test_a_step_is_the_same_bit_for_bit(mechanism, counts, monkeypatch):
     calls = []

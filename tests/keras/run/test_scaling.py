@@ -96,7 +96,6 @@ def test_moments_of_which_no_scales_follow_are_seen(values):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run_eagerly", [False, True])
-@pytest.mark.slow_cases("True")
 def test_a_step_without_scales_is_refused(run_eagerly, make_plan, make_scaled, data):
     plan = make_plan()
     model = make_scaled(plan, scaling="second_moment")
@@ -172,7 +171,6 @@ def test_clipped_in_other_coordinates_is_refused(make_plan, make_scaled, data):
         ("lambda_cgd", {"loss_scale_factor": 8.0}),
     ],
 )
-@pytest.mark.slow_cases("identity-*", "*changes[2-5]")
 def test_a_step_is_the_scaled_sum_with_noise_divided_by_the_scales(
     mechanism, changes, make_plan, make_scaled, data
 ):
@@ -339,7 +337,6 @@ def test_files_of_before_there_was_scaling_resume(make_plan, make_scaled):
     assert again.clipping == tf_bandmf.keras.Clipping("automatic", "layers")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("microbatch_size", [None, 4])
 @pytest.mark.slow_cases("None")
 def test_several_fits_are_one(microbatch_size, make_plan, make_scaled, data):

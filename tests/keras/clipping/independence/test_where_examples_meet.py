@@ -136,7 +136,6 @@ class Pooled(layers.Layer):
     invariants=[16],
 )
 @pytest.mark.parametrize("kind", ["MultiHeadAttention", "GroupQueryAttention"])
-@pytest.mark.slow_cases("GroupQueryAttention")
 @pytest.mark.invariant(16)
 def test_a_mask_of_sequences_is_no_attention_mask(kind):
     grouped = kind == "GroupQueryAttention"

@@ -21,7 +21,6 @@ def assert_batched(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", hub_models.MAKERS)
-@pytest.mark.slow_cases("distil_bert", "gpt2", "gemma")
 def test_gradients_equal_those_of_examples_one_by_one(name):
     keras.utils.set_random_seed(0)
     model = hub_models.compile_for_training(hub_models.MAKERS[name]())
@@ -32,7 +31,6 @@ def test_gradients_equal_those_of_examples_one_by_one(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gemma"])
-@pytest.mark.slow_cases("bert", "gpt2")
 def test_adapters_in_a_frozen_backbone(name):
     keras.utils.set_random_seed(0)
     model = hub_models.compile_for_training(hub_models.adapted(name))

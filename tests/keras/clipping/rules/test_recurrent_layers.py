@@ -53,7 +53,6 @@ def model_of(makers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.slow_cases("gru", "simple")
 def test_gradients_equal_those_of_examples_one_by_one(group):
     model = model_of(GROUPS[group])
     recurrent = [m for m in model._flatten_layers() if isinstance(m, layers.RNN)]
