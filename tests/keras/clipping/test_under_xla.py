@@ -62,6 +62,13 @@ def stepped(make):
     return step, (tf.constant(x), tf.constant(reference.labels(batch=BATCH)))
 
 
+def program_of(make):
+    """What XLA is given, as text."""
+    step, batch = stepped(make)
+    compiled = tf.function(step, autograph=False, jit_compile=True)
+    return compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
+
+
 def sums_agree(first, second):
     """Whether sums of scale 1 agree, and outcomes are equal."""
     *first, outcomes = first
@@ -105,9 +112,7 @@ def test_sums_are_equal_and_what_is_not_finite_counts_as_zero(kind, make, traced
 @pytest.mark.parametrize("kind", ["GPU", "TPU"])
 def test_what_is_formed_for_a_tpu_needs_no_patches(kind, traced_for):
     traced_for(kind)
-    step, batch = stepped(narrow_convolution)
-    compiled = tf.function(step, autograph=False, jit_compile=True)
-    program = compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
+    program = program_of(narrow_convolution)
     # The control: for a GPU patches are there.
     assert (f"f32[{BATCH},{SIDE * SIDE},{9 * CHANNELS}]" in program) == (kind == "GPU")
 
@@ -115,9 +120,7 @@ def test_what_is_formed_for_a_tpu_needs_no_patches(kind, traced_for):
 @pytest.mark.parametrize("kind", ["GPU", "TPU"])
 def test_a_gpu_sums_one_layer_after_the_other(kind, traced_for):
     traced_for(kind)
-    step, batch = stepped(wide_convolution)
-    compiled = tf.function(step, autograph=False, jit_compile=True)
-    program = compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
+    program = program_of(wide_convolution)
     own = rf"\(f32\[{BATCH}\]\S*, pred\[{BATCH}\]\S*"
     # Weights, and which examples count, that wait for the sum of another variable.
     waiting = re.findall(rf"= {own}, f32\[([\d,]+)\]\S*\) opt-barrier", program)
@@ -141,9 +144,7 @@ def test_patches_of_16_bits_are_not_copied_for_what_is_formed(
 ):
     traced_for("GPU")
     policy(dtype)
-    step, batch = stepped(narrow_convolution)
-    compiled = tf.function(step, autograph=False, jit_compile=True)
-    program = compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
+    program = program_of(narrow_convolution)
     patches = f"[{BATCH},{SIDE * SIDE},{9 * CHANNELS}]"
     # The control: in float32 they are there.
     assert (f"f32{patches}" in program) == (dtype == "float32")
@@ -169,9 +170,7 @@ def test_what_waits_for_the_norms_has_the_bits_of_the_layer(traced_for, policy):
 
 def test_nothing_of_a_whole_batch_is_made_in_float64_for_a_tpu(traced_for):
     traced_for("TPU")
-    step, batch = stepped(wide_convolution)
-    compiled = tf.function(step, autograph=False, jit_compile=True)
-    program = compiled.experimental_get_compiler_ir(*batch)(stage="hlo")
+    program = program_of(wide_convolution)
     sizes = {
         dtype: max(
             np.prod([int(n) for n in shape.split(",")])
