@@ -6,7 +6,7 @@ of one plan finds it as the first one left it.
 
 | file | |
 |---|---|
-| `<plan>.device` | name of the device, last round, participations, the last request |
+| `<plan>.device` | name, last round, the server's receipt for it, participations, request |
 | `<plan>.update` | the contribution of the last round, for a request that comes again |
 
 Everything is written before it counts: a device that is killed took part. No name ends in
@@ -83,6 +83,11 @@ class DeviceStore:
         return self._read()["last_round"]
 
     @property
+    def receipt(self) -> str:
+        """What the server gave for the last round, for it to know its own; "" for none."""
+        return self._read().get("receipt", "")
+
+    @property
     def participations(self) -> int:
         """How often it took part."""
         return self._read()["participations"]
@@ -94,12 +99,15 @@ class DeviceStore:
             round_number, found["last_round"], found["participations"]
         )
 
-    def begin(self, round_number: int, request: str) -> list[np.ndarray] | None:
+    def begin(
+        self, round_number: int, request: str, receipt: str = ""
+    ) -> list[np.ndarray] | None:
         """Takes part in a round: permanently counted before this returns.
 
         Args:
           round_number: as the server says.
           request: a digest of everything that the contribution is computed from.
+          receipt: of the server, for this round.
 
         Returns:
           None: compute the contribution, and `keep` it. If the request came before and
@@ -126,6 +134,7 @@ class DeviceStore:
                 last_round=round_number,
                 participations=content["participations"] + 1,
                 request=request,
+                receipt=receipt,
             )
             self._write(content)
         return None

@@ -102,6 +102,15 @@ class HostNoise:
         """
         return self._key
 
+    def receipt(self, round_number: int) -> str:
+        """A word that needs the key, and so proves that a round was begun with it."""
+        return hashlib.blake2b(
+            f"{self._plan.fingerprint} {round_number}".encode(),
+            key=self._key.secret_bytes(),
+            person=b"round's receipt",
+            digest_size=16,
+        ).hexdigest()
+
     def keep_in(self, folder: str) -> None:
         """Continues with the key in a folder, or puts this one there; keeps all there.
 

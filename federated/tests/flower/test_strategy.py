@@ -1,5 +1,7 @@
 """PrivateFedAvg and ParticipationMod, on a grid in this process."""
 
+import shutil
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -9,6 +11,7 @@ from simulated import Crash, Models
 import tf_bandmf
 from tf_bandmf_federated import measured_guarantee, write_report
 from tf_bandmf_federated.flower import PrivateFedAvg
+from tf_bandmf_federated.flower.devices import Devices
 from tf_bandmf_federated.server_optimizers import ServerAdam
 
 N, B, K, PER_ROUND = 6, 2, 3, 2
@@ -158,11 +161,11 @@ def test_a_device_refuses_by_itself_whatever_the_server_forgot(tmp_path, monkeyp
     start(make_strategy(tmp_path), grid)
     before = came(grid)
     # The server notices it first, and spends nothing.
-    with pytest.raises(RuntimeError, match="private_dir is older"):
+    with pytest.raises(RuntimeError, match=r"6 say .* were not begun here"):
         start(make_strategy(tmp_path / "another"), grid)
     assert came(grid) == before
     # A server that does not listen is refused by the devices.
-    monkeypatch.setattr(PrivateFedAvg, "_refuse_older_state", lambda *arguments: None)
+    monkeypatch.setattr(Devices, "_is_of_this_run", lambda *arguments: True)
     result = start(make_strategy(tmp_path / "another"), grid)
     counts = result.train_metrics_clientapp
     assert sum(c["refused"] for c in counts.values()) > 0
@@ -170,6 +173,60 @@ def test_a_device_refuses_by_itself_whatever_the_server_forgot(tmp_path, monkeyp
         assert rounds[: len(before[number])] == before[number]
         assert len(rounds) <= K
         assert all(late - early >= B for early, late in zip(rounds, rounds[1:]))
+
+
+@pytest.mark.invariant(8)
+def test_a_receipt_of_a_later_round_ends_the_run(tmp_path):
+    grid, folder = make_grid(tmp_path), tmp_path / "run"
+    start(make_strategy(tmp_path), grid, num_rounds=2)
+    shutil.copytree(folder, tmp_path / "backup")
+    start(make_strategy(tmp_path), grid, num_rounds=4)
+    before = came(grid)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    with pytest.raises(RuntimeError, match=r"only 2 rounds .* that is older"):
+        start(make_strategy(tmp_path), grid)
+    assert came(grid) == before
+
+
+def says(**entries):
+    """What a device answers when it is asked who it is."""
+
+    def change(reply):
+        about = dict(reply.content["tf-bandmf"])
+        reply.content["tf-bandmf"] = ConfigRecord({**about, **entries})
+        return reply
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        says(last_round=10**15),
+        says(last_round=3, receipt="0" * 32),
+        says(last_round=3, receipt=[1, 2]),
+        says(last_round="3"),
+        says(last_round=[3]),
+        says(device=b"1" * 32),
+        says(device=7, plan=8),
+    ],
+)
+@pytest.mark.invariant(18)
+def test_a_device_that_lies_about_itself_is_left_out(tmp_path, monkeypatch, change):
+    grid = make_grid(tmp_path, number=7)
+    pull, liar = grid.pull_messages, 7
+
+    def changed(message_ids):
+        return [
+            change(reply) if reply.metadata.src_node_id == liar else reply
+            for reply in pull(message_ids)
+        ]
+
+    monkeypatch.setattr(grid, "pull_messages", changed)
+    counts = start(make_strategy(tmp_path), grid).train_metrics_clientapp
+    assert all(c["contributing"] == PER_ROUND for c in counts.values())
+    assert came(grid)[liar] == []
 
 
 def test_a_device_with_another_plan_does_not_take_part(tmp_path):

@@ -75,6 +75,7 @@ class ParticipationMod:
                 "plan": self._policy.plan,
                 "device": store.device,
                 "last_round": store.last_round,
+                "receipt": store.receipt,
                 "participations": store.participations,
             }
         )
@@ -100,7 +101,8 @@ class ParticipationMod:
                 raise Refused("the server has another plan than this device")
             store = self._open(context)
             request = _digest(self._policy.plan, run, number, names, before)
-            update = store.begin(number, request)
+            receipt = str(config.get(messages.RECEIPT, ""))
+            update = store.begin(number, request, receipt)
         except Refused as error:
             log(INFO, "Round %d is refused: %s.", number, error)
             about["problem"] = f"{messages.REFUSED}: {error}"

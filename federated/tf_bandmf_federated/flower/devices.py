@@ -6,12 +6,15 @@ as the device's memory of what it took part in. So nodes are asked for their nam
 
 from __future__ import annotations
 
+import hmac
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from logging import WARNING
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore import log
 
 from tf_bandmf_federated.flower.messages import QUERY, REPLY
 
@@ -27,24 +30,41 @@ class Devices:
     Args:
       grid: of Flower.
       plan: fingerprint; devices with another plan are left out.
+      begun: the number of rounds that the server began. A device that says it took part
+        in a later one is left out; if it shows the server's receipt for it, the server
+        is older than the run.
+      receipt_of: the server's receipt for a round.
       timeout: seconds for which new nodes' answers are awaited.
 
     Attributes:
-      last_round: that any device says it took part in; -1 for none.
+      strangers: number of devices that took part in rounds that were not begun here, as
+        they say.
     """
 
-    def __init__(self, grid: Grid, plan: str, timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        plan: str,
+        begun: Callable[[], int],
+        receipt_of: Callable[[int], str],
+        timeout: float = 60.0,
+    ) -> None:
         self._grid = grid
         self._plan = plan
+        self._begun, self._receipt_of = begun, receipt_of
         self._timeout = timeout
+        self.strangers = 0
         self._names: dict[int, str] = {}  # "" for nodes that cannot take part
         # When to ask nodes whose query failed, and the pause after the next failure.
         self._again: dict[int, tuple[float, float]] = {}
-        self.last_round = -1
         self._asked: dict[str, tuple[int, float]] = {}  # by message: node, when
 
     def present(self) -> list[str]:
-        """Names of the devices that are connected now."""
+        """Names of the devices that are connected now.
+
+        Raises:
+          RuntimeError: if one of them has a receipt for a round that was not begun here.
+        """
         return sorted(self._nodes())
 
     def nodes_of(self, names: Iterable[str]) -> dict[str, int]:
@@ -101,7 +121,35 @@ class Devices:
             name = str(about.get("device", ""))
             if about.get("plan") != self._plan or not _NAME.fullmatch(name):
                 name = ""
-            last_round = about.get("last_round", -1)
-            if name and isinstance(last_round, int):
-                self.last_round = max(self.last_round, last_round)
+            elif not self._is_of_this_run(about):
+                self.strangers += 1
+                name = ""
             self._names[node] = name
+
+    def _is_of_this_run(self, about: ConfigRecord) -> bool:
+        """Whether a device took part only in rounds that were begun here, as it says.
+
+        Anybody can say otherwise: so it ends the run only with a receipt.
+        """
+        last_round = about.get("last_round")
+        if not isinstance(last_round, int):
+            return False
+        if last_round < self._begun():
+            return True
+        receipt = str(about.get("receipt", ""))
+        if hmac.compare_digest(receipt.encode(), self._receipt_of(last_round).encode()):
+            raise RuntimeError(
+                f"A device has this server's receipt for round {last_round}, but only "
+                f"{self._begun()} rounds were begun in its private_dir: that is older "
+                f"than the run (a backup, a snapshot or a copy). Noise is not used again, "
+                f"but both together spend more than the plan. Bring back the newest "
+                f"private_dir, or begin a new run with a plan and device stores of its "
+                f"own."
+            )
+        log(
+            WARNING,
+            "A device says that it took part in round %d, which was not begun here: it "
+            "is left out.",
+            last_round,
+        )
+        return False

@@ -3,11 +3,11 @@
 | message | record | entries |
 |---|---|---|
 | `train` | `arrays` | the model's weights |
-| | `config` | `PLAN`, `RUN`, `ROUND`, and the user's own |
+| | `config` | `PLAN`, `RUN`, `ROUND`, `RECEIPT`, and the user's own |
 | its reply | `arrays` | the clipped update |
 | | `REPLY` | `plan`, `run`, `round`, `device`, `problem` |
 | `QUERY` | none | |
-| its reply | `REPLY` | `plan`, `device`, `last_round`, `participations` |
+| its reply | `REPLY` | `plan`, `device`, `last_round`, `receipt`, `participations` |
 
 `problem` is "" if the device took part, "refused: ..." if its record does not let it, and
 "failed: ..." if it could not. Nothing else leaves a device: metrics of training are exact.
@@ -19,4 +19,5 @@ ARRAYS, CONFIG, REPLY = "arrays", "config", "tf-bandmf"
 QUERY_ACTION = "tf_bandmf_device"
 QUERY = f"query.{QUERY_ACTION}"
 PLAN, RUN, ROUND = "tf-bandmf.plan", "tf-bandmf.run", "tf-bandmf.round"
+RECEIPT = "tf-bandmf.receipt"
 REFUSED, FAILED = "refused", "failed"

@@ -117,6 +117,7 @@ class PrivateFedAvg(Strategy):
         self._health = Health(plan)
         self._measured: MeasuredParticipation | None = None
         self._devices: Devices  # of `start`
+        self._receipt_of: Callable[[int], str]
         self._waiting_since: float | None = None
         self._late: dict[str, int] = {}  # messages without a reply in time: their round
 
@@ -172,7 +173,6 @@ class PrivateFedAvg(Strategy):
         self._grid, self._timeout = grid, timeout
         self._names = names
         self._config = dict(train_config or {})
-        self._devices = Devices(grid, self.plan.fingerprint, self._query_timeout)
         engine = FederatedAveraging(
             self.plan,
             initial_arrays.to_numpy_ndarrays(),
@@ -184,6 +184,14 @@ class PrivateFedAvg(Strategy):
         result = Result()
 
         def cohorts(ledger: Ledger) -> AvailableCohorts:
+            self._receipt_of = engine.host_noise.receipt
+            self._devices = Devices(
+                grid,
+                self.plan.fingerprint,
+                begun=lambda: len(ledger.rounds),
+                receipt_of=self._receipt_of,
+                timeout=self._query_timeout,
+            )
             return AvailableCohorts(
                 ledger,
                 self._devices.present,
@@ -272,6 +280,14 @@ class PrivateFedAvg(Strategy):
             return True
         self._waiting_since = None
         separation = self._participation.min_separation
+        if eligible == 0 and self._devices.strangers:
+            raise RuntimeError(
+                f"No device may take part in the next round. {self._devices.strangers} "
+                f"say that they took part in rounds that were not begun here: an earlier "
+                f"run of the plan had them, and both together would spend more than the "
+                f"plan. Nothing was spent. Go on with that run's private_dir, or begin a "
+                f"new run with a plan and device stores of its own."
+            )
         if eligible == 0:
             raise RuntimeError(
                 f"No device may take part in the next round, of {available} that are "
@@ -289,22 +305,8 @@ class PrivateFedAvg(Strategy):
         )
         return False
 
-    def _refuse_older_state(self, round_number: int) -> None:
-        """Raises RuntimeError if a device took part in a round that is not begun here."""
-        # A round that was interrupted comes twice.
-        if self._devices.last_round > round_number:
-            raise RuntimeError(
-                f"A device says that it took part in round {self._devices.last_round}, "
-                f"but this server comes to round {round_number} now: its private_dir is "
-                f"older than the run (a backup, a snapshot or a copy), or an earlier run "
-                f"of the plan had these devices. Noise is not used again, but both "
-                f"together spend more than the plan. Bring back the newest private_dir, "
-                f"or begin a new run with a plan and device stores of its own."
-            )
-
     def _exchange(self, request: Request, add: Add) -> Replies:
         """Sends a round's model to its devices, and adds what comes back in time."""
-        self._refuse_older_state(request.round_number)
         late = self._count_late(request.round_number)
         asked = self._send(request)
         added = refused = failed = 0
@@ -343,6 +345,7 @@ class PrivateFedAvg(Strategy):
             messages.PLAN: self.plan.fingerprint,
             messages.RUN: request.run,
             messages.ROUND: request.round_number,
+            messages.RECEIPT: self._receipt_of(request.round_number),
         }
         content = RecordDict(
             {
