@@ -105,14 +105,15 @@ test-next:
 	cd tests && ../.venv-next/bin/python $(PYTEST) -c ../pyproject.toml --rootdir=.. \
 		$(PARALLEL) -m "not slow" ../tests/keras
 
-# What a user installs: the wheel, in an environment of its own, outside of the sources.
-test-wheel: .venv/.installed .venv-wheel/.requirements
-	rm -rf .venv-wheel/dist
+# What a user installs: the wheel, outside of the sources. It needs what .venv has; the
+# sources are not found there, for Python reads no .pth files of what PYTHONPATH names.
+INSTALLED = $(shell .venv/bin/python -c "import numpy; print(numpy.__path__[0])")/..
+test-wheel: .venv/.installed
+	$(PYTHON) -m venv --clear .venv-wheel
 	.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation \
 		-w .venv-wheel/dist .
-	.venv-wheel/bin/python -m pip install --quiet --no-deps --force-reinstall \
-		.venv-wheel/dist/*.whl
-	cd .venv-wheel && bin/python ../tests/smoke_installed.py
+	.venv-wheel/bin/python $(INSTALL) .venv-wheel/dist/*.whl
+	cd .venv-wheel && PYTHONPATH=$(INSTALLED) bin/python ../tests/smoke_installed.py
 
 # Compiles the XLA programs of the package for TPUs and GPUs, of which it needs none: memory,
 # kernels and bytes of each, in benchmarks/accelerators/results/compiled.json. Half an hour.
@@ -148,25 +149,22 @@ clean:
 		.venv-accelerators demo-output accelerators-output audit-output dist docs/_build
 
 # A virtual environment is made anew when its requirement file changes; the stamps are
-# written last, so that a half-made one is never used.
+# written last, so that a half-made one is never used. Modules are compiled when they are
+# imported: most never are, and all of them take longer to compile than to install.
+INSTALL := -m pip install --quiet --no-compile --no-deps
 .venv/.requirements: requirements/main.txt
 	$(PYTHON) -m venv --clear .venv
-	.venv/bin/python -m pip install --quiet --no-deps -r requirements/main.txt
-	touch $@
-
-.venv-wheel/.requirements: requirements/main.txt
-	$(PYTHON) -m venv --clear .venv-wheel
-	.venv-wheel/bin/python -m pip install --quiet --no-deps -r requirements/main.txt
+	.venv/bin/python $(INSTALL) -r requirements/main.txt
 	touch $@
 
 .venv-accelerators/.requirements: requirements/accelerators.txt
 	$(PYTHON) -m venv --clear .venv-accelerators
-	.venv-accelerators/bin/python -m pip install --quiet --no-deps -r $<
+	.venv-accelerators/bin/python $(INSTALL) -r $<
 	touch $@
 
 .venv-federated/.requirements: federated/requirements.txt
 	$(PYTHON) -m venv --clear .venv-federated
-	.venv-federated/bin/python -m pip install --quiet --no-deps -r federated/requirements.txt
+	.venv-federated/bin/python $(INSTALL) -r federated/requirements.txt
 	touch $@
 
 .venv/.installed: .venv/.requirements pyproject.toml
@@ -174,7 +172,7 @@ clean:
 	touch $@
 
 .venv/.docs: .venv/.installed requirements/docs.txt
-	.venv/bin/python -m pip install --quiet --no-deps -r requirements/docs.txt
+	.venv/bin/python $(INSTALL) -r requirements/docs.txt
 	touch $@
 
 .venv-federated/.installed: .venv-federated/.requirements pyproject.toml federated/pyproject.toml
@@ -184,8 +182,7 @@ clean:
 
 .venv-flower/.requirements: federated/requirements-flower.txt
 	$(PYTHON) -m venv --clear .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --no-deps \
-		-r federated/requirements-flower.txt
+	.venv-flower/bin/python $(INSTALL) -r federated/requirements-flower.txt
 	touch $@
 
 .venv-flower/.installed: .venv-flower/.requirements pyproject.toml federated/pyproject.toml
