@@ -144,12 +144,10 @@ class Instantiated(Factor):
     gradients: tf.Tensor
 
     def measure(self, negligible: float = 0.0) -> Measured:
-        """See the base class."""
         pinned = norms.pinned(tf.cast(self.gradients, tf.float32))
         return Measured(norms.of_examples(*pinned), pinned, _tensordot)
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class."""
         return tf.cast(self.gradients, tf.float32)
 
 
@@ -164,15 +162,12 @@ class Formed(Factor):
     form: Callable[[int], tf.Tensor]
 
     def of_units(self, rows: int) -> Factor:
-        """See the base class."""
         return Formed(lambda more: self.form(rows * more))
 
     def measure(self, negligible: float = 0.0) -> Measured:
-        """See the base class."""
         return Instantiated(self.form(1)).measure(negligible)
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class."""
         return tf.cast(self.form(1), tf.float32)
 
 
@@ -230,7 +225,6 @@ class Product(Factor):
     copied: tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]] | None = None
 
     def add(self, other: Factor) -> Factor | None:
-        """See the base class."""
         if (
             not isinstance(other, Product)
             or self.layout != other.layout
@@ -249,12 +243,10 @@ class Product(Factor):
         return Product(left, right, self.layout)
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class."""
         left, right = tf.cast(self.left, tf.float32), tf.cast(self.right, tf.float32)
         return self.layout.to_kernels(tf.matmul(left, right, transpose_a=True))
 
     def measure(self, negligible: float = 0.0) -> Measured:
-        """See the base class."""
         left, right = norms.kept(self.left), norms.kept(self.right)
         terms = left.shape[-2]
         size = math.prod(self.layout.shape)
@@ -332,21 +324,17 @@ class FormedOrProduct(Factor):
         return self.product().of_units(rows) if rows > 1 else self.product()
 
     def add(self, other: Factor) -> Factor | None:
-        """See the base class."""
         first = self._of(1)
         second = other._of(1) if isinstance(other, FormedOrProduct) else other
         return first.add(second)
 
     def of_units(self, rows: int) -> Factor:
-        """See the base class."""
         return self._of(rows)
 
     def measure(self, negligible: float = 0.0) -> Measured:
-        """See the base class."""
         return self._of(1).measure(negligible)
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class."""
         return self._of(1).instantiate()
 
 

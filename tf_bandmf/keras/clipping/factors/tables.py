@@ -42,7 +42,6 @@ class Rows(Factor):
     _MAX_PAIRED_TERMS = 256
 
     def add(self, other: Factor) -> Factor | None:
-        """See the base class."""
         if isinstance(other, Product) and not self.stays_sparse:
             return RowsAndProduct.of(self, other)
         if not isinstance(other, Rows) or self.num_rows != other.num_rows:
@@ -54,12 +53,10 @@ class Rows(Factor):
         )
 
     def of_units(self, rows: int) -> Factor:
-        """See the base class."""
         ids, values = join_terms(self.ids, rows), join_terms(self.values, rows)
         return dataclasses.replace(self, ids=ids, values=values)
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class."""
         if self.stays_sparse:
             raise UnsupportedModelError(
                 "A table whose noise is drawn when its rows are read is used as a whole, "
@@ -86,7 +83,6 @@ class Rows(Factor):
         return dataclasses.replace(self, values=scaled)
 
     def measure(self, negligible: float = 0.0) -> Measured:
-        """See the base class."""
         (values,) = norms.pinned(tf.cast(self.values, tf.float32))
         terms = self.ids.shape[1]
         if terms == 1:
@@ -158,7 +154,6 @@ class RowsAndProduct(Factor):
         return cls(rows, product)
 
     def add(self, other: Factor) -> Factor | None:
-        """See the base class."""
         if isinstance(other, RowsAndProduct):
             first = self.add(other.rows)
             return None if first is None else first.add(other.product)
@@ -173,17 +168,14 @@ class RowsAndProduct(Factor):
         return None
 
     def of_units(self, rows: int) -> Factor:
-        """See the base class."""
         lookups, products = self.rows.of_units(rows), self.product.of_units(rows)
         assert isinstance(lookups, Rows) and isinstance(products, Product)
         return RowsAndProduct(lookups, products)
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class."""
         return self.rows.instantiate() + self.product.instantiate()
 
     def measure(self, negligible: float = 0.0) -> Measured:
-        """See the base class."""
         ids, num_rows = self.rows.ids, self.rows.num_rows
         lookups, terms = ids.shape[1], self.product.left.shape[-2]
         total = None if lookups is None or terms is None else lookups + terms
@@ -225,7 +217,6 @@ class FirstRows(Factor):
     num_rows: int
 
     def of_units(self, rows: int) -> Factor:
-        """See the base class."""
         shape = tf.concat([[-1, rows], tf.shape(self.gradients)[1:]], axis=0)
         units = tf.ensure_shape(
             tf.reshape(self.gradients, shape), [None, rows, *self.gradients.shape[1:]]
@@ -233,7 +224,6 @@ class FirstRows(Factor):
         return FirstRows(tf.reduce_sum(units, axis=1), self.num_rows)
 
     def instantiate(self) -> tf.Tensor:
-        """See the base class."""
         return self._padded(tf.cast(self.gradients, tf.float32))
 
     def _padded(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -245,7 +235,6 @@ class FirstRows(Factor):
         )
 
     def measure(self, negligible: float = 0.0) -> Measured:
-        """See the base class."""
         first = Instantiated(self.gradients).measure(negligible)
         return Measured(
             first.norms,

@@ -148,13 +148,11 @@ class OneTapRule(Rule):
     """Base of the rules that tap one tensor, by default the layer's output."""
 
     def forward(self, call: LayerCall) -> Any:
-        """See the base class."""
         return call.tap(call.run())
 
     def factors(
         self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
     ) -> Mapping[int, Factor]:
-        """See the base class."""
         (gradient,) = gradients
         return {} if gradient is None else self.factors_of(call, gradient)
 
@@ -179,7 +177,6 @@ class PreActivationRule(OneTapRule):
     is_product = False
 
     def forward(self, call: LayerCall) -> Any:
-        """See the base class."""
         outputs = call.run_with(activation=None)
         activation = call.layer.activation
         if activation is None:

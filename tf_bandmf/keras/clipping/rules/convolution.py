@@ -117,13 +117,11 @@ class ConvolutionRule(PreActivationRule):
     """`Conv1D`, `Conv2D`, `Conv3D`: a product of input patches and gradients."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         return is_plain(
             layer, keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D
         ) and owns_only(variables, kernel_of(layer), layer.bias)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """See the base class."""
         layer = call.layer
         inputs = channels_last(call.inputs, layer.data_format)
         gradient = channels_last(gradient, layer.data_format)
@@ -388,13 +386,11 @@ class DepthwiseConvolutionRule(PreActivationRule):
     """`DepthwiseConv1D` and `DepthwiseConv2D`: small kernels, kept per example."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         return is_plain(
             layer, keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D
         ) and owns_only(variables, layer.kernel, layer.bias)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """See the base class."""
         layer = call.layer
         inputs = channels_last(call.inputs, layer.data_format)
         gradient = tf.cast(channels_last(gradient, layer.data_format), tf.float32)

@@ -28,7 +28,6 @@ class DenseRule(PreActivationRule):
     is_product = True
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         if not is_plain(layer, keras.layers.Dense, adapted=True):
             return False
         adapter = adapter_of(layer)
@@ -36,7 +35,6 @@ class DenseRule(PreActivationRule):
         return owns_only(variables, kernel_of(layer), layer.bias, *parts)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """See the base class."""
         kernel, bias = kernel_of(call.layer), call.layer.bias
         result: dict[int, Factor] = {}
         inputs = call.inputs
@@ -110,7 +108,6 @@ class EinsumDenseRule(PreActivationRule):
     is_product = True
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         if not is_plain(layer, keras.layers.EinsumDense, adapted=True):
             return False
         adapter = adapter_of(layer)
@@ -126,7 +123,6 @@ class EinsumDenseRule(PreActivationRule):
         return adapter is None or equation.kernel[-1] not in equation.inputs
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """See the base class."""
         layer = call.layer
         equation = _parse(layer.equation, call.inputs.shape.rank)
         assert equation is not None

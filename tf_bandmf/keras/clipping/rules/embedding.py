@@ -36,7 +36,6 @@ class EmbeddingRule(OneTapRule):
     spreads = True
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         if not is_plain(layer, keras.layers.Embedding, adapted=True):
             if not inherits_unchanged(layer, keras.layers.ReversibleEmbedding):
                 return False
@@ -51,7 +50,6 @@ class EmbeddingRule(OneTapRule):
         )
 
     def forward(self, call: LayerCall) -> Any:
-        """See the base class."""
         if not _is_reverse(call):
             reader = reader_of(embeddings_of(call.layer))
             if reader is None:
@@ -70,7 +68,6 @@ class EmbeddingRule(OneTapRule):
         return soft_cap * keras.ops.tanh(outputs / soft_cap)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """See the base class."""
         layer = call.layer
         if _is_reverse(call):
             found = _of_projection(layer, call.inputs, gradient)

@@ -45,13 +45,11 @@ class PositionEmbeddingRule(OneTapRule):
     """`PositionEmbedding` from the first position on: each row is used once."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         return _is(layer, f"{_LAYERS}.position_embedding.PositionEmbedding") and (
             owns_only(variables, layer.position_embeddings)
         )
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """See the base class."""
         first = (
             call.args[1] if len(call.args) > 1 else call.kwargs.get("start_index", 0)
         )
@@ -72,11 +70,9 @@ class HubNormalizationRule(OneTapRule):
     """Root mean square normalizations: output = (scale, or 1 + scale) * normalized."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         return _is(layer, *_NORMALIZATIONS) and owns_only(variables, layer.scale)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """See the base class."""
         inputs = tf.cast(call.inputs, tf.float32)
         squares = tf.reduce_mean(tf.square(inputs), axis=-1, keepdims=True)
         normalized = inputs * tf.math.rsqrt(squares + call.layer.epsilon)
@@ -92,12 +88,10 @@ class MaskedLMHeadRule(PreActivationRule):
     opens = True
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         return _is(layer, f"{_LAYERS}.masked_lm_head.MaskedLMHead") and owns_only(
             variables, bias_of(layer)
         )
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """See the base class."""
         bias = bias_of(call.layer)
         return {id(bias): Instantiated(reduce_to_shape(gradient, kernel_shape(bias)))}

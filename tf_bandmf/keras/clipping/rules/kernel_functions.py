@@ -36,7 +36,6 @@ class KernelFunctionRule(PreActivationRule):
     """Subclasses of `Dense` and convolutions that override `kernel` alone."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         base = _base_of(layer)
         return (
             base is not None
@@ -47,7 +46,6 @@ class KernelFunctionRule(PreActivationRule):
         )
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """See the base class."""
         layer = call.layer
         rule = (
             DenseRule() if _base_of(layer) is keras.layers.Dense else ConvolutionRule()

@@ -31,7 +31,6 @@ class _ScaleAndShiftRule(OneTapRule):
         """Returns the normalized inputs before scale and shift."""
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """See the base class."""
         scale, shift = self.parameters(call.layer)
         gradient = tf.cast(gradient, tf.float32)
         rank = gradient.shape.rank
@@ -63,7 +62,6 @@ class LayerNormalizationRule(_ScaleAndShiftRule):
     """`LayerNormalization`."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         return (
             is_plain(layer, keras.layers.LayerNormalization)
             and not getattr(layer, "rms_scaling", False)
@@ -72,11 +70,9 @@ class LayerNormalizationRule(_ScaleAndShiftRule):
         )
 
     def parameters(self, layer: Any) -> tuple[Any, Any]:
-        """See the base class."""
         return layer.gamma, layer.beta
 
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-        """See the base class."""
         return keras.ops.layer_normalization(
             inputs, axis=layer.axis, epsilon=layer.epsilon
         )
@@ -86,7 +82,6 @@ class RMSNormalizationRule(_ScaleAndShiftRule):
     """`RMSNormalization`."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         return (
             is_plain(layer, keras.layers.RMSNormalization)
             and _per_example_axes(layer.axis)
@@ -94,11 +89,9 @@ class RMSNormalizationRule(_ScaleAndShiftRule):
         )
 
     def parameters(self, layer: Any) -> tuple[Any, Any]:
-        """See the base class."""
         return layer.scale, None
 
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-        """See the base class."""
         return keras.ops.rms_normalization(
             inputs, axis=layer.axis, epsilon=layer.epsilon
         )
@@ -108,7 +101,6 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
     """`GroupNormalization`."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         return (
             is_plain(layer, keras.layers.GroupNormalization)
             and isinstance(layer.axis, int)
@@ -117,11 +109,9 @@ class GroupNormalizationRule(_ScaleAndShiftRule):
         )
 
     def parameters(self, layer: Any) -> tuple[Any, Any]:
-        """See the base class."""
         return layer.gamma, layer.beta
 
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-        """See the base class."""
         split = split_into_groups(layer, inputs)
         mean, variance = self._moments(layer, split)
         normalized = (split - mean) * tf.math.rsqrt(variance + layer.epsilon)

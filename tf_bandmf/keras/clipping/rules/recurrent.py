@@ -37,7 +37,6 @@ class RecurrentRule(OneTapRule):
     """Recurrent layers without dropout inside of the cell."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """See the base class."""
         if not is_plain(layer, *_CELLS) or layer.stateful:
             return False
         cell = layer.cell
@@ -49,7 +48,6 @@ class RecurrentRule(OneTapRule):
         )
 
     def forward(self, call: LayerCall) -> Any:
-        """See the base class."""
         layer, cell = call.layer, call.layer.cell
 
         def inner_loop(
@@ -95,7 +93,6 @@ class RecurrentRule(OneTapRule):
         return call.run_with(inner_loop=inner_loop)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        """See the base class."""
         cell, units = call.layer.cell, call.layer.units
         gradient = tf.cast(gradient, tf.float32)
         states = tf.cast(call.notes["states"], tf.float32)
