@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import keras
 import numpy as np
@@ -48,6 +48,7 @@ from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 from tf_bandmf.sampling.purity import may_fail, may_stop
 
 _CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
+# Operations that keep state or run code of the host.
 _UNREPEATABLE = ("Assign", "Rng", "PyFunc", "EagerPyFunc")
 _HUB = frozenset({"keras_hub"})
 # They wrap methods of layers when these are made.
@@ -293,7 +294,11 @@ def _refuse_randomness(graph: Any) -> None:
     nodes = [*definition.node]
     for function in definition.library.function:
         nodes.extend(function.node_def)
-    types = {node.op for node in nodes if _may_differ(node.op)}
+    types = {
+        node.op
+        for node in nodes
+        if node.op.startswith(_UNREPEATABLE) or is_random(node.op)
+    }
     if types:
         raise ValueError(
             f"The preprocessor may give other results when it is run again "
@@ -301,14 +306,3 @@ def _refuse_randomness(graph: Any) -> None:
             f"see other batches under the same noise. Preprocess the data before and set "
             f"model.preprocessor = None, or train without private_state."
         )
-
-
-def _may_differ(op_type: str) -> bool:
-    """Whether operations of a type draw random numbers, keep state or run host code."""
-    return op_type.startswith(_UNREPEATABLE) or is_random(_Operation(op_type))
-
-
-class _Operation(NamedTuple):
-    """As much of an operation as `is_random` looks at."""
-
-    type: str

@@ -28,6 +28,7 @@ def change(monkeypatch, believed):
         )
         return [found]
 
+    @tf.function(autograph=False)
     def of_first(number):
         values = tf.constant([[100.0, 1.0], [2.0, 3.0]])
         numbers = tf.constant([[number, 1], [0, 1]])

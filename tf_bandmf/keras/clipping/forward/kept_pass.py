@@ -103,12 +103,10 @@ def key_of(
       settings: of the clipping, apart from clip norms.
       with_settings: whether attributes of layers belong to it. A call may change some.
     """
-    leaves = batches.tensor_leaves(data)
-    present = [part is not None for part in data]
     return (
         tuple(Same(variable) for variable in variables),
-        tuple(present),
-        tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves),
+        tuple(part is not None for part in data),
+        batches.specs_of(data),
         Same(compile_loss(model)),
         settings,
         tuple(

@@ -51,19 +51,15 @@ class LookedUp:
           UnsupportedModelError: if ids depend on weights, random numbers or state.
         """
         data = batches.to_tensors((x, rows))
-        leaves = batches.tensor_leaves(data)
-        specs = tuple(
-            tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves
-        )
+        specs = batches.specs_of(data)
         if specs not in self._known:
             with tf.init_scope():
                 self._known[specs] = self._traced(data, specs)
-        return list(self._known[specs](*leaves))
+        return list(self._known[specs](*batches.tensor_leaves(data)))
 
     def _traced(self, data: Any, specs: Sequence[tf.TensorSpec]) -> Any:
         def forward(*leaves: tf.Tensor) -> list[tf.Tensor]:
-            remaining = iter(leaves)
-            x, rows = batches.map_tensors(lambda _: next(remaining), data)
+            x, rows = batches.with_leaves(data, leaves)
             if rows is not None:
                 x = UnitRows(rows).flat(x)
             with _calls_of(self._layers) as found, bad_values_become_nan():

@@ -68,7 +68,7 @@ class Recorder:
         self._shapes = shapes
         self._size = size
         self._trace = trace
-        self._place = _current_graph()
+        self._place = tf.compat.v1.get_default_graph()
         self._inside = False
         # Calls of layers that the user vouches for, which have not returned yet.
         self._trusted = 0
@@ -91,7 +91,7 @@ class Recorder:
           UnsupportedModelError: if the call is inside a loop or inner function.
         """
         unit = self._units[id(layer)]
-        if _current_graph() is not self._place:
+        if tf.compat.v1.get_default_graph() is not self._place:
             raise UnsupportedModelError(
                 f"Layer {layer.name!r} ({type(layer).__name__}) is called inside a "
                 "loop, a condition or a tf.function within the model, where its "
@@ -178,10 +178,6 @@ class Recorder:
         shape = tf.concat([[self._size], tf.shape(tensor)[1:]], axis=0)
         repeated = tf.broadcast_to(tensor, shape)
         return tf.ensure_shape(repeated, [None, *tensor.shape[1:]])
-
-
-def _current_graph() -> Any:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 @contextlib.contextmanager

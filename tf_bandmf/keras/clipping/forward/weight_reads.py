@@ -3,8 +3,8 @@
 Per-example gradients are those of the tapped calls. A weight that is also read
 elsewhere (a decoder that uses an embedding's table, a loss that penalizes a kernel)
 would lose that part of its gradient without any sign. Two independent checks exclude
-it: gradient tapes notice reads through TensorFlow's API in every mode, and in a graph
-every operation that takes the handle of a weight is looked at.
+it: gradient tapes notice reads through TensorFlow's API, and every operation of the graph
+that takes the handle of a weight is looked at.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tf_bandmf.keras.compat.graphs import EagerTensor
 
 
 class ReadLog:
-    """Notes reads of trainable weights during one forward pass and loss.
+    """Notes reads of trainable weights during one forward pass and loss, in a graph.
 
     Args:
       model: the model, for messages.
@@ -37,8 +37,7 @@ class ReadLog:
         self._spies = [tf.GradientTape()]
         self._windows: list[tuple[int, int, Unit]] = []
         self._unit_of: dict[int, Unit] = {}
-        self._graph: Any = None
-        self._start = 0
+        self._graph = tf.compat.v1.get_default_graph()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -47,9 +46,7 @@ class ReadLog:
         Raises:
           UnsupportedModelError: if a weight is read outside its layer's call.
         """
-        if not tf.executing_eagerly():
-            self._graph = tf.compat.v1.get_default_graph()
-            self._start = self._position()
+        start = self._position()
         (spy,) = self._spies
         with spy:
             yield
@@ -57,7 +54,7 @@ class ReadLog:
             variable = self._index.owner(raw)
             if variable is not None:
                 self._refuse(variable)
-        self._check_graph()
+        self._check_graph(start)
 
     @contextlib.contextmanager
     def inside(self, unit: Unit) -> Iterator[None]:
@@ -89,14 +86,12 @@ class ReadLog:
         return captured_handles(self._graph)
 
     def _position(self) -> int:
-        return 0 if self._graph is None else len(self._graph.get_operations())
+        return len(self._graph.get_operations())
 
-    def _check_graph(self) -> None:
-        if self._graph is None:
-            return
+    def _check_graph(self, start: int) -> None:
         operations = self._graph.get_operations()
         captured = self.captured_handles()
-        for position in range(self._start, len(operations)):
+        for position in range(start, len(operations)):
             for tensor in operations[position].inputs:
                 if tensor.dtype != tf.resource:
                     continue

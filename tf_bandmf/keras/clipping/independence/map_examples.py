@@ -32,7 +32,7 @@ def map_examples(
     repeated: bool = True,
     vectorize: bool = True,
 ) -> list[tf.Tensor]:
-    """Maps a function over examples, vectorized, and notes that they stay apart.
+    """Maps a function over examples, in a graph, and notes that they stay apart.
 
     Args:
       function: of nested tensors, those of one example; returns a list of tensors.
@@ -69,14 +69,6 @@ def _mapped(
     Returns:
       Results of all examples; if vectorized, those of one, from which they were made.
     """
-    if tf.executing_eagerly():
-        whole = tf.function(
-            lambda given: _mapped(function, given, vectorize)[0], autograph=False
-        )
-        specs = tf.nest.map_structure(
-            lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), elements
-        )
-        return list(whole.get_concrete_function(specs)(elements)), []
     graph = tf.compat.v1.get_default_graph()
     of_one: list[Any] = []
     trace = current_trace()

@@ -158,7 +158,7 @@ def _result(op: Any, found: Mapping[int, _In]) -> _In:
         refuse_unknown(op)
         # Entries of a list whose sizes depend on values cannot be put side by side.
         varies = OPERATIONS[op.type].varies
-        if not called(op) and not state.is_random(op) and not varies:
+        if not called(op) and not state.is_random(op.type) and not varies:
             return _In.ROW if _In.ROW in kinds else _In.FREE
     elif set(kinds) <= {_In.FREE, _In.COUNTER, _In.COUNTED}:
         if op.type in ("Add", "AddV2", "Pack"):

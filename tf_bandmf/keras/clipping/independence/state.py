@@ -56,9 +56,9 @@ _PARTS = frozenset("Split SplitV Unpack Slice StridedSlice GatherV2".split())
 _LEAST_BYTES = 4
 
 
-def is_random(op: Any) -> bool:
-    """Whether an operation draws from generators that are not Keras'."""
-    known = operation(op.type)
+def is_random(kind: str) -> bool:
+    """Whether operations of a type draw from generators that are not Keras'."""
+    known = operation(kind)
     return known is not None and known.effect is Effect.DRAWS
 
 
@@ -84,7 +84,7 @@ def freshness(op: Any, values: Sequence[Any]) -> tuple[bool, bool]:
         low, high = (folded(bound) for bound in op.inputs[-2:])
         wide = low is not None and high is not None and int(high) - int(low) >= 2**16
         return wide, False
-    if is_random(op):
+    if is_random(op.type):
         return True, False
     if not _loses_nothing(op) or not values:
         return False, False
@@ -169,7 +169,7 @@ def calls_host(graph: Any, name: str) -> bool:
     That is so of all that is not known to do something else.
 
     Args:
-      graph: that knows the function; None in eager code.
+      graph: that knows the function.
       name: type of an operation, or name of a function.
     """
     if op_def_registry.get(name) is not None:

@@ -321,7 +321,7 @@ class Trace:
             if id(op) in seen:
                 continue
             seen.add(id(op))
-            if isolated.repeated and state.is_random(op):
+            if isolated.repeated and state.is_random(op.type):
                 raise NotIndependent(
                     f"{isolated.name} draws random numbers with {op.type}, which cannot "
                     "be repeated for its gradient: use `keras.random` with a "

@@ -81,10 +81,9 @@ def structure_of(
     Raises:
       UnsupportedModelError: if the model has a structure that is not supported.
     """
-    leaves = batches.tensor_leaves(data)
     key = (
         tuple(id(variable) for variable in variables),
-        tuple((tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves),
+        batches.specs_of(data),
         id(compile_loss(model)),
         tuple(id(layer) for layer in alone),
     )
@@ -108,17 +107,13 @@ def _trace(
     for leaf in batches.tensor_leaves(data):
         taken.update(leaf.shape[1:])
     size = next(candidate for candidate in _BATCH_SIZES if candidate not in taken)
-    specs = [
-        tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype)
-        for leaf in batches.tensor_leaves(data)
-    ]
+    specs = list(batches.specs_of(data, size))
     found: dict[int, CallShape] = {}
 
     def probe(tensors: list[tf.Tensor]) -> tf.Tensor:
-        remaining = iter(tensors)
-        placeholders = batches.map_tensors(lambda _: next(remaining), data)
+        placeholders = batches.with_leaves(data, tensors)
         units = find_units(model, variables, alone)
-        trace = Trace(batches.tensor_leaves(placeholders), static_batch=size)
+        trace = Trace(tensors, static_batch=size)
         with used_generators() as generators:
             forward = run_forward(model, variables, units, placeholders, None, trace)
         trace.done()

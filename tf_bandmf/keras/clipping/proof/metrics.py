@@ -97,9 +97,7 @@ def update_reads_no_metrics(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def update_runs_no_host_code() -> Iterator[None]:
-    """Refuses an update of the weights, made in the body, that runs code of the host.
-
-    In a graph. Eager code is code of the host, and has no operations for what it calls.
+    """Refuses an update of the weights, made in the body in a graph, that runs host code.
 
     Raises:
       UnsupportedModelError: if it does, with the operation.

@@ -91,9 +91,7 @@ def _is_symbolic(tensor: Any) -> bool:
 def update_is_released(
     noisy: Any, variables: Sequence[Any], alone: bool = True
 ) -> Iterator[None]:
-    """Refuses an update, made in the body, that computes with data without noise.
-
-    In a graph. Eager code is code of the host, in which nothing can be followed.
+    """Refuses an update, made in the body in a graph, that computes with data.
 
     Args:
       noisy: tensors that have their noise.
@@ -104,9 +102,6 @@ def update_is_released(
     Raises:
       UnsupportedModelError: if it computes with something else.
     """
-    if tf.executing_eagerly():
-        yield
-        return
     released(noisy)
     graph = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())

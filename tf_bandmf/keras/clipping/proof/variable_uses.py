@@ -72,34 +72,14 @@ def each_variable_use(check: Check) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_host_code(refuse: Callable[[str], None]) -> Iterator[None]:
-    """Finds code of the host that the operations of its body call.
+    """Finds code of the host that the operations of its body, in a graph, call.
 
     Args:
-      refuse: raises an error, given the operation's name or type.
+      refuse: raises an error, given the operation's name.
 
     Yields:
       Nothing.
     """
-    if tf.executing_eagerly():
-
-        def callback(
-            op_type: str,
-            inputs: Any,
-            attrs: Any,
-            outputs: Any,
-            op_name: Any = None,
-            graph: Any = None,
-        ) -> None:
-            name = op_type.decode() if isinstance(op_type, bytes) else op_type
-            if graph is None and state.calls_host(None, name):
-                refuse(name)
-
-        op_callbacks.add_op_callback(callback)
-        try:
-            yield
-        finally:
-            op_callbacks.remove_op_callback(callback)
-        return
     graph = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     yield

@@ -9,7 +9,7 @@ from tf_bandmf.keras.clipping.rules.convolution import (
     ConvolutionRule,
     DepthwiseConvolutionRule,
 )
-from tf_bandmf.keras.clipping.rules.dense import DenseRule, EinsumDenseRule
+from tf_bandmf.keras.clipping.rules.dense import DenseRule
 from tf_bandmf.keras.clipping.rules.embedding import EmbeddingRule
 from tf_bandmf.keras.clipping.rules.generic import GenericRule
 from tf_bandmf.keras.clipping.rules.hub import (
@@ -20,20 +20,17 @@ from tf_bandmf.keras.clipping.rules.hub import (
 from tf_bandmf.keras.clipping.rules.kernel_functions import KernelFunctionRule
 from tf_bandmf.keras.clipping.rules.normalization import (
     GroupNormalizationRule,
-    LayerNormalizationRule,
-    RMSNormalizationRule,
+    NormalizationRule,
 )
 from tf_bandmf.keras.clipping.rules.recurrent import RecurrentRule
 
 _RULES: list[Rule] = [
     DenseRule(),
-    EinsumDenseRule(),
     ConvolutionRule(),
     DepthwiseConvolutionRule(),
     EmbeddingRule(),
-    LayerNormalizationRule(),
+    NormalizationRule(),
     GroupNormalizationRule(),
-    RMSNormalizationRule(),
     RecurrentRule(),
     KernelFunctionRule(),
     PositionEmbeddingRule(),

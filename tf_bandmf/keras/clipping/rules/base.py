@@ -134,14 +134,19 @@ def is_plain(layer: Any, *classes: type, adapted: bool = False) -> bool:
 
 def inherits_unchanged(layer: Any, cls: type) -> bool:
     """Whether a layer is of a class, or of one under another name that changes nothing."""
-    if not isinstance(layer, cls) or "call" in vars(layer):
-        return False
+    is_one = isinstance(layer, cls) and "call" not in vars(layer)
+    return is_one and not overridden(layer, cls)
+
+
+def overridden(layer: Any, cls: type) -> set[str]:
+    """Names of a class that the class of a layer, derived from it, has others for."""
     own = type(layer).__mro__[: type(layer).__mro__.index(cls)]
-    return all(
-        name.startswith("__") or not hasattr(cls, name)
+    return {
+        name
         for subclass in own
         for name in vars(subclass)
-    )
+        if not name.startswith("__") and hasattr(cls, name)
+    }
 
 
 class OneTapRule(Rule):

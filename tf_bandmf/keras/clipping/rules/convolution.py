@@ -70,9 +70,7 @@ def _padded(
             after = total - before
         paddings.append([before, after])
     paddings.append([0, 0])
-    if all(pair == [0, 0] for pair in paddings if isinstance(pair[0], int)) and all(
-        isinstance(pair[0], int) for pair in paddings
-    ):
+    if all(isinstance(pair[0], int) and pair == [0, 0] for pair in paddings):
         return inputs
     return tf.pad(inputs, paddings)
 

@@ -22,47 +22,6 @@ from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 from tf_bandmf.keras.compat.keras_objects import kernel_of
 
 
-class DenseRule(PreActivationRule):
-    """`Dense` on inputs of any rank: one outer product per position."""
-
-    is_product = True
-
-    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        if not is_plain(layer, keras.layers.Dense, adapted=True):
-            return False
-        adapter = adapter_of(layer)
-        parts = adapter[:2] if adapter else ()
-        return owns_only(variables, kernel_of(layer), layer.bias, *parts)
-
-    def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
-        kernel, bias = kernel_of(call.layer), call.layer.bias
-        result: dict[int, Factor] = {}
-        inputs = call.inputs
-        units_in, units_out = kernel_shape(kernel)
-        if inputs.shape.rank == 2:
-            left, right = tf.expand_dims(inputs, 1), tf.expand_dims(gradient, 1)
-        else:
-            terms = _positions(inputs.shape[1:-1])
-            left = reshape_examples(inputs, terms, units_in)
-            right = reshape_examples(gradient, terms, units_out)
-        result[id(kernel)] = Product(left, right, Layout.plain((units_in, units_out)))
-        adapter = adapter_of(call.layer)
-        if adapter is not None:
-            down, up = adapter.values()
-            left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)
-            result[id(adapter.down)] = Product(
-                left,
-                tf.matmul(right, up, transpose_b=True),
-                Layout.plain(kernel_shape(adapter.down)),
-            )
-            result[id(adapter.up)] = Product(
-                tf.matmul(left, down), right, Layout.plain(kernel_shape(adapter.up))
-            )
-        if bias is not None:
-            result[id(bias)] = Instantiated(reduce_to_shape(gradient, (units_out,)))
-        return result
-
-
 class _Equation(NamedTuple):
     """An einsum equation `inputs,kernel->outputs`, one letter per dimension."""
 
@@ -73,7 +32,7 @@ class _Equation(NamedTuple):
 
 def _parse(equation: str, input_rank: int) -> _Equation | None:
     """Expands an equation for inputs of a given rank; None if not understood."""
-    left, outputs = equation.replace(" ", "").split("->")
+    left, outputs = equation.split("->")
     inputs, kernel = left.split(",")
     if "..." in kernel:
         return None
@@ -97,8 +56,8 @@ def _parse(equation: str, input_rank: int) -> _Equation | None:
     return _Equation(*parts)
 
 
-class EinsumDenseRule(PreActivationRule):
-    """`EinsumDense` of any equation with the batch first.
+class DenseRule(PreActivationRule):
+    """`Dense`, and `EinsumDense` of any equation with the batch first.
 
     A letter of the equation is one of: contracted (inputs and kernel), new (kernel
     and outputs), a position (inputs and outputs) or a group (all three). An adapter is
@@ -108,23 +67,23 @@ class EinsumDenseRule(PreActivationRule):
     is_product = True
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        if not is_plain(layer, keras.layers.EinsumDense, adapted=True):
+        kinds = keras.layers.Dense, keras.layers.EinsumDense
+        if not is_plain(layer, *kinds, adapted=True):
             return False
         adapter = adapter_of(layer)
         parts = adapter[:2] if adapter else ()
         if not owns_only(variables, kernel_of(layer), layer.bias, *parts):
             return False
-        inputs = layer.equation.replace(" ", "").split(",")[0]
+        inputs = _spelled(layer).split(",")[0]
         # Any rank will do to see whether the equation is understood.
-        rank = len(inputs.replace("...", "A"))
-        equation = _parse(layer.equation, rank)
+        equation = _parse(_spelled(layer), len(inputs.replace("...", "A")))
         if equation is None:
             return False
         return adapter is None or equation.kernel[-1] not in equation.inputs
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         layer = call.layer
-        equation = _parse(layer.equation, call.inputs.shape.rank)
+        equation = _parse(_spelled(layer), call.inputs.shape.rank)
         assert equation is not None
         result: dict[int, Factor] = {
             id(kernel_of(layer)): _product(
@@ -139,6 +98,11 @@ class EinsumDenseRule(PreActivationRule):
                 reduce_to_shape(gradient, kernel_shape(layer.bias))
             )
         return result
+
+
+def _spelled(layer: Any) -> str:
+    """The equation of a layer."""
+    return getattr(layer, "equation", "...i,io->...o").replace(" ", "")
 
 
 def _of_adapter(

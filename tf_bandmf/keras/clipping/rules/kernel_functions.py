@@ -23,7 +23,12 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Formed
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
-from tf_bandmf.keras.clipping.rules.base import LayerCall, PreActivationRule, owns_only
+from tf_bandmf.keras.clipping.rules.base import (
+    LayerCall,
+    PreActivationRule,
+    overridden,
+    owns_only,
+)
 from tf_bandmf.keras.clipping.rules.convolution import ConvolutionRule
 from tf_bandmf.keras.clipping.rules.dense import DenseRule
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
@@ -82,15 +87,7 @@ class KernelFunctionRule(PreActivationRule):
 def _base_of(layer: Any) -> type | None:
     """The class of Keras that a layer's class derives from, changing `kernel` alone."""
     for base in (keras.layers.Dense, *_CONVOLUTIONS):
-        if not isinstance(layer, base) or type(layer) is base:
-            continue
-        own = type(layer).__mro__[: type(layer).__mro__.index(base)]
-        changed = {
-            name
-            for subclass in own
-            for name in vars(subclass)
-            if not name.startswith("__") and hasattr(base, name)
-        }
-        if changed - {"get_config", "from_config"} == {"kernel"}:
-            return base
+        if isinstance(layer, base):
+            changed = overridden(layer, base) - {"get_config", "from_config"}
+            return base if changed == {"kernel"} else None
     return None

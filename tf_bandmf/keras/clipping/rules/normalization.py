@@ -1,7 +1,6 @@
 """Norm rules of layers that normalize each example and then scale and shift."""
 
-import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,17 +17,36 @@ from tf_bandmf.keras.clipping.rules.base import (
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
 from tf_bandmf.keras.compat.keras_objects import split_into_groups
 
+# The names of scale and shift, and what normalizes.
+_KINDS: dict[type, tuple[str, str, Callable[..., tf.Tensor]]] = {
+    keras.layers.LayerNormalization: ("gamma", "beta", keras.ops.layer_normalization),
+    keras.layers.RMSNormalization: ("scale", "", keras.ops.rms_normalization),
+}
 
-class _ScaleAndShiftRule(OneTapRule):
-    """Output = scale * normalized + shift; both are small: kept per example."""
 
-    @abc.abstractmethod
+class NormalizationRule(OneTapRule):
+    """`LayerNormalization` and `RMSNormalization`: scale * normalized + shift.
+
+    Both are small: kept per example.
+    """
+
+    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
+        return (
+            is_plain(layer, *_KINDS)
+            and not getattr(layer, "rms_scaling", False)
+            and _per_example_axes(layer.axis)
+            and owns_only(variables, *self.parameters(layer))
+        )
+
     def parameters(self, layer: Any) -> tuple[Any, Any]:
-        """Returns the scale and shift variables, or None for each."""
+        """The scale and shift variables, or None for each."""
+        scale, shift, _ = _KINDS[type(layer)]
+        return getattr(layer, scale), getattr(layer, shift, None)
 
-    @abc.abstractmethod
     def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns the normalized inputs before scale and shift."""
+        """The normalized inputs before scale and shift."""
+        normalize = _KINDS[type(layer)][2]
+        return normalize(inputs, axis=layer.axis, epsilon=layer.epsilon)
 
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         scale, shift = self.parameters(call.layer)
@@ -58,46 +76,7 @@ def _per_example_axes(axis: Any) -> bool:
     return same_sign and axes == sorted(axes)
 
 
-class LayerNormalizationRule(_ScaleAndShiftRule):
-    """`LayerNormalization`."""
-
-    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        return (
-            is_plain(layer, keras.layers.LayerNormalization)
-            and not getattr(layer, "rms_scaling", False)
-            and _per_example_axes(layer.axis)
-            and owns_only(variables, layer.gamma, layer.beta)
-        )
-
-    def parameters(self, layer: Any) -> tuple[Any, Any]:
-        return layer.gamma, layer.beta
-
-    def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-        return keras.ops.layer_normalization(
-            inputs, axis=layer.axis, epsilon=layer.epsilon
-        )
-
-
-class RMSNormalizationRule(_ScaleAndShiftRule):
-    """`RMSNormalization`."""
-
-    def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
-        return (
-            is_plain(layer, keras.layers.RMSNormalization)
-            and _per_example_axes(layer.axis)
-            and owns_only(variables, layer.scale)
-        )
-
-    def parameters(self, layer: Any) -> tuple[Any, Any]:
-        return layer.scale, None
-
-    def normalized(self, layer: Any, inputs: tf.Tensor) -> tf.Tensor:
-        return keras.ops.rms_normalization(
-            inputs, axis=layer.axis, epsilon=layer.epsilon
-        )
-
-
-class GroupNormalizationRule(_ScaleAndShiftRule):
+class GroupNormalizationRule(NormalizationRule):
     """`GroupNormalization`."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:

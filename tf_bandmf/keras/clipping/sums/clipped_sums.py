@@ -261,14 +261,12 @@ def _pass(model: keras.Model, data: Any, clip: Clip) -> tuple[Any, list[Any]]:
         valid: tf.Tensor,
         scales: list[tf.Tensor],
     ) -> ClippedGradients:
-        remaining = iter(leaves)
-        parts = batches.map_tensors(lambda _: next(remaining), data)
+        parts = batches.with_leaves(data, leaves)
         given = clip.parts._replace(clips=tuple(tf.unstack(clips)))
         own = clip._replace(parts=given, scales=tuple(scales))
         return _pass_in_graph(model, parts, valid, own)
 
-    leaves = batches.tensor_leaves(data)
-    specs = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
+    specs = list(batches.specs_of(data))
     groups = tf.TensorSpec([len(clip.parts.clips)], tf.float64)
     scales = [tf.TensorSpec(scale.shape, tf.float32) for scale in clip.scales]
     return traced, [specs, groups, tf.TensorSpec([None], tf.bool), scales]

@@ -318,8 +318,7 @@ def _gradients_alone(
     loss = compiled_loss(model)
 
     def alone(leaves: list[tf.Tensor]) -> tuple[tf.Tensor, list[Any]]:
-        remaining = iter(leaves)
-        x, y, weight = batches.map_tensors(lambda _: next(remaining), data)
+        x, y, weight = batches.with_leaves(data, leaves)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             y_pred = run_model(model, x)
@@ -335,8 +334,7 @@ def _gradients_alone(
 
     if not (checked.repeatable and checked.has_loops):
         return alone
-    leaves = batches.tensor_leaves(data)
-    specs = [tf.TensorSpec([1, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
+    specs = list(batches.specs_of(data, 1))
     traced = kept_pass.trace(alone, [specs], checked.key)
     return traced.run(True) if traced.repeatable else alone
 

@@ -1,6 +1,6 @@
 """Structures of tensors with a leading batch dimension."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -50,6 +50,20 @@ def map_tensors(function: Callable[[tf.Tensor], Any], structure: Any) -> Any:
 def tensor_leaves(structure: Any) -> list[tf.Tensor]:
     """Returns the tensors of a structure in Keras' flattening order."""
     return [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
+
+
+def with_leaves(structure: Any, leaves: Iterable[tf.Tensor]) -> Any:
+    """A structure with other tensors, in the order of `tensor_leaves`."""
+    remaining = iter(leaves)
+    return map_tensors(lambda _: next(remaining), structure)
+
+
+def specs_of(structure: Any, size: int | None = None) -> tuple[tf.TensorSpec, ...]:
+    """Specs of a structure's tensors [B, ...], with `size` in the place of B."""
+    return tuple(
+        tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype)
+        for leaf in tensor_leaves(structure)
+    )
 
 
 def batch_size(structure: Any) -> tuple[int | None, tf.Tensor]:

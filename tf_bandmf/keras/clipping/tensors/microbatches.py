@@ -57,8 +57,7 @@ def in_groups(
     # A function of its own tells the loop the dtypes of its results before it starts.
     @tf.function(autograph=False)
     def traced(tensors: list[tf.Tensor], counts: tf.Tensor) -> Any:
-        remaining = iter(tensors)
-        return function(batches.map_tensors(lambda _: next(remaining), data), counts)
+        return function(batches.with_leaves(data, tensors), counts)
 
     specs = [tf.TensorSpec(leaf.shape[1:], leaf.dtype) for leaf in leaves]
     concrete = traced.get_concrete_function(specs, tf.TensorSpec([group_size], tf.bool))
