@@ -25,6 +25,8 @@ SIZES = (10**6, 10**8, 10**9)
 # A TPU's vector memory, which is not counted, holds two vectors of the first size.
 STEP_SIZES = (10**7, 10**8)
 NETWORKS = ("mlp", "cnn", "transformer", "resnet", "lora")
+# Batches of which no more than a small part fits a TPU's vector memory.
+LARGE_BATCHES = {"cnn": 1024, "transformer": 512, "resnet": 256, "lora": 128}
 GRAM_BANDS, LBFGS_STEPS = 16, 2**14
 
 
@@ -91,11 +93,14 @@ def _makers() -> dict[str, Callable[[], Program]]:
                 _step(m(), s, k)
             )
     for dtype in ("float32", "mixed_bfloat16"):
-        for network in NETWORKS:
-            ordinary = f"ordinary gradients, {network}, {dtype}"
-            makers[ordinary] = lambda n=network, t=dtype: _gradients(n, t, None)
-            makers[f"clipped gradients, {network}, {dtype}"] = (
-                lambda n=network, t=dtype, o=ordinary: _gradients(n, t, o)
+        for network, size in [(n, None) for n in NETWORKS] + [*LARGE_BATCHES.items()]:
+            batch = f" of {size} examples" if size else ""
+            ordinary = f"ordinary gradients{batch}, {network}, {dtype}"
+            makers[ordinary] = lambda n=network, t=dtype, s=size: (
+                _gradients(n, t, s, None)
+            )
+            makers[f"clipped gradients{batch}, {network}, {dtype}"] = (
+                lambda n=network, t=dtype, s=size, o=ordinary: _gradients(n, t, s, o)
             )
     for n in (2**14, 2**17, 2**20):
         name = f"error of {GRAM_BANDS} bands and its gradient, n = {n}"
@@ -155,7 +160,9 @@ def _step(strategy: strategies.Strategy, size: int, kept: bool) -> Program:
     return Program(function, specs, 4 * size * (1 + vectors + changed))
 
 
-def _gradients(network: str, dtype: str, ordinary: str | None) -> Program:
+def _gradients(
+    network: str, dtype: str, size: int | None, ordinary: str | None
+) -> Program:
     """Gradients of a batch: clipped, if `ordinary` names what they are held against."""
     import keras
 
@@ -172,7 +179,7 @@ def _gradients(network: str, dtype: str, ordinary: str | None) -> Program:
     if ordinary is not None:
         make_private(model)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    size = keras_steps.BATCH_SIZES[network]
+    size = size or keras_steps.BATCH_SIZES[network]
     data = keras_steps.data(network, size)
 
     def clipped(*arrays: tf.Tensor) -> Any:
