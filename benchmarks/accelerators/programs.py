@@ -96,8 +96,8 @@ def _makers() -> dict[str, Callable[[], Program]]:
         for network, size in [(n, None) for n in NETWORKS] + [*LARGE_BATCHES.items()]:
             batch = f" of {size} examples" if size else ""
             ordinary = f"ordinary gradients{batch}, {network}, {dtype}"
-            makers[ordinary] = lambda n=network, t=dtype, s=size: (
-                _gradients(n, t, s, None)
+            makers[ordinary] = lambda n=network, t=dtype, s=size: _gradients(
+                n, t, s, None
             )
             makers[f"clipped gradients{batch}, {network}, {dtype}"] = (
                 lambda n=network, t=dtype, s=size, o=ordinary: _gradients(n, t, s, o)

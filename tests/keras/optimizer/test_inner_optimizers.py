@@ -126,6 +126,15 @@ def test_a_workload_that_fits_is_not_talked_about(
         tf_bandmf.keras.PrivateOptimizer(make_inner(), plan)
 
 
+def test_arguments_of_before_clipping_was_one_value_mean_what_they_meant(make_plan):
+    plan, inner = make_plan("identity"), keras.optimizers.SGD()
+    with pytest.warns(DeprecationWarning, match="Clipping"):
+        earlier = tf_bandmf.keras.PrivateOptimizer(inner, plan, clip_groups="layers")
+    now = tf_bandmf.keras.Clipping(groups="layers")
+    new = tf_bandmf.keras.PrivateOptimizer(inner, plan, clipping=now)
+    assert earlier.get_config()["clipping"] == new.get_config()["clipping"]
+
+
 @pytest.mark.parametrize(
     ("name", "where"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -71,6 +72,8 @@ class PrivateOptimizer(WrappedOptimizer):
         the same examples; `statement` then says so.
       clipping: how each example's gradient is clipped: "flat", "automatic", or a
         `Clipping`, which has more options. The guarantee is the same.
+      **kwargs: `clip_groups` and `scaling`, deprecated: use
+        `clipping=Clipping(groups=..., scaling=...)`.
 
     Attributes:
       run: key, clock and seal of the run.
@@ -96,10 +99,9 @@ class PrivateOptimizer(WrappedOptimizer):
         clipping: str | Clipping = "flat",
         **kwargs: Any,
     ) -> None:
+        clipping = _clipping(clipping, kwargs)
         if kwargs:
             raise ValueError(_not_taken(kwargs))
-        if not isinstance(clipping, Clipping):
-            clipping = Clipping(clipping)
         if not isinstance(plan, Plan):
             raise TypeError(f"plan must be a tf_bandmf.Plan, found {plan!r}.")
         if plan.expected_batch_size is None:
@@ -321,8 +323,8 @@ class PrivateOptimizer(WrappedOptimizer):
         clipping = config.get("clipping", "flat")
         if not isinstance(clipping, dict):
             # Files of before clipping was one value.
-            groups, scaling = config.get("clip_groups"), config.get("scaling")
-            clipping = {"kind": clipping, "groups": groups, "scaling": scaling}
+            others = {name: config.get(old) for name, old in _EARLIER.items()}
+            clipping = {"kind": clipping, **others}
         return cls(
             inner,
             Plan.from_config(storage.loads(config["plan"])),
@@ -350,13 +352,32 @@ def _not_taken(names: Iterable[str]) -> str:
     name = sorted(names)[0]
     if name == "num_microbatches":
         where = "give microbatch_size to make_private"
-    elif name in ("clip_groups", "scaling"):
-        where = "give clipping=tf_bandmf.keras.Clipping(groups=..., scaling=...)"
     elif name in _OF_THE_PLAN:
         where = f"it belongs to the plan: tf_bandmf.plan(..., {name}=...)"
     else:
         where = "set it on the inner_optimizer"
     return f"PrivateOptimizer does not take {name}: {where}."
+
+
+# What settings of `Clipping` were called when they were arguments of the optimizer.
+_EARLIER = {"groups": "clip_groups", "scaling": "scaling"}
+
+
+def _clipping(given: Any, kwargs: dict[str, Any]) -> Clipping:
+    """The value of `clipping`; takes earlier arguments out of the others."""
+    earlier = {name: kwargs.pop(old) for name, old in _EARLIER.items() if old in kwargs}
+    if earlier:
+        warnings.warn(
+            "clip_groups and scaling of PrivateOptimizer are deprecated: give clipping="
+            "tf_bandmf.keras.Clipping(groups=..., scaling=...).",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+    if isinstance(given, Clipping):
+        if earlier:
+            raise ValueError("Give groups and scaling to Clipping alone.")
+        return given
+    return Clipping(given, **earlier)
 
 
 def _refuse_parameter_servers() -> None:
