@@ -32,7 +32,8 @@ class InMidEpoch(keras.callbacks.Callback):
         # What must not be seen: rows of now that are not those of the last release, their
         # velocity, and what they remember of their noise.
         public = model.get_layer("items").embeddings.numpy()
-        parts = np.split(table._states.numpy(), table.jumps.entries, axis=1)
+        states = np.concatenate([part.numpy() for part in table._states], axis=1)
+        parts = np.split(states, table.jumps.entries, axis=1)
         self.public = public
         self.hidden = parts[0][np.any(parts[0] != public, axis=1)]
         self.memory = [part[np.any(part != 0.0, axis=1)] for part in parts[1:]]

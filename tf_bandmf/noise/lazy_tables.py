@@ -6,7 +6,7 @@ whoever sees the table then sees which rows were touched. All of it is as secret
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -23,6 +23,10 @@ _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
 _TABLE_BLOCKS = 1 << 40
 # The least part of a variance that remains given earlier entries; less is float64 rounding.
 _SMALLEST_PIVOT = 1e-12
+_DECAYED = (
+    "The learning rate times the weight decay must not be 1 with tables='lazy': the step "
+    "takes all weights to zero. Give make_private tables='dense', or decay less."
+)
 
 
 class Window(NamedTuple):
@@ -31,8 +35,8 @@ class Window(NamedTuple):
     Attributes:
       step: int32.
       first: the first of the steps, int32.
-      matrices: P and L by what a clock is beyond `2 first`, float32, shape [2 steps, 2, m,
-        m]: both in one place, for rows are many.
+      matrices: P and L by what a clock is beyond `first`, float32, shape [steps, 2, m, m]:
+        both in one place, for rows are many.
     """
 
     step: tf.Tensor
@@ -41,7 +45,7 @@ class Window(NamedTuple):
 
     def of_rows(self, clocks: tf.Tensor) -> tf.Tensor:
         """P and L of rows, shape [U, 2, m, m], from their clocks, [U] int32."""
-        return tf.gather(self.matrices, clocks - 2 * self.first)
+        return tf.gather(self.matrices, clocks - self.first)
 
 
 class Jumps:
@@ -55,6 +59,9 @@ class Jumps:
 
     def __init__(self, system: RowSystem, num_steps: int, step: int = 0) -> None:
         self.entries = m = system.entries
+        # Weight, and velocity under momentum.
+        self._entered = int(np.count_nonzero(system.gradient_rate))
+        self._decays = bool(np.any(system.transition_rate[:, 0, 0]))
         self._system = RowSystem(*(tf.constant(part, tf.float64) for part in system))
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
@@ -77,6 +84,33 @@ class Jumps:
             system.noise[row] + rate * system.noise_rate[row],
             rate * system.gradient_rate,
         )
+
+    def entering(self, step: tf.Tensor, rate: tf.Tensor) -> list[tf.Tensor]:
+        """What a sum counts in the state *before* its step: `u` with `F u = H`.
+
+        So the state remains one before the step, to which all of its noise is to come.
+
+        Args:
+          step: see `of_step`.
+          rate: see `of_step`.
+
+        Returns:
+          float32 scalars: of the weight, and of the velocity if there is one.
+
+        Raises:
+          InvalidArgumentError: in graphs, if the step takes weights to zero.
+        """
+        transition, _, gradient = self.of_step(step, rate)
+        remains = transition[0, 0]
+        if self._decays:
+            check = tf.debugging.Assert(remains != 0.0, [_DECAYED])
+            with tf.control_dependencies([] if check is None else [check]):
+                remains = tf.identity(remains)
+        if self._entered == 1:
+            return [tf.cast(gradient[0] / remains, tf.float32)]
+        of_velocity = gradient[1] / transition[1, 1]
+        of_weight = (gradient[0] - transition[0, 1] * of_velocity) / remains
+        return [tf.cast(own, tf.float32) for own in (of_weight, of_velocity)]
 
     def advance(self, step: tf.Tensor, rate: tf.Tensor) -> list[Any]:
         """From `t = step` to the next step; see `of_step`.
@@ -113,21 +147,15 @@ class Jumps:
         steps = tf.range(first, step + 1)
         factors = _factor(self._covariances.sparse_read(steps))
         products = tf.cast(self._products.sparse_read(steps), tf.float32)
-        factors = tf.cast(factors, tf.float32)
-        # At an odd clock the noise of the step before is still to come. The first odd one
-        # is no row's: what it was given would show.
-        later = tf.concat([np.nan * factors[:1], factors[:-1]], axis=0)
-        even, odd = (tf.stack([products, own], axis=1) for own in (factors, later))
-        shape = [-1, 2, self.entries, self.entries]
-        both = tf.reshape(tf.stack([even, odd], axis=1), shape)
+        both = tf.stack([products, tf.cast(factors, tf.float32)], axis=1)
         return Window(step, first, both)
 
 
 class LazyTable:
     """The states of a table's rows, each as of its own time. Secret.
 
-    A row's clock is `2 t` if its state is that before step `t`; and `2 (t + 1) + 1` if it
-    is that after step `t` but for the noise of step `t`, which is still to come.
+    A row's clock is `t` if its state is that before step `t`. A sum of step `t` enters that
+    state (`Jumps.entering`): the noise of step `t` comes with that of the steps after it.
 
     Args:
       weights: the table, float32, shape [rows, columns], at `step`.
@@ -141,7 +169,8 @@ class LazyTable:
     __slots__ = (
         "_clocks",
         "_first_block",
-        "_states",
+        "_memory",
+        "_weights",
         "columns",
         "jumps",
         "num_rows",
@@ -159,20 +188,20 @@ class LazyTable:
         self.jumps = jumps
         self._first_block = number * _TABLE_BLOCKS
         self._clocks = tf.Variable(
-            tf.fill([self.num_rows], tf.constant(2 * step, tf.int32)), trainable=False
+            tf.fill([self.num_rows], tf.constant(step, tf.int32)), trainable=False
         )
-        width = jumps.entries * self.columns
-        if jumps.entries == 1:
-            self._states = tf.Variable(weights.read_value(), trainable=False)
-            return
-        self._states = tf.Variable(tf.zeros([self.num_rows, width]), trainable=False)
-        self.replace_weights(weights)
-        if memory is not None:
-            _assign(self._states, memory, [0, self.columns], [0, 0], end_mask=3)
+        # Apart: a lookup reads weights alone.
+        self._weights = tf.Variable(weights.read_value(), trainable=False)
+        self._memory: tf.Variable | None = None
+        if jumps.entries > 1:
+            width = (jumps.entries - 1) * self.columns
+            if memory is None:
+                memory = tf.zeros([self.num_rows, width])
+            self._memory = tf.Variable(memory, trainable=False)
 
     def weights_of(self, rows: tf.Tensor) -> tf.Tensor:
         """Weights of rows as they are, [..., columns]; rows [...] that exist."""
-        return self._states.sparse_read(rows)[..., : self.columns]
+        return self._weights.sparse_read(rows)
 
     def clocks_of(self, rows: tf.Tensor) -> tf.Tensor:
         """Clocks of rows, int32; see the class."""
@@ -180,13 +209,18 @@ class LazyTable:
 
     def memory(self) -> np.ndarray:
         """See the class; for the private state file alone."""
-        return self._states[:, self.columns :].numpy()
+        if self._memory is None:
+            return np.zeros([self.num_rows, 0], np.float32)
+        return self._memory.numpy()
 
     def replace_weights(self, weights: tf.Variable) -> None:
         """Takes other weights, at a time at which every row is up to date."""
-        _assign(
-            self._states, weights.read_value(), [0, 0], [0, self.columns], end_mask=1
-        )
+        self._weights.assign(weights.read_value())
+
+    @property
+    def _states(self) -> list[tf.Variable]:
+        """What a row's state is made of, one after the other."""
+        return [self._weights, *([] if self._memory is None else [self._memory])]
 
     def bring_up_to_date(self, rows: tf.Tensor, jumps: Window, key: tf.Tensor) -> Any:
         """Brings rows to the state before a step.
@@ -204,8 +238,10 @@ class LazyTable:
 
         def written(own: tf.Tensor, i: tf.Tensor | int, number: tf.Tensor) -> list[Any]:
             jump = self._jump(own, i, jumps, key)
-            states = _jumped(self.jumps.entries, self._states.sparse_read(own), *jump)
-            return self._write(own[:number], states[:number], 2 * jumps.step)
+            states = [part.sparse_read(own) for part in self._states]
+            moved = _jumped(self.jumps.entries, states, *jump)
+            rows = own[:number]
+            return self._write(rows, [part[:number] for part in moved], jumps.step)
 
         # Mostly all rows are in one part or two: no loop, which is tens of operations.
         # Two that have whole blocks of normals are made as one, with the same normals.
@@ -232,7 +268,7 @@ class LazyTable:
     def add(
         self, rows: tf.Tensor, sums: tf.Tensor, step: tf.Tensor, rate: tf.Tensor
     ) -> Any:
-        """Takes a step with clipped sums in rows that are up to date, but for its noise.
+        """Takes clipped sums of a step into rows that are up to date; see `Jumps.entering`.
 
         Args:
           rows: [U], each once.
@@ -243,17 +279,16 @@ class LazyTable:
         Returns:
           The operations.
         """
-        transition, _, gradient = self.jumps.of_step(step, rate)
-        transition = tf.cast(transition, tf.float32)
-        gradient = tf.cast(gradient, tf.float32)
-        # A product of small matrices for each row takes TensorFlow five times as long.
-        parts = tf.split(self._states.sparse_read(rows), self.jumps.entries, axis=1)
-        moved = [
-            tf.add_n([*(transition[i, j] * part for j, part in enumerate(parts)), own])
-            for i, own in enumerate([factor * sums for factor in tf.unstack(gradient)])
-        ]
-        states = tf.concat(moved, axis=1) if len(moved) > 1 else moved[0]
-        return self._write(rows, states, 2 * (step + 1) + 1)
+        of_weight, *of_velocity = self.jumps.entering(step, rate)
+        # Adding to rows takes TensorFlow longer than copies.
+        weights = self._weights.sparse_read(rows) + of_weight * sums
+        changes = [self._weights.scatter_update(tf.IndexedSlices(weights, rows))]
+        if of_velocity and self._memory is not None:
+            memory = self._memory.sparse_read(rows)
+            velocity = memory[:, : self.columns] + of_velocity[0] * sums
+            memory = tf.concat([velocity, memory[:, self.columns :]], axis=1)
+            changes.append(self._memory.scatter_update(tf.IndexedSlices(memory, rows)))
+        return changes
 
     def release(
         self,
@@ -285,10 +320,10 @@ class LazyTable:
             rows = first + tf.range(together)
             jump = self._jump(rows, i, jumps, key)
             states = _slice_jumped(self.jumps.entries, self._states, first, *jump)
-            written = self._write(rows, states, 2 * jumps.step)
+            written = self._write(rows, states, jumps.step)
 
             def show() -> tf.Tensor:
-                shown = tf.IndexedSlices(states[:, : self.columns], rows)
+                shown = tf.IndexedSlices(states[0], rows)
                 with tf.control_dependencies([into.scatter_update(shown)]):
                     return i + 1
 
@@ -318,14 +353,13 @@ class LazyTable:
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
         return jumps.of_rows(self._clocks.sparse_read(rows)), normals
 
-    def _write(self, rows: tf.Tensor, states: tf.Tensor, clock: tf.Tensor) -> list[Any]:
-        flat = tf.reshape(states, [-1, self.jumps.entries * self.columns])
-        # Adding to rows, or one clock for all of them, takes TensorFlow longer than copies.
+    def _write(
+        self, rows: tf.Tensor, states: Sequence[tf.Tensor], clock: tf.Tensor
+    ) -> list[Any]:
+        # One clock for all of them takes TensorFlow longer than copies.
         clocks = tf.fill([tf.shape(rows)[0]], clock)
-        return [
-            self._states.scatter_update(tf.IndexedSlices(flat, rows)),
-            self._clocks.scatter_update(tf.IndexedSlices(clocks, rows)),
-        ]
+        pairs = [*zip(self._states, states, strict=True), (self._clocks, clocks)]
+        return [part.scatter_update(tf.IndexedSlices(own, rows)) for part, own in pairs]
 
     def __repr__(self) -> str:
         return "LazyTable(<secret>)"
@@ -345,32 +379,33 @@ def _in_parts(
 @shared_function(jit_compile=True)
 def _jumped(
     entries: int,
-    states: tf.Tensor,
+    states: list[tf.Tensor],
     jump: tf.Tensor,
     normals: tf.Tensor,
-) -> tf.Tensor:
-    """States after their jump, [U, m columns]; normals one after the other."""
+) -> list[tf.Tensor]:
+    """States after their jump, [U, columns] and [U, (m - 1) columns]; from U m columns."""
     products, factors = tf.unstack(jump, axis=1)
     if entries == 1:
-        fresh = tf.reshape(normals, tf.shape(states))
-        return products[:, 0] * states + factors[:, 0] * fresh
-    columns = states.shape[1] // entries
-    apart = tf.reshape(states, [-1, entries, columns])
+        fresh = tf.reshape(normals, tf.shape(states[0]))
+        return [products[:, 0] * states[0] + factors[:, 0] * fresh]
+    columns = states[0].shape[1]
+    apart = tf.reshape(tf.concat(states, axis=1), [-1, entries, columns])
     fresh = tf.reshape(normals, [-1, entries, columns])
     moved = _applied(products, apart) + _applied(factors, fresh)
-    return tf.reshape(moved, [-1, entries * columns])
+    return [moved[:, 0], tf.reshape(moved[:, 1:], [-1, (entries - 1) * columns])]
 
 
 @shared_function(jit_compile=True)
 def _slice_jumped(
     entries: int,
-    table: tf.Variable,
+    tables: list[tf.Variable],
     first: tf.Tensor,
     jump: tf.Tensor,
     normals: tf.Tensor,
-) -> tf.Tensor:
+) -> list[tf.Tensor]:
     """As `_jumped`, of rows one after the other, which XLA reads where they are."""
-    states = tf.slice(table, [first, 0], [jump.shape[0], table.shape[1]])
+    count = jump.shape[0]
+    states = [tf.slice(table, [first, 0], [count, table.shape[1]]) for table in tables]
     return _jumped(entries, states, jump, normals)
 
 
@@ -380,20 +415,6 @@ def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
         matrices[:, :, j, None] * states[:, j, None] for j in range(states.shape[1])
     ]
     return tf.add_n(terms)
-
-
-def _assign(
-    variable: tf.Variable, value: Any, begin: Any, end: Any, end_mask: int = 0
-) -> Any:
-    """Assigns a part of a variable, of which nothing else is read or copied."""
-    return tf.raw_ops.ResourceStridedSliceAssign(
-        ref=variable.handle,
-        begin=begin,
-        end=end,
-        strides=[1] * len(begin),
-        value=value,
-        end_mask=end_mask,
-    )
 
 
 def _factor(covariances: tf.Tensor) -> tf.Tensor:

@@ -165,7 +165,7 @@ def test_between_releases_everybody_sees_the_last_one(data, tmp_path):
     # Nothing that Keras tracks has the rows of now, or their clocks.
     tracked = {id(v) for v in model.variables + model.optimizer.variables}
     (table,) = model.optimizer.run.tables._tables
-    assert not tracked & {id(table._states), id(table._clocks)}
+    assert not tracked & {id(part) for part in (*table._states, table._clocks)}
     model.save(tmp_path / "model.keras")
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     names = [
@@ -455,7 +455,7 @@ def test_an_empty_batch_takes_no_noise_from_a_row():
         (table,) = model.optimizer.run.tables._tables
         clocks.append(table.clocks_of(tf.range(ROWS)).numpy())
     # The noise of the step that touched it last is still to come.
-    assert clocks[-2][0] == 2 * first + 1
+    assert clocks[-2][0] == first - 1
     np.testing.assert_array_equal(clocks[-1], clocks[-2])
 
 

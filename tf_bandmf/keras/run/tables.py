@@ -26,11 +26,12 @@ from tf_bandmf.files.hidden import HiddenArray
 from tf_bandmf.keras.compat.keras_objects import tensorflow_value, uses_weight_decay
 from tf_bandmf.keras.run.weights_seal import CHANGED, digest_of
 from tf_bandmf.noise import NoiseGenerator
+from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.digests import digest_key, digest_of_any_length
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.lazy import LinearUpdate, RowSystem, noise_system, row_system
 from tf_bandmf.noise.lazy_tables import Jumps, LazyTable, Window
-from tf_bandmf.noise.shared import by_itself
+from tf_bandmf.noise.shared import by_itself, shared_function
 from tf_bandmf.planning.plan import Plan
 
 # What keys are for: rows that a step reads, or a release.
@@ -252,10 +253,13 @@ class RunTables:
 
     def _reader(self, table: LazyTable) -> Callable[[tf.Tensor], tf.Tensor]:
         def read(rows: tf.Tensor) -> tf.Tensor:
-            found = table.weights_of(rows)
-            is_up_to_date = tf.equal(table.clocks_of(rows), 2 * self._now.value())
+            places = tf.maximum(rows, 0)
+            found = table.weights_of(places)
+            is_known = tf.equal(table.clocks_of(places), self._now.value()) & (
+                rows >= 0
+            )
             # A product: choosing rows would copy the choice for each column.
-            return found * tf.where(is_up_to_date, 1.0, np.nan)[..., None]
+            return found * tf.where(is_known, 1.0, np.nan)[..., None]
 
         return read
 
@@ -274,10 +278,7 @@ class RunTables:
         if int(self._now) == self._first_step:
             self.begin()
             return self._readers
-        return {
-            id(variable): tensorflow_value(variable).sparse_read
-            for variable in self._variables
-        }
+        return {id(v): _of_release(tensorflow_value(v)) for v in self._variables}
 
     @property
     def variables(self) -> list[Any]:
@@ -350,7 +351,7 @@ class RunTables:
           looked_up: what `bring_up_to_date` returned.
         """
         rate = tf.cast(rate, tf.float64)
-        now = 2 * self._now.value()
+        now = self._now.value()
         return [
             RowSums(*_added_up(table, slices, own, now), rate)
             for table, slices, own in zip(self._tables, sums, looked_up, strict=True)
@@ -483,6 +484,14 @@ class RunTables:
         raise TypeError("Tables between releases are secret: they are not pickled.")
 
 
+def _of_release(table: tf.Variable) -> Callable[[tf.Tensor], tf.Tensor]:
+    def read(rows: tf.Tensor) -> tf.Tensor:
+        found = table.sparse_read(tf.maximum(rows, 0))
+        return found * tf.where(rows >= 0, 1.0, np.nan)[..., None]
+
+    return read
+
+
 def _each_once(ids: tf.Tensor) -> LookedUpRows:
     """Rows that exist, in the order in which they are looked up first."""
     unique, places = tf.unique(tf.cast(ids, tf.int32))
@@ -522,4 +531,13 @@ def _added_up(
 
 def _sums_at(values: tf.Tensor, places: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Sums of values by row; those at negative places are left out."""
+    if values.shape[0] is not None and device_kind() == "CPU":
+        # A fifth of the time.
+        return _compiled_sums(values, places)[: tf.shape(rows)[0]]
     return tf.math.unsorted_segment_sum(values, places, tf.shape(rows)[0])
+
+
+@shared_function(jit_compile=True)
+def _compiled_sums(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """Sums at as many places as there are values."""
+    return tf.math.unsorted_segment_sum(values, places, values.shape[0])

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Layout, Product
@@ -114,10 +113,7 @@ def rows_of_ids(layer: Any, ids: tf.Tensor) -> tf.Tensor:
 
 def _read(layer: Any, ids: tf.Tensor, reader: TableReader) -> tf.Tensor:
     """As the call of an `Embedding`, by a reader."""
-    rows = rows_of_ids(layer, ids)
-    found = reader(tf.maximum(rows, 0))
-    found *= tf.where(rows >= 0, 1.0, np.nan)[..., None]
-    return tf.cast(found, layer.compute_dtype)
+    return tf.cast(reader(rows_of_ids(layer, ids)), layer.compute_dtype)
 
 
 def _of_lookup(layer: Any, ids: tf.Tensor, gradient: tf.Tensor) -> dict[int, Factor]:

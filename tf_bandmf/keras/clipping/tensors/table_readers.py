@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# From ids that exist, [...] integers, to rows, [..., columns] float32; NaN for rows that
-# are not up to date.
+# From rows, [...] integers, to their weights, [..., columns] float32; NaN for negative
+# rows, and for those that are not up to date.
 TableReader = Callable[[tf.Tensor], tf.Tensor]
 
 _NONE: Mapping[int, TableReader] = {}
