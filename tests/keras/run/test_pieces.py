@@ -12,6 +12,8 @@ from tf_bandmf.keras.run import pieces, replicas, secrets
 from tf_bandmf.noise.keys import NoiseKey
 
 BATCH, EXAMPLES, ROWS, COLUMNS = 16, 48, 8_300, 16
+# The tests' table is large.
+LARGE = 1 << 17
 
 
 def parts(*sizes):
@@ -34,7 +36,14 @@ def test_large_parts_are_by_themselves():
     assert sizes(pieces.groups_of(parts(8, 8))) == [[8, 8]]
 
 
+def test_sums_of_small_models_are_put_together():
+    # Each piece has programs of its own, which XLA compiles before the first step.
+    of_mlp = parts(784 * 512, 512, 512 * 512, 512, 512 * 10, 10)
+    assert len(pieces.groups_of(of_mlp)) == 1
+
+
 def trained(mechanism, counts, monkeypatch, is_copied):
+    monkeypatch.setattr(pieces, "_LARGE", LARGE)
     if is_copied:
         monkeypatch.setattr(pieces, "groups_of", lambda parts: [list(parts)])
     keras.utils.set_random_seed(1)
