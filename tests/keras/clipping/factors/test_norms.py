@@ -332,3 +332,35 @@ def test_what_has_16_bits_waits_so_on_accelerators_and_norms_are_the_same(
     assert expected[2] == {tf.float32}
     for own, other in zip(found[:2], expected[:2], strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("traces", [False, True])
+@pytest.mark.parametrize("stays_sparse", [False, True])
+def test_only_examples_with_a_row_twice_are_measured_by_pairs(traces, stays_sparse):
+    rng = np.random.default_rng(4)
+    ids = np.array([[0, 1, 2], [3, 1, 3], [2, -1, -1], [4, 4, 4], [5, 0, 3]])
+    values = rng.normal(size=(5, 3, 7)).astype("f4")
+    values[3, 2] = -values[3, 0] - values[3, 1]
+    values[2, 1:] = 0.0
+
+    def bounds(ids, values):
+        rows = tables.Rows(ids, values, 6, stays_sparse)
+        return rows.measure(CLIP**2).norms.bounds
+
+    if traces:
+        bounds = tf.function(bounds, autograph=False)
+    together = bounds(tf.constant(ids), tf.constant(values)).numpy()
+    table = np.zeros([5, 7, 7])
+    np.add.at(table, (np.arange(5)[:, None], ids), values)
+    exact = np.sum(table[:, :6] ** 2, axis=(1, 2))
+    assert np.all(together >= exact)
+    others = [0, 1, 2, 4]
+    np.testing.assert_allclose(together[others], exact[others], rtol=1e-4)
+    # What cancels is bounded by its terms.
+    lengths = np.sum(np.linalg.norm(values[3], axis=-1))
+    np.testing.assert_allclose(together[3], (lengths / 256) ** 2, rtol=1e-3)
+    for one in range(5):
+        own = bounds(
+            tf.constant(ids[one : one + 1]), tf.constant(values[one : one + 1])
+        )
+        np.testing.assert_allclose(own[0], together[one], rtol=1e-6)

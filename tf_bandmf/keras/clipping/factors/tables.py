@@ -19,6 +19,7 @@ from tf_bandmf.keras.clipping.factors.base import (
 )
 from tf_bandmf.keras.clipping.factors.norms import Norms
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
+from tf_bandmf.noise.shared import by_itself, shared_function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +105,33 @@ class Rows(Factor):
         return Measured(measured, (values,), weighted_sum)
 
     def _paired_norms(self, values: tf.Tensor, negligible: float) -> Norms:
-        """From inner products of values that go to the same row."""
-        equal = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)
-        return norms.of_equal_rows(values, equal, negligible)
+        """From inner products of values that go to the same row, where any do."""
+
+        def paired(ids: tf.Tensor, values: tf.Tensor) -> Norms:
+            equal = tf.cast(ids[:, :, None] == ids[:, None, :], tf.float32)
+            return norms.of_equal_rows(values, equal, negligible)
+
+        if norms.in_xla():
+            return paired(self.ids, values)
+        # Mostly few examples have a row twice. Of the others nothing is added up.
+        found = norms.of_examples(values)
+        places = tf.where(self._have_repeats())
+
+        @by_itself
+        def corrected() -> tuple[tf.Tensor, ...]:
+            own = (tf.gather(part, places[:, 0]) for part in (self.ids, values))
+            pairs = zip(found, paired(*own))
+            return tuple(
+                tf.tensor_scatter_nd_update(part, places, new) for part, new in pairs
+            )
+
+        return Norms(*tf.cond(tf.size(places) > 0, corrected, lambda: tuple(found)))
+
+    def _have_repeats(self) -> tf.Tensor:
+        """Which examples have an id twice, bool, shape [B]."""
+        if self.stays_sparse and self.ids.shape.is_fully_defined():
+            return _compiled_repeats(self.ids)
+        return _repeats(self.ids)
 
     def _sorted_norms(self, values: tf.Tensor) -> Norms:
         """From the sums of values that go to the same row."""
@@ -131,6 +156,15 @@ class Rows(Factor):
         return norms.summed_in_float32(
             norms.of_last_axis(by_run(values)).summed(axis=1), absolute
         )
+
+
+def _repeats(ids: tf.Tensor) -> tf.Tensor:
+    equal = tf.cast(ids[:, :, None] == ids[:, None, :], tf.int32)
+    return tf.reduce_sum(equal, axis=[1, 2]) > tf.shape(ids)[1]
+
+
+# A quarter of the time: no pair is written to memory.
+_compiled_repeats = shared_function(_repeats, jit_compile=True)
 
 
 @dataclasses.dataclass(frozen=True)
