@@ -42,6 +42,30 @@ def test_a_layer_whose_result_depends_on_others_is_refused_before_training(fit):
         fit(Centred(name="centred"))
 
 
+def test_it_is_refused_without_a_self_check_too(fit):
+    with pytest.raises(MIXING, match=r"mixes the examples.*alone=\['centred'\]"):
+        fit(Centred(name="centred"), self_check=False)
+
+
+class Similarities(keras.layers.Layer):
+    """How similar each example is to each of the batch: contrastive learning."""
+
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.transpose(x))
+
+
+def test_it_is_named_where_the_loss_cannot_take_what_it_makes_of_one(
+    data, make_plan, compile_model
+):
+    layers = [keras.Input((5,)), keras.layers.Dense(4), Similarities(name="similar")]
+    model = tf_bandmf.keras.make_private(keras.Sequential(layers))
+    plan = make_plan(epochs=1)
+    inner = keras.optimizers.SGD(0.1)
+    compile_model(model, tf_bandmf.keras.PrivateOptimizer(inner, plan))
+    with pytest.raises(MIXING, match=r"'similar'.*mixes the examples"):
+        model.fit(plan.batches(*data), verbose=0)
+
+
 def test_it_is_accepted_by_name_and_listed(fit, capsys):
     model = fit(Centred(name="centred"), alone=["centred"])
     assert model.optimizer.steps_taken == 4

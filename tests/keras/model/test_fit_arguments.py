@@ -48,6 +48,37 @@ def test_arguments_that_would_change_the_batches_are_named(
     assert model.optimizer.steps_taken == 0
 
 
+def test_what_has_no_effect_is_said(data, make_plan, make_private_model, tmp_path):
+    plan = make_plan(epochs=1, batch_size=22)
+    model = make_private_model(plan, run_eagerly=True)
+    with pytest.warns(UserWarning) as caught:
+        model.fit(
+            plan.batches(*data),
+            shuffle=True,
+            callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "backup")],
+            verbose=0,
+        )
+    said = " ".join(str(each.message) for each in caught)
+    assert "shuffle=True has no effect" in said
+    assert "BackupAndRestore without private_state" in said
+
+
+def test_a_backup_with_the_key_beside_it_is_none_of_these(
+    data, make_plan, make_private_model, tmp_path, recwarn
+):
+    plan = make_plan(epochs=1, batch_size=22)
+    model = make_private_model(plan, run_eagerly=True)
+    model.fit(
+        plan.batches(*data),
+        shuffle=False,
+        private_state=tmp_path / "run.private",
+        callbacks=[keras.callbacks.BackupAndRestore(tmp_path / "backup")],
+        verbose=0,
+    )
+    said = " ".join(str(each.message) for each in recwarn)
+    assert "no effect" not in said and "without private_state" not in said
+
+
 def test_arguments_of_their_defaults_are_accepted(data, make_plan, make_private_model):
     # Eagerly one step is cheaper than a graph.
     plan = make_plan(epochs=1, batch_size=22)

@@ -43,6 +43,7 @@ from tf_bandmf.keras.clipping.sums.clipped_sums import (
     SUM_MARGIN,
     ClippedGradients,
     clipped_gradient_sums,
+    find_layers_alone,
 )
 from tf_bandmf.keras.clipping.sums.self_check import self_check
 from tf_bandmf.keras.clipping.sums.settings import Clipping, is_loss_scale
@@ -79,6 +80,7 @@ __all__ = [
     "check_matmul_precision",
     "check_supported",
     "clipped_gradient_sums",
+    "find_layers_alone",
     "is_lookup_table",
     "is_loss_scale",
     "is_random",

@@ -66,10 +66,9 @@ def make_private(
       release_every: tables are also released every this many steps.
       alone: names of layers that may run on batches of one although they mix the
         examples of a batch. Layers that cannot be shown to keep examples apart always
-        run this way, and `fit` names them. If the self-check finds that the result of
-        such a layer for an example depends on the other examples, the layer is refused
-        unless it is named here: its result in private training is that of a batch of
-        one.
+        run this way, and `fit` names them. If the result of such a layer for an
+        example depends on the other examples, the layer is refused unless it is named
+        here: its result in private training is that of a batch of one.
 
     Returns:
       The same model.
@@ -123,7 +122,7 @@ def make_private(
     names = checked_names(model, alone)
     model.__class__ = chosen
     model.train_function = None
-    state_of(model).checked = not self_check
+    state_of(model).compares = self_check
     state_of(model).may_run_alone = names
     model._microbatch_size = microbatch_size
     model._tables, model._release_every = tables, release_every

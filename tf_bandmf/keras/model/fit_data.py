@@ -8,6 +8,7 @@ often can, and an example comes back in the next pass, on average after that man
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -61,6 +62,13 @@ def checked_data(
                 f"change them. Give targets and sample weights to plan.batches(x, y, "
                 f"sample_weight), the batch size to tf_bandmf.plan, and validation data "
                 f"as validation_data."
+            )
+        if kwargs.get("shuffle"):
+            warnings.warn(
+                "shuffle=True has no effect: the plan's sampling decides the order of the "
+                "examples, as its accountant assumes. For random batches give "
+                "tf_bandmf.plan a sampling, such as 'poisson' or 'balls-in-bins'.",
+                stacklevel=3,
             )
         kwargs = dict(kwargs)
         class_weight = kwargs.pop("class_weight", None)

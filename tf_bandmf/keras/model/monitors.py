@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -19,7 +20,7 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
     Raises:
       ValueError: if the backup cannot be read.
     """
-    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+    for callback in _each(callbacks):
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             for name in ("training_metadata.json", "training_metadata.json.bkp"):
                 with contextlib.suppress(FileNotFoundError):
@@ -37,10 +38,26 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
                 ) from error
 
 
+def warn_of_useless_backups(callbacks: Any) -> None:
+    """A backup of a run without a private file: nothing could resume from it."""
+    if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in _each(callbacks)):
+        warnings.warn(
+            "BackupAndRestore without private_state: a private run is resumed with its "
+            "key, which no backup holds, so that after a crash this run could not go on. "
+            "Give fit private_state='run.private', the path of a file that you never "
+            "share.",
+            stacklevel=3,
+        )
+
+
+def _each(callbacks: Any) -> Sequence[Any]:
+    callbacks = getattr(callbacks, "callbacks", callbacks)  # of a CallbackList
+    return callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
 def warn_of_private_monitors(callbacks: Any) -> None:
     """Callbacks that act on training metrics carry unnoised data into the weights."""
-    callbacks = getattr(callbacks, "callbacks", callbacks)  # of a CallbackList
-    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+    for callback in _each(callbacks):
         monitor = getattr(callback, "monitor", None)
         acts = getattr(callback, "save_best_only", True)
         if isinstance(callback, keras.callbacks.TerminateOnNaN):

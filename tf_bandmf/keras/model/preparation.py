@@ -12,6 +12,7 @@ from tf_bandmf.keras.clipping import (
     check_functions_are_traced,
     check_matmul_precision,
     check_supported,
+    find_layers_alone,
     made_up,
     self_check,
 )
@@ -116,7 +117,12 @@ def build_optimizer(model: Any, optimizer: PrivateOptimizer) -> None:
 
 
 def self_check_is_due(model: Any) -> bool:
-    """Whether gradients are still to be checked: at first, and with other layers."""
+    """Whether gradients are still to be compared, unless the user left that out."""
+    return state_of(model).compares and check_is_due(model)
+
+
+def check_is_due(model: Any) -> bool:
+    """Whether there is something to check: at first, and with other layers."""
     checked = state_of(model).checked
     if isinstance(checked, bool):
         return not checked
@@ -124,7 +130,11 @@ def self_check_is_due(model: Any) -> bool:
 
 
 def check_gradients(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
-    """Compares the gradients of made-up examples with those that each has by itself.
+    """Refuses layers that would not do what they say, and compares gradients.
+
+    The gradients of made-up examples are compared with those that each has by itself,
+    unless the user left that out. Layers come first: a loss may not take what a layer
+    that mixes examples makes of one.
 
     Args:
       model: private and compiled.
@@ -136,10 +146,22 @@ def check_gradients(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
         return
     build_model(model, data)
     state, layers = state_of(model), tuple(all_layers(model))
+    readers = _readers_for_check(model, optimizer)
+    with optimized_once():
+        find_layers_alone(model, *made_up(found, _CHECKED_EXAMPLES), readers=readers)
+    check_layers_alone(model, data, state.may_run_alone, quiet=True)
+    if state.compares:
+        _compare(model, optimizer, found, readers)
+    check_layers_alone(model, data, state.may_run_alone, state.is_quiet)
+    state.checked = layers
+
+
+def _compare(model: Any, optimizer: PrivateOptimizer, found: Any, readers: Any) -> None:
+    """The self-check, on made-up examples like those of a batch."""
     telling = announced(
         "comparing the gradients of made-up examples with those that each has by "
         "itself (once; make_private(..., self_check=False) leaves it out).",
-        state.is_quiet,
+        state_of(model).is_quiet,
     )
     with telling, optimized_once():
         self_check(
@@ -148,10 +170,8 @@ def check_gradients(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
             microbatch_size=model._microbatch_size,
             loss_scale_factor=optimizer.loss_scale_factor,
             clipping=optimizer.clipping,
-            readers=_readers_for_check(model, optimizer),
+            readers=readers,
         )
-    check_layers_alone(model, data, state.may_run_alone, state.is_quiet)
-    state.checked = layers
 
 
 def _readers_for_check(model: Any, optimizer: PrivateOptimizer) -> Any:

@@ -59,10 +59,10 @@ def scheduled(
         )
     run.membership.refuse_second(model.weights, schedule.schedule_id)
     run.reservation.refuse_ended()
-    if preparation.self_check_is_due(model):
+    if preparation.check_is_due(model):
         for batch in _like_batches_of(dataset):
             preparation.check_gradients(model, optimizer, batch)
-            if not preparation.self_check_is_due(model):
+            if not preparation.check_is_due(model):
                 break
     elif not (model.built or is_distributed(model)):
         _build_before_tracing(model, dataset)
@@ -108,7 +108,7 @@ def batches_of(
 
 def checked_stream(model: Any, x: Any) -> Any:
     """Data of the caller's, whose first batch the model's gradients were checked on."""
-    if not preparation.self_check_is_due(model):
+    if not preparation.check_is_due(model):
         return x
     iterator = iter(x)
     first = next(iterator)

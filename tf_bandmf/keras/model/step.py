@@ -280,7 +280,7 @@ class PrivateStep(_Model):
         if not tf.executing_eagerly():
             found = gradients(batch)
         else:
-            if preparation.self_check_is_due(self):
+            if preparation.check_is_due(self):
                 preparation.check_gradients(self, optimizer, batch)
             preparation.build(self, optimizer, batch)
             with optimizer.run.turn:

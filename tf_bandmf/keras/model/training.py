@@ -22,7 +22,11 @@ from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.evaluating import NoisyMetrics, evaluate_privately
 from tf_bandmf.keras.model.fit_data import check_passes, checked_data
 from tf_bandmf.keras.model.guards import refuse_plain_outer_training
-from tf_bandmf.keras.model.monitors import restore_backup, warn_of_private_monitors
+from tf_bandmf.keras.model.monitors import (
+    restore_backup,
+    warn_of_private_monitors,
+    warn_of_useless_backups,
+)
 from tf_bandmf.keras.model.noise_in_weights import warn_of_noise
 from tf_bandmf.keras.model.outputs import check_outputs
 from tf_bandmf.keras.model.preprocessing import (
@@ -124,6 +128,8 @@ class PrivateTraining(BuildHook, PrivateStep):
             check_passes(x, optimizer.plan.participation, kwargs)
             x = checked_stream(self, x)
         warn_of_private_monitors(kwargs.get("callbacks"))
+        if self._training.run_file is None:
+            warn_of_useless_backups(kwargs.get("callbacks"))
         if self._tables != tables_lib.DENSE:
             if not self._private_optimizer().built:
                 self._prepare(self._private_optimizer(), x)
@@ -401,7 +407,7 @@ class PrivateTraining(BuildHook, PrivateStep):
             repeats = self._private_run is not None
             traces = self._private_optimizer().run.traces
             x = preprocessed_batch(x, preprocess, traces, repeats)
-        if preparation.self_check_is_due(self):
+        if preparation.check_is_due(self):
             data = (x, y, kwargs.get("sample_weight"))
             preparation.check_gradients(self, self._private_optimizer(), data)
         try:

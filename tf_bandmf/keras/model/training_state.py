@@ -21,8 +21,8 @@ class TrainingState:
     Attributes:
       is_quiet: whether nothing is printed: `fit(verbose=0)`.
       run_file: of `begin_run`; checkpoints are announced to it.
-      checked: the layers whose gradients were compared with those of batches of one; or
-        whether the comparison was left out, or is due.
+      checked: the layers that were checked before training; or whether none need be.
+      compares: whether gradients are compared with those of batches of one.
       train_function: what `make_train_function` made.
       may_run_alone: names of layers that may run on batches of one whatever that changes.
       gradient_function: of `private_gradients`, with what it was traced for.
@@ -32,6 +32,7 @@ class TrainingState:
 
     __slots__ = (
         "checked",
+        "compares",
         "gradient_function",
         "is_quiet",
         "lazy_layers",
@@ -45,6 +46,7 @@ class TrainingState:
         self.is_quiet = False
         self.run_file: PrivateRun | None = None
         self.checked: tuple[Any, ...] | bool = False
+        self.compares = True
         self.may_run_alone: frozenset[str] = frozenset()
         self.train_function: Any = None
         self.gradient_function: Any = None

@@ -111,7 +111,7 @@ def refuse_stops(model: keras.Model, trace: Trace, check: Callable[[], None]) ->
         check()
     except NotIndependent as error:
         raise UnsupportedModelError(
-            f"Model {model.name!r}{_where(trace, error)}: operation "
+            f"Model {model.name!r}{_where(trace, error).rstrip(',')}: operation "
             f"{error.operation.name!r} ({error.operation.type}) {error.reason}. "
             f"{_advice(trace, error, _STOP_ADVICE)}"
         ) from error

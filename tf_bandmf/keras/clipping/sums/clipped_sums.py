@@ -16,6 +16,7 @@ from tf_bandmf.keras.clipping.factors.precision import check_matmul_precision
 from tf_bandmf.keras.clipping.forward import eager_traces, kept_pass
 from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.forward.supported import check_supported
+from tf_bandmf.keras.clipping.proof.batch_axis import structure_of
 from tf_bandmf.keras.clipping.proof.proved_forward import proved_forward
 from tf_bandmf.keras.clipping.sums.settings import FLAT, Clip, Clipping, how_to_clip
 from tf_bandmf.keras.clipping.tensors import batches
@@ -210,6 +211,25 @@ def traced_pass(
     data = _with_shares(batches.to_tensors((x, y, sample_weight, None)), None)
     with read_by(readers):
         return kept_pass.trace(*_pass(model, data, clip), _key(model, data, clip))
+
+
+def find_layers_alone(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    sample_weight: Any = None,
+    *,
+    readers: Mapping[int, TableReader] | None = None,
+) -> None:
+    """Finds the layers that the pass will execute for each example by itself.
+
+    They are `layers_executed_alone` from then on. The step finds them again without work.
+    Arguments and errors are those of `clipped_gradient_sums`.
+    """
+    check_supported(model)
+    data = batches.to_tensors((x, y, sample_weight))
+    with read_by(readers), bad_values_become_nan():
+        structure_of(model, trainable_variables(model), data)
 
 
 def _one_pass(
