@@ -33,8 +33,9 @@ PREPROCESSING = (
 )
 _CUT_ADVICE = (
     "It is preprocessing, whose place is before the step: encode, core = "
-    "tf_bandmf.keras.split_preprocessing(model); train core on plan.batches(x, y, "
-    "map=encode); model has the trained weights then."
+    "tf_bandmf.keras.split_preprocessing(model), before make_private; make core private, "
+    "compile and train it, on plan.batches(x, y, map=encode); model has the trained "
+    "weights then."
 )
 _STATE_ADVICE = (
     "State computed from data would be released with the model without noise, or reach "
