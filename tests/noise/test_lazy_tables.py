@@ -240,6 +240,25 @@ def test_two_parts_that_are_made_as_one_have_the_same_normals(monkeypatch, count
     assert np.count_nonzero(together[0]) == 4 * count
 
 
+def test_many_parts_that_are_made_as_one_have_the_same_normals(monkeypatch):
+    # 1024 rows to a part: two at first, two together, and the rest of a fifth.
+    monkeypatch.setattr("tf_bandmf.noise.lazy_tables._STEP_NUMBERS", 12288)
+    rows = np.random.default_rng(0).permutation(5000)[:4500].astype("i4")
+
+    def found(together):
+        monkeypatch.setattr("tf_bandmf.noise.lazy_tables._TOGETHER", together)
+        jumps = Jumps(_system("inverse", lazy.LinearUpdate()), _STEPS)
+        table = LazyTable(tf.Variable(tf.zeros([5000, 4])), jumps)
+        jumps.advance(tf.constant(0), tf.constant(0.1, tf.float64))
+        now = jumps.since_release(tf.constant(1))
+        table.bring_up_to_date(tf.constant(rows), now, tf.constant(_KEYS[0]))
+        return np.hstack([table.weights_of(tf.range(5000)).numpy(), table.memory()])
+
+    together = found(2)
+    np.testing.assert_array_equal(together, found(8))
+    assert np.count_nonzero(together[:, :4]) == 4 * 4500
+
+
 def test_memory_and_weights_make_the_same_table_again():
     system = _system("inverse", lazy.LinearUpdate(momentum=0.5))
     rate = tf.constant(0.3, tf.float64)

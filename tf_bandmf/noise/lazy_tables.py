@@ -23,6 +23,10 @@ _STEP_NUMBERS, _RELEASE_NUMBERS = 1 << 15, 1 << 18
 _TABLE_BLOCKS = 1 << 40
 # The least part of a variance that remains given earlier entries; less is float64 rounding.
 _SMALLEST_PIVOT = 1e-12
+# Lengths that windows of steps are padded to.
+_LENGTHS = 1 << np.arange(6, 31, dtype=np.int32)
+# So many parts of a step's rows are made at once, where there are as many.
+_TOGETHER = 8
 _DECAYED = (
     "The learning rate times the weight decay must not be 1 with tables='lazy': the step "
     "takes all weights to zero. Give make_private tables='dense', or decay less."
@@ -66,6 +70,9 @@ class Jumps:
         identity = tf.eye(m, batch_shape=[num_steps + 1], dtype=tf.float64)
         self._products = tf.Variable(identity, trainable=False)
         self._covariances = tf.Variable(tf.zeros_like(identity), trainable=False)
+        # P and L, side by side: those of the coming step.
+        jumps = tf.cast(tf.stack([identity, 0 * identity], axis=1), tf.float32)
+        self._jumps = tf.Variable(jumps, trainable=False)
         self._release = tf.Variable(step, trainable=False, dtype=tf.int32)
 
     def of_step(
@@ -119,23 +126,18 @@ class Jumps:
           The operations.
         """
         transition, noise, _ = self.of_step(step, rate)
-        window = tf.range(self._release.read_value(), step + 1)
-        products = self._from_left(transition, self._products.sparse_read(window))
-        grown = self._from_left(transition, self._covariances.sparse_read(window))
-        # Covariances are symmetric.
-        grown = self._from_left(transition, tf.transpose(grown, [0, 2, 1]))
-        grown += noise[:, None] * noise
+        first = self._release.read_value()
+        count = step + 1 - first
+        # XLA compiles a program for each length.
+        length = tf.reduce_min(tf.where(_LENGTHS < count, _LENGTHS[-1], _LENGTHS))
+        places = tf.minimum(first + tf.range(length), self._jumps.shape[0] - 1)
+        parts = self._products, self._covariances
+        moved = _advanced(transition, noise, *(p.sparse_read(places) for p in parts))
+        window = places[:count]
         return [
-            self._products.scatter_update(tf.IndexedSlices(products, window)),
-            self._covariances.scatter_update(tf.IndexedSlices(grown, window)),
+            part.scatter_update(tf.IndexedSlices(new[:count], window))
+            for part, new in zip((*parts, self._jumps), moved)
         ]
-
-    def _from_left(self, matrix: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-        """`matrix` times each of the others; a batch of products starts threads."""
-        if self.entries == 1:
-            return matrix * others
-        terms = [matrix[:, j, None] * others[:, j, None] for j in range(self.entries)]
-        return tf.add_n(terms)
 
     def released(self, step: tf.Tensor) -> Any:
         """Says that all rows were brought up to date at `t = step`, int32."""
@@ -144,10 +146,7 @@ class Jumps:
     def since_release(self, step: tf.Tensor) -> Window:
         """Those to a step, int32, at which the jumps are: for all tables together."""
         first = self._release.read_value()
-        steps = tf.range(first, step + 1)
-        factors = _factor(self._covariances.sparse_read(steps))
-        products = tf.cast(self._products.sparse_read(steps), tf.float32)
-        both = tf.stack([products, tf.cast(factors, tf.float32)], axis=1)
+        both = self._jumps.sparse_read(tf.range(first, step + 1))
         return Window(step, first, both)
 
 
@@ -236,8 +235,11 @@ class LazyTable:
         together = self._rows_of(_STEP_NUMBERS)
         count = tf.shape(rows)[0]
 
+        # Parts begin with blocks of normals of their own.
+        blocks = -(-together * self.jumps.entries * self.columns // BLOCK)
+
         def written(own: tf.Tensor, i: tf.Tensor | int, number: tf.Tensor) -> list[Any]:
-            jump = self._jump(own, i, jumps, key)
+            jump = self._jump(own, tf.cast(i, tf.uint64) * blocks, jumps, key)
             states = [part.sparse_read(own) for part in self._states]
             moved = _jumped(self.jumps.entries, states, *jump)
             rows = own[:number]
@@ -245,7 +247,8 @@ class LazyTable:
 
         # Mostly all rows are in one part or two: no loop, which is tens of operations.
         # Two that have whole blocks of normals are made as one, with the same normals.
-        parts = 2 if self.jumps.entries > 1 and self._fills_blocks(together) else 1
+        fills_blocks = self._fills_blocks(together)
+        parts = 2 if self.jumps.entries > 1 and fills_blocks else 1
         room = parts * together
         number = tf.minimum(count, room)
         first = tf.pad(rows[:room], [[0, room - number]])
@@ -254,13 +257,18 @@ class LazyTable:
         @by_itself
         def others() -> tf.Tensor:
             padded = tf.reshape(tf.pad(rows, [[0, -count % together]]), [-1, together])
+            total, done = tf.shape(padded)[0], tf.constant(parts)
+            for size in (_TOGETHER, 1) if fills_blocks else (1,):
 
-            def part(i: tf.Tensor) -> tuple[tf.Tensor]:
-                number = tf.minimum(count - i * together, together)
-                with tf.control_dependencies(written(padded[i], i, number)):
-                    return (i + 1,)
+                def part(i: tf.Tensor, size: int = size) -> tuple[tf.Tensor]:
+                    room = size * together
+                    number = tf.minimum(count - i * together, room)
+                    own = tf.reshape(padded[i : i + size], [room])
+                    with tf.control_dependencies(written(own, i, number)):
+                        return (i + size,)
 
-            return _in_parts(part, -(-count // together), parts)
+                done = _in_parts(part, total - size + 1, done)
+            return done
 
         with tf.control_dependencies(first_written):
             return tf.cond(count > room, others, lambda: tf.constant(parts))
@@ -311,6 +319,7 @@ class LazyTable:
           An operation.
         """
         together = min(self._rows_of(_RELEASE_NUMBERS), self.num_rows)
+        blocks = -(-together * self.jumps.entries * self.columns // BLOCK)
         shows = tf.convert_to_tensor(shows)
 
         def part(i: tf.Tensor) -> tuple[tf.Tensor]:
@@ -318,7 +327,7 @@ class LazyTable:
             # rows of the one before: P = I and L = 0 leave them as they are.
             first = tf.minimum(i * together, self.num_rows - together)
             rows = first + tf.range(together)
-            jump = self._jump(rows, i, jumps, key)
+            jump = self._jump(rows, tf.cast(i, tf.uint64) * blocks, jumps, key)
             states = _slice_jumped(self.jumps.entries, self._states, first, *jump)
             written = self._write(rows, states, jumps.step)
 
@@ -343,13 +352,11 @@ class LazyTable:
         return rows * self.jumps.entries * self.columns % BLOCK == 0
 
     def _jump(
-        self, rows: tf.Tensor, part: tf.Tensor, jumps: Window, key: tf.Tensor
+        self, rows: tf.Tensor, block: tf.Tensor, jumps: Window, key: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """P and L of rows, and normals, of a static number in each part."""
-        m = self.jumps.entries
-        numbers = rows.shape[0] * m * self.columns
-        # Parts begin with blocks of normals of their own.
-        block = tf.cast(part, tf.uint64) * -(-numbers // BLOCK) + self._first_block
+        """P and L of rows, and normals, of a static number from a block on."""
+        numbers = rows.shape[0] * self.jumps.entries * self.columns
+        block += self._first_block
         normals = weighted_normals(key[None], tf.ones([1]), numbers, block)
         return jumps.of_rows(self._clocks.sparse_read(rows)), normals
 
@@ -369,10 +376,12 @@ class LazyTable:
 
 
 def _in_parts(
-    part: Callable[[tf.Tensor], tuple[tf.Tensor]], count: tf.Tensor, first: int = 0
+    part: Callable[[tf.Tensor], tuple[tf.Tensor]],
+    count: tf.Tensor,
+    first: tf.Tensor | int = 0,
 ) -> Any:
     """Calls `part` for first, ..., one after the other; it returns the next number."""
-    start = (tf.constant(first),)
+    start = (tf.convert_to_tensor(first),)
     return tf.while_loop(lambda i: i < count, part, start, parallel_iterations=1)[0]
 
 
@@ -414,6 +423,26 @@ def _applied(matrices: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
     terms = [
         matrices[:, :, j, None] * states[:, j, None] for j in range(states.shape[1])
     ]
+    return tf.add_n(terms)
+
+
+@shared_function(jit_compile=True)
+def _advanced(
+    transition: tf.Tensor, noise: tf.Tensor, products: tf.Tensor, covariances: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """P and Q after a step, float64, shape [steps, m, m]; P and L, float32."""
+    products = _from_left(transition, products)
+    # Covariances are symmetric.
+    grown = _from_left(transition, covariances)
+    grown = _from_left(transition, tf.transpose(grown, [0, 2, 1]))
+    grown += noise[:, None] * noise
+    jumps = tf.stack([products, _factor(grown)], axis=1)
+    return products, grown, tf.cast(jumps, tf.float32)
+
+
+def _from_left(matrix: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+    """`matrix` times each of the others."""
+    terms = [matrix[:, j, None] * others[:, j, None] for j in range(matrix.shape[0])]
     return tf.add_n(terms)
 
 

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # For what steps rarely do: inlined, each of them would skip its operations one by one.
@@ -14,6 +15,9 @@ NOT_INLINED = {"_noinline": True}
 by_itself = functools.partial(
     tf.function, autograph=False, experimental_attributes=NOT_INLINED
 )
+
+# Units of `near_length`: 8 to 2^27.
+_UNITS = 1 << np.arange(3, 28, dtype=np.int32)
 
 # What a function's graph shares with the one around it instead of copying it.
 _SHARED = ("variables", "local_variables", "trainable_variables")
@@ -60,6 +64,18 @@ def _value(argument: Any) -> Any:
     if isinstance(argument, tf.Variable) and argument.dtype.is_integer:
         return tf.convert_to_tensor(argument)
     return argument
+
+
+def near_length(count: tf.Tensor) -> tf.Tensor:
+    """A length, at most an eighth or 8 above a count, of which there are few.
+
+    XLA compiles a program for each length: vectors whose length varies are padded to it.
+
+    Args:
+      count: int32 scalar.
+    """
+    unit = tf.reduce_max(tf.where(_UNITS * 8 <= count, _UNITS, _UNITS[0]))
+    return (tf.maximum(count, 1) + unit - 1) // unit * unit
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from tf_bandmf.noise.digests import digest_key, digest_of_any_length
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.noise.lazy import LinearUpdate, RowSystem, noise_system, row_system
 from tf_bandmf.noise.lazy_tables import Jumps, LazyTable, Window
-from tf_bandmf.noise.shared import by_itself, shared_function
+from tf_bandmf.noise.shared import by_itself, near_length, shared_function
 from tf_bandmf.planning.plan import Plan
 
 # What keys are for: rows that a step reads, or a release.
@@ -531,13 +531,17 @@ def _added_up(
 
 def _sums_at(values: tf.Tensor, places: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """Sums of values by row; those at negative places are left out."""
-    if values.shape[0] is not None and device_kind() == "CPU":
-        # A fifth of the time.
-        return _compiled_sums(values, places)[: tf.shape(rows)[0]]
-    return tf.math.unsorted_segment_sum(values, places, tf.shape(rows)[0])
+    if device_kind() != "CPU":
+        return tf.math.unsorted_segment_sum(values, places, tf.shape(rows)[0])
+    # Compiled, a fifth of the time.
+    count = tf.shape(values)[0]
+    missing = near_length(count) - count
+    values = tf.pad(values, [[0, missing], [0, 0]])
+    places = tf.pad(places, [[0, missing]], constant_values=-1)
+    return _compiled_sums(values, places)[: tf.shape(rows)[0]]
 
 
 @shared_function(jit_compile=True)
 def _compiled_sums(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
     """Sums at as many places as there are values."""
-    return tf.math.unsorted_segment_sum(values, places, values.shape[0])
+    return tf.math.unsorted_segment_sum(values, places, tf.shape(values)[0])

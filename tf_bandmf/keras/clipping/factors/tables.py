@@ -19,7 +19,7 @@ from tf_bandmf.keras.clipping.factors.base import (
 )
 from tf_bandmf.keras.clipping.factors.norms import Norms
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
-from tf_bandmf.noise.shared import by_itself, shared_function
+from tf_bandmf.noise.shared import by_itself, near_length, shared_function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +129,11 @@ class Rows(Factor):
 
     def _have_repeats(self) -> tf.Tensor:
         """Which examples have an id twice, bool, shape [B]."""
-        if self.stays_sparse and self.ids.shape.is_fully_defined():
-            return _compiled_repeats(self.ids)
-        return _repeats(self.ids)
+        if not self.stays_sparse or tf.executing_eagerly():
+            return _repeats(self.ids)
+        count = tf.shape(self.ids)[0]
+        padded = tf.pad(self.ids, [[0, near_length(count) - count], [0, 0]])
+        return _compiled_repeats(padded)[:count]
 
     def _sorted_norms(self, values: tf.Tensor) -> Norms:
         """From the sums of values that go to the same row."""
