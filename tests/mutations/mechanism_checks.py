@@ -59,7 +59,7 @@ def released_sums(model, batches, restart_at=None):
     for step, batch in enumerate(batches):
         if step == restart_at:
             resume(model.optimizer)
-            model._training.gradient_function = None
+            model.optimizer.run.traces.forget()
         noisy = model.private_gradients(batch)
         flat = [np.ravel(gradient) for gradient in noisy.gradients]
         found.append(np.concatenate(flat) * plan.expected_batch_size)

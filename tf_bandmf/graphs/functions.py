@@ -148,6 +148,13 @@ def _made(op: Any, name: str, shapes: Sequence[Any], handles: Sequence[Any]) -> 
     return graph
 
 
+def all_nodes(graph: Any) -> list[Any]:
+    """Nodes of the definition of a graph, and of all functions in it."""
+    found = graph.as_graph_def()
+    inside = (node for part in found.library.function for node in part.node_def)
+    return [*found.node, *inside]
+
+
 def definition(graph: Any, name: str) -> Any:
     """The definition of a function that a graph, or one around it, knows; or None.
 

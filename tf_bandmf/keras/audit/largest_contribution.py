@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.optimizer.private import private_optimizer_of
 
 # By what records are multiplied.
 _SCALES = (0.0, 1e-42, 1e-30, 1e-12, 1e-3, 1e3, 1e6, 1e12, 1e19, 1e30, 3e38)
@@ -66,12 +66,7 @@ def largest_contribution(
     Raises:
       TypeError: if the model is not compiled with a PrivateOptimizer.
     """
-    optimizer = getattr(model, "optimizer", None)
-    if not isinstance(optimizer, PrivateOptimizer):
-        raise TypeError(
-            f"The model must be private and compiled with a PrivateOptimizer, found "
-            f"{type(optimizer).__name__}."
-        )
+    optimizer = private_optimizer_of(model)
     records = tf.nest.map_structure(np.asarray, (x, y))
     if not model.built:
         model(tf.nest.map_structure(lambda part: part[:1], records[0]), training=False)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_bandmf.audit import AuditResult, evaluate
 from tf_bandmf.keras.clipping import regularization_gradients
-from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.optimizer.private import private_optimizer_of
 from tf_bandmf.planning.plan import Plan
 
 # The most steps whose dense matrix is made.
@@ -86,12 +86,7 @@ def audit_run(
       ValueError: if canaries are not distinct examples, the run has begun, or the plan has
         more than 4096 steps.
     """
-    optimizer = getattr(model, "optimizer", None)
-    if not isinstance(optimizer, PrivateOptimizer):
-        raise TypeError(
-            f"The model must be private and compiled with a PrivateOptimizer, found "
-            f"{type(optimizer).__name__}."
-        )
+    optimizer = private_optimizer_of(model)
     plan = optimizer.plan
     if not plan.participation.has_schedule:
         raise TypeError(

@@ -14,12 +14,12 @@ from tf_bandmf.keras.clipping.forward.eager_traces import (
 )
 from tf_bandmf.keras.clipping.forward.looked_up import LookedUp
 from tf_bandmf.keras.clipping.forward.supported import check_supported
-from tf_bandmf.keras.clipping.independence import (
-    NotIndependent,
+from tf_bandmf.keras.clipping.independence.domain import NotIndependent
+from tf_bandmf.keras.clipping.independence.map_examples import map_examples
+from tf_bandmf.keras.clipping.independence.registration import (
     register_per_example_layer,
     vouched_classes,
 )
-from tf_bandmf.keras.clipping.independence.map_examples import map_examples
 from tf_bandmf.keras.clipping.independence.state import is_random, refuse_state
 from tf_bandmf.keras.clipping.proof.batch_axis import layers_executed_alone
 from tf_bandmf.keras.clipping.proof.inference import measured_rows
@@ -46,7 +46,7 @@ from tf_bandmf.keras.clipping.sums.clipped_sums import (
     find_layers_alone,
 )
 from tf_bandmf.keras.clipping.sums.self_check import self_check
-from tf_bandmf.keras.clipping.sums.settings import Clipping, is_loss_scale
+from tf_bandmf.keras.clipping.sums.settings import Clipping, check_loss_scale
 from tf_bandmf.keras.clipping.tensors.batches import to_tensors
 from tf_bandmf.keras.clipping.tensors.errors import (
     ClippingMismatchError,
@@ -77,12 +77,12 @@ __all__ = [
     "UnsupportedModelError",
     "bad_values_become_nan",
     "check_functions_are_traced",
+    "check_loss_scale",
     "check_matmul_precision",
     "check_supported",
     "clipped_gradient_sums",
     "find_layers_alone",
     "is_lookup_table",
-    "is_loss_scale",
     "is_random",
     "keeping",
     "kept_pass",

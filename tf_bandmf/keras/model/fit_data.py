@@ -76,9 +76,10 @@ def checked_data(
             x = x.with_class_weight(class_weight)
         return x, kwargs
     if plan.participation.has_schedule:
+        what, way = _ways_of(x)
         raise TypeError(
             f"The plan's accountant assumes the batches of its own sampler, found "
-            f"{_describe(x)}. {_way_of(x)}"
+            f"{what}. {way}"
         )
     if y is not None or not (isinstance(x, tf.data.Dataset) or hasattr(x, "__next__")):
         raise TypeError(
@@ -96,38 +97,25 @@ _UNCHANGED: dict[str, Any] = {
 }
 
 
-def _describe(x: Any) -> str:
-    if isinstance(x, tf.data.Dataset):
-        return "a tf.data.Dataset"
-    if isinstance(x, keras.utils.PyDataset):
-        return f"a PyDataset ({type(x).__name__})"
-    if hasattr(x, "__next__"):
-        return "a generator"
-    return f"data of type {type(x).__name__}"
-
-
-def _way_of(x: Any) -> str:
-    """How such data become the plan's batches."""
-    if isinstance(x, tf.data.Dataset):
-        return (
+def _ways_of(x: Any) -> tuple[str, str]:
+    """What such data are, and how they become the plan's batches."""
+    is_dataset = isinstance(x, tf.data.Dataset)
+    if is_dataset or isinstance(x, keras.utils.PyDataset):
+        what = "tf.data.Dataset" if is_dataset else f"PyDataset ({type(x).__name__})"
+        return f"a {what}", (
             f"Use {_OWN_ORDER.format(what='dataset')}. For other samplings, which read by "
-            f"index, use {_ON_DISK}. Random augmentation goes into plan.batches(..., "
-            f"map=function)."
-        )
-    if isinstance(x, keras.utils.PyDataset):
-        return (
-            f"Use {_OWN_ORDER.format(what='dataset')}. For other samplings, which read by "
-            f"index, use {_BY_INDEX}. Random augmentation goes into plan.batches(..., "
-            f"map=function)."
+            f"index, use {_ON_DISK if is_dataset else _BY_INDEX}. Random augmentation goes "
+            f"into plan.batches(..., map=function)."
         )
     if hasattr(x, "__next__"):
-        return (
+        return "a generator", (
             f"A generator can be read once: give the function that makes it. Use "
             f"{_OWN_ORDER.format(what='function')}. For other samplings make it a "
             f"tf.data.Dataset (tf.data.Dataset.from_generator) and use {_ON_DISK}; or use "
             f"{_BY_INDEX}."
         )
-    return f"{_BATCHES}; x and y are arrays of all training examples."
+    way = f"{_BATCHES}; x and y are arrays of all training examples."
+    return f"data of type {type(x).__name__}", way
 
 
 def check_passes(

@@ -24,7 +24,7 @@ from tf_bandmf.keras.model.guards import announced
 from tf_bandmf.keras.model.tables import DENSE, lazy_layers
 from tf_bandmf.keras.model.training_state import state_of
 from tf_bandmf.keras.optimizer.inner_optimizers import check_accumulation
-from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.optimizer.private import PrivateOptimizer, private_optimizer_of
 
 # Made-up examples: three fill a group and begin another one.
 _CHECKED_EXAMPLES = 3
@@ -39,16 +39,7 @@ def optimizer_of(model: Any) -> PrivateOptimizer:
         or its inner optimizer accumulates gradients.
       RuntimeError: if the process rounds float32 products, or runs functions eagerly.
     """
-    optimizer = getattr(model, "optimizer", None)
-    if not isinstance(optimizer, PrivateOptimizer):
-        raise TypeError(
-            f"A private model trains only with a PrivateOptimizer, found "
-            f"{type(optimizer).__name__}. Compile it with optimizer="
-            f"tf_bandmf.keras.PrivateOptimizer(your_optimizer, plan), or use "
-            f"tf_bandmf.keras.to_plain(model) to train without privacy. (Under "
-            f"mixed_float16 give loss_scale_factor to PrivateOptimizer: the scale of "
-            f"a LossScaleOptimizer depends on the data.)"
-        )
+    optimizer = private_optimizer_of(model)
     check_matmul_precision()
     check_functions_are_traced()
     check_accumulation(optimizer.inner_optimizer)

@@ -25,16 +25,17 @@ from tf_bandmf.graphs.definitions import (
     is_defined_by,
     replaced_methods,
 )
+from tf_bandmf.graphs.functions import all_nodes
 from tf_bandmf.graphs.mapping import map_each
 from tf_bandmf.keras.clipping import (
     NotIndependent,
     Same,
-    Traces,
     is_random,
     refuse_state,
 )
 from tf_bandmf.keras.compat.keras_objects import all_layers, tensorflow_value
 from tf_bandmf.keras.compat.seeds import used_generators
+from tf_bandmf.keras.model.training_state import state_of
 from tf_bandmf.sampling.batches import (
     EDITED,
     INPUTS,
@@ -67,16 +68,10 @@ def preprocess_of(model: Any) -> Preprocess | None:
     return getattr(model, "preprocess_samples", None)
 
 
-def preprocessed(
-    dataset: tf.data.Dataset, preprocess: Preprocess, traces: Traces, repeats: bool
-) -> tf.data.Dataset:
-    """Batches of a schedule with each example preprocessed by itself.
+def preprocessed(model: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Batches of a `BatchSchedule` as the model's step takes them.
 
-    Args:
-      dataset: of a `BatchSchedule`.
-      preprocess: of `preprocess_of`.
-      traces: of the run.
-      repeats: whether steps may be taken again, which must see the same batches then.
+    If it has a preprocessor, each example is preprocessed by itself.
 
     Raises:
       ValueError: if steps may be taken again and random numbers are drawn; if it is no
@@ -84,22 +79,21 @@ def preprocessed(
       UnsupportedModelError: see `Traces.refuse_late`.
       InvalidArgumentError: by the dataset, if a batch was changed since it was made.
     """
-
-    @tf.autograph.experimental.do_not_convert
-    def preprocess_batch(batch: dict[str, Any]) -> dict[str, Any]:
-        return preprocessed_batch(batch, preprocess, traces, repeats)
-
-    return dataset.map(
-        preprocess_batch,
-        num_parallel_calls=2,
-        deterministic=True,
-    ).prefetch(2)
+    if preprocess_of(model) is None:
+        return dataset
+    mapped = tf.autograph.experimental.do_not_convert(
+        lambda batch: preprocessed_batch(model, batch)
+    )
+    return dataset.map(mapped, num_parallel_calls=2, deterministic=True).prefetch(2)
 
 
-def preprocessed_batch(
-    batch: dict[str, Any], preprocess: Preprocess, traces: Traces, repeats: bool
-) -> dict[str, Any]:
-    """One batch; see `preprocessed`."""
+def preprocessed_batch(model: Any, batch: Any) -> Any:
+    """One batch, see `preprocessed`; others than those of a schedule as they are."""
+    preprocess = preprocess_of(model)
+    if preprocess is None or not is_scheduled_batch(batch):
+        return batch
+    # Steps that may be taken again must see the same batches then.
+    repeats = state_of(model).run_file is not None
     if ROWS in batch:
         raise ValueError(
             "The preprocessor of a model takes examples, not units of several rows (views, "
@@ -115,7 +109,9 @@ def preprocessed_batch(
         lambda t: tf.TensorSpec(t.shape[1:], t.dtype), content
     )
     key = ("preprocess", Same(_preprocessor(preprocess)), repeats, specs)
-    traced, stops = traces.of(key, lambda: _traced(preprocess, specs, repeats))
+    traced, stops = model.optimizer.run.traces.of(
+        key, lambda: _traced(preprocess, specs, repeats)
+    )
     signature = tf.nest.map_structure(
         lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs
     )
@@ -290,13 +286,9 @@ def _weighted(found: tf.Tensor | None, own: tf.Tensor) -> tf.Tensor:
 
 def _refuse_randomness(graph: Any) -> None:
     """Refuses what may give another result when it runs again, in functions too."""
-    definition = graph.as_graph_def()
-    nodes = [*definition.node]
-    for function in definition.library.function:
-        nodes.extend(function.node_def)
     types = {
         node.op
-        for node in nodes
+        for node in all_nodes(graph)
         if node.op.startswith(_UNREPEATABLE) or is_random(node.op)
     }
     if types:

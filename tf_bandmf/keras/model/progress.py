@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.optimizer.private import private_optimizer_of
 from tf_bandmf.keras.run.counts import PrivateCounts as PrivateCounts
 
 
@@ -40,12 +40,7 @@ class PrivacyProgress(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks that there is a budget to show."""
-        optimizer = self.model.optimizer
-        if not isinstance(optimizer, PrivateOptimizer):
-            raise TypeError(
-                f"PrivacyProgress shows the budget of a PrivateOptimizer, found "
-                f"{type(optimizer).__name__}."
-            )
+        private_optimizer_of(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the entries."""

@@ -11,8 +11,7 @@ import tensorflow as tf
 from tf_bandmf.keras.compat.keras_objects import is_distributed
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.batch_contents import contents
-from tf_bandmf.keras.model.preprocessing import preprocess_of, preprocessed
-from tf_bandmf.keras.model.training_state import state_of
+from tf_bandmf.keras.model.preprocessing import preprocessed
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
@@ -98,12 +97,7 @@ def batches_of(
     model: Any, schedule: BatchSchedule, first_step: int = 0
 ) -> tf.data.Dataset:
     """The batches of a schedule as the model's training step takes them."""
-    dataset = schedule.dataset(first_step)
-    preprocess = preprocess_of(model)
-    if preprocess is None:
-        return dataset
-    repeats = state_of(model).run_file is not None
-    return preprocessed(dataset, preprocess, model.optimizer.run.traces, repeats)
+    return preprocessed(model, schedule.dataset(first_step))
 
 
 def checked_stream(model: Any, x: Any) -> Any:

@@ -28,17 +28,18 @@ from tf_bandmf.keras.clipping import (
     update_reads_no_metrics,
     update_runs_no_host_code,
 )
-from tf_bandmf.keras.compat.keras_objects import is_distributed, loss_tracker
+from tf_bandmf.keras.compat.keras_objects import (
+    all_layers,
+    compile_loss,
+    is_distributed,
+    loss_tracker,
+)
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.batch_contents import as_drawn, shares, unwrap_single
 from tf_bandmf.keras.model.guards import announced, in_turn, refuse_other_loops, refused
 from tf_bandmf.keras.model.metric_errors import metrics_of
-from tf_bandmf.keras.model.preprocessing import preprocess_of, preprocessed_batch
-from tf_bandmf.keras.model.training_state import (
-    TrainingState,
-    state_of,
-    traced_once,
-)
+from tf_bandmf.keras.model.preprocessing import preprocessed_batch
+from tf_bandmf.keras.model.training_state import TrainingState, state_of
 from tf_bandmf.keras.model.variable_making import build_metrics
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
@@ -260,11 +261,7 @@ class PrivateStep(_Model):
                 "private_gradients makes gradients of whole tables: give make_private "
                 "tables='dense', or use model.fit or model.train_on_batch."
             )
-        preprocess = preprocess_of(self)
-        if preprocess is not None and batches_lib.is_scheduled_batch(batch):
-            repeats = self._private_run is not None
-            traces = optimizer.run.traces
-            batch = preprocessed_batch(batch, preprocess, traces, repeats)
+        batch = preprocessed_batch(self, batch)
 
         def gradients(batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
             if not tf.executing_eagerly():
@@ -288,8 +285,18 @@ class PrivateStep(_Model):
                     with keeping(optimizer.run.traces):
                         found = gradients(batch)
                 else:
-                    found = traced_once(self, gradients)(batch)
+                    found = self._traced(gradients)(batch)
         return NoisyGradients(*found, optimizer, self.weights)
+
+    def _traced(self, gradients: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of batches as one graph, until what it depends on is another."""
+        parts = [compile_loss(self), *self.trainable_variables, *all_layers(self)]
+        # Graphs that were traced before a file was do not write their steps down.
+        own = [Same(part) for part in (self._private_run, *parts)]
+        return self._private_optimizer().run.traces.of(
+            ("gradients", bool(self.jit_compile), own),
+            lambda: tf.function(gradients, autograph=False, reduce_retracing=True),
+        )
 
     def _private_optimizer(self) -> PrivateOptimizer:
         refuse_other_loops(self, PrivateStep)

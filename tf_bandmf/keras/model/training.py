@@ -42,7 +42,6 @@ from tf_bandmf.keras.resume.private_file import PrivateRun, refuse_shared_folder
 from tf_bandmf.keras.run.counts import PrivateCounts
 from tf_bandmf.keras.run.weights_seal import let_average
 from tf_bandmf.planning.statement import PrivacyStatement
-from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
 
 
@@ -205,7 +204,7 @@ class PrivateTraining(BuildHook, PrivateStep):
             optimizer.run.reservation.ensure()
         self._training.run_file = run
         # Graphs that were traced before do not write their steps down.
-        self.train_function = self._training.gradient_function = None
+        self.train_function = None
         return batches
 
     def release(self) -> None:
@@ -402,11 +401,7 @@ class PrivateTraining(BuildHook, PrivateStep):
                 "Keras gives the whole batch of train_on_batch to every replica: each "
                 "example would count several times. Use model.fit."
             )
-        preprocess = preprocess_of(self)
-        if preprocess is not None and batches_lib.is_scheduled_batch(x):
-            repeats = self._private_run is not None
-            traces = self._private_optimizer().run.traces
-            x = preprocessed_batch(x, preprocess, traces, repeats)
+        x = preprocessed_batch(self, x)
         if preparation.check_is_due(self):
             data = (x, y, kwargs.get("sample_weight"))
             preparation.check_gradients(self, self._private_optimizer(), data)

@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from tf_bandmf.keras.clipping import is_loss_scale
 from tf_bandmf.keras.optimizer.wrapper import WrappedOptimizer
 
 
@@ -54,12 +53,3 @@ def _unknown(inner_optimizer: Any) -> ValueError:
         f"inner_optimizer must be a Keras optimizer, its name or its config, found "
         f"{inner_optimizer!r}."
     )
-
-
-def check_loss_scale(loss_scale_factor: float | None) -> None:
-    """Raises ValueError unless this is None or a power of two >= 1."""
-    if loss_scale_factor is not None and not is_loss_scale(loss_scale_factor):
-        raise ValueError(
-            f"loss_scale_factor must be a power of two >= 1, so that dividing by it "
-            f"is exact, found {loss_scale_factor!r}."
-        )

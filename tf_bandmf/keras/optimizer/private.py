@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.files import configs as storage
-from tf_bandmf.keras.clipping import Clipping
+from tf_bandmf.keras.clipping import Clipping, check_loss_scale
 from tf_bandmf.keras.compat.keras_objects import variables_of_optimizer
 from tf_bandmf.keras.compat.replicas import keep_gradients_apart
 from tf_bandmf.keras.optimizer import inner_optimizers
@@ -111,7 +111,7 @@ class PrivateOptimizer(WrappedOptimizer):
             )
         _refuse_parameter_servers()
         inner = inner_optimizers.checked(inner_optimizer)
-        inner_optimizers.check_loss_scale(loss_scale_factor)
+        check_loss_scale(loss_scale_factor)
         run = Run(
             plan,
             inner,
@@ -333,6 +333,25 @@ class PrivateOptimizer(WrappedOptimizer):
             loss_scale_factor=config.get("loss_scale_factor"),
             clipping=Clipping.from_config(clipping),
         )
+
+
+def private_optimizer_of(model: Any) -> PrivateOptimizer:
+    """The optimizer that a model is compiled with.
+
+    Raises:
+      TypeError: if it is not private.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(optimizer, PrivateOptimizer):
+        raise TypeError(
+            f"A private model trains only with a PrivateOptimizer, found "
+            f"{type(optimizer).__name__}. Compile it with optimizer="
+            f"tf_bandmf.keras.PrivateOptimizer(your_optimizer, plan), or use "
+            f"tf_bandmf.keras.to_plain(model) to train without privacy. (Under "
+            f"mixed_float16 give loss_scale_factor to PrivateOptimizer: the scale of "
+            f"a LossScaleOptimizer depends on the data.)"
+        )
+    return optimizer
 
 
 # What is said of a plan, under the names of the field and of other libraries.

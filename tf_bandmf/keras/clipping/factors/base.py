@@ -279,15 +279,16 @@ class Product(Factor):
         return Measured(
             measured,
             (kept, right),
-            functools.partial(self._contract, make),
+            functools.partial(self.summed, make),
         )
 
-    def _contract(
+    def summed(
         self,
         make: Callable[[tf.Tensor], tf.Tensor] | None,
         weights: tf.Tensor,
         tensors: Sequence[tf.Tensor],
     ) -> tf.Tensor:
+        """The sum over examples with weights [B]; `make` makes left of the first."""
         left, right = tensors
         left = left if make is None else make(left)
         left, right = tf.cast(left, tf.float32), tf.cast(right, tf.float32)

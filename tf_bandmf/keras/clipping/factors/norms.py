@@ -17,6 +17,7 @@ See `contracted`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -122,9 +123,9 @@ def formed(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     return tf.matmul(left, right, transpose_a=True)
 
 
-def rounding(terms: int | tf.Tensor) -> float | tf.Tensor:
+def rounding(terms: int | tf.Tensor, unit: float = _UNIT) -> float | tf.Tensor:
     """c_n of the module's docstring, for n terms (float64 if a tensor)."""
-    return terms * _UNIT / (1.0 - terms * _UNIT)
+    return terms * unit / (1.0 - terms * unit)
 
 
 def clip_weights(bounds: tf.Tensor, l2_norm_clip: float | tf.Tensor) -> tf.Tensor:
@@ -177,15 +178,12 @@ def of_last_axis(tensor: tf.Tensor) -> Norms:
       Norms [...].
     """
     size = tensor.shape[-1]
-    if in_xla() or size is None:
-        # XLA fuses the conversion into the sum; without it, it is three passes.
+    # XLA fuses the conversion into the sum; without it, it is three passes.
+    block = None if in_xla() or size is None else _block(size)
+    if block is None:
         squared = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)), -1)
         length = tf.cast(tf.shape(tensor)[-1], tf.float64)
         return Norms(squared, squared * (1.0 + length * _UNIT_64))
-    block = _block(size)
-    if block is None:
-        squared = tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)), -1)
-        return Norms(squared, squared * (1.0 + size * _UNIT_64))
     if block < size:
         leading = tensor.shape[:-1].as_list()
         if leading.count(None) <= 1 and 0 not in leading:
@@ -461,9 +459,7 @@ def _inner_products(
         count = tf.cast(tf.shape(right)[-2], tf.float64)
     height = right.shape[-1]
 
-    def gamma(terms: int | tf.Tensor) -> float | tf.Tensor:
-        return terms * unit / (1.0 - terms * unit)
-
+    gamma = functools.partial(rounding, unit=unit)
     # |l_t|² is the diagonal: sums without cancellation.
     diagonal_left = tf.cast(tf.linalg.diag_part(lefts), tf.float64)
     diagonal_right = tf.cast(tf.linalg.diag_part(rights), tf.float64)

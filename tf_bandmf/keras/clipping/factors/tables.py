@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -94,15 +95,18 @@ class Rows(Factor):
             measured = self._sorted_norms(values)
 
         def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-            (cleaned,) = tensors
-            ids = tf.reshape(self.ids, [-1])
-            values = cleaned * weights[:, None, None]
-            values = tf.reshape(values, [-1, cleaned.shape[-1]])
-            if self.stays_sparse:
-                return tf.IndexedSlices(values, tf.cast(ids, tf.int64))
-            return tf.math.unsorted_segment_sum(values, ids, self.num_rows)
+            return self.summed(weights, *tensors)
 
         return Measured(measured, (values,), weighted_sum)
+
+    def summed(self, weights: tf.Tensor, values: tf.Tensor) -> Any:
+        """The sum over examples with weights [B], of these values."""
+        ids = tf.reshape(self.ids, [-1])
+        values = values * weights[:, None, None]
+        values = tf.reshape(values, [-1, values.shape[-1]])
+        if self.stays_sparse:
+            return tf.IndexedSlices(values, tf.cast(ids, tf.int64))
+        return tf.math.unsorted_segment_sum(values, ids, self.num_rows)
 
     def _paired_norms(self, values: tf.Tensor, negligible: float) -> Norms:
         """From inner products of values that go to the same row, where any do."""
@@ -226,16 +230,9 @@ class RowsAndProduct(Factor):
         measured = norms.of_rows_and_products(ids, values, left, right, negligible)
 
         def weighted_sum(weights: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-            values, left, right = tensors
-            weights = weights[:, None, None]
-            looked_up = tf.math.unsorted_segment_sum(
-                tf.reshape(values * weights, [-1, values.shape[-1]]),
-                tf.reshape(ids, [-1]),
-                num_rows,
-            )
-            left = tf.reshape(left, [-1, left.shape[-1]])
-            right = tf.reshape(right * weights, [-1, right.shape[-1]])
-            return looked_up + tf.matmul(left, right, transpose_a=True)
+            values, *pair = tensors
+            product = self.product.summed(None, weights, pair)
+            return self.rows.summed(weights, values) + product
 
         return Measured(measured, (values, left, right), weighted_sum)
 

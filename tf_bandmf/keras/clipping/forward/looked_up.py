@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.graphs.functions import all_nodes
 from tf_bandmf.graphs.operations import Effect, operation
 from tf_bandmf.keras.clipping.forward.passes import run_model
 from tf_bandmf.keras.clipping.rules.embedding import is_reverse, rows_of_ids
@@ -82,11 +83,7 @@ class LookedUp:
         return part
 
     def _refuse_impure(self, graph: Any) -> None:
-        definition = graph.as_graph_def()
-        nodes = [*definition.node]
-        for function in definition.library.function:
-            nodes.extend(function.node_def)
-        for node in nodes:
+        for node in all_nodes(graph):
             known = operation(node.op)
             is_pure = known is not None and known.effect is Effect.NONE
             if not is_pure and node.op not in _ALLOWED:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
 from tf_bandmf.keras.clipping.forward.taps import CallShape, Recorder, tapped
 from tf_bandmf.keras.clipping.forward.weight_reads import ReadLog
-from tf_bandmf.keras.clipping.independence import Trace, recording
+from tf_bandmf.keras.clipping.independence.trace import Trace, recording
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError

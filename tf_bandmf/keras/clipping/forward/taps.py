@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit
 from tf_bandmf.keras.clipping.forward.weight_reads import ReadLog
-from tf_bandmf.keras.clipping.independence import Trace
+from tf_bandmf.keras.clipping.independence.trace import Trace
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError

@@ -12,29 +12,3 @@ random numbers. Every trace of the training step is analysed before it runs:
   for those of a closed list, whose rows are those of the examples (`row_losses`);
 * what remains is refused.
 """
-
-from tf_bandmf.keras.clipping.independence.domain import NotIndependent
-from tf_bandmf.keras.clipping.independence.registration import (
-    register_per_example_layer,
-    vouched_classes,
-)
-from tf_bandmf.keras.clipping.independence.trace import (
-    Trace,
-    current_trace,
-    is_container,
-    recording,
-    running_again,
-)
-from tf_bandmf.keras.clipping.independence.vectorized import rows_stay_apart
-
-__all__ = [
-    "NotIndependent",
-    "Trace",
-    "current_trace",
-    "is_container",
-    "recording",
-    "register_per_example_layer",
-    "rows_stay_apart",
-    "running_again",
-    "vouched_classes",
-]

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.independence import current_trace
+from tf_bandmf.keras.clipping.independence.trace import current_trace
 from tf_bandmf.keras.compat.keras_objects import (
     LOGITS,
     MASK,

@@ -10,7 +10,6 @@ the same size.
 from __future__ import annotations
 
 import dataclasses
-import re
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -19,11 +18,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.graphs.walking import called, has_node
+from tf_bandmf.graphs.walking import Scope, called, has_node
 from tf_bandmf.keras.clipping.forward.passes import Forward, run_forward
 from tf_bandmf.keras.clipping.forward.tapped_layers import Unit, find_units
 from tf_bandmf.keras.clipping.forward.taps import CallShape, Spread
-from tf_bandmf.keras.clipping.independence import Trace
+from tf_bandmf.keras.clipping.independence.state import is_random
+from tf_bandmf.keras.clipping.independence.trace import Trace
 from tf_bandmf.keras.clipping.proof.comparing_losses import refuse_comparisons
 from tf_bandmf.keras.clipping.proof.refusals import prove
 from tf_bandmf.keras.clipping.rules import LayerCall
@@ -34,15 +34,8 @@ from tf_bandmf.keras.compat.keras_objects import compile_loss
 from tf_bandmf.keras.compat.seeds import used_generators
 
 _BATCH_SIZES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061)
-# These read the shape of a tensor, not its values.
-_SHAPE_OPERATIONS = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
 _ELEMENTWISE = {"Add", "AddV2", "Sub", "Mul"}
 _PASS_THROUGH = {"Identity", "Cast"}
-_STATEFUL_RANDOM = re.compile(
-    r"Random|Stateful(Uniform|StandardNormal|TruncatedNormal)|Rng|TruncatedNormal|"
-    r"Multinomial"
-)
-
 _KNOWN: weakref.WeakKeyDictionary[Any, dict[Any, Structure]] = (
     weakref.WeakKeyDictionary()
 )
@@ -181,21 +174,19 @@ def _examine(
                 f"batch of {size}: its first dimension is not the batch."
             )
     _refuse_unrepeatable(forward, operations)
-    dependent = _dependent(operations, batches.tensor_leaves(data[0]))
+    scope = Scope({id(tensor): True for tensor in batches.tensor_leaves(data[0])})
     shapes = {}
     for position, (unit, call) in enumerate(forward.recorder.calls):
-        shapes[position] = _call_shape(unit, call, size, dependent)
+        shapes[position] = _call_shape(unit, call, size, scope)
     return shapes
 
 
-def _call_shape(
-    unit: Unit, call: LayerCall, size: int, dependent: set[int]
-) -> CallShape:
+def _call_shape(unit: Unit, call: LayerCall, size: int, scope: Scope) -> CallShape:
     name = f"Layer {call.layer.name!r} ({type(call.layer).__name__})"
     batched = []
     for leaf in batches.tensor_leaves((call.args, call.kwargs)):
         is_batched = bool(leaf.shape.rank) and leaf.shape[0] == size
-        if not is_batched and id(leaf) in dependent:
+        if not is_batched and scope.depends(leaf):
             raise UnsupportedModelError(
                 f"{name} is called on a tensor of shape {leaf.shape} that depends on "
                 "the data but has no batch dimension first. Each example must stay in "
@@ -254,17 +245,6 @@ def _spread(call: LayerCall, size: int) -> Spread:
     return mode if used else Spread.NONE
 
 
-def _dependent(operations: Sequence[Any], inputs: Sequence[tf.Tensor]) -> set[int]:
-    """Returns ids of tensors whose values depend on the inputs."""
-    dependent = {id(tensor) for tensor in inputs}
-    for operation in operations:
-        if operation.type in _SHAPE_OPERATIONS:
-            continue
-        if any(id(tensor) in dependent for tensor in operation.inputs):
-            dependent.update(id(tensor) for tensor in operation.outputs)
-    return dependent
-
-
 def _refuse_unrepeatable(forward: Forward, operations: Sequence[Any]) -> None:
     """Refuses random numbers without a seed where a layer runs a second time."""
     for position, operation in enumerate(operations):
@@ -282,15 +262,14 @@ def _refuse_unrepeatable(forward: Forward, operations: Sequence[Any]) -> None:
 
 def _drawn_with(operation: Any) -> str | None:
     """What draws without a seed: an operation, or one in functions that it calls."""
-    if operation.op_def.is_stateful and _STATEFUL_RANDOM.match(operation.type):
-        return str(operation.type)
     found: list[str] = []
 
     def draws(node: Any) -> bool:
-        if _STATEFUL_RANDOM.match(node.op):
+        if is_random(node.op) or node.op.startswith("Rng"):
             found.append(node.op)
         return bool(found)
 
-    for name, _ in called(operation):
-        has_node(operation.graph, name, draws)
+    if not draws(operation.node_def):
+        for name, _ in called(operation):
+            has_node(operation.graph, name, draws)
     return found[0] if found else None

@@ -12,8 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.independence import NotIndependent
-from tf_bandmf.keras.clipping.independence.domain import per_example
+from tf_bandmf.keras.clipping.independence.domain import NotIndependent, per_example
 from tf_bandmf.keras.clipping.independence.evaluation import Evaluation
 from tf_bandmf.keras.clipping.independence.sizes import BATCH
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss

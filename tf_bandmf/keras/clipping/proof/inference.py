@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.independence import Trace, recording
+from tf_bandmf.keras.clipping.independence.trace import Trace, recording
 from tf_bandmf.keras.clipping.losses.compiled import compiled_loss, per_example_losses
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan

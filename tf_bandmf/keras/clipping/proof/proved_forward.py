@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping.forward.passes import Forward, run_forward
 from tf_bandmf.keras.clipping.forward.tapped_layers import find_units
-from tf_bandmf.keras.clipping.independence import Trace, recording
+from tf_bandmf.keras.clipping.independence.trace import Trace, recording
 from tf_bandmf.keras.clipping.proof.batch_axis import structure_of
 from tf_bandmf.keras.clipping.proof.refusals import (
     prove,

@@ -9,11 +9,8 @@ import keras
 
 from tf_bandmf.graphs.functions import made_once
 from tf_bandmf.keras.clipping.forward.passes import Forward
-from tf_bandmf.keras.clipping.independence import (
-    NotIndependent,
-    Trace,
-    is_container,
-)
+from tf_bandmf.keras.clipping.independence.domain import NotIndependent
+from tf_bandmf.keras.clipping.independence.trace import Trace, is_container
 from tf_bandmf.keras.clipping.proof.metrics import metric_handles
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError

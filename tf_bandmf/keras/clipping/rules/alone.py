@@ -12,8 +12,8 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor
-from tf_bandmf.keras.clipping.independence import current_trace, running_again
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
+from tf_bandmf.keras.clipping.independence.trace import current_trace, running_again
 from tf_bandmf.keras.clipping.rules import generic
 from tf_bandmf.keras.clipping.rules.base import LayerCall
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError

@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated
-from tf_bandmf.keras.clipping.independence import running_again
 from tf_bandmf.keras.clipping.independence.map_examples import map_examples
+from tf_bandmf.keras.clipping.independence.trace import running_again
 from tf_bandmf.keras.clipping.rules.base import LayerCall, Rule
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable

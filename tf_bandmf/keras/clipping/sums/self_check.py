@@ -162,7 +162,7 @@ def self_check(
     for index, (expected, _) in enumerate(references):
         if not math.isfinite(expected):
             continue
-        if not abs(norms[index] - expected) <= rtol * expected + 1e-6:
+        if not _is_close(norms[index], expected, rtol):
             raise ClippingMismatchError(
                 f"The gradient norm of example {index} is {expected:.6g} when it is "
                 f"alone, but {norms[index]:.6g} in a batch of {len(references)}. "
@@ -177,7 +177,7 @@ def self_check(
     known = math.isfinite(expected)
     for neighbor, result in others.items() if known else ():
         found = float(result.norms.numpy()[0])
-        if not abs(found - expected) <= rtol * expected + 1e-6:
+        if not _is_close(found, expected, rtol):
             raise ClippingMismatchError(
                 f"The gradient norm of an example is {expected:.6g} when it is alone, "
                 f"but {found:.6g} beside {neighbor}. {_CAUSES}"
@@ -196,6 +196,11 @@ _NAN, _NOTHING = "a NaN example", "nothing"
 _ONE_BY_ONE = (_NAN, "zeros", "an outlier", _NOTHING, "three copies of another")
 _ALL = "an outlier, zeros and three copies of another"
 _TOGETHER = (_NAN, _NOTHING, _ALL)
+
+
+def _is_close(found: float, expected: float, rtol: float) -> bool:
+    """Whether a norm is what it must be; NaN is not."""
+    return bool(abs(found - expected) <= rtol * expected + 1e-6)
 
 
 def _compare_neighbors(
@@ -220,7 +225,7 @@ def _compare_neighbors(
             continue
         norms = result.norms.numpy()
         found = float(norms[0])
-        same = abs(found - expected) <= rtol * expected + 1e-6
+        same = _is_close(found, expected, rtol)
         if same and not np.isfinite(norms[1:]).any():
             sums, others = side_by_side([result.sums, alone.sums])
             errors = [
@@ -359,21 +364,17 @@ def _references(
         arrays = [
             TableRows.of(g, scale)
             if id(variable) in tables
-            else _divided(tf.convert_to_tensor(g).numpy(), scale)
+            else tf.convert_to_tensor(g).numpy().astype(np.float64)
             for g, variable in zip(gradients, own, strict=True)
         ]
+        if scale != 1.0:
+            arrays = [a if isinstance(a, TableRows) else a / scale for a in arrays]
         if scales is not None:
             arrays = [a * s.numpy() for a, s in zip(arrays, scales, strict=True)]
         values = [a.values if isinstance(a, TableRows) else a for a in arrays]
         norm = math.sqrt(sum(map(squared, values)))
         references.append((norm if np.isfinite(value) else math.nan, arrays))
     return references
-
-
-def _divided(array: Any, scale: float) -> Any:
-    """In float64."""
-    found = array.astype(np.float64)
-    return found if scale == 1.0 else found / scale
 
 
 def _compare_sums(

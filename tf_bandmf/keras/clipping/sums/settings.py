@@ -46,11 +46,6 @@ class Grouping(NamedTuple):
     clips: tuple[Any, ...]
 
 
-def one_group(num_variables: int, l2_norm_clip: float) -> Grouping:
-    """All variables together."""
-    return Grouping((0,) * num_variables, (l2_norm_clip,))
-
-
 def check_groups(groups: Any) -> str | dict[str, float] | None:
     """Returns what `groups` of `Clipping` says, in its own copy.
 
@@ -108,7 +103,7 @@ def grouping(
     """
     groups = check_groups(groups)
     if groups is None:
-        return one_group(len(variables), l2_norm_clip)
+        return Grouping((0,) * len(variables), (l2_norm_clip,))
     if groups == LAYERS:
         names = [variable.path.rpartition("/")[0] for variable in variables]
         shares = dict.fromkeys(names, 1.0)
@@ -288,20 +283,20 @@ def how_to_clip(
     return Clip(parts, clipping.automatic, scale, tuple(scales or ()))
 
 
-def is_loss_scale(value: Any) -> bool:
-    """Whether multiplying by a number and dividing by it again is exact."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return 1 <= value <= _LARGEST_SCALE and math.frexp(value)[0] == 0.5
+def check_loss_scale(value: Any) -> None:
+    """Raises ValueError unless this is None or a power of two >= 1."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_scale = is_number and 1 <= value <= _LARGEST_SCALE
+    if value is not None and not (is_scale and math.frexp(value)[0] == 0.5):
+        raise ValueError(
+            f"loss_scale_factor must be a power of two >= 1, so that dividing by it "
+            f"is exact, found {value!r}."
+        )
 
 
 def _checked_scale(model: keras.Model, loss_scale_factor: float | None) -> float:
+    check_loss_scale(loss_scale_factor)
     if loss_scale_factor is not None:
-        if not is_loss_scale(loss_scale_factor):
-            raise ValueError(
-                f"`loss_scale_factor` must be a power of two >= 1, found "
-                f"{loss_scale_factor!r}."
-            )
         return float(loss_scale_factor)
     for layer in all_layers(model):
         if layer.compute_dtype == "float16":
