@@ -98,7 +98,7 @@ def report_uses(model, report):
 
         def note(step, *arrays):
             half = len(arrays) // 2
-            key = known_runs.name_of(optimizer.secret_state.key)[:16]
+            key = known_runs.name_of(optimizer.run.secrets.key)[:16]
             report(f"{key} {step} {digest(*arrays[:half])} {digest(*arrays[half:])}\n")
             return step
 

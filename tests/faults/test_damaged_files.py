@@ -58,7 +58,7 @@ def begun(plan, folder):
 def resumed(plan, folder):
     """All that decides how the run goes on."""
     model, _ = begun(plan, folder)
-    state = model.optimizer.secret_state
+    state = model.optimizer.run.secrets
     return [
         int(state.step),
         state.steps_known(),

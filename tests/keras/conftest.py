@@ -136,7 +136,7 @@ def secrets_of():
     """Byte strings of which none may be in a file: keys, buffer, and their halves."""
 
     def find(model):
-        state = model.optimizer.secret_state
+        state = model.optimizer.run.secrets
         tensors = state.secret_tensors()
         keys, buffer = tensors["step_keys"], tensors["buffer"]
         assert np.abs(buffer).max() > 0

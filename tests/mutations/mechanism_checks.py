@@ -69,7 +69,7 @@ def released_sums(model, batches, restart_at=None):
 
 def resume(optimizer):
     """The secret state of a run, as another process makes it from what was kept."""
-    state, run = optimizer.secret_state, optimizer.run
+    state, run = optimizer.run.secrets, optimizer.run
     secrets = state.secret_tensors()
     run.adopt(
         run.secrets_of(

@@ -52,7 +52,7 @@ def forms_of_floats(row):
 
 def forms_of_run(model, schedule):
     """Forms of all secrets of a run, by the name of the secret."""
-    state = model.optimizer.secret_state
+    state = model.optimizer.run.secrets
     tensors = state.secret_tensors()
     forms = {"key": forms_of_bytes(state.key.secret_bytes())}
     for step, key in enumerate(tensors["step_keys"]):

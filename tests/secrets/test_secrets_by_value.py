@@ -161,8 +161,8 @@ def dump_graphs(model, schedule, folder):
     objects = [
         model,
         model.optimizer,
-        model.optimizer.secret_state,
-        model.optimizer.secret_state.key,
+        model.optimizer.run.secrets,
+        model.optimizer.run.secrets.key,
         model.optimizer.run.generator,
         model._private_run,
         schedule,
@@ -298,14 +298,14 @@ def test_no_error_shows_a_secret_even_with_local_variables(
     def past_the_end(**changes):
         other = make_model(make_plan(test_seed=1), **changes)
         other.optimizer.build(other.trainable_variables)
-        state = other.optimizer.secret_state
-        state.key = model.optimizer.secret_state.key
+        state = other.optimizer.run.secrets
+        state.key = model.optimizer.run.secrets.key
         past = other.optimizer.run.generator.checked_step(tf.constant(10**6))
         state.next_noise(past, tf.zeros([other.count_params()]))
 
     def generator_past_the_end():
         generator, state = model.optimizer.run.generator, None
-        state = generator.initial_state(model.optimizer.secret_state.key)
+        state = generator.initial_state(model.optimizer.run.secrets.key)
         generator.next(state, tf.constant(plan.num_steps))
 
     def no_place_left():
@@ -314,7 +314,7 @@ def test_no_error_shows_a_secret_even_with_local_variables(
             model.save_weights(tmp_path / "no_place.weights.h5")
 
     def no_memory_left():
-        key = model.optimizer.secret_state.key
+        key = model.optimizer.run.secrets.key
         with monkeypatch.context() as patch:
             patch.setattr(secrets.tf, "zeros", lambda _: 1 // 0)
             secrets.SecretState(model.optimizer.run.generator, key)
@@ -333,14 +333,14 @@ def test_no_error_shows_a_secret_even_with_local_variables(
         "another batch": lambda: model.train_on_batch(batch),
         "eager": lambda: fit(run_eagerly=True, path=tmp_path / "no" / "folder"),
         "pickle of the optimizer": lambda: pickle.dumps(model.optimizer),
-        "copy of the state": lambda: copy.deepcopy(model.optimizer.secret_state),
+        "copy of the state": lambda: copy.deepcopy(model.optimizer.run.secrets),
         "copy of the run": lambda: copy.copy(model._private_run),
         "pickle of the schedule": lambda: pickle.dumps(schedule),
         "a seed that is too long": lambda: plan.batches(
             x, y, sampler_seed=schedule.secret_seed() + b"1"
         ),
         "a key that is too long": lambda: NoiseKey(
-            model.optimizer.secret_state.key.secret_bytes() + b"1"
+            model.optimizer.run.secrets.key.secret_bytes() + b"1"
         ),
         "a step of the schedule": lambda: schedule.example_indices(plan.num_steps),
     }
@@ -372,7 +372,7 @@ def test_the_noise_cannot_be_rebuilt_from_what_was_shared(finished, tmp_path):
     tf.saved_model.save(model, str(tmp_path / "saved_model"))
     assert rebuild([shared / "backup", shared / "board", tmp_path], noisy) is None
     # The same attack on files that hold a key, or a kept vector.
-    state = model.optimizer.secret_state
+    state = model.optimizer.run.secrets
     kinds = [("key", 0), ("noise", len(noisy) - 1), ("noise", len(noisy) - 2)]
     assert rebuild([private], noisy)[1:] in kinds
     leaks = {
@@ -392,7 +392,7 @@ def test_the_attack_succeeds_on_an_optimizer_that_saves_its_key(finished, tmp_pa
     class Careless(keras.optimizers.SGD):
         def build(self, variables):
             super().build(variables)
-            words = model.optimizer.secret_state.secret_tensors()["step_keys"][0]
+            words = model.optimizer.run.secrets.secret_tensors()["step_keys"][0]
             self.key = self.add_variable((4,), dtype="uint32", name="key")
             self.key.assign(words.view(np.uint32))
 

@@ -20,23 +20,31 @@ Size = Union[int, tuple[Any, ...]]
 Sizes = Union[tuple[Size, ...], None]
 
 # They combine entries at the same place, after broadcasting.
-_ENTRIES = frozenset(
-    """
-    Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan
-    Atan2 Atanh BiasAdd BitwiseAnd BitwiseOr BitwiseXor Bucketize Cast Ceil
-    ClipByValue Complex ComplexAbs Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad
-    Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual
-    Identity Igamma Igammac Imag Inv Invert IsFinite IsInf IsNan LeakyRelu
-    LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot
-    LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike
-    Pow PreventGradient Real RealDiv Reciprocal Relu Relu6 Relu6Grad ReluGrad
-    RightShift Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid SigmoidGrad
-    Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad
-    Square SquaredDifference StaticRegexFullMatch StaticRegexReplace StopGradient
-    StringJoin StringLength StringLower StringStrip StringToHashBucket
-    StringToHashBucketFast StringToHashBucketStrong StringUpper Sub Tan Tanh TanhGrad
-    TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta ZerosLike
-    """.split()
+UNARY = frozenset(
+    "Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e Ceil "
+    "CheckNumerics CheckNumericsV2 ClipByValue ComplexAbs Conj Cos Cosh Digamma Elu Erf "
+    "Erfc Erfinv Exp Expm1 Floor Imag Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log "
+    "Log1p LogicalNot Ndtri OnesLike Real Reciprocal Relu Relu6 Rint Round Rsqrt Selu "
+    "Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square Tan Tanh ZerosLike".split()
+)
+BINARY = frozenset(
+    "Atan2 Betainc BitwiseAnd BitwiseOr BitwiseXor Complex DivNoNan Equal FloorMod Greater "
+    "GreaterEqual Igamma Igammac LeftShift Less LessEqual LogicalAnd LogicalOr Mod "
+    "MulNoNan NextAfter NotEqual Polygamma Pow RightShift SelectV2 SquaredDifference "
+    "TruncateMod Xdivy Xlog1py Xlogy Zeta".split()
+)
+ARITHMETIC = frozenset(
+    "Add AddV2 Div FloorDiv Maximum Minimum Mul RealDiv Sub TruncateDiv".split()
+)
+GRADIENTS = frozenset(
+    "EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad "
+    "SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad TanhGrad".split()
+)
+_OTHERS = frozenset(
+    "AddN ApproximateEqual AsString BiasAdd Bucketize Cast Identity Neg PreventGradient "
+    "Snapshot StaticRegexFullMatch StaticRegexReplace StopGradient StringJoin StringLength "
+    "StringLower StringStrip StringToHashBucket StringToHashBucketFast "
+    "StringToHashBucketStrong StringUpper".split()
 )
 # They keep the shape of their first input, whatever its sizes.
 _KEEPS = frozenset(
@@ -485,7 +493,7 @@ def _looked_up(op: Any, given: Sequence[Sizes]) -> list[Sizes]:
 
 _Rule = Callable[[Any, Sequence[Sizes]], list[Sizes]]
 _RULES: dict[str, _Rule] = {
-    **dict.fromkeys(_ENTRIES, _entries),
+    **dict.fromkeys(UNARY | BINARY | ARITHMETIC | GRADIENTS | _OTHERS, _entries),
     **dict.fromkeys(_KEEPS, _keeps),
     **dict.fromkeys(_REDUCES, _reduces),
     **dict.fromkeys(_NUMBERS, _numbers),

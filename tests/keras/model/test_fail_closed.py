@@ -300,7 +300,7 @@ def test_an_interrupted_step_is_not_continued(data, make_plan, make_private_mode
     model = make_private_model(plan, run_eagerly=True)
     first, second, *_ = plan.batches(*data)
     model.train_on_batch(first)
-    state = model.optimizer.secret_state
+    state = model.optimizer.run.secrets
     original = model.optimizer.run.apply
 
     def interrupted(*args, **kwargs):

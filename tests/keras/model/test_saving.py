@@ -56,7 +56,7 @@ def test_no_file_holds_a_secret(trained, secrets_of, contains, tmp_path):
 @pytest.mark.invariant(10)
 def test_repr_and_copies_hide_the_state(trained):
     model, _ = trained
-    state = model.optimizer.secret_state
+    state = model.optimizer.run.secrets
     assert "secret" in repr(state)
     for leak in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="secret"):
@@ -164,7 +164,7 @@ def halfway(request, data, make_plan, make_private_model):
 def note_run(model):
     """As if the model had been trained in this test: others forgot its run."""
     optimizer = model.optimizer
-    name = known_runs.name_of(optimizer.secret_state.key)
+    name = known_runs.name_of(optimizer.run.secrets.key)
     schedule = int(optimizer.run.schedule_id)
     known_runs.note(name, optimizer.plan, model.trainable_weights, schedule)
 
@@ -207,7 +207,7 @@ def test_uncompiled_and_with_a_new_private_optimizer(
     trained = assert_trains_with_privacy_or_not_at_all(again, plan, data)
     # A run of its own, with a key and a budget of its own.
     assert trained == ["schedule"]
-    keys = [m.optimizer.secret_state.key.secret_bytes() for m in (model, again)]
+    keys = [m.optimizer.run.secrets.key.secret_bytes() for m in (model, again)]
     assert keys[0] != keys[1]
 
 

@@ -417,7 +417,7 @@ def test_a_run_that_stopped_goes_on_as_a_second_one(
     assert_unchanged(second, first.get_weights())
     second.train_on_batch(next(iter(batches.dataset())))
     assert second.optimizer.steps_taken == 1
-    keys = [model.optimizer.secret_state.key for model in (first, second)]
+    keys = [model.optimizer.run.secrets.key for model in (first, second)]
     assert keys[0].secret_bytes() != keys[1].secret_bytes()
 
 

@@ -131,8 +131,8 @@ def test_any_inner_optimizer_on_two_replicas(inner, together, alone):
 def test_each_replica_keeps_its_part_of_the_buffer(together, alone):
     # The buffer is of the noise, whatever the inner optimizer.
     one, two = alone("bsr", "clipped"), together("bsr", "clipped")
-    whole = one.optimizer.secret_state.secret_tensors()["buffer"]
-    parts = two.optimizer.secret_state.secret_tensors()["buffer"]
+    whole = one.optimizer.run.secrets.secret_tensors()["buffer"]
+    parts = two.optimizer.run.secrets.secret_tensors()["buffer"]
     assert two.optimizer.run.generator.shard_size == 2 * 4096
     np.testing.assert_allclose(parts[:, : whole.shape[1]], whole, atol=2e-6)
     assert np.abs(parts[:, 2 * 4096 : whole.shape[1]]).max() > 0.0
@@ -371,8 +371,8 @@ REPLICAS = """
     # Eleven blocks in eight shards of two: six have all, and nobody has another's.
     assert run.generator.num_shards == 8
     assert run.generator.shard_size == 2 * 4096
-    whole = models[1].optimizer.secret_state.secret_tensors()["buffer"]
-    shards = models[8].optimizer.secret_state.secret_tensors()["buffer"]
+    whole = models[1].optimizer.run.secrets.secret_tensors()["buffer"]
+    shards = models[8].optimizer.run.secrets.secret_tensors()["buffer"]
     assert shards.shape[1] == 8 * 2 * 4096
     np.testing.assert_allclose(shards[:, :whole.shape[1]], whole, atol=2e-5)
 """

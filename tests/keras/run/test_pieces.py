@@ -70,7 +70,7 @@ def trained(mechanism, counts, monkeypatch, is_copied):
     rng = np.random.default_rng(0)
     ids = rng.integers(0, ROWS, (EXAMPLES, 3)).astype("int32")
     model.fit(plan.batches(ids, rng.normal(size=(EXAMPLES, 1))), verbose=0)
-    return model.get_weights(), model.optimizer.secret_state.secret_tensors()
+    return model.get_weights(), model.optimizer.run.secrets.secret_tensors()
 
 
 @pytest.mark.slow

@@ -175,6 +175,6 @@ def test_a_model_that_is_loaded_reserves_nothing(
     assert loaded.optimizer.plan.account == plan.account
     loaded.predict(data[0], verbose=0)
     assert runs(ledger) == 1
-    key = model.optimizer.secret_state.key.secret_bytes()
+    key = model.optimizer.run.secrets.key.secret_bytes()
     content = (tmp_path / "privacy.db").read_bytes()
     assert key not in content and key.hex().encode() not in content

@@ -146,7 +146,7 @@ def test_a_forked_run_shares_no_noise():
     )
     model = make_model(plan)
     model.optimizer.build(model.trainable_variables)
-    state = model.optimizer.secret_state
+    state = model.optimizer.run.secrets
     copies = [
         secrets.SecretState(model.optimizer.run.generator, state.key, plan.fingerprint)
         for _ in range(3)

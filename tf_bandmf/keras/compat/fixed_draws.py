@@ -126,33 +126,15 @@ def _around_random_functions(replacement: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
+# As operations are called, by names of arguments.
 def _constant(value: float) -> Callable[..., Any]:
-    def draw(
-        original: Any,
-        shape: Any,
-        key: Any,
-        counter: Any,
-        alg: Any,
-        dtype: Any = tf.float32,
-        name: Any = None,
-    ) -> tf.Tensor:
-        del original, key, counter, alg, name
+    def draw(original: Any, shape: Any, dtype: Any = tf.float32, **_: Any) -> tf.Tensor:
         return tf.fill(shape, tf.cast(value, dtype))
 
     return draw
 
 
-def _least(
-    original: Any,
-    shape: Any,
-    key: Any,
-    counter: Any,
-    alg: Any,
-    minval: Any,
-    maxval: Any,
-    name: Any = None,
-) -> tf.Tensor:
-    del original, key, counter, alg, maxval, name
+def _least(original: Any, shape: Any, *, minval: Any, **_: Any) -> tf.Tensor:
     return tf.fill(shape, minval)
 
 

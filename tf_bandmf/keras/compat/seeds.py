@@ -140,9 +140,6 @@ def replayed_draws(seeds: list[tf.Tensor]) -> Iterator[None]:
     Args:
       seeds: one seed of shape [2] per draw.
 
-    Yields:
-      Nothing.
-
     Raises:
       RuntimeError: if there are more draws than seeds.
       DrawsInFunction: at a draw within a function that is traced meanwhile.
@@ -172,9 +169,6 @@ def seeds_from(draw: Callable[[], tf.Tensor], graph: Any = None) -> Iterator[Non
     Args:
       draw: called for each draw that is traced.
       graph: if given, no function is traced within this one that draws.
-
-    Yields:
-      Nothing.
 
     Raises:
       DrawsInFunction: if one is.

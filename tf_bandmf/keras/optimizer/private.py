@@ -20,7 +20,6 @@ from tf_bandmf.keras.optimizer.workload_match import warn_of_mismatch
 from tf_bandmf.keras.optimizer.wrapper import WrappedOptimizer
 from tf_bandmf.keras.run.run import Run
 from tf_bandmf.keras.run.scaling import Scaling
-from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import PrivacyStatement
 
@@ -151,11 +150,6 @@ class PrivateOptimizer(WrappedOptimizer):
         if self.run.has_begun:
             return int(self.run.secrets.step)
         return int(self.iterations.numpy()) if self.built else 0
-
-    @property
-    def secret_state(self) -> SecretState | None:
-        """For the private state file only; None before the optimizer is built."""
-        return self.run.secrets if self.run.has_begun else None
 
     def statement(self, unit: str | None = None) -> PrivacyStatement:
         """The plan's statement, with the remarks of this run.

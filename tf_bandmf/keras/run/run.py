@@ -479,13 +479,12 @@ class Run:
         looked_up: Sequence[LookedUpRows],
     ) -> tuple[list[RowSums], list[tf.Tensor], list[Any], list[tf.Tensor] | None]:
         """Row sums of tables; sums, variables and penalties of all others."""
-        if self._tables is None:
-            own = None if penalties is None else list(penalties)
-            return [], list(clipped.sums), list(variables), own
         by_id = {id(v): s for v, s in zip(variables, clipped.sums, strict=True)}
-        rate = self._update.learning_rate()
-        of_tables = [by_id[id(v)] for v in self._tables.variables]
-        row_sums = self._tables.row_sums(of_tables, rate, looked_up)
+        row_sums: list[RowSums] = []
+        if self._tables is not None:
+            of_tables = [by_id[id(v)] for v in self._tables.variables]
+            rate = self._update.learning_rate()
+            row_sums = self._tables.row_sums(of_tables, rate, looked_up)
         eager = self.eager(variables)
         if penalties is not None:
             added = {id(v): p for v, p in zip(variables, penalties)}

@@ -191,9 +191,6 @@ def tapped(recorder: Recorder, layers: Sequence[Any]) -> Iterator[None]:
     Args:
       recorder: receives the calls.
       layers: all layers whose calls are to be seen.
-
-    Yields:
-      Nothing.
     """
     with contextlib.ExitStack() as stack:
         for layer in layers:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tf_bandmf.graphs.shapes import shape_of
+from tf_bandmf.graphs.sizes import ARITHMETIC, BINARY, GRADIENTS, UNARY
 from tf_bandmf.keras.clipping.independence import sizes
 from tf_bandmf.keras.clipping.independence.domain import (
     INDEPENDENT,
@@ -17,23 +18,6 @@ from tf_bandmf.keras.clipping.independence.domain import (
 )
 from tf_bandmf.keras.clipping.independence.evaluation import Node, transfer
 from tf_bandmf.keras.clipping.independence.sizes import Content, Dim, as_tuple
-
-_UNARY = (
-    "Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e BesselI0 BesselI1 "
-    "Ceil CheckNumerics CheckNumericsV2 ClipByValue ComplexAbs Conj Cos Cosh Digamma Elu "
-    "Erf Erfc Erfinv Exp Expm1 Floor Imag Inv IsFinite IsInf IsNan LeakyRelu Lgamma Log "
-    "Log1p LogicalNot Ndtri OnesLike Real Reciprocal Relu Relu6 Rint Round Rsqrt Selu "
-    "Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square Tan Tanh ZerosLike Invert Angle"
-).split()
-_BINARY = (
-    "Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex DivNoNan Equal FloorMod Greater "
-    "GreaterEqual Igamma Igammac LeftShift Less LessEqual LogicalAnd LogicalOr Mod "
-    "MulNoNan NextAfter NotEqual Pow RightShift SquaredDifference TruncateMod Xdivy "
-    "Xlogy Xlog1py Zeta Polygamma Betainc SelectV2"
-).split()
-_ARITHMETIC = (
-    "Add AddV2 Sub Mul Div RealDiv FloorDiv TruncateDiv Maximum Minimum".split()
-)
 
 
 @transfer("Identity", "StopGradient", "PreventGradient", "EnsureShape", "Snapshot")
@@ -66,22 +50,14 @@ def _bitcast(node: Node) -> Value:
     return _each_entry(node)
 
 
-@transfer("Neg")
-def _negative(node: Node) -> Value:
-    return _unary(node)
-
-
-@transfer(*_UNARY)
-def _any_unary(node: Node) -> Value:
-    return _each_entry(node)
-
-
+@transfer(*UNARY)
 def _each_entry(node: Node) -> Value:
     if any(value.kind is Kind.SUM for value in node.values):
         raise NotIndependent("is not linear in a sum over examples")
     return _unary(node)
 
 
+@transfer("Neg")
 def _unary(node: Node) -> Value:
     first, *others = node.values
     if not all(other.independent for other in others):
@@ -93,7 +69,7 @@ def _unary(node: Node) -> Value:
     return dataclasses.replace(first, content=None)
 
 
-@transfer(*_ARITHMETIC)
+@transfer(*ARITHMETIC)
 def _arithmetic(node: Node) -> Value:
     kinds = {value.kind for value in node.values}
     if Kind.SUM in kinds:
@@ -124,7 +100,7 @@ def _linear_in_sums(node: Node) -> Value:
     return Value(Kind.SUM)
 
 
-@transfer("AddN", *_BINARY)
+@transfer("AddN", *BINARY)
 def _each_entry_of_several(node: Node) -> Value:
     kinds = {value.kind for value in node.values}
     if Kind.SUM in kinds:
@@ -192,6 +168,11 @@ def _broadcast_shape(node: Node) -> Value:
         else:
             entries.append(sizes.unknown(a.depends_on_batch or b.depends_on_batch))
     return Value(Kind.SIZE, content=tuple(entries))
+
+
+@transfer(*GRADIENTS)
+def _gradient(node: Node) -> Value:
+    return aligned(node, range(len(node.values)))
 
 
 def aligned(node: Node, indices: Sequence[int]) -> Value:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -93,12 +93,13 @@ class Node:
 
 Transfer = Callable[[Node], "Value | list[Value]"]
 TABLE: dict[str, Transfer] = {}
+_Function = TypeVar("_Function", bound=Transfer)
 
 
-def transfer(*types: str) -> Callable[[Transfer], Transfer]:
+def transfer(*types: str) -> Callable[[_Function], _Function]:
     """Registers what operations of these types do to abstract values."""
 
-    def register(function: Transfer) -> Transfer:
+    def register(function: _Function) -> _Function:
         for name in types:
             assert name not in TABLE and name in OPERATIONS, name
             TABLE[name] = function

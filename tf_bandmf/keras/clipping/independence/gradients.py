@@ -10,29 +10,9 @@ from tf_bandmf.keras.clipping.independence.domain import (
     mixes,
     per_example,
 )
-from tf_bandmf.keras.clipping.independence.elementwise import aligned
 from tf_bandmf.keras.clipping.independence.evaluation import Node, transfer
 from tf_bandmf.keras.clipping.independence.layout import needs_rows
 from tf_bandmf.keras.clipping.independence.sizes import Dim, as_tuple
-
-
-@transfer(
-    "EluGrad",
-    "InvGrad",
-    "LeakyReluGrad",
-    "ReciprocalGrad",
-    "Relu6Grad",
-    "ReluGrad",
-    "RsqrtGrad",
-    "SeluGrad",
-    "SigmoidGrad",
-    "SoftplusGrad",
-    "SoftsignGrad",
-    "SqrtGrad",
-    "TanhGrad",
-)
-def _each_entry(node: Node) -> Value:
-    return aligned(node, range(len(node.values)))
 
 
 @transfer("StridedSliceGrad")

@@ -26,9 +26,6 @@ def metrics_change_no_weights(model: keras.Model) -> Iterator[None]:
     Args:
       model: the model whose metrics are updated.
 
-    Yields:
-      Nothing.
-
     Raises:
       UnsupportedModelError: if one does, with the weight or the operation.
     """
@@ -72,9 +69,6 @@ def update_reads_no_metrics(model: keras.Model) -> Iterator[None]:
 
     Args:
       model: the model whose weights are updated.
-
-    Yields:
-      Nothing.
 
     Raises:
       UnsupportedModelError: if it does, with the operation.

@@ -42,9 +42,6 @@ def each_variable_use(check: Check) -> Iterator[None]:
       check: raises an error for a use that is refused. In eager code it is asked when the
         operation has run, in a graph at the end of the body; so it is for variables that
         the body makes, for only then it is known whose they are.
-
-    Yields:
-      Nothing.
     """
     if tf.executing_eagerly():
         eager = _Eager(check, [], [])
@@ -76,9 +73,6 @@ def no_host_code(refuse: Callable[[str], None]) -> Iterator[None]:
 
     Args:
       refuse: raises an error, given the operation's name.
-
-    Yields:
-      Nothing.
     """
     graph = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
