@@ -13,7 +13,7 @@ from clipping_reference import (
 )
 
 import tf_bandmf
-from tf_bandmf.keras.clipping.sums.settings import Clipping, grouping
+from tf_bandmf.keras.clipping.sums.settings import Clipping
 
 CLIP = 0.3
 SHARES = {"kernel": 3.0, "embed": 1.0, ".*": 2.0}
@@ -54,7 +54,7 @@ def test_each_group_is_clipped_to_its_own_norm(groups, kind):
     _, gradients = example_gradients(built, x, y)
     clipping = Clipping(kind, groups)
     found = traced(built, x, y, clip=CLIP, clipping=clipping)
-    members, clips = grouping(groups, built.trainable_variables, CLIP)
+    members, clips = Clipping(groups=groups).grouping(built.trainable_variables, CLIP)
     assert len(clips) == 3
     assert_sums_close(
         found.sums, group_sums(gradients, members, clips, clipping.automatic)
@@ -91,18 +91,20 @@ def test_an_example_that_is_not_finite_counts_in_no_group():
 
 def test_squares_of_the_clip_norms_add_up():
     weights = [Weight(p) for p in ("a/kernel", "a/bias", "embed/table", "b/kernel")]
-    members, clips = grouping(SHARES, weights, 2.0)
+    members, clips = Clipping(groups=SHARES).grouping(weights, 2.0)
     assert members == (0, 1, 2, 0)
     np.testing.assert_allclose(clips, 2.0 * np.array([3, 2, 1]) / math.sqrt(14))
     assert math.hypot(*clips) <= 2.0
-    members, clips = grouping("layers", weights, 1.0)
+    members, clips = Clipping(groups="layers").grouping(weights, 1.0)
     assert members == (0, 0, 1, 2)
     np.testing.assert_allclose(clips, np.full(3, 1 / math.sqrt(3)))
-    assert grouping(None, weights, 1.0) == ((0, 0, 0, 0), (1.0,))
+    assert Clipping(groups=None).grouping(weights, 1.0) == ((0, 0, 0, 0), (1.0,))
 
 
 def test_groups_without_weights_get_nothing():
-    _, clips = grouping({"nothing": 5, ".*": 1}, [Weight("a/kernel")], 1.0)
+    _, clips = Clipping(groups={"nothing": 5, ".*": 1}).grouping(
+        [Weight("a/kernel")], 1.0
+    )
     np.testing.assert_allclose(clips, [1.0])
 
 

@@ -18,7 +18,7 @@ from clipping_reference import (
 from tf_bandmf.keras.clipping.factors import packing
 from tf_bandmf.keras.clipping.factors.base import Instantiated
 from tf_bandmf.keras.clipping.factors.norms import BLOCK
-from tf_bandmf.keras.clipping.sums.settings import Clipping, grouping
+from tf_bandmf.keras.clipping.sums.settings import Clipping
 
 
 def scales_and_shifts(count=5, width=300):
@@ -40,7 +40,7 @@ def test_variables_of_other_groups_are_not_measured_together():
     model, x, y = scales_and_shifts(2)
     groups = {"gamma": 1.0, ".*": 2.0}
     _, gradients = example_gradients(model, x, y)
-    parts = grouping(groups, model.trainable_variables, CLIP)
+    parts = Clipping(groups=groups).grouping(model.trainable_variables, CLIP)
     result = traced(model, x, y, clipping=Clipping(groups=groups))
     expected = group_sums(gradients, parts.members, parts.clips)
     assert_sums_close(result.sums, expected)

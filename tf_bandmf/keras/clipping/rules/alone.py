@@ -17,7 +17,6 @@ from tf_bandmf.keras.clipping.independence.trace import current_trace, running_a
 from tf_bandmf.keras.clipping.rules import generic
 from tf_bandmf.keras.clipping.rules.base import LayerCall
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
-from tf_bandmf.keras.compat.keras_objects import EXTRAS
 from tf_bandmf.keras.compat.own_gradients import of_the_step
 from tf_bandmf.keras.compat.seeds import (
     per_example_seeds,
@@ -49,7 +48,7 @@ class AloneRule(generic.GenericRule):
             for generator in _generators_of_one(call)
         ]
         leaves = _run(call, inputs)
-        return _packed(call, leaves)
+        return generic._packed(call, call.notes["structure"], leaves)
 
     def factors(
         self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
@@ -61,15 +60,13 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns what the layer returns for each example, [B, ...]."""
     seeds = call.notes["seeds"]
     rest: list[tf.Tensor] = []
-    floating: list[bool] = []
 
     def one_example(
         element: tuple[list[tf.Tensor], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
         outputs = generic._run_one(call, *element)
         call.notes["structure"] = outputs
-        leaves = _leaves(call, outputs)
-        floating[:] = [leaf.dtype.is_floating for leaf in leaves]
+        leaves = _rows(call, outputs)
         return [leaf[0] for leaf in leaves]
 
     @tf.custom_gradient
@@ -83,11 +80,11 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
                 vectorize=generic.may_vectorize(call.layer),
             )
         rest[:] = leaves
-        kept = [leaf for leaf, f in zip(leaves, floating, strict=True) if f]
+        kept = generic._floats(leaves)
 
         @of_the_step
         def backward(*upstream: tf.Tensor, variables: Any = None) -> Any:
-            gradients = _backward(call, tensors, upstream, floating)
+            gradients = _backward(call, tensors, upstream)
             # Weights get their gradients from `factors`.
             return (gradients, [None] * len(variables)) if variables else gradients
 
@@ -95,9 +92,7 @@ def _run(call: LayerCall, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
     results = run(*inputs)
     outputs = iter(results)
-    found = [
-        next(outputs) if f else leaf for leaf, f in zip(rest, floating, strict=True)
-    ]
+    found = [next(outputs) if leaf.dtype.is_floating else leaf for leaf in rest]
     trace = current_trace()
     if trace is not None:
         trace.replaces_gradient(results)
@@ -111,7 +106,6 @@ def _backward(
     call: LayerCall,
     inputs: Sequence[tf.Tensor],
     upstream: Sequence[tf.Tensor],
-    floating: Sequence[bool],
 ) -> list[tf.Tensor | None]:
     """Gradients for the inputs, one example at a time."""
     wanted = [i for i, tensor in enumerate(inputs) if tensor.dtype.is_floating]
@@ -128,11 +122,7 @@ def _backward(
             tape.watch([example[i] for i in wanted])
             with running_again():
                 outputs = generic._run_one(call, example, seeds)
-            leaves = [
-                leaf
-                for leaf, f in zip(_leaves(call, outputs), floating, strict=True)
-                if f
-            ]
+            leaves = generic._floats(_rows(call, outputs))
         results = tape.gradient(
             leaves,
             [example[i] for i in wanted],
@@ -167,7 +157,7 @@ def _generators_of_one(call: LayerCall) -> list[keras.random.SeedGenerator]:
     def probe(tensors: list[tf.Tensor]) -> tf.Tensor:
         with used_generators() as generators, recorded_draws():
             outputs = generic._run_one(call, tensors, None)
-        _leaves(call, outputs)
+        _rows(call, outputs)
         found.extend(generators)
         return tf.zeros([])
 
@@ -200,50 +190,14 @@ def _refusal(call: LayerCall, reason: str) -> UnsupportedModelError:
     )
 
 
-def _leaves(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
+def _rows(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
     """All tensors of the layer's output for one example: [1, ...]."""
-    leaves = []
-    for leaf in keras.tree.flatten(outputs):
-        if leaf is None:
-            continue
-        found = [leaf]
-        found += [getattr(leaf, name, None) for name in EXTRAS]
-        for tensor in found:
-            if tensor is None:
-                continue
-            if (
-                not tf.is_tensor(tensor)
-                or isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor))
-                or not tensor.shape.rank
-                or tensor.shape[0] not in (1, None)
-            ):
-                shape = getattr(tensor, "shape", None)
-                raise UnsupportedModelError(
-                    f"{generic._name(call)} is executed for each example by itself, "
-                    f"and must return one row for one example, found "
-                    f"{type(tensor).__name__} of shape {shape}. Keep the batch as the "
-                    "first dimension of its results."
-                )
-            leaves.append(tensor)
+    leaves = generic._leaves(call, outputs)
+    for tensor in leaves:
+        if not tensor.shape.rank or tensor.shape[0] not in (1, None):
+            raise UnsupportedModelError(
+                f"{generic._name(call)} is executed for each example by itself, and must "
+                f"return one row for one example, found a tensor of shape {tensor.shape}. "
+                f"Keep the batch as the first dimension of its results."
+            )
     return leaves
-
-
-def _packed(call: LayerCall, leaves: Sequence[tf.Tensor]) -> Any:
-    """Puts leaves [B, ...] into the layer's structure, and taps those of floats."""
-    remaining = iter(leaves)
-
-    def tapped() -> tf.Tensor:
-        leaf = next(remaining)
-        return call.tap(leaf) if leaf.dtype.is_floating else tf.identity(leaf)
-
-    def replace(leaf: Any) -> Any:
-        if leaf is None:
-            return None
-        replaced = tapped()
-        for name in EXTRAS:
-            if getattr(leaf, name, None) is not None:
-                with contextlib.suppress(AttributeError):
-                    setattr(replaced, name, tapped())
-        return replaced
-
-    return keras.tree.map_structure(replace, call.notes["structure"])

@@ -22,8 +22,7 @@ from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
 from tf_bandmf.keras.compat.keras_objects import (
     AUTOCAST_SCOPE,
     CALL_CONTEXT,
-    LOGITS,
-    MASK,
+    EXTRAS,
     global_state,
 )
 from tf_bandmf.keras.compat.seeds import (
@@ -51,16 +50,14 @@ class GenericRule(Rule):
                 outputs = call.run()
         except DrawsInFunction as error:
             raise UnsupportedModelError(f"{_name(call)}: {error}") from error
-        call.notes["structure"] = outputs
-        leaves = _output_leaves(call.layer, outputs)
+        leaves = _leaves(call, outputs)
         if draws:
             # The layer is random: run it again with seeds that can be replayed.
             # What it drew above is not used (a graph drops it).
             count = tf.shape(_batched(call)[0])[0]
             call.notes["seeds"] = [per_example_seeds(seed, count) for seed in draws]
             leaves = _forward_per_example(call)
-        leaves = [call.tap(leaf) for leaf in leaves]
-        return _pack(outputs, leaves)
+        return _packed(call, outputs, leaves)
 
     def factors(
         self, call: LayerCall, gradients: Sequence[tf.Tensor | None]
@@ -79,7 +76,7 @@ class GenericRule(Rule):
                 tape.watch(variables)
                 with running_again():
                     outputs = _run_one(call, inputs, example_seeds)
-                leaves = _output_leaves(call.layer, outputs)
+                leaves = _floats(_leaves(call, outputs))
             grads = tape.gradient(
                 [leaves[i] for i in used],
                 variables,
@@ -171,7 +168,7 @@ def _forward_per_example(call: LayerCall) -> list[tf.Tensor]:
     ) -> list[tf.Tensor]:
         inputs, seeds = element
         outputs = _run_one(call, inputs, seeds)
-        return [leaf[0] for leaf in _output_leaves(call.layer, outputs)]
+        return [leaf[0] for leaf in _leaves(call, outputs)]
 
     elements = (_batched(call), call.notes["seeds"])
     return map_examples(
@@ -191,43 +188,50 @@ def _name(call: LayerCall) -> str:
     return f"Layer {call.layer.name!r} ({type(call.layer).__name__})"
 
 
-def _output_leaves(layer: Any, outputs: Any) -> list[tf.Tensor]:
-    """Returns the float tensors of a layer's output, logits of a softmax included.
+def _leaves(call: LayerCall, outputs: Any) -> list[tf.Tensor]:
+    """The tensors of a layer's output, each with those that Keras attaches to it.
 
     Keras' cross-entropies read the logits that an activation attached to its result;
-    they are an output of the layer like any other.
+    they are an output of the layer like any other, and so are masks.
     """
     leaves = []
     for leaf in keras.tree.flatten(outputs):
-        if leaf is None:
-            continue
-        if not tf.is_tensor(leaf) or isinstance(leaf, tf.RaggedTensor):
-            raise UnsupportedModelError(
-                f"Layer {layer.name!r} ({type(layer).__name__}) returns a "
-                f"{type(leaf).__name__}, of which no per-example gradient can be "
-                "taken. Return dense tensors from its `call`."
-            )
-        if leaf.dtype.is_floating:
-            leaves.append(leaf)
-            logits = getattr(leaf, LOGITS, None)
-            if logits is not None:
-                leaves.append(logits)
+        attached = (getattr(leaf, name, None) for name in EXTRAS)
+        for tensor in (leaf, *attached):
+            if tensor is None:
+                continue
+            if not tf.is_tensor(tensor) or isinstance(
+                tensor, (tf.RaggedTensor, tf.SparseTensor)
+            ):
+                raise UnsupportedModelError(
+                    f"{_name(call)} returns a {type(tensor).__name__}, of which no "
+                    f"per-example gradient can be taken. Return dense tensors from its "
+                    f"`call`."
+                )
+            leaves.append(tensor)
     return leaves
 
 
-def _pack(outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
-    """Puts the leaves of `_output_leaves` back into the structure of the output."""
+def _floats(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return [tensor for tensor in tensors if tensor.dtype.is_floating]
+
+
+def _packed(call: LayerCall, outputs: Any, leaves: Sequence[tf.Tensor]) -> Any:
+    """Puts leaves [B, ...] into the structure of an output, and taps those of floats."""
     remaining = iter(leaves)
 
+    def tapped() -> tf.Tensor:
+        leaf = next(remaining)
+        return call.tap(leaf) if leaf.dtype.is_floating else tf.identity(leaf)
+
     def replace(leaf: Any) -> Any:
-        if leaf is None or not leaf.dtype.is_floating:
-            return leaf
-        replaced = next(remaining)
-        if getattr(leaf, LOGITS, None) is not None:
-            setattr(replaced, LOGITS, next(remaining))
-        mask = getattr(leaf, MASK, None)
-        if mask is not None:
-            setattr(replaced, MASK, mask)
+        if leaf is None:
+            return None
+        replaced = tapped()
+        for name in EXTRAS:
+            if getattr(leaf, name, None) is not None:
+                with contextlib.suppress(AttributeError):
+                    setattr(replaced, name, tapped())
         return replaced
 
     return keras.tree.map_structure(replace, outputs)

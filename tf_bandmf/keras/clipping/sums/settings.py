@@ -1,7 +1,5 @@
 """How gradients are clipped: the settings, checked.
 
-Group-wise clipping: a clip norm of its own for each group of weights.
-
 With groups of clip norms C_1, ..., C_G a contribution's norm is at most
 
     C = sqrt(C_1^2 + ... + C_G^2)
@@ -80,44 +78,6 @@ def check_groups(groups: Any) -> str | dict[str, float] | None:
     return {pattern: float(share) for pattern, share in groups.items()}
 
 
-def grouping(
-    groups: str | Mapping[str, float] | None,
-    variables: Sequence[Any],
-    l2_norm_clip: float,
-) -> Grouping:
-    """Assigns variables to groups, and divides the clip norm C among these.
-
-    Args:
-      groups: None for one group; "layers" for one for each layer, with equal shares;
-        or shares by regular expressions, which are searched in a variable's path: it
-        is in the group of the first one that is found.
-      variables: the trainable variables.
-      l2_norm_clip: C.
-
-    Returns:
-      The grouping; group g has C share_g / sqrt(sum of squared shares), over groups that
-      have variables.
-
-    Raises:
-      ValueError: if a variable is in no group.
-    """
-    groups = check_groups(groups)
-    if groups is None:
-        return Grouping((0,) * len(variables), (l2_norm_clip,))
-    if groups == LAYERS:
-        names = [variable.path.rpartition("/")[0] for variable in variables]
-        shares = dict.fromkeys(names, 1.0)
-    else:
-        assert isinstance(groups, dict)
-        names = [_first_match(groups, variable.path) for variable in variables]
-        shares = {name: groups[name] for name in dict.fromkeys(names)}
-    numbers = {name: number for number, name in enumerate(shares)}
-    # Rounding shall not make the squares add up to more.
-    scale = l2_norm_clip / math.hypot(*shares.values()) * (1.0 - 2.0**-48)
-    clips = tuple(scale * share for share in shares.values())
-    return Grouping(tuple(numbers[name] for name in names), clips)
-
-
 def _first_match(groups: Mapping[str, float], path: str) -> str:
     for pattern in groups:
         if re.search(pattern, path):
@@ -189,8 +149,29 @@ class Clipping:
         return self.gamma if self.kind == "automatic" else None
 
     def grouping(self, variables: Sequence[Any], l2_norm_clip: float) -> Grouping:
-        """The groups of these trainable variables; see `grouping`."""
-        return grouping(self.groups, variables, l2_norm_clip)
+        """Assigns trainable variables to groups, and divides the clip norm C among these.
+
+        Group g has C share_g / sqrt(sum of squared shares), over groups that have
+        variables.
+
+        Raises:
+          ValueError: if a variable is in no group.
+        """
+        groups = self.groups
+        if groups is None:
+            return Grouping((0,) * len(variables), (l2_norm_clip,))
+        if groups == LAYERS:
+            names = [variable.path.rpartition("/")[0] for variable in variables]
+            shares = dict.fromkeys(names, 1.0)
+        else:
+            assert isinstance(groups, dict)
+            names = [_first_match(groups, variable.path) for variable in variables]
+            shares = {name: groups[name] for name in dict.fromkeys(names)}
+        numbers = {name: number for number, name in enumerate(shares)}
+        # Rounding shall not make the squares add up to more.
+        scale = l2_norm_clip / math.hypot(*shares.values()) * (1.0 - 2.0**-48)
+        clips = tuple(scale * share for share in shares.values())
+        return Grouping(tuple(numbers[name] for name in names), clips)
 
     def remarks(self) -> list[str]:
         """What the statement of a run that clips this way must say."""
