@@ -147,11 +147,12 @@ def test_not_in_the_folder_of_checkpoints(path, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for filepath in ("checkpoints/m-{epoch}.keras", "checkpoints/{epoch}/m.keras"):
         callback = keras.callbacks.ModelCheckpoint(str(tmp_path / filepath))
-        if refused:
-            with pytest.raises(ValueError, match="ModelCheckpoint"):
-                refuse_shared_folder(path, [callback])
-        else:
-            refuse_shared_folder(path, [callback])
+        for callbacks in ([callback], keras.callbacks.CallbackList([callback])):
+            if refused:
+                with pytest.raises(ValueError, match="ModelCheckpoint"):
+                    refuse_shared_folder(path, callbacks)
+            else:
+                refuse_shared_folder(path, callbacks)
     here = keras.callbacks.ModelCheckpoint("m.keras")
     with pytest.raises(ValueError, match="ModelCheckpoint"):
         refuse_shared_folder("run.private", here)

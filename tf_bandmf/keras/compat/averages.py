@@ -1,4 +1,4 @@
-"""The callback that swaps weights for their averages, and back.
+"""Callbacks: which there are, and the one that swaps weights for their averages.
 
 Keras swaps by adding and subtracting, which leaves weights that differ in their last
 bits: whoever watches the weights is told of it.
@@ -12,6 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
+
+
+def each_callback(callbacks: Any) -> list[Any]:
+    """The callbacks that `fit` was given: one, several, a `CallbackList`, or none."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    return [] if callbacks is None else tf.nest.flatten(callbacks)
 
 
 def around_swaps(

@@ -10,6 +10,8 @@ from typing import Any
 
 import keras
 
+from tf_bandmf.keras.compat.averages import each_callback
+
 
 def restore_backup(model: keras.Model, callbacks: Any) -> None:
     """Lets `BackupAndRestore` restore before the data are asked for from its step on.
@@ -20,7 +22,7 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
     Raises:
       ValueError: if the backup cannot be read.
     """
-    for callback in _each(callbacks):
+    for callback in each_callback(callbacks):
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             for name in ("training_metadata.json", "training_metadata.json.bkp"):
                 with contextlib.suppress(FileNotFoundError):
@@ -40,7 +42,8 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
 
 def warn_of_useless_backups(callbacks: Any) -> None:
     """A backup of a run without a private file: nothing could resume from it."""
-    if any(isinstance(c, keras.callbacks.BackupAndRestore) for c in _each(callbacks)):
+    kind = keras.callbacks.BackupAndRestore
+    if any(isinstance(callback, kind) for callback in each_callback(callbacks)):
         warnings.warn(
             "BackupAndRestore without private_state: a private run is resumed with its "
             "key, which no backup holds, so that after a crash this run could not go on. "
@@ -50,14 +53,9 @@ def warn_of_useless_backups(callbacks: Any) -> None:
         )
 
 
-def _each(callbacks: Any) -> Sequence[Any]:
-    callbacks = getattr(callbacks, "callbacks", callbacks)  # of a CallbackList
-    return callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
-
-
 def warn_of_private_monitors(callbacks: Any) -> None:
     """Callbacks that act on training metrics carry unnoised data into the weights."""
-    for callback in _each(callbacks):
+    for callback in each_callback(callbacks):
         monitor = getattr(callback, "monitor", None)
         acts = getattr(callback, "save_best_only", True)
         if isinstance(callback, keras.callbacks.TerminateOnNaN):

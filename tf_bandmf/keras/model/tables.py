@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.keras.clipping import UnsupportedModelError, is_lookup_table
+from tf_bandmf.keras.compat.averages import each_callback
 from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_variables
 from tf_bandmf.keras.run.tables import entries_of, refusal
 
@@ -212,4 +213,4 @@ def with_releases(callbacks: Any, every: int | None) -> Any:
         callbacks.callbacks.insert(0, own)
         own.set_model(callbacks.model)
         return callbacks
-    return [own, *(tf.nest.flatten(callbacks) if callbacks is not None else ())]
+    return [own, *each_callback(callbacks)]

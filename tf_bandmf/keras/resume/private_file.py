@@ -35,6 +35,7 @@ from tf_bandmf.files import locks
 from tf_bandmf.files import private as private_files
 from tf_bandmf.files.hidden import HiddenArray, HiddenBytes, HiddenDict
 from tf_bandmf.files.journal import Journal
+from tf_bandmf.keras.compat.averages import each_callback
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume import identity
 from tf_bandmf.keras.run.secrets import SecretState
@@ -399,7 +400,7 @@ def refuse_shared_folder(path: str | os.PathLike[str], callbacks: Any) -> None:
     Besides, `BackupAndRestore` deletes its folder when training has ended.
     """
     file = os.path.realpath(path)
-    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+    for callback in each_callback(callbacks):
         for folder, below in _folders_of(callback):
             inside = os.path.commonpath([file, folder]) == folder
             if os.path.dirname(file) == folder or (below and inside):

@@ -557,8 +557,8 @@ class Run:
         """
         conditions = [
             (tf.equal(self.iterations, step), RESTORED),
-            (self.seal.holds(self.eager(weights)), CHANGED),
-            (self.seal.holds_state(), STATE_CHANGED),
+            (self.seal.digest_if_holds(self.eager(weights))[1], CHANGED),
+            (self.seal.digest_if_state_holds()[1], STATE_CHANGED),
         ]
         return [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
 
@@ -602,7 +602,7 @@ class Run:
                     "The run has taken no step yet: its evaluations begin after its first "
                     "one, which may be refused."
                 )
-            if not bool(self.seal.holds(self.eager(weights))):
+            if not bool(self.seal.digest_if_holds(self.eager(weights))[1]):
                 raise tf.errors.InvalidArgumentError(None, None, CHANGED)
             self.reservation.ensure()
             self.reservation.refuse_ended()

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.keras.compat.averages import around_swaps
+from tf_bandmf.keras.compat.averages import around_swaps, each_callback
 from tf_bandmf.keras.run.secrets import of_replica, per_replica
 from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import shared_function
@@ -75,25 +75,17 @@ class WeightsSeal:
     # AutoGraph of a loop of one's own would convert the digests: a second.
     @tf.autograph.experimental.do_not_convert
     def digest_if_holds(self, weights: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
-        """The digest of the weights, int64 scalar, and what `holds` returns."""
-        return self._compared(1, weights)
-
-    def holds(self, weights: Sequence[Any]) -> tf.Tensor:
-        """Whether the weights are as the last private step left them, bool scalar.
+        """The weights' digest, int64 scalar; and if the last private step left them so.
 
         Args:
           weights: Keras variables, in the same order each time.
         """
-        return self.digest_if_holds(weights)[1]
+        return self._compared(1, weights)
 
     @tf.autograph.experimental.do_not_convert
     def digest_if_state_holds(self) -> tuple[tf.Tensor, tf.Tensor]:
         """As `digest_if_holds`, for the optimizer's state."""
         return self._compared(2, self._optimizer_state())
-
-    def holds_state(self) -> tf.Tensor:
-        """Whether the optimizer's state is as that step left it, bool scalar."""
-        return self.digest_if_state_holds()[1]
 
     def _compared(
         self, entry: int, variables: Sequence[Any]
@@ -131,8 +123,8 @@ class WeightsSeal:
         """
         was_whole = (
             bool(self._weights)
-            and bool(self.holds(self._weights))
-            and bool(self.holds_state())
+            and bool(self.digest_if_holds(self._weights)[1])
+            and bool(self.digest_if_state_holds()[1])
         )
         result = change()
         if was_whole and bool(self._states[0][0] == 1):
@@ -146,7 +138,7 @@ def let_average(callbacks: Any, run: Callable[[], Any]) -> None:
     Both are functions of noisy gradients. Keras swaps by adding and subtracting, which
     leaves weights that differ in their last bits. `run` gives the run at that time.
     """
-    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+    for callback in each_callback(callbacks):
         if not isinstance(callback, keras.callbacks.SwapEMAWeights):
             continue
 
