@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.audit.metric_sums import sums_of
 from tf_bandmf.keras.audit.private_metrics import checked
 from tf_bandmf.keras.model import preparation
@@ -104,9 +105,8 @@ class PrivateEvaluation(keras.callbacks.Callback):
         batch_size: int = 256,
     ) -> None:
         super().__init__()
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a whole number >= 1, found {every!r}.")
-        self._data, self._metrics, self._every = (x, y), checked(metrics), every
+        self._data, self._metrics = (x, y), checked(metrics)
+        self._every = whole_number("every", every)
         self._options = {"users": users, "batch_size": batch_size}
         self.noise: dict[str, float] = {}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.model.cloning import cloned
 
 
@@ -36,8 +37,7 @@ def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
         )
     if not model.built:
         raise ValueError("The model must be built: begin it with keras.Input.")
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise ValueError(f"groups must be an integer >= 1, found {groups!r}.")
+    groups = whole_number("groups", groups)
 
     def replaced(layer: Any) -> Any | None:
         if not isinstance(layer, keras.layers.BatchNormalization):

@@ -528,23 +528,17 @@ class Run:
           variables: the model's trainable ones.
           guard: context in which eager code traces the update.
         """
-        if self._tables is None:
-            with tf.control_dependencies(noisy):
-                self._update.apply(noisy, variables, guard)
-            return
         by_id = {id(v): gradient for v, gradient in zip(variables, noisy, strict=True)}
-        row_sums = [by_id[id(v)] for v in self._tables.variables]
         eager = self.eager(variables)
-        gradients = [by_id[id(v)] for v in eager]
-        iterations = self.inner_optimizer.iterations
-        flat = tf.nest.flatten([row_sums, gradients])
-        with tf.control_dependencies(flat):
-            step = tf.identity(iterations.value)
-            self._tables.apply(row_sums, step)
-            if not eager:
-                iterations.assign_add(1)
-                return
-            self._update.apply(gradients, eager, guard)
+        with tf.control_dependencies(tf.nest.flatten(list(noisy))):
+            if self._tables is not None:
+                row_sums = [by_id[id(v)] for v in self._tables.variables]
+                step = tf.identity(self.inner_optimizer.iterations.value)
+                self._tables.apply(row_sums, step)
+            if eager:
+                self._update.apply([by_id[id(v)] for v in eager], eager, guard)
+            else:
+                self.inner_optimizer.iterations.assign_add(1)
 
     def still_at(
         self, step: tf.Tensor, weights: Sequence[Any]
