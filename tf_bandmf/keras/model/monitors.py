@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import keras
