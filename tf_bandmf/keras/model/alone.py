@@ -79,8 +79,9 @@ def check_layers_alone(
                 f"result beside other examples than by itself: it mixes the examples of "
                 f"a batch. In private training it would get batches of one, and learn "
                 f"something else than you mean. Take statistics of each example by "
-                f"itself, or constants of public data; or, if batches of one are what "
-                f"you want, make_private(model, alone=[{layer.name!r}])."
+                f"itself, or constants of public data; or make what is compared one "
+                f"example (a pair, a row with its negatives); or, if batches of one are "
+                f"what you want, make_private(model, alone=[{layer.name!r}])."
             )
     if not quiet:
         names = ", ".join(f"{each.name} ({type(each).__name__})" for each in layers)

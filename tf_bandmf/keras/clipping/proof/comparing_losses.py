@@ -87,7 +87,7 @@ def _refusal(model: keras.Model, name: str, reason: str) -> UnsupportedModelErro
         f"The loss of model {model.name!r}{name} {reason}. The loss of an example must "
         "be its own, for a gradient of its own: it is taken on the example alone, where "
         "there is nothing to compare it with. Use a loss of single examples, or make "
-        "what is compared one example (a pair, a list)."
+        "what is compared one example (a pair, a row with its negatives)."
     )
 
 
