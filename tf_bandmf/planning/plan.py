@@ -405,6 +405,7 @@ class Plan:
             the sampler's seed is not one of `secret_seed()`: whoever chose it knows the
             sample, which then amplifies nothing.
         """
+        from tf_bandmf.sampling.class_weights import warn_of_example_weights
         from tf_bandmf.sampling.given import refuse_overlap, source_of
         from tf_bandmf.sampling.random_bits import unmarked
         from tf_bandmf.sampling.sampled import schedule_for
@@ -414,6 +415,8 @@ class Plan:
             sampler_seed = HiddenBytes(sampler_seed)
             if self.test_seed is None:
                 unmarked(sampler_seed)
+        if users is None:
+            warn_of_example_weights(sample_weight)
         if users is not None and self.unit == ONE_EXAMPLE:
             raise ValueError(
                 "users makes a user the unit of privacy, and the plan's unit is one "

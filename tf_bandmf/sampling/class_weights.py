@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,20 @@ from tf_bandmf.sampling.sources import (
     ExampleSource,
     WrappedExamples,
 )
+
+
+def warn_of_example_weights(sample_weight: Any) -> None:
+    """Of one weight for each example, which clipping undoes."""
+    if getattr(sample_weight, "ndim", None) != 1:
+        return
+    warnings.warn(
+        "sample_weight has one weight for each example. It multiplies losses before "
+        "gradients are clipped, so an example whose gradient is still longer than the clip "
+        "norm contributes with weight 0.5 what it does with 1. For weights of classes give "
+        "fit class_weight, which acts on what is clipped. Weights within an example, of "
+        "its pixels or tokens, act as in Keras.",
+        stacklevel=3,
+    )
 
 
 class ClassWeighted(WrappedExamples):

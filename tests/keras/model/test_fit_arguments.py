@@ -64,15 +64,20 @@ def test_what_has_no_effect_is_said(data, make_plan, make_private_model, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("weights", "options", "says"),
-    [(np.full(22, 0.5), {}, True), (None, {"class_weight": {0: 0.5}}, False)],
+    ("weights", "drawn", "options", "says"),
+    [
+        (np.full(22, 0.5), {}, {}, True),
+        (None, {}, {"class_weight": {0: 0.5}}, False),
+        # A record that fails has weight 0: a weight that nobody gave.
+        (None, {"map": lambda x: 2.0 * x}, {}, False),
+    ],
 )
 def test_weights_that_clipping_undoes_are_named(
-    weights, options, says, data, make_plan, make_private_model, recwarn
+    weights, drawn, options, says, data, make_plan, make_private_model, recwarn
 ):
     plan = make_plan(epochs=1, batch_size=22)
     model = make_private_model(plan, run_eagerly=True)
-    model.fit(plan.batches(*data, weights), verbose=0, **options)
+    model.fit(plan.batches(*data, weights, **drawn), verbose=0, **options)
     said = " ".join(str(each.message) for each in recwarn)
     assert ("before gradients are clipped" in said) == says
 

@@ -15,13 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import all_layers
-from tf_bandmf.sampling.batches import (
-    INPUTS,
-    NUM_EXAMPLES,
-    SAMPLE_WEIGHT,
-    SHARE,
-    TARGETS,
-)
+from tf_bandmf.sampling.batches import INPUTS, TARGETS
 
 # Losses of classes, and what makes probabilities for them.
 _CLASSES = (
@@ -74,7 +68,6 @@ def check_outputs(
         output, or declared labels have none.
     """
     _warn_of_bytes(model, data, ranges)
-    _warn_of_weights(data)
     layer, size = _last(model)
     if layer is None:
         return
@@ -114,25 +107,6 @@ def check_outputs(
             f"from_logits=True.",
             stacklevel=4,
         )
-
-
-def _warn_of_weights(data: Any) -> None:
-    """Of one weight for each example, which clipping undoes."""
-    spec = _spec_of(data)
-    weight = spec.get(SAMPLE_WEIGHT)
-    if not isinstance(weight, tf.TensorSpec) or weight.shape.rank != 1:
-        return
-    # Weights of classes have shares. Where batches are padded, padding has weights.
-    if SHARE in spec or NUM_EXAMPLES in spec:
-        return
-    warnings.warn(
-        "sample_weight has one weight for each example. It multiplies losses before "
-        "gradients are clipped, so an example whose gradient is still longer than the clip "
-        "norm contributes with weight 0.5 what it does with 1. For weights of classes give "
-        "fit class_weight, which acts on what is clipped. Weights within an example, of "
-        "its pixels or tokens, act as in Keras.",
-        stacklevel=4,
-    )
 
 
 def _last(model: keras.Model) -> tuple[Any, int]:
