@@ -191,3 +191,24 @@ def test_an_odometer_holds_at_all_moments():
         rho[-1] + 2 * math.sqrt(rho[-1] * math.log(1 / 0.05))
     )
     assert filters.odometer_epsilon(math.inf, 0.05, 1.0) == math.inf
+
+
+def test_what_would_fit_composes_the_runs_of_an_account_once(monkeypatch):
+    # Each composition takes tenths of a second, and a refusal tries a dozen epsilons.
+    calls = []
+    together = bounds._together
+
+    def noted(a, b):
+        calls.append(a is not None)
+        return together(a, b)
+
+    monkeypatch.setattr(bounds, "_together", noted)
+    bounds._of_kinds.cache_clear()
+    balance = total(*(poisson_run(queries=count) for count in (20, 21, 22)))
+    before = bounds.losses_epsilon(balance, DELTA)
+    assert sum(calls) == 2
+    calls.clear()
+    for epsilon in (0.1, 0.2, 0.3):
+        more = bounds.losses_epsilon(balance.plus(gaussian_run(epsilon)), DELTA)
+        assert more > before
+    assert sum(calls) == 3

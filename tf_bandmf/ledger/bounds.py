@@ -189,14 +189,21 @@ def losses_epsilon(balance: Balance, delta: float) -> float:
 
 def _losses(balance: Balance) -> Any:
     """The privacy loss of all runs together; None if there is nothing to compose."""
-    found = None
-    for kind, count in sorted(balance.kinds.items()):
-        found = _together(found, _of_kind(kind, count))
+    found = _of_kinds(tuple(sorted(balance.kinds.items())))
     if balance.gaussian:
         found = _together(found, _of_gaussian(balance.gaussian))
     if balance.rest_epsilon or balance.rest_delta:
         pair = _of_pair(number(balance.rest_epsilon), number(balance.rest_delta))
         found = _together(found, pair)
+    return found
+
+
+# What would fit is tried with one account and many Gaussian mechanisms.
+@functools.lru_cache(maxsize=16)
+def _of_kinds(kinds: tuple[tuple[str, int], ...]) -> Any:
+    found = None
+    for kind, count in kinds:
+        found = _together(found, _of_kind(kind, count))
     return found
 
 
