@@ -319,6 +319,9 @@ def _from_patches(
     `rows` rows together are one of the B.
     """
     inputs, gradient = norms.kept(inputs), norms.kept(gradient)
+    if accelerator() == "TPU":
+        # Patches wait for the gradient: else they are made with the forward pass.
+        inputs, gradient = norms.pinned(inputs, gradient)
     batch, terms = tf.shape(gradient)[0] // rows, _terms(gradient)
     if terms > 0:
         terms *= rows
@@ -342,14 +345,16 @@ def _by_position(
     layer: Any, inputs: tf.Tensor, gradient: tf.Tensor, size: Sequence[int], rows: int
 ) -> tf.Tensor:
     """As `_from_patches`, one kernel position after the other: no patches are kept."""
-    inputs, gradient = norms.kept(inputs), norms.kept(gradient)
+    # Pinned together, or the inputs of all positions are cut out with the forward pass.
+    inputs, gradient = norms.pinned(norms.kept(inputs), norms.kept(gradient))
     units, terms = tf.shape(gradient)[0] // rows, rows * _terms(gradient)
     *_, depth, filters = kernel_shape(kernel_of(layer))
     right = tf.reshape(gradient, [units, terms, filters])
-    formed = [
-        norms.formed(tf.reshape(shifted, [units, terms, depth]), right)
-        for shifted in shifted_inputs(layer, inputs, gradient, size)
-    ]
+    formed = []
+    for shifted in shifted_inputs(layer, inputs, gradient, size):
+        matrices = norms.formed(tf.reshape(shifted, [units, terms, depth]), right)
+        # In one dimension, which a TPU need not pad: it pads the last one to 128.
+        formed.append(tf.reshape(matrices, [units, depth * filters]))
     return tf.reshape(tf.stack(formed, axis=1), [units, *size, depth, filters])
 
 
