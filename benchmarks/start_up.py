@@ -1,11 +1,14 @@
 """Where the seconds of a private run go before its first step is done.
 
     python benchmarks/start_up.py --models mlp,cnn,lstm,transformer --rounds 3
+    python benchmarks/start_up.py --models mlp --fresh private
 
 Processor seconds of a new model's `fit` over two steps beside those of plain Keras, in
 turns in one process that has traced such models before; and less those of a second `fit`,
 which traces nothing. Then where those of the first go; a part within another one counts
-for itself alone. Garbage is collected between models, not while they are timed.
+for itself alone. Garbage is collected between models, not while they are timed. With
+`--fresh`, the first `fit` of the process, which also traces and compiles what all models of
+a process share: the programs of the noise and of its key.
 """
 
 from __future__ import annotations
@@ -119,8 +122,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", default="mlp,cnn,lstm,transformer")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--fresh", choices=("plain", "private"))
     arguments = parser.parse_args()
     gc.disable()
+    if arguments.fresh:
+        name, *_ = arguments.models.split(",")
+        first, _ = seconds(name, arguments.fresh == "private")
+        print(f"{name}, {arguments.fresh}: first fit of the process {first:.2f} s")
+        return
     for name in arguments.models.split(","):
         seconds(name, True), seconds(name, False)
         rounds = range(arguments.rounds)
