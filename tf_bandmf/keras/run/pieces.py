@@ -16,7 +16,7 @@ import tensorflow as tf
 
 # What is not copied: parts of at least so many numbers, and of such a share of all: some
 # programs are compiled for each. Copies of a sum of 700,000 numbers cost a step nothing
-# that could be measured; five programs more cost its process a fifth of its start.
+# that could be measured; five programs more cost its process a sixth of its start.
 _LARGE, _SHARE = 1 << 20, 16
 
 
