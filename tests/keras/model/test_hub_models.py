@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_bandmf.keras
-from tf_bandmf.keras.clipping import Traces, UnsupportedModelError
+from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.model import preprocessing
 from tf_bandmf.keras.run import known_runs
 
@@ -29,15 +29,19 @@ def preprocessor():
     return keras_hub.models.BertTextClassifierPreprocessor(tokenizer, sequence_length=6)
 
 
+def private(model, plan, self_check=False):
+    tf_bandmf.keras.make_private(model, self_check=self_check)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
+    hub_models.compile_for_training(model, optimizer, weighted_metrics=[])
+
+
 @pytest.fixture(scope="module")
 def train(make_plan):
     """Trains a task privately for one epoch."""
 
     def run(model, x, y, sample_weight=None, self_check=False, **changes):
         plan = make_plan(epochs=1)
-        tf_bandmf.keras.make_private(model, self_check=self_check)
-        optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
-        hub_models.compile_for_training(model, optimizer, weighted_metrics=[])
+        private(model, plan, self_check)
         batches = plan.batches(x, y, sample_weight=sample_weight)
         model.fit(batches, epochs=1, verbose=0, **changes)
         assert model.optimizer.steps_taken == plan.num_steps
@@ -279,15 +283,14 @@ def changed(kind):
 @pytest.mark.parametrize("kind", ["method", "name", "none"])
 @pytest.mark.invariant(16)
 def test_what_only_looks_like_kerashubs_keeps_nothing(kind, make_plan):
-    model = hub_models.bert(preprocessor=changed(kind))
-    batches = make_plan(epochs=1).batches(TEXTS, LABELS)
-    batch = next(iter(batches.dataset()))
-    given = preprocessing.preprocess_of(model), Traces(lambda: 0), False
+    model, plan = hub_models.bert(preprocessor=changed(kind)), make_plan(epochs=1)
+    private(model, plan)
+    batch = next(iter(plan.batches(TEXTS, LABELS).dataset()))
     if kind == "none":
-        preprocessing.preprocessed_batch(batch, *given)
+        preprocessing.preprocessed_batch(model, batch)
         return
     with pytest.raises(ValueError, match="no function of one example"):
-        preprocessing.preprocessed_batch(batch, *given)
+        preprocessing.preprocessed_batch(model, batch)
 
 
 @pytest.mark.slow_cases("own")
@@ -298,13 +301,12 @@ def test_the_cache_of_tokens_has_the_keys_of_kerashub(keys, make_plan):
     tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["a b"])
     own = keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=4)
     model = hub_models.gpt2()
-    model.preprocessor = own
-    batches = make_plan(epochs=1).batches(np.array(["ab", "b"] * 11))
-    batch = next(iter(batches.dataset()))
-    given = preprocessing.preprocess_of(model), Traces(lambda: 0), False
+    model.preprocessor, plan = own, make_plan(epochs=1)
+    private(model, plan)
+    batch = next(iter(plan.batches(np.array(["ab", "b"] * 11)).dataset()))
     if keys == "own":
-        preprocessing.preprocessed_batch(batch, *given)
+        preprocessing.preprocessed_batch(model, batch)
         return
     tokenizer.cache.factors = tf.zeros([8], tf.int64)
     with pytest.raises(ValueError, match="no function of one example"):
-        preprocessing.preprocessed_batch(batch, *given)
+        preprocessing.preprocessed_batch(model, batch)
