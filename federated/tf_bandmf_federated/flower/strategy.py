@@ -285,17 +285,17 @@ class PrivateFedAvg(Strategy):
                 f"No device may take part in the next round. {self._devices.strangers} "
                 f"say that they took part in rounds that were not begun here: an earlier "
                 f"run of the plan had them, and both together would spend more than the "
-                f"plan. Nothing was spent. Go on with that run's private_dir, or begin a "
-                f"new run with a plan and device stores of its own."
+                f"plan. That round spends nothing. Go on with that run's private_dir, or "
+                f"begin a new run with a plan and device stores of its own."
             )
         if eligible == 0:
             raise RuntimeError(
                 f"No device may take part in the next round, of {available} that are "
                 f"there: after a round a device rests until {separation - 1} others are "
                 f"over. Rounds of {self._wanted} with a separation of {separation} need "
-                f"{self._wanted * separation} devices. Nothing was spent. Connect more "
-                f"and call start again, or make a plan with fewer clients per round or "
-                f"a smaller separation."
+                f"{self._wanted * separation} devices. That round spends nothing. "
+                f"Connect more and call start again, or make a plan with fewer clients "
+                f"per round or a smaller separation."
             )
         log(
             WARNING,
