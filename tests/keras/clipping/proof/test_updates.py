@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping import UnsupportedModelError, update_is_released
+from tf_bandmf.keras.clipping import (
+    UnsupportedModelError,
+    update_is_released,
+    update_runs_no_host_code,
+)
+from tf_bandmf.keras.clipping.forward.weight_reads import ReadLog
 
 SGD = keras.optimizers.SGD
 kept = []
@@ -116,3 +121,19 @@ def test_without_the_check_the_data_are_in_the_weights(name):
 @pytest.mark.parametrize("name", HONEST)
 def test_an_update_of_noisy_gradients_is_taken(name):
     assert np.abs(updated(*HONEST[name])(2.0) - 1.0).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda: update_is_released([], []).__enter__(),
+        lambda: update_runs_no_host_code().__enter__(),
+        lambda: ReadLog(keras.Sequential(), []),
+    ],
+    ids=["released", "host code", "reads"],
+)
+@pytest.mark.invariant(16)
+def test_a_check_of_graphs_is_refused_in_eager_code(check):
+    with pytest.raises(RuntimeError, match="found eager code"):
+        check()
+    tf.function(lambda: check() and None, autograph=False).get_concrete_function()

@@ -28,6 +28,9 @@ class ReadLog:
     Args:
       model: the model, for messages.
       variables: its trainable variables.
+
+    Raises:
+      RuntimeError: in eager code.
     """
 
     def __init__(self, model: keras.Model, variables: Sequence[Any]) -> None:
@@ -37,7 +40,7 @@ class ReadLog:
         self._spies = [tf.GradientTape()]
         self._windows: list[tuple[int, int, Unit]] = []
         self._unit_of: dict[int, Unit] = {}
-        self._graph = tf.compat.v1.get_default_graph()
+        self._graph = traced_graph()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -114,6 +117,20 @@ class ReadLog:
             "layer only; to share it, call that layer twice (for a tied output "
             "projection, `keras.layers.ReversibleEmbedding`)."
         )
+
+
+def traced_graph() -> Any:
+    """The graph that is being traced, of whose operations a check will ask.
+
+    Raises:
+      RuntimeError: in eager code, which leaves no operations: they would pass unseen.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "This check must run while a graph is traced, found eager code, in which it "
+            "would see nothing. Trace what it is to look at: tf.function(function)."
+        )
+    return tf.compat.v1.get_default_graph()
 
 
 def captured_handles(graph: Any) -> dict[int, Any]:

@@ -95,6 +95,7 @@ def update_runs_no_host_code() -> Iterator[None]:
 
     Raises:
       UnsupportedModelError: if it does, with the operation.
+      RuntimeError: in eager code.
     """
 
     def refuse(operation: str) -> None:

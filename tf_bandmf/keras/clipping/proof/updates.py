@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf.graphs.walking import captured
-from tf_bandmf.keras.clipping.forward.weight_reads import captured_handles
+from tf_bandmf.keras.clipping.forward.weight_reads import captured_handles, traced_graph
 from tf_bandmf.keras.clipping.independence import state
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import VariableIndex
@@ -101,9 +101,10 @@ def update_is_released(
 
     Raises:
       UnsupportedModelError: if it computes with something else.
+      RuntimeError: in eager code.
     """
+    graph = traced_graph()
     released(noisy)
-    graph = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     yield
     index, handles_of = VariableIndex(variables), captured_handles(graph)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_bandmf.graphs.walking import called
-from tf_bandmf.keras.clipping.forward.weight_reads import captured_handles
+from tf_bandmf.keras.clipping.forward.weight_reads import captured_handles, traced_graph
 from tf_bandmf.keras.clipping.independence import state
 from tf_bandmf.keras.compat.graphs import op_callbacks
 
@@ -73,8 +73,11 @@ def no_host_code(refuse: Callable[[str], None]) -> Iterator[None]:
 
     Args:
       refuse: raises an error, given the operation's name.
+
+    Raises:
+      RuntimeError: in eager code.
     """
-    graph = tf.compat.v1.get_default_graph()
+    graph = traced_graph()
     start = len(graph.get_operations())
     yield
     for op in graph.get_operations()[start:]:
