@@ -12,6 +12,7 @@ with it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -36,6 +37,8 @@ from tf_bandmf.planning.plan import Plan
 
 # What keys are for: rows that a step reads, or a release.
 _READ, _RELEASE = 0, 1
+# What finds something for each of some rows.
+Reader = Callable[[tf.Tensor], Any]
 
 
 class LookedUpRows(NamedTuple):
@@ -176,7 +179,7 @@ class RunTables:
             self._is_writing = tf.Variable(False, trainable=False)
         self._jumps: dict[LinearUpdate, Jumps] = {}
         self._tables: list[LazyTable] = []
-        self._readers: dict[int, Callable[[tf.Tensor], tf.Tensor]] = {}
+        self._readers: dict[int, Reader] = {}
         # The variables' seal, after the last release. Any weights may begin a run.
         self._seal: list[int] = []
         if step:
@@ -247,24 +250,16 @@ class RunTables:
             jumps = self._jumps[update]
             table = LazyTable(tensorflow_value(variable), jumps, number, step, memory)
             self._tables.append(table)
-            self._readers[id(variable)] = self._reader(table)
+            is_known = functools.partial(self._is_up_to_date, table)
+            self._readers[id(variable)] = _reader(table.weights_of, is_known)
         self._memory = None
         self._take_seal()
 
-    def _reader(self, table: LazyTable) -> Callable[[tf.Tensor], tf.Tensor]:
-        def read(rows: tf.Tensor) -> tf.Tensor:
-            places = tf.maximum(rows, 0)
-            found = table.weights_of(places)
-            is_known = tf.equal(table.clocks_of(places), self._now.value()) & (
-                rows >= 0
-            )
-            # A product: choosing rows would copy the choice for each column.
-            return found * tf.where(is_known, 1.0, np.nan)[..., None]
-
-        return read
+    def _is_up_to_date(self, table: LazyTable, rows: tf.Tensor) -> tf.Tensor:
+        return tf.equal(table.clocks_of(rows), self._now.value())
 
     @property
-    def readers(self) -> dict[int, Callable[[tf.Tensor], tf.Tensor]]:
+    def readers(self) -> dict[int, Reader]:
         """For `clipped_gradient_sums`."""
         if not self._tables:
             raise RuntimeError(
@@ -273,12 +268,14 @@ class RunTables:
             )
         return self._readers
 
-    def readers_between_steps(self) -> dict[int, Callable[[tf.Tensor], tf.Tensor]]:
+    def readers_between_steps(self) -> dict[int, Reader]:
         """Those of a step before the first one; then readers of the last release."""
         if int(self._now) == self._first_step:
             self.begin()
             return self._readers
-        return {id(v): _of_release(tensorflow_value(v)) for v in self._variables}
+        return {
+            id(v): _reader(tensorflow_value(v).sparse_read) for v in self._variables
+        }
 
     @property
     def variables(self) -> list[Any]:
@@ -484,12 +481,16 @@ class RunTables:
         raise TypeError("Tables between releases are secret: they are not pickled.")
 
 
-def _of_release(table: tf.Variable) -> Callable[[tf.Tensor], tf.Tensor]:
-    def read(rows: tf.Tensor) -> tf.Tensor:
-        found = table.sparse_read(tf.maximum(rows, 0))
-        return found * tf.where(rows >= 0, 1.0, np.nan)[..., None]
+def _reader(read: Reader, is_known: Reader = lambda rows: True) -> Reader:
+    """Reads rows, negative for none: NaN for those, and for what is not known."""
 
-    return read
+    def read_known(rows: tf.Tensor) -> tf.Tensor:
+        places = tf.maximum(rows, 0)
+        found, known = read(places), is_known(places) & (rows >= 0)
+        # A product: choosing rows would copy the choice for each column.
+        return found * tf.where(known, 1.0, np.nan)[..., None]
+
+    return read_known
 
 
 def _each_once(ids: tf.Tensor) -> LookedUpRows:
