@@ -131,15 +131,6 @@ def test_mixed_bfloat16_trains_in_microbatches(
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
-def test_a_reloaded_model_keeps_its_microbatches(
-    data, make_plan, make_chunked, tmp_path
-):
-    model = make_chunked(make_plan(), 2)
-    model.save(tmp_path / "m.keras")
-    again = keras.models.load_model(tmp_path / "m.keras")
-    assert again.get_compile_config()["microbatch_size"] == 2
-
-
 @pytest.mark.parametrize("size", [0, -1, 2.0])
 def test_a_size_that_is_none_is_refused(size, make_plain_model):
     with pytest.raises(ValueError, match="microbatch_size must be"):

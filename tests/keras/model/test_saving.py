@@ -239,6 +239,78 @@ def test_a_reloaded_model_predicts(trained, data, tmp_path):
     np.testing.assert_allclose(again(data[0]), model(data[0]), atol=1e-6)
 
 
+SETTINGS = [
+    {"microbatch_size": 2},
+    {"tables": "lazy", "release_every": 3},
+    {"tables": ["words"]},
+]
+
+
+@pytest.fixture
+def make_reader(make_plan, compile_model):
+    """Models that look words up."""
+
+    def make(settings, functional=False):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((2,), dtype="int32")
+        layers = [
+            keras.layers.Embedding(9, 2, name="words"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+        model = keras.Sequential([inputs, *layers])
+        if functional:
+            model = keras.Model(inputs, model(inputs))
+        tf_bandmf.keras.make_private(model, self_check=False, **settings)
+        optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", make_plan())
+        return compile_model(model, optimizer)
+
+    return make
+
+
+def settings_of(model):
+    return model._microbatch_size, model._tables, model._release_every
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["groups", "lazy", "names"])
+@pytest.mark.parametrize("functional", [False, True], ids=["sequential", "functional"])
+@pytest.mark.invariant(11)
+def test_a_clone_keeps_the_settings_of_the_step_or_does_not_train(
+    settings, functional, data, make_reader
+):
+    model = make_reader(settings, functional)
+    clone = keras.models.clone_model(model)
+    if functional:
+        assert settings_of(clone) == settings_of(model)
+        return
+    plan, ids = model.optimizer.plan, np.zeros((len(data[0]), 2), "int32")
+    trained = assert_trains_with_privacy_or_not_at_all(clone, plan, (ids, data[1]))
+    assert trained == []
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["groups", "lazy", "names"])
+def test_configs_and_files_keep_the_settings_of_the_step(
+    settings, make_reader, tmp_path
+):
+    model = make_reader(settings)
+    config = keras.saving.serialize_keras_object(model)
+    assert settings_of(keras.saving.deserialize_keras_object(config)) == settings_of(
+        model
+    )
+    assert settings_of(reload_keras(model, tmp_path)) == settings_of(model)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["groups", "lazy", "names"])
+def test_earlier_files_have_the_settings_among_the_arguments_of_compile(
+    settings, make_reader
+):
+    config = keras.saving.serialize_keras_object(make_reader({}))
+    del config["compile_config"]["optimizer"]["private_step"]
+    config["compile_config"] |= settings
+    again = keras.saving.deserialize_keras_object(config)
+    assert settings_of(again) == settings_of(make_reader(settings))
+
+
 def test_an_optimizer_of_another_shape_does_not_load(trained, make_private_model):
     model, plan = trained
     store = {}

@@ -36,8 +36,7 @@ def make_private(
     cannot train without privacy by accident. Compile it with a `PrivateOptimizer`,
     before or after. `to_plain` gives the released model. (`keras.models.clone_model` of
     a Sequential makes a plain model with new weights, whatever the class. Compiled like
-    the original, it refuses to train: make it private, too. If the original was compiled
-    with `microbatch_size` or lazy tables, Keras raises a TypeError: use `to_plain`.)
+    the original, it refuses to train: make it private, too, with the same arguments.)
 
     Where a GPU has TensorFloat-32, it is turned off in this process, with a message:
     norms would come out too small.

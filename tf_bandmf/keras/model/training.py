@@ -44,6 +44,9 @@ from tf_bandmf.keras.run.weights_seal import let_average
 from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf.sampling.batches import BatchSchedule
 
+# Of a compile config's optimizer: the settings of the private step.
+_STEP = "private_step"
+
 
 class PrivateTraining(BuildHook, PrivateStep):
     """Mixin that trains a Keras model privately; put it before `keras.Model`.
@@ -414,17 +417,22 @@ class PrivateTraining(BuildHook, PrivateStep):
     def get_compile_config(self) -> dict[str, Any]:
         """A copy, with the optimizer: Keras' .h5 writer removes it from the original.
 
-        Without it, a reloaded model would train with RMSprop and without privacy.
+        Without it, a reloaded model would train with RMSprop and without privacy. The
+        settings of the private step stand beside the optimizer's own, where a plain
+        model passes over them: `keras.models.clone_model` compiles one with this config.
         """
         config = copy.deepcopy(super().get_compile_config())
         optimizer = getattr(self, "optimizer", None)
         if config and optimizer is not None:
-            config["optimizer"] = keras.saving.serialize_keras_object(optimizer)
-        if config and self._microbatch_size is not None:
-            config["microbatch_size"] = self._microbatch_size
-        if config and self._tables != tables_lib.DENSE:
-            config["tables"] = self._tables
-            config["release_every"] = self._release_every
+            tables = self._tables
+            config["optimizer"] = {
+                **keras.saving.serialize_keras_object(optimizer),
+                _STEP: {
+                    "microbatch_size": self._microbatch_size,
+                    "tables": tables if isinstance(tables, str) else list(tables),
+                    "release_every": self._release_every,
+                },
+            }
         return config
 
     def _resolve_auto_jit_compile(self) -> bool:
@@ -436,16 +444,22 @@ class PrivateTraining(BuildHook, PrivateStep):
         return self._tables == tables_lib.DENSE and super()._resolve_auto_jit_compile()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """As Keras', and with the microbatches of the saved model.
+        """As Keras', and with the settings of the saved model's step.
 
         Keras leaves models that override `compile`, such as those of KerasHub, with the
         optimizer that they are created with. If their `compile` takes what was saved,
         it is called.
         """
         config = dict(config)
-        self._microbatch_size = config.pop("microbatch_size", None)
-        self._tables = tables_lib.checked(config.pop("tables", tables_lib.DENSE))
-        self._release_every = config.pop("release_every", None)
+        # Earlier files have the settings among the arguments of `compile`.
+        names = "microbatch_size", "tables", "release_every"
+        step = {name: config.pop(name) for name in names if name in config}
+        step = keras.saving.deserialize_keras_object(step)
+        if isinstance(config.get("optimizer"), dict):
+            step.update(config["optimizer"].get(_STEP, {}))
+        self._microbatch_size = step.get("microbatch_size")
+        self._tables = tables_lib.checked(step.get("tables", tables_lib.DENSE))
+        self._release_every = step.get("release_every")
         try:
             inspect.signature(self.compile).bind(**config)
         except TypeError:
