@@ -285,6 +285,11 @@ def compressed(directory):
             "unbatch",
         ),
         (
+            lambda d: cache_dataset(lambda: iter(range(9)), str(d)),
+            TypeError,
+            "from_generator",
+        ),
+        (
             lambda d: cache_dataset(tf.data.Dataset.range(0), str(d / "new")),
             ValueError,
             "no examples",

@@ -124,12 +124,31 @@ def test_a_later_pass_that_ends_early_is_noticed():
 
 
 def test_data_of_another_size_are_refused():
-    with pytest.raises(ValueError, match="and the data set has 21"):
+    with pytest.raises(ValueError, match=r"and the data set has 21\. Make a plan"):
         _plan().batches(_dataset(21))
     with pytest.raises(ValueError, match="has more"):
         _plan(num_examples=21).batches(_dataset())
     with pytest.raises(ValueError, match="infinite"):
         _plan().batches(_dataset().repeat())
+
+
+def _of_batches(size):
+    return lambda: ((X[i : i + size], Y[i : i + size]) for i in range(0, M, size))
+
+
+@pytest.mark.parametrize(
+    "batches, said",
+    [
+        (_of_batches(11), "has 2, each of 11 rows"),
+        (_of_batches(5), "one structure and one shape"),
+        (lambda: iter([X[:11], X[11:]]), "has 2, each of 11 rows"),
+        (_dataset().batch(11).batch(1), "has 2, each of 11 rows"),
+    ],
+    ids=["equal", "last is smaller", "no targets", "batches of batches"],
+)
+def test_batches_where_examples_are_wanted_are_recognized(batches, said):
+    with pytest.raises(ValueError, match=rf"{said}.* dataset.unbatch\(\)"):
+        _plan().batches(batches)
 
 
 @pytest.mark.invariant(2)

@@ -40,9 +40,15 @@ def cache_dataset(
       What `plan.batches` takes; `open_cache(directory)` gives it again.
 
     Raises:
+      TypeError: if it is not a `tf.data.Dataset`.
       ValueError: if the data set is infinite or has no static shapes, or the directory
         is in use.
     """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"dataset must be a tf.data.Dataset, found {type(dataset).__name__}. "
+            f"tf.data.Dataset.from_generator makes one of a function."
+        )
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             "The data set is infinite: leave repeat() out. The plan's epochs repeat it."

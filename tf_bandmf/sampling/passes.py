@@ -69,6 +69,10 @@ _UNBATCHED = (
     "batch_size=None)"
 )
 
+IF_BATCHES = (
+    "If these are batches, give single examples: dataset.unbatch(), or a function that "
+    "yields each row of a batch by itself."
+)
 ENDED = (
     "The data set ended after {found} of the {expected} examples of the plan, {failed} of "
     "which raised an error: what makes them (a generator, a file) did not go on after it. "
@@ -324,7 +328,7 @@ def _stacked(examples: Iterator[Any]) -> Iterator[Any]:
         except ValueError as error:
             raise ValueError(
                 f"The examples must have one structure and one shape. Pad or cut them. "
-                f"({error})"
+                f"{IF_BATCHES} ({error})"
             ) from error
 
 

@@ -60,6 +60,11 @@ class RowKinds:
             )
         return leaves
 
+    def rows_of_each(self) -> int | None:
+        """The first dimension of all leaves of an example: it may be a batch; or None."""
+        sizes = {shape[0] if shape else None for shape, _ in self.kinds}
+        return sizes.pop() if len(sizes) == 1 else None
+
     def blank(self, count: int) -> Leaves:
         """Rows of zeros, for examples that cannot be read."""
         leaves = [np.zeros((count, *shape), dtype) for shape, dtype in self.kinds]

@@ -13,7 +13,7 @@ import hashlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +23,7 @@ from tf_bandmf.sampling.failing import FailedRecords
 from tf_bandmf.sampling.passes import (
     ENDED,
     EXAMPLES_AT_ONCE,
+    IF_BATCHES,
     Block,
     is_py_dataset,
     opened,
@@ -138,13 +139,17 @@ class StreamedExamples(ExampleSource):
                 )
             )
         if place < self.num_examples:
-            raise ValueError(
-                f"The plan is for {self.num_examples} examples, and the data set has "
-                f"{place}. Make a plan for this data set."
-            )
+            self._refuse_too_few(place)
         refuse_most_failed(works, "The data set")
         self._records = np.unique(np.concatenate(hashes))[:MOST_HASHES]
         self._warn_of_repetitions(self._digests[works])
+
+    def _refuse_too_few(self, found: int) -> NoReturn:
+        said = f"The plan is for {self.num_examples} examples, and the data set has {found}"
+        rows = self._kinds.rows_of_each()
+        if rows and 0 <= found * rows - self.num_examples < rows:
+            raise ValueError(f"{said}, each of {rows} rows. {IF_BATCHES}")
+        raise ValueError(f"{said}. Make a plan for this data set.")
 
     def _warn_of_repetitions(self, digests: np.ndarray) -> None:
         distinct = len(np.unique(digests[:, :8].copy().view(np.uint64)))
