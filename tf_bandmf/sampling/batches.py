@@ -218,11 +218,11 @@ class BatchSchedule(abc.ABC):
         self._weighted: dict[Any, BatchSchedule] = {}
 
     def __repr__(self) -> str:
-        # Keras quotes it where a model that is not private gets it.
+        # Keras quotes it where anything else gets it.
         kind = type(self.participation).__name__
         return (
-            f"<{type(self).__name__} of {self.num_steps} steps ({kind}), for a model that "
-            f"tf_bandmf.keras.make_private made private>"
+            f"<{type(self).__name__} of {self.num_steps} steps ({kind}), for fit of a "
+            f"model that tf_bandmf.keras.make_private made private>"
         )
 
     @functools.cached_property

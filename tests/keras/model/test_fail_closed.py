@@ -37,18 +37,39 @@ def test_a_plain_model_with_the_private_optimizer(
     assert_untouched(model, before)
 
 
+@pytest.mark.parametrize("private", [False, True], ids=["SGD", "PrivateOptimizer"])
+@pytest.mark.parametrize("functional", [False, True], ids=["Sequential", "functional"])
+@pytest.mark.slow_cases("functional-PrivateOptimizer")
 @pytest.mark.invariant(6)
-def test_a_plain_model_with_a_plans_batches(
-    data, make_plan, make_plain_model, compile_model
+def test_a_plain_model_does_not_train_on_a_plans_batches(
+    functional, private, data, make_plan, make_plain_model, compile_model
 ):
     plan = make_plan()
-    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
-    model = compile_model(make_plain_model(), optimizer)
+    optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan) if private else "sgd"
+    model = compile_model(make_plain_model(functional), optimizer)
+    before, batches = model.get_weights(), plan.batches(*data)
+    first = next(iter(batches))
     # Of Keras, which quotes what it got.
-    with pytest.raises(
-        ValueError, match=r"a model that tf_bandmf\.keras\.make_private"
+    with pytest.raises(ValueError, match=r"tf_bandmf\.keras\.make_private"):
+        model.fit(batches, verbose=0)
+    for train in (
+        lambda: model.fit(batches.dataset(), verbose=0),
+        lambda: model.fit(iter(batches), verbose=0),
+        lambda: model.fit((batch for batch in batches), verbose=0),
+        lambda: model.train_on_batch(first),
     ):
-        fit(model, plan, data)
+        with pytest.raises(ValueError, match=r"plan_id|Unrecognized data type"):
+            train()
+    assert_untouched(model, before)
+
+
+@pytest.mark.invariant(2)
+def test_a_plans_batches_are_for_fit(data, make_plan, make_private_model):
+    plan = make_plan()
+    model, batches = make_private_model(plan), plan.batches(*data)
+    for use in (model.evaluate, model.predict):
+        with pytest.raises(ValueError, match="for fit of a model"):
+            use(batches, verbose=0)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", None])
