@@ -95,8 +95,9 @@ def _problem(layer: Any) -> str | None:
         policy, keras.dtype_policies.QuantizedDTypePolicy
     ):
         return (
-            "is quantized: its output is not a differentiable function of its "
-            "weights. Train first and quantize the trained model."
+            "is quantized: its gradient is written by hand, and nothing shows that it "
+            "keeps examples apart. Train the model before it is quantized, with LoRA "
+            "(`enable_lora`) if it is large, and quantize the trained model."
         )
     if layer.activity_regularizer is not None:
         return (
