@@ -149,8 +149,9 @@ def test_a_custom_loop_over_train_on_batch(
     loop = make_private_model(plan)
     for batch in plan.batches(*data):
         loop.train_on_batch(batch)
+    # Two graphs: on some processors TensorFlow fuses other operations in one of them.
     for a, b in zip(usual, loop.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,8 @@ def test_fresh_keys_and_distinct_noise(data, make_plan, make_private_model):
         )
         model.fit(plan.batches(*data), verbose=0)
         weights.append(np.concatenate([w.ravel() for w in model.get_weights()]))
-    assert np.all(weights[0] != weights[1])
+    # Independent numbers of float32: one may be equal by chance, not two.
+    assert np.sum(weights[0] == weights[1]) <= 1
 
 
 @pytest.mark.invariant(8)
