@@ -76,16 +76,16 @@ def in_turn(first, second):
     def one(make, look):
         with make():
             turns[0].set()
-            assert turns[1].wait(30)
+            assert turns[1].wait(300)
             seen["first within"] = look()
         seen["first after"] = look()
         turns[2].set()
 
     def other(make, look):
-        assert turns[0].wait(30)
+        assert turns[0].wait(300)
         with make():
             turns[1].set()
-            assert turns[2].wait(30)
+            assert turns[2].wait(300)
             seen["second within"] = look()
         seen["second after"] = look()
 
@@ -96,7 +96,7 @@ def in_turn(first, second):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     return seen
 
 

@@ -27,9 +27,13 @@ def begun(data, make_private_model, reserved):
 
 
 def test_a_run_evaluates_as_often_as_its_plan_says(begun, data, reserved):
-    one = begun.evaluate_privately(*data)
+    x = data[0]
+    # Half of the records are right: five standard deviations from 0 and 1, where values
+    # are cut and may be equal.
+    y = (begun.predict(x, verbose=0).argmax(1) + np.arange(len(x)) % 2) % 3
+    one = begun.evaluate_privately(x, y)
     # Each has its own noise, at one step, too.
-    again = begun.evaluate_privately(*data)
+    again = begun.evaluate_privately(x, y)
     assert one != again
     metrics = [tf_bandmf.keras.PrivateAccuracy(), tf_bandmf.keras.PrivateLoss(2.0)]
     two = begun.evaluate_privately(*data, metrics=metrics)

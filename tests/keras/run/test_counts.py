@@ -161,7 +161,8 @@ def test_no_file_and_no_attribute_has_a_raw_count(
 ):
     import h5py
 
-    plan = make_plan("identity", test_seed=None).reserve(counts=0.1)
+    # With a fixed key: among so many numbers one may be a raw count by chance.
+    plan = make_plan("identity").reserve(counts=0.1)
     x = data[0].copy()
     x[:7] = np.nan
     model = make_private_model(plan)
@@ -238,7 +239,7 @@ def test_progress_shows_them(data, make_plan, make_private_model):
 
 
 def test_the_noise_is_the_strategys(data, make_plan, make_private_model):
-    """Whitened, that of 48 steps is normal; a false alarm in 1 of 10^6."""
+    """Whitened, that of 48 steps is normal; a false alarm in 1 of 10^9."""
     from scipy import stats
 
     plan = make_plan("bisr:3", test_seed=None, epochs=12).reserve(counts=0.5)
@@ -256,7 +257,7 @@ def test_the_noise_is_the_strategys(data, make_plan, make_private_model):
     scale = model.optimizer.run.counts._weight * plan.expected_batch_size
     whitened = plan.strategy.matrix.to_dense() @ (steps * scale) / plan.noise_stddev
     assert whitened.shape == (48, 2)
-    assert stats.kstest(np.ravel(whitened), "norm").pvalue > 1e-6
+    assert stats.kstest(np.ravel(whitened), "norm").pvalue > 1e-9
     # Stated is the noise of the sum over all steps.
     row = np.ones(48) @ np.linalg.inv(plan.strategy.matrix.to_dense())
     noise = plan.noise_stddev * np.linalg.norm(row) / scale / 48

@@ -79,7 +79,7 @@ def test_random_layers_are_random_in_the_step_that_follows(traces):
 
     first, second = step().numpy(), step().numpy()
     assert len(traces) == 1
-    assert np.all(first != second)
+    assert np.sum(first == second) <= 1  # by chance
 
 
 @pytest.mark.slow_cases("trainable", "activation", "rate", "shape", "loss")
