@@ -72,7 +72,7 @@ def problems(draw):
     )
 
 
-@settings(max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=150)
 @given(problems())
 def test_no_strategy_is_below_a_bound(problem):
     c, a, weights, bands, separation, others = problem
