@@ -407,7 +407,7 @@ def test_runs_that_are_too_long_to_simulate_are_refused_before_anything(mechanis
     ):
         with pytest.raises(ValueError, match="with 2 bands num_steps must be <= 7539"):
             ask()
-    assert time.process_time() - began < 10.0
+    assert time.process_time() - began < 60.0  # a simulation takes hours
 
 
 @pytest.mark.parametrize(

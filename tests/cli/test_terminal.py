@@ -258,12 +258,12 @@ def test_what_is_quick_says_nothing(make):
 def test_what_takes_long_is_named_also_without_a_further_name(make):
     stream = make()
     with Progress("first", stream, quiet_seconds=0.01) as progress:
-        for _ in range(500):
+        for _ in range(6000):
             if "first" in stream.getvalue():
                 break
             time.sleep(0.01)
         progress("second")
-        for _ in range(500):
+        for _ in range(6000):
             if "second" in stream.getvalue():
                 break
             time.sleep(0.01)

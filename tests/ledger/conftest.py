@@ -66,7 +66,7 @@ class Server:
             [str(self._programs / program), *arguments],
             check=True,
             cwd=self.folder,
-            timeout=60,
+            timeout=300,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
