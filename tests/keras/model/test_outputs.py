@@ -12,11 +12,21 @@ import tf_bandmf.keras
 layers = keras.layers
 
 
-def fit(data, make_plan, last, loss, dtype="float32", first=(), ranges=None, **options):
+def fit(
+    data,
+    make_plan,
+    last,
+    loss,
+    dtype="float32",
+    first=(),
+    ranges=None,
+    self_check=False,
+    **options,
+):
     x, y = data
     plan = make_plan("identity", test_seed=None)
     model = keras.Sequential([layers.Input((5,), dtype=dtype), *first, last])
-    model = tf_bandmf.keras.make_private(model, self_check=False)
+    model = tf_bandmf.keras.make_private(model, self_check=self_check)
     optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
     model.compile(optimizer, loss)
     batches = plan.batches(x.astype(dtype), y, ranges=ranges)
@@ -50,7 +60,8 @@ def fit(data, make_plan, last, loss, dtype="float32", first=(), ranges=None, **o
 )
 def test_what_learns_nothing_is_refused(data, make_plan, last, loss, options, message):
     with pytest.raises(ValueError, match=message) as refusal:
-        fit(data, make_plan, last, loss, **options)
+        # Before the self-check, where TensorFlow would refuse labels in words of its own.
+        fit(data, make_plan, last, loss, self_check=True, **options)
     assert "Nothing was trained" in str(refusal.value)
 
 
@@ -85,6 +96,21 @@ def test_a_last_axis_of_one_number_is_no_other_shape(data, make_plan, shape):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*compares each with each")
         fit((data[0], targets), make_plan, layers.Dense(1), "mse")
+
+
+def test_rows_of_users_are_no_numbers_of_an_output(data, make_plan):
+    x, _ = data
+    plan = make_plan(num_examples=len(x) // 2, unit="one user", batch_size=2, epochs=1)
+    model = keras.Sequential([layers.Input((5,)), layers.Dense(1)])
+    tf_bandmf.keras.make_private(model, self_check=False)
+    model.compile(tf_bandmf.keras.PrivateOptimizer("sgd", plan), "mse")
+    users = np.arange(len(x)) // 2
+    targets = np.zeros(len(x), "float32")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*compares each with each")
+        model.fit(
+            plan.batches(x, targets, users=users, rows_per_user=2), epochs=1, verbose=0
+        )
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_bandmf.keras.compat.keras_objects import all_layers
-from tf_bandmf.sampling.batches import INPUTS, TARGETS
+from tf_bandmf.sampling.batches import INPUTS, ROWS, TARGETS
 
 # Losses of classes, and what makes probabilities for them.
 _CLASSES = (
@@ -49,17 +49,15 @@ _SCALES = (
 )
 
 
-def check_outputs(
+def refuse_outputs(
     model: keras.Model,
-    data: Any,
     class_weight: Mapping[int, float] | None,
     ranges: Mapping[str, Any],
 ) -> None:
-    """Refuses what spends a budget and learns nothing; warns of what likely does.
+    """Refuses what spends a budget and learns nothing.
 
     Args:
       model: private, built, compiled.
-      data: of `fit`; the types of its inputs matter, where it has `element_spec`.
       class_weight: of `fit`, or None.
       ranges: that were declared; see `Plan.batches`.
 
@@ -67,20 +65,17 @@ def check_outputs(
       ValueError: if the gradients of all examples are zero, a class has a weight and no
         output, or declared labels have none.
     """
-    _warn_of_bytes(model, data, ranges)
     layer, size = _last(model)
     if layer is None:
         return
-    where = f"The model's last layer, {layer.name!r},"
-    activation = getattr(getattr(layer, "activation", None), "__name__", "")
+    where, activation = _described(layer)
     if activation == "softmax" and size == 1:
         raise ValueError(
             f"{where} has one output under softmax, which is always 1: no gradient, and "
             f"nothing is learnt. For two classes use activation='sigmoid' with "
             f"binary_crossentropy. Nothing was trained."
         )
-    _warn_of_broadcast(model, data, where)
-    kind, from_logits = _loss_of(model)
+    kind, _ = _loss_of(model)
     if kind in _CLASSES and size == 1:
         raise ValueError(
             f"{where} has one output, and {kind.__name__} is for one output per class. Use "
@@ -100,6 +95,23 @@ def check_outputs(
             f"{where[0].lower()}{where[1:]} has outputs for the classes 0 to {size - 1}: "
             f"examples of other classes would teach nothing. Nothing was trained."
         )
+
+
+def warn_of_outputs(model: keras.Model, data: Any, ranges: Mapping[str, Any]) -> None:
+    """Warns of what spends a budget and likely learns nothing.
+
+    Args:
+      model: private, built, compiled.
+      data: of `fit`; the types of its inputs matter, where it has `element_spec`.
+      ranges: that were declared; see `Plan.batches`.
+    """
+    _warn_of_bytes(model, data, ranges)
+    layer, _ = _last(model)
+    if layer is None:
+        return
+    where, activation = _described(layer)
+    _warn_of_broadcast(model, data, where)
+    kind, from_logits = _loss_of(model)
     if kind is not None and not from_logits and activation in _NO_PROBABILITIES:
         warnings.warn(
             f"{where} has no softmax or sigmoid, and {kind.__name__} expects "
@@ -107,6 +119,12 @@ def check_outputs(
             f"from_logits=True.",
             stacklevel=4,
         )
+
+
+def _described(layer: Any) -> tuple[str, str]:
+    """How a message names the last layer, and the name of its activation."""
+    activation = getattr(getattr(layer, "activation", None), "__name__", "")
+    return f"The model's last layer, {layer.name!r},", activation
 
 
 def _last(model: keras.Model) -> tuple[Any, int]:
@@ -147,10 +165,13 @@ def _warn_of_broadcast(model: keras.Model, data: Any, where: str) -> None:
     functions = [kind().fn for kind in _BY_NUMBER]
     if type(loss) not in _BY_NUMBER and loss not in functions:
         return
-    targets = tf.nest.flatten(_spec_of(data).get(TARGETS), expand_composites=True)
+    spec = _spec_of(data)
+    targets = tf.nest.flatten(spec.get(TARGETS), expand_composites=True)
     if len(targets) != 1 or not isinstance(targets[0], tf.TensorSpec):
         return
-    target, output = (_of_one(x.shape) for x in (targets[0], model.outputs[0]))
+    # Where a unit has several rows, the second axis of targets is its rows.
+    target = _of_one(targets[0].shape, axes=2 if ROWS in spec else 1)
+    output = _of_one(model.outputs[0].shape)
     # Keras takes a last axis of one number away where the other has none.
     if None in (*target, *output) or output in (target, (*target, 1)):
         return
@@ -164,9 +185,9 @@ def _warn_of_broadcast(model: keras.Model, data: Any, where: str) -> None:
     )
 
 
-def _of_one(shape: Any) -> tuple[int | None, ...]:
-    """Of one example."""
-    return (None,) if tf.TensorShape(shape).rank is None else tuple(shape)[1:]
+def _of_one(shape: Any, axes: int = 1) -> tuple[int | None, ...]:
+    """Of one row, after the axes of examples and rows."""
+    return (None,) if tf.TensorShape(shape).rank is None else tuple(shape)[axes:]
 
 
 def _spec_of(data: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from tf_bandmf.keras.model.monitors import (
     warn_of_useless_backups,
 )
 from tf_bandmf.keras.model.noise_in_weights import warn_of_noise
-from tf_bandmf.keras.model.outputs import check_outputs
+from tf_bandmf.keras.model.outputs import refuse_outputs, warn_of_outputs
 from tf_bandmf.keras.model.preprocessing import (
     preprocess_of,
     preprocessed_batch,
@@ -117,6 +117,9 @@ class PrivateTraining(BuildHook, PrivateStep):
             restore_backup(self, kwargs.get("callbacks"))
             x = self.begin_run(x, private_state)
             kwargs = self._from_where_it_was(x, kwargs)
+        # Before gradients are compared, which would stop with words of TensorFlow.
+        if self.built:
+            refuse_outputs(self, class_weight, ranges)
         if isinstance(x, BatchSchedule):
             x, kwargs = scheduled(self, optimizer, x, kwargs)
         else:
@@ -141,7 +144,8 @@ class PrivateTraining(BuildHook, PrivateStep):
                 kwargs = {**kwargs, "callbacks": found}
         let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().run)
         if self.built and not optimizer.steps_taken:
-            check_outputs(self, x, class_weight, ranges)
+            refuse_outputs(self, class_weight, ranges)
+            warn_of_outputs(self, x, ranges)
         if self.built and optimizer.built:
             warn_of_noise(self)
         reservation = optimizer.run.reservation
