@@ -78,10 +78,13 @@ def test_structures_and_weights():
 
 def test_wrong_data_are_refused():
     plan = make_plan()
-    with pytest.raises(ValueError, match="20 examples"):
+    with pytest.raises(ValueError, match="20 examples, found x .*users="):
         plan.batches(np.zeros((21, 2)))
-    with pytest.raises(ValueError, match="20 examples"):
+    with pytest.raises(ValueError, match="20 examples, found y of shape"):
         plan.batches(np.zeros((20, 2)), np.zeros(19))
+    mixed = np.array([["month", 1]] * 20, object)
+    with pytest.raises(TypeError, match="dictionary of them"):
+        plan.batches(mixed)
     with pytest.raises(TypeError, match="arrays"):
         plan.batches("images")
     assert plan.batches(tf.data.Dataset.range(20)).num_steps == 12

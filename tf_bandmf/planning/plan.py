@@ -570,7 +570,7 @@ class Plan:
         except (FileNotFoundError, IsADirectoryError, PermissionError):
             raise
         except Exception as error:  # anything may be in a file
-            detail = str(error).removeprefix(f"{path} ")
+            detail = str(error).removeprefix(f"{path} ").rstrip(".")
             raise ValueError(
                 f"{path} is damaged or is not a plan ({type(error).__name__}: {detail}). "
                 f"Make the plan again."

@@ -310,6 +310,22 @@ def text_as_bytes(array: np.ndarray) -> np.ndarray:
     return found.reshape(array.shape)
 
 
+def _as_tensor(array: Any) -> tf.Tensor:
+    """An array as a tensor.
+
+    Raises:
+      TypeError: if it is none of numbers or texts.
+    """
+    try:
+        return tf.convert_to_tensor(array)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"A schedule needs arrays of numbers or of texts, found a "
+            f"{type(array).__name__} of others ({error}). Columns of different types are "
+            f"several inputs: give a dictionary of them, as with dict(frame)."
+        ) from error
+
+
 class ArrayExamples(ExampleSource):
     """Examples in arrays.
 
@@ -333,12 +349,14 @@ class ArrayExamples(ExampleSource):
         self.num_examples = num_examples
         arrays = {INPUTS: x, TARGETS: y, SAMPLE_WEIGHT: sample_weight}
         self._arrays = {
-            key: tf.nest.map_structure(self._checked, _without_plain_lists(key, value))
+            key: tf.nest.map_structure(
+                functools.partial(self._checked, key), _without_plain_lists(key, value)
+            )
             for key, value in arrays.items()
             if value is not None
         }
 
-    def _checked(self, array: Any) -> Any:
+    def _checked(self, key: str, array: Any) -> Any:
         if hasattr(array, "__next__"):
             raise TypeError(
                 f"A schedule needs data that can be read again in each epoch, found "
@@ -362,7 +380,7 @@ class ArrayExamples(ExampleSource):
         else:
             # On the host: a data set need not fit the accelerator's memory.
             with tf.device("/CPU:0"):
-                array = tf.convert_to_tensor(array)
+                array = _as_tensor(array)
             shape = tuple(array.shape)
         if not shape:
             raise TypeError(
@@ -372,8 +390,9 @@ class ArrayExamples(ExampleSource):
             )
         if shape[0] != self.num_examples:
             raise ValueError(
-                f"The plan is for {self.num_examples} examples, found an array of shape "
-                f"{shape}. Make a plan for this data set."
+                f"The plan is for {self.num_examples} examples, found {key} of shape "
+                f"{shape}. Arrays must have a row for each example. Make a plan for this "
+                f"data set, or, if users have several rows, give users= and rows_per_user=."
             )
         return array
 
