@@ -216,6 +216,22 @@ def test_counters_of_generators_keep_no_data(kind):
         cases.largest_change(cases.model_with(KeptInSeed(kind)))
 
 
+class Counts(layers.Layer):
+    """Keeps a mean over the batch in a weight."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(), trainable=False)
+
+    def call(self, x):
+        self.mean.assign(keras.ops.mean(x))
+        return x
+
+
+def test_a_weight_that_is_written_is_not_called_a_generator():
+    with pytest.raises(UnsupportedModelError, match=r"\(Counts\), changes a variable"):
+        cases.largest_change(cases.model_with(Counts()))
+
+
 class WritesElsewhere(keras.metrics.Metric):
     """Keeps the labels where a layer reads them."""
 

@@ -235,12 +235,12 @@ def refuse_state(
             if not writes_cache:
                 refuse_host_operation(op)
             continue
+        if op.type in _ASSIGNMENTS and not is_seed(here.origin(op.inputs[0])[0]):
+            raise NotIndependent("changes a variable", op)
         if here.decided or here.depends(op.inputs[index]):
             raise NotIndependent(
                 "keeps data in the counter of a random generator, for the next step", op
             )
-        if op.type in _ASSIGNMENTS and not is_seed(here.origin(op.inputs[0])[0]):
-            raise NotIndependent("changes a variable", op)
 
 
 def _writes(node: Any) -> bool:

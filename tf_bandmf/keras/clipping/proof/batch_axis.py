@@ -25,7 +25,7 @@ from tf_bandmf.keras.clipping.forward.taps import CallShape, Spread
 from tf_bandmf.keras.clipping.independence.state import is_random
 from tf_bandmf.keras.clipping.independence.trace import Trace
 from tf_bandmf.keras.clipping.proof.comparing_losses import refuse_comparisons
-from tf_bandmf.keras.clipping.proof.refusals import prove
+from tf_bandmf.keras.clipping.proof.refusals import advice_on_preprocessing, prove
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
@@ -172,6 +172,7 @@ def _examine(
             raise UnsupportedModelError(
                 f"Model {model.name!r} returns a tensor of shape {leaf.shape} for a "
                 f"batch of {size}: its first dimension is not the batch."
+                f"{advice_on_preprocessing(model)}"
             )
     _refuse_unrepeatable(forward, operations)
     scope = Scope({id(tensor): True for tensor in batches.tensor_leaves(data[0])})

@@ -15,6 +15,7 @@ from tf_bandmf.keras.clipping.proof.metrics import metric_handles
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
 from tf_bandmf.keras.clipping.tensors.variables import tensorflow_variable
+from tf_bandmf.keras.compat.keras_objects import all_layers
 
 # What makes numbers of raw data: its place is before the step.
 PREPROCESSING = (
@@ -173,6 +174,14 @@ def _advice(trace: Trace, error: NotIndependent, usual: str) -> str:
     """What to do: preprocessing has a place of its own."""
     layers = trace.layers_at(error)
     return _CUT_ADVICE if layers and isinstance(layers[0], PREPROCESSING) else usual
+
+
+def advice_on_preprocessing(model: keras.Model) -> str:
+    """What to do where a layer of preprocessing may have lost the batch; or nothing."""
+    for layer in all_layers(model):
+        if isinstance(layer, PREPROCESSING):
+            return f" Layer {layer.name!r} may have lost it. {_CUT_ADVICE}"
+    return ""
 
 
 def _refusal(
