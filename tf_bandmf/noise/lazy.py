@@ -121,7 +121,8 @@ def noise_system(matrix: matrices.LowerTriangular) -> NoiseSystem:
     if memory + 1 > MOST_ENTRIES:
         raise ValueError(
             f"Each row of a table would keep {memory} numbers for each of its weights: "
-            f"at most {MOST_ENTRIES - 1} are kept."
+            f"at most {MOST_ENTRIES - 1} are kept. Use at most {MOST_ENTRIES} bands, as in "
+            f"'bisr:{MOST_ENTRIES}', or 'lambda_cgd'."
         )
     if isinstance(streaming, matrices.GeometricSums):
         direct, past = np.ones(1), streaming.scales[None]
