@@ -78,7 +78,7 @@ def test_structures_and_weights():
 
 def test_wrong_data_are_refused():
     plan = make_plan()
-    with pytest.raises(ValueError, match="20 examples, found x .*users="):
+    with pytest.raises(ValueError, match=r"20 examples, found x .*users="):
         plan.batches(np.zeros((21, 2)))
     with pytest.raises(ValueError, match="20 examples, found y of shape"):
         plan.batches(np.zeros((20, 2)), np.zeros(19))
