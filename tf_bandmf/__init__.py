@@ -3,9 +3,9 @@
     plan = tf_bandmf.plan("lambda_cgd", epsilon=4, delta=1e-5, num_examples=60_000,
                           batch_size=512, epochs=10)
 
-`tf_bandmf.keras` trains Keras 3 models with it; it is imported by name, so that the rest
-works without Keras. Names are imported when they are used: `import tf_bandmf` loads
-neither TensorFlow nor dp-accounting.
+`tf_bandmf.keras` trains Keras 3 models with such a plan. Import it by name; the rest of
+the package works without Keras. Names are imported when they are used:
+`import tf_bandmf` loads neither TensorFlow nor dp-accounting.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Workloads: which sums of noisy gradients the released models are.
+"""Workloads: how the released models add up noisy gradients.
 
 Row `i` of the workload matrix `A` says how the model after step `i` adds up the
 gradients of the steps so far. Every workload here is `A = T^-1 diag(learning_rates)`
-with a banded Toeplitz `T`: that is what makes errors computable in O(n).
+with a banded Toeplitz `T`, which makes errors computable in O(n).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     plan = tf_bandmf.plan("banded", ..., participation=tf_bandmf.MinSep(342, 6))
     process = tf_bandmf_federated.build_fed_avg(model_fn, plan, client_optimizer_fn=...)
 
-Names are imported when they are wanted: TensorFlow Federated takes long to import.
+Names are imported when they are used, because TensorFlow Federated takes long to
+import.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What any accountant returns: a guarantee, and noise that gives it."""
+"""What every accountant returns: a guarantee, and the noise that gives it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ REPLACE_ONE = (
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta)-DP, and what the numbers are worth.
+    """(epsilon, delta)-DP, and how certain the numbers are.
 
     Attributes:
       epsilon, delta: the guarantee.
       kind: "exact": computed for the mechanism itself, numerical errors on the safe
         side; "bound": a proven upper bound that may be loose; "estimate": by simulation,
         with no certainty.
-      accountant: what computed it.
+      accountant: name of the accountant that computed it.
       adjacency: which data sets count as neighbors.
       confidence: None, or the probability (over the accountant's simulation, not over
         the mechanism) with which a simulated bound holds; 1 where another accountant
@@ -85,7 +85,8 @@ class Calibration:
     Attributes:
       noise_stddev: sigma on the **raw** `C`, for l2_norm_clip = 1: `C x` is released
         with noise of this standard deviation in every entry.
-      guarantee: of a run with this noise; None if the noise was chosen without a budget.
+      guarantee: guarantee of a run with this noise; None if the noise was chosen
+        without a budget.
       is_amplified: whether the guarantee rests on sampling.
     """
 

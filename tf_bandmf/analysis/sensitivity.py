@@ -35,15 +35,15 @@ _NORMS_LIMIT = 20_000
 
 
 class Separated(Protocol):
-    """What the sensitivity needs to know of a participation."""
+    """What the sensitivity needs to know about a participation."""
 
     has_fixed_positions: ClassVar[bool]
 
     def separation(self) -> int:
-        """b: two participations of one example are at least so many steps apart."""
+        """b: two participations of one example are at least b steps apart."""
 
     def participations(self, num_steps: int) -> int:
-        """k: how often one example takes part, at most."""
+        """k: one example takes part at most k times."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Sensitivity:
       value: sens(C), or the bound; for l2_norm_clip = 1.
       is_exact: False if `value` is an upper bound that may be loose. A guarantee
         computed from a bound holds.
-      method: theorem or algorithm that the value rests on.
+      method: the theorem or algorithm that the value rests on.
     """
 
     value: float

@@ -1,6 +1,7 @@
 """Private training in Keras 3 on TensorFlow: `make_private` and `PrivateOptimizer`.
 
-Raises ImportError, and says what is missing, without Keras 3 on TensorFlow.
+Without Keras 3 on TensorFlow, the import raises an ImportError that says what is
+missing.
 """
 
 from tf_bandmf.keras import _requirements  # noqa: F401  (raises first)

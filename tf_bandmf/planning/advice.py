@@ -5,8 +5,8 @@
     print(advice)
     advice.plan                  # ready for PrivateOptimizer and `batches`
 
-No private data are read: the advice costs no privacy. It rests on the noise that the
-plans add, which is exact, and on rules of thumb, each with its source where it stands.
+No private data are read: the advice costs no privacy. It is based on the noise that the
+  plans add, which is exact, and on rules of thumb, whose sources are given in the code.
 """
 
 from __future__ import annotations
@@ -41,25 +41,27 @@ _WORTH = 0.03
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Advice:
-    """What to train with, and why.
+    """Advised settings for training, and the reasons for them.
 
     Attributes:
-      plan: of the advised run, with its clip norm: exactly what `tf_bandmf.plan` makes
-        of `arguments`.
+      plan: plan of the advised run, with its clip norm: exactly what `tf_bandmf.plan`
+        makes of `arguments`.
       setting: batch size, epochs, steps, sampling and mechanism, with the plan's noise.
-      learning_rate: of SGD with `momentum`, for gradients clipped to the clip norm and
-        divided by the batch size, as `PrivateOptimizer` does.
+      learning_rate: learning rate of SGD with `momentum`, for gradients that are
+        clipped to the clip norm and divided by the batch size, as `PrivateOptimizer`
+        does.
       learning_rate_range: (lowest, highest) worth trying.
       momentum: as given.
-      ema_momentum: of the moving average of the weights, `use_ema=True` of a Keras
-        optimizer; see `learning_rates.ema_momentum`.
-      noise_to_signal: of the advised plan; if `alignment` is None, a lower limit.
-      alignment: of public gradients, or None.
-      settings: what was compared: for each sampling, the batch sizes, largest first,
-        with mechanisms in closed form; the advised one is `setting`.
+      ema_momentum: momentum of the moving average of the weights, for a Keras optimizer
+        with `use_ema=True`; see `learning_rates.ema_momentum`.
+      noise_to_signal: noise-to-signal ratio of the advised plan; if `alignment` is
+        None, a lower limit.
+      alignment: alignment of the public gradients, or None.
+      settings: the settings that were compared: for each sampling, the batch sizes,
+        largest first, with mechanisms in closed form; the advised one is `setting`.
       reasons: pairs of a subject ("batch size") and a sentence or two.
-      tuning: the price of private trials, if asked for.
-      arguments: of `tf_bandmf.plan`.
+      tuning: the cost of private trials, if asked for.
+      arguments: arguments of `tf_bandmf.plan`.
     """
 
     plan: Plan
@@ -148,7 +150,7 @@ def advise(
     expected_trials: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Advice:
-    """Advises how to train with a budget, before anything private is touched.
+    """Advises how to train with a budget; reads no private data.
 
     Compares batch sizes (powers of two) and samplings by the predicted noise-to-signal
     ratio (`run_settings.noise_to_signal`) of mechanisms in closed form, in seconds. The
@@ -164,8 +166,8 @@ def advise(
       delta: budget, in [1e-20, 1).
       num_parameters: d, trainable parameters; by default those of `public_gradients`.
       epochs: the most passes over the data that the compute allows.
-      max_examples_seen: the same, as a number of gradients of single examples; either
-        this or epochs.
+      max_examples_seen: the same limit as a number of per-example gradients; instead of
+        epochs.
       max_batch_size: the largest batch; None for no limit. Memory need not limit it:
         `make_private(model, microbatch_size=...)` clips a batch in parts.
       sampling: the names of the samplings that may be used, out of "fixed-order",
@@ -175,13 +177,13 @@ def advise(
       mechanism: as for `tf_bandmf.plan`. A name with a closed form is also used to
         compare batch sizes.
       max_memory_vectors: as for `tf_bandmf.plan`.
-      momentum: of SGD, in [0, 1).
+      momentum: momentum of SGD, in [0, 1).
       fan_in: inputs of a unit, summed over the layers (pixels or features of a linear
         model; height * width * channels of a convolution): it scales the learning rate.
-        By default that of `public_gradients`, or 10 sqrt(d), which is rough.
-      public_gradients: of the model on data that need no protection.
-      expected_trials: None; or the expected number of private trials, to compute their
-        price, see `tf_bandmf.tuning_cost`.
+        By default that of `public_gradients`, or 10 sqrt(d), a rough guess.
+      public_gradients: gradients of the model on data that need no protection.
+      expected_trials: None, or the expected number of private trials whose cost is to
+        be computed; see `tf_bandmf.tuning_cost`.
       progress: called with what is computed next.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Planning: from a budget and the use of the data to a `Plan`."""
+"""Builds a `Plan` from a budget and a description of how the data are used."""
 
 from __future__ import annotations
 
@@ -47,42 +47,44 @@ def plan(
     generator: str = "philox",
     **earlier: Any,
 ) -> Plan:
-    """Plans a private run: from a budget to a strategy and its noise.
+    """Plans a private run: chooses a strategy and its noise for a budget.
 
     Say how the data are used in one of two ways: `num_examples`, `batch_size`, `epochs`
     and `sampling` (by default a fixed epoch order; `Plan.batches` enforces it), or
     `participation` and, where it does not say so itself, `num_steps`. The participation
-    decides who accounts: amplification by sampling is claimed only for those whose
-    sampler is ours (`CyclicPoisson`, `Poisson`, `CyclicFixedSize`, `BallsInBins`).
+    determines the accountant: amplification by sampling is claimed only for
+    participations that this library samples (`CyclicPoisson`, `Poisson`,
+    `CyclicFixedSize`, `BallsInBins`).
 
     Formal guarantee: a run of the plan's training step over at most `num_steps` steps,
-    on batches that respect the participation, is (epsilon, delta)-DP under the adjacency
-    that the plan states, in ideal real arithmetic, with a secret noise key and secret
-    random numbers of the sampler. If `Plan.kind` is "estimate", epsilon is one.
+    on batches that respect the participation, is (epsilon, delta)-DP under the
+    adjacency that the plan states, in ideal real arithmetic, with a secret noise key
+    and secret random numbers of the sampler. If `Plan.kind` is "estimate", epsilon is
+    only an estimate.
 
     Args:
-      mechanism: "auto" compares the mechanisms that fit `max_memory_vectors` and the
-        sampling and takes the best; `Plan.choice` says what was compared and why it was
-        chosen. Or a name with its parameters, as in "identity" (DP-SGD),
-        "lambda_cgd:0.9", "bisr:4", "bsr:4:normalized" (columns of norm 1) or
-        "banded:max" (for the largest error of a step instead of the mean; "auto:max",
-        too): see `strategies.registry.parse`. Or a `Strategy`. Parameters that are not
+      mechanism: "auto", a name, or a `Strategy`. "auto" compares the mechanisms that
+        fit `max_memory_vectors` and the sampling and takes the best; `Plan.choice` says
+        what was compared and why this one was chosen. A name may have parameters:
+        "identity" (DP-SGD), "lambda_cgd:0.9", "bisr:4", "bsr:4:normalized" (columns of
+        norm 1) or "banded:max" (minimizes the largest error of a step instead of the
+        mean; also "auto:max"); see `strategies.registry.parse`. Parameters that are not
         given are chosen for the smallest error, with amplification where it is claimed;
-        bands are then at most 32 and b.
-      epsilon: budget, > 0; together with delta.
-      delta: budget, in [1e-20, 1); a warning is given unless it is below 1 /
+        bands are then at most 32 and at most b.
+      epsilon: epsilon of the budget, > 0; together with delta.
+      delta: delta of the budget, in [1e-20, 1). Warns unless it is below 1 /
         num_examples.
-      noise_multiplier: instead of epsilon: noise standard deviation per unit of
-        sensitivity; epsilon is then computed at delta.
+      noise_multiplier: noise standard deviation per unit of sensitivity, instead of
+        epsilon; epsilon is then computed at delta.
       num_examples: size of the training set.
       batch_size: examples per step (with a participation: the expected number by which
         the noisy sum is divided).
       epochs: passes over the data.
-      num_steps: n, with `participation`.
+      num_steps: n, the number of steps; only with `participation`.
       participation: for example `MinSep(min_separation=342, max_participations=6)` or
         `BallsInBins(num_examples=60_000, batch_size=512, epochs=10)`.
       sampling: one of `participation.scheme.samplings()`, with `num_examples`,
-        `batch_size` and `epochs`. "cyclic-poisson" and "cyclic-fixed-size" have as many
+        `batch_size` and `epochs`. "cyclic-poisson" and "cyclic-fixed-size" use as many
         parts as the strategy has bands.
       workload: what the optimizer does with the noisy gradients, and so what the
         released models sum: "prefix" (plain SGD, the default),
@@ -93,20 +95,22 @@ def plan(
       max_memory_vectors: vectors of the model's size that the noise may keep between
         steps; by default 31 for "auto", otherwise the mechanism's default. A strategy
         that keeps more is refused.
-      confidence: None to estimate epsilon where accounting simulates (`BallsInBins`,
-        `BMinSepSampling`), or for example `1 - 1e-6` for a bound; under balls in bins 1
-        for a bound without simulation, which takes more noise.
-      progress: True to name on stderr what is compared, and to show a bar for
-        simulations that take longer than 2 seconds; or a function that takes such
-        names. They always go to the logger "tf_bandmf".
-      test_seed: for tests only: noise from a known seed. The statement says so.
+      confidence: only where accounting simulates (`BallsInBins`, `BMinSepSampling`):
+        None for an estimate of epsilon, or the confidence of a bound, for example
+        `1 - 1e-6`. Under balls in bins, 1 gives a bound without simulation, which takes
+        more noise.
+      progress: True to print on stderr what is being compared, and to show a bar for
+        simulations that take longer than 2 seconds; or a function that receives these
+        texts. They always go to the logger "tf_bandmf".
+      test_seed: seed of the noise, for tests only: it is known. The statement says so.
       unit: whose presence is hidden, in one line. With "one user", `num_examples` is
         the number of users and `batch_size` the number of users per step: see `users`
         of `Plan.batches`, outside federated learning.
-      generator: of the noise: "philox", or "chacha20", a stream cipher, whose noise is
-        computationally indistinguishable from random and takes about three times as long.
-      **earlier: former names of arguments, such as `bands` and `momentum`; deprecated,
-        see `planning.earlier`.
+      generator: generator of the noise: "philox", or "chacha20", a stream cipher, whose
+        noise is computationally indistinguishable from random and takes about three
+        times as long.
+      **earlier: deprecated names of arguments, such as `bands` and `momentum`; see
+        `planning.earlier`.
 
     Returns:
       A `Plan`. `Ledger.bind` binds it to the budget of a data set.

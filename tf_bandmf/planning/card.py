@@ -4,10 +4,10 @@
     card.to_markdown(), card.to_html(), card.to_record()
     card.to_model_card(license="mit")    # a README.md for Keras and Hugging Face
 
-What epsilon means for one person is said by a test: an attacker who sees all that is
-released, and knows everything but whether one person's data were used, decides. If at
-most a share alpha of those who were not in the data is accused, then of those who were,
-at most
+A test explains what epsilon means for one person: an attacker who sees all that is
+released, and knows everything but whether one person's data were used, has to decide
+this. If the attacker accuses at most a share alpha of those who were not in the data,
+then of those who were, at most
 
     min(exp(epsilon) alpha + delta, 1 - exp(-epsilon) (1 - delta - alpha))
 
@@ -39,7 +39,7 @@ _TAGS = ("differential-privacy", "tf-bandmf")
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a statement promises, for those who put it into words.
+    """What a statement promises, as numbers and plain facts.
 
     Attributes:
       epsilon, delta: the guarantee.
@@ -82,7 +82,7 @@ class Facts:
         return min(bounds)
 
     def right(self) -> float:
-        """The largest share of right guesses where both answers are equally likely."""
+        """The largest share of right guesses if both answers are equally likely."""
         # Half of one plus the total variation distance, (found - accused) at its largest.
         shift = math.tanh(0.5 * self.epsilon)
         distance = min(shift + self.delta * (1.0 - shift), 1.0)
@@ -96,14 +96,14 @@ class Facts:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyCard:
-    """A privacy statement in plain words, and in technical ones.
+    """A privacy statement in plain words, followed by the technical one.
 
     Attributes:
-      statement: the technical one.
-      model_name: of the model, in one line, or None.
+      statement: the technical statement.
+      model_name: name of the model, in one line, or None.
 
     Raises:
-      ValueError: if the name is no text of one line.
+      ValueError: if the name is not a text of one line.
     """
 
     statement: Statement
@@ -210,14 +210,15 @@ class PrivacyCard:
     ) -> str:
         """A README.md as Keras (`model.save("hf://...")`) and Hugging Face write it.
 
-        Metadata in YAML, then the card. Add what it does not know: intended uses,
-        evaluation, training data.
+        It has metadata in YAML, then the card. Add what the card does not know:
+        intended uses, evaluation, training data.
 
         Args:
           license: identifier, such as "apache-2.0".
           datasets: identifiers of the training data, if they have any.
           tags: in addition to "differential-privacy" and "tf-bandmf".
-          library_name: of what loads the model: "keras", "keras-hub", "tf-keras".
+          library_name: the library that loads the model: "keras", "keras-hub",
+            "tf-keras".
         """
         fields: dict[str, Any] = {
             "library_name": library_name,

@@ -1,9 +1,10 @@
-"""Choosing a mechanism for a budget: by the error of the noise that is really added.
+"""Chooses a mechanism for a budget, by the error of the noise that is really added.
 
-Under amplification the noise depends on the strategy in a way that no sensitivity tells:
-fewer bands (arXiv:2306.08153, Appendix F.4) and a smaller lambda (arXiv:2601.22334,
-section 5.1) are amplified more. Each candidate is therefore calibrated by the accountant
-of its sampling, and compared by `sqrt(mean per-step error) * noise standard deviation`.
+Under amplification, the noise depends on the strategy in a way that sensitivity does
+not show: fewer bands (arXiv:2306.08153, Appendix F.4) and a smaller lambda
+(arXiv:2601.22334, section 5.1) are amplified more. Each candidate is therefore
+calibrated by the accountant of its sampling, and compared by
+`sqrt(mean per-step error) * noise standard deviation`.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ _COST_OF_KEPT = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What was compared, what was chosen, and why.
+    """The mechanisms that were compared, the chosen one, and the reason.
 
     Attributes:
-      table: one row for each mechanism, with its own parameters already chosen.
-      mechanism: of the chosen row, for instance "bisr:8".
+      table: one row for each mechanism, whose parameters are already chosen.
+      mechanism: mechanism of the chosen row, for instance "bisr:8".
       reason: one or two sentences.
       excluded: mechanisms that were not compared, and why not.
-      advice: what other samplings would give and require, one sentence or two each;
+      advice: what other samplings would gain and require, one or two sentences each;
         empty if the mechanism was named.
-      strategy: C, or None in a choice read from a plan.
-      participation: of the run with this strategy, or None likewise.
+      strategy: C, or None in a choice that was read from a plan.
+      participation: participation of the run with this strategy; None if `strategy` is.
     """
 
     table: comparison.Comparison

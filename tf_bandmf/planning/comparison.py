@@ -1,12 +1,12 @@
-"""The comparison table: many mechanisms, one workload, one participation, one budget.
+"""Compares many mechanisms for one workload, one participation and one budget.
 
     table = compare(workloads.prefix_sum(3910), MinSep(391), ["identity", "bisr:4", "blt"])
     print(table)                  # text
     table.to_records()            # dictionaries of plain values, for JSON
     table.to_data_frame()         # pandas, where it is installed
 
-Errors are those of the noise alone, per coordinate and for `l2_norm_clip = 1`, without
-the learning rate's absolute size.
+Errors are those of the noise alone, per coordinate, for `l2_norm_clip = 1`, and without
+the absolute size of the learning rate.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ class Row:
       mechanism: as asked for, "bisr:4".
       bands: bands of C, or of its inverse if that is the banded one; None if neither.
       rmse: sqrt of the mean over steps of the squared error, times `noise_stddev`.
-      max_se: the same of the largest step.
+      max_se: the same for the step with the largest error.
       sensitivity: sens(C) under the participation, or an upper bound on it.
       sensitivity_is_exact: False for a bound.
-      sensitivity_method: the theorem or algorithm it rests on.
+      sensitivity_method: the theorem or algorithm that the value rests on.
       noise_multiplier: `noise_stddev` in units of `normalization`.
       normalization: "sensitivity" (sens(C)), or "column_norm" where an accountant
         amplifies.
-      noise_stddev: on raw C, for l2_norm_clip = 1.
+      noise_stddev: noise standard deviation on the raw C, for l2_norm_clip = 1.
       converged: whether the optimizer converged; True for closed forms, which need none.
       optimality_gap: certified relative gap of the squared error, in the class
         `optimal_among`; None without one.
       optimal_among: the class, such as "4 bands, columns of equal norm"; None without a
         gap.
       memory_vectors: vectors of the model's size kept between steps.
-      regenerations_per_step: earlier noise vectors drawn again at a step, at most.
-      seconds: to find the strategy.
+      regenerations_per_step: the most earlier noise vectors that a step draws again.
+      seconds: time that it took to find the strategy.
     """
 
     mechanism: str
@@ -73,9 +73,9 @@ class Comparison:
     """Rows in the order in which the mechanisms were given.
 
     Attributes:
-      title: of the table.
+      title: title of the table.
       rows: one for each mechanism that has numbers.
-      failures: the others, and why each has none.
+      failures: the other mechanisms, and why each has no numbers.
     """
 
     title: str
@@ -175,8 +175,8 @@ def compare(
     participation, does not end the comparison: `Comparison.failures` says why.
 
     Args:
-      workload: A; gives the number of steps.
-      participation: for sensitivities, and for the mechanisms that optimize theirs.
+      workload: A, which determines the number of steps.
+      participation: determines the sensitivities; some mechanisms optimize for it.
       mechanism_names: as `registry.parse` reads them, or existing strategies.
       calibrator: how much noise a strategy gets; by default noise multiplier 1 per unit
         of sensitivity.

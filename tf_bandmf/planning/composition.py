@@ -1,16 +1,17 @@
-"""The joint guarantee of several runs and other releases on the same data.
+"""Computes the joint guarantee of several runs and other releases on the same data.
 
     joint = tf_bandmf.compose([first_plan, second_plan])
     joint.epsilon(1e-5), joint.delta(3.0)
     print(joint.statement())
 
-Gaussian mechanisms compose exactly: together they are one, with `1 / sigma^2 = sum_i 1 /
-sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary 3.3), also where later runs
-are chosen by the results of earlier ones. Everything else composes by privacy losses that
-dominate it (Zhu, Dong, Wang, 2022, arXiv:2106.08567, Theorem 10): its own, where it is
-known; else that of the worst mechanism with all that is known: a pair (epsilon, delta),
-Renyi divergences, the Gaussian mechanism that a run is without its amplification. Bounds
-by Renyi divergences alone and by basic composition are taken where they are smaller.
+Gaussian mechanisms compose exactly: together they are one, with
+`1 / sigma^2 = sum_i 1 / sigma_i^2` (Dong, Roth, Su, 2019, arXiv:1905.02383, Corollary
+3.3), also where later runs are chosen by the results of earlier ones. Everything else
+composes by privacy losses that dominate it (Zhu, Dong, Wang, 2022, arXiv:2106.08567,
+Theorem 10): its own privacy loss where this is known; otherwise that of the worst
+mechanism with all that is known: a pair (epsilon, delta), Renyi divergences, or the
+Gaussian mechanism that a run is without its amplification. Bounds by Renyi divergences
+alone and by basic composition are taken where they are smaller.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ class _Bound(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JointGuarantee:
-    """What several runs and releases on the same data guarantee together; by `compose`.
+    """The joint guarantee of several runs and releases on the same data; see `compose`.
 
     Formal guarantee: all outputs together are (epsilon(delta), delta)-DP, for releases
     that are made one after another, each chosen in any way from the outputs of those
     before it, with guarantees that were fixed in advance.
 
     Attributes:
-      parts: one for each.
+      parts: one for each run or release.
     """
 
     parts: tuple[Part, ...]
@@ -93,8 +94,8 @@ class JointGuarantee:
         """The adjacency of all parts: replace-one if all have it, else zero-out.
 
         A release made elsewhere that is stated only for replacements makes it
-        replace-one. A part that is stated for zero-out then counts as what it is on
-        neighbors of neighbors: half the Gaussian noise, four times the rho.
+        replace-one. A part that is stated for zero-out then counts with its guarantee
+        for neighbors of neighbors: half the Gaussian noise, four times the rho.
         """
         if not self._replaced:
             return ZERO_OUT
@@ -138,11 +139,12 @@ class JointGuarantee:
         return min(delta for delta in found if delta >= 0.0)
 
     def guarantee_at(self, delta: float) -> Guarantee:
-        """The joint (epsilon, delta)-DP, and what the numbers are worth.
+        """The joint (epsilon, delta)-DP, and how certain the numbers are.
 
-        Kind: "exact" if all parts are Gaussian mechanisms of exactly known sensitivity;
-        "estimate" if the number rests on an estimate; else "bound". Simulated bounds hold
-        together with at least one minus the sum of the probabilities that each fails.
+        Its kind is "exact" if all parts are Gaussian mechanisms of exactly known
+        sensitivity; "estimate" if the number rests on an estimate; otherwise "bound".
+        Simulated bounds hold together with probability at least one minus the sum of
+        the probabilities that each fails.
 
         Raises:
           ValueError: if delta is not in (0, 1), or no meaningful epsilon is found.
@@ -179,13 +181,13 @@ class JointGuarantee:
         """The privacy statement of all parts together.
 
         Args:
-          delta: by default the largest that the parts state.
+          delta: by default the largest delta that the parts state.
           unit: as for `Plan.statement`; by default that of the plans.
 
         Raises:
-          ValueError: as `guarantee_at`; if the unit is not a text of one line, or the
-            plans have different units and none is given; if no part has a delta or a
-            unit, and none is given.
+          ValueError: as for `guarantee_at`; if the unit is not a text of one line, or
+            the plans have different units and none is given; or if no part has a delta
+            or a unit, and none is given.
         """
         if delta is None:
             pairs = [part.stated(self._replaced) for part in self.parts]
@@ -357,8 +359,8 @@ class JointStatement(Statement):
     """The statement of several releases; `str()` is text, `to_markdown()` Markdown.
 
     Attributes:
-      joint: the releases.
-      guarantee: of all of them.
+      joint: the joint guarantee of the releases.
+      guarantee: guarantee of all releases together.
       unit: whose presence is hidden.
     """
 

@@ -7,9 +7,10 @@
         tf_bandmf.AccountedEvent(dp_accounting.LaplaceDpEvent(2.0), name="histogram"),
     ])
 
-Each is about the same data and the same unit as the runs. Of each, all that its numbers
-imply counts: a pair is what the worst mechanism with it is, a rho its whole privacy
-profile, an event the privacy loss or Renyi divergences that dp-accounting has for it.
+Each is about the same data and the same unit as the runs. For each, everything that its
+numbers imply is used: a pair counts as the worst mechanism with this pair, a rho as its
+whole privacy profile, and an event as the privacy loss or Renyi divergences that
+dp-accounting has for it.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ _KINDS = ("bound", "estimate")
 class ApproximateDP(Part):
     """A release for which one (epsilon, delta) pair is known.
 
-    It composes as the worst mechanism that has it (Kairouz, Oh, Viswanath, 2015,
-    arXiv:1311.0776, Theorem 3.3): with probability delta everything is revealed, else it
-    is randomized response. No composition of pairs alone can be tighter.
+    It composes as the worst mechanism with this pair (Kairouz, Oh, Viswanath, 2015,
+    arXiv:1311.0776, Theorem 3.3): with probability delta, everything is revealed;
+    otherwise it is randomized response. No composition of pairs alone can be tighter.
 
     Args:
       epsilon: >= 0.
       delta: in [0, 1); 0 for pure DP, such as the Laplace mechanism.
       replace_one: whether neighbors are data sets in which one unit is replaced by
         another; else one unit is added, removed or zeroed out.
-      kind: "bound" if the pair is proven, "estimate" if not: then the joint guarantee
-        is an estimate, too.
+      kind: "bound" if the pair is proven, or "estimate" if not; then the joint
+        guarantee is an estimate, too.
       name: for the statement, in one line.
 
     Raises:
@@ -119,7 +120,7 @@ class ZeroConcentratedDP(Part):
     other kinds it composes by its privacy profile, the smallest delta at each epsilon
     that Renyi divergences of at most `rho alpha` at all orders alpha allow by the
     conversion of Canonne, Kamath and Steinke, 2020 (arXiv:2004.00010, Proposition 12).
-    More is known about a Gaussian mechanism: give it as an `AccountedEvent`.
+    For a Gaussian mechanism more is known: state it as an `AccountedEvent`.
 
     Args:
       rho: > 0.
@@ -166,14 +167,15 @@ class ZeroConcentratedDP(Part):
 class AccountedEvent(Part):
     """A release that is an event of dp-accounting.
 
-    Gaussian noise composes exactly; Gaussian or Laplace noise, also after Poisson
-    sampling, by its privacy loss in each direction; what else `PLDAccountant` knows, by
-    its privacy profile; the rest, by the Renyi divergences of `RdpAccountant`. Composed
-    and self-composed events are taken apart.
+    Gaussian noise composes exactly. Gaussian or Laplace noise, also after Poisson
+    sampling, composes by its privacy loss in each direction; other events that
+    `PLDAccountant` knows, by their privacy profile; the rest, by the Renyi divergences
+    of `RdpAccountant`. Composed and self-composed events are taken apart.
 
     Args:
-      event: its noise multipliers are relative to the contribution of one unit (or,
-        with `replace_one`, to the change by a replacement).
+      event: an event of dp-accounting, whose noise multipliers are relative to the
+        contribution of one unit (or, with `replace_one`, to the change by a
+        replacement).
       replace_one: whether neighbors are data sets in which one unit is replaced by
         another, as for sampling without replacement; else one unit is added, removed or
         zeroed out.
@@ -181,7 +183,7 @@ class AccountedEvent(Part):
 
     Raises:
       TypeError: if this is not an event of dp-accounting.
-      ValueError: if the event has no privacy, or dp-accounting cannot account for it
+      ValueError: if the event gives no privacy, or dp-accounting cannot account for it
         under these neighbors.
     """
 

@@ -1,4 +1,4 @@
-"""What gradients on public or made-up data say: how large, and how alike."""
+"""A summary of gradients on public or made-up data: their size and alignment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GradientSample:
       alignment: in [0, 1], the norm of the mean of normalized gradients for many
         examples: the root of the mean cosine between two examples' gradients. It is the
         part of the clip norm that the mean of gradients keeps where all are clipped.
-      num_parameters: d, of the model.
+      num_parameters: d, the number of parameters of the model.
       fan_in: inputs of a unit, summed over the layers, or None; see `advise`.
     """
 
@@ -99,7 +99,7 @@ class GradientSample:
     def of_gradients(
         cls, gradients: Any, fan_in: float | None = None
     ) -> GradientSample:
-        """From whole gradients, an array [m, d], one row for each example."""
+        """The sample of whole gradients, an array [m, d], one row for each example."""
         rows = _floats("gradients", gradients, 2)
         norms = np.linalg.norm(rows, axis=1)
         safe = np.where(norms > 0.0, norms, 1.0)

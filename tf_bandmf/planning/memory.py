@@ -1,7 +1,8 @@
-"""What the noise of a strategy keeps in memory, on one device or shared by several.
+"""Computes the memory that a strategy's noise needs, on one device or on several.
 
 arXiv:2405.15913, section 3.3: the entries of the noise vector do not depend on one
-another, so that each of R devices generates, and keeps the buffer for, one R-th of them.
+another, so each of R devices generates one R-th of them, and keeps the buffer for
+these.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ _DIGEST_BYTES = 8
 
 @dataclasses.dataclass(frozen=True)
 class NoiseMemory:
-    """Memory of the noise between steps.
+    """Memory that the noise takes between steps.
 
-    A step also works with a few vectors of the length of a device's part.
+    A step also uses a few temporary vectors of the length of a device's part.
 
     Attributes:
       num_parameters: d.
-      num_devices: R, which share the noise.
-      vectors: of length d that are kept, by all devices together.
-      regenerations_per_step: earlier vectors that are drawn again at a step, at most.
-      buffer_bytes: kept vectors, on each device.
-      key_bytes: keys of the steps, on each device.
+      num_devices: R, the number of devices that share the noise.
+      vectors: number of vectors of length d that all devices together keep.
+      regenerations_per_step: the most earlier vectors that a step draws again.
+      buffer_bytes: bytes of the kept vectors on each device.
+      key_bytes: bytes of the keys of the steps on each device.
     """
 
     num_parameters: int
@@ -74,9 +75,9 @@ def noise_memory(
     Args:
       strategy: C.
       num_parameters: d, the number of trainable parameters.
-      num_devices: R, which share the noise.
+      num_devices: R, the number of devices that share the noise.
       keep_normals: for strategies with a banded inverse, see `NoiseGenerator`.
-      generator: of the plan, whose keys are kept.
+      generator: the plan's generator, whose keys are kept.
 
     Raises:
       ValueError: if a number is < 1.

@@ -57,32 +57,34 @@ class Plan:
     """An immutable, serializable description of one private training run.
 
     Build it with `tf_bandmf.plan`, which calibrates the noise. The constructor
-    validates: a plan whose numbers do not fit together cannot exist.
+    validates it: a plan whose numbers do not fit together cannot exist.
 
     Attributes:
-      workload: A, what the models sum.
+      workload: A, which says what the models sum.
       strategy: C, for `num_steps` steps.
       participation: at which steps one example may take part.
       l2_norm_clip: zeta, the bound on the l2 norm of each example's gradient.
-      noise_multiplier: sigma, noise standard deviation per unit of sensitivity, even
-        where the accountant amplifies and has another unit.
-      epsilon, delta: the guarantee, with `accountant`.
+      noise_multiplier: sigma, the noise standard deviation per unit of sensitivity,
+        even where the accountant amplifies and uses another unit.
+      epsilon, delta: the guarantee, computed by `accountant`.
       expected_batch_size: the public constant that divides the noisy sum of clipped
         gradients; None if the consumer of the plan has its own.
-      accountant: what computed (epsilon, delta) from noise_multiplier.
+      accountant: name of the accountant that computed (epsilon, delta) from
+        noise_multiplier.
       kind: "exact", "bound" or "estimate"; see `accounting.guarantee.Guarantee`.
       adjacency: which data sets count as neighbors.
-      confidence: of a simulated bound, else None.
+      confidence: the confidence of a simulated bound, else None.
       test_seed: None, or a seed from which noise is generated FOR TESTS ONLY: anyone
         who knows it can remove the noise.
-      sensitivity: of the strategy under the participation. Computed; a given value
-        (from a file) must agree with the computed one, and is then used to the last
-        bit.
+      sensitivity: sensitivity of the strategy under the participation. It is computed;
+        a given value (from a file) must agree with the computed one, and is then used
+        to the last bit.
       unit: whose presence is hidden, in one line: what the sampler draws.
-      generator: of the noise, "philox" or "chacha20".
-      account: the budget in a ledger from which a run reserves before it begins, or
-        None.
-      measurements: private counts and metrics that a run may release, too; see `reserve`.
+      generator: generator of the noise, "philox" or "chacha20".
+      account: the account in a ledger in which a run reserves its cost before it
+        begins, or None.
+      measurements: private counts and metrics that a run may also release; see
+        `reserve`.
     """
 
     workload: Workload
@@ -149,11 +151,11 @@ class Plan:
     def noise_stddev(self) -> float:
         """Standard deviation of each entry of `Z`, the noise before `C^-1`.
 
-        `noise_multiplier * sensitivity * l2_norm_clip`: on the *sum* of clipped
-        gradients; with private counts, the clip norm is that of gradient and counts
-        together. The value is rounded up to single precision: training multiplies it in
-        that precision, and rounding to nearest could reduce the noise. The clip norm is
-        taken in single precision, if that is more.
+        It is `noise_multiplier * sensitivity * l2_norm_clip` and applies to the *sum*
+        of clipped gradients; with private counts, the clip norm is that of gradient and
+        counts together. The value is rounded up to single precision: training
+        multiplies it in that precision, and rounding to nearest could reduce the noise.
+        The clip norm is taken in single precision, if that is more.
         """
         clip = max(self.l2_norm_clip, float(np.float32(self.l2_norm_clip)))
         wanted = self.unit_noise_stddev * clip * self.measurements.norm
@@ -169,15 +171,15 @@ class Plan:
 
     @property
     def unit_noise_stddev(self) -> float:
-        """Noise on the raw `C` for l2_norm_clip = 1, as accountants take it."""
+        """Noise standard deviation on the raw `C`, for l2_norm_clip = 1."""
         assert self.sensitivity is not None  # set by __post_init__
         return self.noise_multiplier * self.sensitivity.value
 
     @property
     def zcdp_rho(self) -> float:
-        """Rho of zCDP of the whole run, without amplification, however accounted for.
+        """Rho of zCDP of the whole run, without amplification, whatever the accountant.
 
-        Under the plan's adjacency: where one unit is replaced by another, its
+        It holds under the plan's adjacency: where one unit is replaced by another, its
         contribution changes by up to `2 l2_norm_clip`, and rho is 4 times that of
         zero-out, because rho grows with the square of the sensitivity (Bun and Steinke,
         2016, arXiv:1605.02065, Proposition 1.6).
@@ -200,9 +202,9 @@ class Plan:
 
     @property
     def unamplified_noise(self) -> float:
-        """Noise multiplier of the one Gaussian mechanism that the run is.
+        """Noise multiplier of the run as one Gaussian mechanism.
 
-        With its private evaluations, under zero-out, and without amplification.
+        It includes private evaluations, under zero-out and without amplification.
         """
         if not self.measurements.evaluations:
             return self.noise_multiplier
@@ -218,9 +220,9 @@ class Plan:
             )
 
         The steps get more noise, so that (epsilon, delta) covers them, the counts and
-        the evaluations together; see `planning.measurements`. Under sampling that is
-        accounted for by simulation, or without replacement, epsilons are added, and
-        `metrics` is a share of epsilon.
+        the evaluations together; see `planning.measurements`. Under sampling without
+        replacement, or sampling that is accounted for by simulation, epsilons are
+        added, and `metrics` is a share of epsilon.
 
         Args:
           counts: share of each step's noise budget for private counts of examples that were
@@ -247,11 +249,11 @@ class Plan:
         return self._accountant().guarantee(self.unit_noise_stddev, delta)
 
     def epsilon_after(self, steps: int, delta: float | None = None) -> float:
-        """Epsilon of the first `steps` steps of a run, if it has no more.
+        """Epsilon of a run that takes only the first `steps` steps.
 
-        WARNING: it holds for a number of steps that does not depend on the private run:
-        fixed in advance, or by a clock. A run that is stopped because of its models, as
-        `EarlyStopping` does, has the epsilon of the whole plan.
+        WARNING: it holds only for a number of steps that does not depend on the private
+        run: fixed in advance, or by a clock. A run that is stopped because of its
+        models, as `EarlyStopping` does, has the epsilon of the whole plan.
 
         Args:
           steps: in [0, num_steps].
@@ -270,13 +272,13 @@ class Plan:
 
     @property
     def choice(self) -> Choice | None:
-        """What the mechanism was chosen from, and why; None if it was named."""
+        """The comparison that chose the mechanism, with reasons; None if it was named."""
         from tf_bandmf.planning.choosing import Choice
 
         return Choice.of_strategy(self.strategy)
 
     def epsilon_curve(self, deltas: Sequence[float]) -> list[Guarantee]:
-        """`guarantee_at` for several deltas: the trade-off that the run gives."""
+        """`guarantee_at` for several deltas: the trade-off of the run."""
         accountant, noise = self._accountant(), self.unit_noise_stddev
         return [accountant.guarantee(noise, float(delta)) for delta in deltas]
 
@@ -298,7 +300,7 @@ class Plan:
         """The run's privacy loss distribution in dp-accounting, for epsilon and delta.
 
         Args:
-          interval: of the discretization, which errs to the safe side.
+          interval: width of the discretization, which errs on the safe side.
 
         Raises:
           ValueError: for a participation without one (`BallsInBins`, `CyclicFixedSize`).
@@ -319,7 +321,7 @@ class Plan:
         )
 
     def accounting_remark(self) -> str:
-        """What the accountant adds to its guarantee, or nothing.
+        """A remark of the accountant on its guarantee, or an empty text.
 
         `statement(certain=True)` has it.
         """
@@ -367,43 +369,44 @@ class Plan:
         """The batches of the run, sampled as the accountant assumes.
 
         Args:
-          x: array or nested structure of arrays, first dimension `num_examples`; or a
-            `tf.data.Dataset`, `keras.utils.PyDataset` or function that returns an
+          x: array or nested structure of arrays with first dimension `num_examples`; or
+            a `tf.data.Dataset`, `keras.utils.PyDataset` or function that returns an
             iterator, of examples with their targets, which is read in its own order:
-            for `sampling="fixed-order"` (see `sampling.StreamedExamples`); or examples
-            on disk: `sampling.TFRecordExamples`, `sampling.cache_dataset`; or what a
-            custom function fetches by index, `sampling.IndexedExamples`.
+            only for `sampling="fixed-order"` (see `sampling.StreamedExamples`); or
+            examples on disk: `sampling.TFRecordExamples`, `sampling.cache_dataset`; or
+            examples that a custom function fetches by index:
+            `sampling.IndexedExamples`.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
-          sampler_seed: of a random sampler: None for a fresh one, or `secret_seed()` of
-            the schedule of the interrupted run to continue. Any 32 bytes if the plan
-            has a test seed, and claims nothing.
-          padded: all batches have one constant size: zeros with sample weight 0 are
-            added. Without it, the batch size is not static.
+          sampler_seed: seed of a random sampler: None for a fresh one, or
+            `secret_seed()` of the interrupted run's schedule, to continue it. If the
+            plan has a test seed, and so claims nothing, any 32 bytes.
+          padded: whether all batches are padded to one constant size, by zeros with
+            sample weight 0. Otherwise, the batch size is not static.
           map: augmentation, a random function of single examples, or a Keras layer; see
             `sampling.mapped.MappedExamples`. Its random numbers differ at each step,
             and are the same in a resumed run.
           views: augmentation multiplicity (De et al., 2022, arXiv:2204.13650): each
             example is read this many times, `map` makes each view different, and the
-            example's loss is the mean of theirs; its gradient is clipped once. Costs
-            computation, but no privacy.
+            example's loss is the mean of the views' losses; its gradient is clipped
+            once. This costs computation, but no privacy.
           users: the user of each row of x, shape [rows], integers or strings, if the
             plan's unit is one user: then the plan's `num_examples` is the number of
             users, and its `batch_size` the number of users per step. A user's rows at a
             step are one unit, clipped together.
-          rows_per_user: the most rows of a user that a step takes, at random if there
-            are more. Required with `users`.
+          rows_per_user: the most rows of a user that a step takes, chosen at random if
+            there are more. Required with `users`.
           ranges: declared ranges, as in `{"x": (0, 255), "y": (0, 9)}`: an example with
             a value outside them contributes nothing, and `fit` refuses a model that
             they do not fit. See `sampling.ranges.RangedExamples`.
 
         Raises:
           TypeError: if the plan's participation is asserted by the caller and has no
-            schedule, or `map` is not such a function.
-          ValueError: if the number of examples is not the plan's; if examples are windows
-            of one series that overlap, and the plan does not say what its unit is; or if
-            the sampler's seed is not one of `secret_seed()`: whoever chose it knows the
-            sample, which then amplifies nothing.
+            schedule, or `map` is not a function of this kind.
+          ValueError: if the number of examples is not the plan's; if examples are
+            overlapping windows of one series, and the plan does not name its unit; or
+            if the sampler's seed is not from `secret_seed()`: whoever chose it knows
+            the sample, which then amplifies nothing.
         """
         from tf_bandmf.sampling.class_weights import warn_of_example_weights
         from tf_bandmf.sampling.given import refuse_overlap, source_of
@@ -474,15 +477,15 @@ class Plan:
         """The privacy statement of a run of this plan.
 
         Args:
-          unit: whose presence is hidden: what the plan's examples are, such as "one
-            device"; by default the plan's. The caller must know it: a unit with several
-            examples is covered by group privacy only.
+          unit: whose presence is hidden, such as "one device": what an example of the
+            plan is; by default the plan's unit. The caller must know it: a unit with
+            several examples is covered by group privacy only.
           remarks: what else a reader must know about the run.
-          certain: in addition to an estimate, state the bound that needs no simulation,
-            if there is one. It takes seconds for hundreds of bins.
+          certain: whether to state, in addition to an estimate, the bound that needs no
+            simulation, if there is one. It takes seconds for hundreds of bins.
 
         Raises:
-          ValueError: if the unit is no text of one line.
+          ValueError: if the unit is not a text of one line.
         """
         return PrivacyStatement.of_plan(
             self, self.unit if unit is None else unit, tuple(remarks), certain

@@ -48,10 +48,10 @@ class Statement(abc.ABC):
         """The statement in plain words, too: for a model card, or for lawyers.
 
         Args:
-          model_name: in one line.
+          model_name: name of the model, in one line.
 
         Raises:
-          ValueError: if the name is no text of one line.
+          ValueError: if the name is not a text of one line.
         """
         return PrivacyCard(self, model_name)
 
@@ -75,30 +75,31 @@ class PrivacyStatement(Statement):
     Attributes:
       epsilon, delta: the guarantee.
       zcdp_rho: rho of zCDP without amplification, under `adjacency` like the guarantee.
-      accountant: what computed it.
+      accountant: name of the accountant.
       kind: "exact", "bound" or "estimate".
-      confidence: of a simulated bound, else None.
-      is_amplified: whether the sampling is counted on.
+      confidence: the confidence of a simulated bound, else None.
+      is_amplified: whether the guarantee rests on the randomness of the sampling.
       accounting: whether the values are exact, a bound (at which confidence) or an
         estimate.
       adjacency: which data sets count as neighbors.
       participation: how the data are used, one sentence.
       mechanism: the strategy and its parameters.
       num_steps: n.
-      noise_multiplier: per unit of sensitivity.
-      sensitivity: with the theorem it rests on, or marked as a bound.
+      noise_multiplier: noise standard deviation per unit of sensitivity.
+      sensitivity: the sensitivity with the theorem it rests on, or marked as a bound.
       l2_norm_clip: zeta.
-      fingerprint: of the plan.
-      test_only: the noise came from a known seed: no guarantee at all.
+      fingerprint: fingerprint of the plan.
+      test_only: whether the noise came from a known seed: then there is no guarantee at
+        all.
       unit: whose presence is hidden.
       sampling: what is claimed from the randomness of the sampling.
       output: what the mechanism outputs, such as "noisy gradients".
-      generator: of the noise, one of `GENERATORS`.
+      generator: generator of the noise, one of `GENERATORS`.
       remarks: what else a reader must know about this run: other runs on the same data,
         weights that were changed by hand. Empty in a plan's own statement.
 
     Raises:
-      ValueError: if the unit is no text of one line.
+      ValueError: if the unit is not a text of one line.
     """
 
     epsilon: float

@@ -1,4 +1,4 @@
-"""What it costs to choose between private runs: tuning with private trials.
+"""Computes the privacy cost of tuning: of choosing the best of several private trials.
 
     cost = tf_bandmf.tuning_cost(plan, expected_trials=10)
     cost.epsilon                 # of the one model that is released
@@ -44,14 +44,14 @@ class TuningCost:
     adjacency.
 
     Attributes:
-      epsilon, delta: of the released trial.
+      epsilon, delta: the guarantee of the released trial.
       expected_trials: E[K].
-      distribution: of K: "geometric", "logarithmic", "poisson", or "truncated negative
-        binomial, shape ...".
-      shape: eta of the distribution, `math.inf` for Poisson.
-      method: the theorem that gave epsilon, and on which privacy of a trial.
-      trial_epsilon: of a single trial at delta, as planned.
-      remark: what else a reader must know, or nothing.
+      distribution: distribution of K: "geometric", "logarithmic", "poisson", or
+        "truncated negative binomial, shape ...".
+      shape: eta, the shape of the distribution; `math.inf` for Poisson.
+      method: the theorem that gave epsilon, and the privacy of a trial that it used.
+      trial_epsilon: epsilon of a single trial at delta, as planned.
+      remark: what else a reader must know, or an empty text.
       adjacency: which data sets count as neighbors: the plan's.
       unit: whose presence is hidden: the plan's.
     """
@@ -97,23 +97,25 @@ def tuning_cost(
 ) -> TuningCost:
     """The epsilon of the best of a random number of runs of a plan.
 
-    The smaller of two bounds that both hold: by the Rényi DP of a trial (Papernot and
-    Steinke, 2022, arXiv:2110.03620) and by its epsilon as a function of delta (Koskela,
-    Redberg and Wang, 2024, arXiv:2402.06701). Every run is also a Gaussian mechanism
-    without its amplification: where amplification is known only by simulation (balls in
-    bins, b-min-sep), only that is used, and the result says so: no theorem covers an
-    estimate. With `confidence=1` the plan's bound without simulation counts.
+    It is the smaller of two bounds that both hold: by the Rényi DP of a trial (Papernot
+    and Steinke, 2022, arXiv:2110.03620) and by its epsilon as a function of delta
+    (Koskela, Redberg and Wang, 2024, arXiv:2402.06701). Without its amplification,
+    every run is also a Gaussian mechanism: where amplification is known only by
+    simulation (balls in bins, b-min-sep), only this mechanism is used, and the result
+    says so, because no theorem covers an estimate. With `confidence=1` the plan's bound
+    without simulation counts.
 
     WARNING: the score by which the best trial is chosen must be a function of what the
     trial releases and of data that need no protection: the accuracy on the training
     data, or on private held-out data, needs noise of its own.
 
     Args:
-      plan: of each trial. Trials differ in hyperparameters that the plan leaves open.
+      plan: plan of each trial. Trials differ in hyperparameters that the plan leaves
+        open.
       expected_trials: E[K], in [1, 10**6].
-      distribution: of K: "geometric"; "logarithmic", which costs less and spreads more;
-        "poisson", which spreads least; or eta >= 0, the shape of a truncated negative
-        binomial distribution.
+      distribution: distribution of K: "geometric"; "logarithmic", which costs less and
+        spreads more; "poisson", which spreads least; or eta >= 0, the shape of a
+        truncated negative binomial distribution.
       delta: by default the plan's.
 
     Raises:

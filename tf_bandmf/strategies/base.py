@@ -1,4 +1,4 @@
-"""What every strategy is: a matrix C, where it came from, and how noise is made."""
+"""The class of all strategies: a matrix C, its origin, and how its noise is made."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Strategy:
     Attributes:
       family: "identity", "lambda_cgd", "bsr", "bisr", ...
       matrix: `C`, n x n.
-      parameters: the numbers that define it within its family, for tables and plans.
-      diagnostics: how it was found: for an optimized strategy, whether the optimizer
-        converged, its gradient norm, the certified optimality gap and so on. Not part
-        of the guarantee.
+      parameters: the numbers that define the strategy within its family, for tables and
+        plans.
+      diagnostics: how the strategy was found: for an optimized strategy, whether the
+        optimizer converged, its gradient norm, the certified optimality gap and so on.
+        Not part of the guarantee.
     """
 
     family: str
