@@ -1,4 +1,4 @@
-"""The ledger of an organisation: what was planned, run and released on its data sets.
+"""An organisation's ledger: what was planned, run and released on its data sets.
 
     ledger = tf_bandmf.Ledger("sqlite:///privacy.db")
     ledger.add_dataset("patients-2026", unit="one patient", epsilon=8, delta=1e-6)
@@ -42,10 +42,10 @@ class Ledger:
 
     Formal guarantee: all runs and releases that one period's account of a data set
     admitted are together (epsilon, delta)-DP, or rho-zCDP, as its budget says, for the
-    data set's unit and adjacency, if all uses of the data are in it: under
-    `adaptive=True` whatever was chosen adaptively; else if the privacy parameters of
-    runs do not depend on results of earlier ones (`ledger.filters`, `ledger.bounds`).
-    Periods compose.
+    data set's unit and adjacency, if all uses of the data are in it. Under
+    `adaptive=True` this holds whatever was chosen adaptively; otherwise, if the privacy
+    parameters of runs do not depend on results of earlier ones (`ledger.filters`,
+    `ledger.bounds`). Periods compose.
 
     It contains no secrets: no key, no data, no password. Each process that trains opens
     the ledger; several processes, and with PostgreSQL several machines, may write at
@@ -55,16 +55,16 @@ class Ledger:
       url: "sqlite:///privacy.db" for a file, which is created if it does not exist, or
         "postgresql://user@host/database".
       who: who writes; by default the user's name and machine.
-      create: False refuses a database without a ledger.
-      trust: accepts a database that contradicts what this machine has seen, as after
-        restoring a backup; an entry says so, and the machine then remembers its state.
-        With `create=False`, only to look at it.
+      create: whether to create a ledger if there is none; if False, this is refused.
+      trust: whether to accept a database that contradicts what this machine has seen,
+        as after restoring a backup; an entry says so, and the machine then remembers
+        its state. With `create=False`, only for looking at it.
 
     Attributes:
-      id: of the ledger, 32 hexadecimal digits.
+      id: the ledger's id, 32 hexadecimal digits.
 
     Raises:
-      ValueError: if the URL is neither.
+      ValueError: if the URL is of neither kind.
       ImportError: if SQLAlchemy or the driver is missing.
       LedgerError: if the database cannot be used.
       DamagedLedgerError: if the newest entries are not those that this machine has seen.
@@ -105,16 +105,16 @@ class Ledger:
         """Adds a data set, with a budget; repeating the call changes nothing.
 
         Args:
-          name: by which plans are bound to it.
+          name: its name, by which plans are bound to it.
           unit: whose presence the budget hides; plans must have the same.
           adjacency: "zero-out" (or add-or-remove), or "replace-one".
-          version: of the data, or a digest of them.
+          version: version of the data, or a digest of them.
           epsilon: see `set_budget`; without epsilon and rho, it has no budget yet.
-          delta: see `set_budget`, as for the following arguments.
-          rho: of zCDP.
+          delta: see `set_budget`, also for the following arguments.
+          rho: rho of zCDP.
           adaptive: whether plans may depend on earlier results.
-          shares: of the filters.
-          period: the budget's name.
+          shares: shares of the filters.
+          period: name of the period.
           begins: the first moment.
           ends: the moment after the last.
 
@@ -163,23 +163,23 @@ class Ledger:
         begins: str | datetime.date | None = None,
         ends: str | datetime.date | None = None,
     ) -> None:
-        """Gives a data set a budget for a period, or changes it.
+        """Sets or changes the budget of a data set for a period.
 
         WARNING: what several periods spend adds up: a yearly budget that is renewed is
-        one for each year.
+          a new budget each year.
 
         Args:
           dataset: its name.
-          epsilon: the budget, together with delta; or
-          delta: likewise.
-          rho: that of zCDP.
+          epsilon: epsilon of the budget, together with delta.
+          delta: delta of the budget, together with epsilon.
+          rho: rho of zCDP, instead of epsilon and delta.
           adaptive: whether noise, sampling or numbers of steps of later runs may depend
             on results of earlier ones.
           shares: with `adaptive`: each filter's share of delta, such as
             `{"gaussian": 1.0}` if no run is amplified.
           period: its name, such as "2026".
-          begins: a date, midnight UTC, or a moment; None: no limit.
-          ends: likewise; it is not part of the period.
+          begins: a date, which means midnight UTC, or a moment; None for no limit.
+          ends: likewise; the moment itself is not part of the period.
 
         Raises:
           ValueError: if an argument is invalid, or the periods of two budgets overlap.
@@ -196,18 +196,18 @@ class Ledger:
     ) -> None:
         """Declares disjoint parts of a data set: no unit has data in two.
 
-        Runs on different parts compose in parallel: each unit pays for those on its own
-        part.
+        Runs on different parts compose in parallel: each unit pays only for runs on its
+        own part.
 
         Args:
           dataset: its name.
-          names: of the parts; known ones are left unchanged.
+          names: names of the parts; parts that are already known stay unchanged.
           disjoint_by: why no unit is in two, one line: "the week in which a record was
             made", if the unit is one record. The ledger takes the caller's word.
 
         Raises:
-          ValueError: if a name or the reason is not a text of one line; or if there are
-            parts by another reason, in which a unit also has data.
+          ValueError: if a name or the reason is not a text of one line; or if the data
+            set already has parts for another reason, in which a unit also has data.
         """
         names = [names] if isinstance(names, str) else list(names)
         names = [_one_line("names", name) for name in names]
@@ -229,13 +229,13 @@ class Ledger:
     # Plans and runs.
 
     def bind(self, plan: Plan, dataset: str | Sequence[str]) -> Plan:
-        """The plan, bound to a budget: its runs reserve their cost before their first step.
+        """Binds a plan to a budget: its runs reserve their cost before the first step.
 
         Nothing is reserved yet.
 
         Args:
-          plan: of runs to come.
-          dataset: a name; or a name and those of partitions, if only their data are
+          plan: plan of the runs to come.
+          dataset: a name; or a name and names of partitions, if only their data are
             used.
 
         Raises:
@@ -252,10 +252,10 @@ class Ledger:
         return bound
 
     def begin(self, plan: Plan, run: str) -> Entry:
-        """Reserves what a run of a plan costs; the run may begin after it returns.
+        """Reserves the cost of a run; the run may begin once this returns.
 
         Args:
-          plan: bound to this ledger.
+          plan: a plan that is bound to this ledger.
           run: identifies the run, 64 hexadecimal digits: a digest of the noise key.
             Repeating it for the same run reserves nothing new.
 
@@ -292,14 +292,12 @@ class Ledger:
         With all arguments, it gives back what the steps not taken would have cost, by
         `Plan.epsilon_after`.
 
-        WARNING: only if the number of steps does not depend on private data: an
-        accident, a clock, a deadline. A run that was stopped because of its model has
-        spent its whole plan.
+        WARNING: use this only if the number of steps does not depend on private data:
+          an accident, a clock, a deadline. A run that was stopped because of its model
+          has spent its whole plan.
 
-        Args:
-          run: its name.
-          plan: of the run.
-          steps: number of steps taken, including lost ones; 0 if none was.
+        Args: run: its name. plan: plan of the run.
+          steps: number of steps taken, including lost ones; 0 if there were none.
           reason: why it ended, one line; the caller asserts that it did not depend on
             data.
 
@@ -328,8 +326,8 @@ class Ledger:
     ) -> Entry:
         """Records a release that is not a run of a bound plan, if it fits.
 
-        For private statistics, normalization, metrics, the trials of a tuner, runs of
-        other libraries, and what was spent before the ledger existed.
+        Use it for private statistics, normalization, metrics, the trials of a tuner,
+        runs of other libraries, and what was spent before the ledger existed.
 
         Args:
           dataset: its name.
@@ -338,7 +336,7 @@ class Ledger:
             takes it (`ApproximateDP`, `ZeroConcentratedDP`, `AccountedEvent`), an event
             of dp-accounting, or (epsilon, delta) for the data set's adjacency.
           about: what was released, one line.
-          partitions: whose data it used; none for all data.
+          partitions: partitions whose data it used; none for all data.
 
         Raises:
           BudgetExceededError: if it would spend more than is left: do not release it.
@@ -358,7 +356,7 @@ class Ledger:
 
         Args:
           run: its name.
-          digest: of the model, such as the SHA-256 of its file.
+          digest: digest of the model, such as the SHA-256 of its file.
           to: to whom, or where, one line.
         """
         body = {"digest": _one_line("digest", digest), "to": _one_line("to", to)}
@@ -388,10 +386,10 @@ class Ledger:
             return states.spent(found, datasets.find(found, dataset), period)
 
     def odometer(self, dataset: str, period: str | None = None) -> float:
-        """A bound on the loss so far that holds at all moments at once, at the delta.
+        """A bound on the loss so far, valid at all moments at once, at the delta.
 
-        It holds however adaptively runs were chosen; see `filters.odometer_epsilon`.
-        Infinite if a release without zCDP is among them.
+        It holds however adaptively runs were chosen; see `filters.odometer_epsilon`. It
+        is infinite if a release without zCDP is among them.
 
         Args:
           dataset: its name.
@@ -412,7 +410,7 @@ class Ledger:
         Args:
           dataset: its name.
           delta: of that run; by default the budget's.
-          partitions: whose data it would use; none for all data.
+          partitions: partitions whose data it would use; none for all data.
         """
         with self._store.reading() as found:
             known = datasets.find(found, dataset)
@@ -426,7 +424,7 @@ class Ledger:
             return list(found.entries(dataset=dataset, run=run))
 
     def kept_plan(self, fingerprint: str) -> dict[str, Any] | None:
-        """The configuration of a plan that has a run, for `Plan.from_config`."""
+        """The configuration of a plan that a run used, for `Plan.from_config`."""
         with self._store.reading() as found:
             text = found.plan_config(fingerprint)
         return None if text is None else configs.loads(text)
@@ -450,7 +448,7 @@ class Ledger:
 
 
 def opened(ledger_id: str) -> Ledger:
-    """The ledger with this id, which the process has opened.
+    """The ledger with this id, if this process has opened it.
 
     Raises:
       LedgerError: if it has not.

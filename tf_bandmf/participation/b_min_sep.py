@@ -24,8 +24,8 @@ class BMinSepSampling(CyclicByChance):
 
     Dong and Ganesh, arXiv:2602.09338. A step takes each example that has not taken part
     in the last `b - 1` steps with probability p, independently. The rests at the
-    beginning are drawn as if the run had always been going on: every step takes
-    `batch_size` examples in expectation, `p = q / (1 - (b - 1) q)` with
+    beginning are drawn as if the run had no beginning: every step takes `batch_size`
+    examples in expectation, `p = q / (1 - (b - 1) q)` with
     `q = batch_size / num_examples`. With b = 1 this is Poisson sampling.
 
     Args:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class BallsInBins(WholeEpochs):
     """Each example falls into one of b bins, uniformly, independently and once.
 
-    The bin is its step in every epoch (arXiv:2601.22334, section 5.1). Batches vary in size
-    like a binomial; an epoch has `b = ceil(num_examples / batch_size)` of them.
+    The bin is the example's step in every epoch (arXiv:2601.22334, section 5.1). Batch
+    sizes are binomial; an epoch has `b = ceil(num_examples / batch_size)` batches.
 
     Args:
       num_examples: m, size of the training set.

@@ -1,4 +1,4 @@
-"""What every participation is, and the registry of participations."""
+"""The base class of participations, and their registry."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ WHOLE_RUN = -1
 class Sampler(abc.ABC):
     """Which examples the steps of a run use: what the accountant analyses, in code.
 
-    A pure function of the secret random words and the step, so that a run continues
+    It is a pure function of the secret random words and the step, so a run continues
     after an interruption exactly as it would have gone on.
 
     Attributes:
-      spans_run: whether all steps share random words: another seed cannot continue a run.
+      spans_run: whether all steps share random words: then another seed cannot continue
+        a run.
     """
 
     spans_run: ClassVar[bool] = False
@@ -54,7 +55,7 @@ class Participation(abc.ABC):
         sentence.
       has_fixed_positions: whether all participations of an example are among
         `i, i + b, i + 2b, ...` for one `i < b`, as in a fixed epoch order.
-      has_schedule: whether the library makes the batches; otherwise the caller does.
+      has_schedule: whether the library makes the batches; otherwise, the caller does.
       has_secret_sampler: whether the sampler's random numbers are secret.
       is_cyclic: whether it has parts, as many as the strategy has bands.
       is_amplified: whether the accountant relies on the randomness of the sampler.
@@ -81,7 +82,7 @@ class Participation(abc.ABC):
 
     @abc.abstractmethod
     def participations(self, num_steps: int) -> int:
-        """k: how often one example takes part in `num_steps` steps, at most."""
+        """k: one example takes part in `num_steps` steps at most k times."""
 
     @abc.abstractmethod
     def validate_num_steps(self, num_steps: int) -> None:
@@ -107,8 +108,8 @@ class Participation(abc.ABC):
 
         Args:
           matrix: C.
-          simulation: settings of an accountant that simulates, None for the defaults;
-            other accountants need none.
+          simulation: settings for an accountant that simulates; None for the defaults.
+            Other accountants need none.
 
         Raises:
           ValueError: if the participation contradicts the strategy.
@@ -124,7 +125,7 @@ class Participation(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def example(cls, num_steps: int) -> Participation:
-        """A small one for `num_steps` steps, a multiple of 4, for the contract tests."""
+        """A small one for contract tests, of `num_steps` steps, a multiple of 4."""
 
     def sampler(self, words: Words) -> Sampler:
         """The sampler, from random words.
@@ -158,7 +159,9 @@ class Participation(abc.ABC):
     def of_data(
         cls, num_examples: int, batch_size: int, epochs: int, num_parts: int | None
     ) -> Participation:
-        """From what a user knows; `num_parts` is None unless it `is_cyclic`.
+        """The participation for numbers that a user knows.
+
+        `num_parts` is None unless it `is_cyclic`.
 
         Raises:
           ValueError: if the numbers do not fit.
@@ -175,8 +178,8 @@ class Participation(abc.ABC):
         Args:
           num_steps: n.
           separation: b; the number of bins or batches of an epoch.
-          participations: expected, of one example.
-          bands: of the strategy.
+          participations: expected number of participations of one example.
+          bands: bands of the strategy.
 
         Raises:
           ValueError: if the numbers do not fit.

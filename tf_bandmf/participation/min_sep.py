@@ -19,8 +19,8 @@ class MinSep(Participation):
 
     Args:
       min_separation: b >= 1.
-      max_participations: k, the most often that one example takes part, or None for the
-        most that the separation permits, `ceil(n / b)`.
+      max_participations: k, the maximum number of participations of one example, or
+        None for the most that the separation permits, `ceil(n / b)`.
     """
 
     min_separation: int

@@ -18,8 +18,8 @@ class Shuffled(WholeEpochs):
 
     arXiv:2306.08153, Cor. F.1. No amplifying bound is known for batches of many
     examples under zero-out adjacency; the accountant claims nothing from the shuffle
-    and uses the guarantee of a fixed order, which follows by convexity. It is not
-    Poisson's guarantee.
+    and uses the guarantee of a fixed order, which follows by convexity. This is not the
+    guarantee of Poisson sampling.
 
     Args:
       num_examples: m, size of the training set.

@@ -1,9 +1,9 @@
 """Samplers: the batches that the accountant analysed, and no others.
 
 `Plan.batches` makes a `BatchSchedule` from arrays; from a `tf.data.Dataset` in its own
-order, `StreamedExamples`; from examples on disk: `TFRecordExamples` for TFRecord files,
-`cache_dataset` and `open_cache` for a `tf.data.Dataset`; or from what a function of one's
-own fetches by index, `IndexedExamples`.
+order (`StreamedExamples`); from examples on disk (`TFRecordExamples` for TFRecord
+files, `cache_dataset` and `open_cache` for a `tf.data.Dataset`); or from examples that
+a custom function fetches by index (`IndexedExamples`).
 """
 
 from tf_bandmf.sampling.batches import BatchSchedule

@@ -72,11 +72,12 @@ def is_padded(data: Any) -> bool:
 
 
 def count_examples(data: Any, x: Any) -> tf.Tensor:
-    """How many examples a batch has, those that pad it left out; int32 scalar.
+    """How many examples a batch has, without padding; int32 scalar.
 
     Args:
       data: a batch of a `BatchSchedule`, or anything else.
-      x: its inputs, or what has as many rows, which count where nothing was padded.
+      x: its inputs, or anything with as many rows, which are counted where nothing was
+        padded.
     """
     if is_padded(data):
         return data[NUM_EXAMPLES]
@@ -154,12 +155,12 @@ class BatchSchedule(abc.ABC):
     """All batches of a run, from the first step to the last; one schedule spans a run.
 
     A batch is a dictionary of `x`, `y`, `sample_weight` (if given), the `step` it is
-    meant for, the `plan_id` of the plan it belongs to and a `schedule_id`: a hash of
-    the data and of how they were placed, which must not change within a run; and a
-    `fingerprint` of all of this: a private step refuses a batch that was changed. Its
-    size may vary from step to step, down to 0, and is not static: a training step is
-    traced once. Where static shapes are better (XLA compiles for each), `padded`
-    batches have a constant size.
+    meant for, the `plan_id` of its plan, a `schedule_id` (a hash of the data and of how
+    they were placed, which must not change within a run), and a `fingerprint` of all of
+    this: a private step refuses a batch that was changed. The batch size may vary from
+    step to step, down to 0, and is not static, so a training step is traced once. Where
+    static shapes are better (XLA compiles for each shape), `padded` batches have a
+    constant size.
 
     One schedule serves a run across epochs and restarts: `dataset(first_step)` and
     `indices(first_step)` give, from any step on, what the uninterrupted run would have
@@ -176,8 +177,8 @@ class BatchSchedule(abc.ABC):
       y: targets, likewise, or None.
       sample_weight: shape [num_examples] or None. A weight multiplies the loss of an
         example before its gradient is clipped.
-      padded: every batch has `padded_batch_size` rows. Surplus rows are zeros with sample
-        weight 0; `num_examples` counts the real rows.
+      padded: whether every batch has `padded_batch_size` rows. Surplus rows are zeros
+        with sample weight 0; `num_examples` counts the real rows.
 
     Raises:
       ValueError: if the number of examples is not that of the participation.
@@ -330,8 +331,8 @@ class BatchSchedule(abc.ABC):
 
         Args:
           first_step: where to begin.
-          padded: give `padded_batch_size` indices each time; surplus indices are 0 and
-            have weight 0.
+          padded: whether to give `padded_batch_size` indices each time; surplus indices
+            are 0 and have weight 0.
 
         Raises:
           ValueError: if a batch exceeds the padded size; nothing is cut off.
@@ -372,7 +373,7 @@ class BatchSchedule(abc.ABC):
         return self
 
     def with_class_weight(self, class_weight: Mapping[int, float]) -> BatchSchedule:
-        """The same batches, losses multiplied by the weights of the examples' classes.
+        """The same batches, with losses multiplied by the weights of their classes.
 
         Args:
           class_weight: see `sampling.class_weights.ClassWeighted`.

@@ -1,4 +1,4 @@
-"""From a `tf.data.Dataset`, which has no random access, to files that have."""
+"""Caches a `tf.data.Dataset` in files, which can be read by index."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def cache_dataset(
 ) -> TFRecordExamples:
     """Writes the examples of a data set to TFRecord files, once.
 
-    The order in which the data set yields them now is fixed forever: it may shuffle,
-    but what follows will not depend on it. The files hold the data as they are,
-    unencrypted; the directory gets mode 0700.
+    The order in which the data set yields the examples now is kept for good: the data
+    set may shuffle, but nothing later depends on that. The files hold the data as they
+    are, unencrypted; the directory gets mode 0700.
 
     Args:
       dataset: finite, not batched; yields `x`, `(x, y)` or `(x, y, sample_weight)` of
         static shapes.
-      directory: does not exist yet, or is empty.
-      examples_per_file: of each file except the last.
+      directory: a directory that does not exist yet, or is empty.
+      examples_per_file: number of examples in each file except the last.
       progress: show progress on what takes longer than 2 seconds.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Examples that a function of one's own fetches by index."""
+"""Examples that a custom function fetches by index."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class IndexedExamples(ExampleSource):
         plan.batches(tf_bandmf.sampling.IndexedExamples(fetch, len(dataset)))
 
     Use this for loops that fetch their own examples: the library decides which ones a
-    step uses, calls `fetch` with their indices, and knows what came back. The example
-    that an index means may not change: an index must always give what it gave first
-    (some 20 bytes of memory each). Random augmentation belongs in
+    step uses, calls `fetch` with their indices, and knows what came back. An index must
+    always give the same example: the library remembers what it gave first (some 20
+    bytes of memory for each). Random augmentation belongs in
     `plan.batches(..., map=function)`.
 
     An example for which `fetch` raises, or which it returns in another shape, does not
     end the run: it becomes a row of zeros with sample weight 0, and stays one.
 
     Args:
-      fetch: function of indices, np.int64 of shape [N], N >= 1, to `x`, `(x, y)` or
-        `(x, y, sample_weight)`: structures of arrays whose first dimension is N. Called
-        from one thread at a time.
+      fetch: function that maps indices, np.int64 of shape [N], N >= 1, to `x`, `(x, y)`
+        or `(x, y, sample_weight)`: structures of arrays whose first dimension is N. One
+        thread at a time calls it.
       num_examples: m.
 
     Raises:

@@ -2,9 +2,10 @@
 
 They are read in the order in which they come, which suffices for the batches of a fixed
 epoch order: no copy on disk is needed, and no random access. The first reading, before
-the run begins, counts the examples and keeps a digest of each (16 bytes). In later passes
-the example at a place must be the one that was there: a data set that shuffles itself,
-augments at random or changes in between stops the pass, before the step is taken.
+the run begins, counts the examples and keeps a digest of each (16 bytes). In later
+passes, each place must hold the same example as before: a data set that shuffles
+itself, augments at random or changes in between stops the pass, before the step is
+taken.
 """
 
 from __future__ import annotations
@@ -61,10 +62,11 @@ class StreamedExamples(ExampleSource):
         apart; or a function without arguments that returns a new iterator of single
         examples each time it is called. All examples have one shape; sparse tensors
         become dense ones.
-      num_examples: m, as the plan has it.
+      num_examples: m, the plan's number of examples.
       batched: whether a `tf.data.Dataset` yields batches. By default, this is inferred
         from its first dimension (None: batches) and its length.
-      progress: show progress on the first reading, if it takes longer than 2 seconds.
+      progress: whether to show the progress of the first reading, if it takes longer
+        than 2 seconds.
 
     Raises:
       TypeError: if it is not such data, or yields anything but tensors.

@@ -40,8 +40,8 @@ _PROBED = 8
 class TFRecordExamples(ExampleSource):
     """The records of TFRecord files, one example each, read by index.
 
-    One pass over the files finds where every record lies, 20 bytes of memory each, and
-    hashes all of them; checksums are verified. Batches then read only their own
+    One pass over the files finds where every record lies (20 bytes of memory for each),
+    hashes all of them, and verifies their checksums. Batches then read only their own
     records, and verify them: a file that was changed in the meantime raises an error.
     The order of the files and of their records is the order of the examples. A
     `schedule_id` covers every byte of every record and what `parse` makes of a few of
@@ -50,15 +50,16 @@ class TFRecordExamples(ExampleSource):
     Args:
       files: paths of uncompressed TFRecord files on a mounted file system.
       parse: function from one serialized record, a string scalar, to `x`, `(x, y)` or
-        `(x, y, sample_weight)`, of static shapes; runs in a graph. A pure function:
-        state, random numbers and Python code are refused. A record on which it fails
-        becomes a row of zeros with weight 0.
-      batched: `parse` takes many records at once, strings of shape [N], as
+        `(x, y, sample_weight)`, of static shapes; it runs in a graph. It must be a pure
+        function: state, random numbers and Python code are refused. A record on which
+        it fails becomes a row of zeros with weight 0.
+      batched: whether `parse` takes many records at once, strings of shape [N], as
         `tf.io.parse_example` does, which is faster. It must treat each record by
         itself: the library tests this with a few records only.
-      index_file: None, or where to keep the result of the pass for the next time. It is
-        as private as the data (checksums), and written with mode 0600.
-      progress: show progress on what takes longer than 2 seconds.
+      index_file: None, or a file in which to keep the result of the pass for the next
+        time. It is as private as the data (it has checksums), and written with mode
+        0600.
+      progress: whether to show the progress of passes that take longer than 2 seconds.
 
     Raises:
       ValueError: if there are no records, a file is not an uncompressed TFRecord file,

@@ -37,15 +37,15 @@ def sample_gradients(
 ) -> GradientSample:
     """Summary of a model's per-example gradients at its weights: norms and alignment.
 
-    WARNING: only for data that need no protection, public or made up. Norms of private
-    examples' gradients release something about them, and no plan covers it.
+    WARNING: use it only for data that need no protection, public or made up. Norms of
+      private examples' gradients release something about them, and no plan covers it.
 
-    Uses the loss and the clipping of private training, makes one pass over the data,
+    It uses the loss and the clipping of private training, makes one pass over the data,
     and changes nothing. The number of examples matters little: a few hundred are
     enough.
 
     Args:
-      model: built and compiled with its loss; private or not.
+      model: a model that is built and compiled with its loss; private or not.
       x: inputs, arrays or a nested structure of them, [m, ...].
       y: targets, likewise, or None.
       sample_weight: shape [m], or None.

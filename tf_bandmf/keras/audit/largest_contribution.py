@@ -27,10 +27,10 @@ class Contribution:
     """The largest contribution that a search found.
 
     Attributes:
-      ratio: its l2 norm divided by the clip norm; infinite if it is not a number.
+      ratio: the contribution's l2 norm divided by the clip norm; infinite if it is NaN.
       record: inputs and targets of the record, without the axis of examples.
-      num_records: how many were tried.
-      kind: what was done to an ordinary record to make it.
+      num_records: number of records that were tried.
+      kind: how the record was made from an ordinary one.
     """
 
     ratio: float
@@ -45,10 +45,10 @@ def largest_contribution(
     """Searches for the record that adds most to the clipped sum of a private model.
 
     Clipping promises that a record's contribution has norm at most l2_norm_clip, up to
-    a relative 1e-3 (docs/guarantee.md); that ratio is what the guarantee of every step
-    rests on. It is measured for the record by itself, and as the change that it makes
-    in the sum of a batch with seven others. The records are extreme: scaled by 0 to
-    3e38, single numbers NaN, infinite, denormal or huge, all numbers equal, several
+    a relative 1e-3 (docs/guarantee.md); the guarantee of every step rests on this
+    ratio. It is measured for the record by itself, and as the change that the record
+    makes in the sum of a batch with seven others. The records are extreme: scaled by 0
+    to 3e38, single numbers NaN, infinite, denormal or huge, all numbers equal, several
     inputs that are near-duplicates, integers outside the range seen; then a random
     search starts from the worst record.
 
@@ -58,7 +58,7 @@ def largest_contribution(
       x: ordinary records: array or nested structure of arrays [m, ...].
       y: their targets, likewise, or None.
       rounds: number of rounds of the random search.
-      seed: of the random search.
+      seed: seed of the random search.
 
     Returns:
       The largest contribution.

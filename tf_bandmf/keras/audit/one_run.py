@@ -1,4 +1,4 @@
-"""The audit of a Keras run of one's own: examples as canaries."""
+"""Audits a Keras run of the caller: some of its examples are canaries."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class RunAudit:
     """What an audited run revealed about its canaries.
 
     Attributes:
-      black_box: from only the losses of the final model.
-      white_box: from the noisy gradients of all steps; None if the plan is amplified.
+      black_box: result from the losses of the final model only.
+      white_box: result from the noisy gradients of all steps; None if the plan is
+        amplified.
     """
 
     black_box: AuditResult
@@ -54,17 +55,19 @@ def audit_run(
 ) -> RunAudit:
     """Trains a private model for its whole plan, and audits that run.
 
-    Each canary, an example of the training set, takes part or not by a fair coin: those
-    that do not get sample weight 0, which is the zero-out adjacency of the guarantee.
-    The white-box auditor knows model, data and strategy and sees the noisy gradients of
-    all steps. They subtract what the other examples added, and guess by the matched
-    filter of the strategy with the clipped gradients of each canary. The black-box
-    auditor guesses by the losses of the canaries under the final model. Bounds are
-    those of one run (`audit.evaluate`); they are sharper with more canaries, and with
-    larger and less similar gradients of the canaries: wrong labels make good canaries.
+    Each canary is an example of the training set; a fair coin decides whether it takes
+    part. Those that do not take part get sample weight 0, which is the zero-out
+    adjacency of the guarantee. The white-box auditor knows model, data and strategy and
+    sees the noisy gradients of all steps. They subtract what the other examples added,
+    and guess by the matched filter of the strategy with the clipped gradients of each
+    canary. The black-box auditor guesses by the losses of the canaries under the final
+    model. Bounds are those of one run (`audit.evaluate`); they are sharper with more
+    canaries, and with larger and less similar gradients of the canaries: wrong labels
+    make good canaries.
 
-    It costs about three runs, and memory for the noisy gradients of all steps. The run
-    is spent like any other. WARNING: the result is a function of the training data.
+    An audit costs about as much time as three runs, and memory for the noisy gradients
+    of all steps. The run spends its budget like any other. WARNING: the result is a
+    function of the training data.
 
     Args:
       model: a private model, compiled with a PrivateOptimizer, untrained. Layers that draw
@@ -72,8 +75,8 @@ def audit_run(
       x: training inputs: array or nested structure of arrays, as for `plan.batches`.
       y: targets, likewise, or None.
       canaries: which examples, integers, shape [m], m >= 2, without repetition.
-      seed: of the coins; None for one from the operating system.
-      confidence: of each of the two audits.
+      seed: seed of the coins; None for one from the operating system.
+      confidence: confidence of each of the two audits.
 
     Returns:
       Both audits. There is no white-box audit if the plan is amplified by sampling: the
@@ -81,8 +84,8 @@ def audit_run(
       `audit.GradientCanaries` audits such mechanisms.
 
     Raises:
-      TypeError: if the model has no PrivateOptimizer, or the plan has no batches of its
-        own.
+      TypeError: if the model has no PrivateOptimizer, or the plan does not make its
+        batches itself.
       ValueError: if canaries are not distinct examples, the run has begun, or the plan has
         more than 4096 steps.
     """

@@ -1,8 +1,8 @@
 """Private metrics: what each record adds to a sum, and the metric of the noisy sum.
 
-A record adds a vector of norm at most 1, whatever is in it, and the sum gets Gaussian
-noise. Numbers in an interval are moved to [-1, 1] first, by constants, which halves their
-noise: under zero-out adjacency a record that is left out adds 0, the middle.
+A record adds a vector of norm at most 1, whatever it holds, and the sum gets Gaussian
+noise. Numbers in an interval are first mapped to [-1, 1] by constants, which halves
+their noise: under zero-out adjacency a record that is left out adds 0, the middle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tf_bandmf.keras.clipping import map_examples
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """A batch of records with what the model makes of them.
+    """A batch of records, with the model's outputs and losses for them.
 
     Attributes:
       y: targets, tensors [B, ...].
@@ -40,8 +40,8 @@ class PrivateMetric(abc.ABC):
     """A metric of a data set as a function of a noisy sum over its records.
 
     Attributes:
-      name: in the results.
-      size: of the vectors.
+      name: name in the results.
+      size: size of the vectors.
     """
 
     name: str
@@ -100,13 +100,15 @@ class _Mean(PrivateMetric):
 class PrivateAccuracy(_Mean):
     """The share of records that are classified correctly.
 
-    With outputs [B, C], the largest counts, for targets [B], [B, 1] or one-hot; with
-    outputs [B] or [B, 1], those above the threshold. For sequences [B, T, C], it is the
-    mean over T. A record that is not finite counts as wrong.
+    With outputs [B, C] and targets [B], [B, 1] or one-hot, the prediction is the class
+    with the largest output; with outputs [B] or [B, 1], it is whether the output is
+    above the threshold. For sequences [B, T, C], the accuracy is the mean over T. A
+    record that is not finite counts as wrong.
 
     Args:
-      threshold: of outputs with one number: 0.5 for probabilities, 0 for logits.
-      name: in the results.
+      threshold: threshold for outputs of one number: 0.5 for probabilities, 0 for
+        logits.
+      name: name in the results.
     """
 
     def __init__(self, threshold: float = 0.5, name: str = "accuracy") -> None:
@@ -135,15 +137,15 @@ class PrivateAccuracy(_Mean):
 
 
 class PrivateLoss(_Mean):
-    """The mean of the compiled loss, each record's clipped to [0, bound].
+    """The mean of the compiled loss, with each record's loss clipped to [0, bound].
 
     A record whose loss is not finite counts with the bound.
 
     Args:
-      bound: of the loss of a record, > 0; declared, not taken from the data. A good
-        value is about twice the loss of a model that knows nothing, such as
+      bound: bound on the loss of a record, > 0; declared, not taken from the data. A
+        good value is about twice the loss of a model that knows nothing, such as
         `2 * log(classes)`.
-      name: in the results.
+      name: name in the results.
     """
 
     def __init__(self, bound: float, name: str = "loss") -> None:
@@ -162,11 +164,11 @@ class PrivateMean(_Mean):
     """The mean of a function of one record, in [0, bound].
 
     Args:
-      function: of the target and the output of one record, without a batch axis; a
-        number. It is called for each record by itself, and uses operations of
-        TensorFlow or Keras.
-      name: in the results.
-      bound: of its values, > 0; they are clipped to [0, bound].
+      function: function of the target and the output of one record, without a batch
+        axis, that returns a number. It is called for each record by itself, and uses
+        operations of TensorFlow or Keras.
+      name: name in the results.
+      bound: bound on its values, > 0; they are clipped to [0, bound].
     """
 
     def __init__(
@@ -195,18 +197,18 @@ class PrivateMean(_Mean):
 class PrivateAUC(PrivateMetric):
     """The area under the ROC curve, from a noisy histogram of scores for each class.
 
-    A record adds one to one of 2 * bins counts: that of its class (0 or 1) and the bin
-    of its score. Bins have equal widths in the logit of the score, between -limit and
-    limit. Of the noisy counts p of positives and n of negatives, AUC is the sum of p[i]
-    n[j] over i > j, half of that for i = j, divided by (sum p)(sum n); 0.5 if one of
-    these is not above its noise.
+    A record adds 1 to one of 2 * bins counts: that of its class (0 or 1) and the bin of
+    its score. Bins have equal widths in the logit of the score, between -limit and
+    limit. With noisy counts p of positives and n of negatives, the AUC is the sum of
+    p[i] n[j] over i > j, plus half of the sum over i = j, divided by (sum p)(sum n). It
+    is 0.5 if one of these two sums is not above its noise.
 
     Args:
       bins: number of bins of scores, >= 2: more bins have less rounding error, and more
         noise.
-      from_logits: whether outputs are logits; else probabilities.
-      limit: largest logit that is told apart, > 0.
-      name: in the results.
+      from_logits: whether outputs are logits; otherwise they are probabilities.
+      limit: largest logit that the bins distinguish, > 0.
+      name: name in the results.
     """
 
     def __init__(

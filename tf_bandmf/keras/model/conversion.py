@@ -1,4 +1,4 @@
-"""From a Keras model to a private one, in place, and back to a plain one."""
+"""Converts a Keras model to a private one, in place, and back to a plain one."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ def make_private(
 
     The model gets a private class, which saving and loading keep: a reloaded model
     cannot train without privacy by accident. Compile it with a `PrivateOptimizer`,
-    before or after. `to_plain` gives the released model. (`keras.models.clone_model` of
-    a Sequential makes a plain model with new weights, whatever the class. Compiled like
+    before or after this call. `to_plain` gives the model to release.
+    (`keras.models.clone_model` of a Sequential makes a plain model with new weights,
+    whatever the class. Compiled like
     the original, it refuses to train: make it private, too, with the same arguments.)
 
-    Where a GPU has TensorFloat-32, it is turned off in this process, with a message:
-    norms would come out too small.
+    If a GPU has TensorFloat-32, it is turned off in this process, with a message: norms
+    would come out too small.
 
     Without `import tf_bandmf.keras`, files of `to_plain(model).save(...)` can be
     loaded; files that the private model itself saved cannot.
@@ -48,22 +49,23 @@ def make_private(
       model: a Sequential, functional or subclassed model, or a KerasHub task; built or
         not. If its data are raw, `fit` applies the preprocessor of a task to each
         example by itself.
-      self_check: once before the first step of `fit`, compare the gradients of a few
-        made-up examples, in the shapes of the data, with those of each example by
-        itself. The second line of defence after the analysis of the model's graph.
+      self_check: whether to compare, once before the first step of `fit`, the gradients
+        of a few made-up examples, in the shapes of the data, with those of each example
+        by itself. This is the second line of defence after the analysis of the model's
+        graph.
       microbatch_size: if given, the step processes its batch in groups of this many
-        examples, one after another, and needs the memory of one group: for large
-        logical batches. As without it, gradients are clipped per example and noise is
+        examples, one after another, and needs only the memory of one group: for large
+        logical batches. Gradients are still clipped per example, and noise is still
         drawn once for the batch; the plan's budget counts batches, not groups.
       tables: how the rows of `Embedding` layers get their noise. "dense": all rows in
         each step. "lazy": a row gets the noise of all steps since its last read when it
         is read again, and all rows get theirs when the model is released, so a step
         costs only what it touches, however large the tables are. Until then, the
-        layers' weights are those of the last release: at ends of epochs of `fit`,
-        before `evaluate` and `predict`, by `model.release()`. Needs
-        `keras.optimizers.SGD`. Or the names of the layers to treat this way; or "auto":
-        where it is possible and costs less.
-      release_every: tables are also released every this many steps.
+        layers' weights are those of the last release. Releases happen at the ends of
+        epochs of `fit`, before `evaluate` and `predict`, and by `model.release()`. This
+        needs `keras.optimizers.SGD`. A list of names: only these layers are treated
+        this way. "auto": the layers where this is possible and costs less.
+      release_every: None, or the number of steps after which tables are also released.
       alone: names of layers that may run on batches of one although they mix the
         examples of a batch. Layers that cannot be shown to keep examples apart always
         run this way, and `fit` names them. If the result of such a layer for an
@@ -76,7 +78,7 @@ def make_private(
     Raises:
       ValueError: if microbatch_size or release_every is not a positive integer, tables
         is none of the above, or `alone` names a layer that the model does not have.
-      TypeError: if it is not a model, or its class has its own training step; or
+      TypeError: if `model` is not a model, or its class has its own training step; or
         self_check is not a bool.
       UnsupportedModelError: if a layer mixes examples (batch normalization) or its
         per-example gradients are not available.
@@ -132,12 +134,12 @@ def make_private(
 def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model:
     """The trained model as an ordinary Keras model: to release, serve and share.
 
-    Args:
-      model: from `make_private`, or of a class derived from `PrivateTraining`; trained
-        or not.
+    Args: model: a model from `make_private`, or of a class derived from
+      `PrivateTraining`; trained or not.
       into: a built plain model of the same architecture that receives the weights.
         Needed only for classes that Keras cannot recreate from `get_config()`. It keeps
-        its own vocabularies if its layers with vocabularies are not the model's.
+        its own vocabularies if its layers with vocabularies do not correspond to the
+        model's.
 
     Returns:
       A new model of the original class, with the same weights and vocabularies, not

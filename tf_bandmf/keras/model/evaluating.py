@@ -87,7 +87,7 @@ class PrivateEvaluation(keras.callbacks.Callback):
 
     Args:
       x, y, metrics, users, batch_size: as for `model.evaluate_privately`.
-      every: epochs from one evaluation to the next.
+      every: number of epochs from one evaluation to the next.
 
     Raises:
       ValueError: before the first step, if the plan has reserved fewer evaluations than
@@ -111,7 +111,7 @@ class PrivateEvaluation(keras.callbacks.Callback):
         self.noise: dict[str, float] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuses to begin if there are fewer evaluations than epochs that end with one."""
+        """Refuses to begin if fewer evaluations are left than the epochs will need."""
         optimizer = preparation.optimizer_of(self.model)
         evaluations = optimizer.run.evaluations
         evaluations.refuse_unreserved()

@@ -14,11 +14,11 @@ from tf_bandmf.keras.run.counts import PrivateCounts as PrivateCounts
 class PrivacyProgress(keras.callbacks.Callback):
     """Adds `epsilon` (spent) and `steps_left` to the logs of each epoch.
 
-    If the plan has reserved private counts, also `private_clipped`, `private_zero` and
-    `private_bad`: noisy shares of the examples of all steps so far.
+    If the plan has reserved private counts, it also adds `private_clipped`,
+    `private_zero` and `private_bad`: noisy shares of the examples of all steps so far.
 
-    The progress bar, the history, `CSVLogger` and `TensorBoard` show what is in the logs;
-    put it before them in the list of callbacks:
+    The progress bar, the history, `CSVLogger` and `TensorBoard` show what is in the
+    logs; put this callback before them in the list of callbacks:
 
         model.fit(batches, callbacks=[tf_bandmf.keras.PrivacyProgress(), TensorBoard(...)])
 
@@ -27,7 +27,7 @@ class PrivacyProgress(keras.callbacks.Callback):
     epsilon of the whole plan.
 
     Args:
-      delta: at which epsilon is shown; by default the plan's.
+      delta: the delta at which epsilon is shown; by default the plan's.
 
     Raises:
       TypeError: when training begins, if the model is not compiled with a

@@ -1,4 +1,4 @@
-"""Group normalization in the place of batch normalization."""
+"""Replaces batch normalization by group normalization."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ def replace_batch_norm(model: keras.Model, groups: int = 8) -> keras.Model:
     """Replaces batch normalization by group normalization (arXiv:1803.08494).
 
     Batch normalization makes an example's output depend on the whole batch, so there
-    are no gradients of single examples. All other weights are those of the model, as
-    are scale and offset of the replaced layers; their moving means and variances are
-    dropped. A pretrained model must be trained some more.
+    are no per-example gradients. The new model has all other weights of the model, and
+    the scale and offset of the replaced layers; their moving means and variances are
+    dropped. A pretrained model needs some further training.
 
     Args:
       model: Sequential or functional, built, not private.
-      groups: number of groups of channels; the largest divisor of a layer's channels up
-        to it is used. One group is layer normalization over an image.
+      groups: number of groups of channels; if it does not divide a layer's channels,
+        the largest smaller divisor is used. One group is layer normalization over an
+        image.
 
     Returns:
       A new model, not compiled.

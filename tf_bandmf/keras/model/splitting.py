@@ -1,8 +1,9 @@
-"""A model cut in two where its weights begin: preprocessing of one example, and the rest.
+"""Cuts a model in two where its weights begin: preprocessing, and the rest.
 
-Preprocessing layers (vocabularies, encodings, a `FeatureSpace`) have no weights that are
-trained. What they make of an example is a function of that example, which belongs into the
-data: `plan.batches(..., map=encode)`. There a value that a layer refuses ends no training.
+Preprocessing layers (vocabularies, encodings, a `FeatureSpace`) have no trained
+weights. Their output for an example is a function of that example alone and belongs in
+the data: `plan.batches(..., map=encode)`. There, a value that a layer refuses does not
+stop training.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ def split_preprocessing(model: keras.Model) -> tuple[keras.Model, keras.Model]:
         model.predict(raw)  # model has the trained weights: release it
 
     Args:
-      model: Sequential or functional, built, not private, that begins with preprocessing
-        layers of Keras: `StringLookup`, `IntegerLookup`, `Hashing`, `HashedCrossing`,
-        `CategoryEncoding`, `Discretization`, `TextVectorization`, `Normalization`,
-        `Rescaling`, or what a `FeatureSpace` makes of them.
+      model: a model that is Sequential or functional, built, not private, and begins
+        with preprocessing layers of Keras: `StringLookup`, `IntegerLookup`, `Hashing`,
+        `HashedCrossing`, `CategoryEncoding`, `Discretization`, `TextVectorization`,
+        `Normalization`, `Rescaling`, or what a `FeatureSpace` makes of them.
 
     Returns:
       `encode`, from the model's inputs to the numbers that its other layers take, to

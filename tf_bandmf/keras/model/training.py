@@ -1,4 +1,4 @@
-"""Private models: `fit` and what else trains, saves and resumes them."""
+"""Private models: `fit`, and the other methods that train, save and resume them."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class PrivateTraining(BuildHook, PrivateStep):
           x: `plan.batches(...)`, which cannot have another order in another epoch. If
             the plan's separation is asserted by the caller (`MinSep`): a
             `tf.data.Dataset` or generator that respects it. WARNING: nothing here can
-            see whether it does. `Dataset.shuffle` has a new order in every pass unless
-            told otherwise, and a new order has a separation of 1.
+            check this. By default, `Dataset.shuffle` has a new order in every pass, and
+            a new order means a separation of 1.
           y: not used.
           private_state: path of a file of mode 0600 that keeps the run's secrets, so
             that it can be resumed from checkpoints; see
@@ -93,8 +93,8 @@ class PrivateTraining(BuildHook, PrivateStep):
             is resumed from its weights; `epochs` is then that of the whole run, as with
             `BackupAndRestore`.
           **kwargs: as for `keras.Model.fit`. `epochs` times the steps per epoch must
-            not exceed the remaining steps. `class_weight` multiplies what an example
-            contributes by the weight of its class, in units of the largest.
+            not exceed the remaining steps. `class_weight` multiplies an example's
+            contribution by the weight of its class, divided by the largest weight.
 
         Raises:
           TypeError, ValueError: if the data are not the plan's, or the plan has fewer
@@ -165,22 +165,23 @@ class PrivateTraining(BuildHook, PrivateStep):
     ) -> BatchSchedule:
         """Begins a run that can be resumed, or resumes it; `fit` calls it itself.
 
-        For custom training loops: after the weights are loaded, with the optimizer,
+        In custom training loops, call it after the weights are loaded, together with
+        the optimizer's:
 
             batches = model.begin_run(plan.batches(x, y), "run.private")
             for batch in batches.dataset(model.optimizer.steps_taken):
                 model.train_on_batch(batch)
 
         Args:
-          batches: of the plan.
+          batches: batches of the plan.
           private_state: see `fit`.
 
         Returns:
           The batches of the run, sampled with the seed that began it.
 
         Raises:
-          TypeError: if the plan's separation is asserted by the caller: nothing ensures
-            that repeated steps would see the same batches.
+          TypeError: if the caller asserts the plan's separation: then nothing ensures
+            that repeated steps see the same batches.
           ValueError: if the file belongs to another run, or does not know the weights.
           PermissionError: if others may read the file.
           BlockingIOError: if another process uses the file.
@@ -215,11 +216,11 @@ class PrivateTraining(BuildHook, PrivateStep):
         return batches
 
     def release(self) -> None:
-        """Brings the weights of lazy tables up to date; between two steps.
+        """Brings the weights of lazy tables up to date; call it between two steps.
 
         With `make_private(tables="lazy")`, the layers' variables hold the last release
-        until then. `fit` releases at the ends of epochs, `evaluate` and `predict`
-        before they begin. Without such tables it does nothing.
+        until the next one. `fit` releases at the ends of epochs, `evaluate` and
+        `predict` before they begin. Without such tables it does nothing.
 
         Raises:
           InvalidArgumentError: if something else changed a table since its last release,
@@ -270,7 +271,7 @@ class PrivateTraining(BuildHook, PrivateStep):
             have sqrt(q) times the noise of one.
           users: the user of each record, [N], if the plan hides users: the metric is
             the mean over users of the mean over a user's records.
-          batch_size: of the pass over arrays.
+          batch_size: batch size of the pass over arrays.
 
         Returns:
           The metrics by name, with `noise`: the standard deviations of their noise.
@@ -289,7 +290,8 @@ class PrivateTraining(BuildHook, PrivateStep):
         """Noisy shares of clipped, zero and bad examples of the steps so far.
 
         Returns:
-          None before the first step, or if the plan has none: `plan.reserve(counts=0.01)`.
+          The shares. None before the first step, or if the plan has no counts: see
+          `plan.reserve(counts=0.01)`.
         """
         optimizer = self._private_optimizer()
         return optimizer.run.counts.value(optimizer.steps_taken)
@@ -330,7 +332,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         return dataclasses.replace(statement, remarks=(*statement.remarks, remark))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As `keras.Model`'s; raises RuntimeError in the training of a plain model."""
+        """As in `keras.Model`; raises RuntimeError if a plain model is training it."""
         refuse_plain_outer_training(self, PrivateTraining, kwargs.get("training"))
         return super().__call__(*args, **kwargs)
 
@@ -369,7 +371,7 @@ class PrivateTraining(BuildHook, PrivateStep):
     def _from_where_it_was(
         self, schedule: BatchSchedule, kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Arguments of `fit` for a run: a resumed one has epochs behind it."""
+        """Arguments of `fit` for a run, which has finished epochs if it is resumed."""
         assert self._private_run is not None
         if not self._private_run.resumed:
             return kwargs
@@ -419,7 +421,7 @@ class PrivateTraining(BuildHook, PrivateStep):
             raise
 
     def get_compile_config(self) -> dict[str, Any]:
-        """A copy, with the optimizer: Keras' .h5 writer removes it from the original.
+        """A copy with the optimizer: Keras' .h5 writer removes it from the original.
 
         Without it, a reloaded model would train with RMSprop and without privacy. The
         settings of the private step stand beside the optimizer's own, where a plain
@@ -442,17 +444,17 @@ class PrivateTraining(BuildHook, PrivateStep):
     def _resolve_auto_jit_compile(self) -> bool:
         """What `jit_compile="auto"` means: as for Keras, but False for lazy tables.
 
-        Keras means True where there is a GPU. XLA has no rows of a number that is not
-        known before.
+        For Keras, it means True on a GPU. XLA cannot handle a number of rows that is
+        not known in advance.
         """
         return self._tables == tables_lib.DENSE and super()._resolve_auto_jit_compile()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """As Keras', and with the settings of the saved model's step.
+        """As in Keras, and with the settings of the saved model's step.
 
-        Keras leaves models that override `compile`, such as those of KerasHub, with the
-        optimizer that they are created with. If their `compile` takes what was saved,
-        it is called.
+        Models that override `compile`, such as those of KerasHub, keep the optimizer
+        that they are created with. If their `compile` accepts what was saved, it is
+        called.
         """
         config = dict(config)
         # Earlier files have the settings among the arguments of `compile`.

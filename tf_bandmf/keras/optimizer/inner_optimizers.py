@@ -1,4 +1,4 @@
-"""Which optimizers may apply noisy gradients."""
+"""Checks which optimizers may apply noisy gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def checked(inner_optimizer: Any) -> keras.optimizers.Optimizer:
       inner_optimizer: a Keras optimizer (instance, name or config).
 
     Raises:
-      ValueError: if it is none, is private itself, scales losses or accumulates gradients.
+      ValueError: if it is not an optimizer, is private itself, scales losses or
+        accumulates gradients.
     """
     try:
         inner = keras.optimizers.get(inner_optimizer)

@@ -1,4 +1,4 @@
-"""Training loops of one's own: noisy gradients that come from the private step alone."""
+"""Noisy gradients for custom training loops; only the private step makes them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class NoisyGradients:
     def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> NoisyGradients:
         """The same step with other gradients: scaled, clipped again, masked.
 
-        Args:
-          function: of each gradient. It must see nothing private but the gradient.
+        Args: function: function of each gradient. It must see nothing private but the
+          gradient.
 
         Raises:
           ValueError: if a result has another shape.
@@ -51,7 +51,7 @@ class NoisyGradients:
         return NoisyGradients(changed, self.step, owner, self._weights)
 
     def take(self, owner: Any) -> Sequence[Any]:
-        """Hands them out once, to the optimizer of their run.
+        """Hands the gradients out once, to the optimizer of their run.
 
         Returns:
           The model's weights.

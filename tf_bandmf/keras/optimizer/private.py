@@ -1,4 +1,4 @@
-"""The wrapper that turns any Keras optimizer into the consumer of noisy gradients."""
+"""The wrapper that gives noisy gradients to any Keras optimizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PrivateOptimizer(WrappedOptimizer):
     What the inner optimizer does with the noisy gradients is post-processing: any Keras
     optimizer, schedule, weight decay or EMA keeps the guarantee. The error is smallest
     if the plan's workload matches the optimizer: for SGD, a mismatch gives a warning;
-    for others (Adam), every workload is a heuristic.
+    for other optimizers (Adam), every workload is a heuristic.
 
     Formal guarantee: all noisy gradients of steps 0, ..., num_steps - 1 together are
     (epsilon, delta)-DP as the plan's statement says, if they come from the private
@@ -44,7 +44,7 @@ class PrivateOptimizer(WrappedOptimizer):
     weights or examples in a process is refused at its first step, unless it is
     announced by `additional_run=True`: both together spend more than either;
     `tf_bandmf.compose` computes how much. WARNING: runs in other processes are not
-    seen.
+    detected.
 
     If anything but the private step changes the weights, the next step notices and is
     refused; `vouch_for_weights` allows a change that used no private data. Threads that
@@ -53,34 +53,34 @@ class PrivateOptimizer(WrappedOptimizer):
     It refuses every path by which unclipped gradients could reach it: `apply`,
     `apply_gradients` and `scale_loss` raise. `inner_optimizer` is an ordinary
     optimizer: applying gradients with it directly is training without privacy. Its step
-    counter then differs from the noise's, and the next private step raises.
+    counter then differs from the noise's step, and the next private step raises.
 
     Args:
       inner_optimizer: a Keras optimizer (instance, name or config).
       plan: the `tf_bandmf.Plan` of the run.
-      name: optional.
-      keep_normals: a strategy with a banded inverse keeps its last normals instead of
-        redrawing them: the same noise, more memory, less time (`plan.memory` says how
-        much memory).
+      name: optional name.
+      keep_normals: whether a strategy with a banded inverse keeps its last normals
+        instead of redrawing them: the same noise in less time with more memory
+        (`plan.memory` says how much).
       loss_scale_factor: a power of two, such as 1024, for layers that compute in float16
-        (mixed_float16): losses are multiplied by it before the backward pass, gradients
-        divided by it before they are clipped. It is static: Keras' LossScaleOptimizer
-        changes its scale, and skips steps, depending on the data. An example whose
-        scaled gradient overflows contributes zero; the step goes on.
-      additional_run: another run of this process may have trained the same model, or on
-        the same examples; `statement` then says so.
+        (mixed_float16): losses are multiplied by it before the backward pass, and
+        gradients are divided by it before they are clipped. It is static: Keras'
+        LossScaleOptimizer changes its scale, and skips steps, depending on the data. An
+        example whose scaled gradient overflows contributes zero; the step goes on.
+      additional_run: whether another run of this process may have trained the same
+        model, or on the same examples; `statement` then says so.
       clipping: how each example's gradient is clipped: "flat", "automatic", or a
         `Clipping`, which has more options. The guarantee is the same.
       **kwargs: `clip_groups` and `scaling`, deprecated: use
         `clipping=Clipping(groups=..., scaling=...)`.
 
     Attributes:
-      run: key, clock and seal of the run.
+      run: the run, with its key, clock and seal.
 
     Raises:
       TypeError: if plan is not a Plan.
       NotImplementedError: if gradients are to be scaled on several replicas, or the
-        scope is that of parameter servers.
+        scope is that of a strategy with parameter servers.
       ValueError: if clipping is unknown or impossible, loss_scale_factor is not a power
         of two >= 1, the inner optimizer scales losses or accumulates gradients itself,
         or the plan has no expected batch size.
@@ -134,7 +134,7 @@ class PrivateOptimizer(WrappedOptimizer):
         return self._clipping
 
     def scales(self) -> list[tf.Tensor] | None:
-        """The factors of the next step's gradients before they are clipped.
+        """The factors by which the next step's gradients are scaled before clipping.
 
         Returns:
           Float32 tensors in the shapes of the weights; None if there are no factors,
@@ -146,7 +146,7 @@ class PrivateOptimizer(WrappedOptimizer):
 
     @property
     def steps_taken(self) -> int:
-        """Noisy steps so far; the plan allows `plan.num_steps`."""
+        """The number of noisy steps so far; the plan allows `plan.num_steps`."""
         if self.run.has_begun:
             return int(self.run.secrets.step)
         return int(self.iterations.numpy()) if self.built else 0
@@ -183,15 +183,15 @@ class PrivateOptimizer(WrappedOptimizer):
 
         It keeps `plan.epsilon_after(steps)`. No further step is allowed.
 
-        WARNING: only if the moment of ending did not depend on private data: an
+        WARNING: use it only if the moment of ending did not depend on private data: an
         accident, a clock, a deadline. A run that was stopped because of its model has
         spent its whole plan.
 
         Args:
           reason: why it ended, one line; the ledger keeps it as the caller's word.
-          steps: number of steps that the run took; by default those that are known.
-            Give more if a process was killed after its last checkpoint and somebody may
-            have seen models or metrics of the lost steps.
+          steps: number of steps that the run took; by default the known ones. Give a
+            larger number if a process was killed after its last checkpoint and somebody
+            may have seen models or metrics of the lost steps.
 
         Raises:
           ValueError: if the plan is not bound to a ledger, the run has not begun, it
@@ -268,16 +268,15 @@ class PrivateOptimizer(WrappedOptimizer):
         """Applies what `model.private_gradients` returned, once.
 
         Args:
-          noisy: of this run's last step.
+          noisy: noisy gradients of this run's last step.
           update: None for the inner optimizer; or a function of gradients and variables
             that changes the variables itself. It must use nothing private but the
             gradients: what it does is treated as post-processing.
 
-        Raises:
-          TypeError: if they are not gradients of `private_gradients`.
-          ValueError: if they are another run's, or were applied before.
-          InvalidArgumentError: if they are not from the last step, or something else
-            changed the weights in the meantime.
+        Raises: TypeError: if `noisy` is not from `private_gradients`. ValueError: if
+          the gradients are another run's, or were applied before. InvalidArgumentError:
+          if the gradients are not from the last step, or something else changed the
+          weights in the meantime.
         """
         if not isinstance(noisy, NoisyGradients):
             raise TypeError(
@@ -361,7 +360,7 @@ _OF_THE_PLAN = (
 
 
 def _not_taken(names: Iterable[str]) -> str:
-    """Where settings belong that the optimizer does not take."""
+    """Says where settings belong that the optimizer does not take."""
     name = sorted(names)[0]
     if name == "num_microbatches":
         where = "give microbatch_size to make_private"
@@ -377,7 +376,7 @@ _EARLIER = {"groups": "clip_groups", "scaling": "scaling"}
 
 
 def _clipping(given: Any, kwargs: dict[str, Any]) -> Clipping:
-    """The value of `clipping`; takes earlier arguments out of the others."""
+    """The value of `clipping`; removes deprecated arguments from the others."""
     earlier = {name: kwargs.pop(old) for name, old in _EARLIER.items() if old in kwargs}
     if earlier:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""Whether a plan's workload is what its inner optimizer does with the gradients.
+"""Checks whether a plan's workload matches its inner optimizer.
 
 Only the error depends on it, never the guarantee: what an optimizer does with noisy
 gradients is post-processing. But a strategy is optimal for its workload alone.
@@ -25,7 +25,7 @@ _RATE_SAMPLES = 64
 
 
 def warn_of_mismatch(inner: keras.optimizers.Optimizer, plan: Plan) -> None:
-    """Warns if SGD does something else than the plan's workload says.
+    """Warns if SGD does not do what the plan's workload says.
 
     Keras' SGD with momentum beta, weight decay w and learning rate eta is the workload
     `momentum_sgd(momentum=beta, decay=1 - eta w)`, with a schedule as `learning_rates`
@@ -54,7 +54,7 @@ def warn_of_mismatch(inner: keras.optimizers.Optimizer, plan: Plan) -> None:
 
 
 def _differences(inner: keras.optimizers.SGD, plan: Plan) -> list[tuple[str, str]]:
-    """What differs: of the optimizer, and of the workload."""
+    """The differences: what the optimizer has, and what the workload has."""
     workload, n = plan.workload, plan.num_steps
     rates, wanted = _rates(inner, n)
     found = []

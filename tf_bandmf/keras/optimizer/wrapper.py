@@ -1,7 +1,7 @@
-"""What Keras asks of an optimizer, where `PrivateOptimizer` does not take a private step.
+"""The base of `PrivateOptimizer`: what Keras asks of it besides private steps.
 
-Every path on which gradients could come in that were not clipped is refused; the rest is
-answered by the inner optimizer.
+Every path on which unclipped gradients could come in is refused; the inner optimizer
+answers the rest.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class WrappedOptimizer(keras.optimizers.Optimizer):
     """Base of `PrivateOptimizer`.
 
     Args:
-      inner_optimizer: of Keras.
-      run: what the private steps are of.
+      inner_optimizer: an optimizer of Keras.
+      run: the run that the private steps belong to.
       loss_scale_factor: a power of two, or None.
-      name: of the optimizer.
+      name: name of the optimizer.
     """
 
     # Keras' base class asks for it before there is one.
