@@ -5,6 +5,7 @@ import functools
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -190,7 +191,7 @@ def test_a_worker_that_hangs_is_an_error_within_the_limit():
             begin = time.monotonic()
             with pytest.raises(WorkersUnavailable) as caught:
                 process.next(state, cohort(0))
-            assert time.monotonic() - begin < 15.0
+            assert time.monotonic() - begin < 60.0
             message = str(caught.value)
             assert f"No worker answers now at {started.addresses[1]}." in message
             assert "needed longer than the limit" in message
@@ -219,7 +220,7 @@ def test_a_killed_worker_is_an_error_and_a_new_one_is_found():
             begin = time.monotonic()
             with pytest.raises(WorkersUnavailable, match="was gone for 2 s") as caught:
                 process.next(state, cohort(0))
-            assert time.monotonic() - begin < 15.0
+            assert time.monotonic() - begin < 60.0
             assert f"No worker answers now at {addresses[0]}." in str(caught.value)
             assert context.silent_workers() == [addresses[0]]
         with pytest.raises(WorkersUnavailable, match=f"answers at {addresses[0]} "):
@@ -275,7 +276,7 @@ def is_alive(pid):
 
 
 def gone(pids):
-    give_up = time.monotonic() + 15.0
+    give_up = time.monotonic() + 60.0
     while time.monotonic() < give_up:
         if not any(is_alive(pid) for pid in pids):
             return True
@@ -304,12 +305,19 @@ def test_workers_end_with_a_program_and_do_not_keep_its_pipe():
         [sys.executable, "-c", PROGRAM, "raise"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
     assert done.returncode != 0
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 4 and gone(pids)
+
+
+def test_a_port_is_kept_for_its_worker():
+    """Tests run in several processes, which start their workers at the same time."""
+    with workers._kept_port() as kept, socket.socket(kept.family) as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("", kept.getsockname()[1]))
 
 
 def test_workers_end_with_their_guard():

@@ -82,7 +82,8 @@ class LocalWorkers:
 
 class _Worker:
     def __init__(self) -> None:
-        port = _free_port()
+        self._port = _kept_port()
+        port = self._port.getsockname()[1]
         self.address = f"localhost:{port}"
         self._log: IO[bytes] = tempfile.TemporaryFile()
         guard = [sys.executable, "-I", "-S", worker_guard.__file__, str(os.getpid())]
@@ -104,6 +105,7 @@ class _Worker:
                     f"It wrote: {self._output()}"
                 )
             if answers(self.address, timeout_seconds=1.0):
+                self._port.close()
                 return
         raise WorkersUnavailable(
             f"TFF's worker did not answer on {self.address} within "
@@ -119,6 +121,7 @@ class _Worker:
             self._guard.kill()
             self._guard.wait()
         self._log.close()
+        self._port.close()
 
     def _output(self) -> str:
         # pread: the worker writes at the same position.
@@ -144,7 +147,13 @@ def _binary() -> str:
     return path
 
 
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+def _kept_port() -> socket.socket:
+    """A free port, which no other program is given until this socket is closed.
+
+    The worker gets it all the same: gRPC's servers share ports, and this socket does not
+    listen.
+    """
+    kept = socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET)
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    kept.bind(("", 0))
+    return kept
