@@ -4,6 +4,7 @@ Test files run themselves as a driver that forks a child for each kill.
 """
 
 import collections
+import gc
 import hashlib
 import os
 import signal
@@ -27,9 +28,17 @@ def run_driver(script, folder, kills):
     assert driver.returncode == 0, (folder / "errors").read_text()[-3000:]
 
 
-def in_a_child(function):
-    """The wait status of a forked process; TensorFlow must not be in use here yet."""
+def fork():
+    """As `os.fork`, of a process that has TensorFlow, whose threads are not in the fork."""
     child = os.fork()
+    if child == 0:
+        gc.disable()
+    return child
+
+
+def in_a_child(function):
+    """The wait status of a forked process; it must not use what TensorFlow had begun."""
+    child = fork()
     if child == 0:
         try:
             function()

@@ -4,13 +4,12 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
-import time
 
 import pytest
+from killing import fork
 
 from tf_bandmf_federated import Ledger, RoundRecord
 
@@ -226,7 +225,7 @@ def test_a_file_that_is_no_ledger_is_refused(path):
 def test_a_fork_does_not_write(path):
     with Ledger(path, RUN) as ledger:
         ledger.started(0, **START)
-        child = os.fork()
+        child = fork()
         if child == 0:
             try:
                 ledger.result(0, "r")
@@ -239,25 +238,6 @@ def test_a_fork_does_not_write(path):
             Ledger(path, RUN)
         ledger.result(0, "r")
     assert rounds_of(path)[0].result_digest == "r"
-
-
-def test_a_fork_that_outlives_the_program_does_not_keep_its_lock(path):
-    reading, writing = os.pipe()
-    program = os.fork()
-    if program == 0:
-        ledger = Ledger(path, RUN)
-        ledger.started(0, **START)
-        child = os.fork()
-        if child == 0:
-            time.sleep(60)
-        os.write(writing, str(child).encode())
-        os.kill(os.getpid(), signal.SIGKILL)
-    child = int(os.read(reading, 100))
-    os.waitpid(program, 0)
-    try:
-        assert list(rounds_of(path)) == [0]
-    finally:
-        os.kill(child, signal.SIGKILL)
 
 
 def test_another_run_a_second_program_and_open_files_are_refused(path):

@@ -1,6 +1,5 @@
 """One program has a ledger, whatever is copied, forked or deleted meanwhile."""
 
-import gc
 import os
 import shutil
 import signal
@@ -8,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from killing import fork
 
 from tf_bandmf_federated import Ledger
 
@@ -29,14 +29,6 @@ def folder(path):
 def rounds_of(path):
     with Ledger(path, RUN) as ledger:
         return list(ledger.rounds)
-
-
-def fork():
-    """As `os.fork`, of a process that has TensorFlow, whose threads are not in the fork."""
-    child = os.fork()
-    if child == 0:
-        gc.disable()
-    return child
 
 
 class Other:
@@ -121,7 +113,7 @@ def test_a_ledger_with_another_name_is_refused(path, folder):
 
 
 PROGRAM = f"""
-import gc, os, signal, sys
+import gc, os, signal, sys, time
 from tf_bandmf_federated import Ledger
 
 ledger = Ledger(sys.argv[1], {RUN!r})
@@ -134,15 +126,26 @@ if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 ledger.started(1, **{START!r})
+outlives = os.fork()
+if outlives == 0:
+    time.sleep(600)
+print(outlives, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_fork_that_ends_leaves_the_journal_to_the_program(path):
-    # In a process of its own: a fork of this one cannot collect what TensorFlow made.
-    done = subprocess.run([sys.executable, "-c", PROGRAM, path], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert rounds_of(path) == [0, 1]
+def test_forks_leave_the_journal_to_the_program_and_do_not_keep_its_lock(path):
+    """One that ends before the program, and one that outlives it."""
+    # In a process of its own: a fork of this one cannot collect what TensorFlow made, and
+    # a fork of a fork may crash.
+    command = [sys.executable, "-c", PROGRAM, path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        outlives = int(program.stdout.readline())
+    try:
+        assert program.returncode == -signal.SIGKILL
+        assert rounds_of(path) == [0, 1]
+    finally:
+        os.kill(outlives, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("end", ["", "-wal"], ids=["the ledger", "its journal"])
