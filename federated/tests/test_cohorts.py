@@ -107,6 +107,8 @@ def test_selection_is_uniform_among_the_eligible(ledger, monkeypatch):
 
 def test_of_many_devices_the_eligible_are_estimated(ledger, monkeypatch):
     monkeypatch.setattr(cohorts_module, "_LOOKED_UP", 50)
+    generator = random.Random(5)
+    monkeypatch.setattr(random, "Random", lambda seed: generator)
     names = [str(i) for i in range(1000)]
     cohorts = make(ledger, names, b=5, k=9)
     begin(cohorts, ledger, 500)
