@@ -43,6 +43,53 @@ def test_a_plain_model_that_shares_the_weights(
         model.train_on_batch(batches[3])
 
 
+REASON = "EarlyStopping restored the weights of its best epoch, by public data"
+
+
+@pytest.mark.invariant(11)
+def test_fit_is_refused_before_anything_runs(data, make_plan, make_private_model):
+    plan = make_plan("identity", epochs=5, batch_size=22)
+    model = make_private_model(plan, keras.optimizers.SGD(0.1, momentum=0.5))
+    batches, began = plan.batches(*data), []
+    # No epoch is that much better than the first one.
+    stops = keras.callbacks.EarlyStopping(
+        "val_loss", min_delta=1e9, patience=1, restore_best_weights=True
+    )
+    begins = keras.callbacks.LambdaCallback(on_train_begin=began.append)
+    options = {"epochs": 2, "verbose": 0, "callbacks": [stops, begins]}
+    model.fit(batches, validation_data=data, **options)
+    assert stops.best_epoch == 0
+    with pytest.raises(tf.errors.InvalidArgumentError, match=REFUSED) as refusal:
+        model.fit(batches, **options)
+    assert "EarlyStopping" in str(refusal.value) and len(began) == 1
+    model.optimizer.vouch_for_weights(REASON)
+    taken = model.optimizer.steps_taken
+    model.fit(batches, epochs=1, verbose=0)
+    assert model.optimizer.steps_taken == taken + 1
+    model.optimizer.inner_optimizer.variables[-1].assign_add([1.0] * 3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="moments") as refusal:
+        model.fit(batches, epochs=1, verbose=0)
+    assert "Graph execution error" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.slow_cases("True")
+def test_a_step_that_is_refused_says_why_and_no_more(
+    run_eagerly, data, make_plan, make_private_model
+):
+    plan = make_plan(batch_size=11)
+    model = make_private_model(plan, run_eagerly=run_eagerly)
+    batches = list(plan.batches(*data))
+    model.train_on_batch(batches[0])
+    with pytest.raises(tf.errors.InvalidArgumentError) as refusal:
+        model.train_on_batch(batches[0])
+    assert refusal.value.message.startswith("This batch is not the one")
+    model.layers[-1].bias.assign(tf.ones([3]))
+    with pytest.raises(tf.errors.InvalidArgumentError) as refusal:
+        model.train_on_batch(batches[1])
+    assert refusal.value.message == weights_seal.CHANGED
+
+
 @pytest.mark.invariant(19)
 def test_one_bit_and_frozen_weights(data, make_plan, make_private_model):
     plan = make_plan(batch_size=11)

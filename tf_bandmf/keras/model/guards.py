@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 import keras
+import tensorflow as tf
 
 from tf_bandmf.keras.clipping import UnsupportedModelError
 from tf_bandmf.keras.compat.keras_objects import CALL_CONTEXT, global_state
@@ -25,6 +26,8 @@ def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     Two that took one step at the same time would both use its noise. The second one finds
     the step taken, and is refused if its batch is of that step.
 
+    What a run says where it refuses a step is raised alone, without the graph around it.
+
     Args:
       model: private; the run of its optimizer at the time of a call has the lock.
       function: what Keras made of the training step.
@@ -36,8 +39,14 @@ def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         with run.turn:
             if run.tables is not None:
                 run.tables.begin()
-            with optimized_once():
-                return function(*args, **kwargs)
+            try:
+                with optimized_once():
+                    return function(*args, **kwargs)
+            except tf.errors.InvalidArgumentError as error:
+                said = run.refusal_in(error)
+                if said is None:
+                    raise
+                raise tf.errors.InvalidArgumentError(None, None, said) from None
 
     return one_at_a_time
 

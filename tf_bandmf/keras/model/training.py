@@ -104,6 +104,8 @@ class PrivateTraining(BuildHook, PrivateStep):
             would be wrong. The message says how to turn it off.
           BudgetExceededError, LedgerError: if the plan's ledger does not let the run
             begin. Nothing was trained then.
+          InvalidArgumentError: if something else changed the weights or the state of the
+            inner optimizer between two steps.
         """
         optimizer = self._private_optimizer()
         class_weight = kwargs.get("class_weight")
@@ -147,6 +149,7 @@ class PrivateTraining(BuildHook, PrivateStep):
             refuse_outputs(self, class_weight, ranges)
             warn_of_outputs(self, x, ranges)
         if self.built and optimizer.built:
+            optimizer.run.refuse_changed(self.weights)
             warn_of_noise(self)
         reservation = optimizer.run.reservation
         try:

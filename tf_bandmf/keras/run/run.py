@@ -119,6 +119,7 @@ class Run:
         self._keep_normals = keep_normals
         self.membership = Membership(plan, is_additional)
         self.reservation = Reservation(plan)
+        self._refusals: tuple[str, ...] = ()
         self._variables: list[Any] = []
         self._lazy: list[Any] = []
         self._tables: RunTables | None = None
@@ -299,6 +300,30 @@ class Run:
         if self.is_restored():
             raise tf.errors.InvalidArgumentError(None, None, RESTORED)
 
+    def refuse_changed(self, weights: Sequence[Any]) -> None:
+        """Raises InvalidArgumentError before a step does, if something changed the run.
+
+        Args:
+          weights: all of the model's, in the same order as in `admit`.
+        """
+        self.refuse_restored()
+        if not self.has_begun or not int(self.secrets.step):
+            return
+        is_whole = bool(self.seal.digest_if_holds(self.eager(weights))[1])
+        if self._tables is not None:
+            is_whole &= not self._tables.was_changed()
+        if not is_whole:
+            raise tf.errors.InvalidArgumentError(None, None, CHANGED)
+        # Moments that scale may also be unsound, of which a step says more.
+        if self.scaling is None and not bool(self.seal.digest_if_state_holds()[1]):
+            raise tf.errors.InvalidArgumentError(None, None, STATE_CHANGED)
+
+    def refusal_in(self, error: tf.errors.InvalidArgumentError) -> str | None:
+        """What `admit` said in a graph, without all that TensorFlow adds to it."""
+        # It escapes quotation marks.
+        said = error.message.replace("\\'", "'")
+        return next((text for text in self._refusals if text in said), None)
+
     # Its steps.
 
     def admit(
@@ -368,7 +393,8 @@ class Run:
         hold = tf.stack([holds for holds, _ in conditions])
         allowed = tf.reduce_all(hold)
         first = tf.argmin(hold)
-        text = tf.gather(tf.constant([text for _, text in conditions]), first)
+        self._refusals = tuple(text for _, text in conditions)
+        text = tf.gather(tf.constant(self._refusals), first)
         check = tf.debugging.Assert(allowed, [text])
         with tf.control_dependencies([] if check is None else [check]):
             step = self.generator.checked_step(tf.identity(self.secrets.step))

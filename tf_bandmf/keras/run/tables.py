@@ -223,7 +223,7 @@ class RunTables:
         if self._tables and not self._is_at_first and not self._due:
             return
         at_first = self._is_at_first = int(self._now) == self._first_step
-        if at_first and self._first_step and self._was_changed():
+        if at_first and self._first_step and self.was_changed():
             raise tf.errors.InvalidArgumentError(None, None, CHANGED)
         while self._due and self._due[0] <= int(self._now):
             step = self._due.pop(0)
@@ -234,7 +234,7 @@ class RunTables:
                     f"(steps_per_execution), or resume from the newest checkpoint."
                 )
         if self._tables:
-            if at_first and not self._first_step and self._was_changed():
+            if at_first and not self._first_step and self.was_changed():
                 # Weights that were loaded before the first step.
                 for table, variable in zip(self._tables, self._variables):
                     table.replace_weights(tensorflow_value(variable))
@@ -399,6 +399,10 @@ class RunTables:
         """Steps since the last release."""
         return int(self._now) - self._released
 
+    def was_changed(self) -> bool:
+        """Whether the layers' variables are not those of the last release."""
+        return self._digests() != self._seal
+
     def release(self) -> bool:
         """Brings all rows up to date, and lets the layers' variables have them.
 
@@ -407,7 +411,7 @@ class RunTables:
         """
         if not self.steps_behind:
             return True
-        if self._was_changed():
+        if self.was_changed():
             return False
         if self._note_release is not None:
             self._note_release(int(self._now))
@@ -419,7 +423,7 @@ class RunTables:
 
     def accept(self) -> None:
         """Goes on with the variables that something else changed; not within a step."""
-        if not self._was_changed():
+        if not self.was_changed():
             return
         if self._tables:
             self._release_function(tf.constant(False))
@@ -470,9 +474,6 @@ class RunTables:
         digest = hashlib.blake2b(updates.encode(), digest_size=8).digest()
         basis = [*self._seal, int.from_bytes(digest, "big", signed=True)]
         self._basis.assign(tf.constant(basis, tf.int64))
-
-    def _was_changed(self) -> bool:
-        return self._digests() != self._seal
 
     def __repr__(self) -> str:
         return "RunTables(<secret>)"

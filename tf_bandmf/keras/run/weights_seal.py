@@ -29,10 +29,10 @@ from tf_bandmf.noise.shared import shared_function
 CHANGED = (
     "The weights are not those that the last private step of this run left: something "
     "else changed them (a plain model that shares them was trained, weights were loaded or "
-    "assigned, a callback wrote them). If private data had a part in it, the guarantee is "
-    "gone: go back to weights of the run. If not, say so with "
-    "model.optimizer.vouch_for_weights('what changed them'), which the statement of "
-    "model.optimizer.statement() will name."
+    "assigned, a callback wrote them, as EarlyStopping(restore_best_weights=True) does). "
+    "If private data had a part in it, the guarantee is gone: go back to weights of the "
+    "run. If not, say so with model.optimizer.vouch_for_weights('what changed them'), "
+    "which the statement of model.optimizer.statement() will name."
 )
 STATE_CHANGED = (
     "The state of the inner optimizer (moments, averages) is not that which the last "
