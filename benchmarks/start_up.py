@@ -40,6 +40,7 @@ OPTIONS = SimpleNamespace(accuracy=False, microbatch_size=None)
 self_check = importlib.import_module("tf_bandmf.keras.clipping.sums.self_check")
 # What is timed: (owner, name, part).
 PARTS: list[tuple[Any, str, str]] = [
+    (clipped_sums, "structure_of", "trace: where the batch axis is"),
     (proved_forward, "structure_of", "trace: where the batch axis is"),
     (proved_forward, "run_forward", "trace: forward pass that runs"),
     (clipped_sums, "_measure", "trace: gradients and norms"),
