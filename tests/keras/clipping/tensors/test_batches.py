@@ -1,9 +1,10 @@
 """What is done to all tensors of a batch takes few operations of a graph."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from tf_bandmf.keras.clipping.tensors.batches import pad_batch
+from tf_bandmf.keras.clipping.tensors.batches import pad_batch, reshape_examples
 
 
 def test_tensors_are_padded_by_zeros_behind():
@@ -24,3 +25,26 @@ def test_sizes_of_an_example_stay_known_and_tensors_share_what_is_common():
 
     # The placeholder, the padding, and what says how.
     assert count((3,), (), (4, 5)) == count((3,)) + 2 * 3
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (3, 1), (-1, 3)])
+def test_examples_get_another_shape_and_their_number_is_what_it_was(shape):
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None])])
+    def reshaped(tensor):
+        tensor.set_shape([None, 3])  # which nothing has checked
+        return reshape_examples(tensor, *shape)
+
+    np.testing.assert_array_equal(reshaped(rows), rows.reshape(2, *shape))
+    if -1 in shape:
+        assert len(reshaped(rows.reshape(1, 6))) == 1
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            reshaped(rows.reshape(1, 6))
+
+
+def test_an_axis_for_one_term_takes_few_operations():
+    with tf.Graph().as_default() as graph:
+        reshape_examples(tf.compat.v1.placeholder(tf.float32, [None, 3]), 1, 3)
+    assert len(graph.get_operations()) == 4

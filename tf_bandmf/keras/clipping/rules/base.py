@@ -212,7 +212,9 @@ def reduce_to_shape(gradients: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
             f"a tensor of shape {gradients.shape}."
         )
     axes = [axis for axis in range(1, len(padded)) if padded[axis] == 1]
-    return batches.reshape_examples(tf.reduce_sum(gradients, axis=axes), *shape)
+    if axes:
+        gradients = tf.reduce_sum(gradients, axis=axes)
+    return batches.reshape_examples(gradients, *shape)
 
 
 def kernel_shape(variable: Any) -> tuple[int, ...]:
