@@ -1,4 +1,4 @@
-"""Aggregation factories: bounded sum over clients, correlated noise, public denominator.
+"""Aggregation factories: bounded sums, correlated noise, a public denominator.
 
 `CorrelatedNoiseFactory` is a drop-in `model_aggregator` of TFF's
 `build_unweighted_fed_avg`. `MinSepNoiseFactory` also admits clients: its weight slot takes
@@ -56,8 +56,8 @@ class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFact
 
     Formal guarantee: the released results of at most `plan.num_steps` rounds have the
     plan's (epsilon, delta) for a client's whole data, IF every client keeps the plan's
-    `MinSep` and comes at most once in a round. This factory does not see who comes:
-    enforce this elsewhere, or use `build_fed_avg`.
+    `MinSep` and comes at most once in a round. This factory does not see which clients
+    come: enforce this elsewhere, or use `build_fed_avg`.
 
     The measurements are exact counts of clients, int32, for the operator: they have no
     noise and are not part of the guarantee.
@@ -102,9 +102,9 @@ class CorrelatedNoiseFactory(_Factory, tff.aggregators.UnweightedAggregationFact
 class MinSepNoiseFactory(_Factory, tff.aggregators.WeightedAggregationFactory):
     """`CorrelatedNoiseFactory` that admits a client only if the plan's `MinSep` permits.
 
-    A client that comes too early, or too often, contributes exact zeros: on the client,
-    before the sum. `early_clients` counts them. Devices know their own past
-    (`tags.DEVICE_TAGS`).
+    A client that comes too early, or too often, contributes exact zeros: they are set
+    on the client, before the sum. `early_clients` counts such clients. Devices know
+    their own past (`tags.DEVICE_TAGS`).
 
     Arguments and what they raise are those of `CorrelatedNoiseFactory`.
     """

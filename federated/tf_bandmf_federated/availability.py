@@ -1,4 +1,4 @@
-"""Models of which devices are there in a round, for simulation.
+"""Models of which devices are available in a round, for simulation.
 
 Devices come when they are charged, idle and on an unmetered network
 (arXiv:2306.08153, section 3 and App. K): fewer at some hours than at others. A model
@@ -155,11 +155,11 @@ class Diurnal(Availability):
 
 @dataclasses.dataclass(frozen=True)
 class ByFunction(Availability):
-    """What a function says.
+    """Clients are available when a function says so.
 
     Args:
-      function: of round and client's name; True if the client is available. A pure
-        function: after a restart, it must give the same answers.
+      function: function of round and client's name; True if the client is available.
+        It must be pure: after a restart, it must give the same answers.
       description: what it does.
     """
 

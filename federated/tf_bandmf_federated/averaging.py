@@ -1,10 +1,10 @@
-"""Federated averaging in NumPy, for engines that carry models and replies and no more.
+"""Federated averaging in NumPy, for engines that only carry models and replies.
 
 The engine's part is one function, `exchange`: it sends a round's model to devices and
-brings back what they answer. All that privacy needs is here: updates are clipped again,
-added up as they come with uniform weights (`exact_sum`), and the sum gets the round's
-noise, whoever answered, and is divided by a constant. In memory are the model, one update,
-and the sum, which takes as much as two models.
+brings back what they answer. All that privacy needs is here: updates are clipped again
+and added up as they come, with uniform weights (`exact_sum`); the sum gets the round's
+noise, whoever answered, and is divided by a constant. Memory holds the model, one
+update, and the sum, which takes as much as two models.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tf_bandmf_federated.server_optimizers import ServerOptimizer, ServerSGD
 
 @dataclasses.dataclass(frozen=True)
 class Replies:
-    """What came back in a round, beside the updates.
+    """What came back in a round besides the updates.
 
     Attributes:
       refused: devices that did not take part because of their own record.
-      late: replies of earlier rounds that came now, and were thrown away.
-      failed: devices that answered with an error, or with something else.
+      late: replies of earlier rounds that came now, and were discarded.
+      failed: devices that answered with an error, or not with an update.
     """
 
     refused: int = 0
@@ -45,10 +45,10 @@ class Request:
     """What a round asks of devices.
 
     Attributes:
-      run: names the run; public.
-      round_number: from 0.
-      weights: of the model; read-only.
-      names: of the devices.
+      run: name of the run; public.
+      round_number: the round, from 0.
+      weights: weights of the model; read-only.
+      names: names of the devices.
     """
 
     run: str
@@ -69,17 +69,17 @@ class FederatedAveraging:
 
     Args:
       plan: with `MinSep` participation.
-      weights: before round 0, float32.
+      weights: weights before round 0, float32.
       exchange: sends a request to its devices, and calls its second argument with the
         name and the update of each device that answers, as soon as it does, in any
-        order. An update may be discarded after the call. May raise: then the round has
-        no result, and is run again.
+        order. An update may be discarded after the call. If `exchange` raises, the
+        round has no result and is run again.
       clients_per_round: the public denominator; by default the plan's batch size.
       optimizer: by default SGD with learning rate 1.
 
     Attributes:
       plan: what the run does.
-      host_noise: which makes the noise.
+      host_noise: object that makes the noise.
       settings: what else defines the run, as plain values.
 
     Raises:

@@ -2,12 +2,12 @@
 
     source = MinSepDataSource(client_data, plan, availability=Diurnal(24, 0.5, 0.05))
     iterator = source.iterator()
-    data = iterator.select(20)      # tagged: what each device knows of its own past
+    data = iterator.select(20)      # tagged with what each device knows about its past
 
 A round's cohort is a pure function of the iterator's seed, the round's number and the
 participations so far: an iterator that was saved (`to_bytes`) and restored selects what
-the uninterrupted one does. Nothing is claimed from this randomness, so that the seed need
-not be secret; but a saved iterator names who took part, which nobody else should read.
+the uninterrupted one does. Nothing is claimed from this randomness, so the seed need
+not be secret; but a saved iterator says who took part, so nobody else should read it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MinSepDataSource(tff.program.FederatedDataSource):
       availability: a model (see `availability`), or a pure function of round and
         client's name that says whether the client is available. By default, all clients
         always are.
-      preprocess: of each client's data set, before the tags are added.
+      preprocess: function of each client's data set, applied before the tags are added.
       on_shortage: "error", or "fewer": a round with too few clients takes those
         available, perhaps none. The public denominator of the noisy sum does not
         change, so such a round has a smaller mean update and is no less private.
@@ -63,7 +63,7 @@ class MinSepDataSource(tff.program.FederatedDataSource):
         fresh seed from the operating system for each.
 
     Raises:
-      TypeError, ValueError: if an argument is not of these.
+      TypeError, ValueError: if an argument is none of these.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class MinSepDataSource(tff.program.FederatedDataSource):
         available when they are needed.
 
         Args:
-          clients_per_round: of every round.
+          clients_per_round: number of clients in every round.
           num_rounds: by default the plan's.
         """
         n = self.plan.num_steps if num_rounds is None else num_rounds

@@ -1,7 +1,8 @@
-"""What a device must know of a plan: enough to refuse, and no more.
+"""What a device must know about a plan: enough to refuse, and no more.
 
-A small file without TensorFlow. `DevicePolicy.from_plan(plan).save("policy.json")` on the
-server's side, once; the devices' app has the file.
+It is a small file and needs no TensorFlow. Call
+`DevicePolicy.from_plan(plan).save("policy.json")` once on the server's side; the
+devices' app contains the file.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _FORMAT = "tf-bandmf-federated device policy 1"
 
 @dataclasses.dataclass(frozen=True)
 class DevicePolicy:
-    """The limits that a device enforces itself, whatever a server asks.
+    """The limits that a device enforces itself, whatever a server asks for.
 
     Attributes:
-      plan: its fingerprint, 64 hexadecimal digits.
+      plan: the plan's fingerprint, 64 hexadecimal digits.
       num_rounds: n: rounds are 0, ..., n - 1.
       min_separation: b: rounds from one participation to the next, at least.
       max_participations: k, the most in all rounds.
@@ -71,9 +72,9 @@ class DevicePolicy:
         """Why a device with this record must not contribute now; None if it may.
 
         Args:
-          round_number: as the server says.
-          last_round: of the device's last participation, or -1.
-          participations: so far.
+          round_number: the round, as the server says.
+          last_round: round of the device's last participation, or -1.
+          participations: number of participations so far.
         """
         if not 0 <= round_number < self.num_rounds:
             return f"round {round_number} is not one of the plan's {self.num_rounds}"
@@ -89,7 +90,7 @@ class DevicePolicy:
         return None
 
     def to_json(self) -> str:
-        """As text."""
+        """The policy as text."""
         content = {"format": _FORMAT, **dataclasses.asdict(self)}
         return json.dumps(content, indent=1) + "\n"
 
@@ -111,7 +112,7 @@ class DevicePolicy:
         return cls(**content)
 
     def save(self, path: str) -> None:
-        """Writes it to a file; it holds no secret."""
+        """Writes the policy to a file; it holds no secret."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.to_json())
 

@@ -1,16 +1,16 @@
-"""What a device keeps of itself: when it took part last, and how often.
+"""A device's own record: when it last took part, and how often.
 
-A folder of the device, outside of the app that trains, which comes and goes. Each plan has
-its own files in it: the record belongs to the plan and not to a run, so that a second run
-of one plan finds it as the first one left it.
+It is a folder of the device, outside of the app that trains, which comes and goes. Each
+plan has its own files in it: the record belongs to the plan and not to a run, so a
+second run of a plan continues the record of the first.
 
 | file | |
 |---|---|
 | `<plan>.device` | name, last round, the server's receipt for it, participations, request |
 | `<plan>.update` | the contribution of the last round, for a request that comes again |
 
-Everything is written before it counts: a device that is killed took part. No name ends in
-what Flower puts into an app's bundle (`.json` and others).
+Everything is written before it takes effect: a device that is killed has taken part. No
+file name has an ending that Flower puts into an app's bundle (`.json` and others).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class DeviceStore:
     """A device's record for one plan; safe for several processes of the device.
 
     Args:
-      folder: of this device alone; it is created with mode 0700. A device that loses it
-        becomes a new device, with a new name and a new budget: keep it where the
-        device's data are.
-      policy: of the plan.
+      folder: folder of this device alone; it is created with mode 0700. A device that
+        loses it becomes a new device, with a new name and a new budget: keep it where
+        the device's data are.
+      policy: policy of the plan.
 
     Raises:
-      PermissionError: if others than the owner may read a file of it.
+      PermissionError: if anybody but the owner may read one of its files.
       ValueError: if a file is damaged. The device then does not contribute.
     """
 
@@ -84,7 +84,7 @@ class DeviceStore:
 
     @property
     def receipt(self) -> str:
-        """What the server gave for the last round, for it to know its own; "" for none."""
+        """The server's own receipt for the last round; "" for none."""
         return self._read().get("receipt", "")
 
     @property
@@ -105,14 +105,14 @@ class DeviceStore:
         """Takes part in a round: permanently counted before this returns.
 
         Args:
-          round_number: as the server says.
+          round_number: the round, as the server says.
           request: a digest of everything that the contribution is computed from.
-          receipt: of the server, for this round.
+          receipt: the server's receipt for this round.
 
         Returns:
-          None: compute the contribution, and `keep` it. If the request came before and
-          its contribution was kept: that contribution. A request always has the same
-          answer, so a server that repeats a round learns nothing more.
+          None if the device should compute the contribution and `keep` it. If the request
+          came before and its contribution was kept, that contribution. A request always
+          has the same answer, so a server that repeats a round learns nothing more.
 
         Raises:
           Refused: if the plan does not let this device take part now.

@@ -1,8 +1,8 @@
 """Noise that the host makes, outside of TFF: for ring buffers too large for its state.
 
-The key and the ring buffer stay in this process. Before each round the noise of that round
-alone is put into TFF's state; the round takes it out again. So a saved state holds no
-secret. What a restart needs is kept in a folder: `noise.key`, and `noise.ring`, the ring
+The key and the ring buffer stay in this process. Before each round, only the noise of
+that round is put into TFF's state; the round takes it out again. So a saved state holds
+no secret. A folder keeps what a restart needs: `noise.key`, and `noise.ring`, the ring
 buffer, which is made again if it is lost or damaged.
 """
 
@@ -40,19 +40,20 @@ _PART = 1 << 20  # normals that are made at a time, where nothing is kept
 class HostNoise:
     """The noise of the rounds of one program, made by the core's generator.
 
-    A pure function of key, run, round, and the digests that bind the rounds to what
-    their noise is added to (see `bound_to`) or was prepared for (see `prepare`). If a
-    round other than the next one is requested, the ring buffer is rebuilt from round 0,
-    or read from the folder of `keep_in`. Threads may call it.
+    It is a pure function of key, run, round, and the digests that bind the rounds to
+    what their noise is added to (see `bound_to`) or was prepared for (see `prepare`).
+    If a round other than the next one is requested, the ring buffer is rebuilt from
+    round 0, or read from the folder of `keep_in`. Threads may call it.
 
     Args:
-      plan: strategy; with a test seed its key is the test key.
-      num_parameters: d.
-      key: of an interrupted run; None for a fresh 256-bit key from the operating
+      plan: plan whose strategy makes the noise; with a test seed, the key is the test
+        key.
+      num_parameters: d, the number of parameters.
+      key: key of an interrupted run; None for a fresh 256-bit key from the operating
         system.
 
     Attributes:
-      uses: which rounds were prepared in this process, by the number of the run.
+      uses: the rounds that were prepared in this process, by the number of the run.
 
     Raises:
       MemoryError: if this machine cannot hold the ring buffer; see `plan_that_fits`.
@@ -112,13 +113,13 @@ class HostNoise:
         ).hexdigest()
 
     def keep_in(self, folder: str) -> None:
-        """Continues with the key in a folder, or puts this one there; keeps all there.
+        """Continues with the key in a folder, or saves this one; keeps all state there.
 
-        It has the key, and the ring buffer whenever that changed. It is as secret as the
-        key, and created with mode 0700.
+        The folder holds the key, and the ring buffer after each change. It is as secret
+        as the key, and created with mode 0700.
 
         Raises:
-          PermissionError: if others than the owner may read a file of it.
+          PermissionError: if anybody but the owner may read one of its files.
           ValueError: if a file is damaged; if it has another key, and noise of this key
             was already handed out.
         """
@@ -156,7 +157,7 @@ class HostNoise:
         return NoiseKey(self._derive(run_id, b"tf-bandmf run"))
 
     def key_id(self, run_id: int) -> int:
-        """A public number, positive, by which key and plan of a run are recognized."""
+        """A positive public number that identifies the key and plan of a run."""
         digest = hashlib.blake2b(
             b"key id" + bytes.fromhex(self._plan.fingerprint),
             key=self.run_key(run_id).secret_bytes(),
@@ -176,7 +177,7 @@ class HostNoise:
           state: of a learning process, or of the aggregator alone.
           replay: allows a round to be prepared again, as in `NoiseUses.begin`.
           inputs: what the round starts from, such as a digest of cohort, data and
-            model: the noise follows from it, so that the round can be repeated bit for
+            model: the noise is a function of it, so the round can be repeated bit for
             bit. If empty, the noise is independent of everything drawn before.
 
         Raises:

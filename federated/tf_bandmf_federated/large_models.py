@@ -25,17 +25,19 @@ def plan_that_fits(
 ) -> Plan:
     """The plan with the least error whose ring buffer fits into memory.
 
-    `tf_bandmf.plan` with mechanism "auto" and a `max_memory_vectors` that follows from
-    the model's size. The choice, and its cost compared with the choice without this
-    limit, goes to the logger "tf_bandmf" (level warning, if there is a cost).
+    It calls `tf_bandmf.plan` with mechanism "auto" and a `max_memory_vectors` that
+    follows from the model's size. The choice, and its cost compared with the choice
+    without this limit, goes to the logger "tf_bandmf" (as a warning, if there is a
+    cost).
 
     Formal guarantee: that of the plan.
 
     Args:
-      num_parameters: d, of the model.
-      memory_bytes: for the ring buffer; by default half of this machine's memory.
-      options: of `tf_bandmf.plan`: budget, `num_steps`, `participation` and so on, but
-        neither `mechanism` nor `max_memory_vectors`.
+      num_parameters: d, the number of parameters of the model.
+      memory_bytes: memory for the ring buffer; by default half of this machine's
+        memory.
+      options: arguments of `tf_bandmf.plan`: budget, `num_steps`, `participation` and
+        so on, but neither `mechanism` nor `max_memory_vectors`.
 
     Raises:
       TypeError: if `mechanism` or `max_memory_vectors` is given.

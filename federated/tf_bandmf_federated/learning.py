@@ -12,12 +12,12 @@
         output = process.next(state, data)
         state = output.state
 
-The round that a state runs next is `round_number(state)`. `prepare` puts the noise of the
-round into the state where the host makes the noise (`noise_place == "host"`); calling it
-always is right. A round that was begun and must not be repeated is passed over by
-`skip_round`. `next` refuses a second result of a round as long as the process lives; what
-another process did is in the ledger of `train_model`. What a saved state holds is in the
-table of `server_noise`; between `prepare` and `next` do not save it.
+The round that a state runs next is `round_number(state)`. `prepare` puts the noise of
+the round into the state where the host makes the noise (`noise_place == "host"`); it is
+always right to call it. `skip_round` skips a round that was begun and must not be
+repeated. `next` refuses a second result of a round as long as the process lives; the
+ledger of `train_model` knows what other processes did. The table of `server_noise` says
+what a saved state holds; do not save a state between `prepare` and `next`.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
     Attributes:
       plan: what the run does.
       noise_place: "state" or "host".
-      host_noise: what makes the noise of "host", or None.
-      settings: what else defines the process, as plain values: a run keeps it.
-      uses: which rounds were begun in this process.
+      host_noise: object that makes the noise of "host", or None.
+      settings: what else defines the process, as plain values: a run keeps them.
+      uses: the rounds that were begun in this process.
     """
 
     def __init__(
@@ -252,13 +252,15 @@ def build_fed_avg(
         the plan's batch size.
       noise: where the noise is made: "state", "host" or "auto" (by the size of the ring
         buffer); see `server_noise`.
-      noise_key: of an interrupted run whose noise the host makes; None for a fresh key.
+      noise_key: key of an interrupted run whose noise the host makes; None for a fresh
+        key.
       noise_dir: a folder for what the host's noise needs to continue after a restart:
         the key and the ring buffer. If it has them, the run continues with them. As
         secret as the key.
-      zeroing_norm: updates with a larger norm contribute zero; None: they are clipped.
-      metrics_aggregator: None: no training metrics. TFF's
-        `tff.learning.metrics.sum_then_finalize` gives exact ones, WITHOUT noise: they
+      zeroing_norm: updates with a larger norm contribute zero; None to clip them
+        instead.
+      metrics_aggregator: None for no training metrics. TFF's
+        `tff.learning.metrics.sum_then_finalize` gives exact metrics WITHOUT noise: they
         are not private.
 
     Returns:

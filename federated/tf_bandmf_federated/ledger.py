@@ -1,12 +1,12 @@
 """The write-ahead record of a training program: what was begun, before it is done.
 
 A round that is run twice, with two cohorts or two models, spends more than the plan. So
-before a round is sent to anybody, the ledger says for which cohort, data and state; and
-before anything is released, which result it was. After a crash the program repeats a round
-only if all of these are the same, and otherwise passes over it.
+before a round is sent to anybody, the ledger records its cohort, data and state; and
+before anything is released, its result. After a crash, the program repeats a round only
+if all of these are the same; otherwise it skips the round.
 
-The file is a database of SQLite. Its journal makes an entry whole or not there, and it is
-on the disk before the call returns. Two tables:
+The file is an SQLite database. Its journal ensures that an entry is either complete or
+absent, and on the disk before the call returns. It has two tables:
 
 `entries`: each has the SHA-256 of itself and the digest of the one before.
 
@@ -23,11 +23,11 @@ on the disk before the call returns. Two tables:
 
 The version is that of the digest that binds the round's noise.
 
-`participations`: device and round, for the question who may take part: the cohorts of the
-entries once more, which are compared when the file is opened.
+`participations`: device and round, which decide who may take part. It repeats the
+  cohorts of the entries, and the two are compared when the file is opened.
 
-A skipped round has no result, but the model as it stood before it may be released in its
-place. Names of devices are in it: only the owner may read the file (mode 0600).
+A skipped round has no result, but the model before it may be released in its place. The
+file contains names of devices: only its owner may read it (mode 0600).
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Ledger:
     """The write-ahead record of one run; a context manager that locks the file.
 
     Args:
-      path: of the file; it is created if it does not exist.
-      run: what the run is made for; equal whenever the file is opened.
+      path: path of the file; it is created if it does not exist.
+      run: what the run is made for; must be equal whenever the file is opened.
 
     Attributes:
       initial_digest: SHA-256 of the state before round 0, or None.
@@ -114,7 +114,7 @@ class Ledger:
       BlockingIOError: if another process has it open.
       OSError: if it cannot be read or written; every method may raise it. The ledger is
         then closed.
-      PermissionError: if others than the owner may read it.
+      PermissionError: if anybody but the owner may read it.
       ValueError: if it is damaged, or belongs to another run.
     """
 
@@ -299,7 +299,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All that is written in it, or nothing; on the disk at its end."""
+        """Writes all of its changes or none; they are on the disk at its end."""
         if os.getpid() != self._owner or self._database is None:
             raise ValueError(
                 f"{self._path} was opened by another process, of which this one is a "

@@ -1,4 +1,4 @@
-"""One pass over a data source: cohorts, round by round, and the record of them."""
+"""One pass over a data source: its cohorts, round by round, and their record."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
           k: clients wanted; None for the plan's `expected_batch_size`.
 
         Raises:
-          ValueError: past the plan's last round; if k is missing or not a number >= 1;
-            if fewer clients are eligible and available and `on_shortage` is "error".
+          ValueError: past the plan's last round; if k is missing or not an integer >=
+            1; if fewer clients are eligible and available and `on_shortage` is "error".
             The iterator is then unchanged.
         """
         wanted = self._wanted(k)
@@ -119,7 +119,7 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
         return datasets
 
     def repeat(self) -> list[tf.data.Dataset]:
-        """The last selection again, with the same tags, to run its round once more.
+        """The last selection with the same tags, to run its round once more.
 
         Raises:
           ValueError: if nothing was selected yet, or a client left since.
@@ -145,8 +145,8 @@ class MinSepIterator(tff.program.FederatedDataSourceIterator):
     def count_round(self, clients: Sequence[str]) -> None:
         """Counts these clients' participation in this round, without their data.
 
-        For a round that was begun with them before a restart and is not repeated. They
-        may have left in the meantime: their record is kept.
+        Use it for a round that was begun with them before a restart and is not
+        repeated. They may have left in the meantime: their record is kept.
 
         Raises:
           TypeError: if a name is not a string.

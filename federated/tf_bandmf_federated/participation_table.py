@@ -1,4 +1,4 @@
-"""What is known of past participations: who may come, and what was measured."""
+"""The record of past participations: who may take part, and what was measured."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ParticipationTable:
         return tuple(self._names[number] for number in numbers)
 
     def record(self, cohort: Cohort) -> None:
-        """They took part, or are taken to have done so."""
+        """Records that these clients took part, or count as having taken part."""
         for name in cohort.clients:
             last, count = self._record_of(name)
             self._counts.add(cohort.round_number, last, count)
@@ -77,7 +77,7 @@ class ParticipationTable:
         return self._counts.measured(num_rounds)
 
     def copy(self) -> ParticipationTable:
-        """A table that can go another way."""
+        """An independent copy of the table."""
         copied = copy.copy(self)
         copied._records, copied._counts = dict(self._records), copy.copy(self._counts)
         return copied

@@ -19,14 +19,14 @@ and each arrow waits for the disk. So after a crash
 | `result` | the next one | released once more, with the same content |
 | `released` | the next one | the next round begins |
 
-If anything is not the same, the round is skipped: its noise is spent, its clients count as
-having taken part, the model stays, and the next round has noise of its own. Where a model
-is due after a skipped round, it is released as it stands. Nothing is released twice with
-different content: of two models for one round the one that left first stays. A state from
-an older backup is brought forward in the same way.
+If anything differs, the round is skipped: its noise is spent, its clients count as
+having taken part, the model stays the same, and the next round has its own noise. If a
+model is due after a skipped round, it is released as it is. Nothing is released twice
+with different content: of two models for one round, the one that left first stays. A
+state from an older backup is brought forward in the same way.
 
-TFF's `tff.learning.programs.train_model` does not do: it does not await that a state is
-saved, and it releases the whole state, noise key included.
+TFF's own `tff.learning.programs.train_model` is not suitable: it does not wait until a
+state is saved, and it releases the whole state, including the noise key.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TrainingOutcome:
     """What a training program did.
 
     Attributes:
-      model_weights: after the last round; private as the plan states.
+      model_weights: the weights after the last round; private as the plan states.
       measured: separation and participations, for `measured_guarantee` and
         `write_report`. Clients of skipped rounds are counted.
       skipped_rounds: rounds whose results were discarded after a restart.
@@ -81,27 +81,29 @@ async def train_model(
     Metrics are outside the guarantee.
 
     Args:
-      process: from `build_fed_avg`.
-      data_source: of the same plan. The data of a client must be the same at each
-        reading, or an interrupted round is skipped. Clients may join and leave between
-        two calls: a name keeps its record.
-      private_dir: for the ledger, the noise key and the states; created with mode 0700.
-        As secret as the key, and needed to continue.
-      clients_per_round: to select; by default the plan's `expected_batch_size`.
+      process: a process from `build_fed_avg`.
+      data_source: a data source of the same plan. The data of a client must be the same
+        at each reading, or an interrupted round is skipped. Clients may join and leave
+        between two calls: a name keeps its record.
+      private_dir: folder for the ledger, the noise key and the states; created with
+        mode 0700. It is as secret as the key, and needed to continue.
+      clients_per_round: number of clients to select; by default the plan's
+        `expected_batch_size`.
       total_rounds: by default the plan's.
       model_output_manager: gets the model's weights; the key is the number of rounds
         done. It must replace an earlier entry with the same key.
-      release_every: rounds from one released model to the next; the last one is always
-        released. After a skipped round, the previous model is released again.
+      release_every: number of rounds from one released model to the next; the last
+        model is always released. After a skipped round, the previous model is released
+        again.
       train_metrics_manager: gets the process's metrics, with exact counts of clients:
-        for the operator, NOT private.
+        for the operator only, NOT private.
       program_state_manager: by default a `PrivateProgramStateManager` in `private_dir`.
-        Another one must have saved when `save` returns.
+        Another manager must have saved the state when `save` returns.
       interrupted_round: "replay" an interrupted round if nothing has changed, or always
         "skip" it.
 
     Raises:
-      BlockingIOError: if another program works in `private_dir`.
+      BlockingIOError: if another program uses `private_dir`.
       TypeError, ValueError: if an argument is wrong, such as `total_rounds` below the
         number of rounds begun; if the files of `private_dir` are damaged, belong to
         another run, plan or model, or some of them are missing. What a round raises is

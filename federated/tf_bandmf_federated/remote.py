@@ -1,4 +1,4 @@
-"""The same process on several machines: TFF's workers, with limits in time.
+"""Runs a process on several machines: TFF's workers, with time limits.
 
     # on each of the machines, in the environment of requirements.txt:
     #   worker_binary --port=8000        (README.md: who may reach this port)
@@ -6,9 +6,9 @@
         state = process.initialize()
         output = process.next(process.prepare(state), data)
 
-Clients are divided between the workers, which train and add up theirs; one of them merges
-the sums and adds the noise, once. Sums are of floats: with another number of workers they
-differ in the last bits. The noise does not.
+Clients are divided between the workers, which train and add up their clients; one
+worker merges the sums and adds the noise, once. Sums are of floats: with another number
+of workers they differ in the last bits. The noise does not.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class RemoteContext(tff.framework.SyncContext):
     thread (`tff.framework.set_default_context(context)`).
 
     Attributes:
-      addresses: of the workers.
-      time_limit_seconds: of a whole call, such as `process.next`; infinity for none.
+      addresses: addresses of the workers.
+      time_limit_seconds: time limit of a whole call, such as `process.next`; infinity
+        for none.
     """
 
     def __init__(
@@ -171,10 +172,11 @@ def remote_context(
     Args:
       addresses: "host:port" of each worker; IPv6 as "[::1]:8000". With fewer clients
         than workers, some workers stay idle.
-      time_limit_seconds: of one call, `initialize` or `next`, including compilation in
-        the first call; > 0, float("inf") for none. TFF itself would try forever.
-      reconnect_seconds: how long a worker may be gone within a call. A worker that is
-        restarted in that time is used again, and repeats its part.
+      time_limit_seconds: time limit of one call, `initialize` or `next`, including
+        compilation in the first call; > 0, float("inf") for none. TFF itself would try
+        forever.
+      reconnect_seconds: how long a worker may be gone during a call. A worker that is
+        restarted within this time is used again, and repeats its part.
       connect_seconds: how long to wait for all workers to answer now.
 
     Returns:
@@ -210,11 +212,11 @@ def use_local_workers(
 ) -> RemoteContext:
     """Makes this thread compute on its own workers, which never outlive the program.
 
-    Instead of TFF's default, whose worker survives Python and keeps its output open. Call
-    it once, at the beginning.
+    They replace TFF's default worker, which survives Python and keeps its output open.
+    Call this once, at the beginning.
 
     Args:
-      count: of workers; one already uses all processor cores.
+      count: number of workers; one already uses all processor cores.
       time_limit_seconds: as for `remote_context`.
 
     Returns:

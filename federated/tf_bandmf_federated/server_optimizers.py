@@ -1,9 +1,9 @@
 """Server optimizers in NumPy, for engines without their own: SGD, Adam, Yogi.
 
-The mean of the noisy updates is the step's direction: what they compute is post-processing
-(Reddi et al., 2021, arXiv:2003.00295, Algorithm 2). Correlated noise adds up to little over
-many rounds only if the rounds are added up linearly: it is made for SGD with momentum; for
-Adam and Yogi it is a heuristic.
+The direction of a step is the mean of the noisy updates, so what an optimizer computes
+from it is post-processing (Reddi et al., 2021, arXiv:2003.00295, Algorithm 2).
+Correlated noise adds up to little over many rounds only if the rounds are added up
+linearly: it is made for SGD with momentum; for Adam and Yogi it is a heuristic.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ServerOptimizer(abc.ABC):
     ) -> tuple[Arrays, list[Arrays]]:
         """Weights and state after a round; `direction` points to better weights.
 
-        `weights` and `state` stay as they are. The memory of `direction` may be taken
+        `weights` and `state` stay unchanged. The memory of `direction` may be reused
         for what is returned.
         """
 
@@ -91,8 +91,8 @@ class ServerAdam(ServerOptimizer):
 
     Args:
       learning_rate: > 0.
-      beta_1: of the first moment.
-      beta_2: of the second moment.
+      beta_1: decay rate of the first moment.
+      beta_2: decay rate of the second moment.
       epsilon: tau, added to the root.
     """
 

@@ -1,4 +1,4 @@
-"""Tags: what a device knows of its own past travels inside the elements of its data.
+"""Tags: what a device knows about its own past, inside the elements of its data.
 
 TFF gives `next` exactly one argument per client, a sequence. So each element is a
 dictionary of the model's `example` (a batch) and of tags, the same in all elements.
@@ -38,11 +38,11 @@ def tag_dataset(
     Args:
       dataset: batches as the model's `input_spec` says.
       last_round: round (from 0) of the device's last participation, or -1. The device
-        notes it, durably, before its contribution leaves it.
+        records it durably before its contribution leaves the device.
       participations: how often it took part before.
       round_number: the round that the data are for, from `process.round_number(state)`.
-        In another round they are an error: tags are made anew for every round, from a
-        record that the last participation updated.
+        In another round they are an error: make new tags for every round, from a record
+          that the last participation updated.
 
     Raises:
       TypeError: if one is not an integer.

@@ -166,7 +166,7 @@ class Ledger:
         """Sets or changes the budget of a data set for a period.
 
         WARNING: what several periods spend adds up: a yearly budget that is renewed is
-          a new budget each year.
+        a new budget each year.
 
         Args:
           dataset: its name.
@@ -293,10 +293,12 @@ class Ledger:
         `Plan.epsilon_after`.
 
         WARNING: use this only if the number of steps does not depend on private data:
-          an accident, a clock, a deadline. A run that was stopped because of its model
-          has spent its whole plan.
+        an accident, a clock, a deadline. A run that was stopped because of its model
+        has spent its whole plan.
 
-        Args: run: its name. plan: plan of the run.
+        Args:
+          run: its name.
+          plan: plan of the run.
           steps: number of steps taken, including lost ones; 0 if there were none.
           reason: why it ended, one line; the caller asserts that it did not depend on
             data.

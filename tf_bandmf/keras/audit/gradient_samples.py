@@ -38,7 +38,7 @@ def sample_gradients(
     """Summary of a model's per-example gradients at its weights: norms and alignment.
 
     WARNING: use it only for data that need no protection, public or made up. Norms of
-      private examples' gradients release something about them, and no plan covers it.
+    private examples' gradients release something about them, and no plan covers it.
 
     It uses the loss and the clipping of private training, makes one pass over the data,
     and changes nothing. The number of examples matters little: a few hundred are

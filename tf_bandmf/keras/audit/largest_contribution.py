@@ -1,4 +1,4 @@
-"""A search for records that add more to the clipped sum than the clip norm."""
+"""Searches for records that add more to the clipped sum than the clip norm."""
 
 from __future__ import annotations
 

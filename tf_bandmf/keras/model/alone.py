@@ -1,10 +1,10 @@
-"""Layers that run for each example by itself: named before training, never in silence.
+"""Names the layers that run for each example by itself, and refuses some of them.
 
-A layer of which the analysis of the graph does not show that it keeps examples apart gets
-batches of one. For most such layers that changes nothing but the time that they take. A
-layer whose result depends on the other examples of a batch computes something else then,
-and a model with it would train, and learn something else than the user meant: it is
-refused, unless the user names it.
+If the analysis of the graph does not show that a layer keeps examples apart, the layer
+gets batches of one. For most such layers, this changes nothing but the time that they
+take. But a layer whose result depends on the other examples of a batch then computes
+something else, and the model would learn something other than the user meant: the layer
+is refused, unless the user names it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_layers_alone(
 
     Args:
       model: private, built, and traced for such data.
-      data: a batch, of which shapes and dtypes matter.
+      data: a batch; only its shapes and dtypes matter.
       accepted: names of layers that are not refused.
       quiet: prints nothing.
 
@@ -96,7 +96,7 @@ def check_layers_alone(
 
 
 def _dependent(model: keras.Model, layers: Collection[Any], inputs: Any) -> list[Any]:
-    """Those layers that give the first example another result without the others."""
+    """The layers that give the first example another result without the others."""
     calls: list[tuple[Any, Any, Any, Any]] = []
 
     def recorded(layer: Any) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The private class of a class of models, and how it is saved and loaded."""
+"""Makes the private class of a class of models, and saves and loads it."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _PLAIN_CLASSES: dict[type, type] = {
 
 
 class PrivateModel:
-    """Loads what was saved of a private class: all have this one registered name.
+    """Loads saved models of private classes, which all have this registered name.
 
-    The private class of a subclass of `keras.Model` is made when it is needed, also to
-    load a file, from the class that the file names. That one must be known to Keras: a
-    class of KerasHub, or registered, or given as `custom_objects`.
+    The private class of a subclass of `keras.Model` is made when it is needed, also for
+    loading a file, from the class that the file names. Keras must know that class: it
+    is a class of KerasHub, or registered, or given as `custom_objects`.
     """
 
     @classmethod
@@ -119,7 +119,7 @@ def plain_class_of(model: keras.Model) -> type | None:
 
 
 def plain_config(model: keras.Model) -> dict[str, Any]:
-    """What the plain class' `from_config` makes the model of, without weights.
+    """The config from which the plain class' `from_config` makes the model.
 
     Raises:
       NotImplementedError: by Keras, if the class has no config.

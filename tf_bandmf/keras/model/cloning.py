@@ -1,4 +1,4 @@
-"""A Sequential or functional model once more, with layers of its own."""
+"""Clones a Sequential or functional model, with new layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cloned(
 
     Args:
       model: built, Sequential or functional, private or not; models within it, too.
-      replace: what stands in a layer's place, or None for a layer like it.
+      replace: function that gives a layer's replacement, or None for a layer like it.
 
     Returns:
       A `keras.Sequential` or a functional `keras.Model`.

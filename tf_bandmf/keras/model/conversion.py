@@ -134,8 +134,9 @@ def make_private(
 def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model:
     """The trained model as an ordinary Keras model: to release, serve and share.
 
-    Args: model: a model from `make_private`, or of a class derived from
-      `PrivateTraining`; trained or not.
+    Args:
+      model: a model from `make_private`, or of a class derived from
+        `PrivateTraining`; trained or not.
       into: a built plain model of the same architecture that receives the weights.
         Needed only for classes that Keras cannot recreate from `get_config()`. It keeps
         its own vocabularies if its layers with vocabularies do not correspond to the

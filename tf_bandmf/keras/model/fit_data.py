@@ -1,9 +1,10 @@
-"""What `fit` was given: the plan's batches, or an error that names the way to them.
+"""Checks the data of `fit`: the plan's batches, or an error that says how to make them.
 
-Of batches that the caller makes, and whose separation the caller guarantees, little can
-be checked: which example is in which batch is the caller's knowledge alone. Whether a
-`tf.data.Dataset` has another order in its next pass cannot be seen. How long a pass is
-often can, and an example comes back in the next pass, on average after that many steps.
+Little can be checked about batches that the caller makes and whose separation the
+caller guarantees: only the caller knows which example is in which batch. Whether a
+`tf.data.Dataset` has another order in its next pass cannot be seen. The length of a
+pass often can, and an example comes back in the next pass, on average after that many
+steps.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def checked_data(
     """The data of `fit`, and its other arguments without those that were used here.
 
     Args:
-      plan: of the optimizer.
-      x: of `fit`.
-      y: of `fit`.
-      kwargs: of `fit`.
+      plan: plan of the optimizer.
+      x: argument of `fit`.
+      y: argument of `fit`.
+      kwargs: other arguments of `fit`.
 
     Raises:
       TypeError: if the data are not the plan's batches, nor a stream where the plan leaves
@@ -125,12 +126,12 @@ def check_passes(
 
     Args:
       data: what `fit` was given. Only a `tf.data.Dataset` of known finite length is
-        looked at; the others pass.
-      participation: of the plan.
-      fit_arguments: of `fit`: `epochs`, `initial_epoch`, `steps_per_epoch`.
+        checked; others pass.
+      participation: participation of the plan.
+      fit_arguments: arguments of `fit`: `epochs`, `initial_epoch`, `steps_per_epoch`.
 
     Raises:
-      ValueError: if it would be passed over several times, and a pass is shorter than
+      ValueError: if there would be several passes over it, and a pass is shorter than
         the separation, or there are more passes than participations.
     """
     if not (isinstance(data, tf.data.Dataset) and isinstance(participation, MinSep)):

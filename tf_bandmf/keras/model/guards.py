@@ -1,6 +1,6 @@
-"""What stands around a private training step: whose turn it is, and that it is ours.
+"""Guards around the private training step: threads take turns, other steps are refused.
 
-A private model inside a plain one is refused, and a notice says what takes long.
+A private model inside a plain one is refused, and a notice names work that takes long.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from tf_bandmf.keras.compat.optimizing import optimized_once
 def in_turn(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """A training function that threads call one after the other.
 
-    Two that took one step at the same time would both use its noise. The second one finds
-    the step taken, and is refused if its batch is of that step.
+    Two threads that took one step at the same time would both use its noise. The second
+    thread finds the step taken, and is refused if its batch is of that step.
 
     What a run says where it refuses a step is raised alone, without the graph around it.
 
     Args:
-      model: private; the run of its optimizer at the time of a call has the lock.
+      model: a private model; the run of its optimizer at the time of a call has
+        the lock.
       function: what Keras made of the training step.
     """
 
@@ -58,7 +59,7 @@ _FIX = (
 
 
 def refused(train_step: Callable[..., Any]) -> Callable[..., Any]:
-    """In the place of a subclass' own training step: an error, before anything is done."""
+    """Replaces a subclass' own training step: raises before anything is done."""
 
     @functools.wraps(train_step)
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,8 +75,8 @@ def refuse_other_loops(model: Any, own: Any) -> None:
 
     Args:
       model: private.
-      own: the class whose `make_train_function` it must have: not that of a mixin which
-        stands before it, nor one that was assigned.
+      own: the class whose `make_train_function` it must have, not that of a mixin
+        before it, nor an assigned one.
     """
     found = type(model).make_train_function
     if found is not own.make_train_function:
@@ -114,7 +115,7 @@ PATIENCE = 2.0
 
 @contextlib.contextmanager
 def announced(what: str, quiet: bool = False) -> Iterator[None]:
-    """Prints what is being done to the standard error, if it takes over two seconds.
+    """Prints to standard error what is being done, if it takes over two seconds.
 
     Args:
       what: a sentence.

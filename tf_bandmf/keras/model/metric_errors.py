@@ -1,6 +1,6 @@
-"""Metrics that a record makes raise: they are NaN, and the run goes on.
+"""Makes metrics NaN if a record makes them raise, so that the run continues.
 
-In eager code the error is caught. In a graph, the metrics' own graph is looked at: what
+In eager code, the error is caught. In a graph, the metrics' own graph is analysed: what
 some value could stop is called from Python, where its error is caught as well; the rest
 stays in the step. Under XLA nothing raises.
 """
@@ -24,7 +24,7 @@ from tf_bandmf.noise.devices import traced_under_xla
 def metrics_of(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
     """The metrics of a batch, NaN where they raise for its records.
 
-    In a graph what raises while it is traced is a mistake in the program.
+    In a graph, an error during tracing is a mistake in the program and is raised.
 
     Args:
       model: private and compiled.

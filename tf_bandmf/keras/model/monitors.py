@@ -1,4 +1,4 @@
-"""Callbacks that need a word before training begins."""
+"""Checks callbacks before training begins."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tf_bandmf.keras.compat.averages import each_callback
 def restore_backup(model: keras.Model, callbacks: Any) -> None:
     """Lets `BackupAndRestore` restore before the data are asked for from its step on.
 
-    The epoch that it wrote down is left aside: the optimizer's step says where the run
-    is, and belongs to the weights.
+    The epoch that the callback recorded is ignored: the optimizer's step, which belongs
+    to the weights, says where the run is.
 
     Raises:
       ValueError: if the backup cannot be read.
@@ -40,7 +40,7 @@ def restore_backup(model: keras.Model, callbacks: Any) -> None:
 
 
 def warn_of_useless_backups(callbacks: Any) -> None:
-    """A backup of a run without a private file: nothing could resume from it."""
+    """Warns of backups without a private file: no run could resume from them."""
     kind = keras.callbacks.BackupAndRestore
     if any(isinstance(callback, kind) for callback in each_callback(callbacks)):
         warnings.warn(
@@ -53,7 +53,7 @@ def warn_of_useless_backups(callbacks: Any) -> None:
 
 
 def warn_of_private_monitors(callbacks: Any) -> None:
-    """Callbacks that act on training metrics carry unnoised data into the weights."""
+    """Warns of callbacks that act on training metrics, which are data without noise."""
     for callback in each_callback(callbacks):
         monitor = getattr(callback, "monitor", None)
         acts = getattr(callback, "save_best_only", True)

@@ -1,8 +1,8 @@
-"""A warning before the first step: noise in which nothing can be learned.
+"""Warns before the first step if there is too much noise to learn anything.
 
-How much noise a run leaves in a weight is known before it: learning rate times RMSE,
-divided by the batch size. Weights work on the scale of 1 / sqrt(fan-in), see
-`planning.learning_rates`. No data are looked at.
+The noise that a run leaves in a weight is known in advance: learning rate times RMSE,
+divided by the batch size. Weights have the scale 1 / sqrt(fan-in), see
+`planning.learning_rates`. No data are used.
 """
 
 from __future__ import annotations

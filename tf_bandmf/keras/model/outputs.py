@@ -1,7 +1,7 @@
-"""What cannot learn, seen before the first step from shapes, types and settings alone.
+"""Finds models that cannot learn, before the first step, from shapes and settings.
 
-No value of a record is looked at, so that this costs nothing; what it does not see is
-counted under privacy, see `run.counts`.
+No value of a record is used, so this costs no privacy; problems that it does not see
+are counted privately, see `run.counts`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def refuse_outputs(
     class_weight: Mapping[int, float] | None,
     ranges: Mapping[str, Any],
 ) -> None:
-    """Refuses what spends a budget and learns nothing.
+    """Refuses settings that would spend a budget and learn nothing.
 
     Args:
       model: private, built, compiled.
@@ -98,7 +98,7 @@ def refuse_outputs(
 
 
 def warn_of_outputs(model: keras.Model, data: Any, ranges: Mapping[str, Any]) -> None:
-    """Warns of what spends a budget and likely learns nothing.
+    """Warns of settings that would spend a budget and likely learn nothing.
 
     Args:
       model: private, built, compiled.
@@ -160,7 +160,7 @@ def _loss_of(model: keras.Model) -> tuple[Any, bool]:
 
 
 def _warn_of_broadcast(model: keras.Model, data: Any, where: str) -> None:
-    """Of one number for several: TensorFlow repeats it and says nothing."""
+    """Warns if one number stands for several: TensorFlow repeats it silently."""
     loss = _given_loss(model)
     functions = [kind().fn for kind in _BY_NUMBER]
     if type(loss) not in _BY_NUMBER and loss not in functions:

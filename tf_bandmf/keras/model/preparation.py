@@ -1,4 +1,4 @@
-"""What comes before the first step: the optimizer, the weights, the self-check."""
+"""Prepares the first step: the optimizer, the weights, the self-check."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def optimizer_of(model: Any) -> PrivateOptimizer:
 
 
 def num_replicas(model: Any) -> int:
-    """On how many a model trains."""
+    """The number of replicas on which a model trains."""
     strategy = model.distribute_strategy
     return 1 if strategy is None else strategy.num_replicas_in_sync
 
@@ -66,7 +66,7 @@ def build(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
 
 
 def begin_run(model: Any, optimizer: PrivateOptimizer) -> None:
-    """Builds the optimizer of a built model, if it is not built, whereby its run begins."""
+    """Builds the optimizer of a built model, if it is not built: its run begins."""
     if not optimizer.built:
         state = state_of(model)
         state.lazy_layers = lazy_layers(model, optimizer)
@@ -99,7 +99,7 @@ def build_model(model: Any, data: Any) -> None:
 
 
 def build_optimizer(model: Any, optimizer: PrivateOptimizer) -> None:
-    """Builds it before the step is traced: variables made in a trace cost another."""
+    """Builds it before the step is traced: making variables costs a second trace."""
     if optimizer.built or model._is_distributed:
         return
     if model.built and all(layer.built for layer in all_layers(model)):
@@ -123,14 +123,14 @@ def check_is_due(model: Any) -> bool:
 def check_gradients(model: Any, optimizer: PrivateOptimizer, data: Any) -> None:
     """Refuses layers that would not do what they say, and compares gradients.
 
-    The gradients of made-up examples are compared with those that each has by itself,
-    unless the user left that out. Layers come first: a loss may not take what a layer
-    that mixes examples makes of one.
+    The gradients of made-up examples are compared with those of each example by itself,
+    unless the user turned this off. Layers are checked first, because a loss may not
+    accept what a layer that mixes examples makes of a single one.
 
     Args:
       model: private and compiled.
       optimizer: of the model.
-      data: a batch, of which shapes and dtypes matter; nothing is done if it is empty.
+      data: a batch; only its shapes and dtypes matter. If it is empty, nothing is done.
     """
     found = contents(data)
     if int(tf.shape(tf.nest.flatten(found[0])[0])[0]) == 0:

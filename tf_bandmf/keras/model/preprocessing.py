@@ -1,13 +1,14 @@
 """Preprocessors of models (the tasks of KerasHub), applied to each example by itself.
 
-A task of KerasHub turns raw data into what its layers take: strings into tokens, targets
-and token weights. Keras applies that to whole batches. A private model applies it to each
-example alone, after the batch was drawn and before the step: what an example becomes is a
-function of that example. So what it does is traced, once, and analysed as `map` is: it
-keeps no state, runs no Python code, ends, and needs no memory that values decide about.
-Preprocessors of KerasHub, with the methods that it gave them, may do two things more: they
-keep the tokens of words that came before, and go on until all pairs are merged. One of
-which it fails becomes a row of zeros with the weight 0, and the step goes on.
+A task of KerasHub turns raw data into what its layers take: strings into tokens,
+targets and token weights. Keras applies this to whole batches. A private model applies
+it to each example alone, after the batch is drawn and before the step: what an example
+becomes is a function of that example. So the preprocessor is traced once and analysed
+as `map` is: it must keep no state, run no Python code, terminate, and need no memory
+whose size depends on values. Preprocessors of KerasHub, with the methods that it gave
+them, may do two more things: keep the tokens of earlier words, and loop until all pairs
+are merged. An example on which the preprocessor fails becomes a row of zeros with
+weight 0, and the step continues.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from tf_bandmf.sampling.fingerprints import is_as_drawn, with_fingerprint
 from tf_bandmf.sampling.purity import may_fail, may_stop
 
 _CONTENT = (INPUTS, TARGETS, SAMPLE_WEIGHT)
-# Operations that keep state or run code of the host.
+# Operations that keep state or run Python code.
 _UNREPEATABLE = ("Assign", "Rng", "PyFunc", "EagerPyFunc")
 _HUB = frozenset({"keras_hub"})
 # They wrap methods of layers when these are made.
@@ -58,7 +59,7 @@ Preprocess = Callable[..., Any]
 
 
 def preprocess_of(model: Any) -> Preprocess | None:
-    """What a model does to raw data before it trains on them; None if nothing.
+    """The model's preprocessor of raw data for training; None if it has none.
 
     Args:
       model: private, of any class.
@@ -88,7 +89,7 @@ def preprocessed(model: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def preprocessed_batch(model: Any, batch: Any) -> Any:
-    """One batch, see `preprocessed`; others than those of a schedule as they are."""
+    """One batch, see `preprocessed`; unchanged if it is not of a schedule."""
     preprocess = preprocess_of(model)
     if preprocess is None or not is_scheduled_batch(batch):
         return batch

@@ -1,4 +1,4 @@
-"""Whose Python code sees the records of a step: metrics of the user.
+"""Finds Python code that sees the records of a step: the user's metrics.
 
 See `clipping/forward/eager_traces.py` for what follows from it.
 """
@@ -32,9 +32,9 @@ _METHODS = ("compute_metrics", "get_metrics_result", "reset_metrics")
 
 
 def foreign_metrics(model: Any) -> list[str]:
-    """Names of a model's metrics that are not of Keras, after a step has used them.
+    """Names of a model's metrics that are not Keras' own, after a step has used them.
 
-    Metrics of Keras are those whose exact class it defines, and the function in it.
+    A metric is Keras' own if Keras defines its exact class and the function in it.
 
     Args:
       model: private and compiled.

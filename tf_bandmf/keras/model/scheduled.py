@@ -1,4 +1,4 @@
-"""The batches that `fit` trains on: of a schedule, checked against the run, or a stream."""
+"""The batches that `fit` trains on: of a checked schedule, or of a stream."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def scheduled(
 
 
 def _like_batches_of(dataset: tf.data.Dataset) -> Iterable[Any]:
-    """What has the shapes and dtypes of its batches: one of zeros, if they are known.
+    """A batch of zeros with the shapes and dtypes of its batches, if they are known.
 
-    Checks make their examples up, so that no batch need be drawn for them.
+    Checks make up their examples, so no batch need be drawn for them.
     """
     specs = tf.nest.flatten(dataset.element_spec)
     if not all(
@@ -101,7 +101,7 @@ def batches_of(
 
 
 def checked_stream(model: Any, x: Any) -> Any:
-    """Data of the caller's, whose first batch the model's gradients were checked on."""
+    """The caller's data, after the gradients were checked on their first batch."""
     if not preparation.check_is_due(model):
         return x
     iterator = iter(x)

@@ -71,7 +71,7 @@ class PrivateStep(_Model):
     _tables: str | tuple[str, ...] = "dense"
     _release_every: int | None = None
 
-    # In a loop of one's own AutoGraph would convert all of this library: seconds.
+    # In a custom loop, AutoGraph would convert all of this library, for seconds.
     @tf.autograph.experimental.do_not_convert
     def train_step(self, data: Any) -> dict[str, Any]:
         """One private step; see the class."""
@@ -158,9 +158,10 @@ class PrivateStep(_Model):
         return clipped._replace(outcomes=tf.where(is_there, clipped.outcomes, 0))
 
     def _compiled_clipping(self) -> Callable[..., ClippedGradients]:
-        """The clipping, under XLA if compiled so.
+        """The clipping, compiled by XLA if the model is.
 
-        Only the clipping: assertions and noise stay outside, for XLA drops assertions.
+        Only the clipping: assertions and noise stay outside, because XLA drops
+          assertions.
         """
         optimizer = self._private_optimizer()
 
@@ -228,19 +229,20 @@ class PrivateStep(_Model):
 
     @tf.autograph.experimental.do_not_convert
     def private_gradients(self, batch: Any) -> NoisyGradients:
-        """The noisy mean gradient of a batch, for training loops of one's own.
+        """The noisy mean gradient of a batch, for custom training loops.
 
             for batch in plan.batches(x, y).dataset(model.optimizer.steps_taken):
                 noisy = model.private_gradients(batch)
                 model.optimizer.apply_noisy(noisy)
 
-        It is one step of the plan, with all that `fit` enforces. Whatever is made of the
-        gradients costs no privacy: `noisy.map(function)` changes them,
-        `apply_noisy(noisy, update)` applies them by a rule of one's own. They must be
-        applied before the next step.
+        This takes one step of the plan, with all that `fit` enforces. Post-processing
+        the gradients costs no privacy: `noisy.map(function)` changes them, and
+        `apply_noisy(noisy, update)` applies them by a custom rule. They must be applied
+        before the next step.
 
         Args:
-          batch: of `plan.batches`; under `MinSep`, `(x, y)` or `(x, y, sample_weight)`.
+          batch: a batch of `plan.batches`; under `MinSep`, `(x, y)` or
+            `(x, y, sample_weight)`.
 
         Returns:
           The gradients; no metrics, which are functions of the data.
@@ -289,7 +291,7 @@ class PrivateStep(_Model):
         return NoisyGradients(*found, optimizer, self.weights)
 
     def _traced(self, gradients: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of batches as one graph, until what it depends on is another."""
+        """A function of batches as one graph, kept until what it depends on changes."""
         parts = [compile_loss(self), *self.trainable_variables, *all_layers(self)]
         # Graphs that were traced before a file was do not write their steps down.
         own = [Same(part) for part in (self._private_run, *parts)]
@@ -309,7 +311,7 @@ class PrivateStep(_Model):
 
     @property
     def _private_run(self) -> PrivateRun | None:
-        """Where the run's secrets are kept, if they are."""
+        """The file that keeps the run's secrets, if there is one."""
         return self._training.run_file
 
     @property

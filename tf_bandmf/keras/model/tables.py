@@ -1,4 +1,4 @@
-"""Which tables of a model get their noise when their rows are read, and their releases."""
+"""Chooses the tables whose noise is drawn when rows are read, and releases them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
       optimizer: private.
 
     Raises:
-      UnsupportedModelError: if a table is asked for that cannot be had so.
+      UnsupportedModelError: if a requested table does not support this.
     """
     setting = model._tables
     if setting == DENSE:
@@ -111,9 +111,9 @@ def lazy_layers(model: Any, optimizer: Any) -> list[Any]:
 
 
 def costs_of(model: Any, optimizer: Any, layer: Any) -> tuple[float, float]:
-    """What a table adds to a step, about, in milliseconds: dense, and lazy with releases.
+    """About what a table adds to a step in milliseconds: dense, and lazy with releases.
 
-    An example is taken to look up as many rows as it has integers.
+    It assumes that an example looks up as many rows as it has integers.
 
     Args:
       model: private and built.
@@ -143,7 +143,7 @@ def _is_table(layer: Any) -> bool:
 
 
 def _reason(model: Any, optimizer: Any) -> str | None:
-    """Why no table of the model can be had so."""
+    """Why no table of the model supports lazy noise."""
     if model._microbatch_size is not None:
         return "microbatch_size takes a batch in groups"
     if model.jit_compile and not model.run_eagerly:
@@ -159,7 +159,7 @@ def _reason(model: Any, optimizer: Any) -> str | None:
 
 
 def _reason_of(model: Any, layer: Any) -> str | None:
-    """Why the table of a layer cannot be had so."""
+    """Why the table of a layer does not support lazy noise."""
     variables = layer.trainable_variables
     if not is_lookup_table(layer, variables):
         return (
@@ -188,7 +188,8 @@ class Releases(keras.callbacks.Callback):
     """Releases the tables of a private model at the ends of epochs, before other callbacks.
 
     Args:
-      every: also after so many steps; None for at ends of epochs alone.
+      every: number of steps after which tables are also released; None for ends of
+        epochs only.
     """
 
     def __init__(self, every: int | None) -> None:
@@ -196,13 +197,13 @@ class Releases(keras.callbacks.Callback):
         self._every = every
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Releases if it is time."""
+        """Releases the tables if it is time."""
         tables = self.model.optimizer.run.tables
         if self._every is not None and tables.steps_behind >= self._every:
             self.model.release()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Releases."""
+        """Releases the tables."""
         self.model.release()
 
 

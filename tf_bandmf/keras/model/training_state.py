@@ -1,4 +1,4 @@
-"""What belongs to the training of a private model, and to no file that Keras writes."""
+"""State of a private model's training that is in no file that Keras writes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _NAME = "_tf_bandmf_training"
 
 @dataclasses.dataclass
 class TrainingState:
-    """Beside a private model: Keras tracks and saves nothing of it.
+    """State that belongs to a private model, but that Keras neither tracks nor saves.
 
     Attributes:
       is_quiet: whether nothing is printed: `fit(verbose=0)`.
-      run_file: of `begin_run`; checkpoints are announced to it.
+      run_file: private file of `begin_run`; checkpoints are announced to it.
       checked: the layers that were checked before training; or whether none need be.
       compares: whether gradients are compared with those of batches of one.
       may_run_alone: names of layers that may run on batches of one whatever that changes.
@@ -37,5 +37,5 @@ class TrainingState:
 
 
 def state_of(model: Any) -> TrainingState:
-    """That of a private model, which gets one when it is first asked for."""
+    """The training state of a private model, made when it is first asked for."""
     return model.__dict__.setdefault(_NAME, TrainingState())

@@ -1,4 +1,4 @@
-"""Makes variables before they are used: one that is made in a trace costs another trace."""
+"""Makes variables before they are used: making one in a trace costs a second trace."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def build_metrics(
 ) -> None:
     """Makes the variables of a model's compiled metrics outside of the current graph.
 
-    As Keras does it on other backends: metrics are updated once in a graph that is
-    thrown away.
+    Like Keras on other backends, it updates the metrics once in a graph that is thrown
+    away.
 
     Args:
       model: a compiled model.
-      x: inputs, tensors, of which shapes and dtypes matter; so for the others.
+      x: inputs, tensors; only shapes and dtypes matter, as for the others.
       y: targets.
       y_pred: predictions.
       sample_weight: weights, or None.

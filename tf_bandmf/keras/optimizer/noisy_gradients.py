@@ -34,8 +34,9 @@ class NoisyGradients:
     def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> NoisyGradients:
         """The same step with other gradients: scaled, clipped again, masked.
 
-        Args: function: function of each gradient. It must see nothing private but the
-          gradient.
+        Args:
+          function: function of each gradient. It must see nothing private but the
+            gradient.
 
         Raises:
           ValueError: if a result has another shape.

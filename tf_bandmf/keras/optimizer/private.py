@@ -273,10 +273,11 @@ class PrivateOptimizer(WrappedOptimizer):
             that changes the variables itself. It must use nothing private but the
             gradients: what it does is treated as post-processing.
 
-        Raises: TypeError: if `noisy` is not from `private_gradients`. ValueError: if
-          the gradients are another run's, or were applied before. InvalidArgumentError:
-          if the gradients are not from the last step, or something else changed the
-          weights in the meantime.
+        Raises:
+          TypeError: if `noisy` is not from `private_gradients`.
+          ValueError: if the gradients are another run's, or were applied before.
+          InvalidArgumentError: if the gradients are not from the last step, or something
+            else changed the weights in the meantime.
         """
         if not isinstance(noisy, NoisyGradients):
             raise TypeError(

@@ -1,4 +1,4 @@
-"""What a run keeps when it is resumed: everything that decides the bits of a step."""
+"""What must be equal when a run is resumed: all that decides the bits of a step."""
 
 from __future__ import annotations
 

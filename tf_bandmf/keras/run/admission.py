@@ -1,4 +1,4 @@
-"""Whether a batch is the one that the accountant analysed, for the step it is given to."""
+"""Checks that a batch is the one that the accountant analysed for its step."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Admitted(NamedTuple):
 
     Attributes:
       step: its number, int64 scalar; past the horizon if it is not allowed.
-      inputs: what decides its sum, beside the program: digests of the batch and of the
-        weights, and the states of random generators; int32, of a static shape [words].
+      inputs: what decides its sum, apart from the program: digests of the batch and of
+        the weights, and the states of random generators; int32, of a static shape
+        [words].
     """
 
     step: tf.Tensor
@@ -43,19 +44,19 @@ def conditions(
     pinned: tf.Tensor,
     strategy: tf.distribute.Strategy,
 ) -> tuple[list[tuple[tf.Tensor, str]], tf.Tensor]:
-    """What must hold for a batch to be that of a step, with what to say if it does not.
+    """Conditions for a batch to be that of a step, each with its message; and a digest.
 
-    And the digest of its contents, and of its place in a schedule; int64 scalar.
+    The digest is of its contents and of its place in a schedule; int64 scalar.
 
     Args:
-      plan: of the run.
-      batch: of a schedule; or one that the caller made, where the plan leaves it to him.
-      step: the coming one, int64.
+      plan: plan of the run.
+      batch: a batch of a schedule; or one that the caller made, if the plan permits it.
+      step: the coming step, int64.
       pinned: the schedule that the run uses, int64; -1 before its first step.
-      strategy: of the run.
+      strategy: strategy of the run.
 
     Raises:
-      TypeError: if the plan has a schedule, and the batch is of none.
+      TypeError: if the plan has a schedule, but the batch does not come from one.
     """
     if not is_scheduled(batch):
         if plan.participation.has_schedule:

@@ -1,11 +1,11 @@
 """Private counts: what became of examples, as coordinates of what each step releases.
 
-What an example adds to a step is its clipped gradient, of norm at most `l2_norm_clip`, and
-a one where it is counted, times a weight `w`. Together its norm is at most `sqrt(clip^2 +
-w^2)`, which is the norm that the plan's noise is for. So the counts have the noise of the
-strategy, and are covered by the steps' accounting, whatever the sampling: private counts
-in private training as in Andrew et al., 2021, arXiv:1905.03871, and nothing beside it is
-released.
+An example adds to a step its clipped gradient, of norm at most `l2_norm_clip`, and a
+weight `w` at the coordinate where it is counted. Together these have norm at most
+`sqrt(clip^2 + w^2)`, for which the plan's noise is calibrated. So the counts have the
+noise of the strategy, and the steps' accounting covers them, whatever the sampling:
+private counts in private training as in Andrew et al., 2021, arXiv:1905.03871. Nothing
+else is released.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class PrivateCounts:
 
     Attributes:
       clipped: share whose gradient was longer than the clip norm.
-      zero: share without any gradient: weight 0, a record of which `map` or `parse` failed,
-        or a loss that does not depend on the weights there.
+      zero: share without any gradient: weight 0, a record on which `map` or `parse`
+        failed, or a loss that does not depend on the weights there.
       bad: share whose loss, label or gradient was not finite or not valid.
-      noise: standard deviation of each, at this step.
-      steps: so many.
+      noise: standard deviation of each share's noise, at this step.
+      steps: number of steps.
     """
 
     clipped: float
@@ -47,7 +47,7 @@ class PrivateCounts:
     steps: int
 
     def sentence(self) -> str:
-        """What is to be said of examples that contributed nothing, or nothing."""
+        """A sentence about examples that contributed nothing, or an empty text."""
         without = self.zero + self.bad
         noise = math.sqrt(2.0) * self.noise
         if without < max(_CLEARLY * noise, _WORTH_SAYING):
@@ -67,10 +67,10 @@ class PrivateCounts:
 
 
 class Counts:
-    """The counts of a run; of a plan without any they are nothing.
+    """The counts of a run; empty if the plan has none.
 
     Args:
-      plan: of the run.
+      plan: plan of the run.
 
     Attributes:
       size: coordinates of a step's release.
@@ -106,7 +106,7 @@ class Counts:
         return [tf.reduce_sum(found, axis=0)]
 
     def taken_from(self, noisy: tf.Tensor) -> tf.Tensor:
-        """The noisy mean without the counts, which are added up."""
+        """The noisy mean without the counts, which are added to the running sums."""
         if not self.size:
             return noisy
         assert self._variable is not None
@@ -114,7 +114,7 @@ class Counts:
         return noisy[: -self.size]
 
     def value(self, steps: int) -> PrivateCounts | None:
-        """The noisy shares after so many steps; None without counts or steps."""
+        """The noisy shares after this many steps; None without counts or steps."""
         if not self.size or not steps or self._variable is None:
             return None
         plan = self._plan

@@ -1,12 +1,13 @@
-"""Private evaluations: sums over records that a run releases beside its steps.
+"""Private evaluations: sums over records that a run releases besides its steps.
 
-Each is one Gaussian mechanism; the plan says how many there may be, and their noise. The
-noise of an evaluation is bound to the step that it follows, to its place among those of the
-step, to the weights and the records, and to the sum itself (see `docs/noise-reuse.md`). So
-a run that was interrupted, and is resumed from an earlier step, releases the same numbers
-again where all of that is the same, which tells nothing new; and gets independent noise,
-and spends another evaluation, where it is not. What is spent is written down before it is
-released, and known once for all of a run's models in a process, by the run's key.
+Each is one Gaussian mechanism; the plan says how many there may be, and their noise.
+The noise of an evaluation is bound to the step that it follows, to its place among the
+evaluations of that step, to the weights and the records, and to the sum itself (see
+`docs/noise-reuse.md`). So if a run is interrupted and resumed from an earlier step, it
+releases the same numbers again where all of this is the same, which reveals nothing
+new. Where it is not, the run gets independent noise and spends another evaluation. An
+evaluation is recorded as spent before it is released; all models of a run in a process
+share this record, by the run's key.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HOW_TO_RESERVE = (
 
 
 class Evaluations:
-    """Those of one run.
+    """The private evaluations of one run.
 
     Args:
       plan: of the run.
@@ -49,7 +50,7 @@ class Evaluations:
 
     @property
     def spent(self) -> frozenset[str]:
-        """Names of those that were released, for the private state file."""
+        """Names of the evaluations that were released, for the private state file."""
         return frozenset(self._spent)
 
     def refuse_unreserved(self) -> None:
@@ -58,7 +59,7 @@ class Evaluations:
             raise ValueError(HOW_TO_RESERVE)
 
     def join(self, key: NoiseKey) -> None:
-        """Goes on as the evaluations of the run with this key, from a step of it."""
+        """Continues the evaluations of the run with this key, from one of its steps."""
         self._key = key
         # All runs with one test seed have one key.
         self._spent = (
@@ -69,11 +70,11 @@ class Evaluations:
         self._at_step = {}
 
     def watch(self, note: Callable[[str], None], spent: Iterable[str]) -> None:
-        """Lets a function write down what is spent, before it is released.
+        """Lets a function record what is spent, before it is released.
 
         Args:
-          note: of a text that reveals nothing.
-          spent: what it wrote down so far.
+          note: function of a text that reveals nothing.
+          spent: what it has recorded so far.
         """
         self._spent |= set(spent)
         self._note = note

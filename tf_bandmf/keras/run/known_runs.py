@@ -2,12 +2,12 @@
 
 Every `PrivateOptimizer` has a noise key of its own. Two keys on the same data are two
 releases, whose privacy losses add up, however alike plan and code are: a model that is
-compiled anew, trials of a tuner, folds, seeds, comparisons. What a run is on is known by
-its weights (the same variables) and its examples (`sampling.data_identity`).
+compiled again, trials of a tuner, folds, seeds, comparisons. Runs are recognized by
+their weights (the same variables) and their examples (`sampling.data_identity`).
 
-A run counts from its first step on. The registry lives as long as the process: runs of
-other processes are the caller's to know. A plan with a test seed promises nothing and does
-not count.
+A run counts from its first step on. The registry lives as long as the process: the
+caller must know about runs in other processes. A plan with a test seed promises nothing
+and does not count.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class KnownRun:
     """A run that took a step.
 
     Attributes:
-      plan: of the run.
+      plan: plan of the run.
       trained: weak references to its trainable weights.
-      schedule_id: of its data, or `NO_SCHEDULE` if the caller made its batches.
+      schedule_id: id of its schedule, or `NO_SCHEDULE` if the caller made its batches.
     """
 
     plan: Plan
@@ -70,7 +70,7 @@ _LOCK = threading.RLock()
 
 
 def name_of(key: NoiseKey) -> str:
-    """A run is its noise key: a resumed one is the same run."""
+    """The name of a run, from its noise key: a resumed run has the same name."""
     return hashlib.sha256(b"tf-bandmf run" + key.secret_bytes()).hexdigest()
 
 
@@ -130,7 +130,7 @@ def note(name: str, plan: Plan, trained: Sequence[Any], schedule_id: int) -> Non
 
 
 def forget() -> None:
-    """Forgets all runs; for tests, which begin anew."""
+    """Forgets all runs; for tests, each of which starts without runs."""
     with _LOCK:
         _RUNS.clear()
         _EVALUATIONS.clear()

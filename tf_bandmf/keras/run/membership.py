@@ -17,8 +17,8 @@ class Membership:
     """Which other runs of this process share weights or examples with one.
 
     Args:
-      plan: of the run.
-      is_additional: whether the user announced that there may be another one.
+      plan: plan of the run.
+      is_additional: whether the user announced that there may be another run.
     """
 
     __slots__ = ("_counts", "_may_be_second", "_name", "_plan", "_variables")
@@ -96,7 +96,7 @@ class Membership:
         return tf.ensure_shape(noted, [])
 
     def remarks(self, schedule_id: int) -> list[str]:
-        """What the statement says of other runs."""
+        """What the statement says about other runs."""
         found = known_runs.others(self._name, self._variables, schedule_id)
         if not found:
             return []

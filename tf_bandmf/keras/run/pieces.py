@@ -1,8 +1,9 @@
-"""The sum of a step as one vector: in pieces, where putting it together would cost.
+"""The sum of a step as one vector, in pieces where joining it would be expensive.
 
-The noise is for all weights as one vector, and its key has a digest of all of their sums.
-A table of ten million numbers is most of that vector: to copy it takes longer than to hash
-it. So parts that are large stay where they are, and others are put together between them.
+The noise is for all weights as one vector, and its key contains a digest of all of
+their sums. A table of ten million numbers is most of that vector, and copying it takes
+longer than hashing it. So large parts stay where they are, and the others are joined
+between them.
 """
 
 from __future__ import annotations

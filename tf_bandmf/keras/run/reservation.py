@@ -1,8 +1,8 @@
 """What a run has reserved in the ledger that its plan is bound to.
 
 A run reserves at its first step: after all checks that the step may be taken, before
-anything of it is computed with noise. So a model that is only loaded, or compiled again,
-reserves nothing; and no noisy gradient leaves a run that has not reserved.
+anything of it is computed with noise. So a model that is only loaded or compiled again
+reserves nothing, and no noisy gradient leaves a run that has not reserved.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ ENDED = (
 
 
 class Reservation:
-    """The reservation of one run; without an account it asks for nothing.
+    """The reservation of one run; without an account it reserves nothing.
 
     Args:
-      plan: of the run.
+      plan: plan of the run.
 
     Attributes:
-      refusal: why the ledger let the run not begin, or None.
+      refusal: why the ledger did not let the run begin, or None.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -81,7 +81,7 @@ class Reservation:
             self.refusal = None
 
     def refuse_ended(self) -> None:
-        """Raises LedgerError if somebody has ended the run in the ledger meanwhile."""
+        """Raises LedgerError if the run has meanwhile been ended in the ledger."""
         if self._ended is not None and bool(self._ended.numpy()):
             raise LedgerError(ENDED)
         if self._entry is not None:
@@ -89,16 +89,16 @@ class Reservation:
             hooks.begin(self._plan, self._run)
 
     def conditions(self) -> list[tuple[tf.Tensor, str]]:
-        """What must hold for any step, with what to say if it does not."""
+        """Conditions for any step, each with the message if it does not hold."""
         if self._ended is None:
             return []
         return [(tf.logical_not(self._ended), ENDED)]
 
     def held(self, step: tf.Tensor) -> tf.Tensor:
-        """The step, after the run has reserved; within its first step it does.
+        """The step, once the run has reserved; at its first step it reserves here.
 
         Args:
-          step: that may be taken otherwise, int64.
+          step: a step that may otherwise be taken, int64.
 
         Returns:
           The step. If the ledger refuses, InvalidArgumentError is raised, in graphs too;
@@ -127,13 +127,13 @@ class Reservation:
             return tf.where(is_held, step, horizon)
 
     def raise_refusal(self) -> None:
-        """Raises what the ledger said, if it let the run not begin."""
+        """Raises the ledger's error, if it did not let the run begin."""
         refusal, self.refusal = self.refusal, None
         if refusal is not None:
             raise refusal
 
     def note(self, steps: int) -> None:
-        """Writes down how many steps were taken, if the run has taken more since."""
+        """Records how many steps were taken, if the run has taken more since."""
         if self._entry is None or steps <= self._noted_steps:
             return
         assert self._run is not None
@@ -148,7 +148,7 @@ class Reservation:
             )
 
     def end(self, steps: int, reason: str) -> Any:
-        """Ends the run at so many steps, and gives back what the others would cost.
+        """Ends the run after this many steps, and gives back the cost of the others.
 
         Raises:
           ValueError: if the plan is bound to no ledger, or the run has not begun.
@@ -164,7 +164,7 @@ class Reservation:
         return hooks.end(self._plan, self._run, steps, reason)
 
     def remarks(self) -> list[str]:
-        """What the statement says of the reservation."""
+        """What the statement says about the reservation."""
         account = self._plan.account
         if account is None:
             return []

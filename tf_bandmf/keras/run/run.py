@@ -1,4 +1,4 @@
-"""One private run: what a `PrivateOptimizer` has, beside the optimizer of Keras.
+"""One private run: what a `PrivateOptimizer` has besides the optimizer of Keras.
 
 A step of a run is four calls:
 
@@ -8,8 +8,8 @@ A step of a run is four calls:
     run.apply(noisy, variables)
     run.seal.renew(weights)
 
-A run begins when the optimizer is built. From then on it has a noise key, a clock, and a
-seal of the weights; nothing of it is in a file that Keras writes.
+A run begins when the optimizer is built. From then on it has a noise key, a clock, and
+a seal of the weights; none of these is in a file that Keras writes.
 """
 
 from __future__ import annotations
@@ -72,28 +72,28 @@ HOW_TO_TRAIN = (
 class Run:
     """The steps of one plan, with one noise key, on one model and one data set.
 
-    Keras tracks nothing of it, so that no file holds it.
+    Keras tracks none of it, so no file holds it.
 
     Args:
-      plan: of the run.
-      inner_optimizer: of Keras; applies the noisy gradients.
-      scaling: of coordinates, or None.
+      plan: plan of the run.
+      inner_optimizer: the optimizer of Keras that applies the noisy gradients.
+      scaling: scaling of coordinates, or None.
       keep_normals: see `PrivateOptimizer`.
       is_additional: whether another run of the process may have trained the same model,
         or on the same examples.
 
     Attributes:
-      plan: of the run.
-      inner_optimizer: the same.
-      scaling: of coordinates, or None.
-      membership: among the runs of this process.
-      reservation: in the ledger that the plan is bound to.
-      traces: of its steps, where they run eagerly.
-      strategy: of distribution, within whose scope it was made.
-      evaluations: of metrics, that the plan has reserved.
-      counts: of what became of examples, that the plan has reserved.
+      plan: plan of the run.
+      inner_optimizer: the optimizer of Keras.
+      scaling: scaling of coordinates, or None.
+      membership: the run among the runs of this process.
+      reservation: its reservation in the ledger that the plan is bound to.
+      traces: traces of its steps, where they run eagerly.
+      strategy: distribution strategy in whose scope it was made.
+      evaluations: private evaluations that the plan has reserved.
+      counts: private counts of examples that the plan has reserved.
       turn: held while a step is taken.
-      vouched: what the caller said of weights that he changed, in order.
+      vouched: the caller's reasons for changes of the weights, in order.
       resumed_elsewhere: where it was resumed with other versions or devices, and how
         they differ.
       was_loaded_without_weights: whether Keras loaded the optimizer from an .h5 file,
@@ -145,15 +145,16 @@ class Run:
         self._lazy = list(tables)
 
     def eager(self, variables: Sequence[Any]) -> list[Any]:
-        """Those of some variables that get their noise in each step."""
+        """The variables, of these, that get their noise in each step."""
         lazy = {id(table) for table in self._lazy}
         return [variable for variable in variables if id(variable) not in lazy]
 
     def begin(self, variables: Sequence[Any]) -> None:
-        """Makes the noise generator, and a fresh key; within the scope of the strategy.
+        """Makes the noise generator and a fresh key, within the strategy's scope.
 
         Args:
-          variables: the model's trainable ones, of which the inner optimizer has slots.
+          variables: the model's trainable variables, for which the inner optimizer has
+            slots.
 
         Raises:
           MemoryError: if the noise needs more memory than there is.
@@ -191,8 +192,8 @@ class Run:
         """Secrets of this run's plan and model.
 
         Args:
-          key: of the run.
-          **state: where it is, as for `SecretState`; by default at its beginning.
+          key: key of the run.
+          **state: the state of the run, as for `SecretState`; by default its beginning.
         """
         assert self._generator is not None
         return SecretState(
@@ -206,11 +207,11 @@ class Run:
         )
 
     def adopt(self, secrets: SecretState, memory: Any = None) -> None:
-        """Goes on with these secrets: of a new or of a resumed run.
+        """Continues with these secrets, of a new run or of a resumed one.
 
         Args:
-          secrets: where the run is.
-          memory: of its tables, whose variables have a release: see `RunTables`.
+          secrets: state of the run.
+          memory: memory of its tables, whose variables hold a release: see `RunTables`.
         """
         self._secrets = secrets
         if self._lazy:
@@ -245,21 +246,21 @@ class Run:
 
     @property
     def secrets(self) -> SecretState:
-        """Key, clock and buffer. For the private state file alone."""
+        """Key, clock and buffer; only for the private state file."""
         if self._secrets is None:
             raise ValueError("The run has not begun: the optimizer is not built.")
         return self._secrets
 
     @property
     def seal(self) -> WeightsSeal:
-        """By which changes of the weights between steps are noticed."""
+        """The seal by which changes of the weights between steps are noticed."""
         if self._seal is None:
             raise ValueError("The run has not begun: the optimizer is not built.")
         return self._seal
 
     @property
     def tables(self) -> RunTables | None:
-        """Those whose noise is drawn when their rows are read, if there are any."""
+        """The tables whose noise is drawn when their rows are read, if any."""
         return self._tables
 
     @shared_constants()
@@ -288,7 +289,7 @@ class Run:
         return tf.cast(self.inner_optimizer.iterations.value, tf.int64)
 
     def is_restored(self) -> bool:
-        """Whether it may take no step, as a file brought the optimizer somewhere else."""
+        """Whether it may take no step, because a file set the optimizer's step."""
         if self.was_loaded_without_weights:
             return True
         if not self.has_begun:
@@ -334,22 +335,22 @@ class Run:
     ) -> admission.Admitted:
         """The coming step, after all checks that it may be taken.
 
-        Should a tool strip the assertions from the graph, a step that is not allowed
-        becomes one past the horizon, for which there is no noise but NaN.
+        If a tool strips the assertions from the graph, a step that is not allowed
+        becomes a step past the horizon, whose noise is NaN.
 
         Args:
           batch: of the plan's schedule; or one that the caller made.
-          weights: all of the model's, in the same order each time.
-          seeds: states of its random generators, in the same order each time; before
-            anything is drawn from them.
+          weights: all weights of the model, in the same order each time.
+          seeds: states of its random generators before anything is drawn, in the same
+            order each time.
 
         Raises:
-          TypeError: if the plan has a schedule, and the batch is of none.
+          TypeError: if the plan has a schedule, but the batch does not come from one.
           InvalidArgumentError: in graphs too, if the budget is spent, the batch is not
-            that of the step, it would be a second run that was not announced, the
-            optimizer was restored from a file without its private state, something else
-            changed weights or the inner optimizer's state, there are no scales, or the
-            ledger that the plan is bound to has no budget for the run.
+            that of the step, the run would be an unannounced second run, the optimizer
+            was restored from a file without its private state, something else changed
+            weights or the inner optimizer's state, there are no scales, or the ledger
+            that the plan is bound to has no budget for the run.
         """
         noise.refuse_xla()
         schedule_id = admission.schedule_id_of(batch)
@@ -417,15 +418,15 @@ class Run:
 
         Args:
           clipped: what `clipped_gradient_sums` returned.
-          variables: the model's trainable ones, in the order of `clipped.sums`.
+          variables: the model's trainable variables, in the order of `clipped.sums`.
           admitted: what `admit` returned.
           penalties: gradients of weight regularizers, which depend on no data; added to
             the noisy gradients.
           looked_up: what `RunTables.bring_up_to_date` returned, if there are lazy tables.
 
         Returns:
-          Noisy gradients, in the variables' shapes and dtypes; for tables whose noise is
-          drawn when rows are read, `RowSums`, which have none yet.
+          Noisy gradients, in the variables' shapes and dtypes; for tables whose noise
+          is drawn when rows are read, `RowSums`, which have no noise yet.
 
         Raises:
           TypeError: if `clipped` did not come from the clipping of this library.
@@ -467,7 +468,7 @@ class Run:
     def _inputs(
         self, admitted: admission.Admitted, row_sums: Sequence[RowSums]
     ) -> tf.Tensor:
-        """What the noise is bound to, beside the sum."""
+        """What the noise is bound to besides the sum."""
         if self._tables is None:
             return admitted.inputs
         of_tables = self._tables.digest(row_sums, admitted.step)
@@ -476,7 +477,7 @@ class Run:
     def _refuse_unclipped(
         self, vectors: Sequence[tf.Tensor], clipped: ClippedGradients
     ) -> tf.Operation | None:
-        """An assertion that a sum is no larger than clipped gradients add up to."""
+        """An assertion that a sum is no larger than clipped gradients can add up to."""
         halves = [tf.nn.l2_loss(vector) for vector in vectors]
         norm = tf.sqrt(2.0 * tf.cast(tf.add_n(halves), tf.float64))
         examples = tf.cast(tf.size(clipped.norms), tf.float64)
@@ -587,7 +588,7 @@ class Run:
         return [tf.debugging.Assert(holds, [text]) for holds, text in conditions]
 
     def release(self) -> None:
-        """Lets the layers' variables of all tables have the rows of now.
+        """Writes the current rows of all tables into the layers' variables.
 
         Raises:
           InvalidArgumentError: if something else changed the variables, or a step was
@@ -606,9 +607,9 @@ class Run:
         """Releases sums over records with noise, as one of the plan's evaluations.
 
         Args:
-          sums: float64, shape [M]: to which each unit adds a vector of norm <= 1.
-          what: was summed, of which records, for the noise's key.
-          weights: all of the model's, in the same order as in `admit`.
+          sums: float64, shape [M], to which each unit adds a vector of norm <= 1.
+          what: describes what was summed, and over which records, for the noise's key.
+          weights: all weights of the model, in the same order as in `admit`.
 
         Returns:
           Float64, shape [M].
@@ -648,7 +649,7 @@ class Run:
             self.vouched = tuple(dict.fromkeys((*self.vouched, reason.strip())))
 
     def remarks(self) -> list[str]:
-        """What the statement must say beside the plan's guarantee."""
+        """What the statement must say in addition to the plan's guarantee."""
         remarks = []
         if self.has_begun:
             remarks += self.membership.remarks(int(self.schedule_id))

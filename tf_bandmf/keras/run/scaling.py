@@ -1,23 +1,23 @@
 """Scale, then privatize: clip norm and noise in the coordinates of an adaptive optimizer.
 
-Adam divides each coordinate by the root of its second moment v. Clipped and noised as they
-are, coordinates with small gradients are lost in noise that is as large there as
-everywhere. Scale-then-privatize (Ganesh, McMahan and Thakurta, 2025, arXiv:2507.01129)
-multiplies each example's gradient by s, about 1 / sqrt(v), clips it, adds the noise, and
-divides the noisy mean by s:
+Adam divides each coordinate by the root of its second moment v. If gradients are
+clipped and noised without scaling, coordinates with small gradients are lost in noise
+that is equally large everywhere. Scale-then-privatize (Ganesh, McMahan and Thakurta,
+2025, arXiv:2507.01129) multiplies each example's gradient by s, about 1 / sqrt(v),
+clips it, adds the noise, and divides the noisy mean by s:
 
     scaled_t = sum over examples of clip(s_t * g)       norm of each at most C
     noisy_t  = (scaled_t + noise_stddev (C^-1 Z)_t) / (expected_batch_size s_t)
 
-s_t is computed from the optimizer's v, which the noisy gradients before step t decide. So
-scaled_t is a query that was chosen by what has been released, of the sensitivity of every
-other one: mechanisms of Gaussian noise are as private for queries that are chosen so
-(Denisov et al., 2022, arXiv:2202.08312, theorem 2.1), and dividing by s_t is
+s_t is computed from the optimizer's v, which the noisy gradients before step t decide.
+So scaled_t is a query chosen by what has been released, with the same sensitivity as
+every other one: mechanisms of Gaussian noise are as private for queries chosen in this
+way (Denisov et al., 2022, arXiv:2202.08312, theorem 2.1), and dividing by s_t is
 post-processing.
 
-Correlated noise cancels over steps in scaled coordinates. In those of the gradients it
-cancels as far as s_t stays what it was, which changes as slowly as v does. What Adam adds
-to the weights is again multiplied by about s_t, so that there it cancels.
+Correlated noise cancels over steps in scaled coordinates. In the coordinates of the
+gradients it cancels as far as s_t stays the same; s_t changes as slowly as v. What Adam
+adds to the weights is again multiplied by about s_t, so that there it cancels.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Scaling:
 
             s = (1 + f) r / (sqrt(v) + f r),   r = root mean square of all sqrt(v), f = 0.1
 
-        A factor of v changes nothing, so neither does Adam's correction of its bias, and
-        the norm of a gradient that is as large as sqrt(v) stays what it was: a clip norm
-        means about the same with and without scales. While all of v is zero they are 1,
-        as before the first step.
+        Multiplying v by a factor changes nothing, so neither does Adam's bias
+        correction. The norm of a gradient that is as large as sqrt(v) stays the same,
+        so a clip norm means about the same with and without scales. While all of v is
+        zero, as before the first step, the scales are 1.
 
         Returns:
           Float32 tensors in the shapes of the variables, in (0, 1 + 1 / f] if the moments

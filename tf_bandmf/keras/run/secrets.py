@@ -1,4 +1,4 @@
-"""What must not be in any file that a user shares: key, buffer and clock of a run."""
+"""The secrets of a run, which no shared file may hold: key, buffer and clock."""
 
 from __future__ import annotations
 
@@ -37,28 +37,30 @@ class SecretState:
     `include_optimizer=False`. This is a plain Python object: nothing tracks it, and it
     refuses to be pickled or copied.
 
-    The noise of a step is bound to the sum that it is added to and to what decided it: a
-    keyed digest of both is part of the step's key, see `NoiseGenerator.bound_key`. Digests
-    of the steps taken are kept, for mechanisms that draw earlier normals again.
+    The noise of a step is bound to the sum that it is added to, and to what decided
+    that sum: a keyed digest of both is part of the step's key, see
+    `NoiseGenerator.bound_key`. Digests of the steps taken are kept, for mechanisms that
+    draw earlier normals again.
 
     Under a distribution strategy each replica has variables of its own: the same step
     and keys, and its part of the kept vectors.
 
     Args:
-      generator: of the plan, with as many shards as there are replicas.
-      key: of the run.
-      plan: fingerprint of the plan: what the run's secrets are bound to, beside the steps.
+      generator: the plan's generator, with as many shards as there are replicas.
+      key: key of the run.
+      plan: fingerprint of the plan, to which the run's secrets are bound besides the
+        steps.
       step: number of noise vectors used so far.
-      schedule_id: of the schedule that the run uses; -1 before it began.
+      schedule_id: id of the schedule that the run uses; -1 before it began.
       buffer: kept vectors after those steps, float32, shape [memory_vectors,
         num_shards * shard_size]; None for zeros.
-      digests: of at least those steps, int64, shape [steps]. Digests of later ones are of
-        steps that the run took before it was resumed: such a step is refused if its
-        digest is another one now.
+      digests: digests of at least those steps, int64, shape [steps]. Further digests
+        are those of steps that the run took before it was resumed: such a step is
+        refused if its digest differs now.
       is_bound: False for a test key, whose noise protects nobody: it follows from key and
         step alone, so that runs can be compared.
-      compiles: whether digests of short sums are compiled, too: steps take less, the first
-        one takes longer. The bits are the same.
+      compiles: whether digests of short sums are compiled, too: then steps are faster,
+        but the first one takes longer. The bits are the same.
 
     Raises:
       ValueError: if digests of steps before `step` are missing.
@@ -148,9 +150,9 @@ class SecretState:
         """Lets a function write down each step before its noise is drawn.
 
         Args:
-          note: of the step and its digest, which is secret, as two little-endian numbers
-            of 8 bytes; whatever it raises ends the step. Graphs that were traced before
-            do not call it.
+          note: function of the step and its digest, which is secret, as two
+            little-endian numbers of 8 bytes; whatever it raises ends the step. Graphs
+            that were traced before do not call it.
         """
         self._note = note
 
@@ -168,7 +170,7 @@ class SecretState:
         }
 
     def steps_known(self) -> int:
-        """Steps that the run took, as far as digests tell, before it was resumed too."""
+        """Steps that the run took, also before it was resumed, as far as digests show."""
         found = np.flatnonzero(self._known_digests[0].numpy())
         return max(int(self._steps[0]), int(found[-1]) + 1 if found.size else 0)
 
@@ -188,11 +190,12 @@ class SecretState:
           step: int64 scalar that `generator.checked_step` returned.
           total: what the noise is bound to: this replica's sum of clipped gradients,
             float32, of a static length, or its pieces; and
-          inputs: all else (`Admitted.inputs`, sums of tables), int32, of a static length.
+          inputs: everything else (`Admitted.inputs`, sums of tables), int32, of a
+            static length.
 
         Returns:
-          float32, shape [shard_size]; for a sum in pieces it may be longer, and what comes
-          after the noise is of no use.
+          float32, shape [shard_size]; for a sum in pieces it may be longer: ignore what
+          comes after the noise.
 
         Raises:
           InvalidArgumentError: in graphs too, if another thread took the step meanwhile,
@@ -234,7 +237,7 @@ class SecretState:
         """Draws the noise of the coming step once more, from its known digest.
 
         Returns:
-          A number of it, so that a graph keeps the operation.
+          One number of the noise, so that a graph keeps the operation.
         """
         step = tf.identity(self.step)
         digest = of_replica(self._known_digests).sparse_read(step)
@@ -284,9 +287,9 @@ class SecretState:
             return tf.identity(noise)
 
     def _advance(self, clock: tf.Variable, step: tf.Tensor) -> tf.Tensor:
-        """Sets the clock to `step + 1` if it is at `step`: for one of several threads.
+        """Sets the clock to `step + 1` if it is at `step`; only one thread can.
 
-        Graphs run outside of the locks of Python. Reading and writing is one operation.
+        Graphs run outside of Python's locks, so reading and writing is one operation.
 
         Returns:
           Whether it was, bool scalar.
@@ -375,5 +378,5 @@ def per_replica(value: tf.Tensor | np.ndarray) -> list[tf.Variable]:
 
 
 def of_replica(variables: list[tf.Variable]) -> Any:
-    """The one of the replica whose step is being traced, of what `per_replica` made."""
+    """The variable, of those that `per_replica` made, of the replica being traced."""
     return variables[replica_id() % len(variables)]

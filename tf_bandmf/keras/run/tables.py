@@ -1,13 +1,14 @@
 """The tables of a run whose noise is drawn when their rows are read.
 
-Between two releases the rows of now are here, where nothing shows them: they are as secret
-as the key, for a row whose noise is behind shows that nobody touched it. The layers'
-variables have the last release. `docs/lazy-noise.md` says what is promised, and why.
+Between two releases, the current rows are kept here, where nothing shows them: they are
+as secret as the key, because a row whose noise is missing shows that nobody touched it.
+The layers' variables hold the last release. `docs/lazy-noise.md` says what is promised,
+and why.
 
-What a row gets when it is read is bound to all that the run has summed before, and to how
-much of the noise each step lets in: its key has the digest of the step before, which is
-chained through all steps with their learning rates, and the rows that are read together
-with it.
+The noise that a row gets when it is read is bound to all that the run has summed
+before, and to how much of the noise each step lets in: its key contains the digest of
+the step before, which is chained through all steps with their learning rates, and the
+rows that are read together with it.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class LookedUpRows(NamedTuple):
     """Rows of a table that a step has brought up to date: no others get sums.
 
     Attributes:
-      ids: [N] int64, as they were looked up, negative for none.
-      rows: [U] int32, those that exist, each once.
-      places: [N] int32, of each id in `rows`; -1 for none.
+      ids: [N] int64, the ids as they were looked up, negative for none.
+      rows: [U] int32, the rows that exist, each once.
+      places: [N] int32, the place of each id in `rows`; -1 for none.
     """
 
     ids: tf.Tensor
@@ -74,7 +75,7 @@ def refusal(inner: Any, plan: Plan) -> str | None:
 
     Args:
       inner: optimizer of Keras.
-      plan: of the run.
+      plan: plan of the run.
     """
     if type(inner) is not keras.optimizers.SGD:
         return (
@@ -105,13 +106,13 @@ def entries_of(inner: Any, plan: Plan) -> int:
 
 
 def update_of(inner: Any, decays: bool) -> LinearUpdate:
-    """What SGD does with a variable, which its weight decay is for or not."""
+    """SGD's update of a variable, with or without weight decay."""
     decay = float(inner.weight_decay or 0.0) if decays else 0.0
     return LinearUpdate(float(inner.momentum), bool(inner.nesterov), decay)
 
 
 def environment() -> str:
-    """What decides how sums are rounded: another one has noise of its own."""
+    """What decides how sums are rounded: another environment has independent noise."""
     threads = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count()
     devices = sorted(
         str(tf.config.experimental.get_device_details(gpu).get("device_name"))
@@ -125,11 +126,11 @@ class RunTables:
     """The states of a run's tables, its keys for them, and their releases.
 
     Args:
-      variables: of the tables, Keras variables [rows, columns] in float32.
-      plan: of the run.
+      variables: the tables, Keras variables [rows, columns] in float32.
+      plan: plan of the run.
       inner: optimizer of Keras that applies its noisy gradients.
-      generator: of the run.
-      key: of the run.
+      generator: noise generator of the run.
+      key: key of the run.
       digest_before: gives the digest of the step before one, int64.
       step: of the run, at which the variables are a release.
       memory: by variable, see `LazyTable`.
@@ -204,10 +205,10 @@ class RunTables:
         return update_of(self._inner, uses_weight_decay(self._inner, variable))
 
     def watch_releases(self, note: Callable[[int], None], known: Sequence[int]) -> None:
-        """Notes releases before they are made, and repeats those of a resumed run.
+        """Records releases before they are made, and repeats those of a resumed run.
 
         Args:
-          note: is called with the step.
+          note: function that is called with the step.
           known: steps at which the run released before it was resumed.
         """
         self._note_release = note
@@ -269,7 +270,7 @@ class RunTables:
         return self._readers
 
     def readers_between_steps(self) -> dict[int, Reader]:
-        """Those of a step before the first one; then readers of the last release."""
+        """Before the first step, readers of a step; later, of the last release."""
         if int(self._now) == self._first_step:
             self.begin()
             return self._readers
@@ -283,14 +284,14 @@ class RunTables:
         return self._variables
 
     def is_at(self, step: tf.Tensor) -> tf.Tensor:
-        """Whether the next step is this one, and the one before is whole, bool scalar."""
+        """Whether this step is next and the previous one is complete, bool scalar."""
         is_next = tf.equal(tf.cast(self._now.value(), step.dtype), step)
         return is_next & ~self._is_writing.value()
 
     def _write(self, change: Callable[[], list[Any]]) -> None:
-        """Makes a change that must not be made in part: what stops within, stops the run.
+        """Makes a change that must not be made in part: an interruption ends the run.
 
-        Rows would have a sum without its noise, or their noise twice.
+        Otherwise, rows would have a sum without its noise, or their noise twice.
         """
         with tf.control_dependencies([self._is_writing.assign(True, read_value=False)]):
             changes = change()
@@ -302,7 +303,7 @@ class RunTables:
     def bring_up_to_date(
         self, looked_up: Sequence[tf.Tensor], step: tf.Tensor
     ) -> list[LookedUpRows]:
-        """Draws the noise that rows are behind by.
+        """Draws the noise that rows have missed since they were last read.
 
         Args:
           looked_up: by variable, [N] int64 rows, negative for none.
@@ -335,12 +336,11 @@ class RunTables:
         rate: tf.Tensor,
         looked_up: Sequence[LookedUpRows],
     ) -> list[RowSums]:
-        """Adds up what stands several times, and leaves out what is no row.
+        """Adds up the values of repeated rows, and leaves out ids that are not rows.
 
-        A row that was not brought up to date is left out, too: taking the step it would
-        lose the noise that it is behind by. An example that looks such a row up is not
-        finite, so that its sum is zero; so is that of the made-up example that stands in
-        an empty batch.
+        A row that was not brought up to date is left out, too: taking the step, it
+        would lose its missing noise. An example that looks up such a row is not finite,
+        so its sum is zero; so is the sum of the made-up example in an empty batch.
 
         Args:
           sums: by variable.
@@ -355,7 +355,7 @@ class RunTables:
         ]
 
     def digest(self, sums: Sequence[RowSums], step: tf.Tensor) -> tf.Tensor:
-        """The chain: a step's sums and rate, and what was before it; int32, shape [2]."""
+        """The digest of a step's sums and rate, chained; int32, shape [2]."""
         before = [self._digest_before(step)[None], self._basis.value()]
         before += [tf.bitcast(own.rate, tf.int64)[None] for own in sums]
         parts = [tf.reshape(tf.bitcast(tf.concat(before, axis=0), tf.int32), [-1])]
@@ -380,7 +380,7 @@ class RunTables:
         self._write(change)
 
     def _key(self, step: tf.Tensor, use: int, rows: Sequence[tf.Tensor]) -> tf.Tensor:
-        """For what is drawn at a step: bound to what was summed before, and for whom."""
+        """The key of a draw at a step, bound to the earlier sums and to its purpose."""
         key = self._keys.sparse_read(2 * step + use)
         if self._is_bound:
             before = self._digest_before(tf.cast(step, tf.int64))
@@ -404,7 +404,7 @@ class RunTables:
         return self._digests() != self._seal
 
     def release(self) -> bool:
-        """Brings all rows up to date, and lets the layers' variables have them.
+        """Brings all rows up to date, and writes them into the layers' variables.
 
         Returns:
           False if something else has changed the variables: nothing is released then.
@@ -422,7 +422,7 @@ class RunTables:
         return True
 
     def accept(self) -> None:
-        """Goes on with the variables that something else changed; not within a step."""
+        """Continues with variables that something else changed; not within a step."""
         if not self.was_changed():
             return
         if self._tables:
@@ -483,7 +483,7 @@ class RunTables:
 
 
 def _reader(read: Reader, is_known: Reader = lambda rows: True) -> Reader:
-    """Reads rows, negative for none: NaN for those, and for what is not known."""
+    """Reads rows; NaN for negative ids, which mean none, and for unknown rows."""
 
     def read_known(rows: tf.Tensor) -> tf.Tensor:
         places = tf.maximum(rows, 0)
@@ -495,7 +495,7 @@ def _reader(read: Reader, is_known: Reader = lambda rows: True) -> Reader:
 
 
 def _each_once(ids: tf.Tensor) -> LookedUpRows:
-    """Rows that exist, in the order in which they are looked up first."""
+    """The rows that exist, in the order in which they are first looked up."""
     unique, places = tf.unique(tf.cast(ids, tf.int32))
     exists = unique >= 0
     # Products: choosing from one number is slower.

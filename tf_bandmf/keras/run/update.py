@@ -1,8 +1,8 @@
-"""What the inner optimizer makes of noisy gradients: always a graph.
+"""The update that the inner optimizer makes from noisy gradients: always a graph.
 
-Schedules, constraints and inner optimizers are code of the user. A graph of them is
-followed back to what was released (`clipping/proof/updates.py`). Where steps run eagerly
-it is traced once, before Python code of the user has seen a record of the run.
+Schedules, constraints and inner optimizers are the user's code. Their graph is followed
+back to what was released (`clipping/proof/updates.py`). Where steps run eagerly, it is
+traced once, before Python code of the user has seen a record of the run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Update:
 
     Args:
       inner: optimizer of Keras.
-      traces: of the run.
+      traces: traces of the run.
     """
 
     def __init__(self, inner: Any, traces: Traces) -> None:
@@ -58,7 +58,7 @@ class Update:
         self._traces.of(key, lambda: _traced(update, specs, guard))(*noisy)
 
     def learning_rate(self) -> tf.Tensor:
-        """That of the coming step, before the optimizer takes it."""
+        """The learning rate of the coming step, before the optimizer takes it."""
 
         def rate() -> tf.Tensor:
             with update_runs_no_host_code():
@@ -76,7 +76,7 @@ class Update:
 
     @contextlib.contextmanager
     def _alone(self, noisy: Any, variables: Sequence[Any]) -> Iterator[None]:
-        """Within it the inner optimizer makes of noisy gradients what it likes, alone."""
+        """A context in which the inner optimizer alone may process noisy gradients."""
         changed = [*variables, *self._inner.variables]
         is_first = replica_id() == 0
         with update_is_released(noisy, changed, is_first), update_runs_no_host_code():

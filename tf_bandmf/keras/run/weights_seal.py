@@ -1,15 +1,16 @@
-"""Notices weights that something else than the private step has changed.
+"""Notices weights that something other than the private step has changed.
 
-A plain model that shares layers with a private one can train them without noise; so can
-an assignment between two steps. After each private step a digest of all of the model's
-weights is kept, and the next step takes place only if they still have it. So it is with the
-state of the inner optimizer (moments, averages), from which the next weights follow, and
-the scales of coordinates.
+A plain model that shares layers with a private one can train them without noise; an
+assignment between two steps can change them, too. After each private step, a digest of
+all of the model's weights is kept, and the next step takes place only if they still
+have it. The same holds for the state of the inner optimizer (moments, averages), which
+decides the next weights and the scales of coordinates.
 
-The digest covers every bit. It is FarmHash64 where weights are on the host (9 GB/s on one
-core), else a sum of products with numbers that depend on the place, modulo 2^64, which XLA
-makes one pass of where the weights are: a weight never travels to the host. It guards
-against mistakes, not against somebody who looks for weights with the same digest.
+The digest covers every bit. It is FarmHash64 where weights are on the host (9 GB/s on
+one core). Elsewhere it is a sum of products with numbers that depend on the place,
+modulo 2^64, which XLA computes in one pass where the weights are: a weight never
+travels to the host. The digest guards against mistakes, not against somebody who
+searches for weights with the same digest.
 """
 
 from __future__ import annotations
@@ -54,9 +55,8 @@ _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 class WeightsSeal:
     """The digest of a model's weights after the last private step.
 
-    Nothing tracks it, and no file holds it: a run that is resumed takes that of weights
-    which its private state file knows.
-    Each replica has a digest of its own copies.
+    Nothing tracks it, and no file holds it: a resumed run takes the digest of weights
+      that its private state file knows. Each replica has a digest of its own copies.
 
     Args:
       optimizer_state: gives the variables of the inner optimizer that only its steps
@@ -72,10 +72,10 @@ class WeightsSeal:
         self._optimizer_state = optimizer_state
         self._weights: tuple[Any, ...] = ()
 
-    # AutoGraph of a loop of one's own would convert the digests: a second.
+    # In a custom loop, AutoGraph would convert the digests, which takes a second.
     @tf.autograph.experimental.do_not_convert
     def digest_if_holds(self, weights: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
-        """The weights' digest, int64 scalar; and if the last private step left them so.
+        """The weights' digest, int64 scalar, and whether the last step left them so.
 
         Args:
           weights: Keras variables, in the same order each time.
@@ -117,9 +117,9 @@ class WeightsSeal:
             state.assign(tf.zeros([3], tf.int64))
 
     def through(self, change: Callable[[], Any]) -> Any:
-        """A change of weights between steps that is the library's own, such as averages.
+        """Lets the library itself change weights between steps, such as by averages.
 
-        If something else had changed them before, that still shows.
+        If something else had changed them before, the next step still notices.
         """
         was_whole = (
             bool(self._weights)
@@ -135,8 +135,8 @@ class WeightsSeal:
 def let_average(callbacks: Any, run: Callable[[], Any]) -> None:
     """Lets `keras.callbacks.SwapEMAWeights` swap weights of the run for their averages.
 
-    Both are functions of noisy gradients. Keras swaps by adding and subtracting, which
-    leaves weights that differ in their last bits. `run` gives the run at that time.
+    Both are functions of noisy gradients. Keras swaps by adding and subtracting, so the
+    weights differ in their last bits afterwards. `run` returns the run at that time.
     """
     for callback in each_callback(callbacks):
         if not isinstance(callback, keras.callbacks.SwapEMAWeights):

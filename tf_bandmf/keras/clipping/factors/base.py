@@ -1,10 +1,10 @@
 """Per-example gradients of one variable, in factored form.
 
 The per-example gradients of a kernel, [B, *kernel.shape], are too large to keep. Most
-layers leave them as a product of two smaller tensors. A factor is such a form, with
-two questions to answer: the squared norm per example, and the weighted sum over
-examples. Both are computed from the same float32 tensors, and the norm comes with a
-bound on rounding (see `norms`), so that the clipped sum obeys it.
+layers leave them as a product of two smaller tensors. A factor is such a form; it gives
+the squared norm per example, and the weighted sum over examples. Both are computed from
+the same float32 tensors, and the norm comes with a bound on rounding (see `norms`), so
+that the clipped sum obeys it.
 
 Factors of one variable from several calls of its layer add up *before* the norm is
 taken: see `add_factors`.

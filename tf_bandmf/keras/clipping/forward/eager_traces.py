@@ -1,10 +1,10 @@
-"""What decides a step is traced before the run's records were seen, in eager code too.
+"""Traces what decides a step before any record is seen, in eager code too.
 
-Layers, losses, schedules, regularizers, constraints and inner optimizers are code of the
-user. In a graph that code has run before the first step, and sees no values. Where steps
-run eagerly (`run_eagerly=True`) their metrics are Python code, which sees values and may
-keep them where nothing can follow them. So everything else is traced there, too: once,
-before the metrics of the first step, and run from then on.
+Layers, losses, schedules, regularizers, constraints and inner optimizers are the user's
+code. In a graph, this code has run before the first step and sees no values. Where
+steps run eagerly (`run_eagerly=True`), their metrics are Python code, which sees values
+and may keep them where nothing can follow them. So everything else is traced there,
+too: once, before the metrics of the first step. From then on the traces run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Traces:
         """A traced function, which is made when it is first asked for.
 
         Args:
-          key: of what it depends on; compared by `==`.
+          key: key of what it depends on; compared by `==`.
           make: traces it.
 
         Raises:
@@ -66,7 +66,7 @@ class Traces:
         return function
 
     def forget(self) -> None:
-        """Lets all be traced anew: the model is compiled."""
+        """Forgets all traces, because the model is compiled again."""
         self._known.clear()
 
     def note(self, names: Iterable[str]) -> None:
@@ -80,7 +80,7 @@ class Traces:
     def refuse_late(self) -> None:
         """Raises UnsupportedModelError if what is kept in Python may enter a trace.
 
-        That is so if code of the user has seen records of this run in Python.
+        This is so if the user's Python code has seen records of this run.
         """
         if not self._seen_by:
             return

@@ -1,10 +1,11 @@
-"""One traced pass for two: the check of its numbers, and the step that it is part of.
+"""Keeps one traced pass for both the self-check and the step.
 
-Tracing a model's pass is most of what a private run takes before its first step. So the
-pass that `self_check` compares with gradients taken one by one is kept, and the step runs
-it. What the check cannot have is random masks: it runs a copy of the traced function, in
-which what Keras' random functions draw is replaced by constants, and draws the same in the
-gradients that it compares with. All else is node for node what the step runs.
+Most of the time before a private run's first step goes into tracing the model's pass.
+So the pass that `self_check` compares with gradients taken one by one is kept, and the
+step runs it. The check cannot use random masks: it runs a copy of the traced function
+in which constants replace what Keras' random functions draw, and draws the same
+constants for the gradients that it compares with. Everything else is, node for node,
+what the step runs.
 """
 
 from __future__ import annotations

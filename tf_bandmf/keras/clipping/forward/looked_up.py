@@ -1,4 +1,4 @@
-"""Which rows of tables a batch looks up, before the pass that looks them up."""
+"""Finds the table rows that a batch looks up, before the pass that looks them up."""
 
 from __future__ import annotations
 

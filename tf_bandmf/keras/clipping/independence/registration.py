@@ -1,4 +1,4 @@
-"""Classes that the user vouches for."""
+"""Registers layer classes that the user vouches for."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def register_per_example_layer(layer_class: _Class) -> _Class:
     """Vouches that a class of layers acts on each example alone; also a decorator.
 
     WARNING: nothing checks this. What such a layer returns for an example must be a
-    function of that example, the weights and random numbers: whatever the weights,
-    whatever the other examples, however many there are, and in its gradient, too. If
-    this is wrong, there is no privacy. The model's `privacy_statement` names the class.
+    function of that example, the weights and random numbers, whatever the weights,
+    whatever the other examples, and however many there are. The same must hold for its
+    gradient. If this is wrong, there is no privacy. The model's `privacy_statement`
+    names the class.
 
     It is needed only for layers that would otherwise be refused, and saves time for
     layers that would otherwise run on each example by itself.

@@ -1,11 +1,11 @@
-"""Losses whose row i is the loss of example i, from the batch at once.
+"""Computes Keras' usual losses of all examples from the whole batch at once.
 
-Executing a loss for each example by itself costs as many operations as the rest of a small
-model, or, one after the other on a GPU, forty times as much as the rest of a large one.
-Keras' usual losses need not be: before they are reduced they have a value for each example
-and position, in which nothing but the example's position has a part. They
-belong to a closed list by their exact class and function, as Keras wrote them, and by their
-arguments: the axis is the last one, and no class is ignored.
+Executing a loss for each example by itself costs as many operations as the rest of a
+small model; one example after the other on a GPU, it takes forty times as long as the
+rest of a large one. Keras' usual losses do not need this: before they are reduced, they
+have a value for each example and position, which depends on nothing but that position
+of the example. They are in a closed list by their exact class and function, as Keras
+wrote them, and by their arguments: the axis is the last one, and no class is ignored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a norm rule is: how one kind of layer yields per-example gradients."""
+"""The base classes of norm rules: how a kind of layer yields per-example gradients."""
 
 import abc
 import dataclasses
@@ -133,13 +133,13 @@ def is_plain(layer: Any, *classes: type, adapted: bool = False) -> bool:
 
 
 def inherits_unchanged(layer: Any, cls: type) -> bool:
-    """Whether a layer is of a class, or of one under another name that changes nothing."""
+    """Whether a layer is of a class, or of a subclass that changes nothing."""
     is_one = isinstance(layer, cls) and "call" not in vars(layer)
     return is_one and not overridden(layer, cls)
 
 
 def overridden(layer: Any, cls: type) -> set[str]:
-    """Names of a class that the class of a layer, derived from it, has others for."""
+    """Names that the class of a layer overrides from a class that it derives from."""
     own = type(layer).__mro__[: type(layer).__mro__.index(cls)]
     return {
         name

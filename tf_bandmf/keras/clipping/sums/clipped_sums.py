@@ -1,4 +1,4 @@
-"""Clipped gradient sums of a model: the entry point."""
+"""Computes the clipped gradient sums of a model: the entry point of clipping."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class ClippedGradients(NamedTuple):
       losses: [B] float32, each example's loss alone, sample weights included.
       outputs: the model's predictions, [B, ...], without gradients; [B, K, ...] of
         units of K rows.
-      scales: what each coordinate of sums and norms is multiplied by, in the shapes of
-        the variables; empty if by nothing.
+      scales: factor of each coordinate of sums and norms, in the shapes of the
+        variables; empty if there are none.
       outcomes: [B] int32, places in `OUTCOMES`: the gradient was used as it is, shortened,
         zero, or not finite (a loss or a label, too). As private as norms.
     """
@@ -93,8 +93,8 @@ def clipped_gradient_sums(
     part of it: see `regularization_gradients`.
 
     Whatever the data, an example's contribution is at most `l2_norm_clip` up to a
-    relative error of 1e-3: rounding is bounded and added to the norm. For this it may
-    be clipped to less: by below 1e-3 where terms do not cancel.
+    relative error of 1e-3: rounding is bounded and added to the norm. Therefore it may
+      be clipped to less than that: by below 1e-3 where terms do not cancel.
 
     Args:
       model: a built and compiled model.
@@ -118,9 +118,9 @@ def clipped_gradient_sums(
       scales: None; or what each coordinate of an example's gradient is multiplied by
         before it is clipped: positive float32, aligned with the trainable variables and
         in their shapes. They must not depend on the batch.
-      readers: None; or how tables are read that are not read in the layer's variable, by
-        `id` of that. Their sums are `tf.IndexedSlices`, in which rows stand several times
-        and negative ids say that there is no row.
+      readers: None; or functions that read tables which are not read from the layer's
+        variable, by the variable's `id`. The sums of these tables are
+        `tf.IndexedSlices`, in which rows may repeat and negative ids mean no row.
 
     Returns:
       Sums, norms, losses and predictions; sums and norms of the scaled gradients.
@@ -272,8 +272,8 @@ def _one_pass(
 def _pass(model: keras.Model, data: Any, clip: Clip) -> tuple[Any, list[Any]]:
     """The pass as a function of tensors, and their specs.
 
-    What is analysed is a graph of its own: what layers keep of it is of no use to
-    regularizers, constraints and metrics. It does not know the size of the batch.
+    The analysed graph is separate: what layers keep from it is of no use to
+      regularizers, constraints and metrics. It does not know the size of the batch.
     """
 
     def traced(
@@ -467,7 +467,7 @@ def _sums_at_once(
 def _sums_in_turns(
     measured: list[Part], weights: Mapping[int, tf.Tensor], counts: tf.Tensor
 ) -> dict[int, tf.Tensor]:
-    """One after the other: of several layers, a GPU would zero and weight all at once.
+    """Sums one after the other: a GPU would zero and weight several layers at once.
 
     The last layer comes first: its gradients have waited the longest.
     """

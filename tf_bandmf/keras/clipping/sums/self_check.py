@@ -61,13 +61,13 @@ def self_check(
     The reference is a plain gradient tape on a batch of one, which knows nothing of
     taps and rules. Then the second example is replaced by zeros, outliers and NaN, and
     left out: what the first contributes must stay what it is. Random layers are made
-    deterministic while the check runs, and weights that are all zero or all one are made to
-    differ.
-    Then all weights and state are drawn at random, several times, and examples compared
-    beside each other again: a gate that is closed now may open later. Call it eagerly,
-    on the first batch; it changes nothing in the model. What layers mix is found without
-    numbers, before: this looks for mistakes in that. The next step of the model that is
-    traced for the same shapes and settings runs the very pass that was checked.
+    deterministic while the check runs, and weights that are all zero or all one are
+    made to differ. Then all weights and state are drawn at random, several times, and
+    the first example is compared next to others again: a gate that is closed now may
+    open later. Call it eagerly, on the first batch; it changes nothing in the model.
+    The analysis of the graph has already found layers that mix examples; this check
+    looks for mistakes in that analysis. The next step of the model that is traced for
+    the same shapes and settings runs the very pass that was checked.
 
     Args:
       model: a built and compiled model.
@@ -206,15 +206,15 @@ def _is_close(found: float, expected: float, rtol: float) -> bool:
 def _compare_neighbors(
     model: keras.Model, results: Mapping[str, ClippedGradients], rtol: float
 ) -> None:
-    """Compares what an example contributes beside others with what it does alone.
+    """Compares an example's contribution in a batch with others to that alone.
 
     Args:
       model: the model.
-      results: of the example beside each of `_TOGETHER`.
+      results: results of the example next to each of `_TOGETHER`.
       rtol: largest relative error.
 
     Raises:
-      ClippingMismatchError: if that is not the same.
+      ClippingMismatchError: if they differ.
     """
     alone = results[_NOTHING]
     expected = float(alone.norms.numpy()[0])
@@ -243,7 +243,7 @@ def _compare_neighbors(
 
 
 def _neighbors(data: Any) -> dict[str, Any]:
-    """Batches with the same first example, by the name of what stands beside it."""
+    """Batches with the same first example, by the name of what is next to it."""
 
     # With NumPy: each of these would be some operations of TensorFlow.
     def beside(change: Callable[[Any], Any]) -> Any:

@@ -1,13 +1,13 @@
-"""How gradients are clipped: the settings, checked.
+"""The settings of clipping, and their checks.
 
 With groups of clip norms C_1, ..., C_G a contribution's norm is at most
 
     C = sqrt(C_1^2 + ... + C_G^2)
 
-(He et al., 2022, arXiv:2212.01539, section 3; Bu et al., 2022, arXiv:2206.07136, section
-3.2). Here C is the plan's, and groups have shares of it: sensitivity, noise and guarantee
-are what they are without groups. Which weight is in which group, and the shares, are
-public: they are chosen before training.
+(He et al., 2022, arXiv:2212.01539, section 3; Bu et al., 2022, arXiv:2206.07136,
+section 3.2). Here C is the plan's clip norm, and groups have shares of it: sensitivity,
+noise and guarantee are the same as without groups. Which weight is in which group, and
+the shares, are public: they are chosen before training.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Grouping(NamedTuple):
 
 
 def check_groups(groups: Any) -> str | dict[str, float] | None:
-    """Returns what `groups` of `Clipping` says, in its own copy.
+    """Returns a checked copy of `groups` of `Clipping`.
 
     Args:
       groups: None, "layers", or shares by regular expressions.
@@ -111,7 +111,8 @@ class Clipping:
         `tf_bandmf.keras.run.scaling`). Scales come from the noisy gradients of earlier
         steps. Each example's gradient is held in memory, as large as the weights: see
         `microbatch_size` of `make_private`. One replica only.
-      gamma: of automatic clipping; Bu et al. use 0.01 and find it good everywhere.
+      gamma: gamma of automatic clipping; Bu et al. use 0.01 and find it good
+        everywhere.
 
     Raises:
       ValueError: if a setting is unknown.
@@ -250,7 +251,7 @@ def how_to_clip(
     loss_scale_factor: float | None,
     scales: Sequence[tf.Tensor] | None,
 ) -> Clip:
-    """The arguments of that name of `clipped_gradient_sums`, checked."""
+    """How `clipped_gradient_sums` clips, from its checked arguments."""
     scale = _checked_scale(model, loss_scale_factor)
     variables = trainable_variables(model)
     parts = clipping.grouping(variables, l2_norm_clip)

@@ -1,9 +1,8 @@
 """Units of several rows, which are clipped together.
 
-A unit is an example with its views, or a user with his records. The model sees rows, each
-of which must be independent of all others, those of its own unit included. The loss of a
-unit is the mean of its rows' losses, so that its gradient is the mean of theirs, and is
-clipped once.
+A unit is an example with its views, or a user with their records. The model sees rows,
+which must be independent of one another, even within a unit. The loss of a unit is the
+mean of its rows' losses, so its gradient is the mean of theirs and is clipped once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Tables whose rows a step reads somewhere else than in the layer's variable.
+"""Readers of tables whose rows a step does not read from the layer's variable.
 
-Where the noise of a table is drawn when its rows are read, the layer's variable has the
-last release, and the rows of now are where nothing shows them. A reader gets them.
+If the noise of a table is drawn when its rows are read, the layer's variable holds the
+last release, and the current rows are kept where nothing shows them. A reader reads
+them there.
 """
 
 from __future__ import annotations
@@ -39,5 +40,5 @@ def reader_of(variable: Any) -> TableReader | None:
 
 
 def reading() -> tuple[tuple[int, int], ...]:
-    """Which tables are read by which readers: part of what a pass is traced for."""
+    """Which readers read which tables: part of the key of a traced pass."""
     return tuple((key, id(reader)) for key, reader in _readers.get().items())
