@@ -198,7 +198,7 @@ def test_a_worker_that_hangs_is_an_error_within_the_limit():
             assert "skip_round" in message
             # The same call with the same state and data, when it is back.
             hung.resume()
-            context.time_limit_seconds = 60.0
+            context.time_limit_seconds = 300.0
             found = process.next(state, cohort(0))
     for before, after in zip(
         process.get_model_weights(expected.state).trainable,

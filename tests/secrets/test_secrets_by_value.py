@@ -20,6 +20,7 @@ import tf_bandmf.keras
 from tf_bandmf import noise
 from tf_bandmf.files import private as private_files
 from tf_bandmf.keras.run import known_runs
+from tf_bandmf.keras.run import secrets as run_secrets
 from tf_bandmf.noise.keys import NoiseKey
 
 NUM_EXAMPLES, BATCH_SIZE, EPOCHS, FEATURES = 22, 6, 2, 5
@@ -322,8 +323,8 @@ def test_no_error_shows_a_secret_even_with_local_variables(
     def no_memory_left():
         key = model.optimizer.run.secrets.key
         with monkeypatch.context() as patch:
-            patch.setattr(secrets.tf, "zeros", lambda _: 1 // 0)
-            secrets.SecretState(model.optimizer.run.generator, key)
+            patch.setattr(run_secrets.tf, "zeros", lambda _: 1 // 0)
+            run_secrets.SecretState(model.optimizer.run.generator, key, "plan")
 
     failures = {
         "another plan": lambda: fit(make_plan(l2_norm_clip=2.0)),
@@ -354,6 +355,7 @@ def test_no_error_shows_a_secret_even_with_local_variables(
     for name, fail in failures.items():
         with pytest.raises(Exception) as caught:
             fail()
+        assert not isinstance(caught.value, (AttributeError, NameError)), name
         text = shown_by(caught.value)
         secrets = found_in(text.encode(), forms)
         if secrets:
