@@ -6,7 +6,7 @@
     advice.plan                  # ready for PrivateOptimizer and `batches`
 
 No private data are read: the advice costs no privacy. It is based on the noise that the
-  plans add, which is exact, and on rules of thumb, whose sources are given in the code.
+plans add, which is exact, and on rules of thumb, whose sources are given in the code.
 """
 
 from __future__ import annotations

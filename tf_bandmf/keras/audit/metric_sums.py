@@ -1,9 +1,9 @@
 """Sums over the records of a data set, to which each adds a vector of norm 1 at most.
 
 It works row by row: either the analysis of the training step shows that the very graph
-  that runs keeps records apart, or the model is called on each record by itself.
-  Records that are not finite add a constant, and do not stop the evaluation. Terms are
-  multiples of 2^-30, rounded towards zero, so the sums are exact.
+that runs keeps records apart, or the model is called on each record by itself.
+Records that are not finite add a constant, and do not stop the evaluation. Terms are
+multiples of 2^-30, rounded towards zero, so the sums are exact.
 """
 
 from __future__ import annotations

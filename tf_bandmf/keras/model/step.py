@@ -161,7 +161,7 @@ class PrivateStep(_Model):
         """The clipping, compiled by XLA if the model is.
 
         Only the clipping: assertions and noise stay outside, because XLA drops
-          assertions.
+        assertions.
         """
         optimizer = self._private_optimizer()
 

@@ -56,7 +56,7 @@ class WeightsSeal:
     """The digest of a model's weights after the last private step.
 
     Nothing tracks it, and no file holds it: a resumed run takes the digest of weights
-      that its private state file knows. Each replica has a digest of its own copies.
+    that its private state file knows. Each replica has a digest of its own copies.
 
     Args:
       optimizer_state: gives the variables of the inner optimizer that only its steps

@@ -94,7 +94,7 @@ def clipped_gradient_sums(
 
     Whatever the data, an example's contribution is at most `l2_norm_clip` up to a
     relative error of 1e-3: rounding is bounded and added to the norm. Therefore it may
-      be clipped to less than that: by below 1e-3 where terms do not cancel.
+    be clipped to less than that: by below 1e-3 where terms do not cancel.
 
     Args:
       model: a built and compiled model.
@@ -273,7 +273,7 @@ def _pass(model: keras.Model, data: Any, clip: Clip) -> tuple[Any, list[Any]]:
     """The pass as a function of tensors, and their specs.
 
     The analysed graph is separate: what layers keep from it is of no use to
-      regularizers, constraints and metrics. It does not know the size of the batch.
+    regularizers, constraints and metrics. It does not know the size of the batch.
     """
 
     def traced(
