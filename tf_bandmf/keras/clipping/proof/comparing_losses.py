@@ -50,15 +50,17 @@ def refuse_comparisons(
             getattr(part, "fn", part) is keras.losses.circle
         ):
             raise _refusal(model, " (Circle)", "compares the examples of a batch")
-    copies = batches.map_tensors(_copy, (y, y_pred, sample_weight))
     try:
+        if not loss.built:
+            loss.build(y, y_pred)
+        # Not called, if they are known to compare nothing: that would take longer.
+        if all(has_rows(part) for part in _parts(loss)):
+            return
+        copies = batches.map_tensors(_copy, (y, y_pred, sample_weight))
         with unscaled_losses():
             total = tf.convert_to_tensor(loss(*copies))
     except Exception:
         # A loss that takes single examples only: that is how it will be called.
-        return
-    # The call has built the loss, if nothing had.
-    if all(has_rows(part) for part in _parts(loss)):
         return
     known = {}
     for leaf in batches.tensor_leaves(copies):
