@@ -28,6 +28,7 @@ ALPHA = 1e-6
 def forget():
     """What a process keeps from one mechanism to the next."""
     known_runs.forget()
+    normals.compiled_blocks.cache_clear()
     normals.compiled_pairs.cache_clear()
 
 

@@ -84,7 +84,7 @@ def weighted_normals(
     if kind == "TPU" or (kind == "GPU" and jit_compile and suits_lanes):
         lanes = _compiled_lanes(num_normals, kind)
         return lanes(step_keys, weights, first_block)
-    blocks = _compiled_blocks if jit_compile else _plain_blocks
+    blocks = compiled_blocks if jit_compile else _plain_blocks
     pairs = blocks(num_blocks, int(weights.shape[0]), int(step_keys.shape[-1]))(
         step_keys, weights, first_block
     )
@@ -146,7 +146,10 @@ def _compiled_lanes(num_normals: int, kind: str) -> Callable[..., tf.Tensor]:
 _Blocks = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def _compiled_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks:
+@functools.cache
+def compiled_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks:
+    """Normals in pairs, by programs of XLA; one function for all models' steps."""
+
     def pairs(
         step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
     ) -> tf.Tensor:
@@ -177,7 +180,7 @@ def _compiled_blocks(num_blocks: int, num_terms: int, key_words: int) -> _Blocks
             total = added if total is None else total + added
         return total
 
-    return pairs
+    return shared_function(pairs)
 
 
 @functools.cache
