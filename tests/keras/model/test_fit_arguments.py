@@ -243,6 +243,41 @@ def test_class_weights_multiply_what_examples_contribute(
     assert np.abs(expected).max() > 1e-5
 
 
+@pytest.mark.parametrize(
+    "reduction, clipping, clip_norm, acts",
+    [
+        ("sum_over_batch_size", "flat", 100.0, True),
+        ("sum_over_batch_size", "flat", 0.01, False),
+        ("sum_over_batch_size", "automatic", 100.0, False),
+        ("mean_with_sample_weight", "flat", 100.0, False),
+    ],
+)
+def test_where_the_weight_of_an_example_acts(
+    reduction, clipping, clip_norm, acts, data, make_plain_model
+):
+    # As docs/training.md says: on gradients that are shorter than the clip norm alone.
+    x, y = data
+    model = make_plain_model(hidden=False)
+    loss = keras.losses.SparseCategoricalCrossentropy(True, reduction=reduction)
+    model.compile(loss=loss)
+
+    def contribution(weight):
+        sums = clipped_gradient_sums(
+            model,
+            x[:1],
+            y[:1],
+            np.float32([weight]),
+            l2_norm_clip=clip_norm,
+            clipping=tf_bandmf.keras.Clipping(clipping),
+        ).sums
+        return np.sqrt(sum(np.sum(np.square(part)) for part in sums))
+
+    assert contribution(0.0) == 0.0
+    for weight in (0.5, 5.0):
+        ratio = contribution(weight) / contribution(1.0)
+        assert ratio == pytest.approx(weight if acts else 1.0, rel=0.05)
+
+
 def test_shares_are_at_most_the_clip_norm(data, make_plain_model):
     x, y = data
     model = make_plain_model()

@@ -52,6 +52,14 @@ def fit(
         ),
         (
             layers.Dense(3, "softmax"),
+            keras.losses.SparseCategoricalCrossentropy(
+                reduction="mean_with_sample_weight"
+            ),
+            {"class_weight": {0: 0.5}},
+            "divides by the weights again",
+        ),
+        (
+            layers.Dense(3, "softmax"),
             "sparse_categorical_crossentropy",
             {"ranges": {"y": (0, 9)}},
             "declared to be from 0 to 9",

@@ -63,8 +63,17 @@ def refuse_outputs(
 
     Raises:
       ValueError: if the gradients of all examples are zero, a class has a weight and no
-        output, or declared labels have none.
+        output, declared labels have none, or the loss divides by the weights of classes.
     """
+    losses = tf.nest.flatten(_given_loss(model))
+    if class_weight is not None and any(
+        getattr(loss, "reduction", None) == "mean_with_sample_weight" for loss in losses
+    ):
+        raise ValueError(
+            "A loss with reduction='mean_with_sample_weight' divides by the weights again, "
+            "so that class_weight would act only where gradients are clipped. Use "
+            "reduction='sum_over_batch_size'. Nothing was trained."
+        )
     layer, size = _last(model)
     if layer is None:
         return
