@@ -17,11 +17,14 @@ from tf_bandmf.keras.compat.keras_objects import all_layers, own_trainable_varia
 from tf_bandmf.keras.run.tables import entries_of, refusal
 
 DENSE, LAZY, AUTO = "dense", "lazy", "auto"
-# What "auto" compares, in processor nanoseconds on an x86 machine (one run of
-# benchmarks/embeddings.py --processor-time): of a number of a table in a dense step; of one
-# that a lazy step looks up; of one entry of a number's state at a release; and what a lazy
-# step takes beside. So a table of 16 columns pays from about 10^4 rows on, at 500 x 4 ids.
-_DENSE, _LOOKED_UP, _RELEASED, _FIXED = 15.0, 30.0, 9.0, 1e6
+# What "auto" compares, in processor nanoseconds on an x86 machine with two cores: of a
+# number of a table in a dense step; of one that a lazy step looks up, per entry of its
+# state; of one entry of a number's state at a release; and what a lazy step takes beside.
+# From benchmarks/embeddings.py --processor-time with DP-SGD and λ-CGD: the first (8 and 12)
+# and the third (11) are slopes between 10^4 and 10^6 rows of 16 columns; the second is what
+# a private step takes more than one by hand with 4096 x 20 ids (13 and 15); the fourth is
+# what is left of a step of 500 x 4 ids. So 16 columns pay from 7,000 to 9,000 rows on.
+_DENSE, _LOOKED_UP, _RELEASED, _FIXED = 10.0, 13.0, 11.0, 6e5
 
 
 def checked(tables: Any) -> str | tuple[str, ...]:
