@@ -256,7 +256,7 @@ def test_what_the_documents_say_of_the_normals_is_so():
     # The page has the bounds that `radius` derives and the tests above hold.
     page = pathlib.Path(__file__).parents[2] / "docs" / "guarantee.md"
     text = " ".join(page.read_text(encoding="utf-8").split())
-    assert f"largest normal is {radius.LARGEST_NORMAL:.2f}" in text
+    assert f"largest generated normal is {radius.LARGEST_NORMAL:.2f}" in text
     assert 2.0 * stats.norm.sf(radius.LARGEST_NORMAL) < 1e-47
     assert "below 10⁻⁴⁷" in text
     assert checks.SMALLEST_DELTA == 1e-20

@@ -117,7 +117,7 @@ def test_wrong_arguments_are_refused():
         make_plan().batches(rows, users=USERS)
     with pytest.raises(ValueError, match="rows_per_user needs users"):
         make_plan().batches(np.arange(4), rows_per_user=2)
-    with pytest.raises(ValueError, match="found an array of shape"):
+    with pytest.raises(ValueError, match="found x of shape"):
         make_plan().batches(rows, users=np.stack([USERS, USERS]), rows_per_user=2)
     # Rows in place of users: nobody was named whose they are.
     with pytest.raises(ValueError, match="4 examples"):
