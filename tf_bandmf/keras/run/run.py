@@ -31,7 +31,6 @@ from tf_bandmf.keras.clipping import (
     Traces,
     released,
 )
-from tf_bandmf.keras.compat.constants import shared_constants
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.run import admission, pieces
 from tf_bandmf.keras.run.counts import Counts
@@ -263,7 +262,6 @@ class Run:
         """The tables whose noise is drawn when their rows are read, if any."""
         return self._tables
 
-    @shared_constants()
     def renew_seal(self, weights: Sequence[Any]) -> None:
         """Seals the weights after a step; those of tables are sealed at releases."""
         self.seal.renew(self.eager(weights))
@@ -329,7 +327,6 @@ class Run:
 
     # Its steps.
 
-    @shared_constants()
     def admit(
         self, batch: Any, weights: Sequence[Any], seeds: Sequence[Any] = ()
     ) -> admission.Admitted:
@@ -405,7 +402,6 @@ class Run:
         horizon = tf.constant(self.plan.num_steps, tf.int64)
         return tf.where(allowed, step, horizon)
 
-    @shared_constants()
     def privatize(
         self,
         clipped: ClippedGradients,

@@ -17,7 +17,6 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Measured
 from tf_bandmf.keras.clipping.factors.norms import BLOCK, accelerator
 from tf_bandmf.keras.clipping.tensors.batches import reshape_examples
-from tf_bandmf.keras.compat.constants import shared_constants
 
 # Elements of a variable that is put beside others.
 _SMALL = BLOCK // 2
@@ -60,7 +59,6 @@ class Part(NamedTuple):
         }
 
 
-@shared_constants()
 def measured_parts(
     factors: Mapping[int, Factor],
     variables: Sequence[Any],

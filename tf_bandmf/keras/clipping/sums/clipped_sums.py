@@ -30,7 +30,6 @@ from tf_bandmf.keras.clipping.tensors.table_readers import (
     reading,
 )
 from tf_bandmf.keras.clipping.tensors.variables import trainable_variables
-from tf_bandmf.keras.compat.constants import shared_constants
 from tf_bandmf.keras.compat.total_lookups import bad_values_become_nan
 
 # The norm of a clipped sum of B examples is below this times B times the clip norm,
@@ -311,19 +310,6 @@ def _pass_in_graph(
         data = units.flat(data)
     with bad_values_become_nan(), proved_forward(model, variables, data) as forward:
         measured = _measure(variables, forward, clip, units)
-    return _clipped_and_summed(variables, forward, measured, clip, units, valid, shares)
-
-
-@shared_constants()
-def _clipped_and_summed(
-    variables: list[Any],
-    forward: Forward,
-    measured: list[Part],
-    clip: Clip,
-    units: UnitRows | None,
-    valid: tf.Tensor,
-    shares: tf.Tensor,
-) -> ClippedGradients:
     norms = tf.add_n([part.measured.norms.squared for part in measured])
     norms = tf.sqrt(norms) / clip.scale
     losses = tf.stop_gradient(tf.cast(forward.losses, tf.float32))
