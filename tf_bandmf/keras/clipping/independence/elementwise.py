@@ -84,6 +84,8 @@ def _arithmetic(node: Node) -> Value:
 
 
 def _linear_in_sums(node: Node) -> Value:
+    if any(value.per_example for value in node.values):
+        raise mixes("combines each example with a sum over the batch")
     first, second = (value.kind for value in node.values)
     kind = node.op.type
     constant = (Kind.INDEPENDENT, Kind.SIZE)
