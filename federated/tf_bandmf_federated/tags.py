@@ -42,7 +42,7 @@ def tag_dataset(
       participations: how often it took part before.
       round_number: the round that the data are for, from `process.round_number(state)`.
         In another round they are an error: make new tags for every round, from a record
-          that the last participation updated.
+        that the last participation updated.
 
     Raises:
       TypeError: if one is not an integer.
