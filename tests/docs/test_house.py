@@ -41,3 +41,27 @@ def test_the_page_names_every_folder():
     assert folders == set(count.FOLDERS)
     text = count.PAGE.read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in text for name in count.FOLDERS)
+
+
+def test_a_folder_above_its_ceiling_is_refused(tmp_path):
+    count = counter()
+    ceilings = {name: (2, 1) for name in count.CEILINGS}
+    count.CEILINGS = ceilings
+    code = '"""Words."""\n\n# More words.\nx = """\na\n"""\n'
+    (tmp_path / "tf_bandmf" / "noise" / "inner").mkdir(parents=True)
+    (tmp_path / "tf_bandmf" / "noise" / "inner" / "rows.py").write_text(code)
+    (tmp_path / "tf_bandmf" / "workloads.py").write_text("x = 1\ny = 2\n")
+    counts = count.counts_of(tmp_path)
+    assert counts == {**dict.fromkeys(ceilings, 0), "noise": 3, "other": 2}
+    (refusal,) = count.above_ceilings(counts)
+    assert refusal == "noise: 3 code lines, 1 above the ceiling of 2."
+
+
+def test_ceilings_only_go_down():
+    count = counter()
+    table = "\n".join(f'"{n}": ({t:_}, {r:_}),' for n, (t, r) in count.CEILINGS.items())
+    higher = {name: today + 1 for name, (today, _) in count.CEILINGS.items()}
+    assert count.lowered(table, higher) == table
+    fewer = {**higher, "noise": 7}
+    to_reach = count.CEILINGS["noise"][1]
+    assert f'"noise": (7, {to_reach:_}),' in count.lowered(table, fewer)
