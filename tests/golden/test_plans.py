@@ -1,0 +1,47 @@
+"""Sixty plans have the numbers that they had when plans.json was written."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+
+def _module():
+    place = pathlib.Path(__file__).with_name("plans.py")
+    spec = importlib.util.spec_from_file_location("golden_plans", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+plans = _module()
+SAVED = plans.saved()
+CASES = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in plans.SLOW else [])
+    for name in plans.PLANS
+]
+
+
+def test_each_plan_is_in_the_file():
+    assert list(SAVED) == list(plans.PLANS)
+    assert len(SAVED) == 60
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_is_as_it_was(name):
+    now = json.loads(json.dumps(plans.record(name)))
+    assert not plans.differences(name, SAVED[name], now)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("identity", 1e-8), ("blt:2", 1e-6), ("poisson, identity", 2e-4)],
+)
+def test_another_noise_is_told(name, factor):
+    other = dict(SAVED[name])
+    other["noise_multiplier"] *= 1.0 + factor
+    (line,) = plans.differences(name, SAVED[name], other)
+    assert line.startswith(f"{name}: noise_multiplier was")
+    other["noise_multiplier"] = None
+    assert plans.differences(name, SAVED[name], other)
