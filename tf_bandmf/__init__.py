@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         ApproximateDP,
         ZeroConcentratedDP,
     )
-    from tf_bandmf.planning.gradient_sample import GradientSample
     from tf_bandmf.planning.memory import bands_that_fit
     from tf_bandmf.planning.plan import Plan
     from tf_bandmf.planning.statement import PrivacyStatement
@@ -71,7 +70,6 @@ __all__ = [
     "CyclicFixedSize",
     "CyclicPoisson",
     "FixedEpochOrder",
-    "GradientSample",
     "Guarantee",
     "JointGuarantee",
     "Ledger",
@@ -118,7 +116,6 @@ _HOMES = {
     "BatchSchedule": "sampling",
     "Choice": "planning.choosing",
     "Comparison": "planning.comparison",
-    "GradientSample": "planning.gradient_sample",
     "Guarantee": "accounting.guarantee",
     "Plan": "planning.plan",
     "PrivacyCard": "planning.card",

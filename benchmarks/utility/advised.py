@@ -2,26 +2,17 @@
 
     python benchmarks/utility/advised.py --data DIR --cache CACHE
     python benchmarks/utility/advised.py --data DIR --cache CACHE --networks [TASK ...]
-    python benchmarks/utility/advised.py --data DIR --cache CACHE --ablation
-    python benchmarks/utility/advised.py --digits
 
-The first command asks `tf_bandmf.advise` for Fashion-MNIST on scattering features, with
-gradients on public images of another kind (CIFAR-10 in grey), trains as advised, and
-compares with the best tuned row of `results/fashion-mnist.csv`. `--networks` does so for
-the networks of `cnn.py`, from pixels; public are images of the other data set.
-`--ablation` is where the rule for the clip norm was measured: it and the learning rate on
-a grid, on held-out training images. `--digits` compares with a grid on the data of
-examples/digits.py.
+The first command asks `tf_bandmf.advise` for Fashion-MNIST on scattering features, trains
+as advised, and compares with the best tuned row of `results/fashion-mnist.csv`.
+`--networks` does so for the networks of `cnn.py`, from pixels.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import io
-import itertools
 import pathlib
-import sys
 import time
 
 import numpy as np
@@ -33,53 +24,8 @@ OUT = HERE / "results" / "advised"
 EPSILON, DELTA = 3.0, 1e-5
 # Of it, for the private mean, as in run.py.
 MEAN_EPSILON, MEAN_DELTA = 0.1, 1e-6
-EPOCHS, MOMENTUM, CLASSES = 40, 0.9, 10
-VALIDATION, DIMENSIONS = 10_000, 400
-NUM_PUBLIC = 500
+EPOCHS, CLASSES = 40, 10
 LINEAR_READOUTS = ("last", "mean of last fifth")
-
-
-def grey_cifar_10(data: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    """Public images: [m, 28, 28], float32 in [0, 1], and their labels."""
-    import PIL.Image
-
-    with np.load(data / "cifar10_jpeg.npz") as file:
-        offsets = file["train_offsets"][: NUM_PUBLIC + 1]
-        encoded = file["train_jpeg"][: offsets[-1]].tobytes()
-        labels = file["train_labels"][:NUM_PUBLIC].astype(int)
-    images = [
-        np.asarray(PIL.Image.open(io.BytesIO(encoded[a:b])).convert("L"))[2:30, 2:30]
-        for a, b in itertools.pairwise(offsets)
-    ]
-    return np.stack(images).astype(np.float32) / 255.0, labels
-
-
-def colored_fashion_mnist(data: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    """Public images: [m, 32, 32, 3], three times the same, and their labels."""
-    import datasets
-
-    images, labels, _ = datasets.load("fashion-mnist", data)
-    padded = np.pad(images[:NUM_PUBLIC], ((0, 0), (2, 2), (2, 2)))
-    return np.repeat(padded[..., None], 3, axis=-1), labels[:NUM_PUBLIC]
-
-
-def linear_gradients(data: pathlib.Path) -> tf_bandmf.GradientSample:
-    """Of the linear model at zero weights, on public images."""
-    import features
-    from scattering import scattering
-
-    images, labels = grey_cifar_10(data)
-    x = scattering(images)
-    x = features.group_normalized(x, features.GROUPS).reshape(NUM_PUBLIC, -1)
-    x = np.hstack([x - x.mean(axis=0), np.ones((NUM_PUBLIC, 1))])
-    residuals = np.full((NUM_PUBLIC, CLASSES), 1.0 / CLASSES)
-    residuals[np.arange(NUM_PUBLIC), labels] -= 1.0
-    # The gradient of an example is the outer product of its features and residuals.
-    sizes = np.linalg.norm(x, axis=1), np.linalg.norm(residuals, axis=1)
-    total = (x / sizes[0][:, None]).T @ (residuals / sizes[1][:, None])
-    return tf_bandmf.GradientSample.of_sum(
-        sizes[0] * sizes[1], np.linalg.norm(total), total.size, fan_in=x.shape[1] - 1
-    )
 
 
 def advised_rows(
@@ -133,11 +79,10 @@ def fashion_mnist(data: pathlib.Path, cache: pathlib.Path, seeds: int) -> None:
     start = time.monotonic()
     advice = tf_bandmf.advise(
         num_examples=num_train,
+        num_parameters=(x.shape[1] + 1) * CLASSES,
         epsilon=EPSILON - MEAN_EPSILON,
         delta=DELTA - MEAN_DELTA,
         epochs=EPOCHS,
-        momentum=MOMENTUM,
-        public_gradients=linear_gradients(data),
     )
     print(f"{advice}\n\nAdvised in {time.monotonic() - start:.0f} s.", flush=True)
     clip = advice.l2_norm_clip
@@ -149,7 +94,7 @@ def fashion_mnist(data: pathlib.Path, cache: pathlib.Path, seeds: int) -> None:
     models = linear.LinearModels(
         np.full(seeds, advice.learning_rate * clip),
         clip,
-        MOMENTUM,
+        advice.optimizer_arguments["momentum"],
         x.shape[1],
         CLASSES,
     )
@@ -175,25 +120,15 @@ def network(
     import keras
     import network as compiled
 
-    import tf_bandmf.keras
-
     task = cnn_tasks.TASKS[name]
-    is_grey = task.dataset == "fashion-mnist"
-    public, labels = (grey_cifar_10 if is_grey else colored_fashion_mnist)(data)
-    keras.utils.set_random_seed(0)
-    model = task.build_model()
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     images, y, num_train = datasets.load(task.dataset, data)
     x = task.inputs(images)
     advice = tf_bandmf.advise(
         num_examples=num_train,
+        num_parameters=task.build_model().count_params(),
         epsilon=task.epsilon,
         delta=task.delta,
         epochs=task.epochs,
-        momentum=task.momentum,
-        public_gradients=tf_bandmf.keras.sample_gradients(
-            model, task.inputs(public).astype(np.float32), labels
-        ),
     )
     print(f"{name}\n{advice}", flush=True)
     clipped = compiled.compiled(
@@ -211,8 +146,8 @@ def network(
             num_train,
             clipped,
             rate=advice.learning_rate,
-            momentum=task.momentum,
-            ema_momentum=advice.ema_momentum,
+            momentum=advice.optimizer_arguments["momentum"],
+            ema_momentum=advice.optimizer_arguments["ema_momentum"],
             automatic=False,
             seed=seed,
             kept=cache / f"advised-{name}-{run}-{seed}.npz",
@@ -236,127 +171,6 @@ def best_tuned() -> float:
     return max(float(test_accuracy(results, name).mean()) for name in names)
 
 
-def ablation(data: pathlib.Path, cache: pathlib.Path) -> None:
-    """Clip norm and learning rate on a grid, by accuracy on held-out images."""
-    import features
-    import linear
-
-    x, y, num_train = features.load("fashion-mnist", data, cache)
-    path = cache / f"fashion-mnist-{DIMENSIONS}.npy"
-    x = features.leading_components(x, VALIDATION, DIMENSIONS, path)
-    end = num_train - VALIDATION
-    centre = x[:end].mean(axis=0)
-    train = linear.Features(x[:end], centre)
-    held_out = linear.Features(x[end:num_train], centre)
-    median = np.median(np.sqrt(train.squared_norms)) * np.sqrt(0.9)
-    rates = np.array([0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0])
-    rows = []
-    for mechanism, batch_size in (("identity", 6827), ("bisr:16", 1707)):
-        plan = tf_bandmf.plan(
-            mechanism,
-            epsilon=EPSILON,
-            delta=DELTA,
-            num_examples=end,
-            batch_size=batch_size,
-            epochs=EPOCHS,
-            workload=f"sgd:momentum={MOMENTUM}",
-            test_seed=0,
-        )
-        for part in (0.01, 0.1, 1.0):
-            models = linear.LinearModels(
-                rates, part * median, MOMENTUM, DIMENSIONS, CLASSES
-            )
-            linear.train(plan, models, train, y[:end], 100)
-            found = models.accuracy(held_out, y[end:num_train])["last"]
-            noise = rates * plan.rmse() / batch_size * np.sqrt(3969)
-            for rate, units, accuracy in zip(rates, noise, found, strict=True):
-                rows.append(
-                    {
-                        "mechanism": mechanism,
-                        "batch_size": batch_size,
-                        "clip_part": part,
-                        "learning_rate": rate,
-                        "weight_noise": f"{units:.2f}",
-                        "accuracy": f"{accuracy:.4f}",
-                    }
-                )
-                print(rows[-1], flush=True)
-            write(OUT / "ablation.csv", rows)
-
-
-def digits(seeds: int) -> None:
-    """Advised beside a grid of learning rates, on the data of the quickstart."""
-    sys.path.insert(0, str(HERE.parents[1] / "examples"))
-    import digits as example
-    import keras
-    import mechanism_comparison as comparison
-
-    import tf_bandmf.keras
-
-    data = example.load_data()
-    keras.utils.set_random_seed(0)
-    model = example.build_model()
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    # Made up: pixels between 0 and 1, any label.
-    rng = np.random.default_rng(0)
-    sample = tf_bandmf.keras.sample_gradients(
-        model,
-        rng.uniform(size=(256, 64)).astype(np.float32),
-        rng.integers(0, 10, 256),
-    )
-    advice = tf_bandmf.advise(
-        num_examples=example.NUM_TRAIN,
-        epsilon=8.0,
-        delta=1e-4,
-        epochs=20,
-        sampling="fixed-order",
-        public_gradients=sample,
-    )
-    print(advice)
-    rows = []
-    settings = {
-        "advised": (advice.plan, [advice.learning_rate]),
-        "tuned": (
-            tf_bandmf.plan(**{**advice.arguments, "l2_norm_clip": 1.0}),
-            [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0],
-        ),
-        "quickstart": (
-            tf_bandmf.plan(
-                "lambda_cgd",
-                epsilon=8.0,
-                delta=1e-4,
-                num_examples=example.NUM_TRAIN,
-                batch_size=48,
-                epochs=20,
-            ),
-            [0.5],
-        ),
-    }
-    for name, (plan, rates) in settings.items():
-        for rate in rates:
-            found = np.array(
-                [
-                    comparison.train(
-                        plan, example.build_model, data, rate, seed
-                    ).accuracy[-1]
-                    for seed in range(seeds)
-                ]
-            )
-            rows.append(
-                {
-                    "setting": name,
-                    "batch_size": int(plan.expected_batch_size),
-                    "l2_norm_clip": plan.l2_norm_clip,
-                    "learning_rate": f"{rate:.4g}",
-                    "accuracy": f"{found.mean():.4f}",
-                    "standard_error": f"{standard_error(found):.4f}",
-                    "seeds": seeds,
-                }
-            )
-            print(rows[-1], flush=True)
-    write(OUT / "digits.csv", rows)
-
-
 def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / len(values) ** 0.5)
 
@@ -371,25 +185,16 @@ def write(path: pathlib.Path, rows: list[dict[str, object]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=pathlib.Path)
-    parser.add_argument("--cache", type=pathlib.Path)
-    parser.add_argument("--ablation", action="store_true")
+    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser.add_argument("--cache", type=pathlib.Path, required=True)
     parser.add_argument("--networks", nargs="*", metavar="TASK", help="by default all")
-    parser.add_argument("--digits", action="store_true")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
-    if arguments.digits:
-        digits(arguments.seeds)
-        return
-    if arguments.data is None or arguments.cache is None:
-        parser.error("--data and --cache are needed, but for --digits")
     if arguments.networks is not None:
         import cnn_tasks
 
         for name in arguments.networks or cnn_tasks.TASKS:
             summary(network(name, arguments.data, arguments.cache, arguments.seeds))
-    elif arguments.ablation:
-        ablation(arguments.data, arguments.cache)
     else:
         fashion_mnist(arguments.data, arguments.cache, arguments.seeds)
 

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 import tf_bandmf
@@ -10,7 +9,7 @@ from tf_bandmf import cli
 
 ADVISE = ["advise", "--examples", "1000", "--epsilon", "4", "--delta", "1e-5"]
 ADVISE += ["--epochs", "4", "--sampling", "fixed-order", "--mechanism", "bisr:16"]
-PARAMETERS = ["--parameters", "400", "--fan-in", "20"]
+PARAMETERS = ["--parameters", "400"]
 
 
 @pytest.mark.slow_cases("60", "140")
@@ -28,7 +27,6 @@ def test_it_fits_the_terminal(capsys, monkeypatch, width):
         epochs=4,
         sampling="fixed-order",
         mechanism="bisr:16",
-        fan_in=20.0,
         expected_trials=5.0,
     )
     (chosen,) = [line for line in out.split("\n") if line.rstrip().endswith("advised")]
@@ -49,29 +47,11 @@ def test_json_is_the_record(capsys):
     assert found["tuning"] is None and found["epsilon"] == 4.0
 
 
-def test_gradients_from_a_file(capsys, tmp_path):
-    path = tmp_path / "gradients.npy"
-    rows = np.random.default_rng(0).normal(size=(20, 400)) + 0.3
-    np.save(path, rows)
-    assert cli.main([*ADVISE, "--gradients", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    median = np.median(np.linalg.norm(rows, axis=1))
-    assert found["l2_norm_clip"] == pytest.approx(0.1 * median, rel=0.01)
-    assert 0.0 < found["alignment"] < 1.0
-
-
-def test_errors_name_the_fix(capsys, tmp_path):
-    broken = tmp_path / "broken.npy"
-    broken.write_text("no array")
+def test_errors_name_the_fix(capsys):
     cases = {
-        (*ADVISE,): "--parameters is missing",
-        (*ADVISE, *PARAMETERS, "--examples-seen", "1e6"): "in one way: --epochs, or "
-        "--examples-seen; found --epochs = 4",
         (*ADVISE, *PARAMETERS, "--memory-vectors", "-1"): "--memory-vectors must be",
         (*ADVISE, *PARAMETERS, "--epochs", "2.5"): "--epochs must be a whole number",
         (*ADVISE, *PARAMETERS, "--sampling", "none"): "--sampling must be one or more",
-        (*ADVISE, "--gradients", str(broken)): "is no NumPy array file",
-        (*ADVISE, "--gradients", str(tmp_path / "none.npy")): "is no NumPy array file",
         (*ADVISE, *PARAMETERS, "--trials", "0"): "--trials must be",
     }
     for arguments, message in cases.items():

@@ -5,7 +5,6 @@ missing.
 """
 
 from tf_bandmf.keras import _requirements  # noqa: F401  (raises first)
-from tf_bandmf.keras.audit.gradient_samples import sample_gradients
 from tf_bandmf.keras.audit.largest_contribution import (
     Contribution,
     largest_contribution,
@@ -73,7 +72,6 @@ __all__ = [
     "register_per_example_layer",
     "register_rule",
     "replace_batch_norm",
-    "sample_gradients",
     "split_preprocessing",
     "to_plain",
 ]

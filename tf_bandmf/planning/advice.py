@@ -1,42 +1,82 @@
-"""Advice: batch size, epochs, sampling, mechanism, clip norm, rate, averaged weights.
+"""Advice: batch size, sampling, mechanism, clip norm and optimizer for a budget.
 
     advice = tf_bandmf.advise(num_examples=60_000, num_parameters=39_700, epsilon=3,
-                              delta=1e-5, epochs=40, momentum=0.9, fan_in=3969)
+                              delta=1e-5, epochs=40)
     print(advice)
+    keras.optimizers.SGD(**advice.optimizer_arguments)
     advice.plan                  # ready for PrivateOptimizer and `batches`
 
 No private data are read: the advice costs no privacy. It is based on the noise that the
-plans add, which is exact, and on rules of thumb, whose sources are given in the code.
+plans add, which is exact, and on one rule for the rate (`planning.learning_rates`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
-from tf_bandmf.accounting.checks import check_positive, is_number, whole_number
-from tf_bandmf.accounting.guarantee import Guarantee
+from tf_bandmf import workloads
+from tf_bandmf.accounting.checks import whole_number
+from tf_bandmf.analysis import error
 from tf_bandmf.participation import NAMED
 from tf_bandmf.participation.scheme import Scheme
-from tf_bandmf.planning import advice_reasons as reasons_lib
-from tf_bandmf.planning import build, learning_rates, run_settings
+from tf_bandmf.planning import build, calibration, learning_rates
 from tf_bandmf.planning.arguments import check_budget
-from tf_bandmf.planning.gradient_sample import GradientSample
 from tf_bandmf.planning.plan import Plan
-from tf_bandmf.planning.run_settings import RunSetting
 from tf_bandmf.planning.tuning import TuningCost, tuning_cost
 from tf_bandmf.strategies import registry
 
 # Both are exact; others are compared if they are named.
 DEFAULT_SAMPLINGS = ("fixed-order", "poisson")
-# The smallest batch within this factor of the least noise is advised: it has the most
-# steps. 10% more noise cost about 0.1 points of accuracy: on Fashion-MNIST (scattering,
-# linear) 2.5 times the noise cost 1.5 (benchmarks/utility/results/fashion-mnist.csv).
-_AS_GOOD = 1.1
-# A sampling that demands more is advised if it has less noise by this part.
+# Closed forms that stand for their samplings: of the fractions of a percent that a
+# search gains, the choice of a batch size depends on none.
+_MECHANISMS = {
+    "fixed-order": ("identity", "bisr:4", "bisr:16", "bisr:32"),
+    "shuffled": ("identity", "bisr:4", "bisr:16", "bisr:32"),
+    "poisson": ("identity",),
+    "cyclic-poisson": ("identity", "bsr:4", "bsr:16"),
+    "cyclic-fixed-size": ("identity", "bsr:4", "bsr:16"),
+    "balls-in-bins": ("identity", "lambda_cgd:0.9", "bisr:4"),
+}
+# A sampling that demands more is advised if its progress is larger by this part.
 _WORTH = 0.03
+# The search for a batch size goes down from the largest one, and ends where progress is
+# below this part of the largest so far, or the run has more steps than that.
+_HOPELESS = 0.67
+_MOST_STEPS = 20_000
+# Steps of the run with the largest batches.
+_LARGEST_RUN = 200_000
+# Smaller batches gain nothing without privacy either: Masters and Luschi, 2018,
+# arXiv:1804.07612.
+_SMALLEST_BATCH = 32
+# Expected shares below these are called so.
+_NOTHING, _LITTLE = 0.2, 0.7
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSetting:
+    """One way to use the data, with the noise that it has for a budget.
+
+    Attributes:
+      sampling, mechanism: by name, as `tf_bandmf.plan` takes them.
+      batch_size, epochs, num_steps: of the run.
+      noise: s, see `learning_rates.noise_in_models`; up to a percent for settings that
+        were only compared.
+      learning_rate: of SGD, per unit of clip norm; see `learning_rates.per_clip_unit`.
+      progress: learning rate times steps, per unit of clip norm: how far the weights can
+        move. The setting with the most progress is advised.
+    """
+
+    sampling: str
+    mechanism: str
+    batch_size: int
+    epochs: int
+    num_steps: int
+    noise: float
+    learning_rate: float
+    progress: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,16 +87,11 @@ class Advice:
       plan: plan of the advised run, with its clip norm: exactly what `tf_bandmf.plan`
         makes of `arguments`.
       setting: batch size, epochs, steps, sampling and mechanism, with the plan's noise.
-      learning_rate: learning rate of SGD with `momentum`, for gradients that are
-        clipped to the clip norm and divided by the batch size, as `PrivateOptimizer`
-        does.
-      learning_rate_range: (lowest, highest) worth trying.
-      momentum: as given.
-      ema_momentum: momentum of the moving average of the weights, for a Keras optimizer
-        with `use_ema=True`; see `learning_rates.ema_momentum`.
-      noise_to_signal: noise-to-signal ratio of the advised plan; if `alignment` is
-        None, a lower limit.
-      alignment: alignment of the public gradients, or None.
+      optimizer: "sgd" or "adam", as given.
+      optimizer_arguments: for `keras.optimizers.SGD` or `Adam`: rate, momentum, averaged
+        weights.
+      expected_share: part of what the model gains without privacy that it is expected
+        to gain; see `learning_rates.expected_share`.
       settings: the settings that were compared: for each sampling, the batch sizes,
         largest first, with mechanisms in closed form; the advised one is `setting`.
       reasons: pairs of a subject ("batch size") and a sentence or two.
@@ -66,16 +101,28 @@ class Advice:
 
     plan: Plan
     setting: RunSetting
-    learning_rate: float
-    learning_rate_range: tuple[float, float]
-    momentum: float
-    ema_momentum: float
-    noise_to_signal: float
-    alignment: float | None
+    optimizer: str
+    optimizer_arguments: dict[str, Any]
+    expected_share: float
     settings: tuple[RunSetting, ...]
     reasons: tuple[tuple[str, str], ...]
     tuning: TuningCost | None
     arguments: dict[str, Any]
+
+    @property
+    def batch_size(self) -> int:
+        """Batch size of the advised run."""
+        return self.setting.batch_size
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the advised run, for `fit`."""
+        return self.setting.epochs
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the optimizer, for the plan's clip norm."""
+        return self.optimizer_arguments["learning_rate"]
 
     @property
     def l2_norm_clip(self) -> float:
@@ -84,8 +131,7 @@ class Advice:
 
     def values(self) -> list[tuple[str, str]]:
         """The advice in short: names and values, for tables."""
-        one, low, high = self.setting, *self.learning_rate_range
-        at_least = "at least " if self.alignment is None else ""
+        one, inner = self.setting, self.optimizer_arguments
         return [
             ("batch size", f"{one.batch_size}"),
             ("epochs", f"{one.epochs}"),
@@ -93,34 +139,36 @@ class Advice:
             ("sampling", one.sampling),
             ("mechanism", one.mechanism),
             ("clip norm", f"{self.l2_norm_clip:.3g}"),
-            ("learning rate", f"{self.learning_rate:.3g} ({low:.3g} to {high:.3g})"),
-            ("momentum", f"{self.momentum:g}"),
-            ("EMA momentum", f"{self.ema_momentum:.3g}"),
+            ("optimizer", {"sgd": "SGD", "adam": "Adam"}[self.optimizer]),
+            ("learning rate", f"{inner['learning_rate']:.3g}"),
+            ("momentum", f"{inner.get('momentum', 0.0):g}"),
+            ("EMA momentum", f"{inner['ema_momentum']:.3g}"),
             ("noise multiplier", f"{self.plan.noise_multiplier:.4g}"),
-            ("noise to signal", f"{at_least}{self.noise_to_signal:.3g}"),
+            ("expected share", f"{self.expected_share:.2f}"),
         ]
 
     def to_record(self) -> dict[str, Any]:
         """Plain finite values, ready for JSON."""
-        guarantee: Guarantee = self.plan.guarantee
-        low, high = self.learning_rate_range
+        guarantee = self.plan.guarantee
+        tuning = None
+        if self.tuning is not None:
+            tuning = dataclasses.asdict(self.tuning)
+            if math.isinf(self.tuning.shape):
+                tuning["shape"] = None
         return {
             **dataclasses.asdict(self.setting),
+            "optimizer": self.optimizer,
+            "optimizer_arguments": dict(self.optimizer_arguments),
             "l2_norm_clip": self.l2_norm_clip,
-            "learning_rate": self.learning_rate,
-            "learning_rate_range": [low, high],
-            "momentum": self.momentum,
-            "ema_momentum": self.ema_momentum,
             "noise_multiplier": self.plan.noise_multiplier,
             "noise_stddev": self.plan.noise_stddev,
-            "noise_to_signal": self.noise_to_signal,
-            "alignment": self.alignment,
+            "expected_share": self.expected_share,
             "epsilon": guarantee.epsilon,
             "delta": guarantee.delta,
             "kind": guarantee.kind,
             "settings": [dataclasses.asdict(one) for one in self.settings],
             "reasons": dict(self.reasons),
-            "tuning": _tuning_record(self.tuning),
+            "tuning": tuning,
         }
 
     def __str__(self) -> str:
@@ -135,53 +183,45 @@ class Advice:
 def advise(
     *,
     num_examples: int,
+    num_parameters: int,
     epsilon: float,
     delta: float,
-    num_parameters: int | None = None,
-    epochs: int | None = None,
-    max_examples_seen: float | None = None,
+    epochs: int,
+    optimizer: str = "sgd",
+    loss: Any = None,
     max_batch_size: int | None = None,
     sampling: str | Sequence[str] = DEFAULT_SAMPLINGS,
     mechanism: str = "auto",
     max_memory_vectors: int | None = None,
-    momentum: float = 0.0,
-    fan_in: float | None = None,
-    public_gradients: GradientSample | None = None,
     expected_trials: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Advice:
     """Advises how to train with a budget; reads no private data.
 
-    Compares batch sizes (powers of two) and samplings by the predicted noise-to-signal
-    ratio (`run_settings.noise_to_signal`) of mechanisms in closed form, in seconds. The
-    smallest batch within 10% of the least noise is advised, because it has the most
-    steps; runs with too few steps for their learning rate to use their low noise
-    (`learning_rates.per_clip_unit`) do not count. All epochs that the compute allows
-    are used. `tf_bandmf.plan` then chooses the mechanism for the advised setting, as it
-    does for "auto", and gives its reason.
+    Compares batch sizes (powers of two) and samplings, with mechanisms in closed form,
+    by how far the weights can move at the rate that their noise allows
+    (`learning_rates.per_clip_unit`). `tf_bandmf.plan` then chooses the mechanism for
+    the advised setting, as it does for "auto", and gives its reason. The plan is shaped
+    for the advised momentum.
 
     Args:
       num_examples: m, size of the training set.
+      num_parameters: d, trainable parameters.
       epsilon: budget, > 0.
       delta: budget, in [1e-20, 1).
-      num_parameters: d, trainable parameters; by default those of `public_gradients`.
-      epochs: the most passes over the data that the compute allows.
-      max_examples_seen: the same limit as a number of per-example gradients; instead of
-        epochs.
+      epochs: the most passes over the data that the compute allows; all are used.
+      optimizer: "sgd", with momentum 0.9, or "adam", whose noise is independent: what
+        Adam divides by is made of noise, too, and undoes correlations.
+      loss: Keras loss of the model, or its name: a Poisson loss needs another clip norm.
       max_batch_size: the largest batch; None for no limit. Memory need not limit it:
         `make_private(model, microbatch_size=...)` clips a batch in parts.
       sampling: the names of the samplings that may be used, out of "fixed-order",
         "shuffled", "poisson", "cyclic-poisson", "cyclic-fixed-size" and "balls-in-bins"
         (an estimate). A sampling that requires more than the first is advised only if
-        it has at least 3% less noise.
+        it has at least 3% more progress.
       mechanism: as for `tf_bandmf.plan`. A name with a closed form is also used to
         compare batch sizes.
       max_memory_vectors: as for `tf_bandmf.plan`.
-      momentum: momentum of SGD, in [0, 1).
-      fan_in: inputs of a unit, summed over the layers (pixels or features of a linear
-        model; height * width * channels of a convolution): it scales the learning rate.
-        By default that of `public_gradients`, or 10 sqrt(d), a rough guess.
-      public_gradients: gradients of the model on data that need no protection.
       expected_trials: None, or the expected number of private trials whose cost is to
         be computed; see `tf_bandmf.tuning_cost`.
       progress: called with what is computed next.
@@ -190,56 +230,49 @@ def advise(
       The advice.
 
     Raises:
-      TypeError: if public_gradients is not a `GradientSample`.
-      ValueError: if an argument is missing, contradictory, or out of range.
+      ValueError: if an argument is contradictory or out of range.
     """
     check_budget(epsilon, delta, None, None)
-    examples = whole_number("num_examples", num_examples)
-    epochs = _epochs(epochs, max_examples_seen, examples)
-    if public_gradients is not None and not isinstance(
-        public_gradients, GradientSample
-    ):
-        raise TypeError(
-            f"public_gradients must be a GradientSample, found {public_gradients!r}: "
-            f"make one with tf_bandmf.keras.sample_gradients, or "
-            f"GradientSample.of_gradients."
-        )
-    parameters = _parameters(num_parameters, public_gradients)
-    largest = examples
+    if optimizer not in ("sgd", "adam"):
+        raise ValueError(f'optimizer must be "sgd" or "adam", found {optimizer!r}.')
+    is_adam = optimizer == "adam"
+    if is_adam and mechanism == "auto":
+        mechanism = "identity"
+    scan = _Scan(
+        whole_number("num_examples", num_examples),
+        whole_number("num_parameters", num_parameters),
+        whole_number("epochs", epochs),
+        epsilon,
+        delta,
+        _closed_form(mechanism),
+    )
+    largest = scan.num_examples
     if max_batch_size is not None:
-        largest = min(examples, whole_number("max_batch_size", max_batch_size))
+        largest = min(largest, whole_number("max_batch_size", max_batch_size))
     samplings = _samplings(sampling)
-    if not is_number(momentum) or not 0.0 <= momentum < 1.0:
-        raise ValueError(f"momentum must be in [0, 1), found {momentum!r}.")
     if progress is not None and not callable(progress):
         raise ValueError(f"progress must be a function or None, found {progress!r}.")
-    inputs, is_guess = _fan_in(fan_in, public_gradients, parameters)
     tell = progress or (lambda name: None)
-    scan = run_settings.Scan(
-        examples, parameters, epsilon, delta, float(momentum), inputs
-    )
-    names = _closed_form(mechanism)
-    found = {
-        name: scan.batch_sizes(name, epochs, largest, tell, names) for name in samplings
-    }
-    settings = tuple(one for several in found.values() for one in several)
+    compared = {name: scan.batch_sizes(name, largest, tell) for name in samplings}
+    settings = tuple(one for several in compared.values() for one in several)
     if not settings:
         raise ValueError(
-            f"No setting of {', '.join(samplings)} can be compared for {examples} "
-            f"examples and {epochs} epochs. Use another sampling or fewer epochs."
+            f"No setting of {', '.join(samplings)} can be compared for "
+            f"{scan.num_examples} examples and {scan.epochs} epochs. Use another "
+            f"sampling or fewer epochs."
         )
-    chosen, reasons = _choose(found)
-    clip, why = reasons_lib.clip_norm(public_gradients)
+    chosen, reasons = _choose(compared)
+    clip, why = learning_rates.clip_norm(loss)
     reasons.append(("clip norm", why))
     arguments: dict[str, Any] = {
         "mechanism": mechanism,
         "epsilon": epsilon,
         "delta": delta,
-        "num_examples": examples,
+        "num_examples": scan.num_examples,
         "batch_size": chosen.batch_size,
         "epochs": chosen.epochs,
         "sampling": chosen.sampling,
-        "workload": f"sgd:momentum={float(momentum)!r}",
+        "workload": "prefix" if is_adam else _WORKLOAD,
         "l2_norm_clip": clip,
     }
     if max_memory_vectors is not None:
@@ -249,28 +282,25 @@ def advise(
     name = registry.specification(plan.strategy)
     if plan.choice is not None:
         name = plan.choice.mechanism
-        reasons.append(("mechanism", reasons_lib.of_mechanism(plan.choice.reason)))
-    scheme = Scheme(chosen.sampling, examples, chosen.batch_size, chosen.epochs)
+        reasons.append(("mechanism", plan.choice.reason))
     assert plan.expected_batch_size is not None  # of a named sampling
+    scheme = Scheme(
+        chosen.sampling, scan.num_examples, chosen.batch_size, chosen.epochs
+    )
     setting = scan.setting(
         scheme,
         name,
-        plan.workload,
         plan.rmse(),
         plan.expected_batch_size,
+        plan.workload.momentum or 0.0,
     )
-    alignment = None if public_gradients is None else public_gradients.alignment
-    rate = float(f"{setting.learning_rate:.3g}")
-    reasons.append(("learning rate", reasons_lib.of_rate(setting, inputs, is_guess)))
-    ema_momentum = learning_rates.ema_momentum(setting.num_steps)
-    reasons.append(("EMA momentum", reasons_lib.AVERAGE))
-    ratio = setting.noise_to_signal
-    if alignment is not None and alignment > 0.0:
-        ratio /= alignment
-    reasons.append(("noise to signal", reasons_lib.of_signal(public_gradients)))
-    tell("more compute")
-    # The closed form's noise follows that of the others.
-    reasons.append(("epochs", reasons_lib.of_epochs(scan, chosen)))
+    share = learning_rates.expected_share(
+        setting.noise, scan.num_parameters, setting.num_steps
+    )
+    reasons += [
+        ("optimizer", _ADAM if is_adam else _SGD),
+        ("expected share", _verdict(share, setting, scan.num_parameters)),
+    ]
     tuning = None
     if expected_trials is not None:
         tell("private trials")
@@ -278,15 +308,13 @@ def advise(
     return Advice(
         plan=plan,
         setting=setting,
-        learning_rate=rate / clip,
-        learning_rate_range=(
-            rate / learning_rates.RANGE / clip,
-            rate * learning_rates.RANGE / clip,
-        ),
-        momentum=float(momentum),
-        ema_momentum=ema_momentum,
-        noise_to_signal=ratio,
-        alignment=alignment,
+        optimizer=optimizer,
+        optimizer_arguments={
+            **_inner_arguments(is_adam, setting.learning_rate / clip),
+            "use_ema": True,
+            "ema_momentum": learning_rates.ema_momentum(setting.num_steps),
+        },
+        expected_share=share,
         settings=tuple(setting if one is chosen else one for one in settings),
         reasons=tuple(reasons),
         tuning=tuning,
@@ -294,34 +322,131 @@ def advise(
     )
 
 
-def _epochs(
-    epochs: int | None, max_examples_seen: float | None, num_examples: int
-) -> int:
-    if (epochs is None) == (max_examples_seen is None):
-        raise ValueError(
-            f"Say what can be computed in one way: epochs, or max_examples_seen; found "
-            f"epochs = {epochs}, max_examples_seen = {max_examples_seen}."
-        )
-    if epochs is not None:
-        return whole_number("epochs", epochs)
-    check_positive("max_examples_seen", max_examples_seen)
-    assert max_examples_seen is not None
-    whole = int(max_examples_seen // num_examples)
-    if whole < 1:
-        raise ValueError(
-            f"max_examples_seen must be >= num_examples = {num_examples}, found "
-            f"{max_examples_seen:g}: less than one epoch. Train on a random part of the "
-            f"data, and give its size as num_examples."
-        )
-    return whole
+_AVERAGE = (
+    "the moving average of the weights remembers a tenth of the steps and costs no "
+    "privacy."
+)
+_SGD = (
+    "Give keras.optimizers.SGD all of `optimizer_arguments`. The rate is the largest that "
+    f"noise and the curvature of usual losses allow; {_AVERAGE}"
+)
+_ADAM = (
+    "Give keras.optimizers.Adam all of `optimizer_arguments`. The rate was near the best "
+    f"on the tasks that were measured; {_AVERAGE}"
+)
+_WORKLOAD = f"sgd:momentum={learning_rates.MOMENTUM!r}"
 
 
-def _parameters(number: int | None, sample: GradientSample | None) -> int:
-    if number is not None:
-        return whole_number("num_parameters", number)
-    if sample is None:
-        raise ValueError("num_parameters is missing: the model's trainable parameters.")
-    return sample.num_parameters
+def _inner_arguments(is_adam: bool, rate: float) -> dict[str, Any]:
+    """Learning rate and momentum of the Keras optimizer."""
+    if is_adam:
+        return {"learning_rate": learning_rates.RATE_OF_ADAM}
+    return {
+        "learning_rate": float(f"{rate:.3g}"),
+        "momentum": learning_rates.MOMENTUM,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scan:
+    """Compares settings for one data set, model and budget.
+
+    Attributes:
+      num_examples, num_parameters, epochs: m, d and k.
+      epsilon, delta: the budget.
+      mechanisms: names to compare; None for those that stand for each sampling.
+    """
+
+    num_examples: int
+    num_parameters: int
+    epochs: int
+    epsilon: float
+    delta: float
+    mechanisms: tuple[str, ...] | None
+
+    def batch_sizes(
+        self, sampling: str, largest: int, tell: Callable[[str], None]
+    ) -> list[RunSetting]:
+        """The best mechanism for the largest batch, and for powers of two below it.
+
+        Raises:
+          ValueError: if even the run with the largest batches has too many steps.
+        """
+        settings: list[RunSetting] = []
+        size, least = largest, min(_SMALLEST_BATCH, largest)
+        while size >= least:
+            steps = self.epochs * -(-self.num_examples // size)
+            if settings and steps > _MOST_STEPS:
+                break
+            if steps > _LARGEST_RUN:
+                raise ValueError(
+                    f"Runs of at most {_LARGEST_RUN:,} steps can be compared, found "
+                    f"{float(min(steps, 10**300)):g} for epochs = "
+                    f"{float(min(self.epochs, 10**300)):g}, num_examples = "
+                    f"{float(self.num_examples):g} and max_batch_size = {size}. Use "
+                    f"larger batches or fewer epochs."
+                )
+            tell(f"{sampling}, batches of {size}")
+            compared = list(self._mechanisms(sampling, size))
+            if compared:
+                settings.append(max(compared, key=lambda one: one.progress))
+                most = max(one.progress for one in settings)
+                if settings[-1].progress < _HOPELESS * most:
+                    break
+            size = 2 ** (math.ceil(math.log2(size)) - 1) if size > 1 else 0
+        return settings
+
+    def _mechanisms(self, sampling: str, batch_size: int) -> Iterator[RunSetting]:
+        """Settings of the mechanisms that fit a sampling."""
+        scheme = Scheme(sampling, self.num_examples, batch_size, self.epochs)
+        workload = workloads.momentum_sgd(scheme.num_steps, learning_rates.MOMENTUM)
+        for name in self.mechanisms or _MECHANISMS[sampling]:
+            family, options = registry.parse(name)
+            bands = options.get("bands", 1)
+            if bands > scheme.num_steps:
+                continue
+            if scheme.is_cyclic and bands > scheme.largest_cycle:
+                continue
+            participation = scheme.participation(bands if scheme.is_cyclic else None)
+            strategy = registry.build_strategy(
+                family, workload, participation, **options
+            )
+            try:
+                accountant = calibration.accountant_for(strategy, participation)
+                noise = accountant.rough_noise_stddev(self.epsilon, self.delta)
+            except ValueError:
+                # Few draws see nothing; what was named may not fit the sampling.
+                if NAMED[sampling].is_simulated or self.mechanisms is not None:
+                    continue
+                raise
+            per_step = strategy.per_step_squared_error(workload)
+            rmse = error.root_mean_squared_error(per_step) * noise
+            divisor = participation.expected_batch_size() or float(batch_size)
+            yield self.setting(scheme, name, rmse, divisor)
+
+    def setting(
+        self,
+        scheme: Scheme,
+        mechanism: str,
+        rmse: float,
+        divisor: float,
+        momentum: float = learning_rates.MOMENTUM,
+    ) -> RunSetting:
+        """The setting of a run with an RMSE, whose sums are divided by `divisor`."""
+        noise = learning_rates.noise_in_models(rmse, divisor, momentum)
+        rate = learning_rates.per_clip_unit(
+            noise, self.num_parameters, learning_rates.MOMENTUM
+        )
+        return RunSetting(
+            sampling=scheme.sampling,
+            mechanism=mechanism,
+            batch_size=scheme.batch_size,
+            epochs=scheme.epochs,
+            num_steps=scheme.num_steps,
+            noise=noise,
+            learning_rate=rate,
+            progress=rate * scheme.num_steps,
+        )
 
 
 def _closed_form(mechanism: str) -> tuple[str, ...] | None:
@@ -333,87 +458,66 @@ def _closed_form(mechanism: str) -> tuple[str, ...] | None:
 
 
 def _samplings(sampling: str | Sequence[str]) -> tuple[str, ...]:
-    known = run_settings.known_samplings()
     names: tuple[Any, ...] = ()
     if isinstance(sampling, str):
         names = (sampling,)
     elif isinstance(sampling, (list, tuple)):
         names = tuple(sampling)
     if not names or any(
-        not isinstance(name, str) or name not in known for name in names
+        not isinstance(name, str) or name not in _MECHANISMS for name in names
     ):
         raise ValueError(
-            f"sampling must be one or more of {', '.join(known)}, found {sampling!r}."
+            f"sampling must be one or more of {', '.join(_MECHANISMS)}, found "
+            f"{sampling!r}."
         )
     return tuple(dict.fromkeys(names))
 
 
 def _choose(
-    found: dict[str, list[RunSetting]],
+    compared: dict[str, list[RunSetting]],
 ) -> tuple[RunSetting, list[tuple[str, str]]]:
     """The setting that is advised, with its reasons."""
-    best = {name: _of_sampling(several) for name, several in found.items() if several}
+    best = {
+        name: max(several, key=lambda one: one.progress)
+        for name, several in compared.items()
+        if several
+    }
     chosen, *others = best.values()
     for other in others:
-        if other.noise_to_signal < (1.0 - _WORTH) * chosen.noise_to_signal:
+        if other.progress > (1.0 + _WORTH) * chosen.progress:
             chosen = other
-    useful = [one for one in found[chosen.sampling] if not one.has_few_steps]
-    if not useful:
-        batch = (
-            "The smallest one compared, which has the most steps: noise is not what limits "
-            "this run."
-        )
-    else:
-        least = min(useful, key=lambda one: one.noise_to_signal)
-        batch = (
-            f"The smallest one, which has the most steps, whose noise is within "
-            f"{100.0 * (_AS_GOOD - 1.0):.0f}% of the least, that of batches of "
-            f"{least.batch_size}."
-        )
-        if len(useful) < len(found[chosen.sampling]):
-            batch += (
-                " Larger ones have too few steps to use how little noise they have."
-            )
     demand = f"It demands {NAMED[chosen.sampling].demands}."
-    compared = []
-    for name, one in best.items():
-        if one is not chosen:
-            compared.append(f"{name} has {reasons_lib.in_percent(one, chosen)} noise")
-    if compared:
-        demand += f" At its own batch size {'; '.join(compared)}."
+    texts = [
+        f"{name} has {100.0 * one.progress / chosen.progress:.0f}% of the progress"
+        for name, one in best.items()
+        if one is not chosen
+    ]
+    if texts:
+        demand += f" At its own batch size {'; '.join(texts)}."
+    batch = (
+        "Of those compared it has the most progress, learning rate times steps: smaller "
+        "batches have more noise, larger ones fewer steps."
+    )
     return chosen, [("batch size", batch), ("sampling", demand)]
 
 
-def _of_sampling(several: Sequence[RunSetting]) -> RunSetting:
-    """The batch size that is advised for one sampling."""
-    useful = [one for one in several if not one.has_few_steps]
-    if not useful:
-        return min(several, key=lambda one: one.batch_size)
-    least = min(one.noise_to_signal for one in useful)
-    good = [one for one in useful if one.noise_to_signal <= _AS_GOOD * least]
-    return min(good, key=lambda one: one.batch_size)
-
-
-def _fan_in(
-    given: float | None, sample: GradientSample | None, num_parameters: int
-) -> tuple[float, bool]:
-    """Inputs of a unit, added up over the layers, and whether they are guessed.
-
-    10 sqrt(d) is within a factor of 3 for the models of
-    `learning_rates.per_clip_unit` and for a transformer of 12 layers.
-    """
-    if given is None and sample is not None:
-        given = sample.fan_in
-    if given is None:
-        return 10.0 * math.sqrt(num_parameters), True
-    check_positive("fan_in", given)
-    return float(given), False
-
-
-def _tuning_record(cost: TuningCost | None) -> dict[str, Any] | None:
-    if cost is None:
-        return None
-    record = dataclasses.asdict(cost)
-    if math.isinf(cost.shape):
-        record["shape"] = None
-    return record
+def _verdict(share: float, setting: RunSetting, num_parameters: int) -> str:
+    """What to expect of the run, in words."""
+    text = (
+        f"About {share:.2f} of what the model gains without privacy (give or take "
+        f"{learning_rates.SPREAD:g} on the tasks that were measured)."
+    )
+    if share >= _LITTLE:
+        return text
+    begin = "Expect nothing" if share < _NOTHING else "Expect little"
+    text = f"{begin}: {text[0].lower()}{text[1:]}"
+    smaller = num_parameters
+    while smaller > 1 and (
+        learning_rates.expected_share(setting.noise, smaller, setting.num_steps)
+        < _LITTLE
+    ):
+        smaller //= 2
+    if smaller > 100:
+        text += f" A model of at most {smaller:,} weights would reach {_LITTLE:g}"
+        return f"{text}; so would more examples, or a larger epsilon."
+    return f"{text} More examples or a larger epsilon would help."

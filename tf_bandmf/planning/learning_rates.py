@@ -1,68 +1,91 @@
-"""Learning rates of SGD, from the noise that the models hold; and averaged weights."""
+"""Learning rate, averaged weights and clip norm of a run, from the noise of its plan.
+
+With s, the noise in the models per unit of clip norm (`noise_in_models`), and d weights:
+
+    rate * clip norm = 0.08 / (sqrt(s) * (1 + s sqrt(d) / 12))         SGD, momentum 0.9
+
+Two limits meet here. Where there is little noise, the curvature of the loss limits the
+rate, and the best rates go with 1 / sqrt(s). Where the norm of the noise, s sqrt(d), is
+large against that of a clipped gradient, noise limits it, and they go with
+1 / (s^1.5 sqrt(d)). The form and the constants were found on grids of rates of
+convolutional networks (19, whose best rates differ by a factor of 200), of a linear model
+and of adapters of a language model, in `benchmarks/utility/results`; regrets are those of
+`benchmarks/advice/fit.py`. Tables, texts and photos: `benchmarks/advice/run.py`.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
-# Noise in a weight, in units of 1 / sqrt(fan_in), at the advised rate; range around it.
-WEIGHT_NOISE = 3.0
-RANGE = 2.0
-# Bounds of learning rate / (1 - momentum), per unit of clip norm.
-LARGEST = 10.0
+MOMENTUM = 0.9
+# Rate of SGD at s = 1 for few weights, divided by 1 - momentum; s sqrt(d) at which noise
+# begins to limit the rate.
+_RATE = 0.8
+_NOISE = 12.0
+# Of Adam, whatever the clip norm: `benchmarks/advice`.
+RATE_OF_ADAM = 0.02
+# Progress per sqrt(d) at which a model gains half of what it gains without privacy, and
+# the spread of the share around the curve: `benchmarks/advice`.
+_HALF = 0.18
+SPREAD = 0.06
 # The moving average of the weights remembers this part of the steps.
 _REMEMBERED = 0.1
+# A Poisson loss predicts too few at clip norm 1: the clipped gradient of a skewed residual
+# is zero near the median. Labels are divided by their usual size. `benchmarks/advice`.
+_CLIP_OF_COUNTS = 10.0
 
 
-def per_clip_unit(
-    rmse: float, batch_size: float, fan_in: float, momentum: float
-) -> tuple[float, bool]:
-    """Learning rate for gradients that are divided by the clip norm.
-
-    The noise that the models hold in a weight has the standard deviation
-    `rate * RMSE / B`. Weights of layers whose inputs have variance one work on the scale
-    1 / sqrt(inputs of a unit): noise of that size in one layer changes its outputs as
-    much as they are. Layers add up, squared, so that the unit of noise is
-    1 / sqrt(fan_in), where fan_in is the sum over the layers. At the best rates that were
-    measured here the noise was 2 to 6 of these units:
-
-    - networks with 4 layers from pixels, momentum 0.9, moving average of the weights,
-      epsilon 0.5 to 9, five mechanisms, sampled or not: 1.9 to 5.5 in 19 rows, whose best
-      rates per unit of clip norm differ by a factor of 224; geometric mean 3.2
-      (benchmarks/utility/weight_noise.py);
-    - linear model on 3969 features, momentum 0.9, 40 epochs, epsilon 3, DP-SGD and BISR,
-      sampled or not, less with larger clip norms (results/advised/ablation.csv there);
-    - MLP on 784 pixels without momentum, 10 epochs, epsilon 4 (examples/fashion_mnist.py:
-      DP-SGD 2.5 at rate 0.5, BISR 3.6 at rate 4).
-
-    3 is advised, with a factor of 2 to both sides. So a tenth of the noise allows ten
-    times the rate, and rates go with 1 / clip norm, as updates of clipped gradients do
-    (De et al., 2022, arXiv:2204.13650).
-
-    Where there is little noise, curvature limits the rate, which no noise predicts: above
-    10 (divided by 1 - momentum) none of these measurements was best. A run that is
-    limited so has too few steps to use how little noise it has.
+def noise_in_models(rmse: float, batch_size: float, momentum: float) -> float:
+    """Noise per coordinate of a model, for updates of unit size in one direction.
 
     Args:
-      rmse: of the noisy models per coordinate and unit of clip norm, on sums.
+      rmse: of the noisy models per coordinate and unit of clip norm, on sums of
+        gradients; of the workload with `momentum`.
       batch_size: B, by which sums are divided.
-      fan_in: inputs of a unit, added up over the layers.
-      momentum: of SGD.
+      momentum: of SGD, in [0, 1): updates are 1 / (1 - momentum) times as large.
 
     Returns:
-      The rate, and whether it is limited by 10 (1 - momentum) instead of the noise.
+      s = (1 - momentum) rmse / B.
     """
-    rate = WEIGHT_NOISE * batch_size / (rmse * math.sqrt(fan_in))
-    largest = (1.0 - momentum) * LARGEST
-    return min(rate, largest), rate > largest
+    return (1.0 - momentum) * rmse / batch_size
+
+
+def per_clip_unit(noise: float, num_parameters: int, momentum: float) -> float:
+    """Learning rate of SGD for gradients that are divided by the clip norm.
+
+    Args:
+      noise: s; see `noise_in_models`.
+      num_parameters: d.
+      momentum: of SGD, in [0, 1).
+    """
+    limit = 1.0 + noise * math.sqrt(num_parameters) / _NOISE
+    return (1.0 - momentum) * _RATE / (math.sqrt(noise) * limit)
+
+
+def expected_share(noise: float, num_parameters: int, num_steps: int) -> float:
+    """Part of what a model gains without privacy that it gains at the advised rate.
+
+    P / (P + 0.18 sqrt(d)), where P, rate times steps, is how far the weights can move:
+    fitted to the tasks of `benchmarks/advice` and `benchmarks/utility`.
+
+    Args:
+      noise: s; see `noise_in_models`.
+      num_parameters: d.
+      num_steps: n.
+
+    Returns:
+      The share, in (0, 1); measured ones are within `SPREAD` of it.
+    """
+    progress = per_clip_unit(noise, num_parameters, MOMENTUM) * num_steps
+    return progress / (progress + _HALF * math.sqrt(num_parameters))
 
 
 def ema_momentum(num_steps: int) -> float:
     """Momentum of the exponential moving average of weights that a run releases.
 
-    It remembers a tenth of the steps, 0.99 for 1000 of them. At the best rates of the
-    networks above the average was 0 to 4.6 points better than the last weights
-    (benchmarks/utility/weight_noise.py). It is computed from what is released anyhow, so
-    it costs no privacy (De et al., 2022, arXiv:2204.13650).
+    It remembers a tenth of the steps, 0.99 for 1000 of them. It is computed from what is
+    released anyhow, so it costs no privacy (De et al., 2022, arXiv:2204.13650).
 
     Args:
       num_steps: n, of the run.
@@ -71,3 +94,23 @@ def ema_momentum(num_steps: int) -> float:
       The momentum, in [0, 1): `use_ema=True, ema_momentum=...` of Keras' optimizers.
     """
     return max(0.0, 1.0 - 1.0 / (_REMEMBERED * num_steps))
+
+
+def is_loss_of_counts(loss: Any) -> bool:
+    """Whether a loss, or its name, is Keras' Poisson loss."""
+    name = loss if isinstance(loss, str) else getattr(loss, "name", None)
+    names = (name, getattr(loss, "__name__", ""), type(loss).__name__)
+    return any("poisson" in str(one).lower() for one in names)
+
+
+def clip_norm(loss: Any) -> tuple[float, str]:
+    """Clip norm for a loss, with the reason."""
+    if is_loss_of_counts(loss):
+        return _CLIP_OF_COUNTS, (
+            "For a Poisson loss, with labels divided by their usual size: smaller clip "
+            "norms predict too few."
+        )
+    return 1.0, (
+        "The usual value; where most gradients are above it only clip norm times "
+        "learning rate matters."
+    )

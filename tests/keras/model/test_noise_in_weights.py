@@ -1,4 +1,4 @@
-"""What drowns in noise is said before the first step, from plan and rate alone."""
+"""A rate that noise would undo is said before the first step, from plan and model alone."""
 
 import math
 import warnings
@@ -6,36 +6,36 @@ import warnings
 import keras
 import pytest
 
-from tf_bandmf.keras.model.noise_in_weights import noise_in_weights, warn_of_noise
+from tf_bandmf.keras.model.noise_in_weights import advised_rate
 
 
 @pytest.fixture
 def model_of(make_plan, make_private_model):
     def make(inner, **changes):
         plan = make_plan(**changes)
-        model = make_private_model(plan, inner, hidden=False)
-        model.optimizer.build(model.trainable_variables)
-        return model, plan
+        return make_private_model(plan, inner, hidden=False), plan
 
     return make
 
 
-def test_it_is_rate_times_error_over_batch_size_and_grows_with_the_fan_in(model_of):
+def test_the_rate_is_that_of_the_rule(model_of):
     model, plan = model_of(keras.optimizers.SGD(0.1), l2_norm_clip=2.0)
-    expected = 0.1 * plan.rmse() * 2.0 / plan.expected_batch_size * math.sqrt(5)
-    assert noise_in_weights(model) == pytest.approx(expected, rel=1e-6)
+    noise = plan.rmse() / plan.expected_batch_size
+    size = sum(math.prod(one.shape) for one in model.trainable_variables)
+    rule = 0.8 / math.sqrt(noise) / (1 + noise * math.sqrt(size) / 12) / 2.0
+    assert advised_rate(model) == pytest.approx(rule, rel=1e-6)
 
 
-def test_too_large_a_rate_is_said_with_one_that_would_do(model_of, data):
-    model, _ = model_of(keras.optimizers.SGD(1.0))
-    rate = 60.0 / noise_in_weights(model)
-    model, plan = model_of(keras.optimizers.SGD(rate))
-    with pytest.warns(UserWarning, match=f"rate of about {rate / 20:.2g}"):
-        model.fit(plan.batches(*data), verbose=0)
-    model, _ = model_of(keras.optimizers.SGD(rate / 20))
+def test_fit_warns_of_too_large_a_rate_and_names_one_that_would_do(model_of, data):
+    advised = advised_rate(model_of(keras.optimizers.SGD(1.0))[0])
+    model, plan = model_of(keras.optimizers.SGD(5.0 * advised))
+    with pytest.warns(UserWarning, match=f"5 times the {advised:.2g}") as caught:
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+    assert len([one for one in caught if "learning rate" in str(one.message)]) == 1
+    model, plan = model_of(keras.optimizers.SGD(advised))
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        warn_of_noise(model)
+        warnings.filterwarnings("error", message="The learning rate")
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
 
 
 @pytest.mark.parametrize(
@@ -51,5 +51,5 @@ def test_too_large_a_rate_is_said_with_one_that_would_do(model_of, data):
     ids=["adam", "another workload", "clipnorm", "schedule"],
 )
 @pytest.mark.filterwarnings("ignore:The plan's noise is shaped")
-def test_where_it_is_not_known_nothing_is_said(inner, model_of):
-    assert noise_in_weights(model_of(inner())[0]) is None
+def test_where_the_rule_does_not_apply_nothing_is_said(inner, model_of):
+    assert advised_rate(model_of(inner())[0]) is None

@@ -148,9 +148,9 @@ class PrivateTraining(BuildHook, PrivateStep):
         if self.built and not optimizer.steps_taken:
             refuse_outputs(self, class_weight, ranges)
             warn_of_outputs(self, x, ranges)
+            warn_of_noise(self)
         if self.built and optimizer.built:
             optimizer.run.refuse_changed(self.weights)
-            warn_of_noise(self)
         reservation = optimizer.run.reservation
         try:
             history = super().fit(x, **kwargs)

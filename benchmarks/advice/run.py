@@ -1,0 +1,220 @@
+"""What advice is worth on tasks that people have: advised, best by hand, plain.
+
+    python benchmarks/advice/run.py --data DIR                  # what is missing
+    python benchmarks/advice/run.py --data DIR --tasks diamonds --ways advised
+    python benchmarks/advice/run.py --table                     # the table of README.md
+
+Every run is a row of `results/runs.csv`; what stands there is not run again. The ways:
+`plain` (Adam, three rates, no privacy), `advised` (followed to the letter), and two by
+hand, each with averaged weights: `momentum` (rates around the advised one, at the advised
+plan) and `adam` (DP-SGD, Poisson batches of about n / 32, two rates). The share of advice
+is its gain over the trivial score, as a part of the gain of the best of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Iterator
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import tasks as tasks_lib
+
+import tf_bandmf
+import tf_bandmf.keras
+from tf_bandmf.planning import learning_rates
+
+RUNS = pathlib.Path(__file__).parent / "results" / "runs.csv"
+COLUMNS = ("task", "epsilon", "way", "factor", "seed", "parameters", "steps")
+COLUMNS += ("noise", "rate", "score", "seconds")
+# Of the advised rate; of Adam's 0.01; of plain Adam's 0.003.
+FACTORS = {"momentum": (0.25, 0.5, 2.0, 4.0), "adam": (1.0, 3.0), "plain": (0.33, 1, 3)}
+EPSILONS = (1.0, 8.0)
+
+
+def compiled(
+    task: tasks_lib.Task, optimizer: keras.optimizers.Optimizer
+) -> keras.Model:
+    model = task.build()
+    if isinstance(optimizer, tf_bandmf.keras.PrivateOptimizer):
+        tf_bandmf.keras.make_private(model)
+    model.compile(optimizer, task.loss)
+    return model
+
+
+def averaged(plan: tf_bandmf.Plan) -> dict[str, object]:
+    ema = learning_rates.ema_momentum(plan.num_steps)
+    return {"use_ema": True, "ema_momentum": ema}
+
+
+def run(
+    task: tasks_lib.Task, epsilon: float, way: str, factor: float
+) -> dict[str, object]:
+    """Trains once; what its row of the results says."""
+    if way == "plain":
+        model = compiled(task, keras.optimizers.Adam(0.003 * factor))
+        model.fit(task.x, task.y, batch_size=64, epochs=task.epochs, verbose=0)
+        return {"score": task.score(model), "rate": 0.003 * factor}
+    size = task.build().count_params()
+    budget = {
+        "epsilon": epsilon,
+        "delta": 0.1 / len(task.y),
+        "num_examples": len(task.y),
+    }
+    if way == "adam":
+        clip, _ = learning_rates.clip_norm(task.loss)
+        batch_size = 2 ** round(math.log2(len(task.y) / 32))
+        plan = tf_bandmf.plan(
+            "identity", sampling="poisson", batch_size=batch_size, epochs=task.epochs,
+            l2_norm_clip=clip, **budget,
+        )  # fmt: skip
+        rate = 0.01 * factor
+        inner = keras.optimizers.Adam(rate, **averaged(plan))
+    else:
+        advice = tf_bandmf.advise(
+            num_parameters=size, epochs=task.epochs, loss=task.loss, **budget
+        )
+        plan, rate = advice.plan, advice.learning_rate * factor
+        inner = keras.optimizers.SGD(
+            **{**advice.optimizer_arguments, "learning_rate": rate}
+        )
+    optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan, additional_run=True)
+    model = compiled(task, optimizer)
+    model.fit(plan.batches(task.x, task.y), epochs=task.epochs, verbose=0)
+    momentum = plan.workload.momentum or 0.0
+    noise = learning_rates.noise_in_models(
+        plan.rmse(), plan.expected_batch_size or 1.0, momentum
+    )
+    return {
+        "parameters": size,
+        "steps": plan.num_steps,
+        "noise": f"{noise:.4g}",
+        "rate": f"{rate:.4g}",
+        "score": task.score(model),
+    }
+
+
+def wanted(
+    arguments: argparse.Namespace,
+) -> Iterator[tuple[str, float, str, float, int]]:
+    for name in arguments.tasks:
+        for way in arguments.ways:
+            epsilons = (0.0,) if way == "plain" else tuple(arguments.epsilons)
+            for epsilon in epsilons:
+                for factor in FACTORS.get(way, (1.0,)):
+                    for seed in arguments.seeds if way == "advised" else (0,):
+                        yield name, epsilon, way, factor, seed
+
+
+def rows() -> list[dict[str, str]]:
+    if not RUNS.exists():
+        return []
+    with RUNS.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def key(row: dict[str, str]) -> tuple[str, float, str, float, int]:
+    return (
+        row["task"], float(row["epsilon"]), row["way"], float(row["factor"]),
+        int(row["seed"]),
+    )  # fmt: skip
+
+
+def train(arguments: argparse.Namespace) -> None:
+    done = {key(row) for row in rows()}
+    loaded: dict[str, tasks_lib.Task] = {}
+    for one in wanted(arguments):
+        if one in done:
+            continue
+        name, epsilon, way, factor, seed = one
+        task = loaded.setdefault(name, tasks_lib.load(name, arguments.data))
+        keras.utils.set_random_seed(seed)
+        began = time.monotonic()
+        row = {
+            "task": name,
+            "epsilon": epsilon,
+            "way": way,
+            "factor": factor,
+            "seed": seed,
+        }
+        row |= run(task, epsilon, way, factor)
+        row |= {
+            "score": f"{row['score']:.4f}",
+            "seconds": f"{time.monotonic() - began:.0f}",
+        }
+        is_new = not RUNS.exists()
+        with RUNS.open("a", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            if is_new:
+                writer.writeheader()
+            writer.writerow(row)
+        print(row, flush=True)
+
+
+def table() -> None:
+    """Advised, best by hand and plain scores, with shares and what was expected."""
+    scores: dict[tuple[str, float, str], dict[float, list[float]]] = {}
+    facts: dict[tuple[str, float], tuple[float, int, int]] = {}
+    for row in rows():
+        name, epsilon, way, factor, _ = key(row)
+        of_way = scores.setdefault((name, epsilon, way), {})
+        of_way.setdefault(factor, []).append(float(row["score"]))
+        if way == "advised":
+            noise, size, steps = (row[one] for one in ("noise", "parameters", "steps"))
+            facts[name, epsilon] = float(noise), int(size), int(steps)
+    print(
+        "| task | weights | ε | plain | best | advised | share | of plain | expected |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    shares, errors = [], []
+    for (name, epsilon), (noise, size, steps) in facts.items():
+        trivial = tasks_lib._FACTS[name][3]
+        advised = scores[name, epsilon, "advised"][1.0]
+        mean = statistics.mean(advised)
+        spread = statistics.stdev(advised) if len(advised) > 1 else 0.0
+        hand = {"advised": mean}
+        for way in ("momentum", "adam"):
+            for factor, several in scores.get((name, epsilon, way), {}).items():
+                hand[f"{way} x {factor:g}"] = statistics.mean(several)
+        best = max(hand, key=lambda one: hand[one])
+        plain = max(
+            v[0] for v in scores.get((name, 0.0, "plain"), {0: [math.nan]}).values()
+        )
+        share = (mean - trivial) / (hand[best] - trivial)
+        of_plain = (mean - trivial) / (plain - trivial)
+        expected = learning_rates.expected_share(noise, size, steps)
+        shares.append(share)
+        errors.append(of_plain - expected)
+        print(
+            f"| {name} | {size:,} | {epsilon:g} | {plain:.3f} | {hand[best]:.3f} ({best}) "
+            f"| {mean:.3f} ± {spread:.3f} | {share:.2f} | {of_plain:.2f} "
+            f"| {expected:.2f} |"
+        )
+    print(
+        f"\nMean share {statistics.mean(shares):.3f}, worst {min(shares):.3f}; share of "
+        f"plain minus expected {min(errors):+.2f} to {max(errors):+.2f}."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("."))
+    parser.add_argument("--tasks", nargs="+", default=tasks_lib.NAMES)
+    ways = ("advised", "plain", "momentum", "adam")
+    parser.add_argument("--ways", nargs="+", default=ways, choices=ways)
+    parser.add_argument("--epsilons", nargs="+", type=float, default=EPSILONS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    table() if arguments.table else train(arguments)
+
+
+if __name__ == "__main__":
+    main()
