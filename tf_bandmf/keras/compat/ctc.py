@@ -1,8 +1,8 @@
 """Connectionist temporal classification, of operations that end for all values.
 
 TensorFlow's own has loops in functions of its first version, and a gradient by hand, which
-no analysis here reads. This is the same function, by the recursion of Graves et al. 2006
-over time, in logarithms.
+no analysis here reads. This is the same function with the same gradient, by the recursion
+of Graves et al. 2006 over time, in logarithms.
 
 What tells that it broke: `tests/keras/compat/test_ctc.py`.
 """
@@ -46,8 +46,14 @@ def ctc_loss(
     place = tf.range(tf.shape(states)[1])[None]
     # A label may follow another one without a blank between, unless they are equal.
     before = tf.pad(states, [[0, 0], [2, 0]], constant_values=blank_index)[:, :-2]
-    skips = tf.not_equal(states, before) & tf.not_equal(states, blank_index)
-    scores = tf.gather(tf.nn.log_softmax(logits), states, axis=2, batch_dims=1)
+    skips = tf.not_equal(states, before)
+    normal = tf.reduce_logsumexp(logits, axis=2, keepdims=True)
+    kept = tf.stop_gradient(normal)
+    scores = tf.gather(logits - kept, states, axis=2, batch_dims=1)
+    # A label that is the blank counts like any other, but TensorFlow's gradient by hand
+    # leaves out the steps that are spent on it.
+    is_label = tf.equal(place % 2, 1)[:, None] & tf.equal(states, blank_index)[:, None]
+    scores = tf.where(is_label, tf.stop_gradient(scores), scores)
     never = tf.zeros_like(scores[:, 0]) + _NEVER
     first = tf.where(place < 2, scores[:, 0], never)
     length = tf.cast(logit_length, tf.int32)[:, None]
@@ -67,7 +73,10 @@ def ctc_loss(
     last = 2 * tf.cast(label_length, tf.int32)[:, None]
     ends = tf.equal(place, last) | tf.equal(place, last - 1)
     found = tf.reduce_logsumexp(tf.where(ends, reached, never), axis=1)
-    return tf.where(found < 0.5 * _NEVER, float("inf"), -found)
+    # The gradient of what divides the scores: its value is in them.
+    counts = tf.range(tf.shape(logits)[1])[None] < length
+    divisor = tf.reduce_sum(tf.where(counts, (normal - kept)[:, :, 0], 0.0), axis=1)
+    return tf.where(found < 0.5 * _NEVER, float("inf"), divisor - found)
 
 
 def _log_sum(*terms: tf.Tensor) -> tf.Tensor:
