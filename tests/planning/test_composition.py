@@ -220,3 +220,21 @@ def test_never_more_than_basic_composition(kind):
     # Below the sum of the deltas nothing is claimed from it.
     less = together.guarantee_at(1.9 * plan.delta)
     assert less.accountant != "basic composition of what each part guarantees alone"
+
+
+def test_a_poisson_run_where_records_are_replaced_is_what_its_event_is():
+    """Group privacy of the whole run: epsilon was 314 without the amplification."""
+    run = tf_bandmf.plan(
+        "identity",
+        epsilon=3.0,
+        delta=1e-6,
+        num_examples=640,
+        batch_size=20,
+        epochs=3,
+        sampling="poisson",
+    )
+    other = tf_bandmf.ApproximateDP(1e-6, 0.0, replace_one=True)
+    as_plan = tf_bandmf.compose([run, other]).epsilon(1e-6)
+    event = tf_bandmf.AccountedEvent(run.dp_event())
+    as_event = tf_bandmf.compose([event, other]).epsilon(1e-6)
+    assert run.epsilon < as_plan == pytest.approx(as_event, rel=0.01)

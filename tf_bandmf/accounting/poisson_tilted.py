@@ -192,10 +192,14 @@ def _delta(query: Query, count: int, epsilon: float, excess: float) -> float:
 
 
 def _range_of(query: Query) -> tuple[float, float]:
-    """The least loss, and the largest that is finite."""
+    """The least loss, and the largest that is finite.
+
+    Where an example is added, losses are bounded by -log(1 - q), which no x within reach
+    comes near if the noise is large: steps that are a part of it would be too wide.
+    """
     s = query.noise
     if query.add:
-        ends = -query.losses(np.array([_REACH * s, -np.inf]))
+        ends = -query.losses(np.array([_REACH * s, -_REACH * s]))
     else:
         ends = query.losses(np.array([-np.inf, 1.0 + _REACH * s]))
     return float(ends[0]), float(ends[1])

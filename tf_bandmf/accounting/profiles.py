@@ -82,6 +82,15 @@ def zcdp_profile(rho: float, xi: float = 0.0) -> Profile:
     return profile
 
 
+def of_loss(
+    loss: privacy_loss_distribution.PrivacyLossDistribution,
+) -> Profile:
+    """The profile of a mechanism with a privacy loss."""
+    return lambda epsilons: np.array(
+        [float(loss.get_delta_for_epsilon(float(one))) for one in epsilons]
+    )
+
+
 def twice(profile: Profile) -> Profile:
     """For the outputs on data sets that are neighbors of a common neighbor.
 

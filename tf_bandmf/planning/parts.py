@@ -119,14 +119,18 @@ class Run(Part):
         plan = self.plan
         if self.is_gaussian:
             return [gaussian_loss(self.gaussian_noise(replaced), interval)]
-        if isinstance(plan.participation, CyclicPoisson) and not replaced:
-            return [plan.privacy_loss_distribution(interval)]
         # One (epsilon, delta) is known of it, and what it is without amplification.
         pair = self.stated(replaced)
-        both = profiles.least(
+        known = [
             profiles.gaussian_profile(self.gaussian_noise(replaced)),
             profiles.pair_profile(*pair),
-        )
+        ]
+        if isinstance(plan.participation, CyclicPoisson):
+            loss = plan.privacy_loss_distribution(interval)
+            if not self.is_doubled(replaced):
+                return [loss]
+            known.append(profiles.twice(profiles.of_loss(loss)))
+        both = profiles.least(*known)
         return [profiles.dominating_loss(both, interval, [pair[0]])]
 
     def divergences(self, replaced: bool) -> tuple[dp_accounting.DpEvent, float]:
