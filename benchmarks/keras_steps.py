@@ -36,7 +36,6 @@ import networks
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from network_shapes import BATCH_SIZES as NETWORK_BATCH_SIZES
 
 import tf_bandmf
 import tf_bandmf.keras
@@ -45,7 +44,7 @@ from tf_bandmf.keras.clipping import clipped_gradient_sums
 from tf_bandmf.keras.run.admission import Admitted
 
 MECHANISMS = ("identity", "lambda_cgd", "kept")
-BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128, **NETWORK_BATCH_SIZES}
+BATCH_SIZES = {"mlp": 256, "cnn": 256, "transformer": 128, **networks.BATCH_SIZES}
 # Steps that take some tenths of a second together, so that clocks do not matter.
 STEPS = {"mlp": 40, "cnn": 4, "transformer": 3}
 VIEWS = 16

@@ -11,8 +11,17 @@ from typing import Any, Callable
 import keras
 import numpy as np
 from keras import layers
-from network_shapes import BERT_VOCABULARY, GPT_VOCABULARY, LENGTH
 
+BATCH_SIZES = {
+    "resnet": 32,
+    "wide_resnet": 8,
+    "mobilenet_head": 16,
+    "bert_tiny": 32,
+    "lora": 16,
+    "lstm": 64,
+    "gru": 64,
+}
+LENGTH, BERT_VOCABULARY, GPT_VOCABULARY = 64, 30522, 8000
 TARGETS = {
     "resnet": 1.6,
     "wide_resnet": 1.8,

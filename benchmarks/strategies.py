@@ -7,18 +7,14 @@
     python benchmarks/strategies.py optimize --steps 1024 --objective max
     python benchmarks/strategies.py cold --steps 1000 --bands 16
 
-`gradient` and `toeplitz` measure loss and gradient beside jax_privacy and, for banded
-strategies up to `--quadratic-limit` steps, beside the published O(n^2 bands) algorithm
-written in TensorFlow. jax_privacy is optional: give `--peer-python` the Python of an
-environment that has it. `optimize` optimizes general columns from the best Toeplitz
-strategy and prints the certified optimality gap at the end, and on the way on stderr.
+`gradient` and `toeplitz` measure loss and gradient. `optimize` optimizes general columns
+from the best Toeplitz strategy and prints the certified optimality gap at the end, and on
+the way on stderr.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import pathlib
 import resource
 import subprocess
 import sys
@@ -26,13 +22,6 @@ import time
 from typing import Any, Callable
 
 import numpy as np
-
-PEER = pathlib.Path(__file__).with_name("strategies_peer.py")
-INSTALL = (
-    "jax_privacy is missing: measured without it. To compare, make an environment for "
-    "it (python -m venv peer; peer/bin/pip install jax_privacy==2.0.0 equinox) and pass "
-    "--peer-python peer/bin/python."
-)
 
 
 def shortest(function: Callable[[], Any], repetitions: int) -> float:
@@ -60,25 +49,6 @@ def show(**fields: Any) -> None:
         for name, value in fields.items()
     ]
     print("  ".join(parts), flush=True)
-
-
-def peer(
-    arguments: argparse.Namespace, family: str, n: int, scan: str = "plain"
-) -> dict[str, Any] | None:
-    """The peer's measurement, or None if it is not there or fails (says why)."""
-    python = arguments.peer_python or sys.executable
-    command = [python, str(PEER), "--family", family, "--scan", scan]
-    command += ["--steps", str(n), "--bands", str(arguments.bands)]
-    command += ["--repetitions", str(arguments.repetitions)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    if "No module named" in done.stderr:
-        print(INSTALL, file=sys.stderr)
-    else:
-        reason = (done.stderr.strip().splitlines() or ["killed"])[-1]
-        print(f"jax_privacy failed at n = {n}: {reason}", file=sys.stderr)
-    return None
 
 
 def compiled(log_loss: Callable, position: np.ndarray) -> Callable[[], Any]:
@@ -111,37 +81,6 @@ def banded_problem(n: int, bands: int) -> tuple[Callable, np.ndarray]:
     return log_loss, problem.position(columns)
 
 
-def quadratic_problem(n: int, bands: int) -> tuple[Callable, np.ndarray]:
-    """arXiv:2405.15913, Algorithm 2: rows of A C^-1 one after the other."""
-    import tensorflow as tf
-
-    from tf_bandmf.optimize import banded, banded_matrices
-    from tf_bandmf.workloads import prefix_sum
-
-    _, position = banded_problem(n, bands)
-    problem = banded.Problem(prefix_sum(n), bands, None)
-
-    def log_loss(position: Any) -> Any:
-        columns = problem.columns(position)
-        rows = banded_matrices.rows_from_columns(columns)
-
-        def step(state: Any, operands: Any) -> Any:
-            recent, total, _ = state
-            index, row = operands
-            unit = tf.one_hot(index, n, dtype=tf.float64)
-            y = (unit - tf.linalg.matvec(recent, row[1:], transpose_a=True)) / row[0]
-            total += y
-            recent = tf.concat([y[None, :], recent[:-1]], axis=0)
-            return recent, total, tf.reduce_sum(total**2)
-
-        zero = tf.zeros([n], tf.float64)
-        first = (tf.zeros([bands - 1, n], tf.float64), zero, zero[0])
-        _, _, errors = tf.scan(step, (tf.range(n), rows), first)
-        return tf.math.log(tf.reduce_mean(errors))
-
-    return log_loss, position
-
-
 def toeplitz_problem(n: int, bands: int) -> tuple[Callable, np.ndarray]:
     from tf_bandmf import strategies, workloads
     from tf_bandmf.optimize import objectives, toeplitz
@@ -161,23 +100,6 @@ def compare(arguments: argparse.Namespace, family: str) -> None:
         first = time.perf_counter() - began
         seconds = shortest(function, arguments.repetitions)
         show(code="tf_bandmf", n=n, seconds=seconds, first=first, value=value)
-        if family == "banded" and n <= arguments.quadratic_limit:
-            slow = compiled(*quadratic_problem(n, arguments.bands))
-            value = float(np.exp(slow()[0]))
-            other = shortest(slow, 2)
-            ratio = other / seconds
-            show(code="O(n^2 b) in TF", n=n, seconds=other, ratio=ratio, value=value)
-        long = family == "banded" and n > arguments.plain_scan_limit
-        scan = "equinox" if long else "plain"
-        other = peer(arguments, family, n, scan)
-        if other is not None:
-            show(
-                code=f"jax_privacy {other['version']} ({scan} scan)",
-                n=n,
-                seconds=other["seconds"],
-                ratio=other["seconds"] / seconds,
-                value=other["value"],
-            )
 
 
 def scaling(arguments: argparse.Namespace) -> None:
@@ -265,14 +187,6 @@ def main() -> None:
     parser.add_argument("--gap-tolerance", type=float, default=1e-5)
     parser.add_argument("--decrease-tolerance", type=float, default=1e-9)
     parser.add_argument("--objective", default="mean", help="mean or max, of optimize")
-    parser.add_argument("--peer-python", help="Python of an environment of jax_privacy")
-    parser.add_argument("--quadratic-limit", type=int, default=2048)
-    parser.add_argument(
-        "--plain-scan-limit",
-        type=int,
-        default=8192,
-        help="above this many steps jax_privacy needs its checkpointed scan",
-    )
     arguments = parser.parse_args()
     runs[arguments.run](arguments)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import pathlib
 import time
 
@@ -118,7 +119,6 @@ def network(
     import cnn_tasks
     import datasets
     import keras
-    import network as compiled
 
     task = cnn_tasks.TASKS[name]
     images, y, num_train = datasets.load(task.dataset, data)
@@ -131,8 +131,14 @@ def network(
         epochs=task.epochs,
     )
     print(f"{name}\n{advice}", flush=True)
-    clipped = compiled.compiled(
-        task.source, x[:num_train], y[:num_train], cache, task.frame
+    clip, training = advice.l2_norm_clip, advice.optimizer_arguments
+    setting = advice.setting
+    row = cnn_tasks.Row("advised", setting.mechanism, setting.sampling, clip, "flat")
+    task = dataclasses.replace(
+        task,
+        momentum=training["momentum"],
+        ema_momentum=training["ema_momentum"],
+        decay=1.0,
     )
     rows: list[dict[str, object]] = []
     run = f"{advice.plan.fingerprint[:16]}-{advice.learning_rate:g}"
@@ -140,17 +146,16 @@ def network(
         start = time.process_time()
         keras.utils.set_random_seed(seed)
         model = task.build_model()
-        released = compiled.train(
+        released = cnn.fit(
+            task,
+            row,
             tf_bandmf.plan(**advice.arguments, test_seed=seed),
-            model.get_weights(),
-            num_train,
-            clipped,
-            rate=advice.learning_rate,
-            momentum=advice.optimizer_arguments["momentum"],
-            ema_momentum=advice.optimizer_arguments["ema_momentum"],
-            automatic=False,
-            seed=seed,
-            kept=cache / f"advised-{name}-{run}-{seed}.npz",
+            model,
+            x[:num_train],
+            y[:num_train],
+            advice.learning_rate * clip,
+            seed,
+            cache / f"advised-{name}-{run}-{seed}",
         )
         accuracies = {}
         for readout in cnn_tasks.READOUTS:

@@ -1,14 +1,13 @@
 """Trains small convolutional networks from pixels, with Keras.
 
-    python benchmarks/utility/cnn.py --data DIR --cache CACHE [--task TASK] [--compiled]
+    python benchmarks/utility/cnn.py --data DIR --cache CACHE [--task TASK]
 
 The networks of Tramèr and Boneh (2021, arXiv:2011.11660) on Fashion-MNIST and of
 arXiv:2505.12128, Table 2, on CIFAR-10 (`cnn_tasks.py`), through `make_private`, `fit` and
 `plan.batches`. As `run.py`: a row with several learning rates chooses one and the readout
 on 10,000 held-out training images; then it trains with several seeds. Results are
 appended to `results/`, and what is there is not done again. A run that was stopped goes
-on from its last epochs. `--compiled` trains with C instead of Keras, to the same weights
-in less than a fourth of the time.
+on from its last epochs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import time
 
 import datasets
 import keras
-import network
 import numpy as np
 from cnn_tasks import FASHION_MNIST, TASKS, Row, Task
 from results import HERE, VALIDATION, Results, best, report
@@ -122,12 +120,8 @@ def accuracy_of(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
 class Experiment:
     """A task's images, and runs on them."""
 
-    compiled = False
-
-    def __init__(
-        self, task: Task, data: pathlib.Path, cache: pathlib.Path, compiled: bool
-    ) -> None:
-        self.task, self.cache, self.compiled = task, cache, compiled
+    def __init__(self, task: Task, data: pathlib.Path, cache: pathlib.Path) -> None:
+        self.task, self.cache = task, cache
         images, self.y, self.num_train = datasets.load(task.dataset, data)
         self.x = task.inputs(images)
 
@@ -150,22 +144,7 @@ class Experiment:
         keras.utils.set_random_seed(seed)
         plain = task.build_model()
         kept = self.cache / f"{task.name}-{row.name}-{phase}-{rate:g}-{seed}"
-        if self.compiled:
-            released = network.train(
-                plan,
-                plain.get_weights(),
-                len(x),
-                network.compiled(task.source, x, y, self.cache, task.frame),
-                rate=rate / row.l2_norm_clip,
-                momentum=task.momentum,
-                ema_momentum=task.ema_momentum,
-                automatic=row.clipping == "automatic",
-                seed=seed,
-                decay=task.decay,
-                kept=kept.with_name(kept.name + ".npz"),
-            )
-        else:
-            released = fit(task, row, plan, plain, x, y, rate, seed, kept)
+        released = fit(task, row, plan, plain, x, y, rate, seed, kept)
         found = []
         for readout in row.readouts:
             plain.set_weights(released[readout])
@@ -202,13 +181,12 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, default=FASHION_MNIST.name)
     parser.add_argument("--rows", nargs="+", help="by default all")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--compiled", action="store_true", help="with C")
     parser.add_argument("--out", type=pathlib.Path, default=HERE / "results")
     arguments = parser.parse_args()
 
     task = TASKS[arguments.task]
     results = Results(arguments.out / f"{task.name}.csv")
-    experiment = Experiment(task, arguments.data, arguments.cache, arguments.compiled)
+    experiment = Experiment(task, arguments.data, arguments.cache)
     wanted = arguments.rows or [row.name for row in task.rows]
     for row in (row for row in task.rows if row.name in wanted):
         rate, readout = row.learning_rates[0], row.readouts[0]

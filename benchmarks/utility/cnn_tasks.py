@@ -41,8 +41,6 @@ class Task:
     Attributes:
       dataset: of `datasets.load`.
       inputs: of the images, what the network sees.
-      source: its clipped gradients in C.
-      frame: zeros around each image, in C.
       batch_size: of all training images.
       decay: the factor by which a step shrinks the weights.
     """
@@ -51,7 +49,6 @@ class Task:
     dataset: str
     inputs: Callable[[np.ndarray], np.ndarray]
     build_model: Callable[[], keras.Model]
-    source: str
     rows: tuple[Row, ...]
     batch_size: int
     epochs: int
@@ -60,7 +57,6 @@ class Task:
     momentum: float = 0.9
     decay: float = 1.0
     ema_momentum: float = 0.99
-    frame: int = 0
 
 
 def fashion_network() -> keras.Model:
@@ -101,8 +97,6 @@ FASHION_MNIST = Task(
     dataset="fashion-mnist",
     inputs=lambda images: images[..., None],
     build_model=fashion_network,
-    source="network.c",
-    frame=2,
     # 30 steps an epoch, published: 2048.
     batch_size=2000,
     epochs=40,
@@ -196,7 +190,6 @@ CIFAR_10 = Task(
     dataset="cifar-10",
     inputs=datasets.standardized_colors,
     build_model=cifar_network,
-    source="convnet.c",
     batch_size=512,
     epochs=10,
     epsilon=9.0,

@@ -2,8 +2,8 @@
 
     python docs/figures/make.py
 
-Plans with closed forms, and what `benchmarks/regions.py` and `benchmarks/amplified.py`
-found: no training, seconds.
+Plans with closed forms, and what searches found once (`benchmarks/results`): no training,
+seconds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The linear benchmark: scattering features, and training beside Keras' `fit`."""
 
 import dataclasses
-import functools
-import os
 import pathlib
-import shutil
 
 import keras
 import numpy as np
@@ -362,94 +359,3 @@ def test_network_trains_with_last_and_averaged_weights(monkeypatch, tmp_path):
     assert [run["readout"] for run in found] == list(cnn_tasks.READOUTS)
     assert all(0.0 <= float(run["accuracy"]) <= 1.0 for run in found)
     assert {run["steps"] for run in found} == {6}
-
-
-@pytest.mark.slow
-def test_cost_is_of_the_networks_it_names():
-    import cnn_tasks
-    import convnet_cost
-
-    one, two = cnn_tasks.cifar_network(1), cnn_tasks.cifar_network(2)
-    assert (one.count_params(), two.count_params()) == (113_738, 307_498)
-    kernels = 32**2 * 27 * 32, 16**2 * 9 * 32 * 64, 8**2 * 9 * 64 * 128, 2048 * 10
-    assert convnet_cost.multiplications(one) == sum(kernels)
-    wall, processor = convnet_cost.seconds_of_example(1, True, batch_size=4, steps=2)
-    assert wall > 0.0 and processor > 0.0
-    assert convnet_cost.hours(0.0072) == pytest.approx(1.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, mechanism, sampling, clipping, clip",
-    [
-        ("fashion-mnist-cnn", "identity", "poisson", "automatic", 1.0),
-        ("fashion-mnist-cnn", "identity", "poisson", "flat", 0.1),
-        ("fashion-mnist-cnn", "bisr:3", "balls-in-bins", "automatic", 1.0),
-        ("fashion-mnist-cnn", "bisr:3", "balls-in-bins", "flat", 0.1),
-        ("cifar-10-cnn", "bisr:3", "balls-in-bins", "automatic", 1.0),
-        ("cifar-10-cnn", "identity", "fixed-order", "flat", 0.1),
-    ],
-)
-def test_compiled_network_trains_as_keras_does(
-    name, mechanism, sampling, clipping, clip, monkeypatch, tmp_path
-):
-    if shutil.which(os.environ.get("CC", "cc")) is None:
-        pytest.skip("no C compiler")
-    import cnn
-    import cnn_tasks
-    import network
-
-    # A decay that shows after six steps.
-    decay = 0.97 if cnn_tasks.TASKS[name].decay < 1.0 else 1.0
-    task = dataclasses.replace(cnn_tasks.TASKS[name], epochs=2, decay=decay)
-    keras.utils.set_random_seed(3)
-    model = task.build_model()
-    rng = np.random.default_rng(8)
-    x = rng.random((60, *model.input_shape[1:])).astype(np.float32)
-    # Backgrounds: many equal neighbours, of which one is the largest.
-    x[:, :9] = 0.0
-    y = rng.integers(0, 10, 60).astype(np.int32)
-    plan = tf_bandmf.plan(
-        mechanism,
-        noise_multiplier=0.5,
-        delta=1e-3,
-        num_examples=60,
-        batch_size=20,
-        epochs=2,
-        sampling=sampling,
-        l2_norm_clip=clip,
-        workload=f"sgd:decay={decay}",
-        test_seed=3,
-    )
-    start = model.get_weights()
-    # Small steps of the deeper network: relu has kinks, where rounding errors grow.
-    rate = 0.1 if name == "cifar-10-cnn" else 0.4
-    train = functools.partial(
-        network.train,
-        plan,
-        start,
-        len(x),
-        network.compiled(task.source, x, y, tmp_path, task.frame),
-        rate=rate / clip,
-        momentum=task.momentum,
-        ema_momentum=task.ema_momentum,
-        automatic=clipping == "automatic",
-        seed=3,
-        decay=decay,
-    )
-    ours = train()
-    monkeypatch.setattr(network, "_KEEP_EVERY", 4)
-    train(kept=tmp_path / "run.npz")
-    again = train(kept=tmp_path / "run.npz")
-    assert (tmp_path / "run.npz").exists()
-    assert np.array(1e-310) * np.array(0.5) > 0.0  # the process keeps subnormals
-    row = cnn_tasks.Row("one", mechanism, sampling, clip, clipping)
-    theirs = cnn.fit(task, row, plan, model, x, y, rate, 3, tmp_path / "kept")
-    for readout in cnn_tasks.READOUTS:
-        for a, b, c in zip(ours[readout], theirs[readout], start, strict=True):
-            moved = np.linalg.norm(b - c)
-            assert moved > 0.01
-            # Keras clips by an upper bound of the norm: up to 1e-3 more.
-            assert np.linalg.norm(a - b) <= 3e-3 * moved
-        for a, b in zip(again[readout], ours[readout], strict=True):
-            np.testing.assert_array_equal(a, b)

@@ -107,7 +107,7 @@ def regions(cells: Sequence[Mapping[str, Any]], axes: Any | None = None) -> Any:
     and "dense" where it is the dense strategy.
 
     Args:
-      cells: as `benchmarks/regions.py` finds them, with "epsilon", "epochs", "dp_sgd",
+      cells: as in `benchmarks/results/regions.json`, with "epsilon", "epochs", "dp_sgd",
         "multi_epoch_mf", "band_mf" (errors) and "bands"; one for each pair of the first
         two.
       axes: where to draw; by default on a new figure.

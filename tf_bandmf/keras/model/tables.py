@@ -20,7 +20,7 @@ DENSE, LAZY, AUTO = "dense", "lazy", "auto"
 # What "auto" compares, in processor nanoseconds on an x86 machine with two cores: of a
 # number of a table in a dense step; of one that a lazy step looks up, per entry of its
 # state; of one entry of a number's state at a release; and what a lazy step takes beside.
-# From benchmarks/embeddings.py --processor-time with DP-SGD and λ-CGD: the first (8 and 12)
+# Measured (docs/lazy-noise.md) with DP-SGD and λ-CGD: the first (8 and 12)
 # and the third (11) are slopes between 10^4 and 10^6 rows of 16 columns; the second is what
 # a private step takes more than one by hand with 4096 x 20 ids (13 and 15); the fourth is
 # what is left of a step of 500 x 4 ids. So 16 columns pay from 7,000 to 9,000 rows on.

@@ -199,7 +199,7 @@ _Form = Callable[[Any, tf.Tensor, tf.Tensor, Sequence[int], int], tf.Tensor]
 
 
 def _way_to_form(layer: Any, terms: int, size: Sequence[int], rows: int) -> _Form:
-    """The way that was fastest for such shapes, see benchmarks/convolutions.py.
+    """The way that was fastest for such shapes, see benchmarks/README.md.
 
     On a TPU the one with the least memory, see docs/accelerators.md.
     """
