@@ -147,8 +147,12 @@ class FederatedAveraging:
     def prepare(self, state: Any, inputs: str) -> Any:
         return collections.OrderedDict(state, inputs=inputs)
 
-    def skip_round(self, state: Any) -> Any:
-        digests = np.append(state["noise"]["digests"], np.int64(0))
+    def skip_round(self, state: Any, inputs: str) -> Any:
+        noise, nothing = state["noise"], np.zeros([0])
+        digest = self.host_noise.digest(
+            int(noise["run_id"]), self.round_number(state), nothing, inputs
+        )
+        digests = np.append(noise["digests"], np.int64(digest))
         return self._after(state, digests, state["weights"], state["optimizer"])
 
     async def weights(self, state: Any) -> list[np.ndarray]:

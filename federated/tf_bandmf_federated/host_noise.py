@@ -204,8 +204,8 @@ class HostNoise:
         digests[:round_number] = before[:round_number]
         return digests
 
-    def skip(self, state: Any) -> Any:
-        """A state after its next round, which has no result.
+    def skip(self, state: Any, inputs: str = "") -> Any:
+        """A state after its next round, which has no result; see `prepare`.
 
         Raises:
           ValueError: if the state is of another key.
@@ -214,6 +214,9 @@ class HostNoise:
         run_id, round_number = self._checked(state)
         self.uses.pass_over(run_id, round_number)
         digests = self._digests_before(state, round_number)
+        digests[round_number] = self.digest(
+            run_id, round_number, np.zeros([0]), inputs or secrets.token_hex(32)
+        )
         nothing = self._noise_state(run_id, -1, np.zeros([0], np.float32), digests)
         return replace_noise(state, nothing, round_number + 1)
 

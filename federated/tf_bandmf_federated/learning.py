@@ -39,6 +39,7 @@ from tf_bandmf.planning.statement import PrivacyStatement
 from tf_bandmf_federated.aggregators import MinSepNoiseFactory, num_parameters_of
 from tf_bandmf_federated.client_work import tagged_client_work
 from tf_bandmf_federated.host_noise import HostNoise, find_aggregator, replace_noise
+from tf_bandmf_federated.ledger import draw
 from tf_bandmf_federated.noise_uses import NoiseUses
 from tf_bandmf_federated.plan_checks import check_horizon
 from tf_bandmf_federated.server_noise import (
@@ -144,12 +145,17 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         number = number_of_inputs(inputs)
         return replace_noise(state, collections.OrderedDict(noise, inputs=number))
 
-    def skip_round(self, state: Any) -> Any:
+    def skip_round(self, state: Any, inputs: str = "") -> Any:
         """The state after a round whose result is discarded: the model is unchanged.
 
         For a round that was begun and must not be repeated with its noise. The clients'
         participations in it count. The guarantee holds: what is released is part of what
         the plan would release.
+
+        Args:
+          state: before the round.
+          inputs: what the round was begun with; its normals, from which later rounds may
+            be made, are bound to it. If empty, they are bound to a number that is drawn.
 
         Raises:
           ValueError: past the plan's last round.
@@ -157,10 +163,10 @@ class PrivateLearningProcess(tff.learning.templates.LearningProcess):
         current = self.round_number(state)
         check_horizon(self.plan, current)
         if self.host_noise is not None:
-            return self.host_noise.skip(state)
+            return self.host_noise.skip(state, inputs)
         self.uses.pass_over(self.key_id(state), current)
         noise = NoiseInState(self.plan, self.num_parameters)
-        after = noise.skip(find_aggregator(state)["noise"], current)
+        after = noise.skip(find_aggregator(state)["noise"], current, inputs or draw())
         return replace_noise(state, after, current + 1)
 
     def use_of(self, state: Any) -> tuple[int, int] | None:

@@ -88,8 +88,12 @@ class Engine(Protocol):
     async def run(self, state: Any, selected: Any) -> tuple[Any, Any]:
         """The round with the selected clients: state after it, and metrics."""
 
-    def skip_round(self, state: Any) -> Any:
-        """The state after a round without a result."""
+    def skip_round(self, state: Any, inputs: str) -> Any:
+        """The state after a round without a result, which was begun with these inputs.
+
+        Later rounds may be computed from its normals: they are bound to the inputs, or
+        all histories that skip the round would share them.
+        """
 
     async def weights(self, state: Any) -> Any:
         """The model, as it is released; for `digest_of`."""
@@ -243,9 +247,7 @@ class Rounds:
             record.cohort_digest,
             record.state_digest,
         )
-        drawn = self.ledger.rounds[number].drawn
-        inputs = f"{record.cohort_digest} {record.state_digest} {drawn}"
-        prepared = self.engine.prepare(state.state, inputs)
+        prepared = self.engine.prepare(state.state, self._inputs(number))
         next_state, metrics = await self.engine.run(prepared, data)
         after = ProgramState(next_state, metrics, iterator)
         result = self._digest_of(after)
@@ -261,9 +263,15 @@ class Rounds:
             self.ledger.skipped(known.round_number, reason)
         iterator = copy.deepcopy(state.data_iterator)
         iterator.count_round(self.ledger.cohort(known.round_number))
-        skipped = self.engine.skip_round(state.state)
+        inputs = self._inputs(known.round_number)
+        skipped = self.engine.skip_round(state.state, inputs)
         after = ProgramState(skipped, self.engine.no_metrics(), iterator)
         return await self._kept(after)
+
+    def _inputs(self, number: int) -> str:
+        """What a round was begun with, which its noise is bound to."""
+        known = self.ledger.rounds[number]
+        return f"{known.cohort_digest} {known.state_digest} {known.drawn}"
 
     def _digest_of(self, state: ProgramState) -> str:
         """A digest of the engine's state; the last one is kept for the next round."""

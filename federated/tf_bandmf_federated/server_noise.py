@@ -132,11 +132,19 @@ class NoiseInState:
         unsaid = tf.constant(_UNSAID)
         return noise, State(state, step_keys=keys, inputs=unsaid, buffer=buffer)
 
-    def skip(self, state: State, round_number: int) -> State:
-        """The state after a round whose noise nobody gets; arrays, outside of TFF."""
-        kept = NoiseState(tf.constant(state["step_keys"]), tf.constant(state["buffer"]))
+    def skip(self, state: State, round_number: int, inputs: str) -> State:
+        """The state after a round whose noise nobody gets; arrays, outside of TFF.
+
+        Its normals, from which those of later rounds may be made, are bound to the
+        inputs: no other history that skips the round has them.
+        """
+        keys = np.array(state["step_keys"])
+        if self._test_seed is None:
+            skipped = number_of_inputs(f"skipped {inputs}")
+            keys[round_number] = self._generator.bound_key(keys[round_number], skipped)
+        kept = NoiseState(tf.constant(keys), tf.constant(state["buffer"]))
         _, after = self._generator.next(kept, tf.constant(round_number, tf.int64))
-        return State(state, buffer=after.buffer.numpy())
+        return State(state, step_keys=keys, buffer=after.buffer.numpy())
 
 
 def number_of_inputs(inputs: str) -> np.int64:

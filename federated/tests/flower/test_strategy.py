@@ -5,11 +5,12 @@ import shutil
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from one_process import OneProcess, initial_arrays
+from one_process import Node, OneProcess, initial_arrays
 from simulated import Crash, Models
 
 import tf_bandmf
 from tf_bandmf_federated import measured_guarantee, write_report
+from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.flower import PrivateFedAvg
 from tf_bandmf_federated.flower.devices import Devices
 from tf_bandmf_federated.server_optimizers import ServerAdam
@@ -341,7 +342,7 @@ def test_over_selection_and_late_reports(tmp_path):
         late_round.setdefault(server_round, set(grid.slow))
         grid.slow = set()
 
-    strategy = make_strategy(tmp_path, over_selection=2.0, min_available=5)
+    strategy = make_strategy(tmp_path, over_selection=2.0)
     real = grid.push_messages
 
     def push(messages):
@@ -352,13 +353,61 @@ def test_over_selection_and_late_reports(tmp_path):
         return real(messages)
 
     grid.push_messages = push
-    result = start(strategy, grid, evaluate_fn=slow_first)
+    result = start(strategy, grid, timeout=1.0, evaluate_fn=slow_first)
     counts = result.train_metrics_clientapp
     assert counts[1]["selected"] == 4 and counts[1]["contributing"] == 2
+    assert counts[2]["contributing"] == counts[2]["selected"] > PER_ROUND
     assert len(late_round[1]) == 2
     assert counts[2]["late"] == 2
     # A late device took part, in the ledger and in its own record.
     assert strategy.measured.num_participations >= 4 + 2
+
+
+def sum_of_a_round(folder, victim):
+    """The released sum of a round of three devices, asked for two, whose noise is known.
+
+    Device 1 answers at the first look, the others later: whoever a server does not wait
+    for is not in the sum.
+    """
+    grid, looks = make_grid(folder, TEST_PLAN, number=3), []
+    policy = DevicePolicy.from_plan(TEST_PLAN)
+    for number in grid.nodes:
+        value = {1: 0.0 if victim == "adds zeros" else 1.0}.get(number, -1.0)
+        store = str(folder / "nodes" / str(number))
+        grid.nodes[number] = Node(store, policy, number, value)
+    if victim == "fails":
+        del grid.nodes[1].app._registered_funcs["train.default"]
+        grid.nodes[1].app.train()(lambda message, context: 1 / 0)
+    real = grid.pull_messages
+
+    def pull(message_ids):
+        if grid.asked:
+            looks.append(1)
+        grid.slow = {n for n in (2, 3) if grid.asked and n > len(looks)}
+        if victim == "is slow":
+            grid.silent = {1}
+        return real(message_ids)
+
+    grid.pull_messages = pull
+    strategy = make_strategy(folder, TEST_PLAN, over_selection=1.5)
+    result = start(strategy, grid, timeout=1.0, num_rounds=1)
+    return PER_ROUND * np.float64(flat(result.arrays))
+
+
+@pytest.mark.attack(
+    "One device's slowness or failure, under over-selection",
+    tried="Asks three devices where two are wanted; lets one add zeros, fail or be slow, "
+    "and compares the released sums with that of the round to which it adds.",
+    area="faults",
+    invariants=[16],
+)
+@pytest.mark.parametrize("victim", ["adds zeros", "fails", "is slow"])
+def test_a_device_decides_about_nothing_but_its_own_update(victim, tmp_path, figure):
+    with_it = sum_of_a_round(tmp_path / "with", "adds")
+    without = sum_of_a_round(tmp_path / "without", victim)
+    moved = np.linalg.norm(with_it - without) / TEST_PLAN.l2_norm_clip
+    figure(f"a device that {victim} moves the sum by {moved:.3f} clip norms")
+    assert moved == pytest.approx(1.0, abs=1e-4)
 
 
 def test_its_parts_are_refused_outside_of_start(tmp_path):

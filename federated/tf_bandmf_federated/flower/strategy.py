@@ -66,9 +66,11 @@ class PrivateFedAvg(Strategy):
       clients_per_round: the public denominator, and how many devices are selected; by
         default the plan's batch size.
       server_optimizer: by default SGD with learning rate 1.
-      over_selection: >= 1: this many times `clients_per_round` devices are asked. The
-        round ends when `clients_per_round` took part; later replies are counted as
-        late.
+      over_selection: >= 1: this many times `clients_per_round` devices are asked, so
+        that about `clients_per_round` answer within `start`'s `timeout`. All that do are
+        added up; the denominator stays `clients_per_round`. A round ends with `timeout`,
+        or when nobody is left to answer, so that no device's training time or failure
+        decides about another's update; later replies are counted as late.
       min_available: number of eligible devices to wait for before a round begins; by
         default `clients_per_round`.
       max_wait: seconds to wait for them. Then the round runs with those available; if
@@ -154,7 +156,8 @@ class PrivateFedAvg(Strategy):
           initial_arrays: weights before round 0, float32. After a restart their values
             do not count; names and shapes must be the same.
           num_rounds: of the whole run, over all restarts; by default the plan's.
-          timeout: seconds to wait for a round's replies.
+          timeout: seconds to wait for a round's replies; a device that does not answer
+            makes a round last that long.
           train_config: sent to devices with the model.
           evaluate_config: must be None: nothing that is computed from devices' data
             without noise leaves them.
@@ -309,9 +312,9 @@ class PrivateFedAvg(Strategy):
         """Sends a round's model to its devices, and adds what comes back in time."""
         late = self._count_late(request.round_number)
         asked = self._send(request)
-        added = refused = failed = 0
+        refused = failed = 0
         end = time.monotonic() + self._timeout
-        while asked and added < self._wanted and time.monotonic() < end:
+        while asked and time.monotonic() < end:
             for reply in self._pulled(list(asked), request):
                 name = asked.pop(reply.metadata.reply_to_message_id, None)
                 if name is None:
@@ -319,13 +322,12 @@ class PrivateFedAvg(Strategy):
                 found = self._update_of(reply, request, name)
                 if isinstance(found, list):
                     add(name, found)
-                    added += 1
                 elif found.startswith(messages.REFUSED):
                     refused += 1
                 else:
                     failed += 1
                     log(INFO, "device %s: %s", name[:8], found)
-            if asked and added < self._wanted:
+            if asked:
                 time.sleep(_PAUSE)
         self._late.update((message, request.round_number) for message in asked)
         return Replies(refused=refused, late=late, failed=failed)
