@@ -22,7 +22,6 @@ from tf_bandmf.optimize import banded, lbfgs
 
 NUM_STEPS = 1000
 SIZES = (10**6, 10**8, 10**9)
-# A TPU's vector memory, which is not counted, holds two vectors of the first size.
 STEP_SIZES = (10**7, 10**8)
 NETWORKS = ("mlp", "cnn", "transformer", "resnet", "lora")
 # Batches of which no more than a small part fits a TPU's vector memory.
@@ -121,7 +120,7 @@ def _normals(size: int, terms: int, key_words: int) -> Program:
         tf.TensorSpec([terms, key_words], tf.uint64),
         tf.TensorSpec([terms], tf.float32),
     ]
-    return Program(function, specs, 4 * size)
+    return Program(function, specs, 4 * size, kinds=("GPU",))
 
 
 def _pairs(size: int, terms: int) -> Program:
@@ -157,7 +156,8 @@ def _step(strategy: strategies.Strategy, size: int, kept: bool) -> Program:
     # Read all that is kept; write a row, and what changes of it.
     is_buffered = isinstance(strategy.matrix, matrices.BufferedToeplitz)
     changed = vectors if is_buffered else min(vectors, 1)
-    return Program(function, specs, 4 * size * (1 + vectors + changed))
+    least = 4 * size * (1 + vectors + changed)
+    return Program(function, specs, least, kinds=("GPU",))
 
 
 def _gradients(

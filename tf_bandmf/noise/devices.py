@@ -41,14 +41,3 @@ def barrier(x: tf.Tensor) -> tf.Tensor:
     from tensorflow.compiler.tf2xla.python import xla
 
     return xla.optimization_barrier(x)[0]
-
-
-def remainder(number: tf.Tensor, divisor: tf.Tensor | int) -> tf.Tensor:
-    """`number % divisor` for int64, both below 2^31 in magnitude.
-
-    A TPU divides numbers of 64 bits in hundreds of operations, each of which is a kernel.
-    """
-    if device_kind() != "TPU":
-        return number % divisor
-    short = tf.cast(number, tf.int32) % tf.cast(divisor, tf.int32)
-    return tf.cast(short, tf.int64)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf.accounting.checks import whole_number
-from tf_bandmf.noise.devices import remainder, traced_under_xla
+from tf_bandmf.noise.devices import traced_under_xla
 from tf_bandmf.noise.keys import KEY_WORDS, NoiseKey
-from tf_bandmf.noise.normals import BLOCK, rows_of_normals, weighted_normals
+from tf_bandmf.noise.normals import BLOCK, weighted_normals
 from tf_bandmf.noise.recurrences import Updates, recurrence_of
 from tf_bandmf.strategies import Strategy
 
@@ -261,23 +260,10 @@ class _Normals:
             jit_compile=self._jit_compile,
         )
 
-    def rows(
-        self,
-        steps: tf.Tensor,
-        weights: tf.Tensor,
-        buffer: tf.Tensor,
-        then: Callable[..., list[tf.Tensor]],
-        arguments: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        keys = self._keys(steps)
-        return rows_of_normals(
-            keys, weights, buffer, then, arguments, self._first_block
-        )
-
     def _keys(self, steps: tf.Tensor) -> tf.Tensor:
         # Signed, for GPUs gather no unsigned numbers.
         signed = tf.bitcast(self._step_keys, tf.int64)
-        places = remainder(steps, tf.shape(self._step_keys, tf.int64)[0])
+        places = steps % tf.shape(self._step_keys, tf.int64)[0]
         signed = tf.gather(signed, places)
         return tf.bitcast(signed, tf.uint64)
 

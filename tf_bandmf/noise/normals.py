@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Callable
 
 import tensorflow as tf
 
 from tf_bandmf.noise.box_muller import box_muller
 from tf_bandmf.noise.devices import device_kind, traced_under_xla
-from tf_bandmf.noise.lanes import lane_normals, lane_rows
+from tf_bandmf.noise.lanes import lane_normals
 from tf_bandmf.noise.radius import shared_part
 from tf_bandmf.noise.shared import shared_function
 from tf_bandmf.noise.word_sources import source_of
@@ -81,9 +80,8 @@ def weighted_normals(
     # On a GPU pairs are best; but they come out as complex numbers, not within a program,
     # and of many terms XLA makes several kernels.
     suits_lanes = is_nested or int(weights.shape[0]) > _FEW_TERMS
-    if kind == "TPU" or (kind == "GPU" and jit_compile and suits_lanes):
-        lanes = _compiled_lanes(num_normals, kind)
-        return lanes(step_keys, weights, first_block)
+    if kind == "GPU" and jit_compile and suits_lanes:
+        return _compiled_lanes(num_normals)(step_keys, weights, first_block)
     blocks = compiled_blocks if jit_compile else _plain_blocks
     pairs = blocks(num_blocks, int(weights.shape[0]), int(step_keys.shape[-1]))(
         step_keys, weights, first_block
@@ -96,48 +94,12 @@ def weighted_normals(
     return tf.reshape(parts, [-1])[:num_normals]
 
 
-def rows_of_normals(
-    step_keys: tf.Tensor,
-    weights: tf.Tensor,
-    kept: tf.Tensor,
-    then: Callable[..., list[tf.Tensor]],
-    arguments: Sequence[tf.Tensor],
-    first_block: tf.Tensor | int = 0,
-) -> list[tf.Tensor]:
-    """`then(normals, kept, *arguments)` on a TPU, whose memory never holds the normals.
-
-    Args:
-      step_keys: see `weighted_normals`.
-      weights: see `weighted_normals`.
-      kept: float32, shape [vectors, num_normals].
-      then: a function of a module, see `passes.Then`.
-      arguments: for `then`.
-      first_block: see `standard_normals`.
-    """
-    first_block = tf.cast(first_block, tf.uint64)
-    return _compiled_rows(then)(step_keys, weights, first_block, kept, *arguments)
-
-
 @functools.cache
-def _compiled_rows(then: Callable[..., list[tf.Tensor]]) -> Callable[..., list]:
-    def rows(
-        step_keys: tf.Tensor,
-        weights: tf.Tensor,
-        first_block: tf.Tensor,
-        kept: tf.Tensor,
-        *arguments: tf.Tensor,
-    ) -> list[tf.Tensor]:
-        return lane_rows(step_keys, weights, first_block, kept, then, arguments)
-
-    return shared_function(rows, jit_compile=True)
-
-
-@functools.cache
-def _compiled_lanes(num_normals: int, kind: str) -> Callable[..., tf.Tensor]:
+def _compiled_lanes(num_normals: int) -> Callable[..., tf.Tensor]:
     def lanes(
         step_keys: tf.Tensor, weights: tf.Tensor, first_block: tf.Tensor
     ) -> tf.Tensor:
-        return lane_normals(step_keys, weights, first_block, num_normals, kind)
+        return lane_normals(step_keys, weights, first_block, num_normals)
 
     return shared_function(lanes, jit_compile=True, reduce_retracing=False)
 

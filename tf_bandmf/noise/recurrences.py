@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
 from typing import Callable, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from tf_bandmf import matrices
-from tf_bandmf.noise.devices import barrier, device_kind, remainder
+from tf_bandmf.noise.devices import device_kind
 from tf_bandmf.noise.shared import shared_function
 
 
@@ -25,26 +24,8 @@ class Normals(Protocol):
           weights: float32, shape [terms].
         """
 
-    def rows(
-        self,
-        steps: tf.Tensor,
-        weights: tf.Tensor,
-        buffer: tf.Tensor,
-        then: Callable[..., list[tf.Tensor]],
-        arguments: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        """`then(z, buffer, *arguments)` on a TPU, where z, as above, is never in memory.
 
-        Args:
-          steps: see above.
-          weights: see above.
-          buffer: float32, shape [vectors, size].
-          then: a function of the module, see `passes.Then`.
-          arguments: for `then`.
-        """
-
-
-# More terms than this are summed in a loop; on accelerators, where they are a dimension
+# More terms than this are summed in a loop; on a GPU, where they are a dimension
 # that no memory is needed for (see `lanes`), so many are summed at once in each turn.
 _UNROLLED_TERMS, _TERMS_OF_LANES = 4, 16
 _ONE = [1.0]
@@ -95,7 +76,7 @@ class Regeneration(Recurrence):
         self, normals: Normals, buffer: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, Updates]:
         weights = self._rows.at(step)
-        by_lanes = self._jit_compile and device_kind() != "CPU"
+        by_lanes = self._jit_compile and device_kind() == "GPU"
         most = _TERMS_OF_LANES if by_lanes else _UNROLLED_TERMS
         together = min(self._rows.terms, most)
         # Steps before the first have weight 0.
@@ -134,14 +115,8 @@ class KeptNormals(Recurrence):
 
         def slot(j: tf.Tensor | int) -> tf.Tensor:
             # Slots of steps before the first hold zeros.
-            return remainder(step - tf.cast(j, tf.int64), self.memory_vectors)
+            return (step - tf.cast(j, tf.int64)) % self.memory_vectors
 
-        if _in_passes(self._jit_compile):
-            arguments = [weights[0], _weights_of_slots(weights, step)]
-            output, kept = normals.rows(
-                step[None], tf.constant(_ONE), buffer, _kept_in_passes, arguments
-            )
-            return output, (tf.IndexedSlices(kept, tf.reshape(slot(0), [1])),)
         fresh = normals(step[None], tf.constant(_ONE))
 
         def add(j: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
@@ -152,28 +127,17 @@ class KeptNormals(Recurrence):
         return output, (tf.IndexedSlices(fresh[None], tf.reshape(slot(0), [1])),)
 
 
-def _in_passes(jit_compile: bool) -> bool:
-    """Whether a row is made of its normals while they are drawn, see `passes`."""
-    return jit_compile and device_kind() == "TPU"
-
-
 def _weights_of_slots(weights: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     """Of what is in the slots of a buffer: all weights but the first, in another order."""
     vectors = int(weights.shape[0]) - 1
     # Slot s was written j = 1 + (step - 1 - s) mod vectors steps ago.
     slots = tf.range(vectors, dtype=tf.int64)
-    return tf.gather(weights, remainder(step - 1 - slots, vectors) + 1)
+    return tf.gather(weights, (step - 1 - slots) % vectors + 1)
 
 
 def _weighted(weights: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
     """Their sum. Not matvec: a product is a kernel of its own, that reads them again."""
     return tf.reduce_sum(weights[:, None] * vectors, axis=0)
-
-
-def _kept_in_passes(
-    fresh: tf.Tensor, buffer: tf.Tensor, weight: tf.Tensor, past: tf.Tensor
-) -> list[tf.Tensor]:
-    return [weight * fresh + _weighted(past, buffer), fresh[None]]
 
 
 def _plus_groups(
@@ -256,14 +220,8 @@ class RingBuffer(Recurrence):
         weights = self._rows.at(step)
         if not self.memory_vectors:
             return normals(step[None], 1.0 / weights), ()
-        slot = tf.reshape(remainder(step, self.memory_vectors), [1])
+        slot = tf.reshape(step % self.memory_vectors, [1])
         past = _weights_of_slots(weights, step)
-        if _in_passes(self._jit_compile):
-            arguments = [weights[0], past]
-            output, kept = normals.rows(
-                step[None], tf.constant(_ONE), buffer, _solution_in_passes, arguments
-            )
-            return output, (tf.IndexedSlices(kept, slot),)
         fresh = normals(step[None], tf.constant(_ONE))
         if self._jit_compile:
             # TensorFlow copies a variable that is written row by row whenever it is
@@ -280,13 +238,6 @@ def _solution(
     fresh: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor, buffer: tf.Tensor
 ) -> tf.Tensor:
     return (fresh - _weighted(past, buffer)) / diagonal
-
-
-def _solution_in_passes(
-    fresh: tf.Tensor, buffer: tf.Tensor, diagonal: tf.Tensor, past: tf.Tensor
-) -> list[tf.Tensor]:
-    row = (fresh - _weighted(past, buffer)) / diagonal
-    return [row, row[None]]
 
 
 class GeometricBuffers(Recurrence):
@@ -310,13 +261,8 @@ class GeometricBuffers(Recurrence):
         one = tf.where(step < self._num_steps, 1.0, np.nan)
         scales, decays = tf.constant(self._scales), tf.constant(self._decays)
         slots = tf.range(self.memory_vectors, dtype=tf.int64)
-        if _in_passes(self._jit_compile):
-            output, updated = normals.rows(
-                step[None], one[None], buffer, _geometric_in_passes, [scales, decays]
-            )
-            return output, (tf.IndexedSlices(updated, slots),)
         fresh = normals(step[None], one[None])
-        if self._jit_compile and device_kind() != "CPU":
+        if self._jit_compile and device_kind() == "GPU":
             output, *kept = _geometric(fresh, scales, decays, buffer)
             rows = (tf.expand_dims(vector, 0) for vector in kept)
             return output, tuple(
@@ -335,13 +281,6 @@ def _geometric(
     kept = tf.unstack(buffer)
     row = fresh + tf.add_n([scales[m] * vector for m, vector in enumerate(kept)])
     return [row, *(decays[m] * vector + fresh for m, vector in enumerate(kept))]
-
-
-def _geometric_in_passes(
-    fresh: tf.Tensor, buffer: tf.Tensor, scales: tf.Tensor, decays: tf.Tensor
-) -> list[tf.Tensor]:
-    buffer = barrier(buffer)  # read once for both
-    return [fresh + _weighted(scales, buffer), decays[:, None] * buffer + fresh]
 
 
 class ScaledOutput(Recurrence):

@@ -20,7 +20,6 @@ CORE = {
     "graphs/shapes.py": "graphs that are made anew, and shapes behind handles",
     "graphs/totality.py": "shapes of the variables behind handles",
     "noise/devices.py": "whether noise is traced for XLA",
-    "noise/passes.py": "operations of XLA: loops without copies",
     "optimize/lbfgs.py": "a session's settings for a compiled search",
 }
 NAMES = frozenset(
