@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -56,6 +56,7 @@ def run_forward(
     data: Any,
     shapes: Mapping[int, CallShape] | None,
     trace: Trace,
+    before_losses: Callable[[Any, Any, Any], None] | None = None,
 ) -> Forward:
     """Runs the model and its loss, recording tapped calls.
 
@@ -67,6 +68,7 @@ def run_forward(
       shapes: what is known about the batch dimension of each call, by position;
         None while that is found out.
       trace: notes what shows that examples are independent.
+      before_losses: called with targets, predictions and weights.
 
     Returns:
       The recorded pass.
@@ -87,6 +89,8 @@ def run_forward(
         with tapped(recorder, list(layers.values())):
             y_pred = run_model(model, x)
         _refuse_added_losses(model)
+        if before_losses is not None:
+            before_losses(y, y_pred, sample_weight)
         losses = per_example_losses(loss, y, y_pred, sample_weight)
     return Forward(y_pred, losses, recorder, log)
 

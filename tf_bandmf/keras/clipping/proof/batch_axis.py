@@ -10,6 +10,7 @@ the same size.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from tf_bandmf.keras.clipping.forward.tapped_layers import Unit, find_units
 from tf_bandmf.keras.clipping.forward.taps import CallShape, Spread
 from tf_bandmf.keras.clipping.independence.state import is_random
 from tf_bandmf.keras.clipping.independence.trace import Trace
-from tf_bandmf.keras.clipping.proof.comparing_losses import refuse_comparisons
+from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
 from tf_bandmf.keras.clipping.proof.refusals import advice_on_preprocessing, prove
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
@@ -102,21 +103,24 @@ def _trace(
     size = next(candidate for candidate in _BATCH_SIZES if candidate not in taken)
     specs = list(batches.specs_of(data, size))
     found: dict[int, CallShape] = {}
+    checks = [functools.partial(check_loss, model)]
 
     def probe(tensors: list[tf.Tensor]) -> tf.Tensor:
         placeholders = batches.with_leaves(data, tensors)
         units = find_units(model, variables, alone)
         trace = Trace(tensors, static_batch=size)
         with used_generators() as generators:
-            forward = run_forward(model, variables, units, placeholders, None, trace)
+            # Once, however often the model is traced.
+            check = checks.pop() if checks else None
+            forward = run_forward(
+                model, variables, units, placeholders, None, trace, check
+            )
         trace.done()
         found.clear()
         found.update(_examine(model, variables, forward, placeholders, size))
         more = prove(model, forward, trace, generators, alone)
         if more is not None:
             raise _RunAlone(more)
-        _, y, sample_weight = placeholders
-        refuse_comparisons(model, y, forward.y_pred, sample_weight, size)
         return forward.losses
 
     while True:

@@ -1,0 +1,218 @@
+"""Losses that alone teach nothing are refused, and those that alone are others named."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf.keras.clipping import UnsupportedModelError
+from tf_bandmf.keras.clipping.losses.alone_and_together import check_loss
+
+losses, ops = keras.losses, keras.ops
+TIME, CLASSES = 4, 5
+
+
+def spec(*shape, dtype="float32"):
+    return tf.TensorSpec([None, *shape], dtype)
+
+
+ONE, TWO, IMAGE = spec(1), spec(2), spec(3, 3, 1)
+LABEL, WORDS = spec(dtype="int32"), spec(TIME, dtype="int32")
+SCORES, TEXT = spec(CLASSES), spec(TIME, CLASSES)
+
+
+def cox(y, p):
+    """The partial likelihood of Cox, by pairs; y is (time, event)."""
+    at_risk = ops.cast(y[None, :, 0] >= y[:, None, 0], "float32")
+    risk = ops.log(ops.sum(at_risk * ops.exp(p[:, 0])[None], axis=1))
+    events = ops.maximum(ops.sum(y[:, 1]), 1.0)
+    return -ops.sum(y[:, 1] * (p[:, 0] - risk)) / events
+
+
+def concordance(y, p):
+    """The coefficient of Lin, of raw moments."""
+    centers = ops.mean(y), ops.mean(p)
+    spread = ops.mean(y * y) - centers[0] ** 2 + ops.mean(p * p) - centers[1] ** 2
+    common = ops.mean(y * p) - centers[0] * centers[1]
+    return 1 - 2 * common / (spread + (centers[0] - centers[1]) ** 2 + 1e-7)
+
+
+def in_batch_negatives(y, p):
+    similarity = ops.matmul(p, ops.transpose(y))
+    return losses.categorical_crossentropy(
+        ops.eye(ops.shape(p)[0]), similarity, from_logits=True
+    )
+
+
+def in_batch_labels(y, p):
+    labels = ops.arange(ops.shape(p)[0])
+    similarity = ops.matmul(p, ops.transpose(p))
+    return ops.sparse_categorical_crossentropy(labels, similarity, from_logits=True)
+
+
+def information(y, p):
+    """Negative entropy of the mean, and mean entropy."""
+    p = ops.softmax(p)
+    center = ops.mean(p, axis=0)
+    return ops.sum(center * ops.log(center)) - ops.mean(ops.sum(p * ops.log(p), -1))
+
+
+def hard(more_than):
+    """Squares of the errors that are above a threshold, which the batch sets."""
+
+    def loss(y, p):
+        errors = ops.mean((y - p) ** 2, axis=-1)
+        return errors * ops.cast(more_than(errors), "float32")
+
+    return loss
+
+
+def contrastive(y, p):
+    distances = ops.sum((p[:, None] - p[None]) ** 2, axis=-1)
+    return ops.mean(ops.relu(1.0 - distances), axis=1)
+
+
+def pairs(y, p):
+    order = ops.sign(y - ops.transpose(y))
+    margins = ops.softplus(-order * (p - ops.transpose(p)))
+    return ops.sum(margins * ops.abs(order)) / (ops.sum(ops.abs(order)) + 1e-7)
+
+
+def best(k):
+    return lambda y, p: ops.mean(tf.math.top_k(ops.mean((y - p) ** 2, 1), k)[0])
+
+
+REFUSED = {
+    "cox": (cox, TWO, ONE),
+    "cox_of_integers": (cox, spec(2, dtype="int32"), ONE),
+    "concordance": (concordance, ONE, ONE),
+    "covariance": (lambda y, p: ops.mean(y) * ops.mean(p) - ops.mean(y * p), ONE, ONE),
+    "moments": (lambda y, p: tf.nn.moments(y - p, [0])[1], TWO, TWO),
+    "deviation": (lambda y, p: ops.std(y - p), ONE, ONE),
+    "negatives": (in_batch_negatives, TWO, TWO),
+    "labels": (in_batch_labels, ONE, TWO),
+    "information": (information, ONE, SCORES),
+    "above_the_mean": (hard(lambda e: e > ops.mean(e)), ONE, ONE),
+    "four_hardest": (best(4), ONE, ONE),
+    "twenty_hardest": (best(20), ONE, ONE),
+    "contrastive": (contrastive, ONE, TWO),
+    "pairs": (pairs, ONE, ONE),
+    "neighbors": (lambda y, p: ops.mean((p - ops.roll(p, 1, 0)) ** 2), ONE, TWO),
+    "circle": (losses.Circle(), LABEL, SCORES),
+    "one_of_two": ({"a": "mse", "b": cox}, {"a": ONE, "b": TWO}, {"a": ONE, "b": ONE}),
+}
+NAMED = {
+    "dice": (losses.Dice(), IMAGE, IMAGE),
+    "tversky": (losses.Tversky(), IMAGE, IMAGE),
+    "r2": (lambda y, p: ops.sum((y - p) ** 2) / (ops.sum(y**2) + 1e-7), ONE, ONE),
+    "r2_about_the_mean": (
+        lambda y, p: ops.sum((y - p) ** 2) / (ops.sum((y - ops.mean(y)) ** 2) + 1e-7),
+        ONE,
+        ONE,
+    ),
+    "root": (lambda y, p: ops.sqrt(ops.mean((y - p) ** 2)), ONE, ONE),
+    "from_the_mean": (hard(lambda e: e >= ops.mean(e)), ONE, ONE),
+    "hardest": (lambda y, p: ops.max(ops.mean((y - p) ** 2, axis=1)), TWO, TWO),
+    "weights": (lambda y, p: (y - p) ** 2 * y / ops.mean(y), TWO, TWO),
+    "penalized_cox": (lambda y, p: cox(y, p) + ops.mean(p**2) / 100, TWO, ONE),
+    "one_of_two": (
+        {"a": losses.MeanSquaredError(), "b": losses.Dice()},
+        {"a": ONE, "b": IMAGE},
+        {"a": ONE, "b": IMAGE},
+    ),
+}
+
+
+def masked(y, p):
+    mask = ops.cast(y != 0, "float32")
+    values = ops.sparse_categorical_crossentropy(y, p, from_logits=True)
+    return ops.sum(mask * values) / ops.sum(mask)
+
+
+def positive_only(y, p):
+    """NaN for an example by itself that is not."""
+    positive = ops.cast(y == 1, "float32")
+    return ops.sum(positive * ops.softplus(-p)) / ops.sum(positive)
+
+
+def noisy(y, p):
+    return ops.mean((y - p) ** 2 * tf.random.uniform(tf.shape(p)))
+
+
+HONEST = {
+    "hinge": (losses.Hinge(), ONE, ONE),
+    "divergence": (losses.KLDivergence(), SCORES, SCORES),
+    "huber": (losses.Huber(reduction="sum"), TWO, TWO),
+    "cosine": (losses.CosineSimilarity(), SCORES, SCORES),
+    "focal": (losses.CategoricalFocalCrossentropy(), SCORES, SCORES),
+    "dice_of_each": (losses.Dice(axis=(1, 2, 3)), IMAGE, IMAGE),
+    "ignored": (losses.SparseCategoricalCrossentropy(ignore_class=1), WORDS, TEXT),
+    "ignored_label": (
+        losses.SparseCategoricalCrossentropy(ignore_class=2),
+        LABEL,
+        TEXT,
+    ),
+    "padded": (masked, WORDS, TEXT),
+    "padded_floats": (masked, spec(TIME), TEXT),
+    "any_length": (masked, spec(None, dtype="int32"), spec(None, CLASSES)),
+    "one_number": (lambda y, p: ops.mean((y - p) ** 2), ONE, ONE),
+    "far_margin": (lambda y, p: ops.relu(p - 2), ONE, ONE),
+    "no_gradient": (lambda y, p: 0 * p, ONE, ONE),
+    "positive_only": (positive_only, ONE, ONE),
+    "random": (noisy, TWO, TWO),
+    "logarithms": (lambda y, p: -ops.sum(y * ops.log(p), -1), SCORES, SCORES),
+    "no_targets": (lambda y, p: p, None, ONE),
+    "one_of_two": (["mae", None], [ONE, ONE], [ONE, ONE]),
+}
+
+
+def check(loss, y, p, weight=None):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(loss=loss)
+    check_loss(model, y, p, weight)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.invariant(16)
+def test_loss_that_alone_teaches_nothing_is_refused(name):
+    with pytest.raises(UnsupportedModelError, match="would teach nothing"):
+        check(*REFUSED[name])
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_another_loss_alone_is_named(name):
+    with pytest.warns(UserWarning, match="which is another loss"):
+        check(*NAMED[name])
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_loss_of_single_examples_is_neither(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(*HONEST[name])
+
+
+def test_weights_change_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check(losses.Huber(), WORDS, spec(TIME), spec())
+
+
+@pytest.mark.invariant(16)
+def test_fit_refuses_before_it_trains():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    plan = tf_bandmf.plan(
+        "identity", epsilon=8, delta=1e-4, num_examples=8, batch_size=4, epochs=1
+    )
+    tf_bandmf.keras.make_private(model, self_check=False)
+    model.compile(tf_bandmf.keras.PrivateOptimizer("sgd", plan), cox)
+    x = np.random.default_rng(0).uniform(size=(8, 2)).astype("float32")
+    before = model.get_weights()
+    with pytest.raises(UnsupportedModelError, match="would teach nothing"):
+        model.fit(plan.batches(x, x), epochs=1, verbose=0)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)

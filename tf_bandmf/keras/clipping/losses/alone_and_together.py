@@ -1,0 +1,253 @@
+"""Losses that mean something only for a batch: refused, or named before training.
+
+Private training takes the loss of each example alone. A loss that compares examples
+(Cox's partial likelihood, a covariance, in-batch negatives) has no gradient there, and
+would train on noise. One of sums over the batch (Dice, R², hard examples) has one, but is
+another loss. Both show in gradients for outputs: of a batch, and of each example alone.
+Outputs and targets are made up, of the shapes and dtypes of a model's.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.keras.clipping.losses.compiled import compiled_loss
+from tf_bandmf.keras.clipping.losses.rows import has_rows
+from tf_bandmf.keras.clipping.tensors import batches
+from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
+from tf_bandmf.keras.compat.keras_objects import CompileLoss, loss_parts
+from tf_bandmf.keras.compat.replicas import unscaled_losses
+
+_EXAMPLES, _ELEMENTS = 8, 2**22
+# What stands for a dimension that differs between batches.
+_LENGTH = 6
+# Relative to the gradient of the batch: below, a gradient alone is rounding; above, the
+# gradient of the batch is not in proportion to those alone.
+_ROUNDING, _TOLERANCE = 1e-3, 1e-2
+# Outputs in (0.1, 0.9), which every loss takes; and logits.
+_OUTPUTS: tuple[Callable[[Any, Any], Any], ...] = (
+    lambda rng, shape: rng.uniform(0.1, 0.9, shape),
+    lambda rng, shape: 2 * rng.normal(size=shape),
+)
+_WAY_OUT = (
+    "Use a loss of single examples, or make what is compared one example (a pair, a row "
+    "with its negatives, all rows of a user)."
+)
+
+
+class _Alone(enum.Enum):
+    """What the gradients of single examples are, beside that of the batch."""
+
+    SAME = "its terms"
+    OTHER = "others"
+    NOTHING = "zero"
+
+
+def check_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> None:
+    """Refuses a compiled loss that alone teaches nothing; warns of another loss alone.
+
+    Args:
+      model: a compiled model.
+      y: targets, nested tensors [B, ...], of which shapes and dtypes matter.
+      y_pred: predictions, likewise.
+      sample_weight: None, or likewise.
+
+    Raises:
+      UnsupportedModelError: if gradients for made-up outputs of a single example are
+        zero, not finite, or fail to be computed, and those of several together are not.
+    """
+    specs = batches.map_tensors(
+        lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
+        (y, y_pred, sample_weight),
+    )
+    with tf.init_scope(), unscaled_losses():
+        _check(model, compiled_loss(model), *specs)
+
+
+def _check(model: keras.Model, loss: CompileLoss, y: Any, p: Any, weight: Any) -> None:
+    sizes = [math.prod(_sizes(leaf)) for leaf in keras.tree.flatten((y, p))]
+    count = min(_EXAMPLES, max(3, _ELEMENTS // max(1, *sizes)))
+    rng = np.random.default_rng(0)
+    gradients = _gradients_of(loss)
+    for targets in (_values, _classes):
+        findings: list[list[tuple[_Alone, float]]] = [[] for _ in keras.tree.flatten(p)]
+        for outputs in _OUTPUTS:
+            made = _made_up(rng, (y, p, weight), count, targets, outputs)
+            try:
+                if not loss.built:
+                    loss.build(*made[:2])
+            except Exception:
+                return  # So will the step, and say why.
+            if all(has_rows(part.loss) for part in loss_parts(loss)):
+                return
+            together, _ = _attempt(gradients, made)
+            _, error = _attempt(gradients, _row(made, 0))
+            if error is not None:
+                if together is None:
+                    made = _made_up(rng, (y, p, weight), 16 * count, targets, outputs)
+                    together, _ = _attempt(gradients, made)
+                if together is not None:
+                    problem = f"fails ({type(error).__name__})"
+                    raise _refusal(model, loss, problem) from error
+            if together is None:
+                continue
+            each = [gradients(_row(made, i)) for i in range(count)]
+            alone = [np.concatenate(rows) for rows in zip(*each, strict=True)]
+            pairs = list(zip(findings, together, alone, strict=True))
+            compared = [(found, _compare(g, a)) for found, g, a in pairs]
+            if any(c is not None and c[0] is not _Alone.SAME for _, c in compared):
+                again = gradients(made)
+                if any(map(_differ, together, again)):
+                    return  # It draws random numbers.
+            for found, comparison in compared:
+                found += [] if comparison is None else [comparison]
+        if any(findings):
+            break
+    for place, found in enumerate(findings):
+        if found and all(kind is _Alone.NOTHING for kind, _ in found):
+            raise _refusal(model, loss, "has no gradient", place)
+    named = [
+        place
+        for place, found in enumerate(findings)
+        if any(kind is not _Alone.SAME for kind, _ in found)
+    ]
+    if named:
+        cosine = min(c for i in named for _, c in findings[i])
+        warnings.warn(
+            f"The loss {_name(loss, named[0])} of model {model.name!r} combines the "
+            f"examples of a batch: on made-up outputs, its gradient is not the mean of "
+            f"those of single examples (cosine {cosine:.2f}). Private training takes the "
+            f"loss of each example alone, and trains on the mean of these, which is "
+            f"another loss. If you mean the one of the batch, it cannot be trained "
+            f"privately. {_WAY_OUT} For `keras.losses.Dice` and `Tversky`, `axis=` says "
+            f"that the loss is one of single examples.",
+            stacklevel=2,
+        )
+
+
+def _compare(together: Any, alone: Any) -> tuple[_Alone, float] | None:
+    """What gradients alone are beside those together, and the cosine; or None."""
+    length = np.linalg.norm(together)
+    if not (np.isfinite(length) and length > 0):
+        return None
+    finite = np.isfinite(alone).reshape(len(alone), -1).all(axis=1)
+    alone = np.where(finite.reshape(-1, *[1] * (alone.ndim - 1)), alone, 0)
+    size = np.linalg.norm(alone)
+    if size <= _ROUNDING * length:
+        return _Alone.NOTHING, 0.0
+    ratio = np.sum(together * alone) / size**2
+    # Not exactly one of both: a batch may be divided by what is left under a mask.
+    is_mean_or_sum = (1 - _TOLERANCE) / len(alone) <= ratio <= 1 + _TOLERANCE
+    is_close = np.linalg.norm(together - ratio * alone) <= _TOLERANCE * length
+    kind = _Alone.SAME if is_mean_or_sum and is_close else _Alone.OTHER
+    return kind, float(ratio * size / length)
+
+
+def _attempt(gradients: Callable[[Any], list[Any]], made: Any) -> Any:
+    """Gradients, or None and why there are none."""
+    try:
+        return gradients(made), None
+    except Exception as error:
+        return None, error
+
+
+def _gradients_of(loss: CompileLoss) -> Callable[[Any], list[Any]]:
+    """Gradients of a loss for each tensor of the outputs, of made-up batches."""
+
+    def traced(y: Any, p: Any, weight: Any) -> list[tf.Tensor]:
+        leaves = keras.tree.flatten(p)
+        value = tf.reduce_sum(tf.convert_to_tensor(loss(y, p, weight)))
+        # Not by a tape: none records where a graph is left.
+        found = tf.gradients(
+            value, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return [tf.convert_to_tensor(gradient) for gradient in found]
+
+    function = tf.function(traced, autograph=False)
+    return lambda made: [g.numpy().astype(np.float64) for g in function(*made)]
+
+
+def _row(made: Any, i: int) -> Any:
+    return batches.map_tensors(lambda tensor: tensor[i : i + 1], made)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return not np.allclose(one, other, rtol=1e-4, atol=1e-7, equal_nan=True)
+
+
+def _sizes(spec: Any) -> list[int]:
+    """The shape of one example."""
+    shape = () if spec is None else spec.shape[1:]
+    return [_LENGTH if size is None else size for size in shape]
+
+
+def _made_up(
+    rng: Any, specs: Any, count: int, targets: Callable[..., Any], outputs: Any
+) -> Any:
+    """Targets, outputs, and weights of 1, by their specs [B, ...]."""
+    y, p, weight = specs
+    of_outputs = keras.tree.flatten(p)
+    of_targets = keras.tree.flatten(y)
+    paired = len(of_targets) == len(of_outputs)
+    made = []
+    for place, spec in enumerate(of_targets):
+        shape = _sizes(of_outputs[place] if paired else of_outputs[0])
+        make = targets if spec is None or spec.dtype.is_floating else _classes
+        values = None if spec is None else make(rng, count, _sizes(spec), shape)
+        made.append(None if spec is None else tf.cast(values, spec.dtype))
+    return (
+        keras.tree.pack_sequence_as(y, made),
+        keras.tree.map_structure(
+            lambda s: tf.constant(outputs(rng, (count, *_sizes(s))), tf.float32), p
+        ),
+        keras.tree.map_structure(
+            lambda s: None if s is None else tf.ones((count, *_sizes(s)), s.dtype),
+            weight,
+        ),
+    )
+
+
+def _values(rng: Any, count: int, shape: Sequence[int], output: Sequence[int]) -> Any:
+    """Targets that are numbers: none is special."""
+    return rng.uniform(0.2, 0.8, (count, *shape))
+
+
+def _classes(rng: Any, count: int, shape: Sequence[int], output: Sequence[int]) -> Any:
+    """Targets that are classes: 0 or 1, or numbers of classes but 0, often padding.
+
+    Each example has as many of each: a mask leaves as many positions of each.
+    """
+    shape, output = list(shape), list(output)
+    classes = output[-1] if output else 1
+    is_number = shape != output and classes > 2
+    size = math.prod(shape) if shape else 1
+    numbers = np.arange(size * (count if size == 1 else 1))
+    numbers = 1 + numbers % (classes - 1) if is_number else numbers % 2
+    rows = [rng.permutation(numbers) for _ in range(1 if size == 1 else count)]
+    return np.stack(rows).reshape(count, *shape)
+
+
+def _name(loss: CompileLoss, place: int | None = None) -> str:
+    names = [repr(part.loss.name) for part in loss_parts(loss)]
+    return (
+        names[place] if place is not None and place < len(names) else ", ".join(names)
+    )
+
+
+def _refusal(
+    model: keras.Model, loss: CompileLoss, problem: str, place: int | None = None
+) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"The loss {_name(loss, place)} of model {model.name!r} would teach nothing. In "
+        f"private training it is taken on each example alone, where it {problem} on "
+        f"made-up outputs, though it does not for several examples together: it compares "
+        f"the examples of a batch. {_WAY_OUT}"
+    )
