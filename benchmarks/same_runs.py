@@ -223,8 +223,6 @@ def _weights(run: Run, plan: tf_bandmf.Plan) -> list[np.ndarray]:
     if run.plan.get("unit"):
         users = np.arange(rows) // ROWS_PER_USER
         given |= {"users": users, "rows_per_user": ROWS_PER_USER}
-    if run.plan.get("sampling", "fixed-order") != "fixed-order":
-        given["sampler_seed"] = bytes(32)
     with tempfile.TemporaryDirectory() as folder:
         fit = dict(run.fit)
         if run.is_resumed:

@@ -96,13 +96,10 @@ def fit(
         ),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    secret = plan.batches(x, y).secret_seed()
-    if secret is not None:
-        secret = seed.to_bytes(32, "little")
     kept.mkdir(parents=True, exist_ok=True)
     last = LastWeights()
     model.fit(
-        plan.batches(x, y, sampler_seed=secret),
+        plan.batches(x, y),
         epochs=task.epochs,
         verbose=0,
         callbacks=[keras.callbacks.BackupAndRestore(kept / "backup"), last],

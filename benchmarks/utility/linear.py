@@ -168,13 +168,12 @@ def train(
             f"The plan's l2_norm_clip must be 1, found {plan.l2_norm_clip}."
         )
     generator = NoiseGenerator(plan.strategy, int(np.prod(models.shape)))
-    state = generator.initial_state(NoiseKey.for_testing(seed))
-    positions = np.arange(len(y))
-    secret = plan.batches(positions).secret_seed()
-    if secret is not None:
-        secret = seed.to_bytes(32, "little")
+    key = NoiseKey.for_testing(seed)
+    state = generator.initial_state(key)
+    # As Keras' runs with this key draw them.
+    batches = plan.batches(np.arange(len(y))).join(key.sampler_seed())
     done = models.take_up(kept) if kept is not None and kept.exists() else 0
-    for batch in plan.batches(positions, sampler_seed=secret).indices():
+    for batch in batches.indices():
         noise, state = generator.next(state, tf.constant(batch.step, tf.int64))
         if batch.step < done:
             continue

@@ -95,10 +95,7 @@ def test_linear_models_train_as_keras_does(mechanism, sampling):
     )
     alone = linear.LinearModels([rate], 1.0, 0.9, 4, 3)
     linear.train(plan, alone, linear.Features(x, centre), y, seed)
-    secret = plan.batches(np.arange(60)).secret_seed()
-    if secret is not None:
-        secret = seed.to_bytes(32, "little")
-    batches = plan.batches(x - centre, y.astype(np.int32), sampler_seed=secret)
+    batches = plan.batches(x - centre, y.astype(np.int32))
     model.fit(batches, epochs=3, verbose=0)
     np.testing.assert_allclose(alone.weights[:4, 0], dense.kernel, atol=1e-4)
     np.testing.assert_allclose(alone.weights[4, 0], dense.bias, atol=1e-4)

@@ -141,7 +141,7 @@ def test_batches_from_disk_are_those_from_memory(kind, participation, tmp_path):
             np.testing.assert_array_equal(found["y"], wanted["y"])
             assert int(found["step"]) == int(wanted["step"])
         assert count == steps - first_step
-    resumed = outside.continuing(outside.secret_seed())
+    resumed = outside.join(SEED)
     for wanted, found in zip(outside.dataset(7), resumed.dataset(7)):
         np.testing.assert_array_equal(found["y"], wanted["y"])
     assert resumed.schedule_id == outside.schedule_id

@@ -134,9 +134,7 @@ def finished(tmp_path_factory):
         root.setLevel(level)
         fixed.undo()
     (shared / "root.log").write_text(log.getvalue())
-    schedule = plan.batches(*data()).continuing(
-        bytes.fromhex(model._private_run._header["sampler_seed"])
-    )
+    schedule = model.optimizer.run.batches(plan.batches(*data()))
     return model, schedule, shared, private, kept
 
 

@@ -57,6 +57,16 @@ class NoiseKey:
         """The 32 secret bytes."""
         return self._secret
 
+    def sampler_seed(self) -> bytes:
+        """The seed of the run's sampler, 32 bytes: no two keys have the same sample.
+
+        A keyed hash as those of steps, with a domain of its own: whoever guessed it
+        learns nothing about the noise.
+        """
+        person = b"tf-bandmf sample"
+        digest = hashlib.blake2b(key=self._secret, digest_size=32, person=person)
+        return HiddenBytes(digest.digest())
+
     def step_keys(self, num_steps: int, generator: str = "philox") -> np.ndarray:
         """The keys of the steps 0, ..., num_steps - 1.
 

@@ -378,9 +378,10 @@ class Plan:
             `sampling.IndexedExamples`.
           y: targets, or None.
           sample_weight: shape [num_examples], or None.
-          sampler_seed: seed of a random sampler: None for a fresh one, or
-            `secret_seed()` of the interrupted run's schedule, to continue it. If the
-            plan has a test seed, and so claims nothing, any 32 bytes.
+          sampler_seed: seed of a random sampler outside of Keras, whose runs have one
+            each, from their keys: None for a fresh one, or `secret_seed()` of the
+            interrupted loop's schedule, to continue it. If the plan has a test seed,
+            and so claims nothing, any 32 bytes.
           padded: whether all batches are padded to one constant size, by zeros with
             sample weight 0. Otherwise, the batch size is not static.
           map: augmentation, a random function of single examples, or a Keras layer; see

@@ -164,8 +164,10 @@ class BatchSchedule(abc.ABC):
 
     One schedule serves a run across epochs and restarts: `dataset(first_step)` and
     `indices(first_step)` give, from any step on, what the uninterrupted run would have
-    had. Another process rebuilds a schedule from the plan and the data, and from its
-    `secret_seed()` if it has one, which belongs only in a private state file.
+    had. A secret sample is that of a run: its seed follows from the run's key, which
+    `fit` and `begin_run` hand over (`join`), so any schedule of the same plan and data
+    continues the run. Outside of a run a schedule has a fresh seed of its own, which
+    serves one run.
 
     Args:
       participation: what the accountant analyses.
@@ -239,18 +241,20 @@ class BatchSchedule(abc.ABC):
     def schedule_id(self) -> int:
         """63 bits of a hash of plan, data and placement; the same throughout a run."""
         digest = hashlib.blake2b(str(self.plan_id).encode(), digest_size=8)
-        digest.update(self._placement())
-        self._examples.update_digest(digest.update)
+        digest.update(self._secret_bytes())
+        digest.update(self._data_digest)
         return int.from_bytes(digest.digest(), "little") >> 1
+
+    @functools.cached_property
+    def _data_digest(self) -> bytes:
+        digest = hashlib.blake2b(digest_size=32)
+        self._examples.update_digest(digest.update)
+        return digest.digest()
 
     @property
     def ranges(self) -> Mapping[str, Any]:
         """Declared ranges of inputs and targets; see `sampling.ranges`."""
         return self._examples.ranges
-
-    def _placement(self) -> bytes:
-        """What, beside the plan, decides which examples meet at a step."""
-        return b""
 
     @functools.cached_property
     def _draw_base(self) -> np.ndarray:
@@ -258,13 +262,13 @@ class BatchSchedule(abc.ABC):
         digest = hashlib.blake2b(
             str(self.plan_id).encode(),
             digest_size=16,
-            key=self._draw_key(),
+            key=self._secret_bytes(),
             person=b"tf-bandmf draws",
         )
         return np.frombuffer(digest.digest(), np.int64)
 
-    def _draw_key(self) -> bytes:
-        """The key of a schedule's draws with a secret seed; a resumed run has the same."""
+    def _secret_bytes(self) -> bytes:
+        """What, beside plan and data, decides what is drawn: the secret seed, if any."""
         return b""
 
     @property
@@ -291,6 +295,8 @@ class BatchSchedule(abc.ABC):
         """
         self._check_start(first_step)
         data_identity.remember(self.schedule_id, self._examples)
+        # Batches under this id keep its sample when the schedule joins another run.
+        drawn = self._changed()
         identity = {
             PLAN_ID: tf.constant(self.plan_id, tf.int64),
             SCHEDULE_ID: tf.constant(self.schedule_id, tf.int64),
@@ -299,8 +305,8 @@ class BatchSchedule(abc.ABC):
         # Converting each function of the pipeline would take longer than the rest of it.
         @tf.autograph.experimental.do_not_convert
         def batch(step: tf.Tensor) -> dict[str, Any]:
-            indices = self._indices(step)
-            content = self._examples.drawn(indices, Draw(step, self._draw_base))
+            indices = drawn._indices(step)
+            content = drawn._examples.drawn(indices, Draw(step, drawn._draw_base))
             if self._padded:
                 content = {
                     **pad(content, self.padded_batch_size),
@@ -338,8 +344,9 @@ class BatchSchedule(abc.ABC):
           ValueError: if a batch exceeds the padded size; nothing is cut off.
         """
         self._check_start(first_step)
+        drawn = self._changed()
         for step in range(first_step, self.num_steps):
-            chosen = self.example_indices(step)
+            chosen = drawn.example_indices(step)
             size = self.padded_batch_size if padded else chosen.size
             if chosen.size > size:
                 raise ValueError(
@@ -359,17 +366,15 @@ class BatchSchedule(abc.ABC):
             )
 
     def secret_seed(self) -> bytes | None:
-        """The seed of the random numbers, for a private state file; None if none."""
+        """The seed of the random numbers; None if none are secret."""
         return None
 
-    def continuing(self, secret_seed: bytes | None) -> BatchSchedule:
-        """The schedule of an interrupted run on these data, from its `secret_seed()`.
+    def join(self, seed: bytes) -> BatchSchedule:
+        """The schedule as a run draws it; this object draws that run's batches, too.
 
-        Raises:
-          ValueError: if a seed is given: this schedule has none.
+        Args:
+          seed: `NoiseKey.sampler_seed()` of the run; not used if nothing is secret.
         """
-        if secret_seed is not None:
-            raise ValueError(f"{type(self).__name__} has no secret seed.")
         return self
 
     def with_class_weight(self, class_weight: Mapping[int, float]) -> BatchSchedule:
@@ -395,8 +400,9 @@ class BatchSchedule(abc.ABC):
         """This schedule with other attributes."""
         # Not by `copy`, which refuses to copy a sampler's seed.
         other = object.__new__(type(self))
-        computed = ("schedule_id", "_draw_base")
-        kept = {n: v for n, v in vars(self).items() if n not in computed}
+        stale = {"schedule_id", "_draw_base"} if changes else set()
+        stale |= {"_data_digest"} if "_examples" in changes else set()
+        kept = {n: v for n, v in vars(self).items() if n not in stale}
         vars(other).update({**kept, "_weighted": {}, **changes})
         return other
 

@@ -31,9 +31,10 @@ class SampledSchedule(BatchSchedule):
     Args:
       participation, num_steps, plan_id, x, y, sample_weight, padded: as for
         `BatchSchedule`.
-      seed: None for a fresh one; or `secret_seed()` of the interrupted run that is to be
-        continued. Anyone who knows it can undo the amplification. (For tests: 32 bytes,
-        which `Plan.batches` takes only if the plan has a test seed.)
+      seed: outside of Keras, whose runs have one each (`join`): None for a fresh one, or
+        `secret_seed()` of the interrupted loop that is to be continued. Anyone who knows
+        it can undo the amplification. (For tests: 32 bytes, which `Plan.batches` takes
+        only if the plan has a test seed.)
     """
 
     def __init__(
@@ -60,32 +61,31 @@ class SampledSchedule(BatchSchedule):
         if seed is not None and len(seed) != SEED_BYTES:
             seed = unmarked(seed)
         self._may_continue = seed is not None
-        self._seed = HiddenBytes(
-            secrets.token_bytes(SEED_BYTES) if seed is None else seed
-        )
-        self._sampler = participation.sampler(self._words)
+        self._draw_from(secrets.token_bytes(SEED_BYTES) if seed is None else seed)
 
     def example_indices(self, step: int) -> np.ndarray:
         self._check_step(step)
         return self._sampler.example_indices(step)
 
     def secret_seed(self) -> bytes:
-        """The seed, for a private state file alone: 48 bytes, a mark included."""
+        """The seed, for a private file alone: 48 bytes, a mark included."""
         return marked(self._seed)
 
-    def continuing(self, secret_seed: bytes | None) -> BatchSchedule:
-        """The schedule of an interrupted run on these data, from its `secret_seed()`.
+    def join(self, seed: bytes) -> BatchSchedule:
+        if seed != self._seed:
+            self._draw_from(seed)
+        self._may_continue = True
+        _ = self.schedule_id  # the data are hashed once, for this object and the copy
+        # Another run may join this object meanwhile.
+        return self._changed()
 
-        Raises:
-          ValueError: if the seed is missing, or not one of `secret_seed()`.
-        """
-        if secret_seed is None:
-            raise ValueError(f"{type(self).__name__} needs its secret seed.")
-        seed = unmarked(secret_seed)
-        other = self._changed(_seed=seed, _may_continue=True)
-        assert isinstance(other, SampledSchedule)
-        other._sampler = self.participation.sampler(other._words)
-        return other
+    def _draw_from(self, seed: bytes) -> None:
+        self._seed = seed = HiddenBytes(seed)
+        self._sampler = self.participation.sampler(
+            lambda step, count: random_words(seed, step, count)
+        )
+        for name in ("schedule_id", "_draw_base"):
+            vars(self).pop(name, None)
 
     def _check_start(self, first_step: int) -> None:
         super()._check_start(first_step)
@@ -93,20 +93,14 @@ class SampledSchedule(BatchSchedule):
             raise ValueError(
                 f"The examples of this run were put in their places before step 0, with "
                 f"another seed than this schedule's: it cannot continue at step "
-                f"{first_step}. Use the schedule object that began the run, or give its "
-                f"secret_seed() as sampler_seed."
+                f"{first_step}. In Keras, draw the run's batches: "
+                f"model.begin_run(batches).dataset(step). Elsewhere, use the schedule "
+                f"object that began, or give its secret_seed() as sampler_seed."
             )
         self._may_continue = True
 
-    def _placement(self) -> bytes:
-        # Independent steps may be drawn from any seed.
-        return self._seed if self._sampler.spans_run else b""
-
-    def _draw_key(self) -> bytes:
+    def _secret_bytes(self) -> bytes:
         return self._seed
-
-    def _words(self, step: int, count: int) -> np.ndarray:
-        return random_words(self._seed, step, count)
 
     def _indices(self, step: tf.Tensor) -> tf.Tensor:
         return indices_in_graph(self, step)

@@ -119,7 +119,7 @@ def test_users_of_several_rows_and_padded_batches(silent, data, kind):
         options = {"users": users, "rows_per_user": 2}
     else:
         plan = make_plan(sampling="poisson", batch_size=2)
-        options = {"padded": True, "sampler_seed": bytes(32)}
+        options = {"padded": True}
     found = []
     for tables in ("dense", "lazy"):
         model = prepare(mean_of_bag(), plan, tables)

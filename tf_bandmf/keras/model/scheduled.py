@@ -49,12 +49,14 @@ def scheduled(
             f"{plan.num_steps} steps are left. The budget is for no more: fit fewer "
             f"epochs, or make a plan for more."
         )
-    dataset = batches_of(model, schedule, taken)
     run = optimizer.run
+    schedule = run.batches(schedule)
+    dataset = batches_of(model, schedule, taken)
     if run.has_begun and int(run.schedule_id) not in (-1, schedule.schedule_id):
         raise ValueError(
-            "The run began with other data, or the same data in other places: the "
-            "accountant's assumption would be broken. Use the schedule that began it."
+            "The run began with other data, or the same data in other places, or in a "
+            "custom loop with batches that no run had drawn: the accountant's assumption "
+            "would be broken. Use the data, or the schedule object, that began it."
         )
     run.membership.refuse_second(model.weights, schedule.schedule_id)
     run.reservation.refuse_ended()

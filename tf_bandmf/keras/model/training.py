@@ -164,11 +164,14 @@ class PrivateTraining(BuildHook, PrivateStep):
             reservation.note(optimizer.steps_taken)
 
     def begin_run(
-        self, batches: BatchSchedule, private_state: str | os.PathLike[str]
+        self,
+        batches: BatchSchedule,
+        private_state: str | os.PathLike[str] | None = None,
     ) -> BatchSchedule:
-        """Begins a run that can be resumed, or resumes it; `fit` calls it itself.
+        """The batches as the run draws them, for custom loops; begins or resumes the run.
 
-        In custom training loops, call it after the weights are loaded, together with
+        `fit` does this itself. A secret sample follows from the run's key, so that no
+        other run has it. To resume, call it after the weights are loaded, together with
         the optimizer's:
 
             batches = model.begin_run(plan.batches(x, y), "run.private")
@@ -177,10 +180,10 @@ class PrivateTraining(BuildHook, PrivateStep):
 
         Args:
           batches: batches of the plan.
-          private_state: see `fit`.
+          private_state: see `fit`; None for a run that is not resumed elsewhere.
 
         Returns:
-          The batches of the run, sampled with the seed that began it.
+          The batches of the run.
 
         Raises:
           TypeError: if the caller asserts the plan's separation: then nothing ensures
@@ -197,6 +200,8 @@ class PrivateTraining(BuildHook, PrivateStep):
                 f"such runs cannot be resumed."
             )
         self._prepare(self._private_optimizer(), batches)
+        if private_state is None:
+            return self._private_optimizer().run.batches(batches)
         kept = self._training.run_file
         if kept is not None and kept.is_elsewhere(private_state):
             raise ValueError(

@@ -1,10 +1,10 @@
 """Resuming a run: its secrets in a file of their own.
 
 Checkpoints of a model hold no secret, so that they can be shared; and so a checkpoint
-alone does not suffice to train on. What is missing is in the private state file: key, seed
-of the sampler, digests of the steps' sums, kept noise vectors, and fingerprints of the
-weights that the run had at the steps at which it was saved. Whoever reads it can remove
-the noise from all checkpoints of the run.
+alone does not suffice to train on. What is missing is in the private state file: the key,
+from which the sampler's seed follows, digests of the steps' sums, kept noise vectors, and
+fingerprints of the weights that the run had at the steps at which it was saved. Whoever
+reads it can remove the noise from all checkpoints of the run.
 
 Why resuming is safe: a run that was interrupted takes steps again which it had taken
 after its last checkpoint. The noise of a step is bound to the sum that it is added to, and
@@ -42,7 +42,7 @@ from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.sampling.batches import BatchSchedule
 
-_FORMAT = 8
+_FORMAT = 9
 
 
 class PrivateRun:
@@ -92,7 +92,7 @@ class PrivateRun:
           schedule: the data, by `plan.batches`.
 
         Returns:
-          The schedule of the run: with the sampler's seed that began it.
+          The schedule of the run: its sample follows from the key.
 
         Raises:
           ValueError: if the file is of another run, or does not know the weights.
@@ -116,7 +116,14 @@ class PrivateRun:
                 f"with noise that the plan did not account for. Give the path of that "
                 f"run's file, or start a new run from new weights."
             )
-        seed = schedule.secret_seed()
+        schedule = schedule.join(run.key.sampler_seed())
+        if int(run.schedule_id) not in (-1, schedule.schedule_id):
+            raise ValueError(
+                "The run began with other data, or in a custom loop with batches that no "
+                "run had drawn, whose sample does not follow from the run's key: it could "
+                "not be resumed. Begin a custom loop with batches = "
+                "model.begin_run(plan.batches(x, y), private_state)."
+            )
         self._header = HiddenDict(
             format=_FORMAT,
             plan=optimizer.plan.fingerprint,
@@ -126,7 +133,6 @@ class PrivateRun:
             model=identity.model_digest(self._model),
             environment=identity.environment(self._model),
             schedule_id=schedule.schedule_id,
-            sampler_seed=None if seed is None else seed.hex(),
             key=run.secrets.key.secret_bytes().hex(),
             weights={},
             random_states={},
@@ -234,13 +240,13 @@ class PrivateRun:
                     f"{self.path} is of a run with another {what}. A run is resumed "
                     f"with everything as it was; a new one needs a file of its own."
                 )
-        schedule = schedule.continuing(self._secret("sampler_seed"))
+        key = NoiseKey(self._secret("key") or b"")
+        schedule = schedule.join(key.sampler_seed())
         if schedule.schedule_id != header["schedule_id"]:
             raise ValueError(
                 f"{self.path} is of a run on other data, or the same data in another "
                 f"order. A run is resumed with the data that began it."
             )
-        key = NoiseKey(self._secret("key") or b"")
         step = int(identity.value_of(optimizer.iterations))
         state = run.secrets
         if int(state.step) == step and state.key.secret_bytes() == key.secret_bytes():

@@ -88,8 +88,9 @@ def conditions(
         ),
         (
             tf.equal(pinned, -1) | tf.equal(pinned, batch[batches_lib.SCHEDULE_ID]),
-            "The run began with other data, or the same data in other places. Use the "
-            "schedule of the plan that began it.",
+            "The run began with other data, or the same data in other places, or another "
+            "sample. Use the data that began it, with model.fit(batches), or in a custom "
+            "loop the batches of model.begin_run(plan.batches(x, y)).",
         ),
     ]
     # Ids that are wrong have messages of their own.

@@ -37,6 +37,14 @@ SECOND_RUN = (
 )
 
 
+SAME_SAMPLE = (
+    "Another run was trained on these batches. Their sample is secret and drawn for one "
+    "run: the guarantee of two assumes that each has a sample of its own. Draw this run's: "
+    "for batch in model.begin_run(plan.batches(x, y)): ..., or model.fit(plan.batches(x, "
+    "y)), which does it by itself."
+)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class KnownRun:
     """A run that took a step.
@@ -83,6 +91,13 @@ def evaluations_of(key: NoiseKey) -> set[str]:
 def is_known(name: str | None) -> bool:
     """Whether the run has taken a step in this process."""
     return name in _RUNS
+
+
+def name_of_schedule(schedule_id: int) -> str | None:
+    """The name of the run that is trained on the batches of a schedule, if any."""
+    with _LOCK:
+        items = list(_RUNS.items())
+    return next((n for n, run in items if run.schedule_id == schedule_id), None)
 
 
 def others(

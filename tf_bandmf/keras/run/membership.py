@@ -51,28 +51,40 @@ class Membership:
             return None
         return known_runs.refusal(self._name, weights, schedule_id)
 
-    def may_begin(
+    def conditions(
         self, is_new: tf.Tensor, weights: Sequence[Any], schedule_id: tf.Tensor
-    ) -> tf.Tensor:
-        """`refuse_second` within a step, as a condition: bool scalar.
+    ) -> list[tuple[tf.Tensor, str]]:
+        """`refuse_second` within a step, and that no other run has had its sample.
 
         Args:
           is_new: whether the step is the run's first one.
           weights: all of the model's.
           schedule_id: of the data, or `known_runs.NO_SCHEDULE`, int64.
         """
-        if self._may_be_second:
-            return tf.constant(True)
+        found = []
+        if not self._may_be_second:
 
-        def look_up(schedule_id: Any) -> np.bool_:
-            return np.bool_(self._refusal(weights, int(schedule_id)) is None)
+            def is_first(schedule_id: Any) -> np.bool_:
+                return np.bool_(self._refusal(weights, int(schedule_id)) is None)
 
-        may = tf.cond(
-            is_new,
-            lambda: tf.numpy_function(look_up, [schedule_id], tf.bool),
-            lambda: tf.constant(True),
-        )
-        return tf.ensure_shape(may, [])
+            found.append((is_first, known_runs.SECOND_RUN))
+        if self._counts and self._plan.participation.has_secret_sampler:
+
+            def is_fresh(schedule_id: Any) -> np.bool_:
+                name = known_runs.name_of_schedule(int(schedule_id))
+                return np.bool_(name in (None, self._name))
+
+            found.append((is_fresh, known_runs.SAME_SAMPLE))
+
+        def at_first(holds: Any) -> tf.Tensor:
+            answer = tf.cond(
+                is_new,
+                lambda: tf.numpy_function(holds, [schedule_id], tf.bool),
+                lambda: tf.constant(True),
+            )
+            return tf.ensure_shape(answer, [])
+
+        return [(at_first(holds), text) for holds, text in found]
 
     def note(self, schedule_id: int) -> None:
         """Counts the run, which takes a step, or took one in another process."""

@@ -35,7 +35,6 @@ from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.run import admission, pieces
 from tf_bandmf.keras.run.counts import Counts
 from tf_bandmf.keras.run.evaluations import Evaluations
-from tf_bandmf.keras.run.known_runs import SECOND_RUN
 from tf_bandmf.keras.run.membership import Membership
 from tf_bandmf.keras.run.replicas import NoisyMean, shared_key
 from tf_bandmf.keras.run.reservation import Reservation
@@ -54,6 +53,7 @@ from tf_bandmf.noise.keys import NoiseKey
 from tf_bandmf.planning.memory import refuse_too_large
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import sentence
+from tf_bandmf.sampling.batches import BatchSchedule
 
 RESTORED = (
     "The optimizer and its noise are at different steps: it was restored from a file, and "
@@ -125,6 +125,7 @@ class Run:
         self._tables: RunTables | None = None
         self._generator: noise.NoiseGenerator | None = None
         self._noisy_mean: NoisyMean | None = None
+        self._fresh_key: NoiseKey | None = None
         self._secrets: SecretState | None = None
         self._seal: WeightsSeal | None = None
         self.traces = Traces(lambda: int(self.secrets.step) if self.has_begun else 0)
@@ -176,16 +177,35 @@ class Run:
             generator=self.plan.generator,
         )
         self._generator, self._noisy_mean = generator, NoisyMean(generator)
-        seed = self.plan.test_seed
-        key = (
-            shared_key(strategy, NoiseKey.from_operating_system())
-            if seed is None
-            else NoiseKey.for_testing(seed)
-        )
         try:
-            self.adopt(self.secrets_of(key))
+            self.adopt(self.secrets_of(self.key))
         except tf.errors.ResourceExhaustedError as error:
             raise MemoryError(f"{needed} The device has less.") from error
+
+    @property
+    def key(self) -> NoiseKey:
+        """The secret of the run, from which noise and sample follow."""
+        if self._secrets is not None:
+            return self._secrets.key
+        if self._fresh_key is None:
+            seed = self.plan.test_seed
+            with self.strategy.scope():
+                self._fresh_key = (
+                    shared_key(self.strategy, NoiseKey.from_operating_system())
+                    if seed is None
+                    else NoiseKey.for_testing(seed)
+                )
+        return self._fresh_key
+
+    def batches(self, schedule: BatchSchedule) -> BatchSchedule:
+        """The schedule as this run draws it: the sample follows from the run's key.
+
+        Only where a custom loop began with batches that no run had drawn, the run has
+        those to the end.
+        """
+        if self.has_begun and int(self.schedule_id) == schedule.schedule_id:
+            return schedule
+        return schedule.join(self.key.sampler_seed())
 
     def secrets_of(self, key: NoiseKey, **state: Any) -> SecretState:
         """Secrets of this run's plan and model.
@@ -361,7 +381,7 @@ class Run:
             (tf.equal(iterations, taken), RESTORED),
             *of_batch,
             (unchanged, CHANGED),
-            (self.membership.may_begin(is_new, weights, schedule_id), SECOND_RUN),
+            *self.membership.conditions(is_new, weights, schedule_id),
             *self.reservation.conditions(),
         ]
         if self._tables is not None:

@@ -1,0 +1,195 @@
+"""A secret sample is that of one run: it follows from the run's key, and from no object."""
+
+import itertools
+import json
+
+import dp_accounting.pld.privacy_loss_distribution as pld
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+import tf_bandmf
+from tf_bandmf.keras.resume.private_file import PrivateRun
+from tf_bandmf.sampling.random_bits import marked
+
+MECHANISMS = {
+    "poisson": "identity",
+    "cyclic-poisson": "bsr:2",
+    "cyclic-fixed-size": "bsr:2",
+    "b-min-sep": "bsr:2",
+    "balls-in-bins": "lambda_cgd",
+    "shuffled": "lambda_cgd",
+}
+SECRET = {"test_seed": None}
+
+
+@pytest.fixture
+def make_model(make_private_model):
+    def make(plan, **changes):
+        return make_private_model(plan, **{"hidden": False, **changes})
+
+    return make
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The batches that `fit` trains on, which are drawn and not trained on."""
+    steps = []
+
+    def fit(model, x, **settings):
+        steps.extend(batch["y"].numpy().tolist() for batch in x)
+
+    monkeypatch.setattr(keras.Model, "fit", fit)
+    return steps
+
+
+@pytest.mark.parametrize("sampling", MECHANISMS)
+@pytest.mark.invariant(8)
+@pytest.mark.invariant(19)
+def test_two_runs_on_one_object_have_two_samples(
+    sampling, data, make_plan, make_model, drawn
+):
+    plan = make_plan(MECHANISMS[sampling], sampling=sampling, **SECRET)
+    batches, samples = plan.batches(data[0], np.arange(len(data[0]))), []
+    for _ in range(2):
+        model = make_model(plan, additional_run=True)
+        model.fit(batches, epochs=2, verbose=0)
+        samples.append(drawn[:])
+        drawn.clear()
+        # The object is that run's now, for whoever looks.
+        seen = [batch.indices.tolist() for batch in batches.indices()]
+        assert seen == samples[-1] and len(seen) == plan.num_steps
+    assert samples[0] != samples[1]
+
+
+@pytest.mark.parametrize("sampling", MECHANISMS)
+@pytest.mark.invariant(11)
+def test_another_object_of_the_same_data_goes_on_with_the_run(
+    sampling, data, make_plan, make_model
+):
+    plan = make_plan(MECHANISMS[sampling], sampling=sampling, **SECRET)
+    model = make_model(plan)
+    first, second = (model.begin_run(plan.batches(*data)) for _ in range(2))
+    straight = [batch.indices.tolist() for batch in first.indices()]
+    assert [batch.indices.tolist() for batch in second.indices(3)] == straight[3:]
+    assert first.schedule_id == second.schedule_id
+
+
+@pytest.mark.invariant(11)
+def test_a_split_run_with_two_objects_is_the_straight_run(data, make_plan, make_model):
+    changes = {"sampling": "balls-in-bins", "batch_size": 11}
+    plan = make_plan(**changes)
+    weights = []
+    for epochs in ([2], [1, 1]):
+        model = make_model(plan)
+        for count in epochs:
+            model.fit(plan.batches(*data), epochs=count, verbose=0)
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.invariant(11)
+def test_a_run_resumes_its_sample_with_nothing_but_the_key(
+    data, make_plan, make_model, tmp_path
+):
+    plan = make_plan("lambda_cgd", sampling="balls-in-bins", **SECRET)
+    model, path = make_model(plan), tmp_path / "run.private"
+    begun = model.begin_run(plan.batches(*data), path)
+    model._training.run_file = None
+    kept = PrivateRun(str(path), model)
+    kept._read()
+    seed = model.optimizer.run.key.sampler_seed()
+    assert seed.hex() not in json.dumps(kept._header)
+    assert not [name for name in kept._header if "sampler" in name]
+    assert marked(seed) == begun.secret_seed()
+    # As in another process: another object, and the key that the file has.
+    other = make_model(plan)
+    other.set_weights(model.get_weights())
+    del kept
+    resumed = other.begin_run(plan.batches(*data), path)
+    for one, again in zip(begun.indices(5), resumed.indices(5), strict=True):
+        np.testing.assert_array_equal(one.indices, again.indices)
+
+
+@pytest.mark.invariant(19)
+def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(
+    data, make_plan, make_model
+):
+    plan = make_plan("identity", sampling="poisson", batch_size=11, **SECRET)
+    batches = plan.batches(*data)
+    first, second = make_model(plan), make_model(plan, additional_run=True)
+    # Batches that no run had drawn are the first run's that is trained on them.
+    for batch in itertools.islice(batches, 2):
+        first.train_on_batch(batch)
+    first.fit(batches, epochs=1, verbose=0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"model\.begin_run"):
+        second.train_on_batch(next(iter(batches)))
+    assert second.optimizer.steps_taken == 0
+    for batch in second.begin_run(plan.batches(*data)):
+        second.train_on_batch(batch)
+    assert second.optimizer.steps_taken == plan.num_steps
+    # A file knows the key alone, from which the first run's sample does not follow.
+    with pytest.raises(ValueError, match="Begin a custom loop with"):
+        first.begin_run(batches, "never-written.private")
+
+
+@pytest.mark.invariant(8)
+def test_batches_in_flight_keep_their_sample(data, make_plan):
+    plan = make_plan("identity", sampling="poisson", **SECRET)
+    batches = plan.batches(*data)
+    expected = [batch.indices.tolist() for batch in batches.indices()]
+    flight, dataset = batches.indices(), batches.dataset()
+    begun = [next(flight).indices.tolist()]
+    other = batches.join(bytes(32))
+    assert [*begun, *(batch.indices.tolist() for batch in flight)] == expected
+    for batch, indices in zip(dataset, expected, strict=True):
+        np.testing.assert_array_equal(batch["y"], data[1][indices])
+    assert [batch.indices.tolist() for batch in other.indices()] != expected
+
+
+@pytest.mark.invariant(19)
+def test_the_joint_guarantee_is_that_of_the_samples_that_were_drawn(
+    make_plan, make_model
+):
+    """Two runs on one object: the law of their samples, and what it costs jointly."""
+    plan = tf_bandmf.plan(
+        "identity",
+        sampling="poisson",
+        epsilon=2.0,
+        delta=1e-5,
+        num_examples=400,
+        batch_size=20,
+        epochs=20,
+    )
+    x, y = np.zeros([400, 5], np.float32), np.zeros(400, np.int32)
+    x[:, 0] = np.arange(400)
+    batches, q = plan.batches(x, y), 20 / 400
+    pairs = []
+    for _ in range(2):
+        drawn = make_model(plan, additional_run=True).begin_run(batches)
+        pairs.append(np.zeros([plan.num_steps, 400], bool))
+        for step, indices, _ in drawn.indices():
+            pairs[-1][step, indices] = True
+    # Whoever is in the one is in the other with probability q, not 1; fails by chance
+    # with probability 1e-6.
+    both, one = int((pairs[0] & pairs[1]).sum()), int(pairs[0].sum())
+    share = scipy.stats.binomtest(both, one, q).proportion_ci(1 - 1e-6)
+    assert share.low < q < share.high
+
+    def epsilon(stddev, steps):
+        of_step = pld.from_gaussian_mechanism(
+            stddev,
+            sampling_prob=q,
+            value_discretization_interval=1e-3,
+            use_connect_dots=True,
+        )
+        return of_step.self_compose(steps).get_epsilon_for_delta(1e-5)
+
+    stated = tf_bandmf.compose([plan, plan]).epsilon(1e-5)
+    noise, steps = plan.unit_noise_stddev, plan.num_steps
+    assert stated == pytest.approx(epsilon(noise, 2 * steps), rel=0.01)
+    # On one sample both runs would be one, with the noise divided by sqrt(2).
+    assert epsilon(noise / np.sqrt(2), steps) > 1.05 * stated
