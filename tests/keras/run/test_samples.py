@@ -116,7 +116,7 @@ def test_a_run_resumes_its_sample_with_nothing_but_the_key(
 
 @pytest.mark.invariant(19)
 def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(
-    data, make_plan, make_model
+    data, make_plan, make_model, tmp_path
 ):
     plan = make_plan("identity", sampling="poisson", batch_size=11, **SECRET)
     batches = plan.batches(*data)
@@ -133,7 +133,7 @@ def test_a_custom_loop_trains_on_a_sample_that_no_other_run_had(
     assert second.optimizer.steps_taken == plan.num_steps
     # A file knows the key alone, from which the first run's sample does not follow.
     with pytest.raises(ValueError, match="Begin a custom loop with"):
-        first.begin_run(batches, "never-written.private")
+        first.begin_run(batches, tmp_path / "run.private")
 
 
 @pytest.mark.invariant(8)
