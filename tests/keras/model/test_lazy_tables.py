@@ -258,6 +258,31 @@ def test_weights_that_something_else_changed_are_not_released(data):
     assert np.max(np.abs(table_of(model) - moved)) < 0.9
 
 
+def test_what_is_given_away_after_a_custom_loop_is_what_was_trained(data, tmp_path):
+    """The tables of the copy, the file and the export: they were the initial ones."""
+    plan = make_plan()
+    model = prepare(mean_of_bag(), plan)
+    initial = table_of(model)
+    for batch in plan.batches(*data).dataset(0).take(2):
+        model.train_on_batch(batch)
+    plain = tf_bandmf.keras.to_plain(model)
+    assert not np.array_equal(table_of(plain), initial)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(table_of(loaded), table_of(plain))
+
+
+def test_an_evaluation_notices_a_table_that_something_else_changed(data):
+    """One record moved the evaluation's sum by 4.0 where 1 is allowed."""
+    plan = make_plan().reserve(metrics=0.2, evaluations=3)
+    model = prepare(mean_of_bag(), plan)
+    model.fit(plan.batches(*data), epochs=1, verbose=0)
+    table = model.get_layer("items").embeddings
+    table.assign(table + 1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="something else changed"):
+        model.evaluate_privately(*data)
+
+
 @pytest.mark.invariant(4)
 def test_after_an_interrupted_step_no_sum_is_seen_without_its_noise(data, monkeypatch):
     stops = tf.Variable(False)

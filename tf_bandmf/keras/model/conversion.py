@@ -19,6 +19,8 @@ from tf_bandmf.keras.model.preparation import without_dynamic_scale
 from tf_bandmf.keras.model.tables import DENSE, checked
 from tf_bandmf.keras.model.training import PrivateTraining
 from tf_bandmf.keras.model.training_state import state_of
+from tf_bandmf.keras.optimizer.private import PrivateOptimizer
+from tf_bandmf.keras.resume.identity import value_of
 
 
 def make_private(
@@ -125,6 +127,8 @@ def make_private(
     model.__class__ = chosen
     model.train_function = None
     state_of(model).compares = self_check
+    if optimizer is not None and not isinstance(optimizer, PrivateOptimizer):
+        state_of(model).plain_steps = int(value_of(optimizer.iterations))
     state_of(model).may_run_alone = names
     model._microbatch_size = microbatch_size
     model._tables, model._release_every = tables, release_every
@@ -159,6 +163,7 @@ def to_plain(model: keras.Model, into: keras.Model | None = None) -> keras.Model
         )
     if isinstance(into, PrivateTraining):
         raise TypeError(f"into must be a plain model, found {type(into).__name__}.")
+    model._before_use()
     plain = into if into is not None else _again(model)
     if model.built:
         _copy_weights(model, plain)

@@ -33,6 +33,7 @@ def scheduled(
     """
     plan = optimizer.plan
     optimizer.run.refuse_restored()
+    optimizer.run.refuse_trained(model._training.plain_steps)
     if schedule.plan_id != plan.plan_id:
         raise ValueError(
             "The batches belong to another plan than the optimizer. Use the same "

@@ -90,6 +90,7 @@ class PrivateStep(_Model):
 
     def _train_step(self, data: Any) -> dict[str, Any]:
         run = self._run_for(data)
+        run.refuse_trained(self._training.plain_steps)
         data = unwrap_single(data)
         # 1. The run admits the batch: it is the plan's for this step, and nothing that
         #    should not have changed since the step before has.

@@ -358,13 +358,18 @@ class PrivateTraining(BuildHook, PrivateStep):
         with self._recorded(filepath, args, kwargs) as path:
             return super().save_weights(path, *args, **kwargs)
 
+    def export(self, *args: Any, **kwargs: Any) -> Any:
+        """As `keras.Model.export`, after a release of tables."""
+        self._before_use()
+        return super().export(*args, **kwargs)
+
     @contextlib.contextmanager
     def _recorded(self, filepath: Any, args: Any, kwargs: Any) -> Iterator[Any]:
         """Where to write a checkpoint that is announced to the run."""
+        self._before_use()
         if self._private_run is None:
             yield filepath
             return
-        self.release()
         self._private_run.record()
         options = {**kwargs}
         may_replace = not args and options.pop("overwrite", True) is True

@@ -23,6 +23,7 @@ class TrainingState:
       may_run_alone: names of layers that may run on batches of one whatever that changes.
       train_function: what `make_train_function` made.
       lazy_layers: those whose tables get their noise when rows are read.
+      plain_steps: steps of the plain optimizer that the model had before it was private.
       looked_up: which rows a batch looks up in them.
     """
 
@@ -33,6 +34,7 @@ class TrainingState:
     may_run_alone: frozenset[str] = frozenset()
     train_function: Any = None
     lazy_layers: list[Any] = dataclasses.field(default_factory=list)
+    plain_steps: int = 0
     looked_up: Any = None
 
 

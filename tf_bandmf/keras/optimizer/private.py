@@ -164,17 +164,18 @@ class PrivateOptimizer(WrappedOptimizer):
         return self.plan.statement(unit, remarks)
 
     def vouch_for_weights(self, reason: str) -> None:
-        """Lets the next step start from weights that something else changed.
+        """Lets the next step start from weights that something else changed or trained.
 
         The caller asserts that the change used no private data other than already
         noised gradients: weights from an earlier step of the run or from public data,
-        rounded, or pruned by a rule.
+        rounded, or pruned by a rule. Before the first step: that none of the run's
+        records had a part in the initial weights.
 
         Args:
           reason: what changed them, one line; `statement` publishes it.
 
         Raises:
-          ValueError: if the reason is empty, or the run has not begun.
+          ValueError: if the reason is empty.
         """
         self.run.vouch(reason)
 

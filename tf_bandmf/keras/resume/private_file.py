@@ -205,6 +205,7 @@ class PrivateRun:
         ]
         self._header["buffer_step"] = step
         self._header["vouched"] = list(run.vouched)
+        self._header["initial_weights"] = run.initial_weights
         self._header["environment"] = identity.environment(self._model)
         self._header["resumed_elsewhere"] = list(run.resumed_elsewhere)
         self._note_evaluations()
@@ -290,7 +291,8 @@ class PrivateRun:
                 self._memory or None,
             )
         run.close_seal(self._model.weights)
-        run.vouched = tuple(header.get("vouched", ()))
+        run.vouched = tuple(header["vouched"])
+        run.initial_weights = header["initial_weights"]
         run.resumed_elsewhere = self._resumed_elsewhere(step)
         self.resumed = True
         self._watch()

@@ -93,6 +93,7 @@ class Run:
       counts: private counts of examples that the plan has reserved.
       turn: held while a step is taken.
       vouched: the caller's reasons for changes of the weights, in order.
+      initial_weights: the caller's words for where they come from; None if none.
       resumed_elsewhere: where it was resumed with other versions or devices, and how
         they differ.
       was_loaded_without_weights: whether Keras loaded the optimizer from an .h5 file,
@@ -114,6 +115,7 @@ class Run:
         self.turn = threading.RLock()
         self.strategy = tf.distribute.get_strategy()
         self.vouched: tuple[str, ...] = ()
+        self.initial_weights: str | None = None
         self.resumed_elsewhere: tuple[str, ...] = ()
         self.was_loaded_without_weights = False
         self._keep_normals = keep_normals
@@ -643,7 +645,10 @@ class Run:
                     "The run has taken no step yet: its evaluations begin after its first "
                     "one, which may be refused."
                 )
-            if not bool(self.seal.digest_if_holds(self.eager(weights))[1]):
+            is_whole = bool(self.seal.digest_if_holds(self.eager(weights))[1])
+            if self._tables is not None:
+                is_whole &= not self._tables.was_changed()
+            if not is_whole:
                 raise tf.errors.InvalidArgumentError(None, None, CHANGED)
             self.reservation.ensure()
             self.reservation.refuse_ended()
@@ -656,17 +661,36 @@ class Run:
             raise ValueError(
                 f"reason must say what changed the weights, found {reason!r}."
             )
+        if not self.has_begun or not int(self.secrets.step):
+            self.initial_weights = reason.strip()
         if not self.has_begun:
-            raise ValueError("The run has not begun: any weights may begin it.")
+            return
         with self.turn:
             self.seal.open()
             if self._tables is not None:
                 self._tables.accept()
-            self.vouched = tuple(dict.fromkeys((*self.vouched, reason.strip())))
+            if int(self.secrets.step):
+                self.vouched = tuple(dict.fromkeys((*self.vouched, reason.strip())))
+
+    def refuse_trained(self, plain_steps: int) -> None:
+        """Raises ValueError if a run would begin from weights that were trained plainly.
+
+        Args:
+          plain_steps: of the model's optimizer before the model was made private.
+        """
+        if plain_steps and self.initial_weights is None:
+            raise ValueError(
+                f"The model took {plain_steps} steps with a plain optimizer before it was "
+                f"made private: if they used these records, its weights already reveal "
+                f"them, and no noise covers that. Begin from a new model; or if the "
+                f"weights come from other data, say so before training, which the "
+                f"statement quotes: "
+                f'model.optimizer.vouch_for_weights("pretrained on public data: which").'
+            )
 
     def remarks(self) -> list[str]:
         """What the statement must say in addition to the plan's guarantee."""
-        remarks = []
+        remarks: list[str] = []
         if self.has_begun:
             remarks += self.membership.remarks(int(self.schedule_id))
         remarks += self.reservation.remarks()
@@ -685,4 +709,11 @@ class Run:
             f"numbers above hold for whoever did not see the lost weights."
             for said in self.resumed_elsewhere
         ]
+        remarks.append(
+            f"Initial weights: whoever trained vouches that none of these records had a "
+            f"part in them: {sentence(self.initial_weights)}"
+            if self.initial_weights is not None
+            else "Initial weights: as the model was made; this process did not see them "
+            "trained without privacy. Weights that were loaded or set are not checked."
+        )
         return remarks

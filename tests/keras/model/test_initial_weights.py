@@ -1,0 +1,49 @@
+"""Weights that were trained without privacy begin no run unless that is vouched for."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_bandmf
+import tf_bandmf.keras
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@pytest.fixture
+def trained(make_plain_model, data):
+    """A model with the baseline of a notebook."""
+    model = make_plain_model()
+    model.compile(keras.optimizers.SGD(0.1), LOSS)
+    model.fit(*data, epochs=1, batch_size=11, verbose=0)
+    return tf_bandmf.keras.make_private(model, self_check=False)
+
+
+@pytest.mark.invariant(6)
+def test_a_plain_baseline_is_refused_before_anything_is_trained(
+    trained, make_plan, data
+):
+    plan = make_plan()
+    optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(0.1), plan)
+    trained.compile(optimizer, LOSS)
+    before = trained.get_weights()
+    with pytest.raises(ValueError, match="2 steps with a plain optimizer"):
+        trained.fit(plan.batches(*data), verbose=0)
+    with pytest.raises(ValueError, match="vouch_for_weights"):
+        trained.train_on_batch(next(iter(plan.batches(*data))))
+    for now, then in zip(trained.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    # Weights of other data may begin a run, and the statement quotes the caller.
+    optimizer.vouch_for_weights("pretrained on public letters")
+    trained.fit(plan.batches(*data), epochs=2, verbose=0)
+    assert "Pretrained on public letters" in str(trained.privacy_statement())
+
+
+def test_the_statement_always_says_where_the_weights_come_from(
+    make_private_model, make_plan, data
+):
+    plan = make_plan()
+    model = make_private_model(plan)
+    model.fit(plan.batches(*data), epochs=2, verbose=0)
+    (line,) = [one for one in model.privacy_statement().remarks if "Initial" in one]
+    assert "as the model was made" in line
