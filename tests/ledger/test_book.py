@@ -293,10 +293,9 @@ def test_other_releases_are_entries_like_any_other(ledger, make_plan, spent):
 
 
 @pytest.mark.slow_cases("sqlite")
-def test_budgets_in_rho_and_adaptive_ones(ledger, make_plan, run_name):
+def test_budgets_in_rho(ledger, make_plan, run_name):
     plan = make_plan()
     ledger.add_dataset("in rho", rho=2.5 * plan.zcdp_rho)
-    ledger.add_dataset("adaptive", epsilon=1.5, delta=1e-6, adaptive=True)
     bound = make_plan(ledger=ledger, dataset="in rho")
     ledger.begin(bound, run_name(1))
     ledger.begin(bound, run_name(2))
@@ -304,14 +303,42 @@ def test_budgets_in_rho_and_adaptive_ones(ledger, make_plan, run_name):
         ledger.begin(bound, run_name(3))
     with pytest.raises(BudgetExceededError):
         ledger.spend("in rho", (1e-3, 1e-9), about="has no rho")
-    for number in (4, 5):
-        chosen = make_plan(ledger=ledger, dataset="adaptive", epsilon=0.8)
-        ledger.begin(chosen, run_name(number))
-    (state,) = ledger.spent("adaptive")
-    assert state.spent.method == "gaussian filter at 0.5 of delta"
-    assert state.spent.value > tf_bandmf.compose([chosen, chosen]).epsilon(1e-6)
-    assert math.isfinite(ledger.odometer("adaptive"))
-    assert ledger.odometer("adaptive") > state.spent.value
+
+
+def test_a_budget_is_changed_by_those_who_say_so(file_ledger):
+    for _ in range(2):  # the same again changes nothing
+        file_ledger.add_dataset("patients", epsilon=2.0, delta=1e-6)
+    assert [entry.kind for entry in file_ledger.history()].count("budget") == 1
+    with pytest.raises(ValueError, match="set_budget"):
+        file_ledger.add_dataset("patients", epsilon=8.0, delta=1e-6)
+    (state,) = file_ledger.spent("patients")
+    assert state.budget.epsilon == 2.0
+    file_ledger.set_budget("patients", epsilon=8.0, delta=1e-6)
+    (state,) = file_ledger.spent("patients")
+    assert state.budget.epsilon == 8.0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "mechanism"),
+    [("poisson", "identity"), ("cyclic-poisson", "bsr:4"), ("fixed-order", "bsr:4")],
+)
+def test_sampled_runs_of_replaced_data_are_settled(
+    sampling, mechanism, file_ledger, make_plan, run_name, spent
+):
+    file_ledger.add_dataset(
+        "patients", adjacency="replace-one", epsilon=1000.0, delta=1e-3
+    )
+    options = {"ledger": file_ledger, "dataset": "patients", "sampling": sampling}
+    plan = make_plan(mechanism, **options)
+    file_ledger.begin(plan, run_name(1))
+    before = spent(file_ledger)
+    file_ledger.end(run_name(1), plan=plan, steps=9, reason="a clock")
+    assert 0.0 < spent(file_ledger) < before
+    # Without amplification an example is in each step, of twice the sensitivity.
+    if mechanism == "identity":
+        noise = plan.noise_multiplier / (2.0 * math.sqrt(9.0))
+        most = gaussian.gaussian_epsilon(noise, 1e-3)
+        assert spent(file_ledger) == pytest.approx(most, rel=1e-6)
 
 
 def test_replace_one_counts_twice_the_sensitivity(file_ledger, make_plan, run_name):
@@ -356,9 +383,6 @@ def test_what_is_not_meant_is_refused(file_ledger, make_plan, tmp_path):
         {"rho": 1.0, "delta": 1e-6},
         {"epsilon": 1.0, "delta": 1e-6, "begins": "soon"},
         {"epsilon": 1.0, "delta": 1e-6, "begins": "2026-02-01", "ends": "2026-01-01"},
-        {"epsilon": 1.0, "delta": 1e-6, "shares": {"gaussian": 1.0}},
-        {"epsilon": 1, "delta": 1e-6, "adaptive": True, "shares": {"gaussian": 1.1}},
-        {"epsilon": 1, "delta": 1e-6, "adaptive": True, "shares": {"magic": 1.0}},
     ):
         with pytest.raises(ValueError):
             ledger.set_budget("patients", **arguments)

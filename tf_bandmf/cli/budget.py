@@ -87,11 +87,6 @@ def _wide_and_json(command: Any) -> Any:
 @click.option("--period", default="always", show_default=True, help="its name")
 @click.option("--begins", default=None, metavar="DATE", help="of the period, UTC")
 @click.option("--ends", default=None, metavar="DATE", help="not part of the period")
-@click.option(
-    "--adaptive",
-    is_flag=True,
-    help="plans may depend on results of earlier runs: filters decide",
-)
 @click.pass_context
 def add(
     context: click.Context,

@@ -6,7 +6,7 @@
 |---|---|
 | `amounts` | exact sums |
 | `costs`, `balances` | what one run costs, and what an account has spent |
-| `bounds`, `renyi`, `filters` | what that means: epsilon, and whether another run fits |
+| `bounds` | what that means: epsilon, and whether another run fits |
 | `budgets`, `datasets` | what may be spent, for which period, of whose data |
 | `states` | what was spent, and what is left |
 | `chain`, `witness`, `verification` | that nothing was changed |

@@ -15,11 +15,18 @@ import datetime
 import getpass
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tf_bandmf.files import configs
-from tf_bandmf.ledger import datasets, releases, reservations, states, verification
+from tf_bandmf.ledger import (
+    datasets,
+    hooks,
+    releases,
+    reservations,
+    states,
+    verification,
+)
 from tf_bandmf.ledger.budgets import budget_from
 from tf_bandmf.ledger.chain import Entry, canonical
 from tf_bandmf.ledger.costs import ADJACENCIES
@@ -42,10 +49,9 @@ class Ledger:
 
     Formal guarantee: all runs and releases that one period's account of a data set
     admitted are together (epsilon, delta)-DP, or rho-zCDP, as its budget says, for the
-    data set's unit and adjacency, if all uses of the data are in it. Under
-    `adaptive=True` this holds whatever was chosen adaptively; otherwise, if the privacy
-    parameters of runs do not depend on results of earlier ones (`ledger.filters`,
-    `ledger.bounds`). Periods compose.
+    data set's unit and adjacency, if all uses of the data are in it, and if the privacy
+    parameters of runs do not depend on results of earlier ones; a budget in rho also
+    holds if they do. Periods compose.
 
     It contains no secrets: no key, no data, no password. Each process that trains opens
     the ledger; several processes, and with PostgreSQL several machines, may write at
@@ -96,8 +102,6 @@ class Ledger:
         epsilon: float | None = None,
         delta: float | None = None,
         rho: float | None = None,
-        adaptive: bool = False,
-        shares: Mapping[str, float] | None = None,
         period: str = "always",
         begins: str | datetime.date | None = None,
         ends: str | datetime.date | None = None,
@@ -112,15 +116,13 @@ class Ledger:
           epsilon: see `set_budget`; without epsilon and rho, it has no budget yet.
           delta: see `set_budget`, also for the following arguments.
           rho: rho of zCDP.
-          adaptive: whether plans may depend on earlier results.
-          shares: shares of the filters.
           period: name of the period.
           begins: the first moment.
           ends: the moment after the last.
 
         Raises:
           ValueError: if an argument is invalid, or the data set exists with another
-            unit, adjacency or version.
+            unit, adjacency, version or budget.
         """
         check_unit(unit)
         if adjacency not in ADJACENCIES:
@@ -134,9 +136,7 @@ class Ledger:
         }
         budget = None
         if epsilon is not None or rho is not None:
-            budget = budget_from(
-                epsilon, delta, rho, adaptive, shares, period, begins, ends
-            )
+            budget = budget_from(epsilon, delta, rho, period, begins, ends)
         with self._store.writing() as found:
             name = _one_line("name", name)
             known = next(found.entries(dataset=name, kind="dataset"), None)
@@ -148,7 +148,7 @@ class Ledger:
                     f"{body}. Give other data another name."
                 )
             if budget is not None:
-                datasets.set_budget(found, self._who, name, budget)
+                datasets.first_budget(found, self._who, name, budget)
 
     def set_budget(
         self,
@@ -157,8 +157,6 @@ class Ledger:
         epsilon: float | None = None,
         delta: float | None = None,
         rho: float | None = None,
-        adaptive: bool = False,
-        shares: Mapping[str, float] | None = None,
         period: str = "always",
         begins: str | datetime.date | None = None,
         ends: str | datetime.date | None = None,
@@ -173,10 +171,6 @@ class Ledger:
           epsilon: epsilon of the budget, together with delta.
           delta: delta of the budget, together with epsilon.
           rho: rho of zCDP, instead of epsilon and delta.
-          adaptive: whether noise, sampling or numbers of steps of later runs may depend
-            on results of earlier ones.
-          shares: with `adaptive`: each filter's share of delta, such as
-            `{"gaussian": 1.0}` if no run is amplified.
           period: its name, such as "2026".
           begins: a date, which means midnight UTC, or a moment; None for no limit.
           ends: likewise; the moment itself is not part of the period.
@@ -185,9 +179,7 @@ class Ledger:
           ValueError: if an argument is invalid, or the periods of two budgets overlap.
           LedgerError: if there is no such data set.
         """
-        budget = budget_from(
-            epsilon, delta, rho, adaptive, shares, period, begins, ends
-        )
+        budget = budget_from(epsilon, delta, rho, period, begins, ends)
         with self._store.writing() as found:
             datasets.set_budget(found, self._who, dataset, budget)
 
@@ -231,7 +223,8 @@ class Ledger:
     def bind(self, plan: Plan, dataset: str | Sequence[str]) -> Plan:
         """Binds a plan to a budget: its runs reserve their cost before the first step.
 
-        Nothing is reserved yet.
+        Nothing is reserved yet. Use the plan that is returned: a run of the one that was
+        given is refused at its first step.
 
         Args:
           plan: plan of the runs to come.
@@ -249,6 +242,7 @@ class Ledger:
             bound = dataclasses.replace(plan, account=Account(self.id, name, names))
             assert bound.account is not None
             reservations.bind(found, self._who, bound, bound.account)
+        hooks.note_bound(plan)
         return bound
 
     def begin(self, plan: Plan, run: str) -> Entry:
@@ -386,19 +380,6 @@ class Ledger:
         """
         with self._store.reading() as found:
             return states.spent(found, datasets.find(found, dataset), period)
-
-    def odometer(self, dataset: str, period: str | None = None) -> float:
-        """A bound on the loss so far, valid at all moments at once, at the delta.
-
-        It holds however adaptively runs were chosen; see `filters.odometer_epsilon`. It
-        is infinite if a release without zCDP is among them.
-
-        Args:
-          dataset: its name.
-          period: None for the present one.
-        """
-        with self._store.reading() as found:
-            return states.odometer(found, datasets.find(found, dataset), period)
 
     def fits(
         self,

@@ -1,41 +1,35 @@
 """Epsilon of all that an account has spent, for runs whose privacy was fixed in advance.
 
-Several bounds hold, and the smallest counts: which of them is smallest depends on the
-parameters of the runs alone.
+`tf_bandmf.compose` composes, and its numbers count. Bounds that need no privacy loss
+distribution stand beside it, also where it gives none (a tiny delta, an epsilon beyond any
+meaning): basic composition, sums of rho, and all as Gaussian mechanisms without
+amplification. Runs of one Poisson-sampled kind alone are what their accountant says.
 
-- Gaussian mechanisms compose exactly: their mu^2 add up (Dong, Roth, Su, 2019,
-  arXiv:1905.02383, Corollary 3.3). Other runs count as the Gaussian mechanism that they are
-  without amplification, or by what they state.
-- Privacy loss distributions compose exactly, where there are some: Poisson-sampled runs;
-  a run that is known by (epsilon, delta) alone counts as the dominating pair of such
-  mechanisms (Kairouz, Oh, Viswanath, 2015, arXiv:1311.0776).
-- Renyi divergences add up at each order (Bun and Steinke, 2016, arXiv:1605.02065).
-- Basic composition: epsilons add up, and deltas do.
-
-The mechanisms may be chosen adaptively: only their privacy parameters are fixed. Where
-they are not, see `filters`.
+The mechanisms may be chosen adaptively: only their privacy parameters are fixed.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tf_bandmf.ledger.amounts import number
+import dp_accounting
+from dp_accounting.pld import common, privacy_loss_distribution
+
+from tf_bandmf.accounting import event_losses, gaussian, profiles
+from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
+from tf_bandmf.ledger.amounts import amount, number
 from tf_bandmf.ledger.balances import Balance
 from tf_bandmf.ledger.costs import parsed
-from tf_bandmf.ledger.renyi import ORDERS, epsilon_of, total_divergence
+from tf_bandmf.planning.composition import BASIC, GAUSSIAN, UNAMPLIFIED, compose
+from tf_bandmf.planning.elsewhere import AccountedEvent, ApproximateDP
+from tf_bandmf.planning.joint_losses import composed_loss
+from tf_bandmf.planning.parts import Loss, Part, gaussian_loss
 
-GAUSSIAN = "composition of Gaussian mechanisms (exact)"
-UNAMPLIFIED = "composition of Gaussian mechanisms, without amplification"
-MIXED = "composition of Gaussian mechanisms; basic composition with what others state"
-RENYI = "composition by Renyi DP"
-LOSSES = "composition of privacy loss distributions (dp-accounting)"
-BASIC = "basic composition of what each run states"
-_INTERVAL = 1e-4
-# Beyond it a distribution takes seconds, and the others are about as good.
-_MOST_COMPOSED = 4096
+ZCDP = "composition of zCDP"
+_MANY = 1.0 + 1e-12  # above the rounding of sums
+# Beyond it a balance takes seconds, and the other bounds are about as good.
 _MOST_DISTRIBUTIONS = 32
 
 
@@ -52,29 +46,26 @@ def best(balance: Balance, delta: float) -> Bound:
     Returns:
       Epsilon >= 0, infinite if none is known.
     """
-    if not balance.runs:
-        return Bound(0.0, BASIC)
-    quick = min(_quick(balance, delta))
-    if not has_losses(balance):
+    name = GAUSSIAN if _is_gaussian(balance) else UNAMPLIFIED
+    unamplified = Bound(gaussian_epsilon(gaussian_mu(balance), delta), name)
+    rho = zcdp_rho(balance)
+    # Bun and Steinke, 2016, arXiv:1605.02065, Proposition 1.3.
+    concentrated = Bound(rho + 2.0 * math.sqrt(-rho * math.log(delta)), ZCDP)
+    quick = min(Bound(basic(balance, delta), BASIC), unamplified, concentrated)
+    is_stated = balance.runs == 1 and number(balance.delta) == delta
+    if _is_gaussian(balance) or (is_stated and quick.method == BASIC):
         return quick
-    return min(quick, Bound(losses_epsilon(balance, delta), LOSSES))
+    alone = _poisson_alone(balance, delta)
+    return min(quick, _composed(balance, delta) if alone is None else alone)
 
 
 def is_within(balance: Balance, epsilon: float, delta: float) -> bool:
     """Whether an account is within a budget by any of the bounds, the quickest first."""
     if basic(balance, delta) <= epsilon:
         return True
-    if is_gaussian_within(gaussian_mu(balance), epsilon, delta):
+    if _is_gaussian_within(gaussian_mu(balance), epsilon, delta):
         return True
-    if _is_gaussian(balance):
-        return False
-    stated = _others(balance)
-    mu = math.sqrt(number(balance.gaussian))
-    if is_gaussian_within(mu, epsilon - stated.epsilon, delta - stated.delta):
-        return True
-    if _renyi(balance, delta) <= epsilon:
-        return True
-    return has_losses(balance) and losses_epsilon(balance, delta) <= epsilon
+    return not _is_gaussian(balance) and best(balance, delta).epsilon <= epsilon
 
 
 def basic(balance: Balance, delta: float) -> float:
@@ -82,26 +73,31 @@ def basic(balance: Balance, delta: float) -> float:
     return number(balance.epsilon) if number(balance.delta) <= delta else math.inf
 
 
+def zcdp_rho(balance: Balance) -> float:
+    """Rho of zCDP of all runs; infinite if one of them has none."""
+    parts = [0.5 * number(balance.gaussian)]
+    parts += [count * _rho_of(parsed(kind)) for kind, count in balance.kinds.items()]
+    if balance.rest_delta:
+        return math.inf
+    parts.append(0.5 * number(balance.rest_epsilon) ** 2)
+    return math.fsum(parts) * _MANY
+
+
 def gaussian_mu(balance: Balance) -> float:
     """Mu of the Gaussian mechanism that all runs are, without amplification.
 
     Infinite if one of them is known to be none.
     """
-    squares = [number(balance.gaussian)]
-    for kind, count in balance.kinds.items():
-        mu = parsed(kind).get("mu")
-        if mu is None:
-            return math.inf
-        squares.append(count * mu**2)
     if balance.rest_epsilon or balance.rest_delta:
         return math.inf
+    squares = [number(balance.gaussian)]
+    for kind, count in balance.kinds.items():
+        squares.append(count * parsed(kind).get("mu", math.inf) ** 2)
     return math.sqrt(math.fsum(squares)) * (1.0 + 1e-15)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """The epsilon of a Gaussian mechanism; infinite beyond any meaning."""
-    from tf_bandmf.accounting import gaussian
-
     if mu == 0.0:
         return 0.0
     if not math.isfinite(mu) or not 0.0 < delta < 1.0:
@@ -112,140 +108,214 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
 
 
-def is_gaussian_within(mu: float, epsilon: float, delta: float) -> bool:
-    """Whether a Gaussian mechanism is (epsilon, delta)-DP: one evaluation of its delta."""
-    from tf_bandmf.accounting import gaussian
-
-    if epsilon < 0.0 or not 0.0 < delta < 1.0 or not math.isfinite(mu):
+def _is_gaussian_within(mu: float, epsilon: float, delta: float) -> bool:
+    """One evaluation of delta, where `gaussian_epsilon` takes many."""
+    if not math.isfinite(mu):
         return False
     return mu == 0.0 or gaussian.gaussian_delta(1.0 / mu, epsilon) <= delta
-
-
-def _quick(balance: Balance, delta: float) -> list[Bound]:
-    """Without privacy loss distributions."""
-    is_gaussian = _is_gaussian(balance)
-    name = GAUSSIAN if is_gaussian else UNAMPLIFIED
-    found = [
-        Bound(basic(balance, delta), BASIC),
-        Bound(gaussian_epsilon(gaussian_mu(balance), delta), name),
-    ]
-    if not is_gaussian:
-        stated = _others(balance)
-        mu = math.sqrt(number(balance.gaussian))
-        together = gaussian_epsilon(mu, delta - stated.delta)
-        found.append(Bound((stated.epsilon + together) * (1.0 + 1e-12), MIXED))
-        found.append(Bound(_renyi(balance, delta), RENYI))
-    return found
 
 
 def _is_gaussian(balance: Balance) -> bool:
     return not (balance.kinds or balance.rest_epsilon or balance.rest_delta)
 
 
-class _Pair(NamedTuple):
-    epsilon: float
-    delta: float
+def _rho_of(fields: dict[str, float]) -> float:
+    """Bun and Steinke, 2016, arXiv:1605.02065, Propositions 1.4 and 1.6."""
+    found = [fields.get("rho", math.inf), 0.5 * fields.get("mu", math.inf) ** 2]
+    if fields["delta"] == 0.0:
+        found.append(0.5 * fields["epsilon"] ** 2)
+    return min(found)
 
 
-def _others(balance: Balance) -> _Pair:
-    """What runs that are no Gaussian mechanisms state, by basic composition."""
-    kinds = [(parsed(kind), count) for kind, count in balance.kinds.items()]
-    epsilon = math.fsum(kind["epsilon"] * count for kind, count in kinds)
-    delta = math.fsum(kind["delta"] * count for kind, count in kinds)
-    return _Pair(
-        (epsilon + number(balance.rest_epsilon)) * (1.0 + 1e-12),
-        (delta + number(balance.rest_delta)) * (1.0 + 1e-12),
-    )
-
-
-def _renyi(balance: Balance, delta: float) -> float:
-    """The smallest epsilon of all orders."""
-    divergences = [(order, total_divergence(balance, order)) for order in ORDERS]
-    return min(
-        epsilon_of(order, found.divergence, delta - found.leak)
-        for order, found in divergences
-    )
-
-
-def has_losses(balance: Balance) -> bool:
-    """Whether privacy loss distributions may be better than the other bounds."""
-    kinds = balance.kinds
-    if not kinds or len(kinds) > _MOST_DISTRIBUTIONS:
-        return False
-    return all("fixed_size" not in parsed(kind) for kind in kinds)
-
-
-def losses_epsilon(balance: Balance, delta: float) -> float:
-    """By privacy loss distributions; infinite if they cannot be had."""
+def _poisson_alone(balance: Balance, delta: float) -> Bound | None:
+    """What the accountant says, if all runs are Poisson-sampled in the same way."""
+    if balance.gaussian or balance.rest_epsilon or balance.rest_delta:
+        return None
+    ((kind, count), *others) = balance.kinds.items()
+    if others or "poisson" not in parsed(kind):
+        return None
+    probability, noise, queries = parsed(kind)["poisson"]
+    accountant = CyclicPoissonAccountant(queries * count, probability)
     try:
-        loss = _losses(balance)
-        if loss is None:
-            return math.inf
-        epsilon = float(loss.get_epsilon_for_delta(delta))
-    except (ValueError, ArithmeticError, MemoryError):
-        return math.inf
-    return epsilon if math.isfinite(epsilon) and epsilon >= 0.0 else math.inf
+        epsilon = accountant.epsilon(delta, noise)
+    except (ValueError, ArithmeticError):
+        epsilon = math.inf
+    return Bound(epsilon, accountant.claims[0][0])
 
 
-def _losses(balance: Balance) -> Any:
-    """The privacy loss of all runs together; None if there is nothing to compose."""
-    found = _of_kinds(tuple(sorted(balance.kinds.items())))
-    if balance.gaussian:
-        found = _together(found, _of_gaussian(balance.gaussian))
+def _composed(balance: Balance, delta: float) -> Bound:
+    """By `compose`; infinite where it gives no number."""
+    parts: list[Part] = [_Gaussians(balance)] if balance.gaussian else []
+    if balance.kinds:
+        parts.append(_Kinds(tuple(sorted(balance.kinds.items()))))
     if balance.rest_epsilon or balance.rest_delta:
-        pair = _of_pair(number(balance.rest_epsilon), number(balance.rest_delta))
-        found = _together(found, pair)
-    return found
+        rest = number(balance.rest_epsilon), number(balance.rest_delta)
+        if rest[1] >= 1.0:
+            return Bound(math.inf, BASIC)
+        parts.append(ApproximateDP(*rest))
+    try:
+        found = compose(parts).guarantee_at(delta)
+    except (ValueError, ArithmeticError, MemoryError):
+        return Bound(math.inf, BASIC)
+    return Bound(found.epsilon, found.accountant)
+
+
+class _Gaussians(Part):
+    """All Gaussian mechanisms of a balance, for the data set's adjacency."""
+
+    replaces, is_gaussian, kind = False, True, "exact"
+
+    def __init__(self, balance: Balance) -> None:
+        self._mu = math.sqrt(number(balance.gaussian)) * (1.0 + 1e-15)
+        epsilon, delta = balance.rest_epsilon, balance.rest_delta
+        for kind, count in balance.kinds.items():
+            epsilon += count * amount(parsed(kind)["epsilon"])
+            delta += count * amount(parsed(kind)["delta"])
+        stated = number(balance.epsilon - epsilon), number(balance.delta - delta)
+        self._stated = stated
+
+    def describe(self) -> str:
+        return "Gaussian mechanisms"
+
+    def stated(self, replaced: bool) -> tuple[float, float]:
+        return self._stated
+
+    def gaussian_noise(self, replaced: bool) -> float:
+        return 1.0 / self._mu
+
+    def losses(self, replaced: bool, interval: float) -> list[Loss]:
+        return [gaussian_loss(1.0 / self._mu, interval)]
+
+
+class _Kinds(Part):
+    """All runs that are no Gaussian mechanisms, for the data set's adjacency.
+
+    Their costs are for this adjacency already: to `compose` it is zero-out.
+
+    Args:
+      kinds: each with how many there are, sorted.
+    """
+
+    replaces = False
+
+    def __init__(self, kinds: tuple[tuple[str, int], ...]) -> None:
+        self._kinds = kinds
+
+    def describe(self) -> str:
+        return f"{sum(count for _, count in self._kinds)} releases"
+
+    def gaussian_noise(self, replaced: bool) -> float | None:
+        mu = gaussian_mu(Balance(kinds=dict(self._kinds)))
+        return 1.0 / mu if mu and math.isfinite(mu) else None
+
+    def zcdp(self, replaced: bool) -> float | None:
+        rho = zcdp_rho(Balance(kinds=dict(self._kinds)))
+        return rho if math.isfinite(rho) else None
+
+    def stated(self, replaced: bool) -> tuple[float, float]:
+        fields = [(parsed(kind), count) for kind, count in self._kinds]
+        return (
+            math.fsum(each["epsilon"] * count for each, count in fields) * _MANY,
+            math.fsum(each["delta"] * count for each, count in fields) * _MANY,
+        )
+
+    def losses(self, replaced: bool, interval: float) -> list[Loss]:
+        if len(self._kinds) > _MOST_DISTRIBUTIONS:
+            noise = self.gaussian_noise(replaced)
+            if noise is None:
+                raise ValueError("too many kinds of releases to compose")
+            return [gaussian_loss(noise, interval)]
+        return [_loss_of_kinds(self._kinds, interval)]
 
 
 # What would fit is tried with one account and many Gaussian mechanisms.
 @functools.lru_cache(maxsize=16)
-def _of_kinds(kinds: tuple[tuple[str, int], ...]) -> Any:
-    found = None
-    for kind, count in kinds:
-        found = _together(found, _of_kind(kind, count))
-    return found
-
-
-def _together(a: Any, b: Any) -> Any:
-    return b if a is None else a.compose(b)
+def _loss_of_kinds(kinds: tuple[tuple[str, int], ...], interval: float) -> Loss:
+    return composed_loss([_kind_part(*each) for each in kinds], False, interval)
 
 
 @functools.lru_cache(maxsize=64)
-def _of_gaussian(units: int) -> Any:
-    from dp_accounting.pld import privacy_loss_distribution
-
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        1.0 / (math.sqrt(number(units)) * (1.0 + 1e-15)),
-        value_discretization_interval=_INTERVAL,
-    )
-
-
-def _of_pair(epsilon: float, delta: float) -> Any:
-    from dp_accounting.pld import common, privacy_loss_distribution
-
-    return privacy_loss_distribution.from_privacy_parameters(
-        common.DifferentialPrivacyParameters(epsilon, delta),
-        value_discretization_interval=_INTERVAL,
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def _of_kind(kind: str, count: int) -> Any:
-    from dp_accounting.pld import privacy_loss_distribution
-
+def _kind_part(kind: str, count: int) -> Part:
     fields = parsed(kind)
     if "poisson" in fields:
         probability, noise, queries = fields["poisson"]
-        single = privacy_loss_distribution.from_gaussian_mechanism(
-            noise,
-            value_discretization_interval=_INTERVAL,
-            sampling_prob=probability,
+        query = dp_accounting.PoissonSampledDpEvent(
+            probability, dp_accounting.GaussianDpEvent(noise)
         )
-        times = queries * count
-    else:
-        single = _of_pair(fields["epsilon"], fields["delta"])
-        times = count
-        if times > _MOST_COMPOSED:
-            raise ValueError("too many to compose")
-    return single.self_compose(times)
+        return AccountedEvent(dp_accounting.SelfComposedDpEvent(query, queries * count))
+    return (_FixedSize if "fixed_size" in fields else _Pairs)(kind, count)
+
+
+class _Pairs(Part):
+    """Releases of which (epsilon, delta), and perhaps mu or rho, are known."""
+
+    replaces = False
+
+    def __init__(self, kind: str, count: int) -> None:
+        self._fields, self._count = parsed(kind), count
+        self._losses: dict[float, Loss] = {}
+
+    def describe(self) -> str:
+        return f"{self._count} releases"
+
+    def losses(self, replaced: bool, interval: float) -> list[Loss]:
+        if interval not in self._losses:
+            self._losses[interval] = self._loss(interval)
+        return [self._losses[interval]]
+
+    def _loss(self, interval: float) -> Loss:
+        fields = self._fields
+        pair = fields["epsilon"], fields["delta"]
+        known = [profiles.pair_profile(*pair)]
+        if "mu" in fields:
+            known.append(profiles.gaussian_profile(1.0 / fields["mu"]))
+        if "rho" in fields:
+            known.append(profiles.zcdp_profile(fields["rho"]))
+        if len(known) == 1:
+            single = _loss_of_pair(*pair, interval)
+        else:
+            profile = profiles.least(*known)
+            single = profiles.dominating_loss(profile, interval, [pair[0]])
+        if self._count == 1:
+            return single
+        # As `event_losses.additive_loss`.
+        rounding = event_losses.rounding_of_transforms(self._count)
+        unbounded = _loss_of_pair(0.0, rounding, interval)
+        return single.self_compose(self._count).compose(unbounded)
+
+
+class _FixedSize(Part):
+    """Samples without replacement: Renyi divergences, of replacements."""
+
+    replaces = True
+
+    def __init__(self, kind: str, count: int) -> None:
+        fields = parsed(kind)
+        part, batch, noise, queries = fields["fixed_size"]
+        self._mu = fields["mu"] * math.sqrt(count)
+        query = dp_accounting.SampledWithoutReplacementDpEvent(
+            part, batch, dp_accounting.GaussianDpEvent(noise)
+        )
+        self._event = dp_accounting.SelfComposedDpEvent(query, queries * count)
+
+    def describe(self) -> str:
+        return "samples without replacement"
+
+    def gaussian_noise(self, replaced: bool) -> float:
+        return 1.0 / self._mu
+
+    def has_losses(self, replaced: bool) -> bool:
+        return False
+
+    def losses(self, replaced: bool, interval: float) -> list[Loss]:
+        return []
+
+    def divergences(self, replaced: bool) -> tuple[dp_accounting.DpEvent, float]:
+        return self._event, 0.0
+
+
+def _loss_of_pair(epsilon: float, delta: float, interval: float) -> Loss:
+    return privacy_loss_distribution.from_privacy_parameters(
+        common.DifferentialPrivacyParameters(epsilon, delta),
+        value_discretization_interval=interval,
+    )

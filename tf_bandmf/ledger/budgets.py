@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.guarantee import REPLACE_ONE
-from tf_bandmf.ledger import bounds, filters, times
+from tf_bandmf.ledger import bounds, times
 from tf_bandmf.ledger.balances import Balance
 from tf_bandmf.ledger.costs import gaussian_cost
 
@@ -43,10 +43,6 @@ class Budget:
       begins, ends: in UTC, ISO 8601; the end is not part of it. None: no limit.
       epsilon, delta: the budget; or
       rho: that of zCDP.
-      adaptive: whether plans may depend on results of earlier runs on the data set:
-        filters then decide (`ledger.filters`). Otherwise the best composition decides,
-        and noise, sampling and numbers of steps must not depend on them.
-      shares: each filter's share of delta; see `filters.SHARES`.
     """
 
     period: str
@@ -55,10 +51,6 @@ class Budget:
     epsilon: float | None = None
     delta: float | None = None
     rho: float | None = None
-    adaptive: bool = False
-    shares: Mapping[str, float] = dataclasses.field(
-        default_factory=lambda: dict(filters.SHARES)
-    )
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.rho is None):
@@ -82,7 +74,6 @@ class Budget:
             )
         if not isinstance(self.period, str) or not self.period.strip():
             raise ValueError(f"A period must have a name, found {self.period!r}.")
-        filters.check_shares(self.shares)
 
     def covers(self, moment: str) -> bool:
         """Whether a moment, in UTC and ISO 8601, belongs to the period."""
@@ -100,45 +91,18 @@ class Budget:
         if not balance.runs:
             return True
         if self.rho is not None:
-            return filters.zcdp_rho(balance) <= self.rho * (1.0 + _ROUNDING)
+            return bounds.zcdp_rho(balance) <= self.rho * (1.0 + _ROUNDING)
         assert self.epsilon is not None and self.delta is not None
         most = self.epsilon * (1.0 + _ROUNDING)
-        if not self.adaptive:
-            return bounds.is_within(balance, most, self.delta * (1.0 + _ROUNDING))
-        return any(
-            filters.lets_through(balance, name, most, delta, order)
-            for name, delta, order in self._filters()
-        )
-
-    def _filters(self) -> Iterable[tuple[str, float, float]]:
-        """Each filter's name, part of delta, and order."""
-        assert self.epsilon is not None and self.delta is not None
-        for name, part in self.shares.items():
-            delta = part * self.delta * (1.0 + _ROUNDING)
-            yield name, delta, filters.fixed_order(self.epsilon, delta)
-
-    def _needed(self, balance: Balance) -> Iterable[tuple[float, str]]:
-        """What each filter needs to let all through."""
-        for name, delta, order in self._filters():
-            yield filters.needed_epsilon(balance, name, delta, order), name
+        return bounds.is_within(balance, most, self.delta * (1.0 + _ROUNDING))
 
     def spent(self, balance: Balance) -> Spent:
-        """What an account has spent.
-
-        With `adaptive`, it is the epsilon of the smallest budget with the same delta
-        and filters that would have admitted all runs.
-        """
+        """What an account has spent."""
         if self.rho is not None:
-            rho = filters.zcdp_rho(balance)
+            rho = bounds.zcdp_rho(balance)
             return Spent(rho, "zCDP (valid for adaptive plans)", rho / self.rho)
         assert self.epsilon is not None and self.delta is not None
-        if not self.adaptive:
-            epsilon, method = bounds.best(balance, self.delta)
-        elif not balance.runs:
-            epsilon, method = 0.0, "no run"
-        else:
-            epsilon, name = min(self._needed(balance))
-            method = f"{name} filter at {self.shares[name]:g} of delta"
+        epsilon, method = bounds.best(balance, self.delta)
         return Spent(epsilon, method, epsilon / self.epsilon)
 
     def room(
@@ -202,8 +166,7 @@ class Budget:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for an entry."""
-        found = dataclasses.asdict(self)
-        return {**found, "shares": dict(self.shares)}
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Budget:
@@ -215,15 +178,11 @@ def budget_from(
     epsilon: float | None,
     delta: float | None,
     rho: float | None,
-    adaptive: bool,
-    shares: Mapping[str, float] | None,
     period: str,
     begins: str | datetime.date | None,
     ends: str | datetime.date | None,
 ) -> Budget:
     """The budget that a user describes; see `Ledger.set_budget`."""
-    if shares is not None and not adaptive:
-        raise ValueError("shares are of adaptive budgets: give adaptive=True, too.")
     return Budget(
         period,
         times.normalized("begins", begins),
@@ -231,6 +190,4 @@ def budget_from(
         None if epsilon is None else float(epsilon),
         None if delta is None else float(delta),
         None if rho is None else float(rho),
-        bool(adaptive),
-        dict(filters.SHARES if shares is None else shares),
     )

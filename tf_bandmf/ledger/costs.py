@@ -162,10 +162,11 @@ def _amplified_cost(plan: Plan, adjacency: str, steps: int) -> Cost:
 def _block_mu(plan: Plan, steps: int) -> float:
     """Sensitivity of the leading block of C per unit of noise, evaluations included."""
     from tf_bandmf import matrices
+    from tf_bandmf.analysis.sensitivity import sensitivity
 
     block = matrices.leading_block(plan.strategy.matrix, steps)
-    found = plan.participation.accountant(block).event(plan.unit_noise_stddev)
-    mu = 1.0 / found.noise_multiplier  # type: ignore[attr-defined]
+    found = sensitivity(block, plan.participation, steps)
+    mu = found.value / plan.unit_noise_stddev
     return math.hypot(mu, plan.measurements.mu)
 
 

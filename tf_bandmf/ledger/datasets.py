@@ -241,3 +241,19 @@ def set_budget(found: Transaction, who: str, name: str, budget: Budget) -> None:
                 f"Found {budget.describe()} and {other.describe()}."
             )
     found.append(who, "budget", canonical(budget.to_json()), name)
+
+
+def first_budget(found: Transaction, who: str, name: str, budget: Budget) -> None:
+    """Gives a data set a budget, if it has none of this period yet.
+
+    Raises:
+      ValueError: if it has another one.
+    """
+    for known in find(found, name).budgets:
+        if known.period == budget.period and known != budget:
+            raise ValueError(
+                f"The data set {name!r} has the budget {known.describe()}, found "
+                f"{budget.describe()}. To change what may be spent, say so: "
+                f"ledger.set_budget({name!r}, ...)."
+            )
+    set_budget(found, who, name, budget)

@@ -95,7 +95,6 @@ def state_record(state: AccountState) -> dict[str, Any]:
             "epsilon": budget.epsilon,
             "delta": budget.delta,
             "rho": budget.rho,
-            "adaptive": budget.adaptive,
         },
         "spent": state.spent.value if is_known else None,
         "part": state.spent.part if is_known else None,

@@ -6,12 +6,27 @@ It knows no engine, and needs no SQLAlchemy for plans that are bound to no ledge
 from __future__ import annotations
 
 import hashlib
+import weakref
 from typing import TYPE_CHECKING, Any
 
+from tf_bandmf.ledger.errors import LedgerError
 from tf_bandmf.noise.keys import NoiseKey
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
+
+# Plans of which this process made bound ones, by their ids.
+_LEFT_UNBOUND: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
+
+
+def note_bound(plan: Plan) -> None:
+    """Notes that a bound plan was made of this one, which itself stays unbound."""
+    _LEFT_UNBOUND[id(plan)] = plan
+
+
+def is_needed(plan: Plan) -> bool:
+    """Whether a run of the plan must call `begin` before its first noise."""
+    return plan.account is not None or _LEFT_UNBOUND.get(id(plan)) is plan
 
 
 def name_of(key: NoiseKey) -> str:
@@ -31,8 +46,15 @@ def begin(plan: Plan, run: str) -> Any:
       The entry of the ledger; None if the plan is bound to none.
 
     Raises:
-      LedgerError: if the ledger does not let the run begin, or is not open.
+      LedgerError: if the ledger does not let the run begin, or is not open; or if the
+        plan was bound, and this is not the plan that `Ledger.bind` returned.
     """
+    if plan.account is None and is_needed(plan):
+        raise LedgerError(
+            "This plan was bound to a ledger, but the run uses the plan as it was before, "
+            "which reserves nothing. Use the plan that bind returns: "
+            "plan = ledger.bind(plan, dataset)."
+        )
     if plan.account is None:
         return None
     from tf_bandmf.ledger.book import opened

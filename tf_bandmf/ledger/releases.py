@@ -9,7 +9,7 @@ import dp_accounting
 
 from tf_bandmf.accounting.checks import check_positive, whole_number
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
-from tf_bandmf.ledger import bounds, filters
+from tf_bandmf.ledger import bounds
 from tf_bandmf.ledger.amounts import number
 from tf_bandmf.ledger.costs import (
     Cost,
@@ -26,7 +26,6 @@ from tf_bandmf.planning.tuning import TuningCost
 
 if TYPE_CHECKING:
     from tf_bandmf.ledger.balances import Balance
-    from tf_bandmf.ledger.budgets import Budget
     from tf_bandmf.ledger.datasets import Dataset
 
 # At which Gaussian releases state an epsilon, beside their mu.
@@ -153,17 +152,3 @@ def _of_event(event: dp_accounting.DpEvent, neighbors: str) -> Cost:
 def risk_of(balance: Balance) -> float:
     """Probability, at most, that a simulated bound does not hold."""
     return number(balance.risk)
-
-
-def odometer(budget: Budget, balance: Balance) -> float:
-    """See `Ledger.odometer`."""
-    delta = budget.delta or 1e-6
-    expected = budget.rho
-    if expected is None:
-        assert budget.epsilon is not None
-        # The Gaussian mechanism that spends all of it has this noise.
-        from tf_bandmf.accounting import gaussian
-
-        noise = gaussian.calibrate_noise_stddev(budget.epsilon, delta)
-        expected = gaussian.zcdp_rho(noise)
-    return filters.odometer_epsilon(filters.zcdp_rho(balance), delta, expected)

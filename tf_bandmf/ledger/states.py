@@ -52,16 +52,6 @@ def spent(
     ]
 
 
-def odometer(found: Transaction, dataset: Dataset, period: str | None) -> float:
-    """See `Ledger.odometer`."""
-    if period is None:
-        budget = dataset.budget_at(found.moment())
-    else:
-        budget = dataset.budget_of(period)
-    balances = dataset.balances(found, budget.period).values()
-    return max(releases.odometer(budget, balance) for balance in balances)
-
-
 def room(
     found: Transaction,
     dataset: Dataset,

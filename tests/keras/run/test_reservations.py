@@ -49,6 +49,21 @@ def test_a_run_reserves_at_its_first_step(data, plan, ledger, make_private_model
     assert ledger.verify(entry.name).is_intact
 
 
+@pytest.mark.invariant(19)
+def test_the_plan_that_was_given_to_bind_takes_no_step(
+    data, make_plan, ledger, make_private_model
+):
+    plan = make_plan("identity", batch_size=11, test_seed=None)
+    ledger.bind(plan, "patients")
+    model = make_private_model(plan)
+    before = model.get_weights()
+    with pytest.raises(LedgerError, match=r"plan = ledger\.bind\(plan, dataset\)"):
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+    assert model.optimizer.steps_taken == 0 and runs(ledger) == 0
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("run_eagerly", [True, False])
 @pytest.mark.invariant(19)

@@ -70,11 +70,10 @@ class Reservation:
           LedgerError: if the ledger refuses, cannot be written, or is not open.
         """
         with self._lock:
-            if not self.is_needed or self._entry is not None:
+            if not hooks.is_needed(self._plan) or self._entry is not None:
                 return
-            assert self._run is not None
             try:
-                self._entry = hooks.begin(self._plan, self._run)
+                self._entry = hooks.begin(self._plan, self._run or "")
             except Exception as error:
                 self.refusal = error
                 raise
@@ -104,7 +103,7 @@ class Reservation:
           The step. If the ledger refuses, InvalidArgumentError is raised, in graphs too;
           without assertions it would be a step past the horizon, which has no noise.
         """
-        if not self.is_needed:
+        if not hooks.is_needed(self._plan):
             return step
 
         def reserve() -> str:
