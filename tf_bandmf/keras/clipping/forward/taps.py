@@ -17,6 +17,7 @@ from tf_bandmf.keras.clipping.independence.trace import Trace
 from tf_bandmf.keras.clipping.rules import LayerCall
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.clipping.tensors.errors import UnsupportedModelError
+from tf_bandmf.keras.compat.keras_objects import EXTRAS
 from tf_bandmf.keras.compat.patching import patched
 
 
@@ -111,9 +112,11 @@ class Recorder:
         # In the order in which calls begin: an opened layer's come before those inside.
         self.calls.append((unit, call))
         self._inside = not unit.rule.opens
+        passed_on: list[tf.Tensor] = []
         try:
-            with self._log.inside(unit), self._trace.within(layer) as window:
+            with self._log.inside(unit, passed_on), self._trace.within(layer) as window:
                 outputs = unit.rule.forward(call)
+                passed_on += [*call.taps, *_with_extras(outputs)]
         finally:
             self._inside = False
         if trusted:
@@ -178,6 +181,13 @@ class Recorder:
         shape = tf.concat([[self._size], tf.shape(tensor)[1:]], axis=0)
         repeated = tf.broadcast_to(tensor, shape)
         return tf.ensure_shape(repeated, [None, *tensor.shape[1:]])
+
+
+def _with_extras(structure: Any) -> list[tf.Tensor]:
+    """Tensors of a structure, and the masks and logits that Keras attaches to them."""
+    leaves = batches.tensor_leaves(structure)
+    extras = [getattr(leaf, name, None) for leaf in leaves for name in EXTRAS]
+    return [*leaves, *(extra for extra in extras if extra is not None)]
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ class ReadLog:
         self._index = VariableIndex(variables)
         # One for what is outside of calls, and one for each call that has not returned.
         self._spies = [tf.GradientTape()]
-        self._windows: list[tuple[int, int, Unit]] = []
+        self._windows: list[tuple[int, int, Unit, Sequence[tf.Tensor]]] = []
         self._unit_of: dict[int, Unit] = {}
         self._graph = traced_graph()
 
@@ -60,8 +60,11 @@ class ReadLog:
         self._check_graph(start)
 
     @contextlib.contextmanager
-    def inside(self, unit: Unit) -> Iterator[None]:
-        """Allows reads of the unit's own weights in its body."""
+    def inside(self, unit: Unit, passed_on: Sequence[tf.Tensor]) -> Iterator[None]:
+        """Allows reads of the unit's own weights in its body.
+
+        Its body fills `passed_on` with taps and results, through which gradients come.
+        """
         start = self._position()
         allowed = {id(variable) for variable in unit.variables}
         with self._spies[-1].stop_recording(), tf.GradientTape() as inner:
@@ -74,15 +77,49 @@ class ReadLog:
             variable = self._index.owner(raw)
             if variable is not None and id(variable) not in allowed:
                 self._refuse(variable, unit)
-        self._windows.append((start, self._position(), unit))
+        self._windows.append((start, self._position(), unit, passed_on))
 
     def unit_at(self, position: int) -> Unit | None:
         """Returns the unit in whose call an operation of the graph was made."""
         if not self._unit_of:
             # A call inside of another one ends before it, and overrides it.
-            for start, stop, unit in reversed(self._windows):
+            for start, stop, unit, _ in reversed(self._windows):
                 self._unit_of.update(dict.fromkeys(range(start, stop), unit))
         return self._unit_of.get(position)
+
+    def escape(self) -> tuple[Any, Unit] | None:
+        """An operation outside a unit's call that takes what weights made and it does not return.
+
+        A derivative that is taken within the model is one: the gradient of the weights
+        lacks what comes by this way. Asked after the pass, and before its gradients.
+
+        Returns:
+          The operation and the unit, or None.
+        """
+        at: dict[int, int] = {}
+        for index in reversed(range(len(self._windows))):
+            start, stop, *_ = self._windows[index]
+            at.update(dict.fromkeys(range(start, stop), index))
+        returned = {id(t) for *_, passed_on in self._windows for t in passed_on}
+        captured = self.captured_handles()
+        made: dict[int, int] = {}
+        for position, operation in enumerate(self._graph.get_operations()):
+            window = at.get(position)
+            for tensor in operation.inputs:
+                if tensor.dtype == tf.resource:
+                    owner = self._index.owner(captured.get(id(tensor), tensor))
+                    if owner is not None and window is not None:
+                        made[id(operation)] = window
+                    continue
+                source = made.get(id(tensor.op))
+                if source is None or id(tensor) in returned:
+                    continue
+                start, stop, unit, _ = self._windows[source]
+                if source == window:
+                    made[id(operation)] = window
+                elif tensor.dtype.is_floating and not start <= position < stop:
+                    return operation, unit
+        return None
 
     def captured_handles(self) -> dict[int, Any]:
         """Maps ids of the graph's handle placeholders to variable handles."""

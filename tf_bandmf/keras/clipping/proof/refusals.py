@@ -78,6 +78,9 @@ def prove(
       UnsupportedModelError: if it cannot be shown and there is no such layer.
     """
     refuse_state(model, forward, trace, generators)
+    layer = _enclosing_derivative(model, forward, trace, alone)
+    if layer is not None:
+        return layer
     results = [forward.losses, *batches.tensor_leaves(forward.y_pred)]
     try:
         for leaf in batches.tensor_leaves(forward.y_pred):
@@ -92,6 +95,31 @@ def prove(
         raise _refusal(model, trace, error) from error
     refuse_stops(model, trace, lambda: trace.refuse_stops(results))
     return None
+
+
+def _enclosing_derivative(
+    model: keras.Model, forward: Forward, trace: Trace, alone: Sequence[Any]
+) -> Any | None:
+    """A layer that takes derivatives through layers inside, which must be one unit.
+
+    Raises:
+      UnsupportedModelError: if there is no such layer: the model takes them itself.
+    """
+    escape = forward.log.escape()
+    if escape is None:
+        return None
+    operation, unit = escape
+    for layer in trace.layers_at(NotIndependent("", operation)):
+        if not (is_container(layer) or any(layer is other for other in alone)):
+            return layer
+    raise UnsupportedModelError(
+        f"Model {model.name!r} uses what layer {unit.layer.name!r} "
+        f"({type(unit.layer).__name__}) computes of its weights outside of that layer's "
+        f"call (in {operation.name!r}), as the derivative by an input in a gradient "
+        f"penalty does. The gradient of the weights would lack that part. Put the layer "
+        f"and what takes the derivative into the `call` of one `keras.layers.Layer`, "
+        f"which then runs on each example by itself."
+    )
 
 
 @made_once()
