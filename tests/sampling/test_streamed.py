@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import keras
 import numpy as np
 import pytest
@@ -178,6 +180,24 @@ def test_maps_and_views_apply():
     batches = _plan().batches(_dataset(), map=lambda x: x + 1.0, views=2)
     found = next(iter(batches))["x"]
     np.testing.assert_array_equal(found, np.stack([X[:3] + 1, X[:3] + 1], axis=1))
+
+
+PRIVATE = "1234"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: map(int, [PRIVATE + "x"] * 2),
+        lambda: iter([(float(PRIVATE),), {"x": float(PRIVATE)}]),
+        lambda: (np.full(1 + i, float(PRIVATE)) for i in range(2)),
+    ],
+    ids=["unreadable", "another structure", "another shape"],
+)
+def test_no_error_holds_values_of_examples(read):
+    with pytest.raises(ValueError, match=r"raised an error|one structure") as caught:
+        _plan(num_examples=2, batch_size=1).batches(read)
+    assert PRIVATE not in "".join(traceback.format_exception(caught.value))
 
 
 def test_examples_of_several_shapes_or_no_tensors_are_refused():

@@ -61,6 +61,13 @@ class ClassWeighted(WrappedExamples):
             raise ValueError(
                 f"class_weight must map class numbers to weights, found {class_weight!r}."
             )
+        if any(isinstance(weight, Mapping) for weight in class_weight.values()):
+            raise ValueError(
+                f"class_weight is that of a model with one output, found weights by "
+                f"output, for {', '.join(map(repr, class_weight))}. Give weights of "
+                f"examples instead, to plan.batches(x, y, sample_weight={{output: "
+                f"weights_of_its_classes[y[output]], ...}}), an array for each output."
+            )
         super().__init__(examples)
         pairs = sorted((int(name), float(w)) for name, w in class_weight.items())
         if not all(math.isfinite(weight) and weight >= 0.0 for _, weight in pairs):

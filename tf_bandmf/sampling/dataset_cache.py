@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tqdm
 
+from tf_bandmf.sampling.passes import AS_FILES, read_each
 from tf_bandmf.sampling.tfrecords import TFRecordExamples
 
 _MANIFEST, _INDEX = "examples.json", "examples.index.npz"
@@ -67,7 +68,7 @@ def cache_dataset(
     writer: Any = None
     shown = tqdm.tqdm(dataset, desc="writing examples", delay=2.0, disable=not progress)
     try:
-        for number, example in enumerate(shown):
+        for number, example in enumerate(read_each(shown, "example", AS_FILES)):
             if number % examples_per_file == 0:
                 if writer is not None:
                     writer.close()

@@ -69,6 +69,8 @@ _UNBATCHED = (
     "batch_size=None)"
 )
 
+AS_FILES = "tf_bandmf.sampling.TFRecordExamples(files, parse)"
+
 IF_BATCHES = (
     "If these are batches, give single examples: dataset.unbatch(), or a function that "
     "yields each row of a batch by itself."
@@ -218,10 +220,10 @@ def opened(data: Any, num_examples: int, batched: bool | None) -> Passes:
         return _of_dataset(data, num_examples, batched)
     if is_py_dataset(data):
         return _WholeBlocks(
-            lambda: _read((data[i] for i in range(len(data))), "batch", _BY_INDEX)
+            lambda: read_each((data[i] for i in range(len(data))), "batch", _BY_INDEX)
         )
     if callable(data) and not isinstance(data, type):
-        return _WholeBlocks(lambda: _stacked(_read(data(), "example", _BY_INDEX)))
+        return _WholeBlocks(lambda: _stacked(read_each(data(), "example", _BY_INDEX)))
     raise TypeError(
         f"A stream of examples must be a tf.data.Dataset, a PyDataset, or a function "
         f"that returns a new iterator, found {type(data).__name__}. A generator that has "
@@ -255,7 +257,7 @@ def _of_dataset(
         return _Elements(dataset, num_examples)
     dense = _in_order(dataset)
     return _WholeBlocks(
-        lambda: _read(
+        lambda: read_each(
             dense.as_numpy_iterator(), "batch", f"{_UNBATCHED}, or {_BY_INDEX}"
         )
     )
@@ -303,7 +305,7 @@ def _is_batched(dataset: tf.data.Dataset, num_examples: int) -> bool:
     )
 
 
-def _read(items: Iterable[Any], what: str, way: str) -> Iterator[Any]:
+def read_each(items: Iterable[Any], what: str, way: str) -> Iterator[Any]:
     """The items; raises ValueError if reading one raises, and says what to do."""
     iterator = iter(items)
     for number in itertools.count():
@@ -312,11 +314,12 @@ def _read(items: Iterable[Any], what: str, way: str) -> Iterator[Any]:
         except StopIteration:
             return
         except Exception as error:
+            # Its text, and the chain of errors, may hold values of records.
             raise ValueError(
-                f"{what.capitalize()} {number} of the data set raised an error, after "
-                f"which the others cannot be told apart: {error}. "
+                f"{what.capitalize()} {number} of the data set raised an error "
+                f"({type(error).__name__}), after which the others cannot be told apart. "
                 f"{_INSTEAD.format(way=way)}"
-            ) from error
+            ) from None
         yield item
 
 
@@ -325,11 +328,12 @@ def _stacked(examples: Iterator[Any]) -> Iterator[Any]:
     while block := list(itertools.islice(examples, EXAMPLES_AT_ONCE)):
         try:
             yield tf.nest.map_structure(lambda *same: np.stack(same), *block)
-        except ValueError as error:
+        except (TypeError, ValueError):
+            # Their texts hold the examples.
             raise ValueError(
                 f"The examples must have one structure and one shape. Pad or cut them. "
-                f"{IF_BATCHES} ({error})"
-            ) from error
+                f"{IF_BATCHES}"
+            ) from None
 
 
 def _arrays(block: Any) -> dict[str, Any]:

@@ -316,14 +316,41 @@ def _as_tensor(array: Any) -> tf.Tensor:
     Raises:
       TypeError: if it is none of numbers or texts.
     """
+    if isinstance(array, tf.SparseTensor):
+        raise TypeError(
+            "A schedule reads dense rows, found a SparseTensor. Give the matrix as "
+            "scipy.sparse.csr_matrix((values, indices.T), shape), which becomes dense "
+            "batch by batch, or tf.sparse.to_dense(x)."
+        )
+    _refuse_ragged("an array", array)
     try:
         return tf.convert_to_tensor(array)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError):
+        # Its text, and the chain of errors, would hold values of records.
         raise TypeError(
             f"A schedule needs arrays of numbers or of texts, found a "
-            f"{type(array).__name__} of others ({error}). Columns of different types are "
+            f"{type(array).__name__} of others. Columns of different types are "
             f"several inputs: give a dictionary of them, as with dict(frame)."
-        ) from error
+        ) from None
+
+
+def _refuse_ragged(name: str, rows: Any) -> None:
+    """Raises TypeError if rows are arrays or lists of different lengths."""
+    is_ragged = isinstance(rows, tf.RaggedTensor)
+    is_objects = isinstance(rows, np.ndarray) and rows.dtype.kind == "O" and rows.ndim
+    if is_objects or isinstance(rows, (list, tuple)):
+        kinds = (np.ndarray, list, tuple, tf.Tensor)
+        all_rows = all(
+            isinstance(row, kinds) and getattr(row, "ndim", 1) for row in rows
+        )
+        is_ragged = all_rows and len({len(row) for row in rows}) > 1
+    if is_ragged:
+        raise TypeError(
+            f"Rows must have one shape, found {name} with rows of different lengths. Pad "
+            f"them (keras.utils.pad_sequences(rows, padding='post') for arrays, "
+            f"x.to_tensor() for a RaggedTensor), and let the model mask what was padded "
+            f"(Embedding(..., mask_zero=True), or a Masking layer)."
+        )
 
 
 class ArrayExamples(ExampleSource):
@@ -348,6 +375,10 @@ class ArrayExamples(ExampleSource):
     def __init__(self, x: Any, y: Any, sample_weight: Any, num_examples: int) -> None:
         self.num_examples = num_examples
         arrays = {INPUTS: x, TARGETS: y, SAMPLE_WEIGHT: sample_weight}
+        for key, value in arrays.items():
+            # Else a list of arrays means as many inputs.
+            if isinstance(value, (list, tuple)) and len(value) == num_examples:
+                _refuse_ragged(key, value)
         self._arrays = {
             key: tf.nest.map_structure(
                 functools.partial(self._checked, key), _without_plain_lists(key, value)
@@ -384,9 +415,9 @@ class ArrayExamples(ExampleSource):
             shape = tuple(array.shape)
         if not shape:
             raise TypeError(
-                f"A schedule needs arrays whose first dimension is the example, found the "
-                f"single value {array.numpy()!r} (in a list, perhaps: give np.array(x) or "
-                f"np.stack(x)). A list or dictionary of arrays means several inputs."
+                "A schedule needs arrays whose first dimension is the example, found a "
+                "single value (in a list, perhaps: give np.array(x) or "
+                "np.stack(x)). A list or dictionary of arrays means several inputs."
             )
         if shape[0] != self.num_examples:
             raise ValueError(

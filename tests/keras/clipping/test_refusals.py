@@ -74,16 +74,6 @@ def test_stateful_recurrence_is_refused():
         check_supported(model)
 
 
-def test_loss_scaling_is_refused():
-    model = model_with()
-    model.compile(
-        loss="mse",
-        optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
-    )
-    with pytest.raises(UnsupportedModelError, match="LossScaleOptimizer"):
-        check_supported(model)
-
-
 def test_unbuilt_uncompiled_and_frozen_models_are_refused():
     model = keras.Sequential([layers.Dense(3)])
     with pytest.raises(UnsupportedModelError, match="not built"):
@@ -369,6 +359,5 @@ def test_a_batch_size_written_into_the_model_is_explained():
     fixed = layers.Lambda(lambda x: tf.reshape(x, (6, 4)))(inputs)
     model = keras.Model(inputs, layers.Dense(3)(fixed))
     model.compile(loss="mse")
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(UnsupportedModelError, match="accept any batch size"):
         reference.traced(model, np.ones((6, 4), "f4"), np.ones((6, 3), "f4"))
-    assert any("any batch size" in note for note in caught.value.__notes__)

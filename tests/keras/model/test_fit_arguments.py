@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+import traceback
 
 import keras
 import numpy as np
@@ -133,13 +134,51 @@ def test_the_first_error_names_the_way(
     [
         (lambda x: {"a": Pairs(x, x)}, "within one"),
         (lambda x: iter(x), "IndexedExamples"),
-        (lambda x: [[1.0, 2.0], [3.0]] * 11, "differ in length"),
-        (lambda x: [tf.constant(1.0)] * 22, "single value"),
+        (lambda x: [[1.0, 2.0], [3.0]] * 11, "different lengths"),
+        (lambda x: [tf.constant(1234.5)] * 22, "single value"),
+        (lambda x: [np.full(1 + i % 2, 1234.5) for i in range(22)], "pad_sequences"),
+        (
+            lambda x: np.array([np.full(1 + i % 2, 1234.5) for i in range(22)], object),
+            "pad_sequences",
+        ),
+        (lambda x: tf.ragged.constant([[1234.5], []] * 11), "to_tensor"),
+        (lambda x: tf.sparse.from_dense([[1234.5]] * 22), "csr_matrix"),
+        (lambda x: np.array([1234.5, "1234.5", None] * 22, object), "dict"),
     ],
 )
 def test_what_is_no_array_is_refused_with_the_way(make, match, data, make_plan):
-    with pytest.raises(TypeError, match=match):
+    with pytest.raises(TypeError, match=match) as caught:
         make_plan().batches(make(data[0]))
+    # A value of a record would go into logs and error trackers.
+    assert "1234" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_class_weights_by_output_are_refused_with_the_way(
+    data, make_plan, make_private_model
+):
+    plan = make_plan()
+    with pytest.raises(ValueError, match=r"'kind'.* sample_weight="):
+        make_private_model(plan).fit(
+            plan.batches(*data), class_weight={"kind": {0: 1.0, 1: 2.0}}
+        )
+
+
+@pytest.mark.parametrize(
+    "steps", [pytest.param(3, marks=pytest.mark.slow), 100], ids=str
+)
+def test_epochs_end_where_they_do_with_single_steps(
+    steps, data, make_plan, make_private_model
+):
+    plan = make_plan()
+    model = make_private_model(plan, steps_per_execution=steps)
+    ends = []
+    count = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: ends.append(model.optimizer.steps_taken)
+    )
+    with pytest.warns(UserWarning, match="does not divide the 4 steps"):
+        model.fit(plan.batches(*data), epochs=2, callbacks=[count], verbose=0)
+    # 22 examples in batches of 6, and Keras' own fit on arrays.
+    assert ends == [4, 8]
 
 
 def test_lists_of_numbers_are_arrays(data, make_plan):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -133,19 +132,15 @@ def _trace(
         except UnsupportedModelError:
             raise
         except Exception as error:
-            # Whatever goes wrong here has its cause in the model or the data; say what
-            # is special about this trace, as the size in the message is not the user's.
-            note = (
-                f"Model {model.name!r} was traced for a batch of {size} examples to "
-                f"find out where the batch dimension is: in the message {size} stands for "
-                f"yours. A model must accept any batch size: do not write one into a "
-                f"reshape or a layer."
-            )
-            if hasattr(error, "add_note"):
-                error.add_note(note)
-            else:  # Python 3.10
-                warnings.warn(note, stacklevel=2)
-            raise
+            if str(size) not in str(error):
+                raise
+            # It is not a size of the user's.
+            raise UnsupportedModelError(
+                f"Model {model.name!r} does not run on a batch of {size} examples, on "
+                f"which it is traced to find the batch dimension. A model must accept any "
+                f"batch size: do not write one into a reshape or a layer; in a reshape "
+                f"use ops.shape(x)[0]. ({type(error).__name__}: {error})"
+            ) from error
 
 
 class _RunAlone(Exception):
