@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,6 +51,7 @@ def scheduled(
             f"{plan.num_steps} steps are left. The budget is for no more: fit fewer "
             f"epochs, or make a plan for more."
         )
+    _end_executions_with_epochs(model, per_epoch)
     run = optimizer.run
     schedule = run.batches(schedule)
     dataset = batches_of(model, schedule, taken)
@@ -71,6 +73,27 @@ def scheduled(
     if is_distributed(model):
         dataset = _distributed(model, schedule, taken)
     return dataset, {**kwargs, "steps_per_epoch": per_epoch, "shuffle": False}
+
+
+def _end_executions_with_epochs(model: Any, per_epoch: int) -> None:
+    """Lowers `steps_per_execution` to a divisor of an epoch's steps, and says so.
+
+    All epochs read one data set, which does not end with an epoch: Keras would go on into
+    the next one, as it does not for arrays.
+    """
+    given = model.steps_per_execution
+    most = max(k for k in range(1, min(given, per_epoch) + 1) if per_epoch % k == 0)
+    if most == given:
+        return
+    warnings.warn(
+        f"steps_per_execution={given} does not divide the {per_epoch} steps of an epoch, "
+        f"so {most} steps are executed at once: an epoch must end where its last step "
+        f"does. A divisor of {per_epoch} is taken as it is.",
+        stacklevel=4,
+    )
+    model.steps_per_execution = most
+    # They were traced with the old one.
+    model.train_function = model.test_function = model.predict_function = None
 
 
 def _like_batches_of(dataset: tf.data.Dataset) -> Iterable[Any]:
