@@ -102,6 +102,12 @@ class PrivateStep(_Model):
         seen = (x, y, clipped.outputs, sample_weight)
         if rows is not None:
             seen = present_rows(seen, rows)
+        elif batches_lib.is_padded(data):
+            # Padding comes last, and counts in no metric.
+            count = batches_lib.count_examples(data, x)
+            seen = tf.nest.map_structure(
+                lambda leaf: leaf[:count] if tf.is_tensor(leaf) else leaf, seen
+            )
         if not (self._is_distributed or tf.executing_eagerly()):
             build_metrics(self, *seen)
         # The first replica alone: the others resume among each other's metrics.
