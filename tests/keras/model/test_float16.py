@@ -30,6 +30,8 @@ def make_half(make_plain_model, compile_model):
                 keras.optimizers.SGD(0.1), plan, loss_scale_factor=scale
             )
         if not compile_first:
+            # As tasks of KerasHub do by themselves; Keras wraps this optimizer.
+            model.compile("sgd", "mse")
             tf_bandmf.keras.make_private(model)
         compile_model(model, optimizer, **changes)
         return tf_bandmf.keras.make_private(model, self_check=self_check)

@@ -76,13 +76,6 @@ def _check_model(model: keras.Model) -> None:
             "mix examples before they are clipped. Remove it; augment data in `tf.data` "
             "or in a layer."
         )
-    optimizer = getattr(model, "optimizer", None)
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise UnsupportedModelError(
-            f"Model {model.name!r} is compiled with a LossScaleOptimizer, which skips "
-            "steps depending on the data. Give `PrivateOptimizer` a static "
-            "`loss_scale_factor`, or use the dtype policy `mixed_bfloat16`."
-        )
 
 
 def _problem(layer: Any) -> str | None:
