@@ -149,10 +149,21 @@ def _made(op: Any, name: str, shapes: Sequence[Any], handles: Sequence[Any]) -> 
 
 
 def all_nodes(graph: Any) -> list[Any]:
-    """Nodes of the definition of a graph, and of all functions in it."""
+    """Nodes of the definition of a graph, and of all functions that it calls.
+
+    A graph that was cut out of another one keeps the other's library.
+    """
     found = graph.as_graph_def()
-    inside = (node for part in found.library.function for node in part.node_def)
-    return [*found.node, *inside]
+    library = {part.signature.name: part.node_def for part in found.library.function}
+    nodes: list[Any] = []
+    to_visit: list[Any] = [found.node]
+    while to_visit:
+        for node in to_visit.pop():
+            nodes.append(node)
+            parts = [part for a in node.attr.values() for part in (a, *a.list.func)]
+            names = [getattr(part, "func", part).name for part in parts]
+            to_visit += [library.pop(n) for n in (node.op, *names) if n in library]
+    return nodes
 
 
 def definition(graph: Any, name: str) -> Any:

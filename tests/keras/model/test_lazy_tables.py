@@ -578,3 +578,30 @@ def test_lazy_noise_pays_from_about_ten_thousand_rows_of_sixteen_columns(rows, p
     model = prepare(model, plan, tables="auto")
     dense, lazy = costs_of(model, model.optimizer, table)
     assert (lazy < dense) == pays
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: [keras.layers.LSTM(2)],
+        pytest.param(lambda: [keras.layers.GRU(2)], marks=pytest.mark.slow),
+        pytest.param(
+            lambda: [keras.layers.Bidirectional(keras.layers.LSTM(2))],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["lstm", "gru", "bidirectional"],
+)
+def test_what_comes_after_a_lookup_may_call_functions_with_weights(layers, data):
+    model = keras.Sequential(
+        [
+            keras.Input((LENGTH,), dtype="int32"),
+            keras.layers.Embedding(ROWS, WIDTH, name="items"),
+            *layers(),
+            keras.layers.Dense(1),
+        ]
+    )
+    plan = make_plan(epochs=1)
+    model, before = prepare(model, plan), table_of(model)
+    model.fit(plan.batches(*data), verbose=0)
+    assert np.all(table_of(model) != before)

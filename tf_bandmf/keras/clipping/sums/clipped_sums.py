@@ -422,6 +422,17 @@ def _weighted_sums(
         sums = _sums_in_turns(measured, weights, counts)
     else:
         sums = _sums_at_once(measured, weights, counts)
+    for position, total in sums.items():
+        variable = variables[position]
+        is_table = reader_of(variable) is not None
+        if is_table and not isinstance(total, tf.IndexedSlices):
+            raise UnsupportedModelError(
+                f"The rows of table {variable.path!r} get their noise when they are read, "
+                f"and are read in another layer's call, or in one that is executed for "
+                f"each example by itself: which ones is not seen. Call the Embedding "
+                f"layer itself, which takes ids of any shape, or give make_private "
+                f"tables='dense'."
+            )
     return [
         sums[position] if position in sums else _nothing(variable)
         for position, variable in enumerate(variables)
