@@ -103,10 +103,10 @@ class HostNoise:
         """
         return self._key
 
-    def receipt(self, round_number: int) -> str:
-        """A word that needs the key, and so proves that a round was begun with it."""
+    def seal(self, text: str) -> str:
+        """A digest of a text that only this key can make."""
         return hashlib.blake2b(
-            f"{self._plan.fingerprint} {round_number}".encode(),
+            f"{self._plan.fingerprint} {text}".encode(),
             key=self._key.secret_bytes(),
             person=b"round's receipt",
             digest_size=16,

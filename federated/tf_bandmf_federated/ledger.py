@@ -198,6 +198,13 @@ class Ledger:
             rows = database.execute(participations.RECORDS, query).fetchall()
         return np.array(rows, np.int64).reshape(-1, 2)
 
+    def drawn_with(self, device: str, round_number: int) -> str | None:
+        """What a round drew in which this device took part; None if it did not."""
+        query = "SELECT 1 FROM participations WHERE device = ? AND round = ?"
+        with self._transaction() as database:
+            found = database.execute(query, [device, round_number]).fetchone()
+        return self._rounds[round_number].drawn if found else None
+
     def measured(self, num_rounds: int) -> MeasuredParticipation:
         """Separation and participations of the first rounds, as they were begun."""
         return self._counts_of(num_rounds - 1).measured(num_rounds)

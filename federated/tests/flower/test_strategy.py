@@ -188,9 +188,38 @@ def test_a_receipt_of_a_later_round_ends_the_run(tmp_path):
     before = came(grid)
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "backup", folder)
-    with pytest.raises(RuntimeError, match=r"only 2 rounds .* that is older"):
+    with pytest.raises(RuntimeError, match=r"receipt for round \d.* 2 rounds .* older"):
         start(make_strategy(tmp_path), grid)
     assert came(grid) == before
+
+
+@pytest.mark.invariant(8)
+def test_a_receipt_ends_the_run_also_when_its_round_has_passed(tmp_path, monkeypatch):
+    grid, folder = make_grid(tmp_path, number=8), tmp_path / "run"
+    start(make_strategy(tmp_path), grid, num_rounds=1)
+    shutil.copytree(folder, tmp_path / "backup")
+    start(make_strategy(tmp_path), grid, num_rounds=2)
+    lost = {number for number, rounds in came(grid).items() if 1 in rounds}
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    monkeypatch.setattr(grid, "get_node_ids", lambda: sorted(set(grid.nodes) - lost))
+    start(make_strategy(tmp_path), grid, num_rounds=3)  # past the round that was lost
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match=r"receipt for round 1, .* 3 rounds"):
+        start(make_strategy(tmp_path), grid)
+
+
+@pytest.mark.invariant(8)
+def test_a_refusal_shows_that_a_copy_runs_beside(tmp_path, monkeypatch):
+    # As if both had asked for names before: a node is asked once per connection.
+    monkeypatch.setattr(Devices, "_is_of_this_run", lambda *arguments: True)
+    grid, copies = make_grid(tmp_path, number=4), [tmp_path / "a", tmp_path / "b"]
+    start(make_strategy(copies[0]), grid, num_rounds=1)
+    shutil.copytree(*copies)
+    start(make_strategy(copies[0]), grid, num_rounds=2)
+    # It asks the same two, of four: they have another receipt for the same round.
+    with pytest.raises(RuntimeError, match=r"receipt for round 1, .* 2 rounds"):
+        start(make_strategy(copies[1]), grid)
 
 
 def says(**entries):
@@ -300,7 +329,7 @@ def test_only_the_update_leaves_a_device(tmp_path):
 
     grid.change = look
     start(make_strategy(tmp_path), grid, num_rounds=1)
-    entries = {"plan", "run", "round", "device", "problem"}
+    entries = {"plan", "run", "round", "device", "problem", "last_round", "receipt"}
     assert seen == [{"arrays": {"w0", "w1"}, "tf-bandmf": entries}] * PER_ROUND
 
 

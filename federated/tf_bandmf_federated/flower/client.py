@@ -16,6 +16,7 @@ from flwr.supercore import log
 from tf_bandmf_federated.clipping import clip_update
 from tf_bandmf_federated.device_policy import DevicePolicy
 from tf_bandmf_federated.device_store import DeviceStore, Refused
+from tf_bandmf_federated.eligibility import NEVER
 from tf_bandmf_federated.flower import messages
 from tf_bandmf_federated.flower.bundles import check_outside_of_apps
 
@@ -95,11 +96,13 @@ class ParticipationMod:
         names = list(arrays.keys())
         before = arrays.to_numpy_ndarrays()
         about: dict[str, Any] = {"plan": self._policy.plan, "run": run, "round": number}
-        about.update(device="", problem="")
+        about.update(device="", problem="", last_round=NEVER, receipt="")
         try:
             if config[messages.PLAN] != self._policy.plan:
                 raise Refused("the server has another plan than this device")
             store = self._open(context)
+            # Before this round: the server compares it with its ledger.
+            about.update(last_round=store.last_round, receipt=store.receipt)
             request = _digest(self._policy.plan, run, number, names, before)
             receipt = str(config.get(messages.RECEIPT, ""))
             update = store.begin(number, request, receipt)

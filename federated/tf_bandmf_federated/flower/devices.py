@@ -6,7 +6,6 @@ as the device's memory of what it took part in. So nodes are asked for their nam
 
 from __future__ import annotations
 
-import hmac
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 
 from tf_bandmf_federated.flower.messages import QUERY, REPLY
+from tf_bandmf_federated.flower.receipts import Receipts
 
 _PAUSE = 0.1  # seconds from one look at the SuperLink to the next
 _LONGEST_PAUSE = 5.0  # seconds after queries that failed, one after the other
@@ -31,9 +31,8 @@ class Devices:
       grid: of Flower.
       plan: fingerprint; devices with another plan are left out.
       begun: the number of rounds that the server began. A device that says it took part
-        in a later one is left out; if it shows the server's receipt for it, the server
-        is older than the run.
-      receipt_of: the server's receipt for a round.
+        in a later one is left out.
+      receipts: of the run.
       timeout: seconds for which new nodes' answers are awaited.
 
     Attributes:
@@ -46,12 +45,12 @@ class Devices:
         grid: Grid,
         plan: str,
         begun: Callable[[], int],
-        receipt_of: Callable[[int], str],
+        receipts: Receipts,
         timeout: float = 60.0,
     ) -> None:
         self._grid = grid
         self._plan = plan
-        self._begun, self._receipt_of = begun, receipt_of
+        self._begun, self._receipts = begun, receipts
         self._timeout = timeout
         self.strangers = 0
         self._names: dict[int, str] = {}  # "" for nodes that cannot take part
@@ -63,7 +62,8 @@ class Devices:
         """Names of the devices that are connected now.
 
         Raises:
-          RuntimeError: if one of them has a receipt for a round that was not begun here.
+          RuntimeError: if one of them has a receipt for a round in which the ledger does
+            not have it.
         """
         return sorted(self._nodes())
 
@@ -121,12 +121,12 @@ class Devices:
             name = str(about.get("device", ""))
             if about.get("plan") != self._plan or not _NAME.fullmatch(name):
                 name = ""
-            elif not self._is_of_this_run(about):
+            elif not self._is_of_this_run(name, about):
                 self.strangers += 1
                 name = ""
             self._names[node] = name
 
-    def _is_of_this_run(self, about: ConfigRecord) -> bool:
+    def _is_of_this_run(self, name: str, about: ConfigRecord) -> bool:
         """Whether a device took part only in rounds that were begun here, as it says.
 
         Anybody can say otherwise: so it ends the run only with a receipt.
@@ -134,18 +134,9 @@ class Devices:
         last_round = about.get("last_round")
         if not isinstance(last_round, int):
             return False
+        self._receipts.check(name, about)
         if last_round < self._begun():
             return True
-        receipt = str(about.get("receipt", ""))
-        if hmac.compare_digest(receipt.encode(), self._receipt_of(last_round).encode()):
-            raise RuntimeError(
-                f"A device has this server's receipt for round {last_round}, but only "
-                f"{self._begun()} rounds were begun in its private_dir: that is older "
-                f"than the run (a backup, a snapshot or a copy). Noise is not used again, "
-                f"but both together spend more than the plan. Bring back the newest "
-                f"private_dir, or begin a new run with a plan and device stores of its "
-                f"own."
-            )
         log(
             WARNING,
             "A device says that it took part in round %d, which was not begun here: it "

@@ -5,7 +5,7 @@
 | `train` | `arrays` | the model's weights |
 | | `config` | `PLAN`, `RUN`, `ROUND`, `RECEIPT`, and the user's own |
 | its reply | `arrays` | the clipped update |
-| | `REPLY` | `plan`, `run`, `round`, `device`, `problem` |
+| | `REPLY` | `plan`, `run`, `round`, `device`, `problem`, `last_round`, `receipt` |
 | `QUERY` | none | |
 | its reply | `REPLY` | `plan`, `device`, `last_round`, `receipt`, `participations` |
 

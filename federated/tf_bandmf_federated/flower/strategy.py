@@ -29,6 +29,7 @@ from tf_bandmf_federated.cohorts import AvailableCohorts
 from tf_bandmf_federated.flower import messages
 from tf_bandmf_federated.flower.bundles import check_outside_of_apps
 from tf_bandmf_federated.flower.devices import Devices
+from tf_bandmf_federated.flower.receipts import Receipts
 from tf_bandmf_federated.health import Health
 from tf_bandmf_federated.large_vectors import blocks
 from tf_bandmf_federated.ledger import Ledger
@@ -119,7 +120,7 @@ class PrivateFedAvg(Strategy):
         self._health = Health(plan)
         self._measured: MeasuredParticipation | None = None
         self._devices: Devices  # of `start`
-        self._receipt_of: Callable[[int], str]
+        self._receipts: Receipts
         self._waiting_since: float | None = None
         self._late: dict[str, int] = {}  # messages without a reply in time: their round
 
@@ -187,12 +188,12 @@ class PrivateFedAvg(Strategy):
         result = Result()
 
         def cohorts(ledger: Ledger) -> AvailableCohorts:
-            self._receipt_of = engine.host_noise.receipt
+            self._receipts = Receipts(ledger, engine.host_noise.seal)
             self._devices = Devices(
                 grid,
                 self.plan.fingerprint,
                 begun=lambda: len(ledger.rounds),
-                receipt_of=self._receipt_of,
+                receipts=self._receipts,
                 timeout=self._query_timeout,
             )
             return AvailableCohorts(
@@ -347,23 +348,24 @@ class PrivateFedAvg(Strategy):
             messages.PLAN: self.plan.fingerprint,
             messages.RUN: request.run,
             messages.ROUND: request.round_number,
-            messages.RECEIPT: self._receipt_of(request.round_number),
         }
-        content = RecordDict(
-            {
-                messages.ARRAYS: self._record(request.weights),
-                messages.CONFIG: ConfigRecord(config),
-            }
-        )
+        arrays = self._record(request.weights)
+        receipts = self._receipts.give(nodes, request.round_number)
+
+        def content(name: str) -> RecordDict:
+            receipt = {messages.RECEIPT: receipts[name]}
+            found = ConfigRecord({**config, **receipt})
+            return RecordDict({messages.ARRAYS: arrays, messages.CONFIG: found})
+
         requests = [
             Message(
-                content,
+                content(name),
                 node,
                 MessageType.TRAIN,
                 ttl=self._timeout,
                 group_id=str(request.round_number),
             )
-            for node in nodes.values()
+            for name, node in nodes.items()
         ]
         sent = self._grid.push_messages(requests)
         pairs = zip(sent, nodes, strict=True)
@@ -378,6 +380,7 @@ class PrivateFedAvg(Strategy):
         about = reply.content.config_records.get(messages.REPLY)
         if about is None:
             return "it does not run ParticipationMod: what it sent is not used"
+        self._receipts.check(name, about)
         if about.get("problem"):
             return str(about["problem"])
         expected = (self.plan.fingerprint, request.run, request.round_number, name)

@@ -1,0 +1,66 @@
+"""Receipts for rounds, by which a server learns of rounds that it does not know.
+
+A device that is asked to take part gets a receipt, which only the server's key can make,
+and keeps it beside its record. It shows it when it is asked for its name, and with each
+answer and refusal. A receipt for a round in which the ledger does not have the device was
+given by another copy of the run, or before an older folder was restored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterable
+
+from flwr.app import ConfigRecord
+
+from tf_bandmf_federated.ledger import Ledger
+
+
+class Receipts:
+    """Gives and checks receipts: for a device, a round, and what the round drew.
+
+    Args:
+      ledger: of the run.
+      seal: a digest of a text under the server's key.
+    """
+
+    def __init__(self, ledger: Ledger, seal: Callable[[str], str]) -> None:
+        self._ledger, self._seal = ledger, seal
+
+    def give(self, devices: Iterable[str], round_number: int) -> dict[str, str]:
+        """The receipts of a round that has begun, by the device's name."""
+        draw = _public(self._ledger.rounds[round_number].drawn)
+        return {name: self._receipt(name, round_number, draw) for name in devices}
+
+    def check(self, device: str, about: ConfigRecord) -> None:
+        """Ends the run if a device shows a receipt that the ledger does not account for.
+
+        Whatever is no receipt of this server for this device proves nothing.
+
+        Raises:
+          RuntimeError: if it does.
+        """
+        number, shown = about.get("last_round"), str(about.get("receipt", ""))
+        draw = shown.partition(".")[0]
+        if not isinstance(number, int) or not hmac.compare_digest(
+            shown.encode(), self._receipt(device, number, draw).encode()
+        ):
+            return
+        drawn = self._ledger.drawn_with(device, number)
+        if drawn is None or _public(drawn) != draw:
+            raise RuntimeError(
+                f"A device has this server's receipt for round {number}, in which its "
+                f"private_dir does not have it; {len(self._ledger.rounds)} rounds were "
+                f"begun there. It is older than the run (a backup, a snapshot), or a "
+                f"copy of it runs elsewhere. Noise is not used again, but both together "
+                f"spend more than the plan. Bring back the newest private_dir, or begin "
+                f"a new run with a plan and device stores of its own."
+            )
+
+    def _receipt(self, device: str, round_number: int, draw: str) -> str:
+        return f"{draw}.{self._seal(f'{round_number} {device} {draw}')}"
+
+
+def _public(drawn: str) -> str:
+    return hashlib.sha256(f"receipt {drawn}".encode()).hexdigest()[:32]
