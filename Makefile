@@ -139,6 +139,7 @@ lint: .venv/.installed
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/python docs/count_house.py --check
 
 format: .venv/.installed
 	.venv/bin/ruff format .

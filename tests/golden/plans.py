@@ -220,16 +220,15 @@ def main() -> None:
     arguments = parser.parse_args()
     before = saved() if FILE.exists() else {}
     records = {name: before[name] for name in PLANS if name in before}
+    names = [name for name in PLANS if arguments.only in name]
     equal = 0
-    for name in PLANS:
-        if arguments.only not in name:
-            continue
+    for name in names:
         now = json.loads(json.dumps(record(name)))
         equal += now == before.get(name)
         for line in differences(name, before.get(name, {}), now):
             print(line)
         records[name] = now
-    print(f"{equal} of {len(PLANS)} plans are equal to the last bit.")
+    print(f"{equal} of {len(names)} plans are equal to the last bit.")
     if arguments.save:
         rows = [f"{json.dumps(n)}: {json.dumps(records[n])}" for n in PLANS]
         FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
