@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from tf_bandmf.files import configs
 from tf_bandmf.ledger import (
     datasets,
-    hooks,
     releases,
     reservations,
     states,
+    unbound,
     verification,
 )
 from tf_bandmf.ledger.budgets import budget_from
@@ -242,7 +242,7 @@ class Ledger:
             bound = dataclasses.replace(plan, account=Account(self.id, name, names))
             assert bound.account is not None
             reservations.bind(found, self._who, bound, bound.account)
-        hooks.note_bound(plan)
+        unbound.note_bound(plan)
         return bound
 
     def begin(self, plan: Plan, run: str) -> Entry:

@@ -6,27 +6,19 @@ It knows no engine, and needs no SQLAlchemy for plans that are bound to no ledge
 from __future__ import annotations
 
 import hashlib
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from tf_bandmf.ledger.errors import LedgerError
+from tf_bandmf.ledger.unbound import is_left_unbound
 from tf_bandmf.noise.keys import NoiseKey
 
 if TYPE_CHECKING:
     from tf_bandmf.planning.plan import Plan
 
-# Plans of which this process made bound ones, by their ids.
-_LEFT_UNBOUND: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
-
-
-def note_bound(plan: Plan) -> None:
-    """Notes that a bound plan was made of this one, which itself stays unbound."""
-    _LEFT_UNBOUND[id(plan)] = plan
-
 
 def is_needed(plan: Plan) -> bool:
     """Whether a run of the plan must call `begin` before its first noise."""
-    return plan.account is not None or _LEFT_UNBOUND.get(id(plan)) is plan
+    return plan.account is not None or is_left_unbound(plan)
 
 
 def name_of(key: NoiseKey) -> str:

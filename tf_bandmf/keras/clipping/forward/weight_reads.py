@@ -88,7 +88,7 @@ class ReadLog:
         return self._unit_of.get(position)
 
     def escape(self) -> tuple[Any, Unit] | None:
-        """An operation outside a unit's call that takes what weights made and it does not return.
+        """An operation outside a unit's call that takes what the call kept to itself.
 
         A derivative that is taken within the model is one: the gradient of the weights
         lacks what comes by this way. Asked after the pass, and before its gradients.
