@@ -336,7 +336,7 @@ def test_sampled_runs_of_replaced_data_are_settled(
     assert 0.0 < spent(file_ledger) < before
     # Without amplification an example is in each step, of twice the sensitivity.
     if mechanism == "identity":
-        noise = plan.noise_multiplier / (2.0 * math.sqrt(9.0))
+        noise = plan.noise_stddev / (2.0 * math.sqrt(9.0))
         most = gaussian.gaussian_epsilon(noise, 1e-3)
         assert spent(file_ledger) == pytest.approx(most, rel=1e-6)
 

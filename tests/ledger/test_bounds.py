@@ -115,7 +115,7 @@ def test_amplified_runs_compose_by_their_losses_as_compose_does():
     assert found.epsilon < 0.9 * 3 * plan.guarantee_at(DELTA / 3).epsilon
 
 
-@pytest.mark.slow_cases("1e-14", "1e-08")
+@pytest.mark.slow_cases("1e-08", "1e-11", "1e-14")
 @pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-11, 1e-14])
 def test_a_balance_of_poisson_runs_is_never_below_their_accountant(delta):
     """At tiny deltas, too, where convolutions of many queries are rounding errors.

@@ -12,7 +12,7 @@
 | `chain`, `witness`, `verification` | that nothing was changed |
 | `schema`, `store`, `watched` | the database |
 | `reservations`, `releases` | what runs and other releases write |
-| `hooks` | what the code that draws noise calls |
+| `hooks`, `unbound` | what the code that draws noise calls |
 | `views`, `exports`, `report` | what readers see |
 | `book` | the ledger |
 """
