@@ -131,7 +131,7 @@ def _trace(
             alone.append(request.layer)
         except UnsupportedModelError:
             raise
-        except Exception as error:
+        except (ValueError, tf.errors.OpError) as error:  # of shapes
             if str(size) not in str(error):
                 raise
             # It is not a size of the user's.
