@@ -76,7 +76,7 @@ def test_a_strategy_with_mixed_signs_is_exact_under_a_fixed_order():
 
 
 def test_what_is_too_large_stays_a_bound(monkeypatch):
-    monkeypatch.setattr(participation_patterns, "_LARGEST_SWEEP", 10.0)
+    monkeypatch.setattr(participation_patterns, "_MOST_FOR_VECTORS", 10.0)
     column = np.array([1.0, -0.6, 0.5, 0.4, -0.5])
     matrix = matrices.ToeplitzBanded(column, 12)
     order = FixedEpochOrder(num_examples=2, batch_size=1, epochs=6)

@@ -1,12 +1,17 @@
 """Toeplitz problems without TensorFlow: the same functions, and their optima."""
 
+import itertools
+
 import numpy as np
 import pytest
+import scipy.linalg
 import tensorflow as tf
 
 from tf_bandmf import strategies, workloads
+from tf_bandmf.analysis import vector_contributions
 from tf_bandmf.optimize import descent, objectives, toeplitz
 from tf_bandmf.optimize.series_problem import SeriesProblem, named_objective
+from tf_bandmf.optimize.toeplitz_sensitivity import SquaredSensitivity
 from tf_bandmf.participation import MinSep
 
 CASES = [
@@ -32,21 +37,46 @@ def test_value_and_gradient_are_those_of_the_traced_problem(inverse, name, b, k)
     np.testing.assert_allclose(gradient, tape.gradient(expected, position), rtol=1e-9)
 
 
-def test_the_penalty_has_the_right_gradient_and_vanishes_where_columns_fall():
-    problem = SeriesProblem(workloads.prefix_sum(30), "mean", 4, 7, True)
-    falling = -np.array([0.5, 0.1, 0.05])
-    for with_penalty, without in zip(
-        problem.value_and_gradient(falling, 7.0), problem.value_and_gradient(falling)
-    ):
-        np.testing.assert_array_equal(with_penalty, without)
-    rising = -np.array([0.1, 0.6, 0.4])
-    value, gradient = problem.value_and_gradient(rising, 7.0)
-    assert value > problem.value_and_gradient(rising)[0] + 0.1
-    for unit, derivative in zip(1e-6 * np.eye(3), gradient):
-        above, below = (
-            problem.value_and_gradient(rising + sign * unit, 7.0)[0] for sign in (1, -1)
-        )
-        assert derivative == pytest.approx((above - below) / 2e-6, rel=1e-6)
+# A column of each kind: falling, rising after lag b, and with entries below 0.
+COLUMNS = {
+    "falling": 0.8 ** np.arange(12),
+    "rising": 1.0 + 0.3 * np.sin(np.arange(12) + 0.3),
+    "signs": 0.9 ** np.arange(12) * np.cos(1.1 * np.arange(12)),
+}
+
+
+@pytest.mark.parametrize("fixed_order", [False, True])
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_the_squared_sensitivity_is_the_largest_and_has_the_right_gradient(
+    kind, fixed_order
+):
+    n, b, k = 12, 3, 4
+    column = COLUMNS[kind]
+    squared = SquaredSensitivity(n, b, k, fixed_order)
+    value, gradient = squared(column)
+    # Of all patterns and signs; vectors reach more than signs, a majorant more still.
+    dense = scipy.linalg.toeplitz(column, np.zeros(n))
+    patterns = [
+        steps
+        for steps in itertools.combinations(range(n), k)
+        if (np.all(np.diff(steps) == b) if fixed_order else min(np.diff(steps)) >= b)
+    ]
+    best = max(
+        np.linalg.norm(dense[:, steps] @ signs) ** 2
+        for steps in patterns
+        for signs in itertools.product([1.0, -1.0], repeat=k)
+    )
+    assert value >= best * (1.0 - 1e-5)
+    if kind == "falling" or (fixed_order and kind == "rising"):
+        assert value == pytest.approx(best, rel=1e-12)
+    if fixed_order:
+        columns = dense[:, ::b]
+        exact = vector_contributions.largest((columns.T @ columns)[None])[1]
+        assert value == pytest.approx(exact, rel=1e-5)
+    for t in range(n):
+        step = 1e-6 * np.eye(n)[t]
+        difference = squared(column + step)[0] - squared(column - step)[0]
+        assert gradient[t] == pytest.approx(difference / 2e-6, rel=1e-5, abs=1e-5)
 
 
 def test_what_needs_tensorflow_is_left_to_it():

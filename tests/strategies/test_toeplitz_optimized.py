@@ -6,7 +6,7 @@ import scipy.optimize
 
 from tf_bandmf import matrices, strategies, workloads
 from tf_bandmf.matrices import power_series
-from tf_bandmf.participation import MinSep
+from tf_bandmf.participation import FixedEpochOrder, MinSep
 
 # n, bands and RMSE of the optimum for one participation at sensitivity 1.
 KNOWN = [
@@ -128,6 +128,60 @@ def test_inverse_coefficients_meet_the_peer_s_optimum():
     response = sum(np.pad(column, (j, 0))[:n] for j in range(0, n, 100))
     reached = found.sensitivity(participation).value
     assert reached >= np.linalg.norm(response) * (1 - 1e-12)
+
+
+SIGNS = [
+    # Where the optimum of entries >= 0 is no optimum: 1.1 to 1.4 times BISR's RMSE.
+    ("sgd:momentum=0.9", 16, 8, 3),
+    ("sgd:momentum=0.9", 16, 4, 3),
+    ("sgd:momentum=0.95,decay=0.999", 32, 8, 4),
+    ("prefix", 16, 4, 4),
+    ("sgd:momentum=0.5", 64, 8, 4),
+    ("sgd:momentum=0.9,decay=0.99", 64, 8, 8),
+]
+
+
+@pytest.mark.parametrize(("name", "n", "b", "bands"), SIGNS)
+@pytest.mark.parametrize("fixed_order", [True, False])
+def test_inverse_coefficients_are_never_worse_than_their_start(
+    name, n, b, bands, fixed_order
+):
+    workload, k = workloads.resolve(name, n), n // b
+    participation = FixedEpochOrder(b, 1, k) if fixed_order else MinSep(b, k)
+    found = strategies.optimized_banded_inverse(workload, participation, bands)
+    start = strategies.bisr(workload, bands)
+    rmse = found.rmse(workload, participation)
+    assert rmse < 0.99 * start.rmse(workload, participation)
+    if not fixed_order:
+        return
+    assert found.diagnostics["converged"]
+    assert found.sensitivity(participation).is_exact
+    if bands > 4 or n > 32:
+        return
+
+    def error(x):
+        inner = matrices.ToeplitzBanded(np.r_[1.0, x], n)
+        strategy = strategies.Strategy("any", matrices.Inverse(inner))
+        return np.log(strategy.rmse(workload, participation))
+
+    best = scipy.optimize.minimize(
+        error, start.core.inner.coefficients[1:], method="Nelder-Mead"
+    )
+    assert np.log(rmse) <= best.fun + 1e-6
+
+
+@pytest.mark.slow
+def test_inverse_coefficients_with_learning_rates_are_never_worse_than_their_start():
+    n, b = 16, 8
+    rates = np.linspace(1.0, 0.5, n)
+    workload, order = (
+        workloads.momentum_sgd(n, 0.9, 1.0, rates),
+        FixedEpochOrder(b, 1, 2),
+    )
+    found = strategies.optimized_banded_inverse(workload, order, 3)
+    assert found.rmse(workload, order) < 0.95 * strategies.bisr(workload, 3).rmse(
+        workload, order
+    )
 
 
 @pytest.mark.slow

@@ -17,8 +17,9 @@ from tf_bandmf.analysis import vector_contributions
 _CHUNK = 8_000_000
 # Operations of a dynamic program for which there may be a shorter way.
 _LONG = 50_000_000
-# Vectors of contributions: operations of one sweep, and patterns together.
-_LARGEST_SWEEP, _AT_ONCE = 1e6, 64
+# Vectors of contributions: n k^2, about the operations of one inversion for each pattern,
+# and patterns together.
+_MOST_FOR_VECTORS, _AT_ONCE = 5e6, 64
 
 
 def vec_sens(v: np.ndarray, min_separation: int, max_participations: int) -> np.ndarray:
@@ -224,13 +225,16 @@ def fixed_order_maximum(
     if agree[best] or matrix.bands <= 2 * b or n <= 2 * b:
         return float(absolute[best]), "signs"
     k = -(-n // b)
-    if float(n) * k * vector_contributions.dimensions(k) > _LARGEST_SWEEP:
+    if not vectors_are_affordable(n, k):
         return float(absolute[best]), "bound"
     diagonals = {offset: matrix.gram_diagonal(offset) for offset in offsets}
     value = 0.0
-    # In the order of their bounds, until none is left that could be larger.
+    # In the order of their bounds, until none is left that could be larger. The columns of
+    # a Toeplitz matrix lose rows to the right, and nothing else.
     order = np.argsort(-absolute, kind="stable")
-    for first in range(0, b, _AT_ONCE):
+    if matrix.toeplitz_column() is not None:
+        order = np.zeros(1, np.int64)
+    for first in range(0, order.size, _AT_ONCE):
         chosen = [i for i in order[first : first + _AT_ONCE] if absolute[i] > value]
         if not chosen:
             break
@@ -240,6 +244,11 @@ def fixed_order_maximum(
             return float(absolute[best]), "bound"
         value = upper
     return value, "vectors"
+
+
+def vectors_are_affordable(num_steps: int, participations: int) -> bool:
+    """Whether patterns of so many participations are worth the best vectors."""
+    return float(num_steps) * participations**2 <= _MOST_FOR_VECTORS
 
 
 def _pattern_grams(

@@ -77,7 +77,7 @@ def sensitivity(
     | Toeplitz >= 0, non-increasing from lag b on | exact: columns 0, b, 2b, ... |
     | column-normalized DP-lambda-CGD | exact: the same columns (Lemma 8) |
     | binary tree | exact: the best placement in its nodes |
-    | fixed epoch order | exact: the best of b patterns, of any signs (k^2.5 b <= 1e6) |
+    | fixed epoch order | exact: the best of b patterns, of any signs (n k^2 <= 5e6) |
     | b < bands <= 2b, or two participations | exact: consecutive steps interact |
     | anything else | bound: the smallest that `upper_bound` knows |
 

@@ -1,7 +1,7 @@
 """Numerical optimization of strategies, by L-BFGS with certificates.
 
 The modules below this one import TensorFlow, but for `series_problem`, `descent`,
-`options` and `result`; this one does not.
+`toeplitz_sensitivity`, `options` and `result`; this one does not.
 """
 
 from tf_bandmf.optimize.result import OptimizationResult

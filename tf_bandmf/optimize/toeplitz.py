@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_bandmf import matrices
 from tf_bandmf.analysis import gram_recursion
-from tf_bandmf.optimize import banded_matrices, lbfgs, series
+from tf_bandmf.optimize import banded_matrices, lbfgs, series, toeplitz_sensitivity
 from tf_bandmf.optimize.objectives import Objective
 from tf_bandmf.optimize.result import OptimizationResult
 from tf_bandmf.workloads import Workload
@@ -54,6 +54,30 @@ def repeated_column_squared_norm(
         expired = tf.pad(table[:-participations], [[participations, 0], [0, 0]])
         table -= expired
     return tf.reduce_sum(tf.reshape(table, [-1])[:num_steps] ** 2)
+
+
+def inverse_squared_sensitivity(
+    num_steps: int, separation: int, participations: int, fixed_order: bool
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """`toeplitz_sensitivity.SquaredSensitivity`, differentiable."""
+    function = toeplitz_sensitivity.SquaredSensitivity(
+        num_steps, separation, participations, fixed_order
+    )
+
+    def on_host(column: np.ndarray) -> tuple[np.float64, np.ndarray]:
+        value, by_column = function(column)
+        return np.float64(value), by_column
+
+    @tf.custom_gradient
+    def squared(column: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
+        value, by_column = tf.numpy_function(
+            on_host, [column], [tf.float64, tf.float64], stateful=False
+        )
+        value.set_shape([])
+        by_column.set_shape(column.shape)
+        return value, lambda upstream: upstream * by_column
+
+    return squared
 
 
 def increasing_errors(response: tf.Tensor) -> tf.Tensor:
@@ -109,20 +133,25 @@ def log_loss(
     separation: int,
     participations: int,
     inverse: bool = False,
+    fixed_order: bool = False,
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """The function that `optimize` minimizes, of the coefficients after the leading 1.
 
-    The logarithm of the reduced per-step errors times the squared norm of the sum of
-    the columns `0, b, ..., (k - 1) b`.
+    The logarithm of the reduced per-step errors times the squared sensitivity.
     """
     n = workload.num_steps
     errors = (banded_inverse_errors if inverse else banded_errors)(workload)
     one = tf.ones([1], tf.float64)
+    any_sign = inverse_squared_sensitivity(n, separation, participations, fixed_order)
 
     def loss(position: tf.Tensor) -> tf.Tensor:
         coefficients = tf.concat([one, position], axis=0)
-        column = series.inverse(coefficients, n) if inverse else coefficients
-        squared = repeated_column_squared_norm(column, n, separation, participations)
+        if inverse:
+            squared = any_sign(series.inverse(coefficients, n))
+        else:
+            squared = repeated_column_squared_norm(
+                coefficients, n, separation, participations
+            )
         return tf.math.log(reduction(errors(coefficients))) + tf.math.log(squared)
 
     return loss
@@ -136,13 +165,14 @@ def optimize(
     participations: int,
     options: lbfgs.Options,
     inverse: bool = False,
+    fixed_order: bool = False,
 ) -> list[tuple[np.ndarray, OptimizationResult]]:
     """The Toeplitz coefficients with the smallest error at unit sensitivity.
 
-    Minimized is the objective of the per-step errors times the squared norm of the sum
-    of the columns `0, b, ..., (k - 1) b`: the squared sensitivity, or a lower bound on
-    it where Theorem 1 of arXiv:2601.22334 does not apply. Scale-free: the leading
-    coefficient is 1.
+    Minimized is the objective of the per-step errors times the squared sensitivity: for
+    coefficients of `C` the squared norm of the sum of the columns `0, b, ..., (k - 1)
+    b`, a lower bound on it where Theorem 1 of arXiv:2601.22334 does not apply.
+    Scale-free: the leading coefficient is 1.
 
     Args:
       workload: A.
@@ -154,6 +184,7 @@ def optimize(
       options: when to stop.
       inverse: whether the coefficients are those of `C^-1` (BandInvMF,
         arXiv:2505.12128, section 5) and not those of `C`.
+      fixed_order: whether an example takes part at `i, i + b, ...` alone.
 
     Returns:
       For each start the coefficients, shape [bands], leading 1, and the result.
@@ -163,7 +194,8 @@ def optimize(
     inside = tf.Variable(tf.ones([size], tf.float64), trainable=False)
 
     def masked(stage: Callable[[tf.Tensor], tf.Tensor]) -> lbfgs.Minimizer:
-        loss = log_loss(workload, stage, separation, participations, inverse)
+        rates = separation, participations
+        loss = log_loss(workload, stage, *rates, inverse, fixed_order)
         return lbfgs.Minimizer(lambda position: loss(position * inside), size, options)
 
     minimizers = [masked(stage) for stage in objective.smooth_stages]

@@ -5,6 +5,8 @@ Kalinin, McKenna, Upadhyay, Lampert, "Back to Square Roots", arXiv:2505.12128, s
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -21,9 +23,7 @@ from tf_bandmf.workloads import Workload, check_workload
 
 if TYPE_CHECKING:
     from tf_bandmf.optimize.objectives import ObjectiveLike
-
-# On increases of the first column of `C`, one after the other.
-_PENALTIES = (1e2, 1e4)
+    from tf_bandmf.optimize.result import OptimizationResult
 
 
 def optimized_banded_inverse(
@@ -41,14 +41,10 @@ def optimized_banded_inverse(
     """The Toeplitz `C` with banded inverse that has the smallest error.
 
     The noise generator keeps nothing and regenerates `bands - 1` earlier vectors at
-    each step. The minimized sensitivity is that of the columns 0, b, 2b, ..., exact if
-    `C` is non-negative and non-increasing; `Strategy.sensitivity` checks this on the
-    result. With very many bands, `C` has small negative entries, and the formula is too
-    small. Then the sensitivity under a fixed epoch order is still exact: the largest
-    over the b patterns, each by its Gram matrix (`analysis.vector_contributions`).
-    Under min-separation it is a bound: there are too many patterns to check each, the
-    leftmost one need not be the worst, and the Gram matrix has no bands that a dynamic
-    program could follow. The fixed order's value is a lower bound on it.
+    each step. Minimized is the exact sensitivity with a fixed epoch order, of a `C` of
+    any signs (up to thousands of steps), and under min-separation where `C` has no
+    entries below 0 and does not rise after lag b; else an upper bound on it. The result
+    is never worse than its start.
 
     Args:
       workload: A; a learning-rate schedule is taken into account.
@@ -58,9 +54,8 @@ def optimized_banded_inverse(
         or a differentiable function of the per-step squared errors.
       column_normalized: scale the columns of `C` to norm 1, after the optimization.
       start: a strategy with a banded Toeplitz inverse to start from, with any number of
-        bands; by default BISR, or, if that leads to no exact sensitivity, the optimum
-        with half as many bands. The result has fewer bands than requested if more were
-        found to be worse.
+        bands; by default BISR, and, if that leads to no exact sensitivity, the optimum
+        with half as many bands.
       max_iterations: of L-BFGS.
       gradient_tolerance: converged when no derivative of the logarithm of the squared
         error exceeds this.
@@ -101,6 +96,8 @@ class _Search:
         progress: bool | None,
     ) -> None:
         self._workload, self._participation = workload, participation
+        # Where it is a bound, it can take seconds.
+        self._sensitivity = functools.cache(lambda x: x.sensitivity(participation))
         self._limits = max_iterations, gradient_tolerance
         n = workload.num_steps
         self._rates = participation.separation(), participation.participations(n)
@@ -110,7 +107,11 @@ class _Search:
         if name is not None:
             self.objective = name
             self._series = series_problem.SeriesProblem(
-                workload, name, *self._rates, inverse=True
+                workload,
+                name,
+                *self._rates,
+                inverse=True,
+                fixed_order=participation.has_fixed_positions,
             )
             self._reduction = np.mean if name == "mean" else np.max
             return
@@ -125,33 +126,19 @@ class _Search:
         )
 
     def with_continuation(self, bands: int) -> Strategy:
-        """From few bands to many, and the best of all on the way.
-
-        With many bands and participations the landscape has regions in which the minimized
-        norm is no longer the sensitivity (arXiv:2601.22334, Theorem 1, does not hold). Each
-        number of bands is optimized from BISR. If that does not converge, or the
-        sensitivity is only a bound, it is optimized once more from the optimum of half as
-        many bands, with a penalty on what voids the theorem; if that does not help, fewer
-        bands stay.
-        """
-        best = self.from_start(inverse_square_root_coefficients(self._workload, bands))
+        """From BISR; if that has no exact end, also from the optimum of half as many."""
+        start = inverse_square_root_coefficients(self._workload, bands)
+        best = self.from_start(start)
         if bands <= 2 or self._is_sound(best):
             return best
-        fewer = self.with_continuation(bands // 2)
-        candidates = [fewer, best]
-        start = _coefficients(fewer)
-        for penalty in (0.0,) if self._series is None else _PENALTIES:
-            found = self.from_start(optimized.fit_bands(start, bands), penalty)
-            candidates.append(found)
-            start = _coefficients(found)
-        return min(candidates, key=self._error)
+        start = _coefficients(self.with_continuation(bands // 2))
+        other = self.from_start(optimized.fit_bands(start, bands))
+        return min(best, other, key=self._error)
 
-    def from_start(self, initial: np.ndarray, penalty: float = 0.0) -> Strategy:
-        n = self._workload.num_steps
+    def from_start(self, initial: np.ndarray) -> Strategy:
+        """The optimum that descent from here leads to; or the start, if that is better."""
         if self._series is not None:
-            coefficients, result = self._series.optimize(
-                initial, *self._limits, penalty
-            )
+            coefficients, result = self._series.optimize(initial, *self._limits)
         else:
             from tf_bandmf.optimize import toeplitz as problem
 
@@ -162,23 +149,38 @@ class _Search:
                 *self._rates,
                 self._options,
                 inverse=True,
+                fixed_order=self._participation.has_fixed_positions,
             )
+        found = self._strategy(coefficients, result)
+        start = self._strategy(
+            initial / initial[0],
+            dataclasses.replace(
+                result, converged=False, message="no error below that of the start"
+            ),
+        )
+        return min(found, start, key=self._error)
+
+    def _strategy(
+        self, coefficients: np.ndarray, result: OptimizationResult
+    ) -> Strategy:
         return Strategy(
             "bandinv",
-            matrices.Inverse(matrices.ToeplitzBanded(coefficients, n)),
+            matrices.Inverse(
+                matrices.ToeplitzBanded(coefficients, self._workload.num_steps)
+            ),
             {"bands": coefficients.size},
             optimized.diagnostics(self.objective, result),
         )
 
     def _is_sound(self, found: Strategy) -> bool:
-        is_exact = found.sensitivity(self._participation).is_exact
-        return is_exact and bool(found.diagnostics["converged"])
+        return self._sensitivity(found).is_exact and bool(
+            found.diagnostics["converged"]
+        )
 
     def _error(self, found: Strategy) -> float:
         """The objective at the sensitivity, or the bound on it, that will be paid."""
         errors = found.per_step_squared_error(self._workload)
-        squared = found.sensitivity(self._participation).value ** 2
-        value = float(self._reduction(errors)) * squared
+        value = float(self._reduction(errors)) * self._sensitivity(found).value ** 2
         return value if math.isfinite(value) else math.inf
 
 

@@ -1,0 +1,107 @@
+"""The squared sensitivity of a Toeplitz `C` with entries of any sign, and its gradient.
+
+With a fixed epoch order the columns 0, b, 2b, ... are the worst of the b patterns: moved to
+the left, a contribution keeps its rows and gains some. Their squared sensitivity is the
+largest `<X, G>` of `analysis.vector_contributions`, smoothed here by a barrier: the largest
+
+    <X, G> + mu log det G,    G_ii = 1,    mu = 1e-7 of the mean of X_ii,
+
+which has one best G, `mu (diag(y) - X)^-1`, and the derivative `<dX, G>`. Under
+min-separation nothing is exact if `C` has entries below 0 or rises after lag b; then the
+Toeplitz majorant of `analysis.sensitivity.upper_bound` stands for it. Where `C` does
+neither, both are the norm of the sum of the columns 0, b, 2b, ...
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tf_bandmf.analysis import participation_patterns, vector_contributions
+
+# The barrier, relative to the mean of X_ii.
+_BARRIER = 1e-7
+
+
+class SquaredSensitivity:
+    """A function of the first column of `C`.
+
+    Args:
+      num_steps: n.
+      separation: b.
+      participations: k.
+      fixed_order: whether an example takes part at `i, i + b, ...` alone.
+    """
+
+    def __init__(
+        self, num_steps: int, separation: int, participations: int, fixed_order: bool
+    ) -> None:
+        self._shape = num_steps, separation, participations
+        self._by_vectors = (
+            fixed_order
+            and participation_patterns.vectors_are_affordable(num_steps, participations)
+        )
+
+    def __call__(self, column: np.ndarray) -> tuple[float, np.ndarray]:
+        """The value, and its gradient by the column [n]; infinite if the column is."""
+        _, b, k = self._shape
+        if not np.all(np.isfinite(column)):
+            return np.inf, np.zeros(column.size)
+        if k == 1:
+            return float(column @ column), 2.0 * column
+        is_positive = bool(np.all(column >= 0.0))
+        if is_positive and (
+            self._by_vectors or bool(np.all(np.diff(column[b:]) <= 0.0))
+        ):
+            return self._leftmost(column)
+        if self._by_vectors:
+            return self._best_vectors(column)
+        majorant, largest = _majorant(np.abs(column), b)
+        value, by_majorant = self._leftmost(majorant)
+        gradient = np.bincount(largest, by_majorant, minlength=column.size)
+        return value, gradient * np.sign(column)
+
+    def _leftmost(self, column: np.ndarray) -> tuple[float, np.ndarray]:
+        n, b, k = self._shape
+        joint = _repeated(column, b, k)
+        padded = np.pad(joint, (0, -n % b))
+        # The adjoint: the same sums, from the end.
+        gradient = _repeated(padded[::-1], b, k)[::-1][:n]
+        return float(joint @ joint), 2.0 * gradient
+
+    def _best_vectors(self, column: np.ndarray) -> tuple[float, np.ndarray]:
+        n, b, k = self._shape
+        columns = np.stack([np.pad(column[: n - i], (i, 0)) for i in range(0, n, b)])
+        columns = columns[:k]
+        gram = columns @ columns.T
+        value, by_gram = _smoothed_maximum(gram)
+        gradient = np.zeros(n)
+        for i, pull in enumerate(by_gram @ columns):
+            gradient[: n - i * b] += pull[i * b :]
+        return value, 2.0 * gradient
+
+
+def _smoothed_maximum(gram: np.ndarray) -> tuple[float, np.ndarray]:
+    """The largest `<X, G> + mu log det G`, and its derivative by X."""
+    _, (best,) = vector_contributions.centered(gram[None], _BARRIER)
+    mean = _BARRIER * np.trace(gram) / len(gram)
+    log_det = float(np.linalg.slogdet(best)[1])
+    by_trace = _BARRIER * log_det / len(gram) * np.eye(len(gram))
+    return float(np.sum(gram * best) + mean * log_det), best + by_trace
+
+
+def _repeated(x: np.ndarray, b: int, k: int) -> np.ndarray:
+    """`sum_{j < k} x[t - j b]`."""
+    table = np.pad(x, (0, -x.size % b)).reshape(-1, b).cumsum(axis=0)
+    if k < len(table):
+        table[k:] -= table[:-k].copy()
+    return table.reshape(-1)[: x.size]
+
+
+def _majorant(absolute: np.ndarray, b: int) -> tuple[np.ndarray, np.ndarray]:
+    """The least column above this one that does not rise after lag b, and from where."""
+    index = np.arange(absolute.size)
+    tail = absolute[b:][::-1]
+    most = np.maximum.accumulate(tail)
+    last = np.maximum.accumulate(np.where(tail >= most, np.arange(tail.size), 0))
+    index[b:] = (absolute.size - 1 - last)[::-1]
+    return absolute[index], index
