@@ -11,7 +11,7 @@ from dp_accounting import rdp
 
 import tf_bandmf
 from tf_bandmf import matrices, strategies
-from tf_bandmf.accounting import gaussian
+from tf_bandmf.accounting import event_losses, gaussian
 from tf_bandmf.accounting.cyclic_fixed_size import CyclicFixedSizeAccountant
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 
@@ -51,7 +51,7 @@ def test_one_query_agrees_with_the_closed_form():
     shifted = np.log1p(np.expm1(epsilon) / q)
     exact = q * gaussian.gaussian_delta(noise, shifted)
     found = CyclicPoissonAccountant(1, q).delta(epsilon, noise)
-    assert exact <= found * (1 + 1e-9) and found == pytest.approx(exact, rel=1e-4)
+    assert exact <= found * (1 + 1e-9) and found <= 1.001 * exact
 
 
 def test_a_second_accountant_agrees_and_is_looser():
@@ -273,7 +273,9 @@ def test_the_rounding_of_transforms_is_in_the_privacy_loss_distribution():
     queries = CyclicPoissonAccountant(50_000, 0.001)
     loss = queries.privacy_loss(1.0, 1e-2)
     # Beyond every finite loss what is left is that of rounding.
-    assert loss.get_delta_for_epsilon(500.0) >= queries._rounding
+    assert loss.get_delta_for_epsilon(500.0) >= event_losses.rounding_of_transforms(
+        50_000
+    )
 
 
 @pytest.mark.slow

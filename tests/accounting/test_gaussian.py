@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import hypothesis
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -41,6 +42,19 @@ def test_calibration_is_safe_and_tight(epsilon, log10_delta):
     found = gaussian.gaussian_epsilon(sigma, delta)
     np.testing.assert_allclose(found, epsilon, rtol=1e-5)
     assert gaussian.gaussian_delta(sigma, found) <= delta
+
+
+def test_an_epsilon_just_below_the_largest_is_stated():
+    """It was refused as one above 10,000."""
+    found = gaussian.gaussian_epsilon(0.008, 1e-5)
+    with mpmath.workdps(50):
+        s = mpmath.mpf(0.008)
+        places = [sign / (2 * s) - found * s for sign in (1, -1)]
+        exact = mpmath.ncdf(places[0]) - mpmath.exp(found) * mpmath.ncdf(places[1])
+    assert 8_000 < found < 10_000
+    assert float(exact) == pytest.approx(1e-5, rel=1e-4) and exact <= 1e-5
+    with pytest.raises(ValueError, match="epsilon > 10000"):
+        gaussian.gaussian_epsilon(0.007, 1e-5)
 
 
 def test_zcdp():

@@ -50,6 +50,20 @@ NAN, INF = float("nan"), float("inf")
         ),
         *[
             (
+                {"epsilon": None, "noise_multiplier": 1e6, "sampling": sampling},
+                "epsilon = 0 at delta.*smaller noise_multiplier",
+            )
+            for sampling in ("poisson", "balls-in-bins")
+        ],
+        (
+            {
+                **{"mechanism": "bsr:2", "epsilon": None, "noise_multiplier": 1.0},
+                "sampling": "cyclic-poisson",
+            },
+            "number of parts.*chosen for a budget: give epsilon.*CyclicPoisson",
+        ),
+        *[
+            (
                 {**NO_EPOCHS, "participation": MinSep(1), "num_steps": steps},
                 f"num_steps must be a whole number >= 1, found {steps!r}",
             )

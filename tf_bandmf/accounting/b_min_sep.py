@@ -7,7 +7,6 @@ Dong and Ganesh, arXiv:2602.09338; the distributions are in `b_min_sep_passes`, 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from tf_bandmf import matrices
@@ -20,7 +19,6 @@ from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.monte_carlo import MonteCarloValue
 from tf_bandmf.accounting.root_finding import log, near_root
 from tf_bandmf.accounting.simulated_accountant import (
-    CHECK_FACTOR,
     SAFETY,
     SimulatedAccountant,
     worst,
@@ -213,22 +211,3 @@ class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
 
         found = near_root(excess, math.log(noise), math.log(largest), _PRECISION)
         return min(math.exp(found + _PRECISION), largest)
-
-
-@dataclasses.dataclass(frozen=True)
-class WithoutRestAccountant(CyclicPoissonAccountant):
-    """b-min-sep sampling with b = 1: Poisson sampling, which needs no simulation.
-
-    What was simulated by an earlier version is confirmed, too.
-    """
-
-    claims = (  # type: ignore[assignment]
-        *CyclicPoissonAccountant.claims,
-        *BMinSepAccountant.claims,
-    )
-
-    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
-        if guarantee.accountant != NAME:
-            return super().confirms(noise_stddev, guarantee)
-        found = self.delta(guarantee.epsilon, noise_stddev)
-        return found <= guarantee.delta * CHECK_FACTOR

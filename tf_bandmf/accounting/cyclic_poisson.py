@@ -5,24 +5,17 @@ probability `q`. If `C` has at most `b` bands, a run is as private as `ceil(n / 
 Poisson-sampled Gaussian queries (arXiv:2306.08153, Theorem 4 and Theorem 5), each with
 sensitivity `kappa`, the largest column norm of `C`.
 
-Composition is that of dp-accounting's privacy loss distributions, whose discretization
-errs to the safe side. Its Fourier transforms do not: raised to the power of the number of
-queries, each frequency has a relative error of that many roundings, and delta one of about
-`num_queries 2^-53` in absolute terms, in either direction (measured: 1e-13 for 1,180
-queries, 1e-12 for 11,721). Four times that is added. Where delta is not far above it, and
-for very many queries, `poisson_tilted` composes them: its errors are relative.
+`poisson_tilted` composes them: its errors are on the safe side, and relative to delta.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 
 import dp_accounting
 import numpy as np
 import scipy.optimize
-from dp_accounting.pld import pld_privacy_accountant
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian, poisson_tilted, root_finding
@@ -33,22 +26,15 @@ from tf_bandmf.accounting.checks import (
     check_positive,
     whole_number,
 )
-from tf_bandmf.accounting.event_losses import rounding_of_transforms
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 
-NAME = "Poisson-sampled Gaussian queries (dp-accounting, privacy loss distributions)"
-TILTED_NAME = "Poisson-sampled Gaussian queries (tilted Fourier transform)"
+NAME = "Poisson-sampled Gaussian queries (tilted Fourier transform)"
 
-# Discretization of the privacy loss, as a part of epsilon.
-_INTERVAL, _ROUGH_INTERVAL = 1e-4, 2e-3
-# Deltas below so many times the errors of its convolutions are those of the tilted
-# transform, and all of more queries.
-_NEAR_ROUNDING, _MOST_QUERIES = 1e3, 100_000
-_SMALLEST_INTERVAL, _LARGEST_INTERVAL = 1e-6, 1e-2
-_MOST_REFINEMENTS = 6
-# Relative tolerance of epsilon by the tilted transform, and of rough noise.
+# Relative tolerances of epsilon and of rough noise; below the least epsilon none is stated.
 _SEARCH_TOLERANCE, _LEAST_EPSILON = 1e-5, 1e-6
 _ROUGH_TOLERANCE = 5e-3
+# The bracket of a fine epsilon below a rough one, relative, which grows if it must.
+_BRACKET = 1e-3
 
 
 def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
@@ -97,7 +83,7 @@ class CyclicPoissonAccountant(Accountant):
     num_queries: int
     sampling_probability: float
     column_norm: float = 1.0
-    claims = ((NAME, "exact", ZERO_OUT), (TILTED_NAME, "exact", ZERO_OUT))
+    claims = ((NAME, "exact", ZERO_OUT),)
 
     def __post_init__(self) -> None:
         whole_number("num_queries", self.num_queries)
@@ -148,13 +134,13 @@ class CyclicPoissonAccountant(Accountant):
         """
         check_positive("noise_stddev", noise_stddev)
         check_positive("epsilon", epsilon)
-        return self._delta(epsilon, noise_stddev, _INTERVAL)
+        return self._delta(epsilon, noise_stddev)
 
     def epsilon(self, delta: float, noise_stddev: float) -> float:
         """Epsilon at delta, rounded up.
 
         Raises:
-          ValueError: on invalid input.
+          ValueError: on invalid input, or if epsilon is above `LARGEST_EPSILON`.
         """
         check_positive("noise_stddev", noise_stddev)
         check_delta(delta)
@@ -164,52 +150,37 @@ class CyclicPoissonAccountant(Accountant):
         upper = LARGEST_EPSILON
         if gaussian.gaussian_delta(unamplified, upper) <= delta:
             upper = gaussian.gaussian_epsilon(unamplified, delta)
-        if upper == 0.0:
-            return upper
-        if self._is_tilted(delta):
-            return self._tilted_epsilon(delta, noise_stddev, upper)
-        # Again until the discretization is that of the result: then `_delta` is asked
-        # about the same distribution, whose inverse this is.
-        interval, wanted = 0.0, _interval(_ROUGH_INTERVAL * upper)
-        found = upper
-        for _ in range(_MOST_REFINEMENTS):
-            if wanted == interval:
-                break
-            interval = wanted
-            found = _composed_epsilon(
-                self, noise_stddev, interval, delta - self._rounding
+        elif self._delta(upper, noise_stddev) > delta:
+            raise ValueError(
+                f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > "
+                f"{LARGEST_EPSILON:g} at delta = {delta}. Add noise."
             )
-            found = min(upper, found)
-            if found <= 0.0:
-                return 0.0
-            wanted = _interval(_INTERVAL * found)
-
-        def is_safe(epsilon: float) -> bool:
-            return self._delta(epsilon, noise_stddev, _INTERVAL) <= delta
-
-        if found >= LARGEST_EPSILON and not is_safe(found):
-            raise _no_privacy(noise_stddev, delta)
-        return root_finding.to_safe_side(found, is_safe)
-
-    def _tilted_epsilon(self, delta: float, noise_stddev: float, upper: float) -> float:
-        """Epsilon by the tilted transform, rounded up and checked."""
-
-        def found(epsilon: float) -> float:
-            return self._tilted(epsilon, noise_stddev, poisson_tilted.FINE)
-
-        def excess(epsilon: float) -> float:
-            return root_finding.log(found(epsilon)) - math.log(delta)
-
+        if upper == 0.0:
+            return 0.0
         least = min(_LEAST_EPSILON, upper)
-        if found(least) <= delta:
+        if self._delta(least, noise_stddev) <= delta:
             return least
-        if excess(upper) >= 0.0:
-            if upper >= LARGEST_EPSILON:
-                raise _no_privacy(noise_stddev, delta)
-            return upper
-        root = scipy.optimize.brentq(excess, least, upper, rtol=_SEARCH_TOLERANCE)
+
+        def excess(epsilon: float, resolution: float) -> float:
+            found = self._delta(epsilon, noise_stddev, resolution)
+            return root_finding.log(found) - math.log(delta)
+
+        high = upper
+        if excess(upper, poisson_tilted.ROUGH) < 0.0:
+            arguments = least, upper, (poisson_tilted.ROUGH,)
+            high = scipy.optimize.brentq(excess, *arguments, rtol=_BRACKET)
+        width, low = _BRACKET, high
+        while excess(low, poisson_tilted.FINE) <= 0.0:
+            low, high, width = max(low * (1.0 - width), least), low, 4.0 * width
+        while excess(high, poisson_tilted.FINE) > 0.0:
+            if high >= upper:
+                return upper
+            high, width = min(high * (1.0 + width), upper), 4.0 * width
+        root = scipy.optimize.brentq(
+            excess, low, high, (poisson_tilted.FINE,), rtol=_SEARCH_TOLERANCE
+        )
         return root_finding.to_safe_side(
-            float(root), lambda epsilon: found(epsilon) <= delta
+            float(root), lambda epsilon: self._delta(epsilon, noise_stddev) <= delta
         )
 
     def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
@@ -220,22 +191,12 @@ class CyclicPoissonAccountant(Accountant):
         Raises:
           ValueError: on invalid input, or if no useful noise gives the budget.
         """
-        check_delta(delta)
-        unamplified = gaussian.calibrate_noise_stddev(epsilon, delta)
-        largest = unamplified * math.sqrt(self.num_queries) * self.column_norm
+        largest = self._largest_noise(epsilon, delta)
         if self.sampling_probability == 1.0:
             return largest
-        if self._is_tilted(delta):
-            found = root_finding.smallest_noise(
-                lambda noise: self._tilted(epsilon, noise, poisson_tilted.ROUGH),
-                lambda noise: self._tilted(epsilon, noise, poisson_tilted.FINE),
-                delta,
-                largest,
-            )
-            return min(found, largest)
         found = root_finding.smallest_noise(
-            lambda noise: self._delta(epsilon, noise, _ROUGH_INTERVAL),
-            lambda noise: self._delta(epsilon, noise, _INTERVAL),
+            lambda noise: self._delta(epsilon, noise, poisson_tilted.ROUGH),
+            lambda noise: self._delta(epsilon, noise),
             delta,
             largest,
         )
@@ -246,26 +207,15 @@ class CyclicPoissonAccountant(Accountant):
     ) -> float:
         """Noise for the budget up to about one percent, to compare runs by: no guarantee.
 
-        A coarse discretization, and a few values of it: a second where
-        `calibrate_noise_stddev` takes many.
-
         Raises:
           ValueError: as `calibrate_noise_stddev`.
         """
-        check_delta(delta)
-        unamplified = gaussian.calibrate_noise_stddev(epsilon, delta)
-        largest = unamplified * math.sqrt(self.num_queries) * self.column_norm
+        largest = self._largest_noise(epsilon, delta)
         if self.sampling_probability == 1.0:
             return largest
 
-        is_tilted = self._is_tilted(delta)
-
         def excess(log_noise: float) -> float:
-            noise = math.exp(log_noise)
-            if is_tilted:
-                found = self._tilted(epsilon, noise, poisson_tilted.ROUGH)
-            else:
-                found = self._delta(epsilon, noise, _ROUGH_INTERVAL)
+            found = self._delta(epsilon, math.exp(log_noise), poisson_tilted.ROUGH)
             return root_finding.log(found) - root_finding.log(delta)
 
         if near is None:
@@ -279,50 +229,45 @@ class CyclicPoissonAccountant(Accountant):
 
     def calibrate(self, epsilon: float, delta: float) -> Calibration:
         stddev = self.calibrate_noise_stddev(epsilon, delta)
-        guarantee = Guarantee(epsilon, delta, "exact", self._name(delta))
+        guarantee = Guarantee(epsilon, delta, "exact", NAME)
         return Calibration(stddev, guarantee, is_amplified=True)
 
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
         epsilon = meaningful(self.epsilon(delta, noise_stddev), noise_stddev, delta)
-        return Guarantee(epsilon, delta, "exact", self._name(delta))
+        return Guarantee(epsilon, delta, "exact", NAME)
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
-        if guarantee.accountant == TILTED_NAME:
-            found = self._tilted(guarantee.epsilon, noise_stddev, poisson_tilted.FINE)
-            return found <= guarantee.delta * (1.0 + 1e-6)
-        # Another run of the transforms may differ by its rounding, of which `_delta` adds
-        # four times as much: half of that still leaves more than the error.
-        slack = 0.5 * self._rounding
-        found = self._delta(guarantee.epsilon, noise_stddev, _INTERVAL, slack)
+        found = self._delta(guarantee.epsilon, noise_stddev)
         return found <= guarantee.delta * (1.0 + 1e-6)
+
+    def _largest_noise(self, epsilon: float, delta: float) -> float:
+        """The noise without amplification.
+
+        Raises:
+          ValueError: on invalid input, or if no noise at all would give the budget.
+        """
+        check_delta(delta)
+        sampled = -math.expm1(
+            self.num_queries * math.log1p(-min(self.sampling_probability, 1.0 - 1e-16))
+        )
+        if sampled <= delta:
+            raise ValueError(
+                f"delta = {delta:g} is at least the probability {sampled:.3g} that an "
+                f"example is used at all: any noise would do. Use a delta far below it."
+            )
+        unamplified = gaussian.calibrate_noise_stddev(epsilon, delta)
+        return unamplified * math.sqrt(self.num_queries) * self.column_norm
 
     def _unamplified(self, noise_stddev: float) -> float:
         """Noise per unit of sensitivity if every query used all examples."""
         return noise_stddev / (self.column_norm * math.sqrt(self.num_queries))
 
     def _delta(
-        self, epsilon: float, noise_stddev: float, interval: float, slack: float = 0.0
+        self,
+        epsilon: float,
+        noise_stddev: float,
+        resolution: float = poisson_tilted.FINE,
     ) -> float:
-        largest = gaussian.gaussian_delta(self._unamplified(noise_stddev), epsilon)
-        if self.sampling_probability == 1.0:
-            return largest
-        if self.num_queries > _MOST_QUERIES:
-            return self._tilted(epsilon, noise_stddev, poisson_tilted.FINE)
-        interval = _interval(interval * epsilon)
-        delta = _composed_delta(self, noise_stddev, interval, epsilon)
-        rounding = self._rounding
-        if not -rounding <= delta <= 1.0 + rounding:
-            raise ArithmeticError(
-                f"The accountant returned delta = {delta} for noise_stddev = "
-                f"{noise_stddev}, epsilon = {epsilon}."
-            )
-        delta = max(delta, 0.0) + rounding - slack
-        if delta < _NEAR_ROUNDING * rounding:
-            found = self._tilted(epsilon, noise_stddev, poisson_tilted.FINE)
-            delta = min(delta, found)
-        return min(delta, largest)
-
-    def _tilted(self, epsilon: float, noise_stddev: float, resolution: float) -> float:
         """Delta by the tilted transform, or without amplification."""
         largest = gaussian.gaussian_delta(self._unamplified(noise_stddev), epsilon)
         if self.sampling_probability == 1.0:
@@ -335,57 +280,3 @@ class CyclicPoissonAccountant(Accountant):
             resolution,
         )
         return min(found, largest)
-
-    def _is_tilted(self, delta: float) -> bool:
-        """Whether the tilted transform decides at delta."""
-        if self.sampling_probability == 1.0:
-            return False
-        is_near = delta <= _NEAR_ROUNDING * self._rounding
-        return is_near or self.num_queries > _MOST_QUERIES
-
-    def _name(self, delta: float) -> str:
-        return TILTED_NAME if self._is_tilted(delta) else NAME
-
-    @property
-    def _rounding(self) -> float:
-        """What the composition may err by, absolute."""
-        return rounding_of_transforms(self.num_queries)
-
-
-def _no_privacy(noise_stddev: float, delta: float) -> ValueError:
-    return ValueError(
-        f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > "
-        f"{LARGEST_EPSILON:g} at delta = {delta}. Add noise."
-    )
-
-
-def _interval(interval: float) -> float:
-    """The next lower power of two within limits: close values have the same one."""
-    interval = min(max(interval, _SMALLEST_INTERVAL), _LARGEST_INTERVAL)
-    return float(2.0 ** math.floor(math.log2(interval)))
-
-
-@functools.lru_cache(maxsize=2)
-def _composed(
-    queries: CyclicPoissonAccountant, noise_stddev: float, interval: float
-) -> pld_privacy_accountant.PLDAccountant:
-    accountant = pld_privacy_accountant.PLDAccountant(
-        value_discretization_interval=interval
-    )
-    accountant.compose(queries.event(noise_stddev))
-    return accountant
-
-
-# Plans, tables and searches for bands ask for the same numbers again and again.
-@functools.lru_cache(maxsize=1024)
-def _composed_delta(
-    queries: CyclicPoissonAccountant, noise: float, interval: float, epsilon: float
-) -> float:
-    return float(_composed(queries, noise, interval).get_delta(epsilon))
-
-
-@functools.lru_cache(maxsize=1024)
-def _composed_epsilon(
-    queries: CyclicPoissonAccountant, noise: float, interval: float, delta: float
-) -> float:
-    return float(_composed(queries, noise, interval).get_epsilon(delta))

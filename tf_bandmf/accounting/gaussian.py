@@ -100,12 +100,12 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
 
     upper = 1.0
     while excess(upper) > 0.0:
-        upper *= 2.0
-        if upper > LARGEST_EPSILON:
+        if upper >= LARGEST_EPSILON:
             raise ValueError(
                 f"noise_stddev = {noise_stddev} gives no meaningful privacy: "
                 f"epsilon > {LARGEST_EPSILON:g} at delta = {delta}. Add noise."
             )
+        upper = min(2.0 * upper, LARGEST_EPSILON)
     epsilon = scipy.optimize.brentq(excess, 0.0, upper, xtol=_TOLERANCE)
     return to_safe_side(
         float(epsilon), lambda value: gaussian_delta(noise_stddev, value) <= delta

@@ -118,10 +118,10 @@ class SimulatedAccountant(Accountant, Generic[SimulatorT]):
 
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
         found = self.epsilon(delta, noise_stddev)
-        epsilon = found.value
+        epsilon = meaningful(found.value, noise_stddev, delta)
         if isinstance(found, Estimate):
             epsilon += SAFETY * found.standard_error
-        return self._stated(meaningful(epsilon, noise_stddev, delta), delta, found)
+        return self._stated(epsilon, delta, found)
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         found = self.rough_delta(guarantee.epsilon, noise_stddev)

@@ -71,15 +71,13 @@ class BMinSepSampling(CyclicByChance):
     def accountant(
         self, matrix: LowerTriangular, simulation: Simulation | None = None
     ) -> Accountant:
-        from tf_bandmf.accounting.b_min_sep import (
-            BMinSepAccountant,
-            WithoutRestAccountant,
-        )
+        from tf_bandmf.accounting.b_min_sep import BMinSepAccountant
+        from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
 
         if self.num_parts == 1 and matrix.bands == 1:
             norms = matrix.column_norms()
-            if norms.min() == norms.max():  # as `WithoutRestAccountant` counts them
-                return WithoutRestAccountant.of_strategy(
+            if norms.min() == norms.max():  # as `CyclicPoissonAccountant` counts them
+                return CyclicPoissonAccountant.of_strategy(
                     matrix, 1, self.batch_size / self.num_examples
                 )
         return BMinSepAccountant.of_strategy(

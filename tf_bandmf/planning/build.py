@@ -139,7 +139,7 @@ def plan(
         choice = choosing.choose(
             workload,
             data.sampling,
-            epsilon=_needed(epsilon),
+            epsilon=_needed(epsilon, data),
             delta=delta,
             mechanism_names=named.names(data),
             max_memory_vectors=max_memory_vectors,
@@ -156,7 +156,7 @@ def plan(
         )
     if named is not None and named.is_auto:
         strategy = sampling_advice.advised(
-            strategy, workload, participation, _needed(epsilon), delta, tell
+            strategy, workload, participation, _needed(epsilon, data), delta, tell
         )
     strategy = strategy.in_float32()
     noise_multiplier, guarantee = _account(
@@ -254,7 +254,13 @@ class _Mechanism:
         )
 
 
-def _needed(epsilon: float | None) -> float:
+def _needed(epsilon: float | None, data: DataUse) -> float:
+    if epsilon is None and data.is_cyclic:
+        raise ValueError(
+            "The number of parts that examples are split into is chosen for a budget: "
+            "give epsilon instead of noise_multiplier, or num_steps and participation= "
+            "(such as CyclicPoisson, with num_parts) instead of sampling."
+        )
     if epsilon is None:
         raise ValueError(
             "A mechanism is chosen for a budget: give epsilon instead of "

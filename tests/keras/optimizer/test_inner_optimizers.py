@@ -115,6 +115,9 @@ def test_a_workload_that_is_not_what_sgd_does_is_pointed_out(
         # Independent noise is the same for every workload; Adam has none.
         (lambda: sgd(0.1, momentum=0.9), "identity", None),
         (lambda: keras.optimizers.Adam(), "bsr", MOMENTUM),
+        # Nothing moves.
+        (lambda: sgd(0.0), "lambda_cgd", SCHEDULE),
+        (lambda: sgd(0.0), "bsr", None),
     ],
 )
 def test_a_workload_that_fits_is_not_talked_about(

@@ -57,6 +57,8 @@ def _differences(inner: keras.optimizers.SGD, plan: Plan) -> list[tuple[str, str
     """The differences: what the optimizer has, and what the workload has."""
     workload, n = plan.workload, plan.num_steps
     rates, wanted = _rates(inner, n)
+    if not np.any(wanted):
+        return []  # nothing moves, whatever the noise
     found = []
     if workload.momentum is None or workload.decay is None:
         # A workload of the caller's own is compared by its learning rates alone.
@@ -74,7 +76,7 @@ def _differences(inner: keras.optimizers.SGD, plan: Plan) -> list[tuple[str, str
         if workload.learning_rates is None
         else np.asarray(workload.learning_rates)[rates]
     )
-    relative = wanted / max(np.max(wanted), np.finfo(np.float32).tiny)
+    relative = wanted / np.max(wanted)
     if np.max(np.abs(relative - planned / np.max(planned))) > _RATE_TOLERANCE:
         does = "a learning rate schedule"
         if np.ptp(wanted) == 0.0:
