@@ -57,7 +57,6 @@ def rows(strategy, mode, seed=5):
     "bisr:4-graph",
     "amplified:4-graph",
     "banded:4-graph",
-    "amplified_toeplitz:4-graph",
     "bandinv:4:normalized-graph",
 )
 @pytest.mark.attack(

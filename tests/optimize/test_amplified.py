@@ -12,7 +12,6 @@ from tf_bandmf.optimize import amplified, amplified_forms, lbfgs, objectives
 
 FORMS = {
     "inverse": (amplified_forms.InverseBands, np.array([0.5, -1.0, -1.5])),
-    "bands": (amplified_forms.Bands, np.array([-0.7, -1.0, -1.5])),
     "buffers": (amplified_forms.Buffers, np.array([2.0, 1.0, -0.5, 0.5])),
 }
 

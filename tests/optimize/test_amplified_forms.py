@@ -16,7 +16,6 @@ WORKLOADS = {
 }
 FORMS = {
     "inverse": amplified_forms.InverseBands,
-    "bands": amplified_forms.Bands,
     "buffers": amplified_forms.Buffers,
 }
 
@@ -39,12 +38,9 @@ def test_no_variables_give_negative_entries(form, seed):
 
 def test_variables_of_a_matrix_give_it_again():
     variables = np.random.default_rng(0).normal(scale=4.0, size=6)
-    inverse, bands = amplified_forms.InverseBands, amplified_forms.Bands
+    inverse = amplified_forms.InverseBands
     y = -inverse.coefficients(tf.constant(variables)).numpy()[1:]
     np.testing.assert_allclose(inverse.variables(y), variables)
-    # Of any scale.
-    column = 3.0 * bands.coefficients(tf.constant(variables)).numpy()
-    np.testing.assert_allclose(bands.variables(column), variables)
 
 
 def test_decays_stay_apart_whatever_the_variables_are():

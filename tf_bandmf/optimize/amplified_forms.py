@@ -14,11 +14,7 @@ import tensorflow as tf
 from tf_bandmf import matrices
 from tf_bandmf.analysis import gram_recursion
 from tf_bandmf.optimize import banded_matrices, series
-from tf_bandmf.optimize.toeplitz import (
-    banded_errors,
-    banded_inverse_errors,
-    increasing_errors,
-)
+from tf_bandmf.optimize.toeplitz import banded_inverse_errors, increasing_errors
 from tf_bandmf.workloads import Workload
 
 # Decays of a BLT stay apart from each other and from 1 in float32, too.
@@ -85,40 +81,6 @@ class InverseBands:
 
     def errors(self, variables: tf.Tensor) -> tf.Tensor:
         return banded_inverse_errors(self.workload)(self.coefficients(variables))
-
-
-class Bands:
-    """Strategies with p bands of `C`.
-
-    As power series, with `d = p - 1` variables, `C = 1 + e^(v_1) x + ... + e^(v_d) x^d`.
-    """
-
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-
-    @staticmethod
-    def coefficients(variables: tf.Tensor) -> tf.Tensor:
-        """The coefficients of `C`, shape [d + 1], leading 1."""
-        return tf.concat([[1.0], tf.exp(variables)], axis=0)
-
-    @staticmethod
-    def variables(coefficients: np.ndarray) -> np.ndarray:
-        """The variables of given coefficients of `C`, shape [d + 1], > 0."""
-        return np.log(coefficients[1:] / coefficients[0])
-
-    def size(self, variables: np.ndarray) -> dict[str, int]:
-        return {"bands": variables.size + 1}
-
-    def matrix(self, variables: np.ndarray) -> matrices.LowerTriangular:
-        found = self.coefficients(tf.constant(variables)).numpy()
-        return matrices.ToeplitzBanded(found, self.workload.num_steps)
-
-    def column(self, variables: tf.Tensor) -> tf.Tensor:
-        found = self.coefficients(variables)
-        return tf.pad(found, [[0, self.workload.num_steps - found.shape[0]]])
-
-    def errors(self, variables: tf.Tensor) -> tf.Tensor:
-        return banded_errors(self.workload)(self.coefficients(variables))
 
 
 class Buffers:

@@ -2,7 +2,6 @@
 
 from tf_bandmf.strategies.amplified import optimized_amplified
 from tf_bandmf.strategies.amplified_buffered import optimized_amplified_blt
-from tf_bandmf.strategies.amplified_toeplitz import optimized_amplified_toeplitz
 from tf_bandmf.strategies.banded import optimized_banded
 from tf_bandmf.strategies.banded_inverse import optimized_banded_inverse
 from tf_bandmf.strategies.base import Strategy
@@ -31,7 +30,6 @@ __all__ = [
     "lambda_cgd",
     "optimized_amplified",
     "optimized_amplified_blt",
-    "optimized_amplified_toeplitz",
     "optimized_banded",
     "optimized_banded_inverse",
     "optimized_bifr",
