@@ -18,7 +18,6 @@ from tf_bandmf.planning.arguments import (
     resolve_data,
 )
 from tf_bandmf.planning.calibration import accountant_for, calibrated, multiplier_of
-from tf_bandmf.planning.earlier import earlier_binding, translated
 from tf_bandmf.planning.plan import Plan
 from tf_bandmf.planning.statement import ONE_EXAMPLE, check_generator
 from tf_bandmf.strategies import Strategy, registry
@@ -45,7 +44,6 @@ def plan(
     test_seed: int | None = None,
     unit: str = ONE_EXAMPLE,
     generator: str = "philox",
-    **earlier: Any,
 ) -> Plan:
     """Plans a private run: chooses a strategy and its noise for a budget.
 
@@ -109,8 +107,6 @@ def plan(
       generator: generator of the noise: "philox", or "chacha20", a stream cipher, whose
         noise is computationally indistinguishable from random and takes about three
         times as long.
-      **earlier: deprecated names of arguments, such as `bands` and `momentum`; see
-        `planning.earlier`.
 
     Returns:
       A `Plan`. `Ledger.bind` binds it to the budget of a data set.
@@ -119,8 +115,6 @@ def plan(
       ValueError: if the budget is missing, contradictory, invalid or infeasible, or the
         use of the data is missing, contradictory or invalid.
     """
-    binding, earlier = earlier_binding(earlier)
-    mechanism, workload = translated(mechanism, workload, earlier)
     check_generator(generator)
     named = None if isinstance(mechanism, Strategy) else _Mechanism.parse(mechanism)
     data = resolve_data(
@@ -169,24 +163,22 @@ def plan(
         # A function shows what it is told: bars would get between its lines.
         progress=bool(progress) and not callable(progress),
     )
-    return binding(
-        Plan(
-            workload=workload,
-            strategy=strategy,
-            participation=participation,
-            l2_norm_clip=float(l2_norm_clip),
-            noise_multiplier=noise_multiplier,
-            epsilon=guarantee.epsilon,
-            delta=delta,
-            expected_batch_size=data.expected_batch_size,
-            accountant=guarantee.accountant,
-            kind=guarantee.kind,
-            adjacency=guarantee.adjacency,
-            confidence=guarantee.confidence,
-            test_seed=test_seed,
-            unit=unit,
-            generator=generator,
-        )
+    return Plan(
+        workload=workload,
+        strategy=strategy,
+        participation=participation,
+        l2_norm_clip=float(l2_norm_clip),
+        noise_multiplier=noise_multiplier,
+        epsilon=guarantee.epsilon,
+        delta=delta,
+        expected_batch_size=data.expected_batch_size,
+        accountant=guarantee.accountant,
+        kind=guarantee.kind,
+        adjacency=guarantee.adjacency,
+        confidence=guarantee.confidence,
+        test_seed=test_seed,
+        unit=unit,
+        generator=generator,
     )
 
 
