@@ -60,10 +60,8 @@ def _differences(inner: keras.optimizers.SGD, plan: Plan) -> list[tuple[str, str
     if not np.any(wanted):
         return []  # nothing moves, whatever the noise
     found = []
-    if workload.momentum is None or workload.decay is None:
-        # A workload of the caller's own is compared by its learning rates alone.
-        pass
-    else:
+    # A workload of the caller's own is compared by its learning rates alone.
+    if workload.momentum is not None and workload.decay is not None:
         momentum = float(inner.momentum)
         if abs(momentum - workload.momentum) > _MOMENTUM_TOLERANCE:
             found.append((f"momentum={momentum:g}", f"momentum={workload.momentum:g}"))
