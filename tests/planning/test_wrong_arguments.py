@@ -55,6 +55,13 @@ NAN, INF = float("nan"), float("inf")
             )
             for sampling in ("poisson", "balls-in-bins")
         ],
+        *[
+            (
+                {"epsilon": None, "noise_multiplier": 0.006, "sampling": sampling},
+                r"epsilon > 10000 at delta = 1e-05\. Add noise",
+            )
+            for sampling in ("fixed-order", "balls-in-bins")
+        ],
         (
             {
                 **{"mechanism": "bsr:2", "epsilon": None, "noise_multiplier": 1.0},
@@ -104,3 +111,12 @@ def test_largest_lambda_is_a_float32_number_below_one():
     assert strategies.lambda_cgd(4, largest).in_float32().matrix is not None
     with pytest.raises(ValueError, match="lambda must be"):
         strategies.lambda_cgd(4, 1.0 - 2.0**-26)
+
+
+@pytest.mark.parametrize("sampling", ["fixed-order", "poisson", "balls-in-bins"])
+def test_the_largest_budget_has_guarantees_at_other_deltas(sampling):
+    """They were refused as epsilons above 10,000."""
+    plan = tf_bandmf.plan(**{**BASE, "epsilon": 1e4, "sampling": sampling})
+    epsilons = [plan.guarantee_at(delta).epsilon for delta in (1e-4, 1e-5, 1e-9)]
+    assert epsilons[0] < 1e4 < epsilons[2]
+    assert epsilons[1] == pytest.approx(1e4, rel=1e-3)

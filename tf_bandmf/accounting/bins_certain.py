@@ -102,7 +102,7 @@ class CertainBins(Accountant):
         """Epsilon at delta, or more; 0 where delta is spent before.
 
         Raises:
-          ValueError: on invalid input, or if epsilon would exceed 10**4.
+          ValueError: on invalid input, or if epsilon would exceed 10**5.
         """
         check_delta(delta)
         check_positive("noise_stddev", noise_stddev)

@@ -10,8 +10,8 @@ import numpy as np
 # The least delta of a plan: what the noise leaves out of a normal distribution is below
 # a thousandth of it (`noise.radius`), and so is the chance to guess a key of 128 bits.
 SMALLEST_DELTA = 1e-20
-# Larger ones mean nothing.
-LARGEST_EPSILON = 1e4
+# Larger epsilons of a plan mean nothing. At another delta a plan may have a larger one.
+LARGEST_EPSILON, LARGEST_STATED_EPSILON = 1e4, 1e5
 
 
 def check_positive(name: str, value: Any) -> None:
@@ -68,6 +68,14 @@ def check_planned_delta(delta: Any) -> None:
             f"delta of a plan must be >= {SMALLEST_DELTA:g}, found {delta!r}: the tails "
             f"of generated noise are not longer. Use a larger delta."
         )
+
+
+def no_privacy(noise_stddev: float, delta: float, limit: float) -> ValueError:
+    """The error where noise gives an epsilon above a limit."""
+    return ValueError(
+        f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > {limit:g} "
+        f"at delta = {delta}. Add noise."
+    )
 
 
 def _is_finite(value: Any) -> bool:

@@ -21,9 +21,10 @@ from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian, poisson_tilted, root_finding
 from tf_bandmf.accounting.base import Accountant, meaningful
 from tf_bandmf.accounting.checks import (
-    LARGEST_EPSILON,
+    LARGEST_STATED_EPSILON,
     check_delta,
     check_positive,
+    no_privacy,
     whole_number,
 )
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
@@ -140,21 +141,18 @@ class CyclicPoissonAccountant(Accountant):
         """Epsilon at delta, rounded up.
 
         Raises:
-          ValueError: on invalid input, or if epsilon is above `LARGEST_EPSILON`.
+          ValueError: on invalid input, or if epsilon is above `LARGEST_STATED_EPSILON`.
         """
         check_positive("noise_stddev", noise_stddev)
         check_delta(delta)
         unamplified = self._unamplified(noise_stddev)
         if self.sampling_probability == 1.0:
             return gaussian.gaussian_epsilon(unamplified, delta)
-        upper = LARGEST_EPSILON
+        upper = LARGEST_STATED_EPSILON
         if gaussian.gaussian_delta(unamplified, upper) <= delta:
             upper = gaussian.gaussian_epsilon(unamplified, delta)
         elif self._delta(upper, noise_stddev) > delta:
-            raise ValueError(
-                f"noise_stddev = {noise_stddev} gives no meaningful privacy: epsilon > "
-                f"{LARGEST_EPSILON:g} at delta = {delta}. Add noise."
-            )
+            raise no_privacy(noise_stddev, delta, upper)
         if upper == 0.0:
             return 0.0
         least = min(_LEAST_EPSILON, upper)

@@ -23,9 +23,11 @@ from tf_bandmf.accounting import tails
 from tf_bandmf.accounting.base import Accountant, meaningful
 from tf_bandmf.accounting.checks import (
     LARGEST_EPSILON,
+    LARGEST_STATED_EPSILON,
     check_delta,
     check_epsilon,
     check_positive,
+    no_privacy,
 )
 from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
 from tf_bandmf.accounting.root_finding import log, to_safe_side
@@ -89,7 +91,7 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
     """The smallest epsilon, rounded up, for which the mechanism is (epsilon, delta)-DP.
 
     Raises:
-      ValueError: on invalid input, or if epsilon would exceed 10**4.
+      ValueError: on invalid input, or if epsilon would exceed 10**5.
     """
     check_delta(delta)
     if gaussian_delta(noise_stddev, 0.0) <= delta:
@@ -100,12 +102,9 @@ def gaussian_epsilon(noise_stddev: float, delta: float) -> float:
 
     upper = 1.0
     while excess(upper) > 0.0:
-        if upper >= LARGEST_EPSILON:
-            raise ValueError(
-                f"noise_stddev = {noise_stddev} gives no meaningful privacy: "
-                f"epsilon > {LARGEST_EPSILON:g} at delta = {delta}. Add noise."
-            )
-        upper = min(2.0 * upper, LARGEST_EPSILON)
+        if upper >= LARGEST_STATED_EPSILON:
+            raise no_privacy(noise_stddev, delta, LARGEST_STATED_EPSILON)
+        upper = min(2.0 * upper, LARGEST_STATED_EPSILON)
     epsilon = scipy.optimize.brentq(excess, 0.0, upper, xtol=_TOLERANCE)
     return to_safe_side(
         float(epsilon), lambda value: gaussian_delta(noise_stddev, value) <= delta

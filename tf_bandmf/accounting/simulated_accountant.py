@@ -98,7 +98,7 @@ class SimulatedAccountant(Accountant, Generic[SimulatorT]):
 
         Raises:
           ValueError: on invalid input; if epsilon would exceed that of the run without
-            amplification by rounding, or 10**4; or if a bound would take too many draws.
+            amplification by rounding, or 10**5; or if a bound would take too many draws.
         """
         check_delta(delta)
         check_positive("noise_stddev", noise_stddev)

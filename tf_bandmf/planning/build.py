@@ -7,7 +7,7 @@ import sys
 from typing import Any, Callable
 
 from tf_bandmf import workloads
-from tf_bandmf.accounting.checks import check_positive
+from tf_bandmf.accounting.checks import LARGEST_EPSILON, check_positive, no_privacy
 from tf_bandmf.accounting.guarantee import Guarantee
 from tf_bandmf.participation import Participation
 from tf_bandmf.planning import choosing, sampling_advice
@@ -281,7 +281,10 @@ def _account(
         accountant = accountant_for(
             strategy, participation, confidence, progress=progress
         )
-        guarantee = accountant.guarantee(noise_multiplier * sensitivity, delta)
+        noise_stddev = noise_multiplier * sensitivity
+        guarantee = accountant.guarantee(noise_stddev, delta)
+        if guarantee.epsilon > LARGEST_EPSILON * (1.0 + 1e-9):
+            raise no_privacy(noise_stddev, delta, LARGEST_EPSILON)
         return float(noise_multiplier), guarantee
     found = calibrated(
         strategy, participation, float(epsilon), delta, confidence, progress
