@@ -629,7 +629,7 @@ PROGRAM = """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(22, 5)).astype("f4"), rng.integers(0, 3, 22)
     plan = tf_bandmf.plan(
-        "bsr", bands=3, noise_multiplier=1.0, delta=1e-5, test_seed=3,
+        "bsr:3", noise_multiplier=1.0, delta=1e-5, test_seed=3,
         num_examples=22, batch_size=6, epochs=2)
 
     class Kill(keras.callbacks.Callback):

@@ -277,7 +277,7 @@ WORKER = """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(22, 5)).astype("f4"), rng.integers(0, 3, 22)
     plan = tf_bandmf.plan(
-        "bsr", bands=3, noise_multiplier=1.0, delta=1e-5,
+        "bsr:3", noise_multiplier=1.0, delta=1e-5,
         num_examples=22, batch_size=6, epochs=2, test_seed=0)
     from tf_bandmf.keras.run.replicas import shared_key
     from tf_bandmf.noise.keys import NoiseKey
@@ -348,7 +348,7 @@ REPLICAS = """
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(64, 5)).astype("f4"), rng.integers(0, 3, 64)
     plan = tf_bandmf.plan(
-        "bsr", bands=3, noise_multiplier=1.0, delta=1e-5,
+        "bsr:3", noise_multiplier=1.0, delta=1e-5,
         num_examples=64, batch_size=16, epochs=2, test_seed=0)
     models = {}
     for count in (1, 8):
