@@ -55,7 +55,6 @@ def trained(
             keras.layers.Dense(1, "sigmoid"),
         ]
     )
-    optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
     loss = "binary_crossentropy"
     if not is_private:
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss)
@@ -78,8 +77,9 @@ def trained(
         workload="sgd:momentum=0.9",
     )
     tf_bandmf.keras.make_private(model)
+    inner = keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))
     # Each way is a model of its own: a release of all of them would be composed.
-    private = tf_bandmf.keras.PrivateOptimizer(optimizer, plan, additional_run=True)
+    private = tf_bandmf.keras.PrivateOptimizer(inner, plan, additional_run=True)
     model.compile(private, loss)
     model.fit(plan.batches(x, y), epochs=_EPOCHS, class_weight=class_weight, verbose=0)
     return model

@@ -51,7 +51,6 @@ def main() -> None:
     parser.add_argument("--delta", type=float, default=1e-4)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=48)
-    parser.add_argument("--learning-rate", type=float, default=0.5)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", default="demo-output")
     arguments = parser.parse_args()
@@ -64,13 +63,12 @@ def main() -> None:
             num_examples=NUM_TRAIN,
             batch_size=arguments.batch_size,
             epochs=arguments.epochs,
+            workload="sgd:momentum=0.9",
         )
         for mechanism in ("identity", "lambda_cgd", "bsr")
     }
-    rates = {mechanism: [arguments.learning_rate] for mechanism in plans}
-    runs = comparison.train_all(
-        plans, build_model, load_data(), rates, range(arguments.seeds)
-    )
+    seeds = range(arguments.seeds)
+    runs = comparison.train_all(plans, build_model, load_data(), seeds)
     title = f"Digits at epsilon = {arguments.epsilon:g}, delta = {arguments.delta:g}"
     comparison.print_table(title, runs)
     comparison.print_joint_guarantee(runs)

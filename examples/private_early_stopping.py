@@ -51,7 +51,7 @@ class Best(keras.callbacks.Callback):
             self.weights = self.model.get_weights()
 
 
-def train(plan: tf_bandmf.Plan, data: Data, rate: float, epochs: int, seed: int):
+def train(plan: tf_bandmf.Plan, data: Data, factor: float, epochs: int, seed: int):
     """Test accuracy after the last epoch and at the best one, and the best one's number."""
     keras.utils.set_random_seed(seed)
     layers = [
@@ -60,8 +60,10 @@ def train(plan: tf_bandmf.Plan, data: Data, rate: float, epochs: int, seed: int)
         keras.layers.Dense(10),
     ]
     model = tf_bandmf.keras.make_private(keras.Sequential(layers))
+    inner = plan.optimizer_arguments(model.count_params())
+    inner["learning_rate"] *= factor
     optimizer = tf_bandmf.keras.PrivateOptimizer(
-        keras.optimizers.SGD(rate), plan, additional_run=True
+        keras.optimizers.SGD(**inner), plan, additional_run=True
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])
@@ -82,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epsilon", type=float, default=4.0)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 2.0])
+    parser.add_argument("--factors", type=float, nargs="+", default=[1.0, 4.0])
     parser.add_argument(
         "--shares", type=float, nargs="+", default=[0.0, 0.05, 0.1, 0.2]
     )
@@ -96,22 +98,23 @@ def main() -> None:
         num_examples=len(data["train"][1]),
         batch_size=72,
         epochs=arguments.epochs,
+        workload="sgd:momentum=0.9",
     )
-    print("share  noise of steps  of accuracy  rate  last epoch  best epoch  which")
+    print("share  noise of steps  of accuracy  factor  last epoch  best epoch  which")
     for share in arguments.shares:
         plan = plain
         if share:
             plan = plain.reserve(metrics=share, evaluations=arguments.epochs)
         of_metric = plan.measurements.noise_multiplier or float("nan")
-        for rate in arguments.rates:
+        for factor in arguments.factors:
             found = [
-                train(plan, data, rate, arguments.epochs, seed)
+                train(plan, data, factor, arguments.epochs, seed)
                 for seed in range(arguments.seeds)
             ]
             last, best, epoch = np.mean(found, axis=0)
             print(
                 f"{share:5.2f}  {plan.rmse() / plain.rmse():14.3f}  "
-                f"{0.5 * of_metric / 360:11.3f}  {rate:4.2g}  {last:10.3f}  {best:10.3f}"
+                f"{0.5 * of_metric / 360:11.3f}  {factor:6.2g}  {last:10.3f}  {best:10.3f}"
                 f"  {epoch:.1f}",
                 flush=True,
             )

@@ -23,11 +23,12 @@ x_train, y_train, x_test, y_test = x[:1440], y[:1440], x[1440:], y[1440:]
 # ## Plans come first
 #
 # A plan fixes what the guarantee depends on, before any data is read: the budget, the number of
-# examples, the batches, the mechanism.
+# examples, the batches, the mechanism, the momentum of the optimizer.
 
 # %%
 EPOCHS = 10
 use = {"num_examples": 1440, "batch_size": 48, "epochs": EPOCHS}
+use["workload"] = "sgd:momentum=0.9"
 plans = {
     "DP-SGD": tf_bandmf.plan("identity", epsilon=4, delta=1e-4, **use),
     "BISR": tf_bandmf.plan("bisr", epsilon=4, delta=1e-4, **use),
@@ -45,7 +46,8 @@ axes = plots.accumulated_noise(plans)
 # ## Training
 #
 # `make_private` and `PrivateOptimizer` are all that changes in Keras, and the batches come from
-# the plan. `additional_run=True` says that it is meant: a second run on the same data spends a
+# the plan. The rate and the average of the weights follow from the noise of the plan and the
+# size of the model: nothing is tuned. `additional_run=True` says that it is meant: a second run on the same data spends a
 # second budget.
 
 
@@ -60,9 +62,10 @@ def train(plan):
         ]
     )
     tf_bandmf.keras.make_private(model)
+    advised = plan.optimizer_arguments(model.count_params())
     model.compile(
         optimizer=tf_bandmf.keras.PrivateOptimizer(
-            keras.optimizers.SGD(0.5), plan, additional_run=True
+            keras.optimizers.SGD(**advised), plan, additional_run=True
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],

@@ -114,6 +114,7 @@ print(f"least perplexity {np.exp(3 * entropy / (LENGTH - 1)):.2f}")
 EPOCHS = 12
 budget = {"epsilon": 1, "delta": 1e-5}
 use = {"num_examples": len(private), "batch_size": 400, "epochs": EPOCHS}
+use["workload"] = "sgd:momentum=0.9"
 plan = tf_bandmf.plan("bisr", **budget, **use)
 fresh = tf_bandmf.plan("identity", **budget, **use)
 print(
@@ -124,9 +125,8 @@ print(
 # ## Adapters, trained privately
 #
 # `enable_lora` freezes the model but for the adapters; `make_private` and `PrivateOptimizer` are
-# used as ever. Automatic clipping has no norm to tune. The learning rate is
-# one that served for made-up text, as this is: trials on private text would be runs to account
-# for.
+# used as ever. Automatic clipping has no norm to tune; rate, momentum and average of the weights
+# follow from the plan and the number of weights that are trained.
 
 # %%
 ADAPTED = [
@@ -149,8 +149,11 @@ def with_adapters():
 
 keras.utils.set_random_seed(1)
 model = tf_bandmf.keras.make_private(with_adapters())
+trained = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
 optimizer = tf_bandmf.keras.PrivateOptimizer(
-    keras.optimizers.SGD(0.5), plan, clipping="automatic"
+    keras.optimizers.SGD(**plan.optimizer_arguments(trained)),
+    plan,
+    clipping="automatic",
 )
 compiled(model, optimizer)
 history = model.fit(
@@ -159,7 +162,6 @@ history = model.fit(
     validation_data=(inputs_of(validation), validation[:, 1:]),
     verbose=0,
 )
-trained = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
 print(f"{trained:,} of {model.count_params():,} weights are trained")
 print(
     f"perplexity of private text: {frozen:.2f} before, {perplexity(model, test):.2f} after"

@@ -55,6 +55,17 @@ def test_the_rate_is_that_of_the_rule_and_the_plans_own_noise(advice):
     assert 1.0 / (1.0 - ema) == pytest.approx(0.1 * advice.plan.num_steps)
 
 
+def test_a_plan_gives_the_arguments_of_the_advice(advice):
+    plan = tf_bandmf.plan(**advice.arguments)
+    assert plan.optimizer_arguments(2410) == advice.optimizer_arguments
+    with pytest.raises(ValueError, match='"sgd" or "adam", found \'lion\''):
+        plan.optimizer_arguments(2410, "lion")
+    apart = {"num_steps": 6, "participation": tf_bandmf.MinSep(3)}
+    minimum = tf_bandmf.plan("identity", epsilon=4.0, delta=1e-5, **apart)
+    with pytest.raises(ValueError, match="needs the batch size"):
+        minimum.optimizer_arguments(2410)
+
+
 def test_the_setting_with_the_most_progress_is_advised(advice):
     for name in ("fixed-order", "poisson"):
         sizes = [one.batch_size for one in advice.settings if one.sampling == name]

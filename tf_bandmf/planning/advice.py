@@ -309,11 +309,7 @@ def advise(
         plan=plan,
         setting=setting,
         optimizer=optimizer,
-        optimizer_arguments={
-            **_inner_arguments(is_adam, setting.learning_rate / clip),
-            "use_ema": True,
-            "ema_momentum": learning_rates.ema_momentum(setting.num_steps),
-        },
+        optimizer_arguments=plan.optimizer_arguments(scan.num_parameters, optimizer),
         expected_share=share,
         settings=tuple(setting if one is chosen else one for one in settings),
         reasons=tuple(reasons),
@@ -335,16 +331,6 @@ _ADAM = (
     f"on the tasks that were measured; {_AVERAGE}"
 )
 _WORKLOAD = f"sgd:momentum={learning_rates.MOMENTUM!r}"
-
-
-def _inner_arguments(is_adam: bool, rate: float) -> dict[str, Any]:
-    """Learning rate and momentum of the Keras optimizer."""
-    if is_adam:
-        return {"learning_rate": learning_rates.RATE_OF_ADAM}
-    return {
-        "learning_rate": float(f"{rate:.3g}"),
-        "momentum": learning_rates.MOMENTUM,
-    }
 
 
 @dataclasses.dataclass(frozen=True)

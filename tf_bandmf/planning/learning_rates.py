@@ -16,7 +16,10 @@ and of adapters of a language model, in `benchmarks/utility/results`; regrets ar
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tf_bandmf.planning.plan import Plan
 
 MOMENTUM = 0.9
 # Rate of SGD at s = 1 for few weights, divided by 1 - momentum; s sqrt(d) at which noise
@@ -61,6 +64,31 @@ def per_clip_unit(noise: float, num_parameters: int, momentum: float) -> float:
     """
     limit = 1.0 + noise * math.sqrt(num_parameters) / _NOISE
     return (1.0 - momentum) * _RATE / (math.sqrt(noise) * limit)
+
+
+def rate_of(plan: Plan, num_parameters: int) -> float:
+    """Learning rate of SGD for a plan, with the momentum of the plan's workload.
+
+    Args:
+      plan: of batches with an expected size, for a constant learning rate.
+      num_parameters: d, trainable weights.
+
+    Raises:
+      ValueError: if the rule says nothing of such a plan.
+    """
+    if plan.expected_batch_size is None:
+        raise ValueError(
+            "The rule for learning rates needs the batch size of the plan, which this "
+            "plan does not say."
+        )
+    if plan.workload.learning_rates is not None:
+        raise ValueError(
+            "The rule for learning rates is for a constant rate, found a plan of a "
+            "workload with learning_rates=."
+        )
+    momentum = plan.workload.momentum or 0.0
+    noise = noise_in_models(plan.rmse(), plan.expected_batch_size, momentum)
+    return per_clip_unit(noise, num_parameters, momentum) / plan.l2_norm_clip
 
 
 def expected_share(noise: float, num_parameters: int, num_steps: int) -> float:

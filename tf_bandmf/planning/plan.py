@@ -19,13 +19,18 @@ from dp_accounting.pld import privacy_loss_distribution
 from tf_bandmf import participation as participation_lib
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.base import Accountant
-from tf_bandmf.accounting.checks import check_planned_delta, check_positive
+from tf_bandmf.accounting.checks import (
+    check_planned_delta,
+    check_positive,
+    whole_number,
+)
 from tf_bandmf.accounting.custom import epsilon_by
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT, Guarantee
 from tf_bandmf.analysis.sensitivity import Sensitivity
 from tf_bandmf.files import configs
 from tf_bandmf.files.hidden import HiddenBytes
 from tf_bandmf.participation import Participation
+from tf_bandmf.planning import learning_rates
 from tf_bandmf.planning import measurements as measurements_lib
 from tf_bandmf.planning.account import Account
 from tf_bandmf.planning.calibration import accountant_for
@@ -351,6 +356,34 @@ class Plan:
         """
         unit = self.strategy.rmse(self.workload, self.participation)
         return self.noise_multiplier * unit * self.measurements.norm
+
+    def optimizer_arguments(
+        self, num_parameters: int, optimizer: str = "sgd"
+    ) -> dict[str, Any]:
+        """Advised arguments of the Keras optimizer: rate, momentum, averaged weights.
+
+        `keras.optimizers.SGD(**plan.optimizer_arguments(model.count_params()))`. The
+        rate is by the rule of `planning.learning_rates`, the momentum the workload's.
+
+        Args:
+          num_parameters: d, trainable weights of the model.
+          optimizer: "sgd", or "adam", for plans with independent noise ("identity").
+
+        Raises:
+          ValueError: if the plan names no batch size, its workload has a schedule of
+            learning rates, or the optimizer is another one.
+        """
+        if optimizer not in ("sgd", "adam"):
+            raise ValueError(f'optimizer must be "sgd" or "adam", found {optimizer!r}.')
+        inner: dict[str, Any] = {"learning_rate": learning_rates.RATE_OF_ADAM}
+        if optimizer == "sgd":
+            size = whole_number("num_parameters", num_parameters)
+            rate = learning_rates.rate_of(self, size)
+            inner = {"learning_rate": float(f"{rate:.3g}")}
+            if self.workload.momentum:
+                inner["momentum"] = self.workload.momentum
+        average = learning_rates.ema_momentum(self.num_steps)
+        return {**inner, "use_ema": True, "ema_momentum": average}
 
     def batches(
         self,

@@ -6,6 +6,8 @@ import warnings
 import keras
 import pytest
 
+import tf_bandmf
+import tf_bandmf.keras
 from tf_bandmf.keras.model.noise_in_weights import advised_rate
 
 
@@ -36,6 +38,35 @@ def test_fit_warns_of_too_large_a_rate_and_names_one_that_would_do(model_of, dat
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="The learning rate")
         model.fit(plan.batches(*data), epochs=1, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("clip", "clipping", "says"),
+    [
+        (
+            1.0,
+            "flat",
+            "At the clip norm 1 a model with a Poisson loss predicts too few",
+        ),
+        (1.0, "automatic", "With automatic clipping a model with a Poisson loss"),
+        (10.0, "flat", None),
+    ],
+)
+def test_fit_says_that_clipping_biases_counts(clip, clipping, says, make_plan, data):
+    plan = make_plan(l2_norm_clip=clip)
+    model = keras.Sequential(
+        [keras.Input((data[0].shape[1],)), keras.layers.Dense(1, "exponential")]
+    )
+    tf_bandmf.keras.make_private(model)
+    inner = keras.optimizers.SGD(1e-3)
+    optimizer = tf_bandmf.keras.PrivateOptimizer(inner, plan, clipping=clipping)
+    model.compile(optimizer, "poisson")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(plan.batches(*data), epochs=1, verbose=0)
+    texts = [str(one.message) for one in caught if "Poisson" in str(one.message)]
+    assert len(texts) == (says is not None)
+    assert all(text.startswith(says) and "l2_norm_clip=10" in text for text in texts)
 
 
 @pytest.mark.parametrize(

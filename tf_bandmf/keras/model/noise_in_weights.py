@@ -1,4 +1,4 @@
-"""Warns before the first step of a learning rate that noise or curvature would undo.
+"""Warns before the first step of rates that noise undoes, and clip norms that bias counts.
 
 The rate that `tf_bandmf.advise` would give follows from the plan and the number of
 weights: `planning.learning_rates`. No data are used.
@@ -55,17 +55,39 @@ def advised_rate(model: keras.Model) -> float | None:
     )
     if not is_quick:
         return None
-    momentum = float(inner.momentum)
-    noise = learning_rates.noise_in_models(
-        plan.rmse(), plan.expected_batch_size, momentum
-    )
-    return learning_rates.per_clip_unit(noise, size, momentum) / plan.l2_norm_clip
+    return learning_rates.rate_of(plan, size)
 
 
-def warn_of_noise(model: Any) -> None:
-    """Warns if the learning rate of a run that begins is far above the advised one."""
-    if model.optimizer.steps_taken:
+def warn_of_settings(model: Any) -> None:
+    """Warns of a learning rate and a clip norm with which a run that begins goes wrong."""
+    if not model.optimizer.steps_taken:
+        _warn_of_biased_counts(model)
+        _warn_of_noise(model)
+
+
+def _warn_of_biased_counts(model: Any) -> None:
+    """Warns of a Poisson loss with a clip norm at which it predicts too few."""
+    optimizer = model.optimizer
+    losses = keras.tree.flatten(model.loss)
+    if not any(learning_rates.is_loss_of_counts(one) for one in losses):
         return
+    advised, _ = learning_rates.clip_norm("poisson")
+    clip = optimizer.plan.l2_norm_clip
+    is_automatic = optimizer.clipping.kind == "automatic"
+    if clip >= advised / 2 and not is_automatic:
+        return
+    what = "With automatic clipping" if is_automatic else f"At the clip norm {clip:.3g}"
+    warnings.warn(
+        f"{what} a model with a Poisson loss predicts too few, at any epsilon: the "
+        f"clipped gradient of a skewed residual is zero near the median, not the mean. "
+        f"Divide the labels by their usual size and plan with l2_norm_clip={advised:g}; "
+        f'tf_bandmf.advise(loss="poisson") does.',
+        stacklevel=4,
+    )
+
+
+def _warn_of_noise(model: Any) -> None:
+    """Warns if the learning rate is far above the advised one."""
     advised = advised_rate(model)
     if advised is None:
         return
@@ -77,5 +99,5 @@ def warn_of_noise(model: Any) -> None:
         f"that tf_bandmf.advise would give for this plan and model: noise will undo what "
         f"the model learns. Use {advised:.2g}; or larger batches, fewer weights, another "
         f"mechanism, or a larger epsilon: tf_bandmf.advise compares them.",
-        stacklevel=3,
+        stacklevel=4,
     )

@@ -27,7 +27,7 @@ from tf_bandmf.keras.model.monitors import (
     warn_of_private_monitors,
     warn_of_useless_backups,
 )
-from tf_bandmf.keras.model.noise_in_weights import warn_of_noise
+from tf_bandmf.keras.model.noise_in_weights import warn_of_settings
 from tf_bandmf.keras.model.outputs import refuse_outputs, warn_of_outputs
 from tf_bandmf.keras.model.preprocessing import (
     preprocess_of,
@@ -148,7 +148,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         if self.built and not optimizer.steps_taken:
             refuse_outputs(self, class_weight, ranges)
             warn_of_outputs(self, x, ranges)
-            warn_of_noise(self)
+            warn_of_settings(self)
         if self.built and optimizer.built:
             optimizer.run.refuse_changed(self.weights)
         reservation = optimizer.run.reservation
