@@ -29,7 +29,7 @@ BLOCK = re.compile(
 # Of pages: texts that must occur in their code, and what stands in their place.
 SMALLER = {
     "README.md": {"epochs=20": "epochs=1"},
-    "docs/start.md": {"epochs = 20": "epochs = 1"},
+    "docs/start.md": {"epochs=20": "epochs=1"},
     "docs/choosing-mechanism.md": {
         "num_examples=60_000": "num_examples=600",
         "batch_size=512": "batch_size=60",
