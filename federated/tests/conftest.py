@@ -25,6 +25,7 @@ ENGINE_FREE = {
     "test_digests.py",
     "test_engine_free.py",
     "test_exact_sum.py",
+    "test_golden_reports.py",
     "test_host_noise.py",
     "test_large_models.py",
     "test_large_vectors.py",
