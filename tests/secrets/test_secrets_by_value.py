@@ -336,7 +336,7 @@ def test_no_error_shows_a_secret_even_with_local_variables(
         "no memory left": no_memory_left,
         "noise past the end": generator_past_the_end,
         "another batch": lambda: model.train_on_batch(batch),
-        "eager": lambda: fit(run_eagerly=True, path=tmp_path / "no" / "folder"),
+        "no folder": lambda: fit(path=tmp_path / "no" / "folder"),
         "pickle of the optimizer": lambda: pickle.dumps(model.optimizer),
         "copy of the state": lambda: copy.deepcopy(model.optimizer.run.secrets),
         "copy of the run": lambda: copy.copy(model._private_run),

@@ -102,7 +102,7 @@ def test_training_goes_on_after_any_feature(xla):
     np.testing.assert_array_equal(moved, base)
     # Three records are replaced: at most twice the clip norm for each.
     x[3:6] = 0.0
-    base = trained(classifier(), x, y, loss=CROSS_ENTROPY, run_eagerly=True)
+    base = trained(classifier(), x, y, loss=CROSS_ENTROPY)
     assert np.linalg.norm(moved - base) * BATCH <= 6.0 + 6e-3
 
 
@@ -120,7 +120,7 @@ def test_training_goes_on_after_a_label_that_is_no_class():
     assert np.all(np.isfinite(moved))
     # Records without a loss contribute zero as well.
     x[[2, 4, 5]], y[[2, 4, 5]] = np.nan, 0
-    zero = trained(classifier(), x, y, loss=CROSS_ENTROPY, run_eagerly=True)
+    zero = trained(classifier(), x, y, loss=CROSS_ENTROPY)
     np.testing.assert_allclose(moved, zero, atol=1e-6)
 
 
@@ -145,14 +145,12 @@ def test_training_goes_on_after_an_id_that_is_no_row(trainable):
     x[5, 2] = -1
     moved = trained(text_classifier(trainable), x, y, loss=CROSS_ENTROPY)
     assert np.all(np.isfinite(moved))
-    # What it is compared with takes its step eagerly, without the cost of a graph.
-    eagerly = {"loss": CROSS_ENTROPY, "run_eagerly": True}
     x[[1, 2, 4]] = 10
     x[5, 2] = 9
-    same = trained(text_classifier(trainable), x, y, **eagerly)
+    same = trained(text_classifier(trainable), x, y, loss=CROSS_ENTROPY)
     np.testing.assert_allclose(moved, same, atol=1e-6)
     x[[1, 2, 4]] = 0
-    counted = trained(text_classifier(trainable), x, y, **eagerly)
+    counted = trained(text_classifier(trainable), x, y, loss=CROSS_ENTROPY)
     assert np.abs(counted - moved).max() > 1e-6
 
 
@@ -179,8 +177,8 @@ def warned(callbacks):
     x = rng.normal(size=(BATCH, 5)).astype("f4")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        changes = {"loss": CROSS_ENTROPY, "run_eagerly": True}
-        trained(classifier(), x, np.zeros(BATCH, "i4"), callbacks, **changes)
+        y = np.zeros(BATCH, "i4")
+        trained(classifier(), x, y, callbacks, loss=CROSS_ENTROPY)
     return " ".join(str(w.message) for w in caught)
 
 
@@ -210,31 +208,25 @@ class OfTheHost(keras.metrics.Metric):
         return np.float32(np.mean((y - predicted) ** 2))
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        if tf.executing_eagerly():
-            found = self.score(y_true.numpy(), y_pred.numpy())
-        else:
-            found = tf.numpy_function(self.score, [y_true, y_pred], tf.float32)
-            found = tf.ensure_shape(found, [])
-        self.last.assign(found)
+        found = tf.numpy_function(self.score, [y_true, y_pred], tf.float32)
+        self.last.assign(tf.ensure_shape(found, []))
 
     def result(self):
         return self.last
 
 
-@pytest.mark.slow_cases("graph")
 @pytest.mark.attack(
     "A metric that raises for a record",
     tried="A metric in Python, as of scikit-learn, gets a prediction that is NaN.",
     area="inputs",
     invariants=[5, 18],
 )
-@pytest.mark.parametrize("eagerly", [GRAPH, pytest.param(True, id="eager")])
 @pytest.mark.invariant(18)
-def test_a_metric_that_raises_is_nan(eagerly):
+def test_a_metric_that_raises_is_nan():
     x, y = np.ones((4, 3), "f4"), np.ones((4, 1), "f4")
     x[2] = np.nan
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
-    trained(model, x, y, metrics=[OfTheHost()], run_eagerly=eagerly)
+    trained(model, x, y, metrics=[OfTheHost()])
     assert np.isnan(model.history.history["of_host"][0])
 
 
@@ -289,39 +281,3 @@ def test_a_graph_metric_that_raises_is_nan(jit_compile, figure):
 def test_the_metric_raises_without_that():
     with pytest.raises(tf.errors.InvalidArgumentError):
         tf.function(Confusions().update_state)([7], [[0.0, 1.0, 2.0]])
-
-
-class Preprocessing(keras.Model):
-    """Takes text, of which its preprocessor makes numbers."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(1)
-        self.preprocessor = tf.strings.to_number
-
-    def build(self, shape):
-        self.dense.build((None, 1))
-
-    def call(self, x):
-        return self.dense(x)
-
-    def preprocess_samples(self, x, y=None, sample_weight=None):
-        return tf.reshape(self.preprocessor(x), [-1, 1]), y
-
-
-@pytest.mark.invariant(18)
-def test_training_goes_on_after_a_text_that_is_no_number():
-    texts, y = np.array(["1.5"] * BATCH), np.ones((BATCH, 1), "f4")
-
-    def moved(text):
-        keras.utils.set_random_seed(0)
-        model = Preprocessing()
-        model.build(None)
-        texts[2] = text
-        return trained(model, texts, y)
-
-    bad = moved("n/a")
-    assert np.all(np.isfinite(bad))
-    # As a record that is not finite, and not as one that is.
-    np.testing.assert_allclose(bad, moved("nan"), atol=1e-6)
-    assert np.abs(bad - moved("2.5")).max() > 1e-3

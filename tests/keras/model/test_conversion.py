@@ -200,12 +200,11 @@ def test_token_weights(make_plan):
                 keras.layers.Dense(5),
             ]
         )
-        # Eagerly one step is cheaper than a graph.
         plan = make_plan(epochs=1, batch_size=22)
         tf_bandmf.keras.make_private(model, self_check=False)
         optimizer = tf_bandmf.keras.PrivateOptimizer("sgd", plan, additional_run=True)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer, loss, run_eagerly=True)
+        model.compile(optimizer, loss)
         model.fit(plan.batches(ids, targets, sample_weight=weights), verbose=0)
         results.append(model.get_weights())
     for first, second in zip(*results):

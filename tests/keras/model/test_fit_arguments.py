@@ -51,7 +51,7 @@ def test_arguments_that_would_change_the_batches_are_named(
 
 def test_what_has_no_effect_is_said(data, make_plan, make_private_model, tmp_path):
     plan = make_plan(epochs=1, batch_size=22)
-    model = make_private_model(plan, run_eagerly=True)
+    model = make_private_model(plan)
     with pytest.warns(UserWarning) as caught:
         model.fit(
             plan.batches(*data),
@@ -77,7 +77,7 @@ def test_weights_that_clipping_undoes_are_named(
     weights, drawn, options, says, data, make_plan, make_private_model, recwarn
 ):
     plan = make_plan(epochs=1, batch_size=22)
-    model = make_private_model(plan, run_eagerly=True)
+    model = make_private_model(plan)
     model.fit(plan.batches(*data, weights, **drawn), verbose=0, **options)
     said = " ".join(str(each.message) for each in recwarn)
     assert ("before gradients are clipped" in said) == says
@@ -87,7 +87,7 @@ def test_a_backup_with_the_key_beside_it_is_none_of_these(
     data, make_plan, make_private_model, tmp_path, recwarn
 ):
     plan = make_plan(epochs=1, batch_size=22)
-    model = make_private_model(plan, run_eagerly=True)
+    model = make_private_model(plan)
     model.fit(
         plan.batches(*data),
         shuffle=False,
@@ -100,9 +100,8 @@ def test_a_backup_with_the_key_beside_it_is_none_of_these(
 
 
 def test_arguments_of_their_defaults_are_accepted(data, make_plan, make_private_model):
-    # Eagerly one step is cheaper than a graph.
     plan = make_plan(epochs=1, batch_size=22)
-    model = make_private_model(plan, run_eagerly=True)
+    model = make_private_model(plan)
     model.fit(
         plan.batches(*data),
         sample_weight=None,
@@ -255,7 +254,7 @@ def test_class_weights_multiply_what_examples_contribute(
         optimizer = tf_bandmf.keras.PrivateOptimizer(
             keras.optimizers.SGD(1.0), plan, clipping=clipping
         )
-        model.compile(optimizer=optimizer, loss=loss, run_eagerly=True)
+        model.compile(optimizer=optimizer, loss=loss)
         arguments = {} if name == "none" else {"class_weight": class_weight}
         before = model.get_weights()
         model.fit(plan.batches(x, targets), verbose=0, **arguments)
@@ -330,9 +329,8 @@ def test_shares_are_at_most_the_clip_norm(data, make_plain_model):
 
 
 def test_a_run_keeps_its_class_weights(data, make_plan, make_private_model):
-    # Eagerly one step is cheaper than a graph.
     plan = make_plan(batch_size=22)
-    model = make_private_model(plan, run_eagerly=True)
+    model = make_private_model(plan)
     batches = plan.batches(*data)
     model.fit(batches, class_weight={0: 2.0}, verbose=0)
     with pytest.raises(ValueError, match="other data"):
@@ -389,10 +387,7 @@ def test_many_models_in_a_process_are_no_retracing(data, make_plan, make_private
     try:
         plan = make_plan()
         for _ in range(5):
-            # The check is the same before an eager step, which needs no graph.
-            model = make_private_model(
-                plan, hidden=False, self_check=True, run_eagerly=True
-            )
+            model = make_private_model(plan, hidden=False, self_check=True)
             model.train_on_batch(next(iter(plan.batches(*data))))
     finally:
         tf.get_logger().removeHandler(handler)
@@ -452,13 +447,12 @@ def test_mixing_layers_have_nothing_to_mix(make_plan):
 def test_trials_of_a_tuner_say_that_they_are_further_runs(
     data, make_plan, make_private_model
 ):
-    # Eagerly one step is cheaper than a graph.
     plan = make_plan(test_seed=None, batch_size=22)
-    first = make_private_model(plan, run_eagerly=True)
+    first = make_private_model(plan)
     first.fit(plan.batches(*data), verbose=0)
     with pytest.raises(RuntimeError, match="additional_run=True"):
         make_private_model(plan).fit(plan.batches(*data), verbose=0)
-    second = make_private_model(plan, additional_run=True, run_eagerly=True)
+    second = make_private_model(plan, additional_run=True)
     second.fit(plan.batches(*data), verbose=0)
     assert "1 other run(s)" in str(second.optimizer.statement())
     # A recompiled model is a second run, too.
@@ -480,8 +474,8 @@ def test_augmented_views_train_in_fit(data, make_plan, make_private_model):
     assert 0.0 <= history["accuracy"][-1] <= 1.0 and history["loss"][-1] > 0.0
 
 
-@pytest.mark.parametrize("changes", [{}, {"jit_compile": True}, {"run_eagerly": True}])
-@pytest.mark.slow_cases("changes1", "changes2")
+@pytest.mark.parametrize("changes", [{}, {"jit_compile": True}])
+@pytest.mark.slow_cases("changes1")
 def test_users_train_in_fit_and_the_statement_says_so(
     changes, data, make_private_model, make_plan
 ):
@@ -510,8 +504,7 @@ def test_one_step_of_users_is_the_clipped_sum_of_their_mean_gradients(
     for name in ("users", "nothing"):
         model = tf_bandmf.keras.make_private(make_plain_model(), self_check=False)
         optimizer = tf_bandmf.keras.PrivateOptimizer(keras.optimizers.SGD(1.0), plan)
-        # What is subtracted needs no graph.
-        model.compile(optimizer=optimizer, loss=loss, run_eagerly=name == "nothing")
+        model.compile(optimizer=optimizer, loss=loss)
         schedule = batches
         if name == "nothing":  # The same noise, and no gradient.
             schedule = plan.batches(x, y, np.zeros(22), users=users, rows_per_user=4)

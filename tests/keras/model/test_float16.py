@@ -44,14 +44,11 @@ def make_half(make_plain_model, compile_model):
     [
         (False, {}),
         (True, {"self_check": True}),
-        (False, {"run_eagerly": True}),
         (True, {"jit_compile": True}),
         (False, {"microbatch": 4}),
     ],
 )
-@pytest.mark.slow_cases(
-    "True-changes3", "False-changes2", "False-changes4", "False-changes0"
-)
+@pytest.mark.slow_cases("True-changes2", "False-changes3")
 def test_float16_trains_like_float32(
     compile_first, changes, data, make_plan, make_half, straight_weights
 ):

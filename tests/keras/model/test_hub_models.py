@@ -11,7 +11,6 @@ import tensorflow as tf
 
 import tf_bandmf.keras
 from tf_bandmf.keras.clipping import UnsupportedModelError
-from tf_bandmf.keras.model import preprocessing
 from tf_bandmf.keras.run import known_runs
 
 NUM_EXAMPLES = 22
@@ -178,135 +177,45 @@ def _greedy(model):
     return model
 
 
-WEIGHTS = np.linspace(0.5, 1.5, NUM_EXAMPLES).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def on_strings(train, tmp_path_factory):
-    """A task trained on strings, its first weights, and the shapes preprocessed."""
-    known_runs.forget()
-    keras.utils.set_random_seed(0)
-    model = hub_models.bert(preprocessor())
-    before, seen = model.get_weights(), []
-    original = type(model).preprocess_samples
-
-    class Watched(type(model)):
-        def preprocess_samples(self, x, y=None, sample_weight=None):
-            seen.append(tuple(x.shape))
-            return original(self, x, y, sample_weight)
-
-    model.__class__ = Watched
-    private = tmp_path_factory.mktemp("strings") / "run.private"
-    train(model, TEXTS, LABELS, WEIGHTS, private_state=private)
-    return model, before, tuple(seen)
+@pytest.mark.parametrize("how", ["fit", "train_on_batch", "private_gradients"])
+@pytest.mark.invariant(16)
+def test_a_preprocessor_in_the_step_is_refused(how, make_plan):
+    model, plan = hub_models.bert(preprocessor()), make_plan(epochs=1)
+    private(model, plan)
+    batches = plan.batches(TEXTS, LABELS)
+    given = batches if how == "fit" else next(iter(batches.dataset()))
+    with pytest.raises(ValueError, match="map=preprocess"):
+        getattr(model, how)(given)
+    assert model.optimizer.steps_taken == 0
 
 
 @pytest.mark.slow
-def test_raw_strings_are_preprocessed_example_by_example(on_strings):
-    model, _, seen = on_strings
-    assert set(seen) == {(1,)}
-    x, _ = preprocessor()(TEXTS, LABELS)
-    np.testing.assert_allclose(
-        model.predict(TEXTS, verbose=0), model(x), rtol=1e-4, atol=1e-5
-    )
-
-
-@pytest.mark.slow
-def test_a_plain_task_has_the_vocabulary(on_strings, tmp_path):
-    model, *_ = on_strings
-    expected = model.predict(TEXTS, verbose=0)
-    plain = tf_bandmf.keras.to_plain(model)
-    np.testing.assert_allclose(plain.predict(TEXTS, verbose=0), expected, rtol=1e-5)
-    plain.save(tmp_path / "plain.keras")
-    known = {"Watched": type(plain)}
-    loaded = keras.models.load_model(tmp_path / "plain.keras", custom_objects=known)
-    np.testing.assert_allclose(loaded.predict(TEXTS, verbose=0), expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_raw_strings_train_as_prepared_data_do(train, on_strings):
-    raw, before, _ = on_strings
-    prepared = hub_models.bert()
-    prepared.set_weights(before)
+def test_texts_train_by_map_and_are_predicted_with_the_preprocessor(train, make_plan):
+    model, prepared, plan = hub_models.bert(), hub_models.bert(), make_plan(epochs=1)
+    prepared.set_weights(model.get_weights())
+    private(model, plan)
+    batches = plan.batches(TEXTS, LABELS, map=preprocessor())
+    model.fit(batches, verbose=0)
     x, y = preprocessor()(TEXTS, LABELS)
     x = keras.tree.map_structure(np.asarray, x)
-    train(prepared, x, np.asarray(y), WEIGHTS)
-    for first, second in zip(raw.get_weights(), prepared.get_weights()):
+    known_runs.forget()
+    train(prepared, x, np.asarray(y))
+    for first, second in zip(model.get_weights(), prepared.get_weights()):
         np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-5)
+    model.preprocessor = preprocessor()
+    found = model.predict(TEXTS, verbose=0)
+    np.testing.assert_allclose(found, model(x), rtol=1e-4, atol=1e-5)
+    plain = tf_bandmf.keras.to_plain(model)
+    np.testing.assert_allclose(plain.predict(TEXTS, verbose=0), found, rtol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.invariant(11)
-def test_a_random_preprocessor_is_not_resumed(train, tmp_path):
-    class Noisy(keras.layers.Layer):
-        def call(self, texts):
-            count = tf.shape(texts)[0]
-            ids = tf.random.uniform([count, 6], 1, 12, dtype=tf.int32)
-            ids = tf.ensure_shape(ids, [1, 6])
-            ones = tf.ones_like(ids)
-            return {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": ones}
-
-    with pytest.raises(ValueError, match="other batches under the same noise"):
-        train(
-            hub_models.bert(Noisy()), TEXTS, LABELS, private_state=tmp_path / "private"
-        )
-    train(hub_models.bert(Noisy()), TEXTS, LABELS)
-
-
-def changed(kind):
-    """A preprocessor that looks like KerasHub's, and keeps what it sees."""
-    own = preprocessor()
-    kept = tf.Variable(tf.zeros([6], tf.int32))
-
-    def call(x, y=None, sample_weight=None):
-        found = keras_hub.models.BertTextClassifierPreprocessor.call(
-            own, x, y, sample_weight
-        )
-        kept.assign_add(found[0]["token_ids"][0])
-        return found
-
-    if kind == "method":
-        own.call = call
-    elif kind == "name":
-        own.__class__ = type(
-            "BertTextClassifierPreprocessor",
-            (keras_hub.models.BertTextClassifierPreprocessor,),
-            {
-                "call": lambda self, x, y=None, sample_weight=None: call(x, y),
-                "__module__": keras_hub.models.BertTextClassifierPreprocessor.__module__,
-            },
-        )
-    return own
-
-
-@pytest.mark.slow_cases("name", "none")
-@pytest.mark.parametrize("kind", ["method", "name", "none"])
-@pytest.mark.invariant(16)
-def test_what_only_looks_like_kerashubs_keeps_nothing(kind, make_plan):
-    model, plan = hub_models.bert(preprocessor=changed(kind)), make_plan(epochs=1)
-    private(model, plan)
-    batch = next(iter(plan.batches(TEXTS, LABELS).dataset()))
-    if kind == "none":
-        preprocessing.preprocessed_batch(model, batch)
-        return
-    with pytest.raises(ValueError, match="no function of one example"):
-        preprocessing.preprocessed_batch(model, batch)
-
-
-@pytest.mark.slow_cases("own")
-@pytest.mark.parametrize("keys", ["own", "one for all"])
-@pytest.mark.invariant(16)
-def test_the_cache_of_tokens_has_the_keys_of_kerashub(keys, make_plan):
+def test_a_preprocessor_with_a_cache_of_tokens_is_applied_before(make_plan):
     vocabulary = {"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}
     tokenizer = keras_hub.models.GPT2Tokenizer(vocabulary=vocabulary, merges=["a b"])
     own = keras_hub.models.GPT2CausalLMPreprocessor(tokenizer, sequence_length=4)
-    model = hub_models.gpt2()
-    model.preprocessor, plan = own, make_plan(epochs=1)
-    private(model, plan)
-    batch = next(iter(plan.batches(np.array(["ab", "b"] * 11)).dataset()))
-    if keys == "own":
-        preprocessing.preprocessed_batch(model, batch)
-        return
-    tokenizer.cache.factors = tf.zeros([8], tf.int64)
-    with pytest.raises(ValueError, match="no function of one example"):
-        preprocessing.preprocessed_batch(model, batch)
+    plan, texts = make_plan(epochs=1), ["ab", "b"] * 11
+    with pytest.raises(ValueError, match="LookupTableInsert"):
+        plan.batches(np.array(texts), map=own)
+    x, y, weight = own(texts)
+    batch = next(iter(plan.batches(x, y, weight).dataset()))
+    assert batch["y"].shape[1:] == (4,) and batch["sample_weight"].shape[1:] == (4,)

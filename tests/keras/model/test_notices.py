@@ -79,19 +79,10 @@ class LateMean(keras.metrics.Metric):
 
 @pytest.mark.on_cpu
 @pytest.mark.parametrize("self_check", [False, True])
-@pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.slow_cases(
-    "name-*",
-    "object-*-True",
-    "late-True-True",
-    "late-False-False",
-    "object-True-False",
-    "late-False-True",
-    "object-False-False",
-)
+@pytest.mark.slow_cases("name-*", "late-*", "object-False")
 def test_the_step_and_its_pass_are_traced_once(
-    metric, eager, self_check, data, make_plan, make_private_model, monkeypatch
+    metric, self_check, data, make_plan, make_private_model, monkeypatch
 ):
     steps, passes = [], []
     step, traced = PrivateStep._train_step, clipped_sums._pass_in_graph
@@ -107,9 +98,8 @@ def test_the_step_and_its_pass_are_traced_once(
     monkeypatch.setattr(PrivateStep, "_train_step", counted_step)
     monkeypatch.setattr(clipped_sums, "_pass_in_graph", counted_pass)
     plan = make_plan(epochs=1, batch_size=11)
-    options = {"metrics": [METRICS[metric]()], "run_eagerly": eager}
+    options = {"metrics": [METRICS[metric]()]}
     model = make_private_model(plan, self_check=self_check, **options)
     history = model.fit(plan.batches(*data), verbose=0).history
     assert len(history) == 2 and np.all(np.isfinite(list(history.values())))
-    if not eager:
-        assert len(steps) == len(passes) == 1
+    assert len(steps) == len(passes) == 1

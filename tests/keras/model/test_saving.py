@@ -325,9 +325,8 @@ def test_an_optimizer_of_another_shape_does_not_load(trained, make_private_model
 def test_a_model_whose_gradients_were_checked_saves_and_loads(
     data, make_plan, make_private_model, tmp_path
 ):
-    # Eagerly one step is cheaper than a graph.
     plan = make_plan(batch_size=22)
-    model = make_private_model(plan, self_check=True, run_eagerly=True)
+    model = make_private_model(plan, self_check=True)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     model.save(tmp_path / "m.keras")
     model.save_weights(tmp_path / "m.weights.h5")

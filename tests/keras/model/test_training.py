@@ -73,8 +73,8 @@ def test_noise_on_the_clipped_sum_then_a_public_constant(
 @pytest.mark.slow_cases("steps_per_execution", "xla")
 @pytest.mark.parametrize(
     "changes",
-    [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 3}],
-    ids=["eager", "xla", "steps_per_execution"],
+    [{"jit_compile": True}, {"steps_per_execution": 3}],
+    ids=["xla", "steps_per_execution"],
 )
 def test_every_way_to_execute_gives_the_same_weights(
     changes, data, make_plan, make_private_model, straight_weights
@@ -200,13 +200,10 @@ def test_training_loss_is_the_mean_over_the_epoch(data, make_plan, make_private_
 
 @pytest.mark.invariant(8)
 def test_fresh_keys_and_distinct_noise(data, make_plan, make_private_model):
-    # Eagerly one step is cheaper than a graph.
     plan = make_plan("identity", epochs=1, test_seed=None, batch_size=22)
     weights = []
     for additional_run in (False, True):
-        model = make_private_model(
-            plan, additional_run=additional_run, run_eagerly=True
-        )
+        model = make_private_model(plan, additional_run=additional_run)
         model.fit(plan.batches(*data), verbose=0)
         weights.append(np.concatenate([w.ravel() for w in model.get_weights()]))
     # Independent numbers of float32: one may be equal by chance, not two.
@@ -248,7 +245,7 @@ def test_a_non_finite_example_contributes_zero(
     poisoned[2] = np.nan
     with_poison = make_private_model(make_min_sep_plan())
     # What it is compared with needs no graph.
-    without = make_private_model(make_min_sep_plan(), run_eagerly=True)
+    without = make_private_model(make_min_sep_plan())
     with_poison.train_on_batch(poisoned, y)
     without.train_on_batch(np.delete(x, 2, axis=0), np.delete(y, 2))
     for a, b in zip(with_poison.get_weights(), without.get_weights()):
@@ -296,10 +293,9 @@ def test_subclassed_models_train_through_the_mixin(data, make_plan, compile_mode
 def test_to_plain_gives_a_plain_model_with_the_same_weights(
     data, make_plan, make_private_model, compile_model
 ):
-    # Eagerly one step is cheaper than a graph.
     plan = make_plan(batch_size=22)
     for functional in (False, True):
-        model = make_private_model(plan, functional=functional, run_eagerly=True)
+        model = make_private_model(plan, functional=functional)
         before = model.get_weights()
         model.fit(plan.batches(*data), verbose=0)
         assert all((a != b).any() for a, b in zip(before, model.get_weights()))
@@ -307,26 +303,3 @@ def test_to_plain_gives_a_plain_model_with_the_same_weights(
         assert not isinstance(plain, tf_bandmf.keras.PrivateTraining)
         np.testing.assert_array_equal(plain(data[0]), model(data[0]))
         compile_model(plain, "sgd").fit(*data, verbose=0)
-
-
-class OfNumPy(keras.metrics.Metric):
-    """Works eagerly alone, as metrics of other libraries do."""
-
-    def __init__(self):
-        super().__init__(name="of_numpy")
-        self.sum = self.add_weight(shape=(), initializer="zeros", name="sum")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.sum.assign_add(float(np.square(y_pred.numpy()).sum()))
-
-    def result(self):
-        return self.sum
-
-
-def test_eager_steps_take_metrics_that_no_graph_can_have(
-    data, make_plan, make_private_model
-):
-    plan = make_plan()
-    model = make_private_model(plan, metrics=[OfNumPy()], run_eagerly=True)
-    logs = model.fit(plan.batches(*data), epochs=1, verbose=0).history
-    assert logs["of_numpy"][0] > 0.0

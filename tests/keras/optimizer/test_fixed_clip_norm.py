@@ -39,11 +39,10 @@ def test_an_optimizer_keeps_its_plan(make_plan, make_private_model):
 def test_a_run_is_not_resumed_with_another_clip_norm(
     make_plan, make_private_model, data, tmp_path
 ):
-    # Eagerly one step is cheaper than a graph.
     plan = make_plan(batch_size=22)
 
     def fit(plan, epochs):
-        model = make_private_model(plan, run_eagerly=True)
+        model = make_private_model(plan)
         model.build((None, data[0].shape[1]))
         model.fit(
             plan.batches(*data),

@@ -426,10 +426,9 @@ def test_a_run_that_stopped_goes_on_as_a_second_one(
     "changes",
     [
         {"jit_compile": True},
-        {"run_eagerly": True},
         {"steps_per_execution": 3, "jit_compile": False},
     ],
-    ids=["xla", "eager", "steps_per_execution"],
+    ids=["xla", "steps_per_execution"],
 )
 @pytest.mark.invariant(11)
 def test_each_step_is_written_down_however_it_is_run(
@@ -515,7 +514,7 @@ def test_what_a_run_is_resumed_with_is_sealed(
 
     def begun():
         inner = keras.optimizers.SGD(0.1, momentum=0.5)
-        return make_private_model(plan, inner, hidden=False, run_eagerly=True)
+        return make_private_model(plan, inner, hidden=False)
 
     model = begun()
     model.fit(plan.batches(*data), epochs=1, private_state=path, verbose=0)

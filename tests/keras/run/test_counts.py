@@ -31,16 +31,15 @@ def counted(data, make_plan, make_private_model, changes=None, **options):
     return model
 
 
-@pytest.mark.slow_cases("eager", "bins", "nothing clipped")
+@pytest.mark.slow_cases("bins", "nothing clipped")
 @pytest.mark.parametrize(
     ("changes", "options"),
     [
         ({}, {}),
-        ({}, {"run_eagerly": True}),
         ({"sampling": "balls-in-bins"}, {}),
         ({"l2_norm_clip": 1e4}, {}),
     ],
-    ids=["graph", "eager", "bins", "nothing clipped"],
+    ids=["graph", "bins", "nothing clipped"],
 )
 def test_it_counts_what_became_of_examples(
     data, make_plan, make_private_model, changes, options
@@ -96,7 +95,7 @@ def test_a_neighbor_moves_the_sum_of_an_epoch_by_one_for_each_participation(
 
     def sums(x):
         tf_bandmf.keras.run.known_runs.forget()
-        model = make_private_model(plan, keras.optimizers.SGD(0.0), run_eagerly=False)
+        model = make_private_model(plan, keras.optimizers.SGD(0.0))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(plan.batches(x, data[1]), epochs=2, verbose=0)

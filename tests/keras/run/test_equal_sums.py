@@ -133,7 +133,7 @@ def test_equal_sums_do_not_show(history, unchanged, figure, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "compiled",
-    [{}, {"jit_compile": True}, {"run_eagerly": True}, {"microbatch_size": 3}],
+    [{}, {"jit_compile": True}, {"microbatch_size": 3}],
 )
 @pytest.mark.invariant(9)
 def test_the_same_history_has_the_same_noise(compiled):

@@ -32,7 +32,7 @@ def runs(ledger):
 
 @pytest.mark.invariant(19)
 def test_a_run_reserves_at_its_first_step(data, plan, ledger, make_private_model):
-    model = make_private_model(plan, run_eagerly=True)
+    model = make_private_model(plan)
     model.build((None, data[0].shape[1]))
     model.optimizer.build(model.trainable_variables)
     assert runs(ledger) == 0
@@ -64,13 +64,9 @@ def test_the_plan_that_was_given_to_bind_takes_no_step(
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.slow_cases("True")
-@pytest.mark.parametrize("run_eagerly", [True, False])
 @pytest.mark.invariant(19)
-def test_a_run_without_budget_takes_no_step(
-    run_eagerly, data, plan, ledger, make_private_model
-):
-    waiting = make_private_model(plan, run_eagerly=run_eagerly)
+def test_a_run_without_budget_takes_no_step(data, plan, ledger, make_private_model):
+    waiting = make_private_model(plan)
     before = waiting.get_weights()
     ledger.spend("patients", (3.0, 1e-6), about="somebody was faster")
     with pytest.raises(BudgetExceededError, match="What would fit"):
@@ -110,7 +106,7 @@ def test_a_loop_of_ones_own_reserves_too(data, plan, ledger, make_private_model)
 @pytest.mark.invariant(19)
 def test_without_the_ledger_nothing_begins(data, plan, make_private_model, monkeypatch):
     monkeypatch.setattr(book, "_OPEN", {})
-    model = make_private_model(plan, run_eagerly=True)
+    model = make_private_model(plan)
     with pytest.raises(LedgerError, match="not open in this process"):
         model.fit(plan.batches(*data), epochs=1, verbose=0)
     assert model.optimizer.steps_taken == 0
@@ -120,7 +116,7 @@ def test_without_the_ledger_nothing_begins(data, plan, make_private_model, monke
 def test_a_resumed_run_reserves_once(data, plan, ledger, make_private_model, tmp_path):
     def train(epochs):
         known_runs.forget()  # as in another process
-        model = make_private_model(plan, run_eagerly=True)
+        model = make_private_model(plan)
         model.build((None, data[0].shape[1]))
         backup = keras.callbacks.BackupAndRestore(
             tmp_path / "backup", save_freq=1, delete_checkpoint=False
@@ -171,7 +167,7 @@ def test_a_run_that_ends_early_gives_back_the_rest(
 def test_a_run_that_somebody_ended_does_not_go_on(
     data, plan, ledger, make_private_model
 ):
-    model = make_private_model(plan, run_eagerly=True)
+    model = make_private_model(plan)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     (entry,) = [entry for entry in ledger.history() if entry.kind == "begun"]
     ledger.end(entry.run, plan=plan, steps=2, reason="thought to be dead")
@@ -183,7 +179,7 @@ def test_a_run_that_somebody_ended_does_not_go_on(
 def test_a_model_that_is_loaded_reserves_nothing(
     data, plan, ledger, make_private_model, tmp_path
 ):
-    model = make_private_model(plan, run_eagerly=True)
+    model = make_private_model(plan)
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")

@@ -95,11 +95,9 @@ def test_moments_of_which_no_scales_follow_are_seen(values):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_a_step_without_scales_is_refused(run_eagerly, make_plan, make_scaled, data):
+def test_a_step_without_scales_is_refused(make_plan, make_scaled, data):
     plan = make_plan()
     model = make_scaled(plan, scaling="second_moment")
-    model.run_eagerly = run_eagerly
     model.fit(plan.batches(*data), epochs=1, verbose=0)
     before = model.get_weights()
     moment = model.optimizer.inner_optimizer._velocities[0]

@@ -18,9 +18,8 @@ SECRET = {"test_seed": None}
 
 @pytest.mark.invariant(19)
 def test_a_second_run_on_the_same_data_is_refused(data, make_plan, make_private_model):
-    # Eagerly one step is cheaper than a graph.
     plan, (x, y) = make_plan("identity", batch_size=22, **SECRET), data
-    first = make_private_model(plan, run_eagerly=True)
+    first = make_private_model(plan)
     first.fit(plan.batches(x, y), epochs=1, verbose=0)
     second = make_private_model(plan)
     before = second.get_weights()
@@ -51,13 +50,12 @@ def test_a_second_run_on_the_same_data_is_refused(data, make_plan, make_private_
 
 @pytest.mark.invariant(19)
 def test_an_additional_run_says_so(data, make_plan, make_private_model):
-    # Eagerly one step is cheaper than a graph.
     plan = make_plan("identity", batch_size=22, epochs=1, **SECRET)
-    first = make_private_model(plan, run_eagerly=True)
+    first = make_private_model(plan)
     assert "other run(s)" not in str(first.optimizer.statement())
     first.fit(plan.batches(*data), epochs=1, verbose=0)
     assert "other run(s)" not in str(first.optimizer.statement())
-    second = make_private_model(plan, additional_run=True, run_eagerly=True)
+    second = make_private_model(plan, additional_run=True)
     second.fit(plan.batches(*data), epochs=1, verbose=0)
     for model in (first, second):
         points = dict(model.optimizer.statement(unit="one device").points())
@@ -69,29 +67,25 @@ def test_an_additional_run_says_so(data, make_plan, make_private_model):
     assert "additional_run" not in config
 
 
-@pytest.mark.slow_cases("False")
-@pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.invariant(19)
 def test_a_new_key_for_the_same_model(
-    run_eagerly, data, make_min_sep_plan, make_private_model, compile_model
+    data, make_min_sep_plan, make_private_model, compile_model
 ):
     plan = make_min_sep_plan(**SECRET)
     x, y = data[0][:4], data[1][:4]
-    model = make_private_model(plan, run_eagerly=run_eagerly)
+    model = make_private_model(plan)
     # A key that was never used is no run.
     unused = tf_bandmf.keras.PrivateOptimizer("sgd", plan)
     unused.build(model.trainable_variables)
     model.train_on_batch(x, y)
     first, before = model.optimizer, model.get_weights()
-    compile_model(
-        model, tf_bandmf.keras.PrivateOptimizer("sgd", plan), run_eagerly=run_eagerly
-    )
+    compile_model(model, tf_bandmf.keras.PrivateOptimizer("sgd", plan))
     # Data whose batches the caller makes are not known; the weights are.
     with pytest.raises(tf.errors.InvalidArgumentError, match="second run"):
         model.train_on_batch(x, y)
     for a, b in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)
-    compile_model(model, first, run_eagerly=run_eagerly)
+    compile_model(model, first)
     model.train_on_batch(x, y)
     assert first.steps_taken == 2
 
@@ -100,22 +94,21 @@ def test_a_new_key_for_the_same_model(
 def test_a_run_that_is_resumed_is_the_same_run(
     data, make_plan, make_private_model, tmp_path
 ):
-    # Eagerly one step is cheaper than a graph.
     plan = make_plan("identity", batch_size=22, **SECRET)
     path, weights = tmp_path / "a.private", tmp_path / "a.weights.h5"
-    first = make_private_model(plan, run_eagerly=True)
+    first = make_private_model(plan)
     first.fit(plan.batches(*data), epochs=1, private_state=path, verbose=0)
     first.save_weights(weights)
-    resumed = make_private_model(plan, run_eagerly=True)
+    resumed = make_private_model(plan)
     resumed.optimizer.build(resumed.trainable_variables)
     resumed.load_weights(weights)
     resumed.fit(plan.batches(*data), epochs=2, private_state=path, verbose=0)
     assert resumed.optimizer.steps_taken == plan.num_steps
     # In a process where another run came first it would be a second one.
     known_runs.forget()
-    other = make_private_model(plan, run_eagerly=True)
+    other = make_private_model(plan)
     other.fit(plan.batches(*data), epochs=1, verbose=0)
-    resumed = make_private_model(plan, run_eagerly=True)
+    resumed = make_private_model(plan)
     resumed.optimizer.build(resumed.trainable_variables)
     resumed.load_weights(weights)
     with pytest.raises(RuntimeError, match="second run"):
@@ -200,11 +193,10 @@ def test_a_training_step_of_ones_own(kind, data, make_plan, compile_model):
 def test_a_second_run_on_the_same_data_behind_an_index(
     data, make_plan, make_private_model
 ):
-    # Eagerly one step is cheaper than a graph.
     plan, (x, y) = make_plan("identity", batch_size=22, **SECRET), data
-    first = make_private_model(plan, run_eagerly=True)
+    first = make_private_model(plan)
     first.fit(plan.batches(x, y), epochs=1, verbose=0)
-    second = make_private_model(plan, run_eagerly=True)
+    second = make_private_model(plan)
     examples = tf_bandmf.sampling.IndexedExamples(
         lambda i: (x[i].astype(np.float64), 2 - y[i]), len(x)
     )

@@ -11,15 +11,13 @@ from tf_bandmf.keras.run import weights_seal
 REFUSED = "not those that the last private step of this run left"
 
 
-@pytest.mark.slow_cases("False")
-@pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.invariant(19)
 def test_a_plain_model_that_shares_the_weights(
-    run_eagerly, data, make_plan, make_private_model, compile_model
+    data, make_plan, make_private_model, compile_model
 ):
     # Batches of one size: one trace.
     plan = make_plan(batch_size=11)
-    model = make_private_model(plan, functional=True, run_eagerly=run_eagerly)
+    model = make_private_model(plan, functional=True)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
     model.train_on_batch(batches[1])
@@ -72,13 +70,11 @@ def test_fit_is_refused_before_anything_runs(data, make_plan, make_private_model
     assert "Graph execution error" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("run_eagerly", [False, True])
-@pytest.mark.slow_cases("True")
 def test_a_step_that_is_refused_says_why_and_no_more(
-    run_eagerly, data, make_plan, make_private_model
+    data, make_plan, make_private_model
 ):
     plan = make_plan(batch_size=11)
-    model = make_private_model(plan, run_eagerly=run_eagerly)
+    model = make_private_model(plan)
     batches = list(plan.batches(*data))
     model.train_on_batch(batches[0])
     with pytest.raises(tf.errors.InvalidArgumentError) as refusal:

@@ -2,16 +2,12 @@
 
 from tf_bandmf.keras.clipping.factors.base import Factor, Instantiated, Layout, Product
 from tf_bandmf.keras.clipping.factors.precision import (
+    check_functions_are_traced,
     check_matmul_precision,
     turn_tensor_float_32_off,
 )
 from tf_bandmf.keras.clipping.forward import kept_pass
-from tf_bandmf.keras.clipping.forward.eager_traces import (
-    Same,
-    Traces,
-    check_functions_are_traced,
-    keeping,
-)
+from tf_bandmf.keras.clipping.forward.kept_pass import Same
 from tf_bandmf.keras.clipping.forward.looked_up import LookedUp
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
@@ -73,7 +69,6 @@ __all__ = [
     "Product",
     "Rule",
     "Same",
-    "Traces",
     "UnsupportedModelError",
     "bad_values_become_nan",
     "check_functions_are_traced",
@@ -84,7 +79,6 @@ __all__ = [
     "find_layers_alone",
     "is_lookup_table",
     "is_random",
-    "keeping",
     "kept_pass",
     "layers_executed_alone",
     "made_up",

@@ -1,6 +1,6 @@
 """Private modules of TensorFlow that show what a graph does.
 
-TensorFlow has no public way to see operations as they are made, to know the custom
+TensorFlow has no public way to know the custom
 gradient of an operation, to ask whether code is traced for XLA, or to tell the body of a
 loop from other functions while it is traced. And it has no gradient
 of an operation that XLA has, which hands its inputs on.
@@ -12,7 +12,7 @@ from typing import Any
 
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.eager import context
-from tensorflow.python.framework import op_callbacks, op_def_registry, ops, tensor_util
+from tensorflow.python.framework import op_def_registry, ops, tensor_util
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import control_flow_v2_func_graphs as _control_flow
 from tensorflow.python.ops import custom_gradient, nn_impl
@@ -33,7 +33,6 @@ __all__ = [
     "custom_gradient",
     "gen_xla_ops",
     "nn_impl",
-    "op_callbacks",
     "op_def_registry",
     "ops",
     "tensor_util",

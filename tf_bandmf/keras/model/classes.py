@@ -12,7 +12,6 @@ from tf_bandmf.keras.compat.keras_objects import (
     register_class,
     registered_name,
 )
-from tf_bandmf.keras.model.preprocessing import kept_from_preprocessing
 from tf_bandmf.keras.model.training import PrivateTraining
 
 # What the private step replaces: an override would be lost, or would lose privacy.
@@ -104,7 +103,6 @@ def private_class(plain_class: type) -> type:
             "__doc__": f"A `{plain_class.__name__}` that trains privately.",
             "get_config": _get_config(plain_class),
             "from_config": classmethod(lambda cls, config: _load(config)),
-            **kept_from_preprocessing(plain_class),
         },
     )
     register_class(made, _REGISTERED_NAME)

@@ -13,7 +13,7 @@ from tf_bandmf.accounting.checks import whole_number
 from tf_bandmf.keras.audit.metric_sums import sums_of
 from tf_bandmf.keras.audit.private_metrics import checked
 from tf_bandmf.keras.model import preparation
-from tf_bandmf.keras.model.preprocessing import preprocess_of
+from tf_bandmf.keras.model.preprocessing import refuse_preprocessor
 from tf_bandmf.planning.statement import ONE_EXAMPLE
 
 
@@ -51,11 +51,7 @@ def evaluate_privately(
             f"The plan hides {plan.unit!r}: give users=, whose each record is, so that all "
             f"records of one count as one."
         )
-    if preprocess_of(model) is not None:
-        raise NotImplementedError(
-            "The preprocessor of a model is not applied in private evaluations. Preprocess "
-            "the data before and set model.preprocessor = None."
-        )
+    refuse_preprocessor(model)
     found = checked(metrics)
     records = hashlib.blake2b(digest_size=32)
     sums, count = sums_of(model, x, y, found, users, batch_size, records)

@@ -1,8 +1,7 @@
 """Makes metrics NaN if a record makes them raise, so that the run continues.
 
-In eager code, the error is caught. In a graph, the metrics' own graph is analysed: what
-some value could stop is called from Python, where its error is caught as well; the rest
-stays in the step. Under XLA nothing raises.
+The metrics' own graph is analysed: what some value could stop is called from Python,
+where its error is caught; the rest stays in the step. Under XLA nothing raises.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from tf_bandmf.graphs.totality import stopping_operations
 from tf_bandmf.graphs.walking import Scope
 from tf_bandmf.keras.clipping import UnsupportedModelError, metrics_change_no_weights
 from tf_bandmf.keras.compat.total_lookups import host_errors_become_nan
-from tf_bandmf.keras.model.python_code import calls_python, foreign_metrics
 from tf_bandmf.noise.devices import traced_under_xla
 
 
 def metrics_of(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
     """The metrics of a batch, NaN where they raise for its records.
 
-    In a graph, an error during tracing is a mistake in the program and is raised.
+    An error during tracing is a mistake in the program and is raised.
 
     Args:
       model: private and compiled.
@@ -35,18 +33,9 @@ def metrics_of(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
       UnsupportedModelError: on several replicas, if a value could stop the metrics.
     """
     with host_errors_become_nan():
-        if tf.executing_eagerly():
-            try:
-                return _caught(model, lambda: _computed(model, seen), tracker)
-            finally:
-                model.optimizer.run.traces.note(foreign_metrics(model))
         # What XLA compiles does not stop. (`jit_compile` compiles gradients alone.)
         if traced_under_xla():
-            graph = tf.compat.v1.get_default_graph()
-            start = len(graph.get_operations())
-            found = _computed(model, seen)
-            _note_python(model, graph.get_operations()[start:])
-            return found
+            return _computed(model, seen)
         return _in_graph(model, seen, tracker)
 
 
@@ -86,7 +75,6 @@ def _in_graph(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
     traced = tf.function(compute, autograph=False).get_concrete_function(
         *[tf.TensorSpec(t.shape, t.dtype) for t in tensors]
     )
-    _note_python(model, traced.graph.get_operations())
     stopping = _first_that_stops(traced.graph)
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     is_closed = not any(map(tf.is_symbolic_tensor, traced.graph.external_captures))
@@ -114,11 +102,6 @@ def _in_graph(model: Any, seen: Sequence[Any], tracker: Any) -> dict[str, Any]:
     ]
     packed: dict[str, Any] = keras.tree.pack_sequence_as(outputs, shaped)
     return packed
-
-
-def _note_python(model: Any, operations: Sequence[Any]) -> None:
-    if calls_python(operations):
-        model.optimizer.run.traces.note(["Python code that a metric calls"])
 
 
 def _first_that_stops(graph: Any) -> tuple[Any, str] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -35,13 +35,16 @@ def optimizer_of(model: Any) -> PrivateOptimizer:
 
     Raises:
       TypeError: if it is compiled with another one.
-      ValueError: if it belongs to another distribution strategy.
+      ValueError: if it belongs to another distribution strategy,
         or its inner optimizer accumulates gradients.
-      RuntimeError: if the process rounds float32 products, or runs functions eagerly.
+      RuntimeError: if the process rounds float32 products, or runs functions or the
+        model's steps eagerly.
     """
     optimizer = private_optimizer_of(model)
     check_matmul_precision()
     check_functions_are_traced()
+    if model.run_eagerly:
+        refuse_eager_steps()
     check_accumulation(optimizer.inner_optimizer)
     strategy = model.distribute_strategy
     if num_replicas(model) > 1 and optimizer.run.strategy is not strategy:
@@ -50,6 +53,15 @@ def optimizer_of(model: Any) -> PrivateOptimizer:
             "make both within strategy.scope()."
         )
     return optimizer
+
+
+def refuse_eager_steps() -> NoReturn:
+    """Raises RuntimeError: a step is analysed as a graph."""
+    raise RuntimeError(
+        "A private step runs as a graph: debug the plain model, before make_private, and "
+        "train the private one by fit, train_on_batch or private_gradients, compiled "
+        "without run_eagerly=True."
+    )
 
 
 def num_replicas(model: Any) -> int:

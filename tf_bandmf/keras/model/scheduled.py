@@ -12,7 +12,6 @@ import tensorflow as tf
 from tf_bandmf.keras.compat.keras_objects import is_distributed
 from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.batch_contents import contents
-from tf_bandmf.keras.model.preprocessing import preprocessed
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.sampling import batches as batches_lib
 from tf_bandmf.sampling.batches import BatchSchedule
@@ -54,7 +53,7 @@ def scheduled(
     _end_executions_with_epochs(model, per_epoch)
     run = optimizer.run
     schedule = run.batches(schedule)
-    dataset = batches_of(model, schedule, taken)
+    dataset = schedule.dataset(taken)
     if run.has_begun and int(run.schedule_id) not in (-1, schedule.schedule_id):
         raise ValueError(
             "The run began with other data, or the same data in other places, or in a "
@@ -119,13 +118,6 @@ def _like_batches_of(dataset: tf.data.Dataset) -> Iterable[Any]:
     return [tf.nest.pack_sequence_as(dataset.element_spec, made)]
 
 
-def batches_of(
-    model: Any, schedule: BatchSchedule, first_step: int = 0
-) -> tf.data.Dataset:
-    """The batches of a schedule as the model's training step takes them."""
-    return preprocessed(model, schedule.dataset(first_step))
-
-
 def checked_stream(model: Any, x: Any) -> Any:
     """The caller's data, after the gradients were checked on their first batch."""
     if not preparation.check_is_due(model):
@@ -155,7 +147,7 @@ def _distributed(model: Any, schedule: BatchSchedule, first_step: int) -> Any:
     def parts(context: tf.distribute.InputContext) -> tf.data.Dataset:
         here = replicas // context.num_input_pipelines
         first = context.input_pipeline_id * here
-        batches = batches_of(model, schedule, first_step)
+        batches = schedule.dataset(first_step)
         return batches_lib.in_parts(batches, range(first, first + here), replicas)
 
     return model.distribute_strategy.distribute_datasets_from_function(parts)

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import TYPE_CHECKING, Any, Callable, TypeAlias
 
 import tensorflow as tf
@@ -21,7 +20,6 @@ from tf_bandmf.keras.clipping import (
     Same,
     bad_values_become_nan,
     clipped_gradient_sums,
-    keeping,
     metrics_change_no_weights,
     present_rows,
     regularization_gradients,
@@ -38,7 +36,7 @@ from tf_bandmf.keras.model import preparation
 from tf_bandmf.keras.model.batch_contents import as_drawn, shares, unwrap_single
 from tf_bandmf.keras.model.guards import announced, in_turn, refuse_other_loops, refused
 from tf_bandmf.keras.model.metric_errors import metrics_of
-from tf_bandmf.keras.model.preprocessing import preprocessed_batch
+from tf_bandmf.keras.model.preprocessing import refuse_preprocessor
 from tf_bandmf.keras.model.training_state import TrainingState, state_of
 from tf_bandmf.keras.model.variable_making import build_metrics
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
@@ -75,16 +73,8 @@ class PrivateStep(_Model):
     @tf.autograph.experimental.do_not_convert
     def train_step(self, data: Any) -> dict[str, Any]:
         """One private step; see the class."""
-        run = self._private_optimizer().run
         if tf.executing_eagerly():
-            if tf.distribute.has_strategy():
-                raise NotImplementedError(
-                    "run_eagerly=True takes steps on one device. Compile without it in "
-                    "the scope of a distribution strategy."
-                )
-            with run.turn, keeping(run.traces):
-                return self._train_step(data)
-        run.traces.refuse_late()
+            preparation.refuse_eager_steps()
         with announced("tracing the private training step.", self._training.is_quiet):
             return self._train_step(data)
 
@@ -108,18 +98,17 @@ class PrivateStep(_Model):
             seen = tf.nest.map_structure(
                 lambda leaf: leaf[:count] if tf.is_tensor(leaf) else leaf, seen
             )
-        if not (self._is_distributed or tf.executing_eagerly()):
+        if not self._is_distributed:
             build_metrics(self, *seen)
         # The first replica alone: the others resume among each other's metrics.
         first = replica_id() == 0
-        guard = functools.partial(update_reads_no_metrics, self)
-        with guard() if first else contextlib.nullcontext():
+        with update_reads_no_metrics(self) if first else contextlib.nullcontext():
             # 3. The run adds the noise of the step.
             variables = self.trainable_variables
             penalties = self._penalties()
             noisy = run.privatize(clipped, variables, admitted, penalties, looked_up)
             # 4. The inner optimizer applies what is released.
-            run.apply(noisy, variables, guard)
+            run.apply(noisy, variables)
         run.renew_seal(self.weights)
         return self._logs(data, clipped, seen)
 
@@ -196,7 +185,7 @@ class PrivateStep(_Model):
                 else optimizer.run.tables.readers,
             )
 
-        if self.jit_compile and not self.run_eagerly:
+        if self.jit_compile:
             return tf.function(clipping, jit_compile=True, autograph=False)
         return clipping
 
@@ -206,16 +195,8 @@ class PrivateStep(_Model):
         if all(regularizer is None for regularizer in regularizers):
             return None
 
-        def penalties() -> list[tf.Tensor]:
-            with update_runs_no_host_code(), update_reads_no_metrics(self):
-                return regularization_gradients(self)
-
-        if not tf.executing_eagerly():
-            return penalties()
-        key = ("penalties", [Same(each) for each in regularizers])
-        traced = tf.function(penalties, autograph=False)
-        traces = self._private_optimizer().run.traces
-        return list(traces.of(key, traced.get_concrete_function)())
+        with update_runs_no_host_code(), update_reads_no_metrics(self):
+            return regularization_gradients(self)
 
     def _logs(
         self, data: Any, clipped: ClippedGradients, seen: tuple[Any, ...]
@@ -270,11 +251,9 @@ class PrivateStep(_Model):
                 "private_gradients makes gradients of whole tables: give make_private "
                 "tables='dense', or use model.fit or model.train_on_batch."
             )
-        batch = preprocessed_batch(self, batch)
+        refuse_preprocessor(self)
 
         def gradients(batch: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
-            if not tf.executing_eagerly():
-                optimizer.run.traces.refuse_late()
             run, batch = self._run_for(batch), unwrap_single(batch)
             admitted = run.admit(batch, self.weights, random_states(self))
             clipped = self._clipped(batch, admitted.step)
@@ -290,22 +269,20 @@ class PrivateStep(_Model):
                 preparation.check_gradients(self, optimizer, batch)
             preparation.build(self, optimizer, batch)
             with optimizer.run.turn:
-                if self.run_eagerly:
-                    with keeping(optimizer.run.traces):
-                        found = gradients(batch)
-                else:
-                    found = self._traced(gradients)(batch)
+                found = self._traced(gradients)(batch)
         return NoisyGradients(*found, optimizer, self.weights)
 
     def _traced(self, gradients: Callable[..., Any]) -> Callable[..., Any]:
         """A function of batches as one graph, kept until what it depends on changes."""
-        parts = [compile_loss(self), *self.trainable_variables, *all_layers(self)]
         # Graphs that were traced before a file was do not write their steps down.
-        own = [Same(part) for part in (self._private_run, *parts)]
-        return self._private_optimizer().run.traces.of(
-            ("gradients", bool(self.jit_compile), own),
-            lambda: tf.function(gradients, autograph=False, reduce_retracing=True),
-        )
+        parts = [self._private_run, self.optimizer, compile_loss(self)]
+        parts += [*self.trainable_variables, *all_layers(self)]
+        key = (bool(self.jit_compile), [Same(part) for part in parts])
+        traced = self._training.traced_gradients
+        if traced is None or traced[0] != key:
+            function = tf.function(gradients, autograph=False, reduce_retracing=True)
+            self._training.traced_gradients = traced = (key, function)
+        return traced[1]
 
     def _private_optimizer(self) -> PrivateOptimizer:
         refuse_other_loops(self, PrivateStep)
@@ -341,9 +318,6 @@ class PrivateStep(_Model):
             value = preparation.without_dynamic_scale(
                 value, getattr(self, "optimizer", None)
             )
-            # It is compiled: what Python has now is what will be traced.
-            if isinstance(value, PrivateOptimizer):
-                value.run.traces.forget()
         super().__setattr__(name, value)
 
     def make_train_function(self, force: bool = False) -> Any:

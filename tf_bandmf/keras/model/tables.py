@@ -149,7 +149,7 @@ def _reason(model: Any, optimizer: Any) -> str | None:
     """Why no table of the model supports lazy noise."""
     if model._microbatch_size is not None:
         return "microbatch_size takes a batch in groups"
-    if model.jit_compile and not model.run_eagerly:
+    if model.jit_compile:
         return (
             "the model is compiled with jit_compile=True (as 'auto' means on a GPU if "
             "make_private is called later)"

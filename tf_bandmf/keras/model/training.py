@@ -29,13 +29,9 @@ from tf_bandmf.keras.model.monitors import (
 )
 from tf_bandmf.keras.model.noise_in_weights import warn_of_settings
 from tf_bandmf.keras.model.outputs import refuse_outputs, warn_of_outputs
-from tf_bandmf.keras.model.preprocessing import (
-    preprocess_of,
-    preprocessed_batch,
-)
+from tf_bandmf.keras.model.preprocessing import refuse_preprocessor
 from tf_bandmf.keras.model.progress import warn_of_counts
-from tf_bandmf.keras.model.python_code import foreign_layers, foreign_metrics
-from tf_bandmf.keras.model.scheduled import batches_of, checked_stream, scheduled
+from tf_bandmf.keras.model.scheduled import checked_stream, scheduled
 from tf_bandmf.keras.model.step import PrivateStep
 from tf_bandmf.keras.optimizer.private import PrivateOptimizer
 from tf_bandmf.keras.resume.private_file import PrivateRun, refuse_shared_folder
@@ -108,6 +104,7 @@ class PrivateTraining(BuildHook, PrivateStep):
             inner optimizer between two steps.
         """
         optimizer = self._private_optimizer()
+        refuse_preprocessor(self)
         class_weight = kwargs.get("class_weight")
         x, kwargs = checked_data(optimizer.plan, x, y, kwargs)
         self._training.is_quiet = kwargs.get("verbose") == 0
@@ -125,12 +122,6 @@ class PrivateTraining(BuildHook, PrivateStep):
         if isinstance(x, BatchSchedule):
             x, kwargs = scheduled(self, optimizer, x, kwargs)
         else:
-            if preprocess_of(self) is not None:
-                raise TypeError(
-                    "The preprocessor of a private model is applied to the batches of a "
-                    "plan, example by example. Preprocess a data set of your own before, "
-                    "and set model.preprocessor = None."
-                )
             kwargs = {**kwargs, "shuffle": False}
             check_passes(x, optimizer.plan.participation, kwargs)
             x = checked_stream(self, x)
@@ -240,9 +231,6 @@ class PrivateTraining(BuildHook, PrivateStep):
         optimizer = getattr(self, "optimizer", None)
         if not isinstance(optimizer, PrivateOptimizer):
             return
-        if self.run_eagerly and optimizer.steps_taken:
-            seen_by = [*foreign_layers(self), *foreign_metrics(self)]
-            optimizer.run.traces.note(seen_by)
         if not optimizer.run.is_restored():
             optimizer.run.release()
 
@@ -396,7 +384,7 @@ class PrivateTraining(BuildHook, PrivateStep):
         """Builds model, optimizer, loss and metrics."""
         if not self.built or self._is_distributed:
             is_schedule = isinstance(data, BatchSchedule)
-            batches = batches_of(self, data) if is_schedule else data
+            batches = data.dataset() if is_schedule else data
             batch = next(iter(batches))
             preparation.build_model(self, batch)
         preparation.begin_run(self, optimizer)
@@ -423,7 +411,7 @@ class PrivateTraining(BuildHook, PrivateStep):
                 "Keras gives the whole batch of train_on_batch to every replica: each "
                 "example would count several times. Use model.fit."
             )
-        x = preprocessed_batch(self, x)
+        refuse_preprocessor(self)
         if preparation.check_is_due(self):
             data = (x, y, kwargs.get("sample_weight"))
             preparation.check_gradients(self, self._private_optimizer(), data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class TrainingState:
       compares: whether gradients are compared with those of batches of one.
       may_run_alone: names of layers that may run on batches of one whatever that changes.
       train_function: what `make_train_function` made.
+      traced_gradients: `private_gradients` as a graph, with what it depends on.
       lazy_layers: those whose tables get their noise when rows are read.
       plain_steps: steps of the plain optimizer that the model had before it was private.
       looked_up: which rows a batch looks up in them.
@@ -33,6 +35,7 @@ class TrainingState:
     compares: bool = True
     may_run_alone: frozenset[str] = frozenset()
     train_function: Any = None
+    traced_gradients: tuple[Any, Callable[..., Any]] | None = None
     lazy_layers: list[Any] = dataclasses.field(default_factory=list)
     plain_steps: int = 0
     looked_up: Any = None

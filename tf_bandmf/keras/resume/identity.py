@@ -55,7 +55,6 @@ def computation(model: Any) -> list[Any]:
     found = [
         model._microbatch_size,
         bool(model.jit_compile),
-        bool(model.run_eagerly),
         model.optimizer.loss_scale_factor,
         clipping.automatic,
         json.dumps(clipping.groups),

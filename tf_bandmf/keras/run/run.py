@@ -14,7 +14,6 @@ a seal of the weights; none of these is in a file that Keras writes.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from collections.abc import Sequence
@@ -28,7 +27,6 @@ from tf_bandmf.files import machine
 from tf_bandmf.keras.clipping import (
     SUM_MARGIN,
     ClippedGradients,
-    Traces,
     released,
 )
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
@@ -41,7 +39,7 @@ from tf_bandmf.keras.run.reservation import Reservation
 from tf_bandmf.keras.run.scaling import UNSOUND, Scaling
 from tf_bandmf.keras.run.secrets import SecretState
 from tf_bandmf.keras.run.tables import LookedUpRows, RowSums, RunTables
-from tf_bandmf.keras.run.update import Guard, Update
+from tf_bandmf.keras.run.update import Update
 from tf_bandmf.keras.run.weights_seal import (
     CHANGED,
     STATE_CHANGED,
@@ -87,7 +85,6 @@ class Run:
       scaling: scaling of coordinates, or None.
       membership: the run among the runs of this process.
       reservation: its reservation in the ledger that the plan is bound to.
-      traces: traces of its steps, where they run eagerly.
       strategy: distribution strategy in whose scope it was made.
       evaluations: private evaluations that the plan has reserved.
       counts: private counts of examples that the plan has reserved.
@@ -130,8 +127,7 @@ class Run:
         self._fresh_key: NoiseKey | None = None
         self._secrets: SecretState | None = None
         self._seal: WeightsSeal | None = None
-        self.traces = Traces(lambda: int(self.secrets.step) if self.has_begun else 0)
-        self._update = Update(inner_optimizer, self.traces)
+        self._update = Update(inner_optimizer)
         self.evaluations = Evaluations(plan)
         self.counts = Counts(plan)
 
@@ -564,18 +560,12 @@ class Run:
                 "its own budget."
             )
 
-    def apply(
-        self,
-        noisy: Sequence[tf.Tensor],
-        variables: Sequence[Any],
-        guard: Guard = contextlib.nullcontext,
-    ) -> None:
+    def apply(self, noisy: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
         """Lets the inner optimizer apply what `privatize` returned.
 
         Args:
           noisy: gradients.
           variables: the model's trainable ones.
-          guard: context in which eager code traces the update.
         """
         by_id = {id(v): gradient for v, gradient in zip(variables, noisy, strict=True)}
         eager = self.eager(variables)
@@ -585,7 +575,7 @@ class Run:
                 step = tf.identity(self.inner_optimizer.iterations.value)
                 self._tables.apply(row_sums, step)
             if eager:
-                self._update.apply([by_id[id(v)] for v in eager], eager, guard)
+                self._update.apply([by_id[id(v)] for v in eager], eager)
             else:
                 self.inner_optimizer.iterations.assign_add(1)
 

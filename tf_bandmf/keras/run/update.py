@@ -1,8 +1,7 @@
-"""The update that the inner optimizer makes from noisy gradients: always a graph.
+"""The update that the inner optimizer makes from noisy gradients.
 
 Schedules, constraints and inner optimizers are the user's code. Their graph is followed
-back to what was released (`clipping/proof/updates.py`). Where steps run eagerly, it is
-traced once, before Python code of the user has seen a record of the run.
+back to what was released (`clipping/proof/updates.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import tensorflow as tf
 
 from tf_bandmf.keras.clipping import (
     Same,
-    Traces,
     refuse_data,
     update_is_released,
     update_runs_no_host_code,
@@ -23,27 +21,19 @@ from tf_bandmf.keras.clipping import (
 from tf_bandmf.keras.compat.keras_objects import given_learning_rate
 from tf_bandmf.keras.run.secrets import replica_id
 
-# Makes the context in which an update is traced.
-Guard = Callable[[], Any]
-
 
 class Update:
     """The inner optimizer's part of a run's steps.
 
     Args:
       inner: optimizer of Keras.
-      traces: traces of the run.
     """
 
-    def __init__(self, inner: Any, traces: Traces) -> None:
-        self._inner, self._traces = inner, traces
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._traced: tuple[Any, Callable[..., None]] | None = None
 
-    def apply(
-        self,
-        noisy: Sequence[tf.Tensor],
-        variables: Sequence[Any],
-        guard: Guard = contextlib.nullcontext,
-    ) -> None:
+    def apply(self, noisy: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
         """Lets the inner optimizer apply noisy gradients to their variables."""
 
         def update(*gradients: tf.Tensor) -> None:
@@ -53,26 +43,18 @@ class Update:
         if not tf.executing_eagerly():
             update(*noisy)
             return
-        specs = [tf.TensorSpec(gradient.shape, gradient.dtype) for gradient in noisy]
-        key = ("update", [Same(v) for v in variables], self._settings(), specs)
-        self._traces.of(key, lambda: _traced(update, specs, guard))(*noisy)
+        # A custom loop between its graphs.
+        key = [Same(part) for part in (given_learning_rate(self._inner), *variables)]
+        if self._traced is None or self._traced[0] != key:
+            self._traced = key, tf.function(update, autograph=False)
+        self._traced[1](*noisy)
 
     def learning_rate(self) -> tf.Tensor:
         """The learning rate of the coming step, before the optimizer takes it."""
-
-        def rate() -> tf.Tensor:
-            with update_runs_no_host_code():
-                found = tf.convert_to_tensor(self._inner.learning_rate)
-            refuse_data([found], "learning rate")
-            return tf.identity(found)
-
-        if not tf.executing_eagerly():
-            return rate()
-        key = ("rate", self._settings())
-        return self._traces.of(key, lambda: _traced(rate, ()))()
-
-    def _settings(self) -> Same:
-        return Same(given_learning_rate(self._inner))
+        with update_runs_no_host_code():
+            rate = tf.convert_to_tensor(self._inner.learning_rate)
+        refuse_data([rate], "learning rate")
+        return tf.identity(rate)
 
     @contextlib.contextmanager
     def _alone(self, noisy: Any, variables: Sequence[Any]) -> Iterator[None]:
@@ -81,15 +63,3 @@ class Update:
         is_first = replica_id() == 0
         with update_is_released(noisy, changed, is_first), update_runs_no_host_code():
             yield
-
-
-def _traced(
-    function: Callable[..., Any],
-    specs: Sequence[tf.TensorSpec],
-    guard: Guard = contextlib.nullcontext,
-) -> Any:
-    def guarded(*given: tf.Tensor) -> Any:
-        with guard():
-            return function(*given)
-
-    return tf.function(guarded, autograph=False).get_concrete_function(*specs)

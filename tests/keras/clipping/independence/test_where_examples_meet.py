@@ -264,7 +264,6 @@ def plain():
     return keras.Sequential([keras.Input((5,)), layers.Dense(3)])
 
 
-@pytest.mark.slow_cases("True")
 @pytest.mark.attack(
     "Metrics that write for others to read",
     tried="A metric assigns the labels to a variable of nobody, which a layer multiplies "
@@ -272,19 +271,17 @@ def plain():
     area="inputs",
     invariants=[16],
 )
-@pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.invariant(16)
-def test_metrics_write_no_variables_of_others(run_eagerly, data, make_plan):
+def test_metrics_write_no_variables_of_others(data, make_plan):
     place = tf.Variable(0.0, trainable=False)
     reads = cases.Custom(lambda x: x * (1.0 + tf.convert_to_tensor(place)))
     model = keras.Sequential([keras.Input((5,)), reads, layers.Dense(3)])
     fit(
         model,
-        keras.optimizers.SGD(0.0),  # an eager step is over when its metrics are updated
+        keras.optimizers.SGD(0.0),
         data,
         make_plan,
         metrics=[WritesElsewhere(place)],
-        run_eagerly=run_eagerly,
     )
 
 
@@ -316,13 +313,7 @@ class Subtracts(keras.optimizers.SGD):
         variable.assign(variable - self.loss() * gradient)
 
 
-@pytest.mark.slow_cases(
-    "schedule-True",
-    "constraint-False",
-    "schedule-False",
-    "regularizer-True",
-    "inner-False",
-)
+@pytest.mark.slow_cases("constraint", "regularizer", "inner")
 @pytest.mark.attack(
     "The training loss in the update of the weights",
     tried="A learning rate, a constraint, a regularizer or an inner optimizer reads the "
@@ -330,10 +321,9 @@ class Subtracts(keras.optimizers.SGD):
     area="inputs",
     invariants=[16],
 )
-@pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("kind", ["schedule", "constraint", "regularizer", "inner"])
 @pytest.mark.invariant(16)
-def test_updates_read_no_metrics(kind, run_eagerly, data, make_plan):
+def test_updates_read_no_metrics(kind, data, make_plan):
     model = plain()
 
     def loss():
@@ -349,4 +339,4 @@ def test_updates_read_no_metrics(kind, run_eagerly, data, make_plan):
         inner = Subtracts(loss)
     else:
         setattr(model.layers[0].kernel, kind, Reads(loss))
-    fit(model, inner, data, make_plan, run_eagerly=run_eagerly)
+    fit(model, inner, data, make_plan)

@@ -63,6 +63,18 @@ def check_matmul_precision() -> None:
             )
 
 
+def check_functions_are_traced() -> None:
+    """Raises RuntimeError if TensorFlow runs all functions as Python code.
+
+    Nothing could be analysed, then: neither what a step computes nor what it keeps.
+    """
+    if tf.config.functions_run_eagerly():
+        raise RuntimeError(
+            "tf.config.run_functions_eagerly(True) is set: what a private step computes "
+            "must be traced to be analysed. Call tf.config.run_functions_eagerly(False)."
+        )
+
+
 def turn_tensor_float_32_off() -> None:
     """Turns TensorFloat-32 off in this process where a GPU has it, and says so.
 

@@ -20,7 +20,6 @@ from typing import Any
 import tensorflow as tf
 
 from tf_bandmf.graphs.operations import LOOPS
-from tf_bandmf.keras.clipping.forward.eager_traces import Same
 from tf_bandmf.keras.clipping.tensors import batches
 from tf_bandmf.keras.compat import fixed_draws
 from tf_bandmf.keras.compat.keras_objects import all_layers, compile_loss
@@ -36,6 +35,20 @@ _OF_TRAINING = {
     "test_function",
     "train_function",
 }
+
+
+class Same:
+    """Equal to another one of the same object, which it keeps: no id is used twice."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self._value is other._value
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,13 +101,7 @@ def trace(function: Callable[..., Any], signature: Sequence[Any], key: Any) -> A
     return CheckedPass(concrete, key, tuple(op.name for op in own), repeatable)
 
 
-def key_of(
-    model: Any,
-    variables: Sequence[Any],
-    data: Any,
-    settings: Any,
-    with_settings: bool = True,
-) -> Any:
+def key_of(model: Any, variables: Sequence[Any], data: Any, settings: Any) -> Any:
     """What a pass is traced for: a step with another key traces its own.
 
     Args:
@@ -102,7 +109,6 @@ def key_of(
       variables: its trainable variables.
       data: structure of tensors [B, ...]; None stays None.
       settings: of the clipping, apart from clip norms.
-      with_settings: whether attributes of layers belong to it. A call may change some.
     """
     return (
         tuple(Same(variable) for variable in variables),
@@ -110,10 +116,7 @@ def key_of(
         batches.specs_of(data),
         Same(compile_loss(model)),
         settings,
-        tuple(
-            (Same(layer), _settings(layer) if with_settings else None)
-            for layer in all_layers(model)
-        ),
+        tuple((Same(layer), _settings(layer)) for layer in all_layers(model)),
     )
 
 

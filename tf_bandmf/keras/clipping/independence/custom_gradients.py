@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_bandmf.graphs.definitions import is_code_of
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
 from tf_bandmf.keras.compat.graphs import custom_gradient, nn_impl, ops
 from tf_bandmf.keras.compat.own_gradients import is_call, is_of_the_step
@@ -50,7 +49,7 @@ def _is_known(name: str) -> bool:
 def acts_on_elements(function: Any) -> bool:
     """Whether a custom gradient is one of TensorFlow's that act on each element alone."""
     written = _innermost(function)
-    return any(is_code_of(written, module) for module in _KNOWN)
+    return any(_is_code_of(written, module) for module in _KNOWN)
 
 
 def is_trusted(function: Any) -> bool:
@@ -70,6 +69,11 @@ def _innermost(function: Any) -> Any:
         cells = dict(
             zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         )
-        if name in cells and is_code_of(function, custom_gradient):
+        if name in cells and _is_code_of(function, custom_gradient):
             function = cells[name].cell_contents
     return function if hasattr(function, "__code__") else None
+
+
+def _is_code_of(function: Any, module: Any) -> bool:
+    """Whether a function was made in a module, at any depth."""
+    return getattr(function, "__globals__", None) is vars(module)

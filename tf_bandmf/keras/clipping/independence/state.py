@@ -18,13 +18,12 @@ from tf_bandmf.graphs.walking import (
     Scope,
     called,
     definition,
-    function_attributes,
     has_node,
     walk,
 )
 from tf_bandmf.keras.clipping.independence.constants import folded
 from tf_bandmf.keras.clipping.independence.domain import NotIndependent
-from tf_bandmf.keras.compat.graphs import context, op_def_registry
+from tf_bandmf.keras.compat.graphs import op_def_registry
 
 _CLEAN = (Effect.NONE, Effect.READS, Effect.DRAWS, Effect.PRINTS)
 _ASSIGNMENTS = frozenset(
@@ -180,29 +179,11 @@ def calls_host(graph: Any, name: str) -> bool:
     return has_node(graph, name, lambda node: effect(node, node.op) is None)
 
 
-def eager_effects(op_type: str) -> tuple[bool, bool]:
-    """`may_write` and `assigns` of an operation in eager code, by its type.
-
-    Args:
-      op_type: or the name of a `tf.function` that is called.
-    """
-    if context.context().has_function(op_type):
-        return not _is_clean(None, op_type), has_node(None, op_type, _writes)
-    found = op_def_registry.get(op_type)
-    if found is None or function_attributes(found):
-        return True, True  # what it calls is not known here
-    known = operation(op_type)
-    if known is None:
-        return True, False
-    return known.effect not in _CLEAN, known.effect in (Effect.ADVANCES, Effect.WRITES)
-
-
 def refuse_state(
     operations: Sequence[Any],
     examples: Sequence[Any],
     is_seed: Callable[[Any], bool],
     is_metric: Callable[[Any], bool],
-    is_cache: Callable[[Any], bool] = lambda handle: False,
 ) -> None:
     """Refuses operations that write variables, or act outside of the graph.
 
@@ -214,8 +195,6 @@ def refuse_state(
       examples: the tensors that hold the data.
       is_seed: whether a handle is that of a random generator's counter.
       is_metric: whether a handle is that of a metric, which knows the data.
-      is_cache: whether a handle is that of a table that may be written: what it answers
-        to a key is what would be computed without it.
 
     Raises:
       NotIndependent: with the operation.
@@ -229,11 +208,7 @@ def refuse_state(
     ):
         index = _ADVANCES.get(op.type)
         if index is None:
-            writes_cache = op.type == "LookupTableInsertV2" and is_cache(
-                here.origin(op.inputs[0])[0]
-            )
-            if not writes_cache:
-                refuse_host_operation(op)
+            refuse_host_operation(op)
             continue
         if op.type in _ASSIGNMENTS and not is_seed(here.origin(op.inputs[0])[0]):
             raise NotIndependent("changes a variable", op)

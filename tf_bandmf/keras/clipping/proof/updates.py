@@ -28,8 +28,6 @@ _SOURCES = ("Const", "NoOp", "ReadVariableOp", "VariableShape", "VarIsInitialize
 
 def released(tensors: Any) -> None:
     """Notes tensors that have their noise: an update may depend on them."""
-    if tf.executing_eagerly():
-        return
     graph = tf.compat.v1.get_default_graph()
     for tensor in tf.nest.flatten(tensors):
         graph.add_to_collection(_RELEASED, tensor)
@@ -39,7 +37,7 @@ def data_behind(tensors: Iterable[Any]) -> Any | None:
     """The first operation behind tensors that may hold data without noise, or None.
 
     Args:
-      tensors: of graphs; of eager code nothing is known.
+      tensors: of graphs.
     """
     seen: set[int] = set()
     pending = [tensor for tensor in tensors if _is_symbolic(tensor)]

@@ -12,8 +12,11 @@ import tensorflow as tf
 from tf_bandmf.keras.clipping.factors.base import Factor, add_factors, cleaned
 from tf_bandmf.keras.clipping.factors.norms import accelerator, in_xla, pinned
 from tf_bandmf.keras.clipping.factors.packing import Part, measured_parts
-from tf_bandmf.keras.clipping.factors.precision import check_matmul_precision
-from tf_bandmf.keras.clipping.forward import eager_traces, kept_pass
+from tf_bandmf.keras.clipping.factors.precision import (
+    check_functions_are_traced,
+    check_matmul_precision,
+)
+from tf_bandmf.keras.clipping.forward import kept_pass
 from tf_bandmf.keras.clipping.forward.passes import Forward
 from tf_bandmf.keras.clipping.forward.supported import check_supported
 from tf_bandmf.keras.clipping.proof.batch_axis import structure_of
@@ -131,7 +134,7 @@ def clipped_gradient_sums(
       RuntimeError: if the process rounds float32 products: see `precision`.
     """
     check_matmul_precision()
-    eager_traces.check_functions_are_traced()
+    check_functions_are_traced()
     if not (math.isfinite(l2_norm_clip) and l2_norm_clip > 0):
         raise ValueError(
             f"`l2_norm_clip` must be positive and finite, found {l2_norm_clip}."
@@ -247,23 +250,12 @@ def _one_pass(
         # Random generators of replicas do not work in inner functions.
         return _pass_in_graph(model, data, valid, clip)
 
-    def traced() -> Any:
-        concrete = None
-        if not in_xla():
-            concrete = kept_pass.take(model, lambda: _key(model, data, clip))
-        if concrete is None:
-            function, signature = _pass(model, data, clip)
-            concrete = tf.function(function, autograph=False, input_signature=signature)
-            if tf.executing_eagerly():
-                concrete = concrete.get_concrete_function()
-        return concrete
-
-    traces = eager_traces.current() if tf.executing_eagerly() else None
-    if traces is None:
-        concrete = traced()
-    else:
-        key = ("pass", _key(model, data, clip, with_settings=False))
-        concrete = traces.of(key, traced)
+    concrete = None
+    if not in_xla():
+        concrete = kept_pass.take(model, lambda: _key(model, data, clip))
+    if concrete is None:
+        function, signature = _pass(model, data, clip)
+        concrete = tf.function(function, autograph=False, input_signature=signature)
     clips = tf.constant(clip.parts.clips, tf.float64)
     return concrete(batches.tensor_leaves(data), clips, valid, list(clip.scales))
 
@@ -292,11 +284,11 @@ def _pass(model: keras.Model, data: Any, clip: Clip) -> tuple[Any, list[Any]]:
     return traced, [specs, groups, tf.TensorSpec([None], tf.bool), scales]
 
 
-def _key(model: keras.Model, data: Any, clip: Clip, with_settings: bool = True) -> Any:
+def _key(model: keras.Model, data: Any, clip: Clip) -> Any:
     parts = (clip.parts.members, len(clip.parts.clips))
     settings = (*parts, clip.automatic, clip.scale, bool(clip.scales), reading())
     variables = trainable_variables(model)
-    return kept_pass.key_of(model, variables, data, settings, with_settings)
+    return kept_pass.key_of(model, variables, data, settings)
 
 
 def _pass_in_graph(
