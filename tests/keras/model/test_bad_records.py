@@ -1,7 +1,6 @@
 """One record changes the noisy sum by at most the clip norm, and cannot end a run."""
 
 import functools
-import warnings
 
 import keras
 import numpy as np
@@ -170,28 +169,6 @@ def test_regularizers_and_metrics_take_a_bad_record():
     y = rng.integers(0, 2, (BATCH, 1)).astype("f4")
     weights = trained(model, x, y, loss="binary_crossentropy", metrics=metrics)
     assert np.all(np.isfinite(weights))
-
-
-def warned(callbacks):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(BATCH, 5)).astype("f4")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        y = np.zeros(BATCH, "i4")
-        trained(classifier(), x, y, callbacks, loss=CROSS_ENTROPY)
-    return " ".join(str(w.message) for w in caught)
-
-
-@pytest.mark.invariant(18)
-def test_a_callback_that_stops_on_the_data_is_warned_about():
-    class Own(keras.callbacks.TerminateOnNaN):
-        pass
-
-    stopping = keras.callbacks.EarlyStopping(monitor="loss")
-    text = warned([keras.callbacks.TerminateOnNaN(), Own(), stopping])
-    assert "TerminateOnNaN stops" in text and "Own stops" in text
-    assert "EarlyStopping acts on 'loss'" in text
-    assert "record decides" not in warned([keras.callbacks.History()])
 
 
 class OfTheHost(keras.metrics.Metric):

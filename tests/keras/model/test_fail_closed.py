@@ -342,16 +342,6 @@ def test_without_assertions_a_refused_step_gives_no_number(
         tf.config.optimizer.set_experimental_options({"debug_stripper": False})
 
 
-def test_callbacks_that_act_on_training_metrics_are_warned_about(
-    data, make_plan, make_private_model
-):
-    plan = make_plan(batch_size=22)
-    model = make_private_model(plan)
-    callback = keras.callbacks.ReduceLROnPlateau("loss")
-    with pytest.warns(UserWarning, match="not covered by the guarantee"):
-        fit(model, plan, data, epochs=1, callbacks=[callback])
-
-
 @pytest.mark.invariant(9)
 def test_a_run_keeps_its_weights(data, make_plan, make_private_model, compile_model):
     plan = make_plan("bsr:2", batch_size=11)

@@ -1,6 +1,4 @@
-"""Any inner optimizer is post-processing; SGD's workload is compared with the plan's."""
-
-import warnings
+"""Any inner optimizer is post-processing."""
 
 import keras
 import numpy as np
@@ -9,7 +7,6 @@ import tensorflow as tf
 
 import tf_bandmf
 import tf_bandmf.keras
-from tf_bandmf import workloads
 
 schedules = keras.optimizers.schedules
 
@@ -64,73 +61,6 @@ def test_gradients_applied_past_the_wrapper_stop_the_run(
     model.optimizer.inner_optimizer.apply(gradients, variables)
     with pytest.raises(tf.errors.InvalidArgumentError, match="different steps"):
         model.train_on_batch(second)
-
-
-def sgd(*args, **kwargs):
-    return keras.optimizers.SGD(*args, **kwargs)
-
-
-COSINE = schedules.CosineDecay(0.1, 8)
-SCHEDULE = workloads.prefix_sum(8, [float(COSINE(i)) for i in range(8)])
-MOMENTUM = "sgd:momentum=0.9"
-
-
-@pytest.mark.parametrize(
-    "make_inner, workload, message",
-    [
-        (lambda: sgd(0.1, momentum=0.9), None, r'workload="sgd:momentum=0.9"'),
-        (lambda: sgd(0.1), MOMENTUM, r"SGD has momentum=0; .* momentum=0.9"),
-        (lambda: sgd(0.1, weight_decay=0.5), None, r'workload="sgd:decay=0.95"'),
-        (lambda: sgd(COSINE), None, r"learning_rates=\[float\(schedule"),
-        (lambda: sgd(0.1), SCHEDULE, 'workload="prefix"'),
-        (
-            lambda: sgd(COSINE, momentum=0.5),
-            MOMENTUM,
-            "momentum=0.5, learning_rates=",
-        ),
-    ],
-)
-def test_a_workload_that_is_not_what_sgd_does_is_pointed_out(
-    make_inner, workload, message, make_plan
-):
-    plan = make_plan("lambda_cgd", workload=workload)
-    with pytest.warns(UserWarning, match=message):
-        tf_bandmf.keras.PrivateOptimizer(make_inner(), plan)
-
-
-@pytest.mark.parametrize(
-    "make_inner, mechanism, workload",
-    [
-        (lambda: sgd(0.1), "bsr", None),
-        (lambda: sgd(0.1, momentum=0.9, nesterov=True), "bsr", MOMENTUM),
-        (lambda: sgd(COSINE), "lambda_cgd", SCHEDULE),
-        (lambda: sgd(0.1, weight_decay=0.5), "lambda_cgd", "sgd:decay=0.95"),
-        # A decay too weak to be seen within the run.
-        (lambda: sgd(0.1, weight_decay=1e-3), "bsr", None),
-        # Independent noise is the same for every workload; Adam has none.
-        (lambda: sgd(0.1, momentum=0.9), "identity", None),
-        (lambda: keras.optimizers.Adam(), "bsr", MOMENTUM),
-        # Nothing moves.
-        (lambda: sgd(0.0), "lambda_cgd", SCHEDULE),
-        (lambda: sgd(0.0), "bsr", None),
-    ],
-)
-def test_a_workload_that_fits_is_not_talked_about(
-    make_inner, mechanism, workload, make_plan
-):
-    plan = make_plan(mechanism, workload=workload)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        tf_bandmf.keras.PrivateOptimizer(make_inner(), plan)
-
-
-def test_arguments_of_before_clipping_was_one_value_mean_what_they_meant(make_plan):
-    plan, inner = make_plan("identity"), keras.optimizers.SGD()
-    with pytest.warns(DeprecationWarning, match="Clipping"):
-        earlier = tf_bandmf.keras.PrivateOptimizer(inner, plan, clip_groups="layers")
-    now = tf_bandmf.keras.Clipping(groups="layers")
-    new = tf_bandmf.keras.PrivateOptimizer(inner, plan, clipping=now)
-    assert earlier.get_config()["clipping"] == new.get_config()["clipping"]
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,14 @@
-"""Finds models that cannot learn, before the first step, from shapes and settings.
-
-No value of a record is used, so this costs no privacy; problems that it does not see
-are counted privately, see `run.counts`.
-"""
+"""Refuses settings that would spend a budget and learn nothing, from shapes alone."""
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_bandmf.keras.compat.keras_objects import all_layers
-from tf_bandmf.sampling.batches import INPUTS, ROWS, TARGETS
+from tf_bandmf.sampling.batches import TARGETS
 
 # Losses of classes, and what makes probabilities for them.
 _CLASSES = (
@@ -27,26 +20,6 @@ _FUNCTIONS = {
     keras.losses.categorical_crossentropy: _CLASSES[1],
     keras.losses.binary_crossentropy: keras.losses.BinaryCrossentropy,
 }
-# Losses that compare targets and outputs number by number, and let one stand for more.
-_BY_NUMBER = (
-    keras.losses.MeanSquaredError,
-    keras.losses.MeanAbsoluteError,
-    keras.losses.MeanAbsolutePercentageError,
-    keras.losses.MeanSquaredLogarithmicError,
-    keras.losses.Huber,
-    keras.losses.LogCosh,
-    keras.losses.Hinge,
-    keras.losses.SquaredHinge,
-)
-_NO_PROBABILITIES = ("linear", "relu", "tanh", "elu", "gelu", "silu", "leaky_relu")
-# Declared values beyond which inputs are called unscaled.
-_LARGE = 30.0
-_SCALES = (
-    keras.layers.Rescaling,
-    keras.layers.Normalization,
-    keras.layers.Embedding,
-    keras.layers.Lambda,
-)
 
 
 def refuse_outputs(
@@ -74,17 +47,17 @@ def refuse_outputs(
             "so that class_weight would act only where gradients are clipped. Use "
             "reduction='sum_over_batch_size'. Nothing was trained."
         )
-    layer, size = _last(model)
+    layer, size = last_layer(model)
     if layer is None:
         return
-    where, activation = _described(layer)
+    where, activation = described(layer)
     if activation == "softmax" and size == 1:
         raise ValueError(
             f"{where} has one output under softmax, which is always 1: no gradient, and "
             f"nothing is learnt. For two classes use activation='sigmoid' with "
             f"binary_crossentropy. Nothing was trained."
         )
-    kind, _ = _loss_of(model)
+    kind, _ = loss_of(model)
     if kind in _CLASSES and size == 1:
         raise ValueError(
             f"{where} has one output, and {kind.__name__} is for one output per class. Use "
@@ -106,37 +79,13 @@ def refuse_outputs(
         )
 
 
-def warn_of_outputs(model: keras.Model, data: Any, ranges: Mapping[str, Any]) -> None:
-    """Warns of settings that would spend a budget and likely learn nothing.
-
-    Args:
-      model: private, built, compiled.
-      data: of `fit`; the types of its inputs matter, where it has `element_spec`.
-      ranges: that were declared; see `Plan.batches`.
-    """
-    _warn_of_bytes(model, data, ranges)
-    layer, _ = _last(model)
-    if layer is None:
-        return
-    where, activation = _described(layer)
-    _warn_of_broadcast(model, data, where)
-    kind, from_logits = _loss_of(model)
-    if kind is not None and not from_logits and activation in _NO_PROBABILITIES:
-        warnings.warn(
-            f"{where} has no softmax or sigmoid, and {kind.__name__} expects "
-            f"probabilities: what is outside of 0 and 1 has no gradient. Give the loss "
-            f"from_logits=True.",
-            stacklevel=4,
-        )
-
-
-def _described(layer: Any) -> tuple[str, str]:
+def described(layer: Any) -> tuple[str, str]:
     """How a message names the last layer, and the name of its activation."""
     activation = getattr(getattr(layer, "activation", None), "__name__", "")
     return f"The model's last layer, {layer.name!r},", activation
 
 
-def _last(model: keras.Model) -> tuple[Any, int]:
+def last_layer(model: keras.Model) -> tuple[Any, int]:
     """The layer of a model's only output, and how many numbers it has; or None."""
     outputs = getattr(model, "outputs", None) or []
     if len(outputs) != 1 or outputs[0].shape[-1] is None:
@@ -156,7 +105,7 @@ def _given_loss(model: keras.Model) -> Any:
     return keras.losses.get(loss) if isinstance(loss, str) else loss
 
 
-def _loss_of(model: keras.Model) -> tuple[Any, bool]:
+def loss_of(model: keras.Model) -> tuple[Any, bool]:
     """The class of a known loss of one output, and whether it is of logits."""
     loss = _given_loss(model)
     for function, kind in _FUNCTIONS.items():
@@ -166,63 +115,3 @@ def _loss_of(model: keras.Model) -> tuple[Any, bool]:
         if type(loss) is kind:
             return kind, bool(loss.get_config().get("from_logits", False))
     return None, False
-
-
-def _warn_of_broadcast(model: keras.Model, data: Any, where: str) -> None:
-    """Warns if one number stands for several: TensorFlow repeats it silently."""
-    loss = _given_loss(model)
-    functions = [kind().fn for kind in _BY_NUMBER]
-    if type(loss) not in _BY_NUMBER and loss not in functions:
-        return
-    spec = _spec_of(data)
-    targets = tf.nest.flatten(spec.get(TARGETS), expand_composites=True)
-    if len(targets) != 1 or not isinstance(targets[0], tf.TensorSpec):
-        return
-    # Where a unit has several rows, the second axis of targets is its rows.
-    target = _of_one(targets[0].shape, axes=2 if ROWS in spec else 1)
-    output = _of_one(model.outputs[0].shape)
-    # Keras takes a last axis of one number away where the other has none.
-    if None in (*target, *output) or output in (target, (*target, 1)):
-        return
-    if target == (*output, 1):
-        return
-    warnings.warn(
-        f"{where} gives an example numbers of shape {output}, and its targets have shape "
-        f"{target}: the loss repeats the smaller ones and compares each with each. Give "
-        f"targets of the output's shape.",
-        stacklevel=5,
-    )
-
-
-def _of_one(shape: Any, axes: int = 1) -> tuple[int | None, ...]:
-    """Of one row, after the axes of examples and rows."""
-    return (None,) if tf.TensorShape(shape).rank is None else tuple(shape)[axes:]
-
-
-def _spec_of(data: Any) -> dict[str, Any]:
-    spec = getattr(data, "element_spec", None)
-    return spec if isinstance(spec, dict) else {}
-
-
-def _warn_of_bytes(model: keras.Model, data: Any, ranges: Mapping[str, Any]) -> None:
-    spec = _spec_of(data)
-    # With replicas each holds one spec for every one of them.
-    leaves = tf.nest.flatten(spec.get(INPUTS), expand_composites=True)
-    is_bytes = any(getattr(leaf, "dtype", None) == tf.uint8 for leaf in leaves)
-    largest = max(
-        (abs(b) for b in tf.nest.flatten(ranges.get(INPUTS, ())) if math.isfinite(b)),
-        default=0.0,
-    )
-    if is_bytes:
-        largest = 255
-    if largest <= _LARGE or any(
-        isinstance(layer, _SCALES) for layer in all_layers(model)
-    ):
-        return
-    warnings.warn(
-        f"Inputs are {'bytes (uint8)' if is_bytes else 'declared'} up to {largest:g} and "
-        f"no layer scales them: gradients of such numbers are all clipped, and one weight "
-        f"gets as much noise as another. Divide by {largest:g}, in map= or by a Rescaling "
-        f"layer.",
-        stacklevel=4,
-    )

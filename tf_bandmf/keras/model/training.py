@@ -16,19 +16,14 @@ import tensorflow as tf
 from tf_bandmf.files import whole as whole_files
 from tf_bandmf.keras.clipping import kept_pass, vouched_classes
 from tf_bandmf.keras.compat.keras_objects import NOTHING_TO_BUILD, BuildHook, build_from
-from tf_bandmf.keras.model import preparation
+from tf_bandmf.keras.model import cautions, preparation
 from tf_bandmf.keras.model import tables as tables_lib
 from tf_bandmf.keras.model.batch_contents import contents
 from tf_bandmf.keras.model.evaluating import NoisyMetrics, evaluate_privately
 from tf_bandmf.keras.model.fit_data import check_passes, checked_data
 from tf_bandmf.keras.model.guards import refuse_plain_outer_training
-from tf_bandmf.keras.model.monitors import (
-    restore_backup,
-    warn_of_private_monitors,
-    warn_of_useless_backups,
-)
-from tf_bandmf.keras.model.noise_in_weights import warn_of_settings
-from tf_bandmf.keras.model.outputs import refuse_outputs, warn_of_outputs
+from tf_bandmf.keras.model.monitors import restore_backup
+from tf_bandmf.keras.model.outputs import refuse_outputs
 from tf_bandmf.keras.model.preprocessing import refuse_preprocessor
 from tf_bandmf.keras.model.progress import warn_of_counts
 from tf_bandmf.keras.model.scheduled import checked_stream, scheduled
@@ -125,9 +120,6 @@ class PrivateTraining(BuildHook, PrivateStep):
             kwargs = {**kwargs, "shuffle": False}
             check_passes(x, optimizer.plan.participation, kwargs)
             x = checked_stream(self, x)
-        warn_of_private_monitors(kwargs.get("callbacks"))
-        if self._training.run_file is None:
-            warn_of_useless_backups(kwargs.get("callbacks"))
         if self._tables != tables_lib.DENSE:
             if not self._private_optimizer().built:
                 self._prepare(self._private_optimizer(), x)
@@ -138,8 +130,8 @@ class PrivateTraining(BuildHook, PrivateStep):
         let_average(kwargs.get("callbacks"), lambda: self._private_optimizer().run)
         if self.built and not optimizer.steps_taken:
             refuse_outputs(self, class_weight, ranges)
-            warn_of_outputs(self, x, ranges)
-            warn_of_settings(self)
+        is_kept = self._training.run_file is not None
+        cautions.warn(self, x, kwargs.get("callbacks"), is_kept)
         if self.built and optimizer.built:
             optimizer.run.refuse_changed(self.weights)
         reservation = optimizer.run.reservation

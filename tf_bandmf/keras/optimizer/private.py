@@ -16,7 +16,6 @@ from tf_bandmf.keras.compat.keras_objects import variables_of_optimizer
 from tf_bandmf.keras.compat.replicas import keep_gradients_apart
 from tf_bandmf.keras.optimizer import inner_optimizers
 from tf_bandmf.keras.optimizer.noisy_gradients import NoisyGradients
-from tf_bandmf.keras.optimizer.workload_match import warn_of_mismatch
 from tf_bandmf.keras.optimizer.wrapper import WrappedOptimizer
 from tf_bandmf.keras.run.run import Run
 from tf_bandmf.keras.run.scaling import Scaling
@@ -121,7 +120,6 @@ class PrivateOptimizer(WrappedOptimizer):
         super().__init__(inner, run, loss_scale_factor, name or "private")
         self._clipping = clipping
         self._keep_normals = bool(keep_normals)
-        warn_of_mismatch(inner, plan)
 
     @property
     def plan(self) -> Plan:

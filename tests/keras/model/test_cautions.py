@@ -1,0 +1,170 @@
+"""What wastes a budget, or acts on private data, is said by `fit` before its first step."""
+
+import math
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import tf_bandmf.keras
+from tf_bandmf import workloads
+
+layers, sgd = keras.layers, keras.optimizers.SGD
+COSINE = keras.optimizers.schedules.CosineDecay(0.1, 8)
+SCHEDULE = workloads.prefix_sum(8, [float(COSINE(i)) for i in range(8)])
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+MOMENTUM = "sgd:momentum=0.9"
+
+
+class Begun(Exception):
+    """Training would begin."""
+
+
+class Stops(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        raise Begun
+
+
+class OwnStop(keras.callbacks.TerminateOnNaN):
+    pass
+
+
+@pytest.fixture
+def said(data, make_plan):
+    """All that `fit` says of a model with one weight matrix, before its first step."""
+
+    def run(
+        inner=None,
+        activation=None,
+        loss=CROSS_ENTROPY,
+        dtype="float32",
+        first=(),
+        callbacks=(),
+        clipping="flat",
+        **changes,
+    ):
+        x, y = data
+        plan = make_plan(**{"mechanism": "identity", **changes})
+        last = layers.Dense(3, activation)
+        model = keras.Sequential([layers.Input((5,), dtype=dtype), *first, last])
+        tf_bandmf.keras.make_private(model, self_check=False)
+        optimizer = tf_bandmf.keras.PrivateOptimizer(
+            inner or sgd(1e-3), plan, clipping=clipping
+        )
+        model.compile(optimizer, loss)
+        with warnings.catch_warnings(record=True) as caught, pytest.raises(Begun):
+            warnings.simplefilter("always")
+            batches = plan.batches(np.abs(x * 50).astype(dtype), y)
+            model.fit(batches, epochs=1, verbose=0, callbacks=[*callbacks, Stops()])
+        caught = [one for one in caught if one.category is UserWarning]
+        assert all(one.filename == __file__ for one in caught)
+        return plan, [str(one.message) for one in caught]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("inner", "workload", "message"),
+    [
+        (lambda: sgd(0.1, momentum=0.9), None, 'workload="sgd:momentum=0.9"'),
+        (lambda: sgd(0.1), MOMENTUM, "momentum=0 instead of 0.9"),
+        (lambda: sgd(0.1, weight_decay=0.5), None, 'workload="sgd:decay=0.95"'),
+        (lambda: sgd(COSINE), None, "learning_rates=[float("),
+        (lambda: sgd(0.1), SCHEDULE, 'workload="prefix"'),
+        (lambda: sgd(COSINE, momentum=0.5), MOMENTUM, "momentum=0.5, learning_rates="),
+    ],
+)
+def test_a_workload_that_is_not_what_sgd_does(inner, workload, message, said):
+    _, (text,) = said(inner(), mechanism="lambda_cgd", workload=workload)
+    assert "another optimizer" in text and message in text
+
+
+@pytest.mark.parametrize(
+    ("inner", "mechanism", "workload"),
+    [
+        (lambda: sgd(0.1), "bsr", None),
+        (lambda: sgd(0.1, momentum=0.9, nesterov=True), "bsr", MOMENTUM),
+        (lambda: sgd(COSINE), "lambda_cgd", SCHEDULE),
+        (lambda: sgd(0.1, weight_decay=0.5), "lambda_cgd", "sgd:decay=0.95"),
+        # A decay too weak to be seen within the run.
+        (lambda: sgd(0.1, weight_decay=1e-3), "bsr", None),
+        # Independent noise is the same for every workload; Adam has none.
+        (lambda: sgd(0.1, momentum=0.9), "identity", None),
+        (lambda: keras.optimizers.Adam(), "bsr", MOMENTUM),
+        # The rule for rates does not apply.
+        (lambda: keras.optimizers.Adam(100.0), "lambda_cgd", None),
+        (lambda: sgd(100.0, clipnorm=1.0), "lambda_cgd", None),
+        (lambda: sgd(100.0, momentum=0.5), "identity", None),
+        # Nothing moves.
+        (lambda: sgd(0.0), "lambda_cgd", SCHEDULE),
+        (lambda: sgd(0.0), "bsr", None),
+    ],
+)
+def test_an_optimizer_that_fits_is_not_talked_about(inner, mechanism, workload, said):
+    assert said(inner(), mechanism=mechanism, workload=workload)[1] == []
+
+
+def test_a_rate_that_noise_would_undo(said):
+    plan, (text,) = said(sgd(1000.0), mechanism="lambda_cgd", l2_norm_clip=2.0)
+    noise, size = plan.rmse() / plan.expected_batch_size, 5 * 3 + 3
+    rule = 0.8 / math.sqrt(noise) / (1 + noise * math.sqrt(size) / 12) / 2.0
+    assert f"{1000 / rule:.2g} times the {rule:.2g} that tf_bandmf.advise" in text
+    below, above = 3.9 * rule, 4.1 * rule
+    assert not said(sgd(below), mechanism="lambda_cgd", l2_norm_clip=2.0)[1]
+    assert said(sgd(above), mechanism="lambda_cgd", l2_norm_clip=2.0)[1]
+
+
+def test_outputs_without_probabilities(said):
+    _, (text,) = said(loss="sparse_categorical_crossentropy")
+    assert "from_logits=True" in text
+    assert not said(activation="softmax", loss="sparse_categorical_crossentropy")[1]
+
+
+@pytest.mark.parametrize(
+    ("clip", "clipping", "message"),
+    [
+        (
+            1.0,
+            "flat",
+            "With the clip norm 1 a model with a Poisson loss predicts too few",
+        ),
+        (1.0, "automatic", "With automatic clipping a model with a Poisson loss"),
+        (10.0, "flat", None),
+    ],
+)
+def test_clipping_that_biases_counts(clip, clipping, message, said):
+    exponential = {"activation": "exponential", "loss": "poisson"}
+    _, texts = said(l2_norm_clip=clip, clipping=clipping, **exponential)
+    assert len(texts) == (message is not None)
+    assert all(text.startswith(message) and "clip=10" in text for text in texts)
+
+
+def test_bytes_that_nothing_scales(said):
+    _, (text,) = said(dtype="uint8")
+    assert "Divide by 255" in text
+    assert not said(dtype="uint8", first=[layers.Rescaling(1 / 255)])[1]
+
+
+@pytest.mark.invariant(18)
+def test_callbacks_that_act_on_the_training_data(said, tmp_path):
+    callbacks = [
+        keras.callbacks.TerminateOnNaN(),
+        OwnStop(),
+        keras.callbacks.ReduceLROnPlateau("loss"),
+        keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", save_best_only=True),
+        keras.callbacks.EarlyStopping("val_loss"),
+        keras.callbacks.EarlyStopping("private_accuracy"),
+        keras.callbacks.ModelCheckpoint(tmp_path / "all.keras", monitor="loss"),
+        keras.callbacks.History(),
+    ]
+    _, texts = said(callbacks=callbacks)
+    names = ["TerminateOnNaN", "OwnStop", "ReduceLROnPlateau"]
+    assert [text.split()[0] for text in texts] == names
+    assert all("acts on 'loss'" in text for text in texts)
+
+
+def test_a_backup_that_no_run_can_resume_from(said, tmp_path):
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    _, (text,) = said(callbacks=[backup])
+    assert "private_state='run.private'" in text

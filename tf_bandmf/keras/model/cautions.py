@@ -1,0 +1,200 @@
+"""Warnings of `fit` before a budget is spent: what wastes it, or acts on private data.
+
+They follow from the plan, the model's settings and shapes: no value of a record is used.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_bandmf.keras.compat.averages import each_callback
+from tf_bandmf.keras.compat.keras_objects import all_layers, given_learning_rate
+from tf_bandmf.keras.model.outputs import described, last_layer, loss_of
+from tf_bandmf.planning import learning_rates
+from tf_bandmf.sampling.batches import INPUTS
+
+# At twice the advised rate models of `benchmarks/utility` lose up to 13 points, at four
+# times it most of what they could learn.
+_RATE_FACTOR = 4.0
+# Where the error of a strategy may take a while, its rate is not computed.
+_QUICK_STEPS = 2048
+# Differences from the plan's workload that change errors less than this are not named: of
+# momentum, of what decay leaves of weights at the end, of relative learning rates.
+_MOMENTUM, _SHRINKAGE, _RATE = 1e-3, 0.1, 0.05
+_SCALES = (
+    keras.layers.Rescaling,
+    keras.layers.Normalization,
+    keras.layers.Embedding,
+    keras.layers.Lambda,
+)
+# How names of metrics begin that show nothing of the training data but noisy numbers.
+_PUBLIC = ("val_", "private_")
+_NO_PROBABILITIES = ("linear", "relu", "tanh", "elu", "gelu", "silu", "leaky_relu")
+
+
+def warn(model: Any, data: Any, callbacks: Any, is_kept: bool) -> None:
+    """Warns, from `fit`, of what is seen before its first step.
+
+    Args:
+      model: private and compiled.
+      data: of `fit`; the types of its inputs matter, where it has `element_spec`.
+      callbacks: of `fit`.
+      is_kept: whether the run has a private file.
+    """
+    messages = list(_of_callbacks(callbacks, is_kept))
+    if model.built and not model.optimizer.steps_taken:
+        messages += [
+            *_of_inputs(model, data),
+            *_of_outputs(model),
+            *_of_counts(model),
+            *_of_sgd(model),
+        ]
+    for message in messages:
+        warnings.warn(message, stacklevel=3)
+
+
+def _of_callbacks(callbacks: Any, is_kept: bool) -> Iterator[str]:
+    for callback in each_callback(callbacks):
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(callback, keras.callbacks.BackupAndRestore) and not is_kept:
+            yield (
+                "BackupAndRestore without private_state: a run is resumed with its key, "
+                "which no backup holds. Give fit private_state='run.private', the path of "
+                "a file that you never share."
+            )
+        if isinstance(callback, keras.callbacks.TerminateOnNaN):
+            monitor = "loss"
+        is_private = isinstance(monitor, str) and not monitor.startswith(_PUBLIC)
+        if is_private and getattr(callback, "save_best_only", True):
+            yield (
+                f"{type(callback).__name__} acts on {monitor!r}, an exact function of the "
+                f"training data, which is not covered by the guarantee. Monitor a metric "
+                f"of public validation data (val_...), or a private one "
+                f"(tf_bandmf.keras.PrivateEvaluation, private_...)."
+            )
+
+
+def _of_inputs(model: keras.Model, data: Any) -> Iterator[str]:
+    spec = getattr(data, "element_spec", None)
+    inputs = spec.get(INPUTS) if isinstance(spec, dict) else None
+    # With replicas each holds one spec for every one of them.
+    leaves = tf.nest.flatten(inputs, expand_composites=True)
+    are_bytes = any(getattr(leaf, "dtype", None) == tf.uint8 for leaf in leaves)
+    if are_bytes and not any(isinstance(one, _SCALES) for one in all_layers(model)):
+        yield (
+            "Inputs are bytes (uint8) up to 255 and no layer scales them: gradients of "
+            "such numbers are all clipped, and one weight gets as much noise as another. "
+            "Divide by 255, in map= or by a Rescaling layer."
+        )
+
+
+def _of_outputs(model: keras.Model) -> Iterator[str]:
+    layer, _ = last_layer(model)
+    if layer is None:
+        return
+    where, activation = described(layer)
+    kind, from_logits = loss_of(model)
+    if kind is not None and not from_logits and activation in _NO_PROBABILITIES:
+        yield (
+            f"{where} has no softmax or sigmoid, and {kind.__name__} expects "
+            f"probabilities: what is outside of 0 and 1 has no gradient. Give the loss "
+            f"from_logits=True."
+        )
+
+
+def _of_counts(model: Any) -> Iterator[str]:
+    losses, optimizer = keras.tree.flatten(model.loss), model.optimizer
+    if not any(map(learning_rates.is_loss_of_counts, losses)):
+        return
+    advised, _ = learning_rates.clip_norm("poisson")
+    clip = optimizer.plan.l2_norm_clip
+    is_automatic = optimizer.clipping.kind == "automatic"
+    if clip < advised / 2 or is_automatic:
+        what = "automatic clipping" if is_automatic else f"the clip norm {clip:.3g}"
+        yield (
+            f"With {what} a model with a Poisson loss predicts too few, at any epsilon: "
+            f"the clipped gradient of a skewed residual is zero near the median, not the "
+            f"mean. Divide the labels by their usual size and plan with l2_norm_clip="
+            f'{advised:g}; tf_bandmf.advise(loss="poisson") does.'
+        )
+
+
+def _of_sgd(model: Any) -> Iterator[str]:
+    """Of SGD that is not the plan's workload, or has far more than the advised rate.
+
+    Only the error depends on the workload: what an optimizer does with noisy gradients
+    is post-processing. With momentum beta, weight decay w and rate eta SGD is
+    `momentum_sgd(momentum=beta, decay=1 - eta w)`; Nesterov's look-ahead is compared as
+    momentum. Other optimizers are not linear in gradients.
+    """
+    inner, plan = model.optimizer.inner_optimizer, model.optimizer.plan
+    if type(inner) is not keras.optimizers.SGD:
+        return
+    workload, n = plan.workload, plan.num_steps
+    rates, planned = _rates(inner, n), np.ones(n)
+    if workload.learning_rates is not None:
+        planned = np.asarray(workload.learning_rates)
+    momentum, is_constant = float(inner.momentum), np.ptp(rates) == 0.0
+    decay = 1.0 - float(np.mean(rates)) * float(inner.weight_decay or 0.0)
+    differs: list[str] = []
+    if not np.any(rates):
+        return  # nothing moves, whatever the noise
+    # A workload of the caller's own is compared by its learning rates alone.
+    if workload.momentum is not None and workload.decay is not None:
+        if abs(momentum - workload.momentum) > _MOMENTUM:
+            differs.append(f"momentum={momentum:g} instead of {workload.momentum:g}")
+        if abs(max(decay, 0.0) ** n - max(workload.decay, 0.0) ** n) > _SHRINKAGE:
+            differs.append(f"decay={decay:g} instead of {workload.decay:g}")
+    planned = planned[_some_steps(n)] / np.max(planned)
+    if np.max(np.abs(rates / np.max(rates) - planned)) > _RATE:
+        kind = "a constant learning rate" if is_constant else "a learning rate schedule"
+        differs.append(f"{kind}, which the workload has not")
+    if differs and plan.strategy.family != "identity":
+        given = [f"momentum={momentum:g}"] if momentum else []
+        given += [f"decay={decay:g}"] if inner.weight_decay else []
+        ways = 'workload="' + (f'sgd:{",".join(given)}"' if given else 'prefix"')
+        if not is_constant:
+            given.append("learning_rates=[float(rate(i)) for i in range(n)]")
+            ways = f"workload=tf_bandmf.workloads.momentum_sgd(n, {', '.join(given)})"
+        yield (
+            f"The plan's noise is shaped for another optimizer than SGD with "
+            f"{', '.join(differs)}. The guarantee holds, but the error is larger than it "
+            f"need be. Give tf_bandmf.plan {ways}, or change the optimizer."
+        )
+    size = sum(math.prod(one.shape) for one in model.trainable_variables)
+    clips = inner.clipnorm, inner.clipvalue, inner.global_clipnorm
+    is_quick = n <= _QUICK_STEPS or plan.strategy.matrix.toeplitz_column() is not None
+    if differs or not (is_constant and size and is_quick) or any(clips):
+        return
+    if workload.learning_rates is not None or model.optimizer.clipping.scaling:
+        return
+    advised = learning_rates.rate_of(plan, size)
+    if rates[0] >= _RATE_FACTOR * advised:
+        yield (
+            f"The learning rate {rates[0]:.3g} is {rates[0] / advised:.2g} times the "
+            f"{advised:.2g} that tf_bandmf.advise would give for this plan and model: "
+            f"noise will undo what the model learns. Use {advised:.2g}; or larger "
+            f"batches, fewer weights, another mechanism, or a larger epsilon: "
+            f"tf_bandmf.advise compares them."
+        )
+
+
+def _some_steps(n: int) -> np.ndarray:
+    return np.unique(np.linspace(0, n - 1, 64).astype(np.int64))
+
+
+def _rates(inner: Any, n: int) -> np.ndarray:
+    """Learning rates of an optimizer at some of n steps."""
+    schedule, steps = given_learning_rate(inner), _some_steps(n)
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return np.array([float(schedule(int(step))) for step in steps])
+    # A variable of several replicas is no number by itself.
+    value = float(keras.ops.convert_to_numpy(inner.learning_rate))
+    return np.full(steps.size, value)
