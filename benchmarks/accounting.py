@@ -3,7 +3,6 @@
     python benchmarks/accounting.py
     python benchmarks/accounting.py --runs estimate,bound --bins 391 --epochs 10
     python benchmarks/accounting.py --delta 1e-8 --runs estimate,calibrate
-    python benchmarks/accounting.py --runs certain --lambdas 0.5,0.9 --epsilons 1,2,4,8
     python benchmarks/accounting.py --runs b-min-sep --epsilons 0.5,2,8 --steps 512
     python benchmarks/accounting.py --runs b-min-sep-bound --epsilons 2 --bands 4
 
@@ -11,10 +10,9 @@ The defaults are the setting of arXiv:2601.22334: n = 3910 steps, 391 bins, 10 e
 lambda = 0.9, delta = 1e-5. `estimate` is one epsilon of a noise level, with its relative
 standard error; `bound` the same at a confidence, and by how much it exceeds the estimate;
 `calibrate` and `calibrate-bound` find the noise for epsilon. Without `--noise` the noise
-that an estimate finds for epsilon is used. `certain` is a table: the bound without
-simulation at the noise that an estimate finds for each epsilon. `b-min-sep` is one, too:
-noise on the raw banded Toeplitz strategy, and its RMSE, under b-min-sep sampling and under
-cyclic Poisson sampling at the same expected batch, 8 epochs. `b-min-sep-bound` is a plan of
+that an estimate finds for epsilon is used. `b-min-sep` is a table: noise on the raw banded
+Toeplitz strategy, and its RMSE, under b-min-sep sampling and under cyclic Poisson sampling
+at the same expected batch, 8 epochs. `b-min-sep-bound` is a plan of
 the same strategy and sampling by an estimate and at the confidence 1 - `--beta`. `peak_gb`
 is the largest memory so far.
 """
@@ -31,12 +29,10 @@ import numpy as np
 import tf_bandmf
 from tf_bandmf import strategies, workloads
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
-from tf_bandmf.accounting.bins_certain import CertainBins
-from tf_bandmf.accounting.bins_mixture import gram_matrix
 from tf_bandmf.participation import NAMED, MinSep
 
 RUNS = ("estimate", "bound", "calibrate", "calibrate-bound")
-TABLES = ("certain", "b-min-sep", "b-min-sep-bound")
+TABLES = ("b-min-sep", "b-min-sep-bound")
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
@@ -57,34 +53,6 @@ def show(**fields: Any) -> None:
         for name, value in fields.items()
     ]
     print("  ".join(parts), flush=True)
-
-
-def certain_table(options: argparse.Namespace, epsilons: list[float]) -> None:
-    for lambda_ in (float(text) for text in options.lambdas.split(",")):
-        matrix = strategies.lambda_cgd(options.bins * options.epochs, lambda_).matrix
-        simulated = BallsInBinsAccountant.of_strategy(
-            matrix, options.bins, num_draws=10_000, seed=options.seed
-        )
-        certain = CertainBins(gram_matrix(matrix, options.bins))
-        for epsilon in epsilons:
-            noise = simulated.calibrate_noise_stddev(
-                epsilon, options.delta
-            ).noise_stddev
-            before = processor_seconds()
-            bound, seconds = timed(
-                lambda c=certain, n=noise: c.epsilon(options.delta, n)
-            )
-            used = processor_seconds() - before
-            show(
-                run="certain",
-                lambda_=lambda_,
-                epsilon=epsilon,
-                noise=noise,
-                bound=bound,
-                excess=bound / epsilon - 1.0,
-                processor_seconds=used,
-                seconds=seconds,
-            )
 
 
 def b_min_sep_table(options: argparse.Namespace, epsilons: list[float]) -> None:
@@ -163,7 +131,6 @@ def main() -> None:
     parser.add_argument("--noise", type=float, help="on the raw strategy")
     parser.add_argument("--beta", type=float, default=1e-6, help="1 - confidence")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lambdas", default="0.5,0.9", help="of the table certain")
     parser.add_argument("--epsilons", default="1,2,4,8", help="of the tables")
     parser.add_argument("--steps", type=int, default=512, help="of both b-min-sep")
     parser.add_argument("--bands", default="4,16", help="of both b-min-sep")
@@ -176,8 +143,6 @@ def main() -> None:
         )
 
     epsilons = [float(text) for text in options.epsilons.split(",")]
-    if "certain" in wanted:
-        certain_table(options, epsilons)
     if "b-min-sep" in wanted:
         b_min_sep_table(options, epsilons)
     if "b-min-sep-bound" in wanted:
@@ -195,7 +160,7 @@ def main() -> None:
 
     noise, epsilon, delta = options.noise, options.epsilon, options.delta
     if noise is None:
-        noise = accountant(None).calibrate_noise_stddev(epsilon, delta).noise_stddev
+        noise = accountant(None).calibrate(epsilon, delta).noise_stddev
     estimate, seconds = timed(lambda: accountant(None).epsilon(delta, noise))
     if "estimate" in wanted:
         show(
@@ -223,15 +188,12 @@ def main() -> None:
     ):
         if run in wanted:
             found, seconds = timed(
-                lambda c=confidence: accountant(c).calibrate_noise_stddev(
-                    epsilon, delta
-                )
+                lambda c=confidence: accountant(c).calibrate(epsilon, delta)
             )
             show(
                 run=run,
                 epsilon=epsilon,
                 noise=found.noise_stddev,
-                delta=found.delta.value,
                 seconds=seconds,
             )
 

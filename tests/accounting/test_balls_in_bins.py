@@ -13,13 +13,13 @@ from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 from tf_bandmf.accounting.bins_mixture import (
     BinsMixture,
-    Proposal,
     Tilt,
     factorize,
     gram_matrix,
 )
 from tf_bandmf.accounting.bins_simulator import BinsSimulator
-from tf_bandmf.accounting.monte_carlo import Bound, Estimate
+from tf_bandmf.accounting.monte_carlo import Bound
+from tf_bandmf.accounting.simulator import Proposal
 
 ERRORS = 4.0
 
@@ -107,7 +107,7 @@ def test_a_single_bin_is_the_gaussian_mechanism(delta):
     found = accountant.epsilon(delta, noise)
     assert abs(found.value - exact) < ERRORS * found.standard_error + 1e-9
     assert found.standard_error < 0.02 * exact
-    calibrated = accountant.calibrate_noise_stddev(exact, delta)
+    calibrated = accountant.calibrate(exact, delta)
     assert calibrated.noise_stddev == pytest.approx(noise, rel=0.02)
 
 
@@ -165,10 +165,9 @@ def test_common_random_numbers_make_delta_monotone_in_noise():
     gram = gram_matrix(strategies.lambda_cgd(100, 0.8).matrix, 20)
     simulator = BinsSimulator(gram, 4000, 0, False)
     proposal = Proposal((Tilt(), Tilt(own=2.0)), (0.5, 0.5))
-    draws = simulator.draws(4000, False, (1, 0))
     noises = np.linspace(4.0, 4.2, 21)
     deltas = [
-        simulator.simulate(noise, proposal, draws, False).estimate(1.0).value
+        simulator.simulate(noise, proposal, False, (1, 0)).estimate(1.0).value
         for noise in noises
     ]
     assert np.all(np.diff(deltas) < 0.0)
@@ -178,8 +177,8 @@ def test_common_random_numbers_make_delta_monotone_in_noise():
 def test_calibration_is_safe_and_amplification_helps():
     gram = gram_matrix(strategies.lambda_cgd(200, 0.7).matrix, 40)
     accountant = BallsInBinsAccountant(gram, num_draws=20_000)
-    found = accountant.calibrate_noise_stddev(1.0, 1e-5)
-    assert isinstance(found.delta, Estimate) and found.delta.value <= 1e-5
+    found = accountant.calibrate(1.0, 1e-5)
+    assert found.guarantee.kind == "estimate" and found.is_amplified
     other = BallsInBinsAccountant(gram, num_draws=100_000, seed=99)
     delta = other.delta(1.0, found.noise_stddev)
     assert delta.value < 1e-5 + 2.0 * delta.standard_error
@@ -208,8 +207,9 @@ def test_a_bound_lies_above_the_exact_value_and_near_it():
     by_epsilon = accountant.epsilon(exact, noise)
     assert isinstance(by_epsilon, Bound)
     assert epsilon < by_epsilon.value < 1.2 * epsilon
-    calibrated = accountant.calibrate_noise_stddev(epsilon, exact)
-    assert isinstance(calibrated.delta, Bound) and calibrated.delta.value <= exact
+    calibrated = accountant.calibrate(epsilon, exact)
+    assert calibrated.guarantee.kind == "bound"
+    assert max(two_bins_by_quadrature(gram, calibrated.noise_stddev, epsilon)) < exact
     assert noise < calibrated.noise_stddev < 1.15 * noise
 
 
@@ -225,11 +225,11 @@ def test_no_value_of_a_bound_exceeds_what_is_certain(add, noise, epsilon):
         for tilt in tilts:
             proposal = Proposal((Tilt(), tilt), shares)
             largest = mixture.largest_value(proposal, epsilon)
-            draws = simulator.draws(20_000, add, (1, 0))
             # Draws from elsewhere reach losses that the proposal's seldom have.
             strong = Tilt(common=-4.0 * tilts[0].common) if add else Tilt(4.0, 4.0)
             wide = Proposal((Tilt(), tilt, strong), (0.2, 0.3, 0.5))
-            losses, densities = mixture.component_densities(draws, wide)
+            found = [*simulator.chunks(noise, wide, add, (1, 0), 20_000)]
+            losses, densities = (np.concatenate(part, axis=-1) for part in zip(*found))
             mixed = np.logaddexp(
                 densities[0] + np.log(shares[0]), densities[1] + np.log(shares[1])
             )
@@ -252,19 +252,30 @@ def test_with_equal_inner_products_the_certain_bound_is_reached():
     assert values.max() <= found < 1.01 * values.max()
 
 
-def test_a_bound_that_would_take_for_ever_is_refused():
+def test_a_bound_that_would_take_for_ever_is_that_without_amplification():
+    """With a single bin they are the same."""
     gram = gram_matrix(strategies.lambda_cgd(40, 0.7).matrix, 10)
+    norm = np.sqrt(gram.max())
     accountant = BallsInBinsAccountant(gram, confidence=1 - 1e-6)
     with pytest.raises(ValueError, match="larger delta or an estimate"):
-        accountant.calibrate_noise_stddev(1.0, 1e-14)
+        accountant.epsilon(1e-14, norm)
+    with pytest.warns(UserWarning, match="draws.*No amplification is claimed instead"):
+        found = accountant.calibrate(1.0, 1e-14)
+    unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-14)
+    assert found.noise_stddev == unamplified * norm and not found.is_amplified
+    accountant.validate(found.noise_stddev, found.guarantee)
+    with pytest.raises(ValueError, match="it was damaged"):
+        accountant.validate(0.99 * found.noise_stddev, found.guarantee)
+    with pytest.warns(UserWarning, match="No amplification"):
+        stated = accountant.guarantee(found.noise_stddev, 1e-14)
+    assert stated.is_unamplified and stated.epsilon == pytest.approx(1.0, rel=1e-6)
+    assert "proven upper bound" in stated.describe_kind()
 
 
 def test_shipped_example_of_jax_privacy():
     """n = 100, 10 bins: 3.74 there, on a grid of factors 1.1 and with a margin."""
     matrix = matrices.ToeplitzBanded([1.0, 0.5, 0.25, 0.125], 100)
-    found = BallsInBinsAccountant.of_strategy(matrix, 10).calibrate_noise_stddev(
-        1, 1e-2
-    )
+    found = BallsInBinsAccountant.of_strategy(matrix, 10).calibrate(1, 1e-2)
     per_column_norm = found.noise_stddev / matrix.column_norms().max()
     assert 3.74 / 1.1**2 < per_column_norm < 3.75
 

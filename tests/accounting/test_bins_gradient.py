@@ -18,7 +18,7 @@ def strategy_of(n, b):
 
 def noise_of(gram, epsilon):
     accountant = BallsInBinsAccountant(gram, num_draws=2000)
-    return accountant.calibrate_noise_stddev(epsilon, DELTA).noise_stddev
+    return accountant.calibrate(epsilon, DELTA).noise_stddev
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_gram_matrix_is_that_of_the_accountant(n, b):
 def test_noise_is_that_of_the_accountant(epsilon):
     gram = gram_matrix(strategy_of(24, 6), 6)
     accountant = BallsInBinsAccountant(gram)
-    expected = accountant.calibrate_noise_stddev(epsilon, DELTA).noise_stddev
+    expected = accountant.calibrate(epsilon, DELTA).noise_stddev
     # Begun with a noise that is not quite right.
     noise = bins_gradient.BinsNoise(gram, 1.1 * expected, epsilon, DELTA, 4000, 0)
     found = float(tf.exp(noise.log_sigma(tf.constant(gram))))
@@ -51,7 +51,7 @@ def test_implicit_gradient_agrees_with_differences_in_both_directions(add):
     stddev = noise_of(gram, 1.0)
     noise = bins_gradient.BinsNoise(gram, stddev, 1.0, DELTA, 1000, 3)
     simulator = bins_gradient.BinsSimulator(gram, 1000, 0, False)
-    proposal = simulator.propose(add, 1.0, stddev, 0.1)
+    proposal = simulator.propose(add, 1.0, stddev)
     noise._directions = [bins_gradient._Direction.draw(add, proposal, 5, 1000, 3)]
     generator = np.random.default_rng(0)
     with tf.GradientTape() as tape:

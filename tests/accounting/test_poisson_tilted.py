@@ -200,10 +200,10 @@ def test_a_wrong_window_would_be_noticed(monkeypatch):
     assert tilted._delta.__wrapped__(query, 60, 4.0, tilted.FINE) >= 0.999 * value
 
 
-def test_tails_of_sharp_cells():
+def test_cells_of_any_width():
     """In 60 digits: none is below the mass, and what is added is as stated."""
     z = np.concatenate([[-np.inf], np.linspace(-37.0, 37.0, 371), [np.inf]])
-    mass, error = tails.sharp_cells(z)
+    mass, error = tails.cells(z)
     with mpmath.workdps(60):
         tail = [mpmath.ncdf(-abs(mpmath.mpf(float(place)))) for place in z]
     for i in range(z.size - 1):

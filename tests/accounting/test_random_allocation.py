@@ -5,12 +5,10 @@ epsilon from below (`allocation_epsilon_lower_bound`) and from above
 (`allocation_epsilon_combined`, both directions, orders 2 to 60) at delta = 1e-5.
 """
 
-import numpy as np
 import pytest
 
 from tf_bandmf import strategies
 from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
-from tf_bandmf.accounting.bins_certain import CertainBins
 
 # Bins, noise multiplier, the package's lower and upper bound.
 PUBLISHED = [
@@ -28,16 +26,3 @@ def test_estimates_are_between_the_bounds(bins, noise, lower, upper):
     accountant = BallsInBinsAccountant.of_strategy(matrix, bins, num_draws=20_000)
     found = accountant.epsilon(1e-5, noise)
     assert lower - 4.0 * found.standard_error <= found.value <= upper
-
-
-@pytest.mark.slow_cases(
-    "100-1.0-0.58102-1.02978", "391-0.4-7.23905-8.21071", "30-2.0-0.19167-0.42935"
-)
-@pytest.mark.parametrize("bins, noise, lower, upper", PUBLISHED)
-def test_certain_bounds_are_above_the_lower_and_near_the_upper(
-    bins, noise, lower, upper
-):
-    found = CertainBins(np.eye(bins)).epsilon(1e-5, noise)
-    assert lower <= found <= 1.08 * upper
-    # For large epsilon they are below it.
-    assert found < upper or upper < 5.0

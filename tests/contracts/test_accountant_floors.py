@@ -50,9 +50,9 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
     strategy = STRATEGIES[name]
     if strategy.matrix.bands > getattr(participation, "num_parts", N):
         pytest.skip("more bands than parts: refused")
-    if kind == "b_min_sep_sampling":
+    if participation.is_simulated:
         pytest.skip("simulated, never certain: its own test is below")
-    accountant = accountant_for(strategy, participation, confidence=1.0)
+    accountant = accountant_for(strategy, participation)
     tried = 0
     for noise in noises:
         before = 0.0
@@ -73,9 +73,12 @@ def test_no_certain_epsilon_is_below_its_floor(kind, name, noises):
 
 
 @pytest.mark.parametrize("confidence", [None, 0.99])
-def test_what_simulates_is_not_below_its_floor(confidence):
-    """b-min-sep sampling: its estimate, on the safe side, and its bound."""
-    participation = lib.PARTICIPATIONS["b_min_sep_sampling"].example(N)
+@pytest.mark.parametrize(
+    "kind", [k for k, cls in sorted(lib.PARTICIPATIONS.items()) if cls.is_simulated]
+)
+def test_what_simulates_is_not_below_its_floor(kind, confidence):
+    """Estimates, on the safe side, and bounds."""
+    participation = lib.PARTICIPATIONS[kind].example(N)
     accountant = accountant_for(
         STRATEGIES["identity"], participation, confidence=confidence
     )

@@ -1,5 +1,6 @@
 """Data sets, budgets and runs, in a file and on PostgreSQL alike."""
 
+import dataclasses
 import datetime
 import math
 import os
@@ -280,7 +281,11 @@ def test_other_releases_are_entries_like_any_other(ledger, make_plan, spent):
     ledger.spend("patients", plan, about="a run of last year")
     ledger.spend("patients", tf_bandmf.compose([plan]), about="another one")
     assert ledger.spent("patients")[0].runs == 6
-    total = 0.25 + cost.epsilon + 0.5 + 0.1 + 2 * plan.epsilon
+    assert ledger.spent("patients")[0].risk == 0.0
+    bounded = dataclasses.replace(cost, epsilon=0.01, confidence=0.999)
+    ledger.spend("patients", bounded, about="trials of which a bound is simulated")
+    assert ledger.spent("patients")[0].risk == pytest.approx(0.001)
+    total = 0.26 + cost.epsilon + 0.5 + 0.1 + 2 * plan.epsilon
     assert 1.0 < spent(ledger) <= total
     estimate = tf_bandmf.Guarantee(0.1, 1e-8, "estimate", "simulation")
     with pytest.raises(ValueError, match="no bound"):

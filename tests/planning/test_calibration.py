@@ -50,13 +50,13 @@ def test_noise_is_that_of_the_accountant_whatever_was_asked_before():
 def main_runs(monkeypatch):
     """Counts main runs of the simulation."""
     found = []
-    original = BMinSepSimulator.bound_run
+    original = BMinSepSimulator.simulate
 
     def counted(self, *arguments):
         found.append(arguments)
         return original(self, *arguments)
 
-    monkeypatch.setattr(BMinSepSimulator, "bound_run", counted)
+    monkeypatch.setattr(BMinSepSimulator, "simulate", counted)
     return found
 
 

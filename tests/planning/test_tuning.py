@@ -7,6 +7,7 @@ import pytest
 
 import tf_bandmf
 from tf_bandmf.accounting import gaussian, selection
+from tf_bandmf.accounting.balls_in_bins import BallsInBinsAccountant
 
 DATA = {"num_examples": 2000, "batch_size": 200, "epochs": 4}
 
@@ -84,29 +85,56 @@ def test_an_estimate_is_not_amplified_and_says_so():
     cost = tf_bandmf.tuning_cost(plan, 5)
     assert "without amplification" in cost.method
     assert "an estimate by simulation" in cost.remark
-    assert "confidence=1" in str(cost)
+    assert "confidence=1 - 1e-6" in str(cost) and cost.confidence is None
     whole = selection.profile_epsilon(
         lambda d: gaussian.gaussian_epsilon(plan.noise_multiplier, d), 5, 1.0, 1e-5
     )
     assert cost.epsilon == whole
 
 
-@pytest.mark.slow
-def test_a_bound_without_simulation_counts():
+def test_a_simulated_bound_counts_and_its_confidence_too():
     plan = tf_bandmf.plan(
         "lambda_cgd:0.5",
         epsilon=4.0,
-        delta=1e-5,
+        delta=1e-3,
         sampling="balls-in-bins",
-        confidence=1,
-        **DATA,
+        confidence=1 - 1e-6,
+        num_examples=200,
+        batch_size=10,
+        epochs=2,
     )
     cost = tf_bandmf.tuning_cost(plan, 3)
-    assert cost.remark == ""
-    whole = selection.profile_epsilon(
-        lambda d: gaussian.gaussian_epsilon(plan.noise_multiplier, d), 3, 1.0, 1e-5
+    assert cost.remark == "" and "without amplification" not in cost.method
+    assert cost.confidence == 1 - 1e-6 and "with probability 1e-06" in str(cost)
+
+    def of_one(epsilon_at):
+        return selection.profile_epsilon(epsilon_at, 3, 1.0, 1e-3, num_tried=3)
+
+    # Another simulation, by estimates, and no amplification at all.
+    estimated = of_one(
+        lambda delta: (
+            BallsInBinsAccountant.of_strategy(plan.strategy.matrix, 20, seed=7)
+            .epsilon(delta, plan.unit_noise_stddev)
+            .value
+        )
     )
-    assert plan.epsilon < cost.epsilon <= whole
+    whole = of_one(lambda d: gaussian.gaussian_epsilon(plan.noise_multiplier, d))
+    assert estimated < cost.epsilon < min(1.1 * estimated, whole)
+
+
+def test_a_bound_that_takes_too_many_draws_counts_without_amplification():
+    budget = dict(epsilon=4.0, delta=1e-12, confidence=1 - 1e-6)
+    with pytest.warns(UserWarning, match="No amplification is claimed instead"):
+        plan = tf_bandmf.plan("identity", sampling="balls-in-bins", **budget, **DATA)
+    assert plan.confidence == 1 - 1e-6 and plan.guarantee.is_unamplified
+    text = str(plan.statement())
+    assert "No amplification by sampling is claimed" in text
+    assert "random bins is claimed" not in text
+    with pytest.warns(UserWarning, match="No amplification is claimed instead"):
+        cost = tf_bandmf.tuning_cost(plan, 3)
+    assert "take too many draws" in cost.remark and cost.confidence is None
+    assert "without amplification" in cost.method
+    assert tf_bandmf.Plan.from_config(plan.to_config()) == plan
 
 
 def test_replacement_is_accounted_for_as_replacement():

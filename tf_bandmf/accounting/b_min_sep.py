@@ -1,8 +1,7 @@
 """Accounting of b-min-sep sampling by simulation, for strategies with bands.
 
 Dong and Ganesh, arXiv:2602.09338; the distributions are in `b_min_sep_passes`, the draws in
-`b_min_sep_simulator`. Results are typed: an `Estimate`, or, if a confidence is asked for, a
-`Bound`.
+`b_min_sep_simulator`.
 """
 
 from __future__ import annotations
@@ -15,20 +14,7 @@ from tf_bandmf.accounting.b_min_sep_simulator import BMinSepSimulator
 from tf_bandmf.accounting.base import Simulation
 from tf_bandmf.accounting.checks import check_delta, check_positive
 from tf_bandmf.accounting.cyclic_poisson import CyclicPoissonAccountant
-from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
-from tf_bandmf.accounting.monte_carlo import MonteCarloValue
-from tf_bandmf.accounting.root_finding import log, near_root
-from tf_bandmf.accounting.simulated_accountant import (
-    SAFETY,
-    SimulatedAccountant,
-    worst,
-)
-from tf_bandmf.accounting.simulated_bounds import (
-    BOUND_SLACK,
-    CHECK,
-    MAIN,
-    enough_noise,
-)
+from tf_bandmf.accounting.simulated_accountant import SimulatedAccountant
 
 NAME = "b-min-sep sampling, Monte Carlo with importance sampling"
 # Draws for each direction: fewer of long runs, whose draws have more numbers.
@@ -36,13 +22,6 @@ NUM_DRAWS, _LEAST_DRAWS, _ENTRIES = 10_000, 2_000, 20_000_000
 # Steps times bands, with what a step costs in units of a band: a plan of 9,000 steps and
 # 16 bands takes 20 seconds of one core (benchmarks/planning.py sizes).
 _LARGEST_WORK, _STEP = 1_900_000, 250
-
-_ATTEMPTS = 6
-# Tolerance of the log of the noise.
-_PRECISION = 1e-4
-# A direction that is by so many standard errors below so large a part of the other one is
-# left out of the search.
-_ERRORS, _MINOR = 5.0, 0.5
 
 
 def check_size(num_steps: int, bands: int) -> None:
@@ -57,7 +36,7 @@ def check_size(num_steps: int, bands: int) -> None:
         )
 
 
-class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
+class BMinSepAccountant(SimulatedAccountant):
     """(epsilon, delta) of b-min-sep sampling for one strategy.
 
     For the formal guarantee see `SimulatedAccountant`.
@@ -69,8 +48,6 @@ class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
       confidence: None for estimates, or 1 - beta, for example `1 - 1e-6`.
     """
 
-    claims = ((NAME, "estimate", ZERO_OUT), (NAME, "bound", ZERO_OUT))
-
     def __init__(
         self,
         passes: Passes,
@@ -78,14 +55,10 @@ class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
         seed: int,
         confidence: float | None = None,
     ) -> None:
-        if confidence is not None and not 0.5 <= confidence < 1.0:
-            raise ValueError(
-                f"confidence must be in [0.5, 1) under b-min-sep sampling, found "
-                f"{confidence}: no bound without simulation is known."
-            )
         self._passes = passes
         norm = math.sqrt(passes.largest_squared_norm())
-        super().__init__(BMinSepSimulator(passes, num_draws, seed), norm, confidence)
+        simulator = BMinSepSimulator(passes, num_draws, seed)
+        super().__init__(NAME, simulator, norm, confidence)
 
     @classmethod
     def of_strategy(
@@ -98,10 +71,11 @@ class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
         """The accountant of `C`.
 
         Raises:
-          ValueError: if C has more bands than b or a negative entry, or if the
-            confidence is 1: no bound without simulation is known.
+          ValueError: if C has more bands than b or a negative entry, or a simulation
+            would take too long.
         """
         bands = matrix.bands
+        check_size(matrix.num_rows, bands)
         if bands > separation:
             raise ValueError(
                 f"b-min-sep sampling with b = {separation} amplifies strategies with at "
@@ -119,22 +93,9 @@ class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
         passes = Passes(matrices.as_rows(matrix), separation, rate)
         return cls(passes, draws, simulation.seed, simulation.confidence)
 
-    def delta(self, epsilon: float, noise_stddev: float) -> MonteCarloValue:
-        self._check_size()
-        return super().delta(epsilon, noise_stddev)
-
-    def epsilon(self, delta: float, noise_stddev: float) -> MonteCarloValue:
-        self._check_size()
-        return super().epsilon(delta, noise_stddev)
-
-    def _check_size(self) -> None:
-        # What was planned before there was a limit is still confirmed.
-        check_size(self._passes.num_steps, len(self._passes.columns))
-
     def rough_noise_stddev(
         self, epsilon: float, delta: float, near: float | None = None
     ) -> float:
-        self._check_size()
         if near is None:
             near = self._between_neighbors(epsilon, delta)
         return super().rough_noise_stddev(epsilon, delta, near)
@@ -154,60 +115,3 @@ class BMinSepAccountant(SimulatedAccountant[BMinSepSimulator]):
             for count, rate in zip(counts, rates)
         ]
         return math.sqrt(neighbors[0] * neighbors[1])
-
-    def calibrate(self, epsilon: float, delta: float) -> Calibration:
-        self._check_size()
-        check_positive("epsilon", epsilon)
-        check_delta(delta)
-        largest = self._largest_noise(epsilon, delta)
-        if self._confidence is not None:
-            # A bound takes BOUND_SLACK / (1 + BOUND_SLACK) of it, and some luck.
-            aim = delta / (1.0 + 1.1 * BOUND_SLACK)
-            noise = self._search(epsilon, aim, largest, 1.0)
-            noise, found = enough_noise(
-                self._simulator, epsilon, delta, noise, largest, self._confidence
-            )
-            guarantee = self._stated(epsilon, delta, found)
-            return Calibration(noise, guarantee, is_amplified=True)
-        noise = self._search(epsilon, delta, largest, SAFETY)
-        # By draws that the search did not use.
-        for attempt in range(_ATTEMPTS):
-            checked = self._simulator.runs(epsilon, noise, (CHECK, attempt))
-            if noise >= largest or worst(checked, epsilon).value <= delta:
-                break
-            noise = min(noise * (1.0 + 2e-3 * 2**attempt), largest)
-        else:
-            noise = largest
-        guarantee = Guarantee(epsilon, delta, "estimate", NAME)
-        return Calibration(noise, guarantee, is_amplified=True)
-
-    def _search(
-        self, epsilon: float, delta: float, largest: float, safety: float
-    ) -> float:
-        """Noise at which the estimate plus standard errors equals delta."""
-        noise, simulator = self.rough_noise_stddev(epsilon, delta), self._simulator
-        noise = min(noise, largest)
-        proposals = [simulator.propose(add, epsilon, noise) for add in (False, True)]
-
-        directions = [False, True]
-
-        def excess(log_noise: float) -> float:
-            found = [
-                simulator.simulate(
-                    math.exp(log_noise), proposals[add], add, MAIN
-                ).estimate(epsilon)
-                for add in directions
-            ]
-            larger = max(found, key=lambda estimate: estimate.value)
-            if len(found) > 1:
-                # Far below the other one near this noise; what was found is checked.
-                directions[:] = [
-                    add
-                    for add, estimate in zip(directions, found)
-                    if estimate.value + _ERRORS * estimate.standard_error
-                    > _MINOR * larger.value
-                ]
-            return log(larger.value + safety * larger.standard_error) - log(delta)
-
-        found = near_root(excess, math.log(noise), math.log(largest), _PRECISION)
-        return min(math.exp(found + _PRECISION), largest)

@@ -1,35 +1,24 @@
-"""The simulator behind b-min-sep sampling: pilot run, choice of the proposal, main run.
+"""The simulator behind b-min-sep sampling.
 
-Draws come from the mixtures of `b_min_sep_tilts`; weights are ratios of forward passes.
+Draws come from mixtures of `b_min_sep_tilts`; weights are ratios of forward passes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tf_bandmf.accounting import importance
 from tf_bandmf.accounting.b_min_sep_passes import Passes
-from tf_bandmf.accounting.b_min_sep_tilts import (
-    FULL,
-    ROUGH,
-    Pilot,
-    Proposal,
-    Tilt,
-    Tilts,
-    mixture,
-)
-from tf_bandmf.accounting.importance import Run, least_variance
-from tf_bandmf.accounting.simulated_bounds import MAIN, PILOT, Stage
+from tf_bandmf.accounting.b_min_sep_tilts import Tilt, Tilts
+from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
 
-_LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
+# Draws of each tilt of a pilot run, and of a rough one.
+_PILOT_DRAWS = 150, 200
 # Numbers of the draws that are made at once, and draws of so many numbers are kept for the
 # next noise level: a step of many draws costs little more than one of few.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
-_ALMOST_CERTAIN = np.array([0.01, 0.99])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,7 +38,7 @@ class _Draws:
     means: np.ndarray | None
 
 
-class BMinSepSimulator:
+class BMinSepSimulator(Simulator):
     """Simulates the privacy loss of b-min-sep sampling in both directions.
 
     Args:
@@ -59,101 +48,26 @@ class BMinSepSimulator:
     """
 
     def __init__(self, passes: Passes, num_draws: int, seed: int) -> None:
-        self.passes, self.num_draws, self._seed = passes, num_draws, seed
-        self.tilts = Tilts(passes)
+        super().__init__(passes.num_steps, num_draws, _PILOT_DRAWS)
+        self.passes, self.tilts, self._seed = passes, Tilts(passes), seed
         self._kept: dict[tuple[Stage, bool], tuple[object, _Draws]] = {}
 
-    @property
-    def entries(self) -> int:
-        """Numbers per draw."""
-        return self.passes.num_steps
+    def pilot_tilts(
+        self, noise: float, add: bool, is_rough: bool = False
+    ) -> list[Tilt]:
+        return self.tilts.pilot(noise, add, is_rough)
 
-    def rough_runs(self, noise: float) -> list[Run]:
-        """Both directions from few draws."""
-        return [self._pilot(noise, add, ROUGH)[1] for add in (False, True)]
+    def certain_tilts(self, noise: float, add: bool) -> list[Tilt]:
+        return self.tilts.certain(noise, add)
 
-    def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
-        """Both directions, each from a proposal that suits epsilon."""
-        return [
-            self.simulate(noise, self.propose(add, epsilon, noise), add, stage)
-            for add in (False, True)
-        ]
+    def largest_value(
+        self, proposal: Proposal, epsilon: float, noise: float, add: bool
+    ) -> float:
+        return self.tilts.largest_value(proposal, epsilon, noise, add)
 
-    def simulate(
-        self, noise: float, proposal: Proposal, add: bool, stage: Stage
-    ) -> Run:
-        """One direction from a proposal."""
-        return self.bound_run(add, noise, proposal, self.num_draws, stage)
-
-    def propose(self, add: bool, epsilon: float, noise: float) -> Proposal:
-        """The mixture with the smallest variance in a pilot run."""
-        tilts, run, ratios = self._pilot(noise, add)
-        values = run.values(epsilon)
-        shares = np.full(len(tilts), 1.0 / len(tilts))
-        if np.any(values > 0.0):
-            squares = (values / values.max()) ** 2
-            shares = least_variance(ratios, squares, shares, _DEFENSIVE, 100)
-        kept = shares >= _LEAST_SHARE
-        kept[0] = True
-        return mixture(tilts, np.where(kept, np.maximum(shares, _LEAST_SHARE), 0.0))
-
-    def propose_for_bound(
-        self, add: bool, epsilon: float, noise: float, log_odds: float, slack: float
-    ) -> tuple[Proposal, float, int]:
-        target = self.tilts.pilot(noise, add)[0]
-
-        def alone(tilt: Tilt) -> float:
-            proposal = Proposal((target, tilt), _ALMOST_CERTAIN)
-            return self.tilts.largest_value(proposal, epsilon, noise, add)
-
-        certain = min(self.tilts.certain(noise, add), key=alone)
-        tilts, run, ratios = self._pilot(noise, add, more=(certain,))
-        shares, largest, count = importance.cheapest_shares(
-            ratios,
-            run.values(epsilon),
-            lambda shares: self.tilts.largest_value(
-                mixture(tilts, shares), epsilon, noise, add
-            ),
-            log_odds,
-            slack,
-        )
-        return mixture(tilts, shares), largest, count
-
-    def bound_run(
-        self, add: bool, noise: float, proposal: Proposal, count: int, stage: Stage
-    ) -> Run:
-        """A run of at least `count` draws."""
-        count = max(count, self.num_draws)
-        losses, log_weights = np.empty((2, count))
-        log_shares = np.log(proposal.shares)[:, None]
-        for part, found, densities in self._chunks(noise, proposal, add, stage, count):
-            losses[part] = found
-            mixed = np.logaddexp.reduce(densities + log_shares, axis=0)
-            log_weights[part] = densities[0] - mixed
-        return Run(add, losses, log_weights)
-
-    def _pilot(
-        self,
-        noise: float,
-        add: bool,
-        pilot: Pilot = FULL,
-        more: tuple[Tilt, ...] = (),
-    ) -> tuple[tuple[Tilt, ...], Run, np.ndarray]:
-        """All tilts, a run of their even mixture, density ratios [T, N]."""
-        tilts = (*self.tilts.pilot(noise, add, pilot), *more)
-        even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
-        count = pilot.each * len(tilts)
-        parts = list(self._chunks(noise, even, add, PILOT, count))
-        losses = np.concatenate([found for _, found, _ in parts])
-        densities = np.concatenate([density for _, _, density in parts], axis=1)
-        mixed = np.logaddexp.reduce(densities, axis=0) - math.log(len(tilts))
-        run = Run(add, losses, densities[0] - mixed)
-        return tilts, run, np.exp(densities - mixed)
-
-    def _chunks(
+    def chunks(
         self, noise: float, proposal: Proposal, add: bool, stage: Stage, count: int
-    ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """`log dP/dQ` [N] and log densities of the components relative to Q [T, N]."""
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         passes, tilts = self.passes, proposal.tilts
         size = max(1, _CHUNK // passes.num_steps)
         half = 0.5 * passes.squares / noise**2
@@ -186,7 +100,7 @@ class BMinSepSimulator:
                 losses = densities[0].copy()
             if not (np.all(np.isfinite(losses)) and np.all(np.isfinite(densities))):
                 raise ArithmeticError("The simulation of the privacy loss overflowed.")
-            yield slice(start, start + number), losses, densities
+            yield losses, densities
 
     def _densities(
         self,

@@ -1,6 +1,6 @@
-"""Proposals of the simulation of b-min-sep sampling, and certain bounds on their weights.
+"""Tilts of the simulation of b-min-sep sampling, and certain bounds on their weights.
 
-They mix tilted versions of `P` with longer means and more participations ("remove"), or of
+They are tilted versions of `P` with longer means and more participations ("remove"), or of
 `Q`, moved against the mean of the means ("add").
 
 Where participations are rare, a large loss comes from few of them with much longer means:
@@ -31,53 +31,21 @@ import numpy as np
 
 from tf_bandmf.accounting import importance
 from tf_bandmf.accounting.b_min_sep_passes import Passes
+from tf_bandmf.accounting.simulator import Proposal
 
 # Tilts with certain weights that are tried, in standard deviations of a mean.
-_CERTAIN_STRENGTHS = (
-    0.1,
-    0.2,
-    0.35,
-    0.5,
-    0.75,
-    1.0,
-    1.25,
-    1.5,
-    2.0,
-    2.5,
-    3.0,
-    4.0,
-    6.0,
+_CERTAIN_STRENGTHS = tuple(
+    s / 20 for s in (2, 4, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80, 120)
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Pilot:
-    """Tilts of a pilot run.
-
-    Attributes:
-      each: draws of each tilt.
-      lengths, rates: of "remove", standard deviations and multiples of p.
-      against: of "add", standard deviations.
-      rarities: of "remove", negative logarithms of probabilities of large losses.
-    """
-
-    each: int
-    lengths: tuple[float, ...]
-    rates: tuple[float, ...]
-    against: tuple[float, ...]
-    rarities: tuple[float, ...]
-
-
-FULL = Pilot(
-    150,
-    (0.0, 1.5, 3.5),
-    (1.0, 1.5, 2.5),
-    (0.0, 1.0, 2.0, 3.0, 4.5, 6.0),
-    (2.0, 5.0, 9.0, 14.0, 21.0, 30.0, 42.0),
-)
-ROUGH = Pilot(
-    200, (0.0, 1.5, 3.5), (1.0, 2.0), (0.0, 1.5, 3.5, 6.0), (4.0, 11.0, 20.0, 36.0)
-)
+# Tilts of a pilot run, and of a rough one: lengths ("remove") in standard deviations and
+# multiples of p; moves of "add", in standard deviations; negative logarithms of
+# probabilities of large losses ("remove").
+_LENGTHS = (0.0, 1.5, 3.5)
+_RATES = (1.0, 1.5, 2.5), (1.0, 2.0)
+_AGAINST = (0.0, 1.0, 2.0, 3.0, 4.5, 6.0), (0.0, 1.5, 3.5, 6.0)
+_RARITIES = (2.0, 5.0, 9.0, 14.0, 21.0, 30.0, 42.0), (4.0, 11.0, 20.0, 36.0)
 # Logarithms of the exponents theta, halvings, and nodes of the integrals over one step.
 _LOG_THETAS, _BISECTIONS, _NODES = (-4.0, 8.0), 24, 1000
 
@@ -97,14 +65,6 @@ class Tilt:
     probability: float
     against: float = 0.0
     is_weighted: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Proposal:
-    """A mixture of tilts, the first of which is the target; shares [len(tilts)]."""
-
-    tilts: tuple[Tilt, ...]
-    shares: np.ndarray
 
 
 class Tilts:
@@ -166,27 +126,23 @@ class Tilts:
         weights = self.log_weights(noise, length)
         return float(self.passes.log_ratio(weights[None], self.passes.probability)[0])
 
-    def pilot(self, noise: float, add: bool, pilot: Pilot = FULL) -> list[Tilt]:
+    def pilot(self, noise: float, add: bool, is_rough: bool = False) -> list[Tilt]:
         """Tilts of a pilot run; the first one is the target."""
-        p, unit = self.passes.probability, self._unit(noise, add)
+        passes = self.passes
+        p, unit = passes.probability, self._unit(noise, add)
         if add:
-            return [Tilt(0.0, p, -s * unit) for s in pilot.against]
+            return [Tilt(0.0, p, -s * unit) for s in _AGAINST[is_rough]]
         most = 0.5 * (1 + p)
-        rates = {min(factor * p, most) for factor in pilot.rates}
-        tilts = [Tilt(s * unit, rate) for s in pilot.lengths for rate in rates]
-        for length, factor in self._rare(noise, pilot.rarities):
-            tilts.append(Tilt(length, min(factor * p, most)))
+        rates = {min(factor * p, most) for factor in _RATES[is_rough]}
+        tilts = {Tilt(s * unit, rate) for s in _LENGTHS for rate in rates}
+        column = math.sqrt(float(passes.squares.mean())) / noise
+        rare = rare_tilts(passes.rate, column, passes.num_steps, _RARITIES[is_rough])
+        for length, factor in rare:
+            tilts.add(Tilt(length, min(factor * p, most)))
         target = Tilt(0.0, p)
         return sorted(
-            set(tilts), key=lambda tilt: (tilt != target, tilt.length, tilt.probability)
+            tilts, key=lambda tilt: (tilt != target, tilt.length, tilt.probability)
         )
-
-    def _rare(
-        self, noise: float, rarities: tuple[float, ...]
-    ) -> list[tuple[float, float]]:
-        passes = self.passes
-        unit = math.sqrt(float(passes.squares.mean())) / noise
-        return rare_tilts(passes.rate, unit, passes.num_steps, rarities)
 
 
 def rare_tilts(
@@ -235,10 +191,3 @@ def rare_tilts(
         length = min(length, spread / moved / unit - 1.0)
         found.append((max(float(length), 0.0), factor))
     return found
-
-
-def mixture(tilts: Sequence[Tilt], shares: np.ndarray) -> Proposal:
-    """Without the tilts whose share is 0."""
-    positive = shares > 0.0
-    chosen = tuple(tilt for tilt, keep in zip(tilts, positive) if keep)
-    return Proposal(chosen, shares[positive] / shares[positive].sum())

@@ -23,16 +23,15 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
-from tf_bandmf.accounting.bins_mixture import Proposal
-from tf_bandmf.accounting.bins_simulator import DEFENSIVE, BinsSimulator
+from tf_bandmf.accounting import root_finding
+from tf_bandmf.accounting.bins_simulator import BinsSimulator
+from tf_bandmf.accounting.simulator import Proposal
 
 # Seed of the draws for searching; the accountant's draws have other seeds.
 _SEED = 0x5EA7C4
 # Relative to the mean of the diagonal: keeps a singular Gram matrix factorizable.
 _JITTER = 1e-10
-_TOLERANCE = 1e-8
-_ITERATIONS = 60
-_LARGEST_STEP = 0.25
+_TOLERANCE = 1e-9
 # A root farther from its start, in log sigma, is of draws made for another noise.
 _FARTHEST = 3.0
 # A direction whose log sigma is this much below the other one's cannot decide.
@@ -205,7 +204,7 @@ class BinsNoise:
         self._directions = [
             _Direction.draw(
                 add,
-                simulator.propose(add, epsilon, noise_stddev, DEFENSIVE),
+                simulator.propose(add, epsilon, noise_stddev),
                 b,
                 num_draws,
                 seed,
@@ -275,30 +274,16 @@ def _log_mean_exp(exponents: tf.Tensor) -> tf.Tensor:
     return tf.reduce_logsumexp(exponents, axis=-1) - tf.math.log(count)
 
 
-def _root(function: Callable[[float], float], start: float) -> float:
-    """A root of a falling function, of log sigma, near `start`; NaN if none.
+def _root(excess: Callable[[float], float], start: float) -> float:
+    """A root of a falling function of log sigma near `start`; NaN if there is none."""
 
-    By the secant method, and by bisection where that leaves what is known to enclose it.
-    """
-    before, here = start + 0.01, start
-    value_before, value = function(before), function(here)
-    low, high = -math.inf, math.inf
-    for _ in range(_ITERATIONS):
-        if not abs(value) > _TOLERANCE:
-            break
-        if value > 0.0:
-            low = max(low, here)
-        else:
-            high = min(high, here)
-        moved = here - before
-        slope = (value - value_before) / moved if moved else 0.0
-        # The function falls: a flat piece is left at full speed.
-        move = -value / slope if slope < 0.0 else math.copysign(_LARGEST_STEP, value)
-        following = here + min(max(move, -_LARGEST_STEP), _LARGEST_STEP)
-        is_enclosed = math.isfinite(low) and math.isfinite(high)
-        if is_enclosed and not low < following < high:
-            following = 0.5 * (low + high)
-        before, value_before = here, value
-        here, value = following, function(following)
-    is_root = abs(here - start) <= _FARTHEST and abs(value) <= _TOLERANCE
-    return here if is_root else math.nan
+    def nearby(log_sigma: float) -> float:
+        if not abs(log_sigma - start) <= _FARTHEST:
+            raise ArithmeticError("The root is far from its start.")
+        return excess(log_sigma)
+
+    try:
+        found = root_finding.near_root(nearby, start, start + _FARTHEST, _TOLERANCE)
+    except ArithmeticError:
+        return math.nan
+    return found if abs(found - start) < _FARTHEST else math.nan

@@ -25,6 +25,7 @@ import tqdm
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting import importance
+from tf_bandmf.accounting.simulator import Proposal
 
 # Entries of the largest n x b matrix that is built for a strategy without structure.
 _LARGEST_COLUMNS = 100_000_000
@@ -109,23 +110,6 @@ class Tilt:
 
     own: float = 0.0
     common: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Proposal:
-    """A mixture of tilts; the first is the target itself, with a share > 0.
-
-    Attributes:
-      tilts: components.
-      shares: of the draws, shape [len(tilts)], sum 1.
-    """
-
-    tilts: tuple[Tilt, ...]
-    shares: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if self.tilts[0] != Tilt() or not self.shares[0] > 0.0:
-            raise ValueError("The first component must be the target, with a share.")
 
 
 class BinsMixture:
@@ -218,42 +202,14 @@ class BinsMixture:
                 offsets.append(math.log(share) - offset)
         return importance.largest_value(slopes, offsets, epsilon)
 
-    def weighted_losses(
+    def chunks(
         self, draws: Draws, proposal: Proposal
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Losses and log weights of draws from a proposal.
-
-        Returns:
-          `log dP/dQ`, shape [N], and the log of the target's density over the
-          proposal's, shape [N].
-        """
-        log_shares = np.log(np.asarray(proposal.shares))[:, None]
-        losses, log_weights = np.empty((2, draws.num_draws))
-        for part, found, densities in self._chunks(draws, proposal):
-            losses[part] = found
-            mixed = np.logaddexp.reduce(densities + log_shares, axis=0)
-            log_weights[part] = densities[0] - mixed
-        return losses, log_weights
-
-    def component_densities(
-        self, draws: Draws, proposal: Proposal
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Losses [N] and log densities of every component relative to Q, [T, N]."""
-        losses = np.empty(draws.num_draws)
-        densities = np.empty((len(proposal.tilts), draws.num_draws))
-        for part, found, density in self._chunks(draws, proposal):
-            losses[part], densities[:, part] = found, density
-        return losses, densities
-
-    def _chunks(
-        self, draws: Draws, proposal: Proposal
-    ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """What `component_densities` returns, chunk by chunk."""
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `Simulator.chunks`."""
         pairs = np.array([[tilt.own, tilt.common] for tilt in proposal.tilts])
         strongest = (1.0 + pairs[:, 0].max()) ** 2 * float(self.half.max())
         dtype = np.float32 if strongest < _SINGLE_PRECISION_LIMIT else np.float64
         gram, common = self.gram.astype(dtype), self.common.astype(dtype)
-        start = 0
         for choice, bins, noise in draws.chunks(proposal.shares, self.num_bins):
             u = noise * dtype(1.0 / self.noise_stddev)
             if not self.add:
@@ -267,8 +223,7 @@ class BinsMixture:
             )
             if not (np.all(np.isfinite(losses)) and np.all(np.isfinite(densities))):
                 raise ArithmeticError("The simulation of the privacy loss overflowed.")
-            yield slice(start, start + losses.size), losses, densities
-            start += losses.size
+            yield losses, densities
 
 
 class Draws:
@@ -298,7 +253,7 @@ class Draws:
         self._keep = num_draws * b * 4 <= _CACHE
 
     def chunks(
-        self, shares: Sequence[float], num_bins: int
+        self, shares: np.ndarray, num_bins: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yields component [N], bin [N] and Gaussian noise [N, b] for noise level 1."""
         cumulative = np.cumsum(shares) / np.sum(shares)

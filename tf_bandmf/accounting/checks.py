@@ -60,6 +60,16 @@ def check_delta(delta: Any) -> None:
         raise ValueError(f"delta must be in (0, 1), found {delta!r}.")
 
 
+def check_confidence(confidence: Any) -> None:
+    """Raises ValueError unless this is None or a number in [0.5, 1)."""
+    if confidence is None or (is_number(confidence) and 0.5 <= confidence < 1.0):
+        return
+    raise ValueError(
+        f"confidence must be in [0.5, 1), found {confidence!r}: a bound is simulated, and "
+        f"holds except with probability 1 - confidence. Use 1 - 1e-6, for instance."
+    )
+
+
 def check_planned_delta(delta: Any) -> None:
     """Raises ValueError unless delta is a number in [SMALLEST_DELTA, 1)."""
     check_delta(delta)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from tf_bandmf.accounting.checks import check_nonnegative
+from tf_bandmf.accounting.checks import check_confidence, check_nonnegative
 
 KINDS = ("exact", "bound", "estimate")
+# What the name of an accountant ends with that claims nothing from a secret sample.
+UNAMPLIFIED = "without amplification (exact Gaussian mechanism)"
 ZERO_OUT = (
     "Zero-out: the contribution of one unit is replaced by zero (add-or-remove with a "
     "public number of steps and batch size)."
@@ -30,8 +32,7 @@ class Guarantee:
       accountant: name of the accountant that computed it.
       adjacency: which data sets count as neighbors.
       confidence: None, or the probability (over the accountant's simulation, not over
-        the mechanism) with which a simulated bound holds; 1 where another accountant
-        would simulate, and this one proves.
+        the mechanism) with which a simulated bound holds.
       zcdp_rho: rho of zero-concentrated DP, where it holds without amplification.
     """
 
@@ -52,14 +53,16 @@ class Guarantee:
             raise ValueError(f"delta must be in (0, 1), found {self.delta}.")
         if self.zcdp_rho is not None:
             check_nonnegative("zcdp_rho", self.zcdp_rho)
-        if self.confidence is not None and not 0.5 <= self.confidence <= 1.0:
-            raise ValueError(
-                f"confidence must be in [0.5, 1], found {self.confidence}."
-            )
+        check_confidence(self.confidence)
         if self.confidence is not None and self.kind != "bound":
             raise ValueError(
                 f"Only a bound has a confidence, found kind {self.kind!r}."
             )
+
+    @property
+    def is_unamplified(self) -> bool:
+        """Whether it claims nothing from a secret sample, whatever the sampler is."""
+        return UNAMPLIFIED in self.accountant
 
     def describe_kind(self) -> str:
         """One sentence for the privacy statement."""
@@ -68,7 +71,7 @@ class Guarantee:
                 "The value is a Monte Carlo ESTIMATE: it is not certain to be an upper "
                 "bound."
             )
-        if self.confidence is not None and self.confidence < 1.0:
+        if self.confidence is not None and not self.is_unamplified:
             return (
                 f"The value is an upper bound that holds except with probability "
                 f"{1.0 - self.confidence:.2g} over the accountant's simulation."

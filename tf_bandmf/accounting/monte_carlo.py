@@ -38,12 +38,6 @@ class Estimate:
     def kind(self) -> str:
         return "estimate"
 
-    def __str__(self) -> str:
-        return (
-            f"{self.value:.6g} (estimate from {self.num_draws} draws, standard error "
-            f"{self.standard_error:.2g})"
-        )
-
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
@@ -65,10 +59,6 @@ class Bound:
     @property
     def kind(self) -> str:
         return "bound"
-
-    def __str__(self) -> str:
-        beta = 1.0 - self.confidence
-        return f"<= {self.value:.6g} (except with probability {beta:.2g})"
 
 
 MonteCarloValue = Union[Estimate, Bound]

@@ -257,8 +257,8 @@ def _discretized(query: Query, step: float) -> tuple[int, np.ndarray, float]:
         x = query.place(grid)
         x[0] = -np.inf
     x = np.maximum.accumulate(x)
-    none, none_error = tails.sharp_cells(x / s)
-    moved, moved_error = tails.sharp_cells((x - 1.0) / s)
+    none, none_error = tails.cells(x / s)
+    moved, moved_error = tails.cells((x - 1.0) / s)
     mixed = (1.0 - q) * none + q * moved
     mixed_error = (1.0 - q) * none_error + q * moved_error
     if query.add:

@@ -206,7 +206,7 @@ def profile_epsilon(
       mean: E[K] >= 1.
       shape: eta, finite: for Poisson use `renyi_epsilon`.
       delta: in (0, 1).
-      num_tried: how many values of delta' are tried.
+      num_tried: how many values of delta' are tried, of which the least is delta / mean.
 
     Raises:
       ValueError: on an infinite shape.
@@ -219,11 +219,9 @@ def profile_epsilon(
         )
     gamma = gamma_of_mean(mean, shape)
     odds = (1.0 - gamma) / gamma
-    smallest = math.log(delta / mean)
-    factors = []
-    for log_delta in np.linspace(smallest, math.log(0.9), num_tried):
-        other = math.exp(log_delta)
-        log_rest = math.log(odds * other) if odds > 0.0 else -math.inf
-        factors.append(float(np.logaddexp(epsilon_at(other), log_rest)))
-    found = epsilon_at(delta / mean) + (shape + 1.0) * min(factors)
+    tried = np.geomspace(delta / mean, 0.9, num_tried)
+    epsilons = np.array([epsilon_at(float(other)) for other in tried])
+    with np.errstate(divide="ignore"):
+        factors = np.logaddexp(epsilons, np.log(odds * tried))
+    found = float(epsilons[0] + (shape + 1.0) * factors.min())
     return found * (1.0 + _RELATIVE_MARGIN)

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Callable
+
+import scipy.optimize
 
 from tf_bandmf.accounting import gaussian
 from tf_bandmf.accounting.base import Accountant, meaningful
-from tf_bandmf.accounting.checks import check_delta, check_epsilon, check_positive
-from tf_bandmf.accounting.guarantee import Guarantee
+from tf_bandmf.accounting.checks import (
+    check_confidence,
+    check_delta,
+    check_epsilon,
+    check_positive,
+)
+from tf_bandmf.accounting.guarantee import (
+    UNAMPLIFIED,
+    ZERO_OUT,
+    Calibration,
+    Guarantee,
+)
 from tf_bandmf.accounting.importance import Run
 from tf_bandmf.accounting.monte_carlo import Bound, Estimate, MonteCarloValue
 from tf_bandmf.accounting.root_finding import log, near_root
-from tf_bandmf.accounting.simulated_bounds import (
+from tf_bandmf.accounting.simulator import (
+    BOUND_SLACK,
+    CHECK,
     MAIN,
     Simulator,
-    delta_bound,
-    epsilon_bound,
-    falling_root,
+    Stage,
+    TooManyDraws,
 )
 
 # A calibrated or stated estimate is on the safe side by so many standard errors.
@@ -29,21 +43,26 @@ _CHECK_ERRORS, CHECK_FACTOR = 5.0, 1.1
 # Smaller values of delta are bounded by about this much.
 _LEAST_BOUNDED = 1e-6
 # The search for a rough noise, in its logarithm: the last step, and how far below the
-# noise without amplification it begins.
-_ROUGH_STEP, _ROUGH_START = 5e-3, 0.7
+# noise without amplification it begins. The last step of the search for a noise.
+_ROUGH_STEP, _ROUGH_START, _PRECISION = 5e-3, 0.7, 1e-4
+# A direction that is by so many standard errors below so large a part of the other one is
+# left out of the search.
+_ERRORS, _MINOR = 5.0, 0.5
+# Checks of a noise by new draws; it grows by this much after the first.
+_ATTEMPTS, _MORE_NOISE = 8, 1e-3
 
-SimulatorT = TypeVar("SimulatorT", bound=Simulator)
 
-
-class SimulatedAccountant(Accountant, Generic[SimulatorT]):
+class SimulatedAccountant(Accountant):
     """(epsilon, delta) of one strategy, from draws of the privacy loss.
 
     Formal guarantee: with a `confidence`, a returned `Bound` is exceeded by the true
     value with probability at most `1 - confidence` over the simulation, in each call.
     Both directions of adjacency are covered (zero-out or add-or-remove: an example's
-    contribution is replaced by zero, or the reverse).
+    contribution is replaced by zero, or the reverse). A bound that would take too many
+    draws falls back to the Gaussian mechanism that the run is without amplification.
 
     Args:
+      name: of the accountant, for guarantees.
       simulator: of the privacy loss.
       norm: the largest l2 norm of an example's contribution `C x`: without amplification
         the run is a Gaussian mechanism of this sensitivity.
@@ -51,9 +70,15 @@ class SimulatedAccountant(Accountant, Generic[SimulatorT]):
     """
 
     def __init__(
-        self, simulator: SimulatorT, norm: float, confidence: float | None
+        self, name: str, simulator: Simulator, norm: float, confidence: float | None
     ) -> None:
+        check_confidence(confidence)
         self._simulator, self._norm, self._confidence = simulator, norm, confidence
+        self.claims = (
+            (name, "estimate", ZERO_OUT),
+            (name, "bound", ZERO_OUT),
+            (f"{name.partition(',')[0]} {UNAMPLIFIED}", "bound", ZERO_OUT),
+        )
 
     def delta(self, epsilon: float, noise_stddev: float) -> MonteCarloValue:
         """Delta at epsilon >= 0, of the worse direction.
@@ -66,8 +91,9 @@ class SimulatedAccountant(Accountant, Generic[SimulatorT]):
         if self._confidence is None:
             return worst(self._simulator.runs(epsilon, noise_stddev), epsilon)
         aim = max(self.rough_delta(epsilon, noise_stddev).value, _LEAST_BOUNDED)
-        beta = 1.0 - self._confidence
-        return delta_bound(self._simulator, epsilon, noise_stddev, beta, aim, MAIN)
+        return self._delta_bound(
+            epsilon, noise_stddev, 1.0 - self._confidence, aim, MAIN
+        )
 
     def rough_delta(self, epsilon: float, noise_stddev: float) -> Estimate:
         """A quick estimate of delta at epsilon, from few draws."""
@@ -106,8 +132,8 @@ class SimulatedAccountant(Accountant, Generic[SimulatorT]):
         upper = gaussian.gaussian_epsilon(noise_stddev / self._norm, delta)
         rough = _solve(self._simulator.rough_runs(noise_stddev), delta, upper)
         if self._confidence is not None:
-            return epsilon_bound(
-                self._simulator, delta, noise_stddev, rough, upper, self._confidence
+            return self._epsilon_bound(
+                delta, noise_stddev, rough, upper, self._confidence
             )
         runs = self._simulator.runs(rough, noise_stddev)
         value = _solve(runs, delta, upper)
@@ -116,28 +142,165 @@ class SimulatedAccountant(Accountant, Generic[SimulatorT]):
         error = run.estimate(value).standard_error / slope if slope > 0.0 else 0.0
         return Estimate(value, error, self._simulator.num_draws)
 
+    def calibrate(self, epsilon: float, delta: float) -> Calibration:
+        """The smallest noise for the budget, on the safe side.
+
+        For an estimate: delta plus two standard errors is within the budget in the draws
+        that the search used, and delta in independent ones. For a bound: delta is, at the
+        confidence, by draws that the search did not use.
+
+        Raises:
+          ValueError: on invalid input.
+          ArithmeticError: if the simulation overflows.
+        """
+        check_positive("epsilon", epsilon)
+        check_delta(delta)
+        largest = self._largest_noise(epsilon, delta)
+        if self._confidence is None:
+            noise = self._search(epsilon, delta, largest, SAFETY)
+            noise = self._checked(epsilon, delta, noise, largest)
+        else:
+            # A bound takes BOUND_SLACK / (1 + BOUND_SLACK) of it, and some luck.
+            aim = delta / (1.0 + 1.1 * BOUND_SLACK)
+            noise = self._search(epsilon, aim, largest, 1.0)
+            try:
+                noise = self._bounded(epsilon, delta, noise, largest, self._confidence)
+            except TooManyDraws as error:
+                stated = self._without_amplification(epsilon, delta, error)
+                return Calibration(largest, stated)
+        return Calibration(noise, self._stated(epsilon, delta), is_amplified=True)
+
     def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
-        found = self.epsilon(delta, noise_stddev)
+        try:
+            found = self.epsilon(delta, noise_stddev)
+        except TooManyDraws as error:
+            epsilon = gaussian.gaussian_epsilon(noise_stddev / self._norm, delta)
+            epsilon = meaningful(epsilon, noise_stddev, delta)
+            return self._without_amplification(epsilon, delta, error)
         epsilon = meaningful(found.value, noise_stddev, delta)
         if isinstance(found, Estimate):
             epsilon += SAFETY * found.standard_error
-        return self._stated(epsilon, delta, found)
+        return self._stated(epsilon, delta)
 
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
-        found = self.rough_delta(guarantee.epsilon, noise_stddev)
-        least = found.value - _CHECK_ERRORS * found.standard_error
+        if guarantee.is_unamplified:
+            noise = noise_stddev / self._norm
+            found = gaussian.gaussian_delta(noise, guarantee.epsilon)
+            return found <= guarantee.delta * (1.0 + 1e-6)
+        rough = self.rough_delta(guarantee.epsilon, noise_stddev)
+        least = rough.value - _CHECK_ERRORS * rough.standard_error
         return least <= guarantee.delta * CHECK_FACTOR
 
     def _largest_noise(self, epsilon: float, delta: float) -> float:
         """Noise that is enough for certain: without amplification."""
         return gaussian.calibrate_noise_stddev(epsilon, delta) * self._norm
 
-    def _stated(
-        self, epsilon: float, delta: float, found: MonteCarloValue
-    ) -> Guarantee:
-        confidence = found.confidence if isinstance(found, Bound) else None
+    def _search(
+        self, epsilon: float, delta: float, largest: float, safety: float
+    ) -> float:
+        """Noise at which the estimate plus standard errors equals delta."""
+        simulator = self._simulator
+        noise = min(self.rough_noise_stddev(epsilon, delta), largest)
+        proposals = [simulator.propose(add, epsilon, noise) for add in (False, True)]
+        directions = [False, True]
+
+        def excess(log_noise: float) -> float:
+            found = [
+                simulator.simulate(
+                    math.exp(log_noise), proposals[add], add, MAIN
+                ).estimate(epsilon)
+                for add in directions
+            ]
+            larger = max(found, key=lambda estimate: estimate.value)
+            if len(found) > 1:
+                # Far below the other one near this noise; what was found is checked.
+                directions[:] = [
+                    add
+                    for add, estimate in zip(directions, found)
+                    if estimate.value + _ERRORS * estimate.standard_error
+                    > _MINOR * larger.value
+                ]
+            return log(larger.value + safety * larger.standard_error) - log(delta)
+
+        root = near_root(excess, math.log(noise), math.log(largest), _PRECISION)
+        return min(math.exp(root + _PRECISION), largest)
+
+    def _checked(
+        self, epsilon: float, delta: float, noise: float, largest: float
+    ) -> float:
+        """The noise, or so much more that draws that the search did not use confirm it."""
+        for attempt in range(_ATTEMPTS):
+            runs = self._simulator.runs(epsilon, noise, (CHECK, attempt))
+            if noise >= largest or worst(runs, epsilon).value <= delta:
+                return noise
+            noise = min(noise * (1.0 + _MORE_NOISE * 2**attempt), largest)
+        return largest
+
+    def _bounded(
+        self,
+        epsilon: float,
+        delta: float,
+        noise: float,
+        largest: float,
+        confidence: float,
+    ) -> float:
+        """The noise, or so much more that bounds by new draws confirm it.
+
+        Raises:
+          TooManyDraws: if that takes too many draws.
+        """
+        for attempt in range(_ATTEMPTS):
+            # The first attempt may fail with half of beta, the next with a quarter, ...
+            part = (1.0 - confidence) * 0.5 ** (attempt + 1)
+            stage = CHECK, attempt
+            if self._delta_bound(epsilon, noise, part, delta, stage).value <= delta:
+                return noise
+            noise *= 1.0 + 2.0 * _MORE_NOISE * 2**attempt
+            if noise >= largest:
+                break
+        # Certain: without amplification.
+        return largest
+
+    def _delta_bound(
+        self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
+    ) -> Bound:
+        """Delta at confidence 1 - beta, both directions together."""
+        runs = self._simulator.bound_runs(epsilon, noise, beta, aim, stage)
+        found = max(
+            run.bound(epsilon, largest, part, 1e-12) for run, largest, part in runs
+        )
+        return Bound(min(found, 1.0), 1.0 - beta, _count(runs))
+
+    def _epsilon_bound(
+        self, delta: float, noise: float, rough: float, upper: float, confidence: float
+    ) -> Bound:
+        """Epsilon at delta and a confidence, near an estimate, at most `upper`."""
+        # The largest value is valid from here on, whatever the main draws say.
+        least = 0.97 * rough
+        runs = self._simulator.bound_runs(least, noise, 1.0 - confidence, delta, MAIN)
+
+        def bound(epsilon: float) -> float:
+            return max(
+                run.bound(epsilon, largest, part, 1e-4 * delta)
+                for run, largest, part in runs
+            )
+
+        value = _falling_root(bound, delta, upper, least)
+        if least < value < upper:
+            value *= 1.0 + 1e-6
+        return Bound(min(value, upper), confidence, _count(runs))
+
+    def _stated(self, epsilon: float, delta: float) -> Guarantee:
         name = self.claims[0][0]
-        return Guarantee(epsilon, delta, found.kind, name, confidence=confidence)
+        kind = "estimate" if self._confidence is None else "bound"
+        return Guarantee(epsilon, delta, kind, name, confidence=self._confidence)
+
+    def _without_amplification(
+        self, epsilon: float, delta: float, error: TooManyDraws
+    ) -> Guarantee:
+        warnings.warn(f"{error} No amplification is claimed instead.", stacklevel=4)
+        name, kind, _ = self.claims[-1]
+        return Guarantee(epsilon, delta, kind, name, confidence=self._confidence)
 
 
 def worst(runs: Sequence[Run], epsilon: float) -> Estimate:
@@ -147,4 +310,24 @@ def worst(runs: Sequence[Run], epsilon: float) -> Estimate:
 
 def _solve(runs: Sequence[Run], delta: float, upper: float) -> float:
     """Where the estimate of delta falls to `delta`, within [0, upper]."""
-    return falling_root(lambda e: worst(runs, e).value, delta, upper)
+    return _falling_root(lambda e: worst(runs, e).value, delta, upper)
+
+
+def _falling_root(
+    function: Callable[[float], float], delta: float, upper: float, lower: float = 0.0
+) -> float:
+    """Where a falling function of epsilon equals delta, within [lower, upper]."""
+
+    def excess(epsilon: float) -> float:
+        return log(function(epsilon)) - math.log(delta)
+
+    if excess(lower) <= 0.0:
+        return lower
+    if excess(upper) >= 0.0:
+        return upper
+    return float(scipy.optimize.brentq(excess, lower, upper, xtol=1e-9, rtol=1e-8))
+
+
+def _count(runs: Sequence[tuple[Run, float, float]]) -> int:
+    """Draws of all runs."""
+    return sum(run.losses.size for run, _, _ in runs)

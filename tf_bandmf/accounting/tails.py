@@ -44,34 +44,6 @@ def lower_tail(z: float | np.ndarray) -> np.ndarray:
 def cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities of the intervals between rising points, and what they may err by.
 
-    Args:
-      z: in standard deviations, rising along the last axis, shape [..., N].
-
-    Returns:
-      Masses from above and the part of them that is added error, both [..., N - 1]. The
-      true mass lies between their difference and the mass; the part is at most
-      `2 RELATIVE_ERROR` of the nearer tail, which for an interval of width `w` at `|z| > 1`
-      is about `2 RELATIVE_ERROR / (w |z|)` of the mass.
-    """
-    from scipy.special import ndtr  # slow to import
-
-    z = np.asarray(z, np.float64)
-    # Each point's nearer tail; a cell's nearer tail is that of its upper end, or of the
-    # mirrored interval. A cell with 0 within is what both tails leave.
-    tail = ndtr(-np.abs(z))
-    left, right = tail[..., :-1], tail[..., 1:]
-    is_above, is_around = z[..., :-1] > 0.0, z[..., 1:] > 0.0
-    outer = np.where(is_above, left, right)
-    inner = np.where(is_above, right, left)
-    outer = np.where(is_around & ~is_above, 1.0 - right, outer)
-    error = RELATIVE_ERROR * outer + LEAST
-    mass = np.maximum(outer - inner, 0.0) + error
-    return np.minimum(mass, 1.0), 2.0 * error
-
-
-def sharp_cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`cells` with an error that grows with `z^2`, where sums of many masses count.
-
     Each tail at `z` errs by at most `2^-51 (8 + z^2)` of itself: a few units in the last
     place, the rounding of `z^2 / 2`, and that of `z`, with which callers come.
 
@@ -79,7 +51,7 @@ def sharp_cells(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       z: in standard deviations, rising along the last axis, shape [..., N].
 
     Returns:
-      As `cells`: masses from above and the part of them that is added error.
+      Masses from above and the part of them that is added error, both [..., N - 1].
     """
     from scipy.special import ndtr  # slow to import
 

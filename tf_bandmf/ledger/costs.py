@@ -155,7 +155,12 @@ def _amplified_cost(plan: Plan, adjacency: str, steps: int) -> Cost:
     cost = kind_cost(
         plan.epsilon_after(steps), plan.delta, mu=mu, **_sampled(plan, steps)
     )
-    risk = 0.0 if plan.confidence is None else 1.0 - plan.confidence
+    return _with_risk(cost, plan.confidence)
+
+
+def _with_risk(cost: Cost, confidence: float | None) -> Cost:
+    """The cost, with the probability with which a simulated bound fails."""
+    risk = 0.0 if confidence is None else 1.0 - confidence
     return dataclasses.replace(cost, risk=amount(risk))
 
 
@@ -219,5 +224,6 @@ def stated_cost(guarantee: Guarantee, adjacency: str) -> Cost:
                 f"The guarantee is for zero-out adjacency, and says nothing for the data "
                 f"set's, replace-one: delta would be {delta:.3g}."
             )
-        return kind_cost(epsilon, delta, rho=rho)
-    return kind_cost(guarantee.epsilon, guarantee.delta, rho=guarantee.zcdp_rho)
+    else:
+        epsilon, delta, rho = guarantee.epsilon, guarantee.delta, guarantee.zcdp_rho
+    return _with_risk(kind_cost(epsilon, delta, rho=rho), guarantee.confidence)

@@ -52,7 +52,12 @@ def described(what: Any, dataset: Dataset) -> tuple[Cost, dict[str, Any]]:
     if isinstance(what, TuningCost):
         dataset.check_unit(what.unit, "A trial")
         found = Guarantee(
-            what.epsilon, what.delta, "bound", what.method, adjacency=what.adjacency
+            what.epsilon,
+            what.delta,
+            "bound",
+            what.method,
+            adjacency=what.adjacency,
+            confidence=what.confidence,
         )
         cost = stated_cost(found, neighbors)
         trials = {"expected_trials": what.expected_trials, "trials": what.distribution}

@@ -68,11 +68,6 @@ class BallsInBins(WholeEpochs):
         )
 
         simulation = simulation or Simulation()
-        if simulation.confidence == 1.0:
-            from tf_bandmf.accounting.bins_certain import CertainBins
-            from tf_bandmf.accounting.bins_mixture import gram_matrix
-
-            return CertainBins(gram_matrix(matrix, self.num_bins))
         draws = simulation.num_draws
         return BallsInBinsAccountant.of_strategy(
             matrix,

@@ -95,8 +95,8 @@ def plan(
         that keeps more is refused.
       confidence: only where accounting simulates (`BallsInBins`, `BMinSepSampling`):
         None for an estimate of epsilon, or the confidence of a bound, for example
-        `1 - 1e-6`. Under balls in bins, 1 gives a bound without simulation, which takes
-        more noise.
+        `1 - 1e-6`. Where a bound would take too many draws (a very small delta), the
+        noise is that without amplification: a warning and the statement say so.
       progress: True to print on stderr what is being compared, and to show a bar for
         simulations that take longer than 2 seconds; or a function that receives these
         texts. They always go to the logger "tf_bandmf".

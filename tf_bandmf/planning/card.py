@@ -321,7 +321,7 @@ def _certainty(facts: Facts) -> str:
             "They rest on an ESTIMATE by simulation: the true epsilon may be larger, and "
             "no bound on the error is given."
         )
-    if facts.confidence is not None and facts.confidence < 1.0:
+    if facts.confidence is not None:
         return (
             f"They are upper bounds, wrong with a probability of at most "
             f"{1.0 - facts.confidence:.2g} over the simulation that found them."

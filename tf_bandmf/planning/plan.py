@@ -243,15 +243,18 @@ class Plan:
         """
         return measurements_lib.reserved(self, counts, metrics, evaluations)
 
-    def guarantee_at(self, delta: float) -> Guarantee:
+    def guarantee_at(self, delta: float, confidence: float | None = None) -> Guarantee:
         """(epsilon, delta)-DP of the run at another delta, by the plan's accountant.
 
-        A simulated bound holds at the plan's confidence for this delta only.
+        Args:
+          delta: in (0, 1).
+          confidence: of a simulated bound, for this delta only; by default the plan's.
 
         Raises:
           ValueError: if delta is not in (0, 1), or so large that epsilon would be 0.
         """
-        return self._accountant().guarantee(self.unit_noise_stddev, delta)
+        accountant = self._accountant(confidence)
+        return accountant.guarantee(self.unit_noise_stddev, delta)
 
     def epsilon_after(self, steps: int, delta: float | None = None) -> float:
         """Epsilon of a run that takes only the first `steps` steps.
@@ -325,15 +328,9 @@ class Plan:
             accountant, self.dp_event(), self.delta if delta is None else delta
         )
 
-    def accounting_remark(self) -> str:
-        """A remark of the accountant on its guarantee, or an empty text.
-
-        `statement(certain=True)` has it.
-        """
-        return self._accountant().remark(self.unit_noise_stddev, self.guarantee)
-
-    def _accountant(self) -> Accountant:
-        base = accountant_for(self.strategy, self.participation, self.confidence)
+    def _accountant(self, confidence: float | None = None) -> Accountant:
+        confidence = self.confidence if confidence is None else confidence
+        base = accountant_for(self.strategy, self.participation, confidence)
         return self.measurements.with_evaluations(base, self.delta)
 
     @property
@@ -506,7 +503,6 @@ class Plan:
         self,
         unit: str | None = None,
         remarks: Sequence[str] = (),
-        certain: bool = False,
     ) -> PrivacyStatement:
         """The privacy statement of a run of this plan.
 
@@ -515,14 +511,12 @@ class Plan:
             plan is; by default the plan's unit. The caller must know it: a unit with
             several examples is covered by group privacy only.
           remarks: what else a reader must know about the run.
-          certain: whether to state, in addition to an estimate, the bound that needs no
-            simulation, if there is one. It takes seconds for hundreds of bins.
 
         Raises:
           ValueError: if the unit is not a text of one line.
         """
         return PrivacyStatement.of_plan(
-            self, self.unit if unit is None else unit, tuple(remarks), certain
+            self, self.unit if unit is None else unit, tuple(remarks)
         )
 
     def to_config(self) -> dict[str, Any]:

@@ -134,12 +134,14 @@ class PrivacyStatement(Statement):
         plan: PlannedRun,
         unit: str,
         remarks: tuple[str, ...] = (),
-        certain: bool = False,
     ) -> PrivacyStatement:
         """The statement of a run of a plan; see `Plan.statement`."""
         guarantee = plan.guarantee
         assert guarantee.zcdp_rho is not None
-        beside = plan.accounting_remark() if certain else ""
+        is_amplified = plan.participation.is_amplified and not guarantee.is_unamplified
+        amplification = plan.participation.amplification()
+        if guarantee.is_unamplified:
+            amplification = "No amplification by sampling is claimed."
         participation = plan.participation.describe()
         if plan.unit != ONE_EXAMPLE:
             participation += (
@@ -152,11 +154,11 @@ class PrivacyStatement(Statement):
             zcdp_rho=guarantee.zcdp_rho,
             accountant=guarantee.accountant,
             kind=guarantee.kind,
-            confidence=guarantee.confidence,
-            is_amplified=plan.participation.is_amplified,
-            accounting=f"{guarantee.describe_kind()} {beside}".strip(),
+            confidence=None if guarantee.is_unamplified else guarantee.confidence,
+            is_amplified=is_amplified,
+            accounting=guarantee.describe_kind(),
             adjacency=guarantee.adjacency,
-            sampling=plan.participation.amplification(),
+            sampling=amplification,
             participation=participation,
             mechanism=_mechanism(plan.strategy),
             num_steps=plan.num_steps,

@@ -31,7 +31,7 @@ _PROFILE = "privacy profile of repeated selection (arXiv:2402.06701)"
 _UNAMPLIFIED = ", without amplification by sampling"
 # The discretization of privacy losses, relative to epsilon: on the safe side.
 _INTERVAL = 5e-4
-# Each value of a bound without simulation takes seconds.
+# Each value of a simulated bound takes seconds, and a part of what it may fail with.
 _FEW_DELTAS = 3
 
 
@@ -52,6 +52,7 @@ class TuningCost:
       method: the theorem that gave epsilon, and the privacy of a trial that it used.
       trial_epsilon: epsilon of a single trial at delta, as planned.
       remark: what else a reader must know, or an empty text.
+      confidence: of simulated bounds that epsilon rests on, all together, or None.
       adjacency: which data sets count as neighbors: the plan's.
       unit: whose presence is hidden: the plan's.
     """
@@ -66,6 +67,7 @@ class TuningCost:
     remark: str = ""
     adjacency: str = ZERO_OUT
     unit: str = ONE_EXAMPLE
+    confidence: float | None = None
 
     def draw_trials(self) -> int:
         """Draws K from the operating system's random numbers.
@@ -85,6 +87,11 @@ class TuningCost:
             f"at delta = {self.delta:.3g} in all, where one trial costs "
             f"{self.trial_epsilon:.4g}. By the {self.method}."
         )
+        if self.confidence is not None:
+            text += (
+                f" It holds except with probability {1.0 - self.confidence:.2g} over the "
+                f"accountant's simulation."
+            )
         return f"{text} {self.remark}".strip()
 
 
@@ -101,9 +108,9 @@ def tuning_cost(
     and Steinke, 2022, arXiv:2110.03620) and by its epsilon as a function of delta
     (Koskela, Redberg and Wang, 2024, arXiv:2402.06701). Without its amplification,
     every run is also a Gaussian mechanism: where amplification is known only by
-    simulation (balls in bins, b-min-sep), only this mechanism is used, and the result
-    says so, because no theorem covers an estimate. With `confidence=1` the plan's bound
-    without simulation counts.
+    simulation (balls in bins, b-min-sep), the simulated bounds of a plan with a
+    `confidence` count, and the result has this confidence. No theorem covers an
+    estimate: such a plan counts without amplification, and the result says so.
 
     WARNING: the score by which the best trial is chosen must be a function of what the
     trial releases and of data that need no protection: the accuracy on the training
@@ -128,7 +135,7 @@ def tuning_cost(
     shape = selection.shape_of(distribution)
     delta = plan.delta if delta is None else delta
     check_planned_delta(delta)
-    found: list[tuple[float, str]] = []
+    found: list[tuple[float, str, float | None]] = []
     problems = []
     for bound, method in _bounds(plan, mean, shape, float(delta)):
         try:
@@ -137,21 +144,24 @@ def tuning_cost(
             problems.append(str(error))
             continue
         if math.isfinite(value) and value > 0.0:
-            found.append((value, method))
+            is_simulated = plan.participation.is_simulated and method == _PROFILE
+            confidence = plan.confidence if is_simulated else None
+            found.append((value, method, confidence))
     if not found:
         raise ValueError(
             f"No meaningful epsilon is known for {mean:g} expected trials at delta = "
             f"{delta:g}. {' '.join(dict.fromkeys(problems))}"
         )
-    epsilon, method = min(found)
+    epsilon, method, confidence = min(found, key=lambda one: one[0])
     remark = ""
-    if plan.participation.is_simulated and plan.confidence != 1.0:
-        kind = "an estimate" if plan.kind == "estimate" else "a bound"
+    if plan.participation.is_simulated and plan.confidence is None:
         remark = (
-            f"The epsilon of a trial is {kind} by simulation, which the theorems do not "
-            f"cover: amplification by sampling is left out. Plan with confidence=1 to "
-            f"have it counted."
+            "The epsilon of a trial is an estimate by simulation, which the theorems do "
+            "not cover: amplification by sampling is left out. Plan with confidence=1 - "
+            "1e-6, for instance, to have it counted."
         )
+    elif plan.participation.is_simulated and problems and confidence is None:
+        remark = " ".join(dict.fromkeys(problems))
     try:
         trial = (
             plan.epsilon if delta == plan.delta else plan.guarantee_at(delta).epsilon
@@ -169,6 +179,7 @@ def tuning_cost(
         remark=remark,
         adjacency=plan.adjacency,
         unit=plan.unit,
+        confidence=confidence,
     )
 
 
@@ -206,8 +217,8 @@ def _bounds(plan: Plan, mean: float, shape: float, delta: float) -> Iterator[_Bo
         yield lambda: renyi(plan.dp_event()), _RENYI
         if has_profile and not replaced:
             yield lambda: profile(_losses(plan)), _PROFILE
-    elif has_profile and plan.confidence == 1.0:
-        yield lambda: profile(_certain(plan), num_tried=_FEW_DELTAS), _PROFILE
+    elif has_profile and plan.confidence is not None:
+        yield lambda: profile(_simulated(plan), num_tried=_FEW_DELTAS), _PROFILE
 
 
 def _losses(plan: Plan) -> Callable[[float], float]:
@@ -215,14 +226,22 @@ def _losses(plan: Plan) -> Callable[[float], float]:
     return lambda delta: max(0.0, float(loss.get_epsilon_for_delta(delta)))
 
 
-def _certain(plan: Plan) -> Callable[[float], float]:
-    """By the bound without simulation; infinite where it has no value."""
+def _simulated(plan: Plan) -> Callable[[float], float]:
+    """By bounds that hold all together at the plan's confidence."""
+    assert plan.confidence is not None
+    confidence = 1.0 - (1.0 - plan.confidence) / _FEW_DELTAS
 
     def epsilon_at(delta: float) -> float:
         try:
-            return plan.guarantee_at(delta).epsilon
-        except (ValueError, ArithmeticError):
+            found = plan.guarantee_at(delta, confidence)
+        except ValueError:  # so large a delta that epsilon would be 0
             return math.inf
+        if found.is_unamplified:
+            raise ValueError(
+                f"A simulated bound on a trial at delta = {delta:.3g} would take too many "
+                f"draws: amplification by sampling is left out."
+            )
+        return found.epsilon
 
     return epsilon_at
 

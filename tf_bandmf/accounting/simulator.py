@@ -1,0 +1,231 @@
+"""What the simulators of a privacy loss have in common: pilot run, proposal, main run.
+
+Draws come from a mixture of tilted versions of the distribution that is simulated; a pilot
+run chooses the mixture. For an estimate it has the least variance. For a bound the weights
+are bounded for certain, too, and the bound is cheap.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_bandmf.accounting.importance import Run, cheapest_shares, least_variance
+
+# Which random numbers a stage uses; (CHECK, i) for the i-th check.
+PILOT, MAIN, CHECK = (0, 0), (1, 0), 2
+Stage = tuple[int, int]
+
+# What a bound may cost: added to delta, as a part of it.
+BOUND_SLACK = 0.3
+# The direction with the smaller delta gets this part of the probability of failure.
+_MINOR_PART = 0.1
+_LARGEST_BOUND_DRAWS, _LARGEST_BOUND_ENTRIES = 5e7, 2e10
+# Tilts with a smaller share of the draws are left out of an estimate; draws from the target
+# itself have a larger one, against a bad pilot run.
+_LEAST_SHARE, _DEFENSIVE = 0.02, 0.1
+_ALMOST_CERTAIN = np.array([0.01, 0.99])
+
+
+class TooManyDraws(ValueError):
+    """A bound by simulation would take too many draws."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A mixture of tilts, the first of which is the target, with a share > 0.
+
+    Attributes:
+      tilts: components.
+      shares: of the draws, shape [len(tilts)], sum 1.
+    """
+
+    tilts: tuple[Any, ...]
+    shares: np.ndarray
+
+    @classmethod
+    def of_shares(cls, tilts: Sequence[Any], shares: np.ndarray) -> Proposal:
+        """Without the tilts whose share is 0."""
+        positive = shares > 0.0
+        chosen = tuple(tilt for tilt, keep in zip(tilts, positive) if keep)
+        return cls(chosen, shares[positive] / shares[positive].sum())
+
+
+class Simulator(abc.ABC):
+    """Simulates the privacy loss of a sampler, in both directions of adjacency.
+
+    Args:
+      entries: numbers per draw.
+      num_draws: of a main run, for each direction.
+      pilot_draws: of each tilt in a pilot run, and in a rough one.
+    """
+
+    def __init__(
+        self, entries: int, num_draws: int, pilot_draws: tuple[int, int]
+    ) -> None:
+        self.num_draws = num_draws
+        self._entries, self._pilot_draws = entries, pilot_draws
+
+    @abc.abstractmethod
+    def pilot_tilts(self, noise: float, add: bool, is_rough: bool = False) -> list[Any]:
+        """Tilts of a pilot run; the first one is the target."""
+
+    @abc.abstractmethod
+    def certain_tilts(self, noise: float, add: bool) -> list[Any]:
+        """Tilts whose weights `largest_value` bounds."""
+
+    @abc.abstractmethod
+    def largest_value(
+        self, proposal: Proposal, epsilon: float, noise: float, add: bool
+    ) -> float:
+        """Upper bound on weight times `1 - exp(epsilon - loss)`, for certain."""
+
+    @abc.abstractmethod
+    def chunks(
+        self, noise: float, proposal: Proposal, add: bool, stage: Stage, count: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """`log dP/dQ` [N] and log densities of the components relative to Q [T, N]."""
+
+    def rough_runs(self, noise: float) -> list[Run]:
+        """Both directions from few draws, some for every epsilon."""
+        return [self._pilot(noise, add, is_rough=True)[1] for add in (False, True)]
+
+    def runs(self, epsilon: float, noise: float, stage: Stage = MAIN) -> list[Run]:
+        """Both directions, each from a proposal that suits epsilon."""
+        return [
+            self.simulate(noise, self.propose(add, epsilon, noise), add, stage)
+            for add in (False, True)
+        ]
+
+    def simulate(
+        self, noise: float, proposal: Proposal, add: bool, stage: Stage, count: int = 0
+    ) -> Run:
+        """One direction, by at least `count` draws from a proposal."""
+        losses, densities = self._collected(
+            noise, proposal, add, stage, max(count, self.num_draws), all_densities=False
+        )
+        return Run(add, losses, densities[0])
+
+    def propose(self, add: bool, epsilon: float, noise: float) -> Proposal:
+        """The mixture with the smallest variance in a pilot run."""
+        tilts, run, ratios = self._pilot(noise, add)
+        values = run.values(epsilon)
+        shares = np.full(len(tilts), 1.0 / len(tilts))
+        if np.any(values > 0.0):
+            squares = (values / values.max()) ** 2
+            shares = least_variance(ratios, squares, shares, _DEFENSIVE, 100)
+        kept = shares >= _LEAST_SHARE
+        kept[0] = True
+        shares = np.where(kept, np.maximum(shares, _LEAST_SHARE), 0.0)
+        return Proposal.of_shares(tilts, shares)
+
+    def propose_for_bound(
+        self, add: bool, epsilon: float, noise: float, log_odds: float, slack: float
+    ) -> tuple[Proposal, float, int]:
+        """The cheapest mixture for a confidence bound: `importance.cheapest_shares`.
+
+        Args:
+          add: direction.
+          epsilon: where delta is wanted, or the least epsilon of interest.
+          noise: sigma.
+          log_odds: log of one over the probability with which the bound may fail.
+          slack: by how much the bound may exceed delta.
+
+        Returns:
+          The proposal, the largest value, and how many draws it takes.
+        """
+        target = self.pilot_tilts(noise, add)[0]
+
+        def alone(tilt: Any) -> float:
+            proposal = Proposal((target, tilt), _ALMOST_CERTAIN)
+            return self.largest_value(proposal, epsilon, noise, add)
+
+        certain = min(self.certain_tilts(noise, add), key=alone)
+        tilts, run, ratios = self._pilot(noise, add, more=(certain,))
+        shares, largest, count = cheapest_shares(
+            ratios,
+            run.values(epsilon),
+            lambda shares: self.largest_value(
+                Proposal.of_shares(tilts, shares), epsilon, noise, add
+            ),
+            log_odds,
+            slack,
+        )
+        return Proposal.of_shares(tilts, shares), largest, count
+
+    def bound_runs(
+        self, epsilon: float, noise: float, beta: float, aim: float, stage: Stage
+    ) -> list[tuple[Run, float, float]]:
+        """For both directions: a run, the largest value from `epsilon` on, its beta.
+
+        With so many draws that the bound exceeds a delta of `aim` by a part BOUND_SLACK
+        of it.
+
+        Raises:
+          TooManyDraws: if that takes too many draws.
+        """
+        rough = [run.estimate(epsilon).value for run in self.rough_runs(noise)]
+        minor = int(rough[0] > rough[1])
+        runs = []
+        for add in (False, True):
+            part = beta * (_MINOR_PART if add == minor else 1.0 - _MINOR_PART)
+            # Betting on several bets at once costs a factor of 2.
+            log_odds = math.log(2.0 / part)
+            proposal, largest, count = self.propose_for_bound(
+                add, epsilon, noise, log_odds, BOUND_SLACK * aim
+            )
+            if not (
+                count <= _LARGEST_BOUND_DRAWS
+                and count * self._entries <= _LARGEST_BOUND_ENTRIES
+            ):
+                raise TooManyDraws(
+                    f"A bound at delta = {aim:.3g} and confidence 1 - {beta:.2g} would "
+                    f"take {count:.3g} draws of {self._entries} numbers. Use a larger "
+                    f"delta or an estimate (confidence=None)."
+                )
+            run = self.simulate(noise, proposal, add, stage, count)
+            runs.append((run, largest, part))
+        return runs
+
+    def _pilot(
+        self,
+        noise: float,
+        add: bool,
+        is_rough: bool = False,
+        more: tuple[Any, ...] = (),
+    ) -> tuple[tuple[Any, ...], Run, np.ndarray]:
+        """All tilts, a run of their even mixture, density ratios [T, N]."""
+        tilts = (*self.pilot_tilts(noise, add, is_rough), *more)
+        even = Proposal(tilts, np.full(len(tilts), 1.0 / len(tilts)))
+        count = self._pilot_draws[is_rough] * len(tilts)
+        losses, ratios = self._collected(noise, even, add, PILOT, count)
+        return tilts, Run(add, losses, ratios[0]), np.exp(ratios)
+
+    def _collected(
+        self,
+        noise: float,
+        proposal: Proposal,
+        add: bool,
+        stage: Stage,
+        count: int,
+        all_densities: bool = True,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Losses [count] and log densities relative to the proposal.
+
+        Of all components, shape [T, count], or of the target alone, shape [1, count].
+        """
+        log_shares = np.log(np.asarray(proposal.shares))[:, None]
+        rows = len(proposal.tilts) if all_densities else 1
+        losses, ratios = np.empty(count), np.empty((rows, count))
+        start = 0
+        for found, densities in self.chunks(noise, proposal, add, stage, count):
+            part = slice(start, start + found.size)
+            mixed = np.logaddexp.reduce(densities + log_shares, axis=0)
+            losses[part], ratios[:, part] = found, densities[:rows] - mixed
+            start += found.size
+        return losses, ratios
