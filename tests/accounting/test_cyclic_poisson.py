@@ -134,7 +134,7 @@ class TestFixedSize:
         assert noise > poisson.calibrate_noise_stddev(1.0, 1e-5)
         unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-5)
         assert noise < np.sqrt(queries) * unamplified
-        assert fixed.is_amplified(1.0, noise)
+        assert fixed.claims_sampling(1.0, noise)
         assert fixed.delta(1.0, noise) <= 1e-5
         assert fixed.epsilon(1e-5, noise) == pytest.approx(1.0, rel=1e-3)
 
@@ -150,7 +150,7 @@ class TestFixedSize:
         noise = fixed.calibrate_noise_stddev(1.0, 1e-5)
         unamplified = gaussian.calibrate_noise_stddev(1.0, 1e-5)
         assert noise == np.sqrt(2) * unamplified
-        assert not fixed.is_amplified(1.0, noise)
+        assert not fixed.claims_sampling(1.0, noise)
         whole = CyclicFixedSizeAccountant(2, 10, 10)
         assert whole.calibrate_noise_stddev(1.0, 1e-5) == noise
 
@@ -164,7 +164,7 @@ class TestFixedSize:
         for epsilon in (0.01, 1.0, 10.0, 50.0):
             found = fixed.delta(epsilon, noise)
             assert 0.0 <= found <= 1.0
-            if fixed.is_amplified(epsilon, noise):
+            if fixed.claims_sampling(epsilon, noise):
                 floor = floors.replaced_step(q, noise, epsilon)
                 assert floor >= floors.one_step(q, noise, epsilon)
             else:

@@ -9,7 +9,7 @@ from dp_accounting import pld, rdp
 
 import tf_bandmf
 from tf_bandmf import strategies
-from tf_bandmf.accounting import custom, gaussian
+from tf_bandmf.accounting import custom
 
 M, N = 10_000, 40
 DELTAS = [1e-4, 1e-6, 1e-8]
@@ -145,23 +145,6 @@ def test_zcdp_holds_without_amplification():
     assert cyclic().guarantee_at(1e-6).zcdp_rho is None
 
 
-@pytest.mark.slow_cases("RdpAccountant")
-@pytest.mark.parametrize("make", [rdp.RdpAccountant, coarse_pld])
-@pytest.mark.invariant(12)
-def test_calibration_by_an_accountant_of_choice(make):
-    participation = tf_bandmf.CyclicPoisson(M, 200, 8)
-    strategy = strategies.bsr(tf_bandmf.workloads.prefix_sum(N), 4)
-    noise = custom.calibrate_by(make, strategy, participation, 2.0, 1e-5)
-    made = plan(participation, epsilon=None, noise_multiplier=noise)
-    assert made.epsilon_by(make()) <= 2.0
-    less = plan(participation, epsilon=None, noise_multiplier=0.999 * noise)
-    assert less.epsilon_by(make()) > 2.0
-    if make is rdp.RdpAccountant:
-        assert made.epsilon < 2.0
-    unamplified = gaussian.calibrate_noise_stddev(2.0, 1e-5)
-    assert noise < unamplified
-
-
 def test_used_accountants_and_invalid_arguments_are_refused():
     made = fixed()
     used = rdp.RdpAccountant()
@@ -172,7 +155,3 @@ def test_used_accountants_and_invalid_arguments_are_refused():
         made.epsilon_curve([1e-5, 1.0])
     with pytest.raises(ValueError, match="interval must be"):
         made.privacy_loss_distribution(np.nan)
-    with pytest.raises(ValueError, match="epsilon must be"):
-        custom.calibrate_by(
-            rdp.RdpAccountant, made.strategy, made.participation, -1.0, 1e-5
-        )

@@ -1,8 +1,8 @@
 """Accounting: from noise to (epsilon, delta) and back; one file per sampler.
 
 Every accountant takes and gives `noise_stddev`, the standard deviation on the raw
-strategy `C`. `Plan` asks the accountant of its participation; `epsilon_by` and
-`calibrate_by` ask one of your own choice.
+strategy `C`. `Plan` asks the accountant of its participation; `epsilon_by` asks one of your
+own choice.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tf_bandmf.accounting.base import Accountant
-    from tf_bandmf.accounting.custom import calibrate_by, epsilon_by
+    from tf_bandmf.accounting.custom import epsilon_by
     from tf_bandmf.accounting.guarantee import Calibration, Guarantee
 
-__all__ = ["Accountant", "Calibration", "Guarantee", "calibrate_by", "epsilon_by"]
+__all__ = ["Accountant", "Calibration", "Guarantee", "epsilon_by"]
 
 # dp-accounting takes a second to import: only where it is used.
 _HOMES = {
     "Accountant": "base",
     "Calibration": "guarantee",
     "Guarantee": "guarantee",
-    "calibrate_by": "custom",
     "epsilon_by": "custom",
 }
 

@@ -25,8 +25,7 @@ class Simulation:
     """How an accountant that simulates works; the others need none of it.
 
     Attributes:
-      confidence: None for an estimate, or `1 - beta` for a bound; 1 for a bound without
-        simulation.
+      confidence: None for an estimate, or `1 - beta` for a bound.
       seed: of the draws, >= 0; equal seeds give equal results.
       progress: show progress on what takes longer than 2 seconds.
       num_draws: of an estimate; None for the accountant's number.
@@ -74,10 +73,6 @@ class Accountant(abc.ABC):
     @abc.abstractmethod
     def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
         """Whether the noise gives the guarantee, as far as a quick check can tell."""
-
-    def remark(self, noise_stddev: float, guarantee: Guarantee) -> str:
-        """What a statement should add about the guarantee: one sentence or none."""
-        return ""
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
         """The run as an event of dp-accounting.
@@ -129,6 +124,51 @@ class Accountant(abc.ABC):
                 f"= 1) gives at epsilon = {guarantee.epsilon} a delta that is more than "
                 f"the plan's {guarantee.delta}: it was damaged. Make the plan again."
             )
+
+
+class DeltaAccountant(Accountant):
+    """An accountant that computes delta of any epsilon and noise, not by simulation.
+
+    Its first claim is that of its guarantees.
+    """
+
+    is_amplified = False
+
+    @abc.abstractmethod
+    def delta(self, epsilon: float, noise_stddev: float) -> float:
+        """Delta at epsilon, from above."""
+
+    @abc.abstractmethod
+    def epsilon(self, delta: float, noise_stddev: float) -> float:
+        """Epsilon at delta, from above; 0 where delta is spent before."""
+
+    @abc.abstractmethod
+    def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
+        """The smallest noise for the budget, rounded up.
+
+        It was checked: `self.delta(epsilon, result) <= delta`.
+
+        Raises:
+          ValueError: on invalid input, or if no useful noise gives the budget.
+        """
+
+    def calibrate(self, epsilon: float, delta: float) -> Calibration:
+        stddev = self.calibrate_noise_stddev(epsilon, delta)
+        return Calibration(
+            stddev, self._stated(epsilon, delta, stddev), self.is_amplified
+        )
+
+    def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
+        epsilon = meaningful(self.epsilon(delta, noise_stddev), noise_stddev, delta)
+        return self._stated(epsilon, delta, noise_stddev)
+
+    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
+        found = self.delta(guarantee.epsilon, noise_stddev)
+        return found <= guarantee.delta * (1.0 + 1e-6)
+
+    def _stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
+        name, kind, adjacency = self.claims[0]
+        return Guarantee(epsilon, delta, kind, name, adjacency)
 
 
 def meaningful(epsilon: float, noise_stddev: float, delta: float) -> float:

@@ -29,13 +29,13 @@ from dp_accounting import rdp
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian, root_finding
-from tf_bandmf.accounting.base import Accountant, meaningful
+from tf_bandmf.accounting.base import DeltaAccountant
 from tf_bandmf.accounting.checks import check_delta, check_positive, whole_number
 from tf_bandmf.accounting.cyclic_poisson import check_bands, column_norm
 from tf_bandmf.accounting.guarantee import (
     REPLACE_ONE,
+    UNAMPLIFIED,
     ZERO_OUT,
-    Calibration,
     Guarantee,
 )
 
@@ -43,11 +43,10 @@ from tf_bandmf.accounting.guarantee import (
 _NOISE_UNIT, _SMALL_NOISE, _DELTA_MARGIN = 2.0**-50, 1e3, 1e-7
 
 NAME = "sampling without replacement (dp-accounting, Renyi DP; replace-one)"
-UNAMPLIFIED_NAME = "fixed size without amplification (exact Gaussian mechanism)"
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicFixedSizeAccountant(Accountant):
+class CyclicFixedSizeAccountant(DeltaAccountant):
     """(epsilon, delta) of `num_queries` Gaussian queries on fixed-size samples.
 
     Formal guarantee: an upper bound for replace-one adjacency, which includes zero-out
@@ -66,8 +65,9 @@ class CyclicFixedSizeAccountant(Accountant):
     column_norm: float = 1.0
     claims = (
         (NAME, "bound", REPLACE_ONE),
-        (UNAMPLIFIED_NAME, "bound", ZERO_OUT),
+        (f"fixed size {UNAMPLIFIED}", "bound", ZERO_OUT),
     )
+    is_amplified = True
 
     def __post_init__(self) -> None:
         for name in ("num_queries", "part_size", "batch_size"):
@@ -120,7 +120,7 @@ class CyclicFixedSizeAccountant(Accountant):
             return unamplified
         return min(unamplified, self._sampled(epsilon, noise_stddev))
 
-    def is_amplified(self, epsilon: float, noise_stddev: float) -> bool:
+    def claims_sampling(self, epsilon: float, noise_stddev: float) -> bool:
         """Whether `delta` rests on sampling: then its adjacency is replace-one."""
         return self.batch_size < self.part_size and self._sampled(
             epsilon, noise_stddev
@@ -165,27 +165,11 @@ class CyclicFixedSizeAccountant(Accountant):
             return largest
         return root_finding.smallest_noise(found, found, delta, largest)
 
-    def calibrate(self, epsilon: float, delta: float) -> Calibration:
-        stddev = self.calibrate_noise_stddev(epsilon, delta)
-        guarantee = self._guarantee(epsilon, delta, stddev)
-        return Calibration(stddev, guarantee, is_amplified=True)
-
-    def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
-        epsilon = meaningful(self.epsilon(delta, noise_stddev), noise_stddev, delta)
-        return self._guarantee(epsilon, delta, noise_stddev)
-
-    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
-        # Without the margins: plans of earlier versions had none.
-        found = self._unamplified(guarantee.epsilon, noise_stddev)
-        if self.batch_size < self.part_size:
-            sampled = _composed_delta(self, noise_stddev, guarantee.epsilon)
-            found = min(found, sampled)
-        return found <= guarantee.delta * (1.0 + 1e-6)
-
-    def _guarantee(self, epsilon: float, delta: float, stddev: float) -> Guarantee:
-        if self.is_amplified(epsilon, stddev):
-            return Guarantee(epsilon, delta, "bound", NAME, REPLACE_ONE)
-        return Guarantee(epsilon, delta, "bound", UNAMPLIFIED_NAME)
+    def _stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
+        name, kind, adjacency = self.claims[
+            not self.claims_sampling(epsilon, noise_stddev)
+        ]
+        return Guarantee(epsilon, delta, kind, name, adjacency)
 
     def _per_run(self, noise_stddev: float) -> float:
         """Noise per unit of sensitivity if every query used all examples."""

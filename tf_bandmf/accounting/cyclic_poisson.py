@@ -15,11 +15,10 @@ import math
 
 import dp_accounting
 import numpy as np
-import scipy.optimize
 
 from tf_bandmf import matrices
 from tf_bandmf.accounting import gaussian, poisson_tilted, root_finding
-from tf_bandmf.accounting.base import Accountant, meaningful
+from tf_bandmf.accounting.base import DeltaAccountant
 from tf_bandmf.accounting.checks import (
     LARGEST_STATED_EPSILON,
     check_delta,
@@ -27,15 +26,12 @@ from tf_bandmf.accounting.checks import (
     no_privacy,
     whole_number,
 )
-from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
+from tf_bandmf.accounting.guarantee import ZERO_OUT
 
 NAME = "Poisson-sampled Gaussian queries (tilted Fourier transform)"
 
-# Relative tolerances of epsilon and of rough noise; below the least epsilon none is stated.
-_SEARCH_TOLERANCE, _LEAST_EPSILON = 1e-5, 1e-6
-_ROUGH_TOLERANCE = 5e-3
-# The bracket of a fine epsilon below a rough one, relative, which grows if it must.
-_BRACKET = 1e-3
+# Below the least epsilon none is stated. The relative tolerance of rough noise.
+_LEAST_EPSILON, _ROUGH_TOLERANCE = 1e-6, 5e-3
 
 
 def check_bands(matrix: matrices.LowerTriangular, num_parts: int) -> None:
@@ -68,7 +64,7 @@ def column_norm(matrix: matrices.LowerTriangular) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicPoissonAccountant(Accountant):
+class CyclicPoissonAccountant(DeltaAccountant):
     """(epsilon, delta) of `num_queries` Poisson-sampled Gaussian queries.
 
     Formal guarantee: under add-or-remove adjacency (equal to zero-out for these
@@ -85,6 +81,7 @@ class CyclicPoissonAccountant(Accountant):
     sampling_probability: float
     column_norm: float = 1.0
     claims = ((NAME, "exact", ZERO_OUT),)
+    is_amplified = True
 
     def __post_init__(self) -> None:
         whole_number("num_queries", self.num_queries)
@@ -153,32 +150,21 @@ class CyclicPoissonAccountant(Accountant):
             upper = gaussian.gaussian_epsilon(unamplified, delta)
         elif self._delta(upper, noise_stddev) > delta:
             raise no_privacy(noise_stddev, delta, upper)
-        if upper == 0.0:
-            return 0.0
-        least = min(_LEAST_EPSILON, upper)
-        if self._delta(least, noise_stddev) <= delta:
-            return least
+        if self._delta(_LEAST_EPSILON, noise_stddev) <= delta:
+            return min(_LEAST_EPSILON, upper)
 
-        def excess(epsilon: float, resolution: float) -> float:
-            found = self._delta(epsilon, noise_stddev, resolution)
+        def excess(log_epsilon: float, resolution: float) -> float:
+            found = self._delta(math.exp(log_epsilon), noise_stddev, resolution)
             return root_finding.log(found) - math.log(delta)
 
-        high = upper
-        if excess(upper, poisson_tilted.ROUGH) < 0.0:
-            arguments = least, upper, (poisson_tilted.ROUGH,)
-            high = scipy.optimize.brentq(excess, *arguments, rtol=_BRACKET)
-        width, low = _BRACKET, high
-        while excess(low, poisson_tilted.FINE) <= 0.0:
-            low, high, width = max(low * (1.0 - width), least), low, 4.0 * width
-        while excess(high, poisson_tilted.FINE) > 0.0:
-            if high >= upper:
-                return upper
-            high, width = min(high * (1.0 + width), upper), 4.0 * width
-        root = scipy.optimize.brentq(
-            excess, low, high, (poisson_tilted.FINE,), rtol=_SEARCH_TOLERANCE
+        root = root_finding.near_root_of(
+            lambda x: excess(x, poisson_tilted.ROUGH),
+            lambda x: excess(x, poisson_tilted.FINE),
+            math.log(upper),
+            math.log(upper),
         )
         return root_finding.to_safe_side(
-            float(root), lambda epsilon: self._delta(epsilon, noise_stddev) <= delta
+            math.exp(root), lambda epsilon: self._delta(epsilon, noise_stddev) <= delta
         )
 
     def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
@@ -224,19 +210,6 @@ class CyclicPoissonAccountant(Accountant):
                 excess, math.log(near), math.log(largest), _ROUGH_TOLERANCE
             )
         )
-
-    def calibrate(self, epsilon: float, delta: float) -> Calibration:
-        stddev = self.calibrate_noise_stddev(epsilon, delta)
-        guarantee = Guarantee(epsilon, delta, "exact", NAME)
-        return Calibration(stddev, guarantee, is_amplified=True)
-
-    def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
-        epsilon = meaningful(self.epsilon(delta, noise_stddev), noise_stddev, delta)
-        return Guarantee(epsilon, delta, "exact", NAME)
-
-    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
-        found = self._delta(guarantee.epsilon, noise_stddev)
-        return found <= guarantee.delta * (1.0 + 1e-6)
 
     def _largest_noise(self, epsilon: float, delta: float) -> float:
         """The noise without amplification.

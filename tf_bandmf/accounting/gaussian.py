@@ -11,6 +11,8 @@ checked with it again.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 import math
 
@@ -20,7 +22,7 @@ import scipy.optimize
 from dp_accounting.pld import privacy_loss_mechanism
 
 from tf_bandmf.accounting import tails
-from tf_bandmf.accounting.base import Accountant, meaningful
+from tf_bandmf.accounting.base import DeltaAccountant
 from tf_bandmf.accounting.checks import (
     LARGEST_EPSILON,
     LARGEST_STATED_EPSILON,
@@ -29,7 +31,7 @@ from tf_bandmf.accounting.checks import (
     check_positive,
     no_privacy,
 )
-from tf_bandmf.accounting.guarantee import ZERO_OUT, Calibration, Guarantee
+from tf_bandmf.accounting.guarantee import ZERO_OUT, Guarantee
 from tf_bandmf.accounting.root_finding import log, to_safe_side
 
 NAME = "exact Gaussian mechanism (dp-accounting)"
@@ -164,7 +166,7 @@ def zcdp_rho(noise_stddev: float) -> float:
     return 0.5 / noise_stddev**2
 
 
-class GaussianAccountant(Accountant):
+class GaussianAccountant(DeltaAccountant):
     """No amplification: one Gaussian mechanism.
 
     Args:
@@ -175,26 +177,55 @@ class GaussianAccountant(Accountant):
 
     def __init__(self, sensitivity: float, is_exact: bool, name: str = NAME) -> None:
         check_positive("sensitivity", sensitivity)
-        self._sensitivity, self._name = sensitivity, name
-        self._kind = "exact" if is_exact else "bound"
-        self.claims = ((name, self._kind, ZERO_OUT),)
+        self._sensitivity, self._releases = sensitivity, math.inf
+        self.claims = ((name, "exact" if is_exact else "bound", ZERO_OUT),)
 
-    def calibrate(self, epsilon: float, delta: float) -> Calibration:
-        stddev = calibrate_noise_stddev(epsilon, delta) * self._sensitivity
-        return Calibration(stddev, self._guarantee(epsilon, delta, stddev))
+    def with_releases(self, noise_multiplier: float) -> GaussianAccountant:
+        """The accountant of the run with Gaussian releases beside it.
 
-    def guarantee(self, noise_stddev: float, delta: float) -> Guarantee:
-        epsilon = gaussian_epsilon(noise_stddev / self._sensitivity, delta)
-        epsilon = meaningful(epsilon, noise_stddev, delta)
-        return self._guarantee(epsilon, delta, noise_stddev)
+        Both together are one Gaussian mechanism, of which `1 / sigma^2` is the sum.
+        """
+        found = copy.copy(self)
+        found._releases = noise_multiplier
+        return found
 
-    def confirms(self, noise_stddev: float, guarantee: Guarantee) -> bool:
-        found = gaussian_delta(noise_stddev / self._sensitivity, guarantee.epsilon)
-        return found <= guarantee.delta * (1.0 + 1e-6)
+    def delta(self, epsilon: float, noise_stddev: float) -> float:
+        return gaussian_delta(self._multiplier(noise_stddev), epsilon)
+
+    def epsilon(self, delta: float, noise_stddev: float) -> float:
+        return gaussian_epsilon(self._multiplier(noise_stddev), delta)
+
+    def calibrate_noise_stddev(self, epsilon: float, delta: float) -> float:
+        multiplier = calibrate_noise_stddev(epsilon, delta)
+        if self._releases < math.inf:
+            left = multiplier**-2 - self._releases**-2
+            if left <= 0.0:
+                raise nothing_left(epsilon, delta)
+            multiplier = to_safe_side(
+                left**-0.5,
+                lambda found: self.delta(epsilon, found * self._sensitivity) <= delta,
+            )
+        return multiplier * self._sensitivity
 
     def event(self, noise_stddev: float) -> dp_accounting.DpEvent:
-        return dp_accounting.GaussianDpEvent(noise_stddev / self._sensitivity)
+        return dp_accounting.GaussianDpEvent(self._multiplier(noise_stddev))
 
-    def _guarantee(self, epsilon: float, delta: float, stddev: float) -> Guarantee:
-        rho = zcdp_rho(stddev / self._sensitivity)
-        return Guarantee(epsilon, delta, self._kind, self._name, zcdp_rho=rho)
+    def _multiplier(self, noise_stddev: float) -> float:
+        """Noise per unit of sensitivity, of all together."""
+        multiplier = noise_stddev / self._sensitivity
+        if self._releases == math.inf:
+            return multiplier
+        return 1.0 / math.hypot(1.0 / multiplier, 1.0 / self._releases)
+
+    def _stated(self, epsilon: float, delta: float, noise_stddev: float) -> Guarantee:
+        stated = super()._stated(epsilon, delta, noise_stddev)
+        rho = zcdp_rho(self._multiplier(noise_stddev))
+        return dataclasses.replace(stated, zcdp_rho=rho)
+
+
+def nothing_left(epsilon: float, delta: float) -> ValueError:
+    """The error where releases beside a run leave nothing for its steps."""
+    return ValueError(
+        f"The releases beside the run leave nothing of (epsilon = {epsilon:g}, delta = "
+        f"{delta:g}) for its steps. Reserve less."
+    )

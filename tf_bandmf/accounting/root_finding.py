@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from typing import Callable
 
-import scipy.optimize
-
 # Steps to the safe side after root finding, relative.
 _NUDGE = 1e-10
 _TOLERANCE = 1e-5
-# The factor by which a search for a safe value goes on.
-_WIDER = 1.05
-_MOST_NEWTON_STEPS = 5
-_LEAST_LOG_NOISE = -30.0
+# A rough root, the width of the difference that is its slope, and how far below the largest
+# noise the search begins.
+_ROUGH_TOLERANCE, _WIDTH, _START = 1e-3, 1e-3, 0.7
 # Secants: the slope of log delta in log noise that they begin with, and the flattest; the
 # longest step; and where delta is 0 by rounding, for what is farther from 0 says nothing
 # about the slope near it.
@@ -31,38 +28,10 @@ def to_safe_side(value: float, is_safe: Callable[[float], bool]) -> float:
     step = _NUDGE
     while not is_safe(value):
         value *= 1.0 + step
-        step *= 2.0
-        if step > 1e-3:
+        step *= 8.0
+        if step > 8e-3:
             raise ArithmeticError("Calibration did not find a safe value.")
     return value
-
-
-def least_safe(
-    is_safe: Callable[[float], bool], start: float, largest: float, tolerance: float
-) -> float:
-    """The least value >= start that is safe, up to a relative tolerance, itself checked.
-
-    Args:
-      is_safe: False below some value, True above; may be slow.
-      start: > 0, near the value.
-      largest: beyond it nothing is looked for.
-      tolerance: relative.
-
-    Raises:
-      ArithmeticError: if no value up to the largest is safe.
-    """
-    lower = upper = start
-    while not is_safe(upper):
-        lower, upper = upper, upper * _WIDER
-        if upper > largest:
-            raise ArithmeticError("Calibration did not find a safe value.")
-    while upper > lower * (1.0 + tolerance):
-        middle = math.sqrt(lower * upper)
-        if is_safe(middle):
-            upper = middle
-        else:
-            lower = middle
-    return upper
 
 
 def log(x: float) -> float:
@@ -71,7 +40,11 @@ def log(x: float) -> float:
 
 
 def near_root(
-    excess: Callable[[float], float], start: float, largest: float, tolerance: float
+    excess: Callable[[float], float],
+    start: float,
+    largest: float,
+    tolerance: float,
+    slope: float = _FIRST_SLOPE,
 ) -> float:
     """Where a falling function of the log noise is 0, by secants: few values near a root.
 
@@ -80,11 +53,12 @@ def near_root(
       start: where to begin.
       largest: returned where the function is not below 0 before.
       tolerance: length of the last step.
+      slope: of the first step.
 
     Raises:
       ArithmeticError: if no root was found.
     """
-    x, slope = min(start, largest), _FIRST_SLOPE
+    x = min(start, largest)
     before: tuple[float, float] | None = None
     for _ in range(_MOST_SECANTS):
         value = excess(x)
@@ -98,6 +72,26 @@ def near_root(
         if abs(move) <= tolerance:
             return x
     raise ArithmeticError("Calibration found no lower limit of the noise.")
+
+
+def near_root_of(
+    rough: Callable[[float], float],
+    fine: Callable[[float], float],
+    start: float,
+    largest: float,
+) -> float:
+    """`near_root` of `fine`, up to 1e-5, by few values: from the root of `rough`.
+
+    Args:
+      rough: a cheap approximation of `fine`.
+      fine: slow.
+      start: where to begin.
+      largest: as for `near_root`.
+    """
+    found = near_root(rough, start, largest, _ROUGH_TOLERANCE)
+    below = found - _WIDTH
+    slope = min((rough(found) - rough(below)) / _WIDTH, _LEAST_SLOPE)
+    return near_root(fine, found, largest, _TOLERANCE, slope)
 
 
 def smallest_noise(
@@ -118,50 +112,12 @@ def smallest_noise(
       ArithmeticError: if no safe value was found.
     """
 
-    def excess(function: Callable[[float], float], log_noise: float) -> float:
-        return log(function(math.exp(log_noise))) - log(delta)
+    def excess(function: Callable[[float], float]) -> Callable[[float], float]:
+        return lambda log_noise: log(function(math.exp(log_noise))) - log(delta)
 
-    upper = math.log(largest)
-    lower = upper
-    while True:
-        lower -= 0.7
-        if excess(rough, lower) > 0.0:
-            break
-        upper = lower
-        if lower < _LEAST_LOG_NOISE:
-            raise ArithmeticError("Calibration found no lower limit of the noise.")
-    if excess(rough, upper) >= 0.0:
+    most = math.log(largest)
+    found = near_root_of(excess(rough), excess(fine), most - _START, most)
+    if found >= most:
         return largest
-    start = scipy.optimize.brentq(lambda x: excess(rough, x), lower, upper, xtol=1e-4)
-    width = 2e-3
-    # `fine` costs seconds: by the slope of `rough` two or three values are enough.
-    slope = excess(rough, start + width) - excess(rough, start - width)
-    slope /= 2.0 * width
-    found = start
-    for _ in range(_MOST_NEWTON_STEPS):
-        if not slope < 0.0:
-            break
-        step = -excess(fine, found) / slope
-        found += step
-        if not abs(step) <= 10.0 * width:
-            break
-        if abs(step) <= 0.5 * _TOLERANCE:
-            return min(_nudged(found, fine, delta), largest)
-    lower, upper = start - width, start + width
-    while excess(fine, lower) <= 0.0:
-        lower -= width
-    while excess(fine, upper) > 0.0:
-        upper += width
-        if upper >= math.log(largest):
-            return largest
-    found = scipy.optimize.brentq(
-        lambda x: excess(fine, x), lower, upper, xtol=_TOLERANCE
-    )
-    return min(_nudged(found, fine, delta), largest)
-
-
-def _nudged(log_noise: float, fine: Callable[[float], float], delta: float) -> float:
-    """A safe noise, of the logarithm of one that is so up to the tolerance."""
-    return to_safe_side(
-        math.exp(log_noise + _TOLERANCE), lambda noise: fine(noise) <= delta
-    )
+    noise = math.exp(found + _TOLERANCE)
+    return min(to_safe_side(noise, lambda noise: fine(noise) <= delta), largest)
