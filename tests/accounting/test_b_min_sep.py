@@ -256,13 +256,13 @@ def test_bounds_fail_no_more_often_than_stated(add):
 @pytest.mark.parametrize("add", [False, True])
 def test_no_value_exceeds_what_is_bounded_for_certain(noise, epsilon, add):
     simulator = BMinSepSimulator(Passes(matrices.as_rows(BANDED), 4, 0.1), 4000, 0)
-    target = simulator.tilts.pilot(noise, add)[0]
-    strong = simulator.tilts.pilot(noise, add)[-1]
+    target = simulator.pilot_tilts(noise, add)[0]
+    strong = simulator.pilot_tilts(noise, add)[-1]
     seen = 0
-    for tilt in simulator.tilts.certain(noise, add)[::3]:
+    for tilt in simulator.certain_tilts(noise, add)[::3]:
         for shares in ((0.01, 0.99), (0.3, 0.7)):
             proposal = Proposal((target, tilt), np.array(shares))
-            largest = simulator.tilts.largest_value(proposal, epsilon, noise, add)
+            largest = simulator.largest_value(proposal, epsilon, noise, add)
             # Draws from elsewhere reach losses that the proposal's seldom have.
             wide = Proposal((target, tilt, strong), np.array([0.2, 0.3, 0.5]))
             for losses, densities in simulator.chunks(noise, wide, add, (1, 0), 4000):
@@ -274,7 +274,7 @@ def test_no_value_exceeds_what_is_bounded_for_certain(noise, epsilon, add):
                 excess = np.maximum(-np.expm1(np.minimum(epsilon - signed, 0.0)), 0.0)
                 values = excess * np.exp(densities[0] - mixed)
                 assert values.max() <= largest
-            later = simulator.tilts.largest_value(proposal, epsilon + 0.5, noise, add)
+            later = simulator.largest_value(proposal, epsilon + 0.5, noise, add)
             assert later <= largest
     assert seen > 1000
 

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from tf_bandmf.accounting.b_min_sep_passes import Passes
-from tf_bandmf.accounting.b_min_sep_tilts import Tilt, Tilts
-from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Simulator, Stage
+from tf_bandmf.accounting.b_min_sep_tilts import Tilt, TiltedSimulator
+from tf_bandmf.accounting.simulator import MAIN, PILOT, Proposal, Stage
 
-# Draws of each tilt of a pilot run, and of a rough one.
-_PILOT_DRAWS = 150, 200
 # Numbers of the draws that are made at once, and draws of so many numbers are kept for the
 # next noise level: a step of many draws costs little more than one of few.
 _CHUNK = _KEPT_ENTRIES = 20_000_000
@@ -38,7 +36,7 @@ class _Draws:
     means: np.ndarray | None
 
 
-class BMinSepSimulator(Simulator):
+class BMinSepSimulator(TiltedSimulator):
     """Simulates the privacy loss of b-min-sep sampling in both directions.
 
     Args:
@@ -48,22 +46,9 @@ class BMinSepSimulator(Simulator):
     """
 
     def __init__(self, passes: Passes, num_draws: int, seed: int) -> None:
-        super().__init__(passes.num_steps, num_draws, _PILOT_DRAWS)
-        self.passes, self.tilts, self._seed = passes, Tilts(passes), seed
+        super().__init__(passes, num_draws)
+        self._seed = seed
         self._kept: dict[tuple[Stage, bool], tuple[object, _Draws]] = {}
-
-    def pilot_tilts(
-        self, noise: float, add: bool, is_rough: bool = False
-    ) -> list[Tilt]:
-        return self.tilts.pilot(noise, add, is_rough)
-
-    def certain_tilts(self, noise: float, add: bool) -> list[Tilt]:
-        return self.tilts.certain(noise, add)
-
-    def largest_value(
-        self, proposal: Proposal, epsilon: float, noise: float, add: bool
-    ) -> float:
-        return self.tilts.largest_value(proposal, epsilon, noise, add)
 
     def chunks(
         self, noise: float, proposal: Proposal, add: bool, stage: Stage, count: int
@@ -130,7 +115,7 @@ class BMinSepSimulator(Simulator):
             rates = [tilts[i].probability for i in rows]
             found = self.passes.log_ratios(scratch.T, rates, overwrite=True)
             if is_weighted:
-                found -= self.tilts.log_total(noise, length)
+                found -= self.log_total(noise, length)
             yield rows, found
 
     def _draws(
@@ -184,6 +169,6 @@ class BMinSepSimulator(Simulator):
         for index, tilt in enumerate(tilts):
             rows = np.flatnonzero(choice == index)
             if tilt.is_weighted and rows.size:
-                weights = self.tilts.log_weights(noise, tilt.length)
+                weights = self.log_weights(noise, tilt.length)
                 found[rows] = self.passes.draw_weighted(generator, rows.size, weights)
         return found

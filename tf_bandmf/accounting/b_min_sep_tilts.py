@@ -31,7 +31,7 @@ import numpy as np
 
 from tf_bandmf.accounting import importance
 from tf_bandmf.accounting.b_min_sep_passes import Passes
-from tf_bandmf.accounting.simulator import Proposal
+from tf_bandmf.accounting.simulator import Proposal, Simulator
 
 # Tilts with certain weights that are tried, in standard deviations of a mean.
 _CERTAIN_STRENGTHS = tuple(
@@ -39,9 +39,10 @@ _CERTAIN_STRENGTHS = tuple(
 )
 
 
-# Tilts of a pilot run, and of a rough one: lengths ("remove") in standard deviations and
-# multiples of p; moves of "add", in standard deviations; negative logarithms of
-# probabilities of large losses ("remove").
+# Of a pilot run, and of a rough one: draws of each tilt; lengths ("remove") in standard
+# deviations, and multiples of p; moves of "add", in standard deviations; negative
+# logarithms of probabilities of large losses ("remove").
+_PILOT_DRAWS = 150, 200
 _LENGTHS = (0.0, 1.5, 3.5)
 _RATES = (1.0, 1.5, 2.5), (1.0, 2.0)
 _AGAINST = (0.0, 1.0, 2.0, 3.0, 4.5, 6.0), (0.0, 1.5, 3.5, 6.0)
@@ -67,18 +68,19 @@ class Tilt:
     is_weighted: bool = False
 
 
-class Tilts:
-    """The tilts for one strategy, and what bounds their weights.
+class TiltedSimulator(Simulator):
+    """A simulator with the tilts for one strategy, and what bounds their weights.
 
     Args:
       passes: of the strategy.
+      num_draws: of a main run, for each direction.
     """
 
-    def __init__(self, passes: Passes) -> None:
+    def __init__(self, passes: Passes, num_draws: int) -> None:
+        super().__init__(passes.num_steps, num_draws, _PILOT_DRAWS)
         self.passes = passes
 
-    def certain(self, noise: float, add: bool) -> list[Tilt]:
-        """Tilts whose weights `largest_value` bounds."""
+    def certain_tilts(self, noise: float, add: bool) -> list[Tilt]:
         p, unit = self.passes.probability, self._unit(noise, add)
         if add:
             return [
@@ -91,7 +93,6 @@ class Tilts:
     def largest_value(
         self, proposal: Proposal, epsilon: float, noise: float, add: bool
     ) -> float:
-        """`importance.largest_value` by the bounds in the module's docstring."""
         passes = self.passes
         slopes, offsets = [0.0], [math.log(proposal.shares[0])]
         for tilt, share in zip(proposal.tilts[1:], proposal.shares[1:]):
@@ -126,8 +127,9 @@ class Tilts:
         weights = self.log_weights(noise, length)
         return float(self.passes.log_ratio(weights[None], self.passes.probability)[0])
 
-    def pilot(self, noise: float, add: bool, is_rough: bool = False) -> list[Tilt]:
-        """Tilts of a pilot run; the first one is the target."""
+    def pilot_tilts(
+        self, noise: float, add: bool, is_rough: bool = False
+    ) -> list[Tilt]:
         passes = self.passes
         p, unit = passes.probability, self._unit(noise, add)
         if add:

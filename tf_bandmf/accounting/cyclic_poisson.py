@@ -160,7 +160,8 @@ class CyclicPoissonAccountant(DeltaAccountant):
         root = root_finding.near_root_of(
             lambda x: excess(x, poisson_tilted.ROUGH),
             lambda x: excess(x, poisson_tilted.FINE),
-            math.log(upper),
+            # Between the whole of the loss and the sampled part of it.
+            math.log(upper) + 0.5 * math.log(self.sampling_probability),
             math.log(upper),
         )
         return root_finding.to_safe_side(
