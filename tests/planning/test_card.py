@@ -79,7 +79,7 @@ def test_what_is_an_estimate_or_nothing_says_so(plan):
     for kind, confidence, word in (
         ("estimate", None, "ESTIMATE"),
         ("bound", 0.999, "probability of at most 0.001"),
-        ("bound", 1.0, "proven"),
+        ("bound", None, "proven"),
     ):
         bins = tf_bandmf.compose(
             [plan, tf_bandmf.ApproximateDP(1.0, 1e-9, kind="estimate")]

@@ -171,14 +171,18 @@ class DeltaAccountant(Accountant):
         return Guarantee(epsilon, delta, kind, name, adjacency)
 
 
+class EpsilonIsZero(ValueError):
+    """No guarantee can be stated: delta is so large that epsilon is 0."""
+
+
 def meaningful(epsilon: float, noise_stddev: float, delta: float) -> float:
     """Epsilon, if it is one that can be stated.
 
     Raises:
-      ValueError: if it is 0.
+      EpsilonIsZero: if it is 0.
     """
     if epsilon == 0.0:
-        raise ValueError(
+        raise EpsilonIsZero(
             f"noise_stddev = {noise_stddev} gives epsilon = 0 at delta = {delta}: a "
             f"statement needs epsilon > 0. Use a smaller noise_multiplier (or delta)."
         )

@@ -21,6 +21,7 @@ import dp_accounting
 import numpy as np
 
 from tf_bandmf.accounting import gaussian, selection
+from tf_bandmf.accounting.base import EpsilonIsZero
 from tf_bandmf.accounting.checks import check_planned_delta
 from tf_bandmf.accounting.guarantee import REPLACE_ONE, ZERO_OUT
 from tf_bandmf.planning.plan import Plan
@@ -32,7 +33,7 @@ _UNAMPLIFIED = ", without amplification by sampling"
 # The discretization of privacy losses, relative to epsilon: on the safe side.
 _INTERVAL = 5e-4
 # Each value of a simulated bound takes seconds, and a part of what it may fail with.
-_FEW_DELTAS = 3
+_FEW_DELTAS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +167,7 @@ def tuning_cost(
         trial = (
             plan.epsilon if delta == plan.delta else plan.guarantee_at(delta).epsilon
         )
-    except ValueError:  # so large a delta that epsilon would be 0
+    except EpsilonIsZero:
         trial = 0.0
     return TuningCost(
         epsilon=epsilon,
@@ -234,8 +235,8 @@ def _simulated(plan: Plan) -> Callable[[float], float]:
     def epsilon_at(delta: float) -> float:
         try:
             found = plan.guarantee_at(delta, confidence)
-        except ValueError:  # so large a delta that epsilon would be 0
-            return math.inf
+        except EpsilonIsZero:
+            return 0.0
         if found.is_unamplified:
             raise ValueError(
                 f"A simulated bound on a trial at delta = {delta:.3g} would take too many "
