@@ -4,6 +4,7 @@ import clipping_reference as reference
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tf_bandmf.keras.clipping import self_check
 from tf_bandmf.keras.clipping.rules import rule_for
@@ -35,17 +36,20 @@ GROUPS = {
 }
 
 
-def model_of(makers):
+def model_of(makers, first=lambda tokens: tokens, others=()):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((7,), dtype="int32")
-    embedded = layers.Embedding(5, 3, mask_zero=True)(inputs)
+    embedded = layers.Embedding(5, 3, mask_zero=True)(first(inputs))
     found = []
     for make in makers:
         output = make()(embedded)
         if len(output.shape) == 3:
             output = layers.Flatten()(output)
         found.append(output)
-    model = keras.Model(inputs, layers.Dense(3)(layers.Concatenate()(found)))
+    joined = layers.Concatenate()(found) if len(found) > 1 else found[0]
+    model = keras.Model(
+        [inputs, *others] if others else inputs, layers.Dense(3)(joined)
+    )
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     reference.randomize(model)
     return model
@@ -87,15 +91,65 @@ def test_a_frozen_kernel_in_a_recurrent_layer():
     reference.assert_exact(model, reference.sequences(), reference.labels())
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        layers.LSTM(3, dropout=0.5),
-        layers.GRU(3, recurrent_dropout=0.5),
-        layers.RNN(layers.LSTMCell(3)),
+class Numbered(layers.Layer):
+    """Passes tokens on, and keeps the numbers of their examples for masks to be read."""
+
+    def call(self, tokens, numbers):
+        self.numbers = numbers
+        return tokens
+
+
+def give_masks(cell, numbered):
+    """Masks of a cell that are numbers of the example, not drawn."""
+
+    def masks(step_input, rate):
+        gates = getattr(cell, "dropout_mask_count", None)
+        rng = np.random.default_rng(int(100 * rate))
+        shape = (5, gates or 1, step_input.shape[-1])
+        table = (rng.random(shape) >= rate).astype("f4") / (1 - rate)
+        rows = tf.gather(tf.constant(table), numbered.numbers[:, 0])
+        found = tf.unstack(rows, axis=1)
+        return found if gates else found[0]
+
+    cell._create_dropout_mask = masks
+
+
+DROPPING = {
+    "lstm": [lambda: layers.LSTM(3, dropout=0.3, recurrent_dropout=0.4)],
+    "lstms": [
+        lambda: layers.LSTM(3, dropout=0.3),
+        lambda: layers.Bidirectional(layers.LSTM(2, recurrent_dropout=0.4)),
     ],
-)
-def test_others_are_left_to_the_generic_rule(layer):
+    "gru": [
+        lambda: layers.GRU(3, dropout=0.3, recurrent_dropout=0.4),
+        lambda: layers.GRU(
+            2, recurrent_dropout=0.4, reset_after=False, go_backwards=True
+        ),
+        lambda: layers.GRU(2, dropout=0.3, reset_after=False, return_sequences=True),
+    ],
+    "simple": [
+        lambda: layers.SimpleRNN(3, dropout=0.3, recurrent_dropout=0.4, unroll=True)
+    ],
+}
+
+
+@pytest.mark.parametrize("group", DROPPING)
+@pytest.mark.slow_cases("lstm", "lstms", "gru")
+def test_dropout_of_cells_has_the_gradients_of_examples_one_by_one(group):
+    numbers, numbered = keras.Input((1,), dtype="int32"), Numbered()
+    model = model_of(
+        DROPPING[group], lambda tokens: numbered(tokens, numbers), [numbers]
+    )
+    for layer in model._flatten_layers():
+        if isinstance(layer, layers.RNN):
+            assert isinstance(rule_for(layer, layer.trainable_variables), RecurrentRule)
+            give_masks(layer.cell, numbered)
+    x = [reference.tokens(), np.arange(5)[:, None].astype("i4")]
+    reference.assert_exact(model, x, reference.labels())
+
+
+def test_others_are_left_to_the_generic_rule():
+    layer = layers.RNN(layers.LSTMCell(3))
     layer.build((None, 6, 4))
     assert isinstance(rule_for(layer, layer.trainable_variables), GenericRule)
 

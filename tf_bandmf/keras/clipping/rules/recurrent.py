@@ -6,6 +6,10 @@ gradients of the kernels are then sums over steps of outer products, of inputs a
 with these. The loop is Keras' own (`keras.src.backend.rnn`: masks, order of time,
 unrolling). The states are the outputs of the step before, or are given by steps of their
 own where that is not certain (masks and a state to begin with).
+
+Dropout multiplies the inputs, or the states, of all steps with one mask, which Keras draws
+for each example before the loop: one for all gates, or one for each, whose gradients then
+are terms of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +38,7 @@ _CELLS = {
 
 
 class RecurrentRule(OneTapRule):
-    """Recurrent layers without dropout inside of the cell."""
+    """Recurrent layers with cells of Keras."""
 
     def supports(self, layer: Any, variables: Sequence[Any]) -> bool:
         if not is_plain(layer, *_CELLS) or layer.stateful:
@@ -42,8 +46,7 @@ class RecurrentRule(OneTapRule):
         cell = layer.cell
         return (
             is_plain(cell, _CELLS[type(layer)])
-            and not cell.dropout
-            and not cell.recurrent_dropout
+            and max(cell.dropout, cell.recurrent_dropout) < 1.0
             and owns_only(variables, cell.kernel, cell.recurrent_kernel, cell.bias)
         )
 
@@ -53,8 +56,12 @@ class RecurrentRule(OneTapRule):
         def inner_loop(
             sequences: Any, initial_state: Any, mask: Any, training: bool = False
         ) -> tuple[Any, Any, Any]:
-            del training  # Nothing but dropout depends on it.
-            projected = ops.matmul(sequences, cell.kernel)
+            drops: list[list[Any] | None] = [None, None]
+            if training:
+                drops[0] = _list_of(cell.get_dropout_mask(sequences[:, 0]))
+                drops[1] = _list_of(cell.get_recurrent_dropout_mask(initial_state))
+            in_time = [drop and [mask[:, None] for mask in drop] for drop in drops]
+            projected = _product(sequences, cell.kernel, in_time[0])
             bias = _input_bias(cell)
             if bias is not None:
                 projected = ops.add(projected, bias)
@@ -66,7 +73,7 @@ class RecurrentRule(OneTapRule):
             )
             tapped = call.tap(projected)
             last, outputs, states = rnn(
-                _STEPS[type(layer)](cell, with_state=not known),
+                _STEPS[type(layer)](cell, drops[1], with_state=not known),
                 tapped,
                 first,
                 go_backwards=layer.go_backwards,
@@ -88,6 +95,7 @@ class RecurrentRule(OneTapRule):
             # In the order of the inputs again.
             before = tf.reverse(before, [1]) if layer.go_backwards else before
             call.notes.update(states=before, sequences=sequences, projected=tapped)
+            call.notes["drops"] = in_time
             return last, outputs, states
 
         return call.run_with(inner_loop=inner_loop)
@@ -95,7 +103,8 @@ class RecurrentRule(OneTapRule):
     def factors_of(self, call: LayerCall, gradient: tf.Tensor) -> Mapping[int, Factor]:
         cell, units = call.layer.cell, call.layer.units
         gradient = tf.cast(gradient, tf.float32)
-        states = tf.cast(call.notes["states"], tf.float32)
+        of_inputs, of_states = call.notes["drops"]
+        states = _dropped(tf.cast(call.notes["states"], tf.float32), of_states)
         recurrent = gradient
         if isinstance(cell, keras.layers.GRUCell):
             gates, candidate = gradient[..., : 2 * units], gradient[..., 2 * units :]
@@ -103,20 +112,12 @@ class RecurrentRule(OneTapRule):
             if cell.reset_after:
                 recurrent = tf.concat([gates, reset * candidate], axis=-1)
             else:
-                # Two products with different left sides, as twice as many terms.
-                states = tf.concat([states, reset * states], axis=1)
-                first = tf.concat([gates, tf.zeros_like(candidate)], axis=-1)
-                second = tf.concat([tf.zeros_like(gates), candidate], axis=-1)
-                recurrent = tf.concat([first, second], axis=1)
+                *others, last = states if len(states) > 1 else states * 3
+                states = [*others, reset * last]
+        inputs = _dropped(tf.cast(call.notes["sequences"], tf.float32), of_inputs)
         result: dict[int, Factor] = {
-            id(cell.kernel): Product(
-                call.notes["sequences"],
-                gradient,
-                Layout.plain(kernel_shape(cell.kernel)),
-            ),
-            id(cell.recurrent_kernel): Product(
-                states, recurrent, Layout.plain(kernel_shape(cell.recurrent_kernel))
-            ),
+            id(cell.kernel): _terms(inputs, gradient, cell.kernel),
+            id(cell.recurrent_kernel): _terms(states, recurrent, cell.recurrent_kernel),
         }
         if cell.bias is not None:
             sums = [tf.reduce_sum(gradient, axis=1)]
@@ -141,12 +142,51 @@ def _begins_with_zeros(call: LayerCall) -> bool:
     return call.kwargs.get("initial_state") is None
 
 
+def _list_of(masks: Any) -> list[Any] | None:
+    """Masks [B, ...] of a cell: one for all gates or one for each, if it drops anything."""
+    return masks if masks is None or isinstance(masks, list) else [masks]
+
+
+def _dropped(values: Any, masks: Sequence[Any] | None) -> list[Any]:
+    """What is left of values: for all gates, or for each."""
+    if masks is None:
+        return [values]
+    return [values * tf.cast(mask, values.dtype) for mask in masks]
+
+
+def _product(values: Any, kernel: Any, masks: Sequence[Any] | None) -> Any:
+    """Values times a kernel, each gate's columns with what its mask leaves."""
+    lefts = _dropped(values, masks)
+    if len(lefts) == 1:
+        return ops.matmul(lefts[0], kernel)
+    parts = ops.split(ops.convert_to_tensor(kernel), len(lefts), axis=-1)
+    products = [ops.matmul(left, part) for left, part in zip(lefts, parts, strict=True)]
+    return ops.concatenate(products, axis=-1)
+
+
+def _terms(lefts: Sequence[tf.Tensor], gradient: tf.Tensor, kernel: Any) -> Factor:
+    """The factor of a kernel: each gate's left sides are terms of their own."""
+    rights = [gradient]
+    if len(lefts) > 1:
+        gates = tf.range(gradient.shape[-1]) * len(lefts) // gradient.shape[-1]
+        rights = [
+            tf.where(gates == gate, gradient, tf.zeros_like(gradient))
+            for gate in range(len(lefts))
+        ]
+    return Product(
+        tf.concat(lefts, axis=1),
+        tf.concat(rights, axis=1),
+        Layout.plain(kernel_shape(kernel)),
+    )
+
+
 def _reset_gate(call: LayerCall) -> tf.Tensor:
     """The reset gate of all steps at once, from the states that they began with."""
     cell, units = call.layer.cell, call.layer.units
     part = slice(units, 2 * units)
     kernel = tf.convert_to_tensor(tensorflow_variable(cell.recurrent_kernel))
-    states = call.notes["states"]
+    states = _dropped(call.notes["states"], call.notes["drops"][1])
+    states = states[1] if len(states) > 1 else states[0]
     inner = tf.matmul(states, tf.cast(kernel[:, part], states.dtype))
     if cell.reset_after and cell.bias is not None:
         bias = tf.convert_to_tensor(tensorflow_variable(cell.bias))
@@ -158,10 +198,10 @@ def _noted(output: Any, state: Any, with_state: bool) -> Any:
     return ops.concatenate([output, state], axis=-1) if with_state else output
 
 
-def _lstm_step(cell: Any, with_state: bool) -> Any:
+def _lstm_step(cell: Any, masks: Sequence[Any] | None, with_state: bool) -> Any:
     def step(projected: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
         state, carry = states
-        sums = ops.add(projected, ops.matmul(state, cell.recurrent_kernel))
+        sums = ops.add(projected, _product(state, cell.recurrent_kernel, masks))
         gates = ops.split(sums, 4, axis=-1)
         new_carry = cell.recurrent_activation(gates[1]) * carry
         new_carry += cell.recurrent_activation(gates[0]) * cell.activation(gates[2])
@@ -171,7 +211,7 @@ def _lstm_step(cell: Any, with_state: bool) -> Any:
     return step
 
 
-def _gru_step(cell: Any, with_state: bool) -> Any:
+def _gru_step(cell: Any, masks: Sequence[Any] | None, with_state: bool) -> Any:
     units = cell.units
 
     def step(projected: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -179,17 +219,20 @@ def _gru_step(cell: Any, with_state: bool) -> Any:
         kernel = ops.convert_to_tensor(cell.recurrent_kernel)
         of_update, of_reset, of_candidate = ops.split(projected, 3, axis=-1)
         if cell.reset_after:
-            inner = ops.matmul(state, kernel)
+            inner = _product(state, kernel, masks)
             if cell.bias is not None:
                 inner = ops.add(inner, cell.bias[1])
         else:
-            inner = ops.matmul(state, kernel[:, : 2 * units])
+            inner = _product(state, kernel[:, : 2 * units], masks and masks[:2])
         update = cell.recurrent_activation(of_update + inner[..., :units])
         reset = cell.recurrent_activation(of_reset + inner[..., units : 2 * units])
         if cell.reset_after:
             recalled = reset * inner[..., 2 * units :]
         else:
-            recalled = ops.matmul(reset * state, kernel[:, 2 * units :])
+            reset_state = reset * state
+            recalled = _product(
+                reset_state, kernel[:, 2 * units :], masks and masks[2:]
+            )
         candidate = cell.activation(of_candidate + recalled)
         output = update * state + (1 - update) * candidate
         return _noted(output, state, with_state), [output]
@@ -197,10 +240,10 @@ def _gru_step(cell: Any, with_state: bool) -> Any:
     return step
 
 
-def _simple_step(cell: Any, with_state: bool) -> Any:
+def _simple_step(cell: Any, masks: Sequence[Any] | None, with_state: bool) -> Any:
     def step(projected: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
         (state,) = states
-        output = projected + ops.matmul(state, cell.recurrent_kernel)
+        output = projected + _product(state, cell.recurrent_kernel, masks)
         if cell.activation is not None:
             output = cell.activation(output)
         return _noted(output, state, with_state), [output]
